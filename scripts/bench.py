@@ -1,0 +1,379 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measure Stepwell beside its references, interleaved, in one run.
+
+usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [--nvme DIR] [--json FILE]
+                        [--pairs N] [--bytes N]
+
+Every ratio is ours over the reference, higher is better, and is the median of the ratios of pairs
+measured one right after the other, because disks and virtual machines change speed by the minute.
+The spread is the smallest and the largest of those pair ratios. Nothing here passes or fails.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+from bench_tools import GB, MIB, BenchError, Fio, Program, in_turn, need_space, result, run_lines, say
+
+GROUPS = ("nvme", "fetch", "update", "train")
+FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
+FIO_MIXED_GRID = [(block, depth) for block in ("1m", "4m") for depth in (16, 32)]
+# An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
+UPDATE_READ, UPDATE_WRITE = 16, 12
+MIX_READ_PERCENT = round(100 * UPDATE_READ / (UPDATE_READ + UPDATE_WRITE))
+FETCH_HIT_LIMIT_NS = 100
+
+
+# --------------------------------------------------------------------------------------- nvme --
+
+
+def bench_nvme(options):
+    size = options.bytes
+    need_space(options.nvme, 2 * size + size // 16 + 128 * MIB)
+    program = [options.build / "bench/bench-nvme", "--dir", options.nvme, "--bytes", size]
+    rates = {"read": [], "write": []}
+    with Fio(options.nvme, size) as fio, Program(program) as ours:
+
+        def our_rate(what):
+            answer = ours.ask(what)
+            return answer["bytes"] / answer["seconds"]
+
+        our_first_write = our_rate("write")
+        best = {what: fio.best_setting(what, FIO_GRID) for what in ("write", "read")}
+        for number in range(options.pairs):
+            for what in ("write", "read"):
+                theirs, mine = in_turn(
+                    number, lambda w=what: fio.run(w, *best[w]), lambda w=what: our_rate(w)
+                )
+                rates[what].append((mine, theirs))
+                say(
+                    f"  {what} {number + 1}/{options.pairs}: "
+                    f"{mine / GB:.2f} GB/s, fio {theirs / GB:.2f}"
+                )
+        fio_first_write = fio.first_write
+    results = []
+    for what in ("read", "write"):
+        details = {"reference_value": median(theirs for _, theirs in rates[what]) / GB}
+        if what == "write":
+            details["first_pass"] = our_first_write / GB
+            details["reference_first_pass"] = fio_first_write / GB
+        results.append(
+            result(
+                f"nvme.{what}",
+                median(mine for mine, _ in rates[what]) / GB,
+                "GB/s",
+                f"fio libaio {best[what][0]} x {best[what][1]}",
+                [mine / theirs for mine, theirs in rates[what]],
+                **details,
+            )
+        )
+    return results
+
+
+# -------------------------------------------------------------------------------------- fetch --
+
+
+def starpu_rounds(options):
+    """A function that measures StarPU once, or None where it is not built."""
+    program = options.build / "bench/starpu-acquire"
+    if not program.exists():
+        return None
+    home = options.build.resolve() / "bench/starpu-home"
+    home.mkdir(exist_ok=True)
+    env = dict(
+        os.environ,
+        STARPU_HOME=str(home),
+        STARPU_NCPU="1",
+        STARPU_NCUDA="0",
+        STARPU_NOPENCL="0",
+        STARPU_SILENT="1",
+    )
+    run_lines([program, 1], env)  # it calibrates the machine once
+    return lambda: run_lines([program, 1], env)[0]["ns"]
+
+
+def bench_fetch(options):
+    program = [options.build / "bench/bench-fetch", "--mode"]
+    starpu = starpu_rounds(options)
+    hits = []
+    for number in range(options.pairs):
+        ours = run_lines([*program, "hit", "--rounds", 1])[0]["ns"]
+        hits.append((ours, starpu() if starpu else FETCH_HIT_LIMIT_NS))
+        say(f"  hit {number + 1}/{options.pairs}: {ours:.1f} ns, reference {hits[-1][1]:.0f} ns")
+    results = [
+        result(
+            "fetch.hit",
+            median(ours for ours, _ in hits),
+            "ns",
+            "StarPU acquire + release" if starpu else f"the limit, {FETCH_HIT_LIMIT_NS} ns",
+            [theirs / ours for ours, theirs in hits],
+            reference_value=median(theirs for _, theirs in hits),
+        )
+    ]
+    say("  threads")
+    threads = run_lines([*program, "threads", "--rounds", options.pairs])
+    results.append(
+        result(
+            "fetch.threads",
+            median(line["two_per_s"] for line in threads) / 1e6,
+            "M/s by two threads",
+            "one thread",
+            [line["two_per_s"] / line["one_per_s"] for line in threads],
+            reference_value=median(line["one_per_s"] for line in threads) / 1e6,
+        )
+    )
+    say("  scale")
+    results.append(scale_result(run_lines([*program, "scale", "--rounds", options.pairs])))
+    return results
+
+
+def scale_result(lines):
+    parts = ("create_ns", "first_ns", "hit_ns", "destroy_ns")
+    life = [sum(line[part] for part in parts) for line in lines]
+    few, many = lines[0::2], lines[1::2]
+    return result(
+        "fetch.scale",
+        median(life[1::2]),
+        "ns a tensor's life of 100,000",
+        "1,000 tensors",
+        [one / other for one, other in zip(life[0::2], life[1::2])],
+        reference_value=median(life[0::2]),
+        parts={part: median(line[part] for line in many) for part in parts},
+        reference_parts={part: median(line[part] for line in few) for part in parts},
+    )
+
+
+# ------------------------------------------------------------------------------------- update --
+
+
+def usual(words):
+    return Counter(words).most_common(1)[0][0]
+
+
+def bench_update(options):
+    program = [options.build / "bench/bench-update", "--mode"]
+    say("  memory")
+    lines = run_lines([*program, "memory", "--rounds", options.pairs])
+    moved = (UPDATE_READ + UPDATE_WRITE) * lines[0]["parameters"]
+    results = [
+        result(
+            "update.memory",
+            median(moved / line["step_seconds"] for line in lines) / GB,
+            "GB/s",
+            f"plain loop, {lines[0]['threads']} threads",
+            [line["plain_seconds"] / line["step_seconds"] for line in lines],
+            reference_value=median(moved / line["plain_seconds"] for line in lines) / GB,
+        )
+    ]
+    host_bytes = options.bytes // 8
+    need_space(options.nvme, options.bytes + 7 * host_bytes + 256 * MIB)
+    pairs = []
+    command = [*program, "nvme", "--dir", options.nvme, "--host-bytes", host_bytes]
+    with Fio(options.nvme, options.bytes, MIX_READ_PERCENT) as fio, Program(command) as ours:
+        ours.ask("step")  # the first one also makes the states
+        best = fio.best_setting("rw", FIO_MIXED_GRID)
+        for number in range(options.pairs):
+            rate, step = in_turn(number, lambda: fio.run("rw", *best), lambda: ours.ask("step"))
+            disk_seconds = (UPDATE_READ + UPDATE_WRITE) * step["parameters"] / rate
+            bound = max(disk_seconds, step["memory_seconds"])
+            pairs.append((step, bound, "disk" if bound == disk_seconds else "memory"))
+            say(
+                f"  nvme {number + 1}/{options.pairs}: {step['seconds']:.2f} s, "
+                f"bound {bound:.2f} s by {pairs[-1][2]}"
+            )
+    necessary = (UPDATE_READ + UPDATE_WRITE) * pairs[0][0]["parameters"]
+    results.append(
+        result(
+            "update.nvme",
+            median(necessary / step["seconds"] for step, _, _ in pairs) / GB,
+            "GB/s",
+            f"bound by {usual(by for _, _, by in pairs)}, fio mixed {best[0]} x {best[1]}",
+            [bound / step["seconds"] for step, bound, _ in pairs],
+            reference_value=median(necessary / bound for _, bound, _ in pairs) / GB,
+            bytes_moved_over_necessary=median(
+                (step["read_bytes"] + step["written_bytes"]) / necessary for step, _, _ in pairs
+            ),
+        )
+    )
+    return results
+
+
+# -------------------------------------------------------------------------------------- train --
+
+
+def train_once(options, folder, arguments):
+    """Run the trainer; its JSON, with the kernel's figure for the most memory it had."""
+    out = Path(folder) / "train.json"
+    command = [str(options.build / "examples/train_gpt/train_gpt"), "--quiet", "--json", str(out)]
+    # Not subprocess.run: the peak is to be this child's own.
+    with subprocess.Popen(command + arguments, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise BenchError(f"train_gpt ended with status {process.returncode}")
+    report = json.loads(out.read_text())
+    report["kernel_peak_bytes"] = usage.ru_maxrss * 1024
+    return report
+
+
+def link_bound_seconds(report, disk_rate):
+    """Seconds a step its slowest link needs: the drive's by fio, the others by their own measure."""
+    disk_bytes = sum(l["bytes_per_step"] for n, l in report["links"].items() if "nvme" in n)
+    others = [l["seconds_per_step"] for n, l in report["links"].items() if "nvme" not in n]
+    return max([disk_bytes / disk_rate, *others])
+
+
+def bench_train(options):
+    steps = ["--steps", "200", "--stop-after", str(options.train_steps)]
+    tiered_arguments = [*steps, "--nvme", str(options.nvme)]
+    need_space(options.nvme, options.bytes + 1024 * MIB)
+    pairs = []
+    with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
+        with Fio(options.nvme, options.bytes) as fio:
+            best = fio.best_setting("rw", FIO_MIXED_GRID)
+            for number in range(options.train_pairs):
+                memory, tiered = in_turn(
+                    number,
+                    lambda: train_once(options, folder, [*steps, "--in-memory"]),
+                    lambda: train_once(options, folder, tiered_arguments),
+                )
+                bound = max(
+                    memory["step_seconds"], link_bound_seconds(tiered, fio.run("rw", *best))
+                )
+                by = "compute" if bound == memory["step_seconds"] else "links"
+                pairs.append((memory, tiered, bound, by))
+                say(
+                    f"  train {number + 1}/{options.train_pairs}: "
+                    f"{tiered['step_seconds']:.2f} s a step, bound {bound:.2f} s by {by}"
+                )
+    return [
+        result(
+            "train.overlap",
+            median(tiered["step_seconds"] for _, tiered, _, _ in pairs),
+            "s a step",
+            f"bound by {usual(by for _, _, _, by in pairs)}",
+            [bound / tiered["step_seconds"] for _, tiered, bound, _ in pairs],
+            reference_value=median(bound for _, _, bound, _ in pairs),
+            in_memory_seconds=median(memory["step_seconds"] for memory, _, _, _ in pairs),
+        ),
+        result(
+            "train.budget",
+            max(tiered["kernel_peak_bytes"] for _, tiered, _, _ in pairs) / MIB,
+            "MiB peak",
+            "budgets + activations + 48 MiB",
+            [t["resident_limit_bytes"] / t["kernel_peak_bytes"] for _, t, _, _ in pairs],
+            reference_value=pairs[0][1]["resident_limit_bytes"] / MIB,
+        ),
+    ]
+
+
+# --------------------------------------------------------------------------------------- main --
+
+
+def machine(directory):
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", str(directory)], capture_output=True, text=True, check=False
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "file_system": kind.stdout.strip(),
+    }
+
+
+def print_table(results):
+    rows = [
+        (
+            r["name"],
+            f"{r['value']:.4g} {r['unit']}",
+            f"{r['reference_value']:.4g}",
+            r["against"],
+            f"{r['ratio']:.3f}",
+            f"{r['spread'][0]:.3f}..{r['spread'][1]:.3f}",
+        )
+        for r in results
+    ]
+    rows.insert(0, ("bench", "value", "reference", "against", "ratio", "spread of pairs"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    say("")
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    for r in results:
+        if "first_pass" in r:
+            say(
+                f"first-pass writes, into reserved space: {r['first_pass']:.2f} GB/s, "
+                f"fio {r['reference_first_pass']:.2f} GB/s"
+            )
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--build", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--nvme", type=Path, help="an existing directory on the drive to measure")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs (7)")
+    parser.add_argument("--bytes", type=int, default=2 << 30, help="working set on the drive")
+    parser.add_argument("--train-pairs", type=int, default=3, help="of runs of train_gpt (3)")
+    parser.add_argument("--train-steps", type=int, default=8, help="of each of these runs (8)")
+    options = parser.parse_args(arguments)
+    for group in options.groups:
+        if group not in GROUPS:
+            parser.error(f"no bench {group}; there are {', '.join(GROUPS)}")
+    if min(options.pairs, options.train_pairs) < 1 or options.train_steps < 5:
+        parser.error("at least one pair, and five steps of training, of which two warm up")
+    if options.nvme and not options.nvme.is_dir():
+        parser.error(f"{options.nvme} is not a directory")
+    return options
+
+
+def main(arguments):
+    options = parse(arguments)
+    own = None
+    if options.nvme is None:
+        own = options.nvme = options.build.resolve() / "bench-nvme"
+        own.mkdir(exist_ok=True)
+    functions = {
+        "nvme": bench_nvme,
+        "fetch": bench_fetch,
+        "update": bench_update,
+        "train": bench_train,
+    }
+    results = []
+    try:
+        for group in options.groups or GROUPS:
+            say(f"== bench {group}")
+            results += functions[group](options)
+        about = machine(options.nvme)
+    except BenchError as error:
+        say(f"bench: {error}")
+        return 1
+    finally:
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
+    print_table(results)
+    say("ratio: ours over the reference, higher is better, median of the pairs")
+    if options.json:
+        text = json.dumps({"results": results, "machine": about}, indent=2)
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

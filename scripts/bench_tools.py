@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/bench.py measures with: programs that answer commands, fio, and pairs in turn."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import median
+
+GRID_ROUNDS = 3
+GB = 1e9
+MIB = 1 << 20
+
+
+class BenchError(Exception):
+    pass
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def result(name, value, unit, against, ratios, **details):
+    """One line of the table. ratios: of the pairs; the headline is their median."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "against": against,
+        "ratio": median(ratios),
+        "spread": [min(ratios), max(ratios)],
+        "pairs": len(ratios),
+        **details,
+    }
+
+
+def run_lines(command, env=None):
+    """Run a program to its end; the JSON objects it printed."""
+    done = subprocess.run(
+        [str(word) for word in command], stdout=subprocess.PIPE, text=True, env=env, check=False
+    )
+    if done.returncode != 0:
+        raise BenchError(f"{command[0]} ended with status {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Program:
+    """A bench program that answers commands, so that its store lives while fio has its turn."""
+
+    def __init__(self, command):
+        self.name = str(command[0])
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, command):
+        try:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise BenchError(f"{self.name} ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.process.stdin.close()
+            if self.process.wait() != 0:
+                raise BenchError(f"{self.name} ended with status {self.process.returncode}")
+        else:
+            self.process.kill()
+            self.process.wait()
+
+
+# ---------------------------------------------------------------------------------------- fio --
+
+
+class Fio:
+    """fio on one file of the directory under test, made once and overwritten after that."""
+
+    def __init__(self, directory, file_bytes, mix_read_percent=50):
+        self.path = Path(directory) / "stepwell-bench-fio"
+        self.file_bytes = file_bytes
+        self.mix_read_percent = mix_read_percent  # of the bytes of pattern "rw"
+        self.first_write = None  # bytes/s of the pass into reserved space
+
+    def __enter__(self):
+        self.path.unlink(missing_ok=True)
+        self.first_write = self.run("write", "1m", 16)
+        return self
+
+    def __exit__(self, *_):
+        self.path.unlink(missing_ok=True)
+
+    def run(self, pattern, block, depth):
+        """Bytes per second, reads and writes together."""
+        command = [
+            "fio",
+            "--name=stepwell",
+            f"--filename={self.path}",
+            f"--size={self.file_bytes}",
+            f"--rw={pattern}",
+            f"--bs={block}",
+            f"--iodepth={depth}",
+            "--ioengine=libaio",
+            "--direct=1",
+            "--output-format=json",
+        ]
+        if pattern == "rw":
+            command.append(f"--rwmixread={self.mix_read_percent}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        start = done.stdout.find("{")
+        if done.returncode != 0 or start < 0:
+            raise BenchError("fio failed: " + (done.stderr or done.stdout).strip()[-500:])
+        job = json.loads(done.stdout[start:])["jobs"][0]
+        moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
+        milliseconds = max(job["read"]["runtime"], job["write"]["runtime"])
+        if job["error"] or not moved or not milliseconds:
+            raise BenchError(f"fio measured nothing in {self.path.parent}")
+        return moved * 1000 / milliseconds
+
+    def best_setting(self, pattern, grid):
+        """The setting with the best median, all settings taking turns."""
+        rates = {setting: [] for setting in grid}
+        for number in range(GRID_ROUNDS):
+            say(f"  fio {pattern}: round {number + 1}/{GRID_ROUNDS} of {len(grid)} settings")
+            for setting in grid:
+                rates[setting].append(self.run(pattern, *setting))
+        best = max(rates, key=lambda setting: median(rates[setting]))
+        say(f"  fio {pattern}: best is {best[0]} x {best[1]}, {median(rates[best]) / GB:.2f} GB/s")
+        return best
+
+
+def need_space(directory, needed):
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise BenchError(
+            f"{directory} has {free / MIB:.0f} MiB free and this needs {needed / MIB:.0f}; "
+            "choose another directory with --nvme, or less with --bytes"
+        )
+
+
+def in_turn(number, first, second):
+    """Run both, the other one first every second time; (first's result, second's result)."""
+    if number % 2 == 0:
+        one = first()
+        return one, second()
+    two = second()
+    return first(), two

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/copy.h: write, read, fill and reduce from memory of the caller's.
+ */
+#ifndef STEPWELL_COPY_H
+#define STEPWELL_COPY_H
+
+#include <stepwell/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct stw_copy_options {
+    uint32_t struct_size;
+    uint32_t scope;         /* STW_WHOLE: the caller's memory holds all; read is COLLECTIVE */
+    uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are converted
+                               to nearest, others must be equal */
+    uint32_t tier;          /* where the caller's memory is: HOST (any, pinned or not) or DEVICE */
+    uint32_t device;
+    uint32_t reserved;
+    uint64_t element_begin; /* 0, 0: all of the scope */
+    uint64_t element_count;
+    void *stream;           /* orders the copy with the caller's work; NULL with tier HOST */
+    uint64_t timeout_ns;
+} stw_copy_options;
+#define STW_COPY_OPTIONS_INIT { sizeof(stw_copy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Copy into a tensor from memory that is not ours, straight to where it rests; no replica is made
+ * on the way. write WHOLE keeps this rank's slice. Source and destination are C-contiguous.
+ *
+ * Ownership: the caller's memory is ours until return; with a stream, until work enqueued on it
+ *            later.
+ * Threads:   any thread.
+ * Blocks:    until the source is free again (read: until the copy is done or enqueued), or timeout.
+ * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched.
+ */
+STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
+                                    const stw_copy_options *options);
+STW_API stw_status stw_tensor_read(stw_tensor *tensor, void *destination,
+                                   const stw_copy_options *options);
+
+/**
+ * Fill a range with one value, converted to the tensor's dtype to nearest.
+ *
+ * Ownership: none.  Threads: any thread.
+ * Blocks:    until every block is filled, or options->timeout_ns.
+ * Errors:    as stw_fetch; INVALID when the dtype cannot hold the value.
+ */
+STW_API stw_status stw_tensor_fill(stw_tensor *tensor, double value,
+                                   const stw_copy_options *options);
+
+enum { STW_REDUCE_MORE = 1 }; /* as STW_RELEASE_MORE */
+typedef struct stw_reduce_options {
+    uint32_t struct_size;
+    uint32_t flags;      /* STW_REDUCE_MORE */
+    uint32_t dtype;      /* of `local`; 0: the tensor's */
+    uint32_t wire_dtype; /* what crosses the links; 0: the wider of local and tensor */
+    uint32_t tier;       /* where `local` is */
+    uint32_t device;
+    void *stream;        /* the producer's */
+    double scale;        /* of this contribution; 0: 1.0 */
+    uint64_t timeout_ns;
+} stw_reduce_options;
+#define STW_REDUCE_OPTIONS_INIT { sizeof(stw_reduce_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * A gradient in, from memory that is not ours: sum over the group, add to this rank's shard (an
+ * EMPTY shard counts as zero). COLLECTIVE unless STW_REDUCE_MORE. Buckets close by the order and
+ * size of calls alone, so the order of summation, and every bit, is the same in every run. The
+ * zero-copy way is a fetch with STW_REDUCE. local NULL: this rank contributes zeros.
+ *
+ * Ownership: `local` may be overwritten by work enqueued on the stream after the return
+ *            (STW_STREAM_HOST: at once): it was taken into a bucket.
+ * Threads:   any thread; calls on one group keep one order on all ranks.
+ * Blocks:    only while no bucket is free.
+ * Errors:    INVALID, BUDGET, ORDER, PEER, TIMEOUT, DEVICE.
+ */
+STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
+                              const stw_reduce_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_COPY_H */

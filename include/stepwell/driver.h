@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/driver.h: what a driver implements. A driver is one const table of functions, size and
+ * ABI tagged: mandatory operations first, then groups under the capability bit that announces them.
+ * A table that lies (a bit without its functions, or the reverse) is refused when it is loaded.
+ *
+ * The core lends the driver clock and log, so a driver links to nothing of ours. Two kinds here:
+ * STORAGE behind the nvme tier, MEMORY behind the device and host tiers.
+ *
+ * THREADS. Unless a comment says otherwise, one thread at a time per object. Drivers never print,
+ * abort or throw. An open that fails leaves nothing behind and says why in stw_driver_error.
+ */
+#ifndef STEPWELL_DRIVER_H
+#define STEPWELL_DRIVER_H
+
+#include <stepwell/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STW_DRIVER_ABI 0
+
+typedef struct stw_services {
+    uint32_t struct_size;
+    uint32_t abi;
+    void *user;
+    uint64_t (*now_ns)(void *user);                          /* monotonic. Any thread */
+    void (*log)(void *user, uint32_t level, const char *topic, const char *line); /* any thread */
+} stw_services;
+
+/* Why an open failed: one full sentence with path, numbers and what to do. */
+typedef struct stw_driver_error {
+    uint32_t struct_size;
+    int32_t os_errno;
+    uint64_t needed_bytes;
+    uint64_t free_bytes;
+    char sentence[768];
+} stw_driver_error;
+#define STW_DRIVER_ERROR_INIT { sizeof(stw_driver_error), 0, 0, 0, { 0 } }
+
+/* ------------------------------------------------------------------------------- storage -- */
+
+typedef struct stw_storage stw_storage;
+
+typedef struct stw_storage_options {
+    uint32_t struct_size;
+    uint32_t queue_depth; /* requests in flight at most */
+    const char *path;     /* an existing directory; the file is made in it, without a name */
+    uint64_t bytes;       /* reserved at open, never grown, never zero-filled */
+    const char *options;  /* the driver's own text, may be NULL */
+} stw_storage_options;
+
+typedef struct stw_storage_info {
+    uint32_t struct_size;
+    uint32_t alignment_bytes; /* of memory, offset and length of each request; 1: none */
+    uint32_t queue_depth;     /* what submit accepts at most before poll is needed */
+    uint32_t reserved;
+    uint64_t bytes;
+    char file_system[32];     /* "ext4", "xfs", "0x..." */
+    char remark[256];         /* why this driver is slower than it could be here; "" if not */
+} stw_storage_info;
+
+enum { STW_IO_READ = 1, STW_IO_WRITE = 2 };
+
+/* One request. Its memory is the driver's from acceptance until poll returns its tag. */
+typedef struct stw_io {
+    uint64_t tag;
+    void *data;
+    uint64_t offset_bytes;
+    uint64_t bytes;
+    uint32_t kind; /* STW_IO_* */
+    uint32_t reserved;
+} stw_io;
+
+/* What became of it. Fewer bytes than asked is no error here: the core, in one place for all
+ * drivers, asks for the rest. 0 bytes are an end of file and an error to the core. */
+typedef struct stw_io_done {
+    uint64_t tag;
+    int64_t result; /* bytes moved, or a negative errno */
+} stw_io_done;
+
+enum { /* stw_storage_ops.capabilities */
+    STW_STORAGE_CAN_WRAP = 1 /* open takes options->options "inner=<name>" and wraps that driver */
+};
+
+typedef struct stw_storage_ops {
+    uint32_t struct_size;
+    uint32_t abi;
+    const char *name;
+    uint64_t capabilities;
+    /* All descriptors, memory and threads are taken here. Blocks. */
+    stw_status (*open)(const stw_services *services, const stw_storage_options *options,
+                       stw_storage **storage_out, stw_driver_error *error_out);
+    void (*info)(stw_storage *storage, stw_storage_info *info_out);
+    /* Take the first *accepted_out of n requests. Fewer than n is a full queue, not an error. One
+     * thread at a time. Never blocks on the device, never allocates. An error concerns ios[accepted],
+     * which was not taken; it is the caller's to fail. */
+    stw_status (*submit)(stw_storage *storage, const stw_io *ios, uint32_t n,
+                         uint32_t *accepted_out);
+    /* Up to `capacity` completions; waits at most wait_ns for the first (0: not at all). Each
+     * accepted tag comes exactly once. Beside submit on another thread is allowed. */
+    uint32_t (*poll)(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
+    /* Make a poll that waits, or the next one, return early. Any thread. Never blocks. */
+    void (*wake)(stw_storage *storage);
+    /* Everything completed before the call is on stable storage. Blocks. */
+    stw_status (*flush)(stw_storage *storage);
+    /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. */
+    stw_status (*close)(stw_storage *storage, uint64_t wait_ns);
+} stw_storage_ops;
+
+/* -------------------------------------------------------------------------------- memory -- */
+
+typedef struct stw_memory stw_memory;
+
+typedef struct stw_memory_options {
+    uint32_t struct_size;
+    int32_t ordinal;
+    uint64_t bytes;         /* of the arena; a multiple of block_bytes */
+    uint32_t block_bytes;   /* a power of two from 64 KiB */
+    uint32_t reserved;
+    uint64_t address_bytes; /* of addresses to reserve for tensors (CAN_MAP) */
+} stw_memory_options;
+
+typedef struct stw_memory_info {
+    uint32_t struct_size;
+    uint32_t locked;       /* 1: pages are locked or registered */
+    void *base;            /* of the arena: block i is at base + i x block_bytes while unmapped */
+    uint64_t bytes;
+    int32_t numa_node;     /* -1: not bound */
+    uint32_t huge_pages;   /* 1: the kernel was asked for them and did not refuse */
+    char remark[256];      /* what was refused and which command lifts it; "" if nothing */
+} stw_memory_info;
+
+enum { /* stw_memory_ops.capabilities */
+    STW_MEMORY_HOST_ACCESS = 1, /* the CPU and storage may read and write it directly */
+    STW_MEMORY_CAN_MAP = 2,     /* blocks can be moved to an address of a tensor's own: map, home,
+                                   reserve_address, release_address */
+    STW_MEMORY_STREAMS = 4      /* consumers have streams; no operations of this group yet */
+};
+
+typedef struct stw_memory_ops {
+    uint32_t struct_size;
+    uint32_t abi;
+    const char *name;
+    uint64_t capabilities;
+    /* Takes and touches the whole arena, so that nothing large is allocated later. Blocks. */
+    stw_status (*open)(const stw_services *services, const stw_memory_options *options,
+                       stw_memory **memory_out, stw_driver_error *error_out);
+    void (*info)(stw_memory *memory, stw_memory_info *info_out);
+    /* Copy inside, into or out of this memory; the other side is host memory or this memory. Any
+     * thread, several at once. Blocks until done. */
+    stw_status (*copy)(stw_memory *memory, void *destination, const void *source, uint64_t bytes);
+    stw_status (*zero)(stw_memory *memory, void *destination, uint64_t bytes);
+    stw_status (*close)(stw_memory *memory);
+    /* STW_MEMORY_CAN_MAP. Any thread, several at once. --------------------------------------- */
+    /* A range of addresses for one tensor, aligned to block_bytes; touching it faults until blocks
+     * are mapped. LIMIT when addresses or mappings run out. */
+    stw_status (*reserve_address)(stw_memory *memory, uint64_t bytes, void **address_out);
+    /* Every block mapped in it goes home first. */
+    stw_status (*release_address)(stw_memory *memory, void *address, uint64_t bytes);
+    /* Move arena block `block` to `address` (block aligned, inside a reserved range), from wherever
+     * it is now. A block that is at `address` already goes home first. Contents move along, also
+     * under I/O in flight. */
+    stw_status (*map)(stw_memory *memory, uint32_t block, void *address);
+    /* Back to its place in the arena. */
+    stw_status (*home)(stw_memory *memory, uint32_t block);
+} stw_memory_ops;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_DRIVER_H */

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/fetch.h: views: fetch, release, prefetch, advise, evict.
+ */
+#ifndef STEPWELL_FETCH_H
+#define STEPWELL_FETCH_H
+
+#include <stepwell/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { /* access */
+    STW_READ = 0,       /* many at once */
+    STW_WRITE = 1,      /* alone; contents undefined at fetch, nothing is read */
+    STW_READ_WRITE = 2, /* alone */
+    STW_REDUCE = 3      /* a private buffer of zeros; at release it is summed over the group into
+                           the shards (an EMPTY shard counts as zero). Many at once: micro-batches,
+                           tied weights, two uses in one graph. WHOLE: COLLECTIVE at release */
+};
+enum { STW_WHOLE = 0, STW_SHARD = 1 };
+/* WHOLE with WRITE or READ_WRITE: every rank keeps its slice of what it wrote; nothing is sent. The
+ * ranks must write the same bytes (seeded initialisation, a loaded file). */
+
+typedef struct stw_fetch_request {
+    uint32_t struct_size;
+    uint32_t access;         /* STW_READ .. STW_REDUCE */
+    stw_tensor *tensor;
+    uint32_t scope;          /* STW_WHOLE, STW_SHARD */
+    uint32_t tier;           /* STW_TIER_DEVICE, STW_TIER_HOST */
+    uint32_t device;
+    uint32_t reserved;       /* 0 */
+    uint64_t element_begin;  /* a part of the scope, in elements of the flattened tensor (rows, */
+    uint64_t element_count;  /* one expert of a stack); 0, 0: all of it */
+} stw_fetch_request;
+#define STW_FETCH_REQUEST_INIT { sizeof(stw_fetch_request), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+enum { /* stw_fetch_options.flags */
+    STW_FETCH_TRY = 1,       /* BUSY instead of any wait: only what is resident and free */
+    STW_FETCH_WAIT_ROOM = 2  /* wait for views of other threads to go; without it BUDGET at once */
+};
+
+typedef struct stw_fetch_options {
+    uint32_t struct_size;
+    uint32_t flags;      /* STW_FETCH_* */
+    void *stream;        /* the consumer's, for all device requests of the call */
+    stw_phase *phase;    /* NULL: the step begun last in this runtime */
+    uint64_t timeout_ns;
+    int32_t priority;    /* demand requests: larger overtakes */
+    uint32_t reserved;
+} stw_fetch_options;
+#define STW_FETCH_OPTIONS_INIT { sizeof(stw_fetch_options), 0, 0, 0, 0, 0, 0 }
+
+/* A pin. Plain data, 64 bytes in every version: copy it, but release it once. */
+typedef struct stw_view {
+    void *pointer;          /* aligned as created; NULL when element_count is 0 */
+    uint64_t bytes;         /* element_count x element size; padding is never shown */
+    uint64_t element_begin; /* of the flattened tensor */
+    uint64_t element_count;
+    stw_tensor *tensor;
+    uint64_t cookie;        /* opaque: slot and serial number */
+    uint32_t access;
+    uint32_t scope;
+    uint32_t tier;
+    uint32_t device;
+} stw_view;
+
+/**
+ * Pin the bytes of n tensors at a tier, moving them there first if need be. All or nothing: room
+ * for all is reserved before anything moves.
+ * Readers share, a writer is alone: a conflicting fetch waits for releases and for an update under
+ * way; within one call, or against a view of the same step, it is BUSY at once (it would wait for
+ * itself). A tensor fetched twice has two views and one pointer. On a device with streams the bytes
+ * are there for work enqueued on options->stream from now on: the host waits for NVMe, not for the
+ * last copy. A stream under capture is INVALID: fetch before the graph, release after its launch.
+ *
+ * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release().
+ * Threads:   any thread; release may come from another one.
+ * Blocks:    until the last copy is enqueued (host tier: done), or options->timeout_ns, which
+ *            undoes it.
+ * Errors:    INVALID, BUDGET (what pins the room is in the error info), BUSY, EMPTY, IO, CHECKSUM,
+ *            TIMEOUT, ORDER, PEER, DEVICE, LIMIT, INTERRUPTED, CLOSED, FORKED.
+ */
+STW_API stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
+                             const stw_fetch_request *requests, uint32_t n, stw_view *views_out);
+/* The same, not blocking; the order of calls is still the order of collectives. *operation_out is
+ * the caller's. Then wait or poll, then collect. Blocks: never. */
+STW_API stw_status stw_fetch_async(stw_runtime *runtime, const stw_fetch_options *options,
+                                   const stw_fetch_request *requests, uint32_t n,
+                                   stw_operation **operation_out);
+/* Take the views of a finished fetch, ordered on `stream`. PENDING when it is not over. Once
+ * only. */
+STW_API stw_status stw_fetch_collect(stw_operation *operation, void *stream, stw_view *views_out,
+                                     uint32_t n);
+/* Could these be fetched together if nothing else were pinned? OK, or BUDGET with the arithmetic.
+ * For start-up: ask once per layer. Any thread. Blocks: never. */
+STW_API stw_status stw_fetch_fits(stw_runtime *runtime, const stw_fetch_request *requests,
+                                  uint32_t n);
+
+enum { /* flags of stw_release */
+    STW_RELEASE_FAR = 1,     /* not needed again for long: leave first (reshard after forward) */
+    STW_RELEASE_NEAR = 2,    /* needed again soon: leave last */
+    STW_RELEASE_DISCARD = 4, /* the contents are dead: EMPTY, no write-back (a used activation) */
+    STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later: keep a local partial sum (tiered
+                                like any other bytes), start no collective yet. For micro-batches
+                                without traffic and tied weights; the first one without it sums */
+    STW_RELEASE_ABANDON = 8  /* the write failed half way: contents become what they were before
+                                the fetch where a replica still has them, else EMPTY; REDUCE: zeros
+                                are summed, so that the other ranks are served */
+};
+/**
+ * Give views back. Write access makes the replica dirty; REDUCE starts the sum. The bytes are
+ * reused only after `stream` has passed the work enqueued so far; consumers on several streams join
+ * them first. Cookies are cleared. Every good view is released even when another one of the array
+ * is bad.
+ *
+ * Ownership: the views end.  Threads: any thread.  Blocks: never.
+ * Errors:    INVALID (double, stale, torn), and the first background error of these tensors.
+ */
+STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
+/* One more pin on the same bytes, for a second consumer. READ views only. Blocks: never. */
+STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
+
+/* A hint that these fetches come. Moves local shards; a collective starts on a fetch or on an
+ * agreed plan, not on a hint. Never fails for lack of room. Errors: INVALID, CLOSED. Any thread.
+ * Never blocks. */
+STW_API stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
+                                uint32_t n);
+
+enum { /* advice */
+    STW_ADVICE_NORMAL = 0,
+    STW_ADVICE_COLD = 1, /* not in the coming steps: a reference model, another expert group */
+    STW_ADVICE_HOT = 2   /* used all the time from now on */
+};
+STW_API stw_status stw_advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
+/* Make these (n = 0: all) leave `tier` now, writing back what is dirty: everything out. BUSY names
+ * open views. Blocks: until done or timeout_ns. */
+STW_API stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t n,
+                             uint32_t tier, uint32_t device, uint64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_FETCH_H */

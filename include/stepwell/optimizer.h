@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/optimizer.h: optimizer steps streamed through the tiers.
+ */
+#ifndef STEPWELL_OPTIMIZER_H
+#define STEPWELL_OPTIMIZER_H
+
+#include <stepwell/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { /* algorithm */
+    STW_OPTIMIZER_ADAMW = 1, STW_OPTIMIZER_ADAM = 2, STW_OPTIMIZER_SGD = 3,
+    /* 4 and 5 are kept for Adagrad and Lion */
+    STW_OPTIMIZER_CUSTOM = 6
+};
+
+/* Hyper-parameters of one parameter group, used exactly as given; doubles, as Python has them. */
+typedef struct stw_hyper {
+    uint32_t struct_size;
+    uint32_t flags;      /* STW_HYPER_* */
+    double lr;
+    double beta1;        /* Lion too */
+    double beta2;
+    double eps;
+    double weight_decay;
+    double momentum;     /* SGD */
+    double dampening;
+    double lr_decay;     /* Adagrad */
+} stw_hyper;
+enum { STW_HYPER_NESTEROV = 1, STW_HYPER_MAXIMIZE = 2 };
+#define STW_HYPER_INIT { sizeof(stw_hyper), 0, 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0, 0.0 }
+
+/* One chunk of the streamed update; pointers are host memory, equal element ranges. */
+typedef struct stw_update_chunk {
+    uint32_t struct_size;
+    uint32_t state_count;
+    stw_tensor *parameter;
+    void *values;            /* the parameter in its dtype; written when it is not the master */
+    float *master;           /* fp32; the parameter itself when it is fp32 */
+    const void *gradient;    /* in the gradient's dtype; multiply by gradient_scale */
+    float *const *states;    /* state_count arrays of fp32 */
+    uint64_t element_begin;  /* of the flattened tensor */
+    uint64_t element_count;
+    uint64_t step;           /* of this parameter, counted from 1 */
+    double gradient_scale;
+    const stw_hyper *hyper;
+} stw_update_chunk;
+
+/* An element-wise algorithm of the caller's; any thread of the update pool, several at once. What
+ * needs whole matrices (Muon, Shampoo) fetches its states itself. */
+typedef struct stw_custom_update {
+    uint32_t struct_size;
+    uint32_t state_count;
+    const char *const *state_names;
+    stw_status (*update)(void *user, const stw_update_chunk *chunk);
+    void *user;
+} stw_custom_update;
+
+typedef struct stw_optimizer_options {
+    uint32_t struct_size;
+    uint32_t algorithm;              /* STW_OPTIMIZER_* */
+    const char *name;                /* prefix of the state tensors' names; NULL: "optimizer" */
+    uint32_t state_dtype;            /* of the moments; 0: F32 */
+    uint32_t flags;                  /* none yet */
+    const stw_custom_update *custom; /* copied */
+    const stw_policy *state_policy;  /* copied; NULL: by preset */
+} stw_optimizer_options;
+#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0 }
+
+typedef struct stw_optimizer_entry {
+    uint32_t struct_size;
+    uint32_t parameter_group;
+    stw_tensor *parameter;
+    stw_tensor *gradient;    /* same shape, group and partition */
+    uint64_t element_begin;  /* a part of a packed parameter; 0, 0: all. Parts do not overlap */
+    uint64_t element_count;
+} stw_optimizer_entry;
+#define STW_OPTIMIZER_ENTRY_INIT { sizeof(stw_optimizer_entry), 0, 0, 0, 0, 0 }
+
+/* Ownership: *optimizer_out is the caller's. Threads: any. Blocks: never. Errors: INVALID,
+ * LIMIT. */
+STW_API stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_options *options,
+                                        stw_optimizer **optimizer_out);
+STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
+/**
+ * Take parameters in. Makes a state tensor per moment, "master" where the parameter is not fp32
+ * (from the parameter's contents at the first update) and "ema" when asked. With a resumed store
+ * the states and step counts come from it. A parameter is in one optimizer only; frozen ones in
+ * none.
+ *
+ * Ownership: parameters and gradients must outlive the optimizer.
+ * Threads:   one at a time.  Blocks: never.
+ * Errors:    INVALID, EXISTS, MISMATCH, BUDGET, NO_SPACE, LIMIT; all or none.
+ */
+STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
+                                     uint32_t n);
+/* For the next step on: call it every step for a learning-rate schedule. One at a time. Never
+ * blocks. */
+STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
+                                           const stw_hyper *hyper);
+/* A state as a tensor: "master", "exp_avg", "exp_avg_sq", "momentum", "sum", "ema", or a custom
+ * name. Owned by the optimizer; fetch, read, write and export it like any other. NOT_FOUND,
+ * INVALID. */
+STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
+                                       const char *state, stw_tensor **tensor_out);
+/* Updates done to this parameter (bias correction counts them); part of a generation. */
+STW_API stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
+                                           uint64_t *count_out);
+STW_API stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter,
+                                           uint64_t count);
+
+enum { /* stw_update_options.flags */
+    STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient of any rank: update nothing */
+    STW_UPDATE_KEEP_GRADIENTS = 2, /* do not empty the gradients afterwards */
+    STW_UPDATE_WAIT = 4,           /* return when the last byte is updated */
+    STW_UPDATE_MEASURE = 8         /* only the norm and the finiteness; no update */
+};
+typedef struct stw_update_options {
+    uint32_t struct_size;
+    uint32_t flags;                  /* STW_UPDATE_* */
+    stw_tensor *const *parameters;   /* which; NULL: all of the optimizer with a gradient */
+    uint32_t parameter_count;
+    uint32_t reserved;
+    double gradient_scale;           /* 1 / (loss scale x micro-batches x ranks); 0: 1.0 */
+    double clip_norm;                /* of the scaled gradients together; 0: no clip */
+    double norm_type;                /* 0: 2; infinity allowed */
+    uint64_t timeout_ns;
+} stw_update_options;
+#define STW_UPDATE_OPTIONS_INIT { sizeof(stw_update_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct stw_update_result {
+    uint32_t struct_size;
+    uint32_t skipped;
+    double norm;             /* global, of the scaled gradients, before the clip; over all ranks */
+    double clip_coefficient;
+    uint64_t nonfinite;      /* elements over all ranks */
+    uint64_t updated;        /* parameters */
+    uint64_t without_gradient; /* left alone: no decay, no count */
+} stw_update_result;
+#define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Update parameters from their gradients, streamed through the tiers. COLLECTIVE when a norm or a
+ * skip is asked for. The update goes on behind the call; each fetch of a parameter waits for its
+ * own. With a subset, no clip and no skip it can be called per parameter as gradients become
+ * complete, in the middle of backward. A parameter whose gradient is EMPTY is left alone (the same
+ * on all ranks, since reduces are collective). Several optimizers under one clip: MEASURE each,
+ * then pass the scale times the coefficient.
+ *
+ * Ownership: none.  Threads: one at a time.
+ * Blocks:    result_out NULL: never. Else until the verdict (reduces done, norm and skip known);
+ *            with STW_UPDATE_WAIT until the last byte; or timeout_ns.
+ * Errors:    OK, SKIPPED; INVALID, BUDGET, IO, CHECKSUM, PEER, ORDER, TIMEOUT.
+ */
+STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,
+                                      stw_update_result *result_out);
+/* The verdict of the last step, later: OK, SKIPPED, or PENDING while it is not known. Never
+ * blocks. */
+STW_API stw_status stw_optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_OPTIMIZER_H */

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/runtime.h: tiers, budgets, open and close, devices, drain and interrupt.
+ */
+#ifndef STEPWELL_RUNTIME_H
+#define STEPWELL_RUNTIME_H
+
+#include <stepwell/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STW_PRESET_AUTO = 0, STW_PRESET_ZERO_INFINITY = 1, STW_PRESET_ZERO_OFFLOAD = 2 };
+
+enum { STW_LOG_ERROR = 1, STW_LOG_WARNING = 2, STW_LOG_INFO = 3, STW_LOG_DEBUG = 4 };
+typedef void (*stw_log_fn)(void *user, uint32_t level, const char *topic, const char *line);
+
+typedef struct stw_device_options {
+    uint32_t struct_size;
+    int32_t ordinal;        /* of the driver; cpu: 0 */
+    const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
+                               storage and update kernels never touch its memory directly */
+    uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier */
+    uint64_t staging_bytes; /* within the budget; 0: derived */
+} stw_device_options;
+#define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0 }
+
+typedef struct stw_nvme_options {
+    uint32_t struct_size;
+    uint32_t flags;
+    const char *path;           /* an existing directory */
+    uint64_t budget_bytes;      /* reserved at open */
+    const char *driver;         /* NULL: "aio", or "posix" where that one cannot work (said in the
+                                   log and in the report); "fault" wraps one for tests */
+    const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
+    uint32_t queue_depth;       /* requests in flight, 0: 32 */
+    uint32_t reserved;
+} stw_nvme_options;
+#define STW_NVME_OPTIONS_INIT { sizeof(stw_nvme_options), 0, 0, 0, 0, 0, 0, 0 }
+
+enum { STW_BLOCK_2M = 2097152, STW_BLOCK_512K = 524288, STW_BLOCK_64K = 65536 };
+
+typedef struct stw_runtime_options {
+    uint32_t struct_size;
+    uint32_t flags;                    /* none yet */
+    const char *name;                  /* in errors and reports; NULL: the program's */
+    stw_group *group;                  /* NULL: this process alone; nothing else in this release */
+    const stw_device_options *devices; /* devices[i] is `device` i in every other struct */
+    const stw_nvme_options *nvme;      /* one entry per directory; blocks are striped over them */
+    uint32_t device_count;             /* at most 4 */
+    uint32_t nvme_count;               /* at most 8 */
+    uint64_t host_bytes;               /* budget of the host tier of this process */
+    uint32_t preset;                   /* STW_PRESET_* */
+    uint32_t thread_count;             /* update kernels; 0: the cores given to this process */
+    uint64_t timeout_ns;               /* default of every wait; 0: 300 s */
+    uint32_t tensors_max;              /* 0: 131072 */
+    uint32_t views_max;                /* open at once; 0: 65536 */
+    uint32_t operations_max;           /* 0: 4096 */
+    uint32_t block_bytes;              /* STW_BLOCK_*; 0: 2 MiB */
+    stw_log_fn log;                    /* NULL: silent */
+    void *log_user;
+    uint32_t log_level;                /* 0: STW_LOG_WARNING */
+    uint32_t reserved;
+} stw_runtime_options;
+#define STW_RUNTIME_OPTIONS_INIT                                                                   \
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
+ * I/O slots are taken here.
+ *
+ * Ownership: *runtime_out is the caller's; stw_runtime_close().
+ * Threads:   any thread.
+ * Blocks:    until everything stands, or options->timeout_ns.
+ * Errors:    INVALID, MEMORY, NO_SPACE, NOT_FOUND, PERMISSION, IO, DEVICE, LIMIT, UNSUPPORTED;
+ *            on error nothing is half open and no file is left.
+ */
+STW_API stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **runtime_out);
+
+enum { STW_CLOSE_DEFERRED = 1 };
+/**
+ * Close. Without flags, views or operations still open are STW_ERROR_BUSY and nothing changes. With
+ * STW_CLOSE_DEFERRED every call but stw_release() says CLOSED from now on, and the memory goes with
+ * the last view (exported arrays outlive an interpreter's runtime this way).
+ *
+ * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
+ * Threads:   any thread.
+ * Blocks:    until I/O in flight is done, or timeout_ns.
+ * Errors:    BUSY, TIMEOUT, FORKED, and the first unreported background error.
+ */
+STW_API stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t timeout_ns);
+/* Wake every thread that waits in this runtime with INTERRUPTED. Async-signal-safe. Blocks:
+ * never. */
+STW_API stw_status stw_runtime_interrupt(stw_runtime *runtime);
+/* Wait until no background work is left (updates, reduces, write-back); timing, suspend, tests. */
+STW_API stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns);
+/* The first background error since the last clear: OK when none. Any thread. Blocks: never. */
+STW_API stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out);
+STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
+
+enum { /* stw_device_info.flags */
+    STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */
+    STW_DEVICE_STABLE_ADDRESS = 2, /* stw_tensor_address works */
+    STW_DEVICE_UNIFIED = 4         /* its memory is host memory: no host tier in between */
+};
+typedef struct stw_device_info {
+    uint32_t struct_size;
+    uint32_t flags; /* STW_DEVICE_* */
+    int32_t ordinal;
+    uint32_t granule_bytes; /* what mapping is rounded to, charged to the budget */
+    char driver[32];
+    char name[128];
+} stw_device_info;
+/* Any thread. Blocks: never. */
+STW_API stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device,
+                                       stw_device_info *info_out);
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_RUNTIME_H */

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/tensor.h: tensors, their policy, contents and addresses.
+ */
+#ifndef STEPWELL_TENSOR_H
+#define STEPWELL_TENSOR_H
+
+#include <stepwell/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STW_DIMENSIONS_MAX = 8 };
+
+enum { /* retention: what happens to the near replica after a release */
+    STW_RETAIN_DEFAULT = 0, /* the plan decides */
+    STW_RETAIN_KEEP = 1,    /* leave last: embeddings, norms, adapters, router */
+    STW_RETAIN_STREAM = 2,  /* leave first */
+    STW_RETAIN_PIN = 3      /* never leaves `home`; counted at create, refused when it cannot fit */
+};
+
+enum { /* bits of stw_policy.allowed_tiers */
+    STW_ALLOW_DEVICE = 1, STW_ALLOW_HOST = 2, STW_ALLOW_NVME = 4
+};
+
+typedef struct stw_policy {
+    uint32_t struct_size;
+    uint32_t home;          /* STW_TIER_*: where it rests; DEFAULT: by preset and role */
+    uint32_t allowed_tiers; /* STW_ALLOW_*; 0: all */
+    uint32_t retention;     /* STW_RETAIN_* */
+    int32_t priority;       /* among equals, lower leaves first */
+    uint32_t home_device;
+} stw_policy;
+#define STW_POLICY_INIT { sizeof(stw_policy), 0, 0, 0, 0, 0 }
+
+enum { /* stw_tensor_spec.flags */
+    /* 1 is kept for durable tensors */
+    STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
+    STW_TENSOR_READ_ONLY = 4 /* frozen: written only by stw_tensor_write and import */
+};
+
+typedef struct stw_tensor_spec {
+    uint32_t struct_size;
+    uint32_t flags;               /* STW_TENSOR_* */
+    const char *name;             /* unique per runtime, at most 255 bytes; NULL: none */
+    uint32_t role;                /* STW_ROLE_* */
+    uint32_t dtype;
+    uint32_t reserved;
+    uint32_t dimensions;          /* 0: a scalar */
+    uint64_t shape[8];            /* [0, dimensions); products are checked */
+    uint64_t align_bytes;         /* of the tensor's first element, a power of two <= 4096; 0: 256 */
+    uint64_t neighbour;           /* same non-zero value: lie side by side, move as one I/O and one
+                                     collective (the tensors of one layer) */
+    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's */
+    const stw_policy *policy;     /* copied; NULL: by preset and role */
+} stw_tensor_spec;
+#define STW_TENSOR_SPEC_INIT                                                                       \
+    { sizeof(stw_tensor_spec), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0, 0, 0, 0, 0 }, 0, 0, 0, 0 }
+
+enum { STW_STATE_EMPTY = 0, STW_STATE_VALID = 1, STW_STATE_FAILED = 2 };
+
+typedef struct stw_tensor_info {
+    uint32_t struct_size;
+    uint32_t state;               /* STW_STATE_* */
+    uint32_t reserved;
+    uint32_t dtype;
+    uint32_t role;
+    uint32_t reserved2;
+    uint32_t dimensions;
+    uint32_t residence;           /* STW_ALLOW_* bits of tiers with a valid replica of the shard */
+    uint64_t shape[8];
+    uint64_t elements;
+    uint64_t shard_begin;         /* this rank's slice, in elements of the flattened tensor */
+    uint64_t shard_elements;      /* without padding; may be 0 */
+    uint64_t shard_bytes;         /* with padding: what a budget is charged */
+    uint64_t whole_bytes;
+    uint64_t version;             /* +1 per completed write or update */
+    uint64_t open_views;
+    const char *name;             /* valid while the tensor lives */
+} stw_tensor_info;
+
+/**
+ * Create n tensors, all or none. Tensors smaller than a block share blocks with those created beside
+ * them in the same role, policy and neighbour number.
+ *
+ * Ownership: tensors_out[0..n) are the caller's; stw_tensor_destroy().
+ * Threads:   any thread.
+ * Blocks:    never. Takes no memory but metadata reserved at open.
+ * Errors:    INVALID, EXISTS, LIMIT, UNSUPPORTED, BUDGET (no tier it may live in has room for it:
+ *            needed, promised and budget are in the error info).
+ */
+STW_API stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs, uint32_t n,
+                                     stw_tensor **tensors_out);
+/**
+ * Destroy. The bytes go back to their budgets once streams and I/O have passed.
+ *
+ * Ownership: the handles are dead after OK.  Threads: any thread.  Blocks: never.
+ * Errors:    INVALID, BUSY (views, or an optimizer that holds it), CLOSED; all or none.
+ */
+STW_API stw_status stw_tensor_destroy(stw_tensor *const *tensors, uint32_t n);
+/* By name; and the next in creation order, NULL for the first, NULL after the last. Never block. */
+STW_API stw_status stw_tensor_find(stw_runtime *runtime, const char *name, stw_tensor **tensor_out);
+STW_API stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous,
+                                   stw_tensor **next_out);
+STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info_out);
+/* Replace the policy; takes effect at the next decision. Any thread. Blocks: never. */
+STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
+/* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
+ * lengths: one handle, one trace identity. BUSY with views open. Blocks: never. */
+STW_API stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape,
+                                      uint32_t dimensions);
+/* The contents are dead: no write-back, EMPTY (or zeros) from now on. BUSY with views open. */
+STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
+/**
+ * The device address of WHOLE, the same for life, whether bytes are there or not. Touching it
+ * without a view is a fault: SIGSEGV, or a lost CUDA context.
+ *
+ * Ownership: none.  Threads: any thread.  Blocks: never.
+ * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management).
+ */
+STW_API stw_status stw_tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
+                                      uint64_t *bytes_out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_TENSOR_H */

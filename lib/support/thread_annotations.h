@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mutex, lock and condition with the annotations by which clang proves at build time which lock
+// guards what (-Wthread-safety); other compilers see plain pthread objects. Waits go by the
+// monotonic clock. Any thread. libstdc++'s own types carry no annotations, hence these.
+#pragma once
+
+#include <pthread.h>
+
+#include <cstdint>
+#include <ctime>
+
+#if defined(__clang__)
+#define STW_THREAD_ATTRIBUTE(x) __attribute__((x))
+#else
+#define STW_THREAD_ATTRIBUTE(x)
+#endif
+
+#define STW_CAPABILITY(name)     STW_THREAD_ATTRIBUTE(capability(name))
+#define STW_SCOPED_CAPABILITY    STW_THREAD_ATTRIBUTE(scoped_lockable)
+#define STW_GUARDED_BY(mutex)    STW_THREAD_ATTRIBUTE(guarded_by(mutex))
+#define STW_PT_GUARDED_BY(mutex) STW_THREAD_ATTRIBUTE(pt_guarded_by(mutex))
+#define STW_REQUIRES(...)        STW_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
+#define STW_ACQUIRE(...)         STW_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
+#define STW_RELEASE(...)         STW_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
+#define STW_TRY_ACQUIRE(...)     STW_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
+#define STW_EXCLUDES(...)        STW_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
+#define STW_NO_THREAD_ANALYSIS   STW_THREAD_ATTRIBUTE(no_thread_safety_analysis)
+
+namespace stepwell {
+
+class STW_CAPABILITY("mutex") Mutex {
+public:
+    Mutex() = default;
+    ~Mutex() { pthread_mutex_destroy(&mutex_); }
+    Mutex(const Mutex &) = delete;
+    Mutex &operator=(const Mutex &) = delete;
+
+    void lock() STW_ACQUIRE() { pthread_mutex_lock(&mutex_); }
+    void unlock() STW_RELEASE() { pthread_mutex_unlock(&mutex_); }
+    bool try_lock() STW_TRY_ACQUIRE(true) { return pthread_mutex_trylock(&mutex_) == 0; }
+
+private:
+    friend class Condition;
+    pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+class STW_SCOPED_CAPABILITY MutexLock {
+public:
+    explicit MutexLock(Mutex &mutex) STW_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+    ~MutexLock() STW_RELEASE() { mutex_.unlock(); }
+    MutexLock(const MutexLock &) = delete;
+    MutexLock &operator=(const MutexLock &) = delete;
+
+private:
+    Mutex &mutex_;
+};
+
+// A wait may end early for no reason: always in a loop around what is waited for.
+class Condition {
+public:
+    Condition()
+    {
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(&condition_, &attributes);
+        pthread_condattr_destroy(&attributes);
+    }
+    ~Condition() { pthread_cond_destroy(&condition_); }
+    Condition(const Condition &) = delete;
+    Condition &operator=(const Condition &) = delete;
+
+    void wait(Mutex &mutex) STW_REQUIRES(mutex) { pthread_cond_wait(&condition_, &mutex.mutex_); }
+    // False when the instant has passed (CLOCK_MONOTONIC, nanoseconds).
+    bool wait_until(Mutex &mutex, uint64_t instant_ns) STW_REQUIRES(mutex)
+    {
+        timespec until{};
+        until.tv_sec = static_cast<time_t>(instant_ns / 1'000'000'000);
+        until.tv_nsec = static_cast<long>(instant_ns % 1'000'000'000);
+        return pthread_cond_timedwait(&condition_, &mutex.mutex_, &until) == 0;
+    }
+    void notify_one() { pthread_cond_signal(&condition_); }
+    void notify_all() { pthread_cond_broadcast(&condition_); }
+
+private:
+    pthread_cond_t condition_;
+};
+
+// For wait_until; never for what a test or a simulation may want to control.
+inline uint64_t wait_clock_ns()
+{
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace stepwell

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arenas of host memory, for the host tier and for the device tier of a machine without a device.
+#include "drivers/common/arena.h"
+
+#include "drivers/common/edge.h"
+#include "drivers/common/system.h"
+
+#include <bit>
+#include <cerrno>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+namespace stepwell::drivers {
+
+bool Mapping::map(uint64_t bytes, uint64_t alignment_bytes, int protection, int flags)
+{
+    if (bytes > UINT64_MAX - alignment_bytes) {
+        errno = ENOMEM;
+        return false;
+    }
+    void *range = mmap(nullptr, bytes + alignment_bytes, protection,
+                       MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (range == MAP_FAILED) return false;
+    char *start = static_cast<char *>(range);
+    const uint64_t address = reinterpret_cast<uintptr_t>(start);
+    const uint64_t before = (alignment_bytes - address % alignment_bytes) % alignment_bytes;
+    if (before > 0) munmap(start, before);
+    const uint64_t after = alignment_bytes - before;
+    if (after > 0) munmap(start + before + bytes, after);
+    Mapping mapping;
+    mapping.base_ = start + before;
+    mapping.bytes_ = bytes;
+    *this = std::move(mapping);
+    return true;
+}
+
+stw_status check_memory_options(const char *driver, const stw_memory_options *options,
+                                stw_driver_error *error_out)
+{
+    if (!options_are_known(options) || options->reserved != 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The %s driver was given options of another build.", driver);
+    if (!std::has_single_bit(options->block_bytes) || options->block_bytes < kBlockBytesMin)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "A block of %u bytes is not a power of two from 65536 up.",
+                    options->block_bytes);
+    if (options->bytes == 0 || options->bytes % options->block_bytes != 0)
+        return fail(error_out, STW_ERROR_INVALID, {0, options->bytes, 0},
+                    "The %s memory of %s is not a multiple of its blocks of %u bytes.", driver,
+                    bytes_text(options->bytes).c_str(), options->block_bytes);
+    return STW_OK;
+}
+
+void add_sentence(std::string *text, const std::string &sentence)
+{
+    if (!text->empty()) *text += " ";
+    *text += sentence;
+}
+
+stw_status reserve_arena(const char *driver, uint64_t bytes, uint64_t alignment_bytes, bool huge,
+                         Arena *arena_out, stw_driver_error *error_out)
+{
+    Arena arena;
+    if (!arena.mapping.map(bytes, alignment_bytes, PROT_READ | PROT_WRITE, 0))
+        return fail(error_out, STW_ERROR_MEMORY, {errno, bytes, 0},
+                    "The kernel refuses %s of addresses for the %s memory (ulimit -v, "
+                    "vm.overcommit_memory).",
+                    bytes_text(bytes).c_str(), driver);
+    char *base = arena.mapping.base();
+    // Pages under I/O must not become the child's when the program forks.
+    madvise(base, bytes, MADV_DONTFORK);
+    if (huge) {
+        const std::string mode = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
+        const bool off = mode.empty() || mode.find("[never]") != std::string::npos;
+        arena.huge_pages = madvise(base, bytes, MADV_HUGEPAGE) == 0 && !off;
+        if (!arena.huge_pages)
+            add_sentence(&arena.remark, "Huge pages are off; 'echo madvise > "
+                                        "/sys/kernel/mm/transparent_hugepage/enabled' lifts it.");
+    }
+    *arena_out = std::move(arena);
+    return STW_OK;
+}
+
+stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out)
+{
+    char *base = arena.mapping.base();
+    const uint64_t bytes = arena.mapping.bytes();
+    int cause = 0;
+    do {
+        cause = madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    } while (cause == EINTR || cause == EAGAIN);
+    if (cause == EINVAL) {  // an older kernel
+        constexpr uint64_t kPageBytes = 4096;
+        for (uint64_t offset = 0; offset < bytes; offset += kPageBytes)
+            static_cast<volatile char *>(base)[offset] = 0;
+        return STW_OK;
+    }
+    if (cause == 0) return STW_OK;
+    return fail(error_out, STW_ERROR_MEMORY, {cause, bytes, 0},
+                "The kernel could not give all %s of the %s memory; lower the budget.",
+                bytes_text(bytes).c_str(), driver);
+}
+
+}  // namespace stepwell::drivers

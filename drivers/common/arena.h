@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranges of addresses and the memory of an arena: reserved, asked to be huge, touched. Which block
+// is where is the driver's matter.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace stepwell::drivers {
+
+constexpr uint64_t kHugePageBytes = 2 << 20;
+constexpr uint64_t kBlockBytesMin = 64 << 10;
+
+// The one owner of a range of addresses, and of whatever is mapped in it.
+class Mapping {
+public:
+    Mapping() = default;
+    Mapping(Mapping &&other) noexcept
+        : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0))
+    {
+    }
+    Mapping &operator=(Mapping &&other) noexcept
+    {
+        std::swap(base_, other.base_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~Mapping()
+    {
+        if (base_ != nullptr) munmap(base_, bytes_);
+    }
+    // Anonymous and private, aligned as asked; false with errno set.
+    bool map(uint64_t bytes, uint64_t alignment_bytes, int protection, int flags);
+
+    char *base() const { return base_; }
+    uint64_t bytes() const { return bytes_; }
+
+private:
+    char *base_ = nullptr;
+    uint64_t bytes_ = 0;
+};
+
+// A size that a tier can have: checked before anything is asked of the kernel.
+stw_status check_memory_options(const char *driver, const stw_memory_options *options,
+                                stw_driver_error *error_out);
+
+struct Arena {
+    Mapping mapping;
+    bool huge_pages = false;
+    std::string remark;
+};
+
+// Addresses only. With `huge` the kernel is asked for huge pages.
+stw_status reserve_arena(const char *driver, uint64_t bytes, uint64_t alignment_bytes, bool huge,
+                         Arena *arena_out, stw_driver_error *error_out);
+// Touches every page, so that no fault and no refusal comes later.
+stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out);
+
+void add_sentence(std::string *text, const std::string &sentence);
+
+}  // namespace stepwell::drivers

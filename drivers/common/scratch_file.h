@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file without a name in a directory of the user's, with its whole size promised by the file
+// system. It is gone with its descriptor, so a killed process leaves nothing behind.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "drivers/common/descriptor.h"
+
+#include <cstdint>
+#include <string>
+
+namespace stepwell::drivers {
+
+enum class DirectIo { kRequired, kPreferred, kNever };
+
+struct ScratchRequest {
+    const char *driver;  // for sentences
+    const char *path;
+    uint64_t bytes;
+    DirectIo direct;
+    bool allow_tmpfs;
+};
+
+class ScratchFile {
+public:
+    static stw_status open(const ScratchRequest &request, ScratchFile *file_out,
+                           stw_driver_error *error_out);
+
+    int fd() const { return file_.get(); }
+    uint64_t bytes() const { return bytes_; }
+    bool direct() const { return direct_; }
+    uint32_t alignment_bytes() const { return alignment_bytes_; }
+    const std::string &file_system() const { return file_system_; }
+    const std::string &remark() const { return remark_; }
+
+private:
+    stw_status open_directory(const ScratchRequest &request, stw_driver_error *error_out);
+    stw_status look_at_file_system(const ScratchRequest &request, stw_driver_error *error_out);
+    stw_status create(const ScratchRequest &request, stw_driver_error *error_out);
+    stw_status choose_direct(const ScratchRequest &request, stw_driver_error *error_out);
+    stw_status check_room(const ScratchRequest &request, stw_driver_error *error_out) const;
+    stw_status reserve(const ScratchRequest &request, stw_driver_error *error_out);
+    bool read_alignment();
+    void add_remark(const std::string &text);
+
+    Descriptor directory_;
+    Descriptor file_;
+    uint64_t bytes_ = 0;
+    uint64_t block_bytes_ = 0;  // of the file system
+    bool direct_ = false;
+    uint32_t alignment_bytes_ = 1;
+    std::string file_system_;
+    std::string remark_;
+};
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads /proc and /sys. A file that is missing is a limit that does not exist here.
+#include "drivers/common/system.h"
+
+#include "drivers/common/edge.h"
+#include "drivers/common/option_text.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace stepwell::drivers {
+
+namespace {
+
+constexpr size_t kFileBytesMax = 64u << 20;  // of /proc/self/maps at its longest
+
+// The number after `key` at the start of a line, as in memory.stat and meminfo.
+std::optional<uint64_t> number_after(std::string_view text, std::string_view key)
+{
+    while (!text.empty()) {
+        std::string_view line = next_part(&text, '\n');
+        if (!line.starts_with(key)) continue;
+        line.remove_prefix(key.size());
+        line.remove_prefix(std::min(line.find_first_not_of(" \t:"), line.size()));
+        uint64_t number = 0;
+        if (parse_number(next_part(&line, ' '), &number)) return number;
+    }
+    return std::nullopt;
+}
+
+struct CgroupFiles {
+    const char *limit;
+    const char *usage;
+    const char *inactive;  // line of memory.stat
+};
+constexpr CgroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                   "total_inactive_file"};
+constexpr CgroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+
+// One line of /proc/self/mountinfo that mounts a hierarchy with memory limits.
+struct CgroupMount {
+    std::string_view root;  // the cgroup that is shown at `point`
+    std::string_view point;
+    bool version2;
+};
+
+bool parse_cgroup_mount(std::string_view line, CgroupMount *mount_out)
+{
+    const size_t dash = line.find(" - ");
+    if (dash == std::string_view::npos) return false;
+    std::string_view tail = line.substr(dash + 3);
+    const std::string_view type = next_part(&tail, ' ');
+    next_part(&tail, ' ');  // source
+    mount_out->version2 = type == "cgroup2";
+    if (!mount_out->version2 &&
+        (type != "cgroup" || ("," + std::string(tail) + ",").find(",memory,") == std::string::npos))
+        return false;
+    std::string_view head = line.substr(0, dash);
+    for (int field = 0; field < 3; ++field) next_part(&head, ' ');
+    mount_out->root = next_part(&head, ' ');
+    mount_out->point = next_part(&head, ' ');
+    return true;
+}
+
+// Where /proc/self/cgroup puts this process in one hierarchy.
+std::optional<std::string> own_cgroup(std::string_view text, bool version2)
+{
+    while (!text.empty()) {
+        std::string_view line = next_part(&text, '\n');
+        next_part(&line, ':');  // hierarchy
+        const std::string controllers = "," + std::string(next_part(&line, ':')) + ",";
+        if (version2 ? controllers == ",," : controllers.find(",memory,") != std::string::npos)
+            return std::string(line);
+    }
+    return std::nullopt;
+}
+
+// Page cache that nobody used lately is given back before anybody is killed, so it counts as room.
+void look_at_cgroup(const std::string &directory, const CgroupFiles &files, MemoryRoom *room)
+{
+    const auto limit = read_number(directory + "/" + files.limit);
+    const auto usage = read_number(directory + "/" + files.usage);
+    if (!limit || !usage) return;
+    const std::string stat = read_text(directory + "/memory.stat");
+    const uint64_t inactive = number_after(stat, files.inactive).value_or(0);
+    const uint64_t used = *usage - std::min(*usage, inactive);
+    const uint64_t left = *limit - std::min(*limit, used);
+    const uint64_t left_before = room->cgroup_limit_bytes == UINT64_MAX
+                                     ? UINT64_MAX
+                                     : room->cgroup_limit_bytes - room->cgroup_used_bytes;
+    constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // version 1 says "none" with a huge number
+    if (*limit >= kNoLimit || left >= left_before) return;
+    room->cgroup_limit_bytes = *limit;
+    room->cgroup_used_bytes = std::min(used, *limit);
+    room->cgroup = directory;
+}
+
+// A limit of any ancestor binds too.
+void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::string cgroup,
+                       MemoryRoom *room)
+{
+    if (mount.root != "/") {  // in a container the mount shows a part of the tree
+        if (!cgroup.starts_with(mount.root))
+            cgroup.clear();
+        else
+            cgroup.erase(0, mount.root.size());
+    }
+    const CgroupFiles &files = mount.version2 ? kVersion2 : kVersion1;
+    const std::string top = root + std::string(mount.point);
+    for (;;) {
+        while (cgroup.ends_with('/')) cgroup.pop_back();
+        look_at_cgroup(top + cgroup, files, room);
+        if (cgroup.empty()) return;
+        const size_t slash = cgroup.rfind('/');
+        cgroup.erase(slash == std::string::npos ? 0 : slash);
+    }
+}
+
+}  // namespace
+
+std::string read_text(const std::string &path)
+{
+    std::string text;
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return text;
+    char buffer[8192];
+    ssize_t bytes = 0;
+    while (text.size() < kFileBytesMax && (bytes = read(fd, buffer, sizeof buffer)) > 0)
+        text.append(buffer, static_cast<size_t>(bytes));
+    close(fd);
+    return text;
+}
+
+std::optional<uint64_t> read_number(const std::string &path)
+{
+    const std::string text = read_text(path);
+    std::string_view rest = text;
+    uint64_t number = 0;
+    if (!parse_number(next_part(&rest, '\n'), &number)) return std::nullopt;
+    return number;
+}
+
+MemoryRoom memory_room(const std::string &root)
+{
+    MemoryRoom room;
+    if (const auto kib = number_after(read_text(root + "/proc/meminfo"), "MemAvailable:"))
+        room.available_bytes = *kib * 1024;
+    const std::string cgroups = read_text(root + "/proc/self/cgroup");
+    const std::string mounts = read_text(root + "/proc/self/mountinfo");
+    std::string_view rest = mounts;
+    while (!rest.empty()) {
+        CgroupMount mount = {};
+        if (!parse_cgroup_mount(next_part(&rest, '\n'), &mount)) continue;
+        if (auto cgroup = own_cgroup(cgroups, mount.version2))
+            look_at_hierarchy(root, mount, std::move(*cgroup), &room);
+    }
+    room.bytes = room.available_bytes;
+    if (!room.cgroup.empty())
+        room.bytes = std::min(room.bytes, room.cgroup_limit_bytes - room.cgroup_used_bytes);
+    return room;
+}
+
+stw_status check_memory_room(uint64_t asked_bytes, const char *driver, const MemoryRoom &room,
+                             stw_driver_error *error_out)
+{
+    if (asked_bytes <= room.bytes) return STW_OK;
+    const Numbers numbers = {0, asked_bytes, room.bytes};
+    if (room.bytes == room.available_bytes)
+        return fail(error_out, STW_ERROR_MEMORY, numbers,
+                    "The %s memory asks for %s, and MemAvailable of this machine is %s; lower the "
+                    "budget or stop what uses the memory.",
+                    driver, bytes_text(asked_bytes).c_str(), bytes_text(room.bytes).c_str());
+    return fail(error_out, STW_ERROR_MEMORY, numbers,
+                "The %s memory asks for %s, and the cgroup %s has a limit of %s with %s in use, "
+                "which leaves %s; past it the kernel kills the process. Lower the budget or raise "
+                "the limit (systemd MemoryMax=, docker --memory).",
+                driver, bytes_text(asked_bytes).c_str(), room.cgroup.c_str(),
+                bytes_text(room.cgroup_limit_bytes).c_str(),
+                bytes_text(room.cgroup_used_bytes).c_str(), bytes_text(room.bytes).c_str());
+}
+
+uint64_t count_mappings()
+{
+    const std::string maps = read_text("/proc/self/maps");
+    return static_cast<uint64_t>(std::count(maps.begin(), maps.end(), '\n'));
+}
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel says about its limits: numbers under /proc and /sys, and how much memory this
+// process may still have. Read at open only.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace stepwell::drivers {
+
+// The first number in a file; nothing if the file is missing or says "max".
+std::optional<uint64_t> read_number(const std::string &path);
+// The whole of a small file, "" if it cannot be read.
+std::string read_text(const std::string &path);
+
+struct MemoryRoom {
+    uint64_t bytes = UINT64_MAX;            // the least of what follows
+    uint64_t available_bytes = UINT64_MAX;  // MemAvailable
+    uint64_t cgroup_limit_bytes = UINT64_MAX;
+    uint64_t cgroup_used_bytes = 0;
+    std::string cgroup;  // the directory of the tightest cgroup, "" if none has a limit
+};
+
+// `root` is put before /proc and /sys, so that a test can show another machine.
+MemoryRoom memory_room(const std::string &root = "");
+
+// Refuses before anything is touched: over a cgroup limit the kernel kills instead of refusing.
+stw_status check_memory_room(uint64_t asked_bytes, const char *driver, const MemoryRoom &room,
+                             stw_driver_error *error_out);
+
+// Mappings of this process now.
+uint64_t count_mappings();
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// pread and pwrite on a few threads, for file systems that refuse O_DIRECT and for machines whose
+// aio slots are used up. One lock guards two bounded rings, asked and done; system calls run
+// outside it. All memory and threads are taken at open.
+#include "drivers/posix/posix.h"
+
+#include "drivers/common/edge.h"
+#include "drivers/common/mutex.h"
+#include "drivers/common/option_text.h"
+#include "drivers/common/scratch_file.h"
+
+#include <cerrno>
+#include <csignal>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <pthread.h>
+
+namespace stepwell::drivers {
+
+namespace {
+
+constexpr uint32_t kQueueDepthDefault = 32;
+constexpr uint32_t kQueueDepthMax = 1 << 16;
+constexpr uint64_t kThreadsDefault = 4;
+constexpr uint64_t kThreadsMax = 256;
+
+// A queue of fixed capacity.
+template <class Entry> class Ring {
+public:
+    void reserve(uint32_t capacity) { entries_.resize(capacity); }
+    bool empty() const { return count_ == 0; }
+    void push(const Entry &entry)
+    {
+        entries_[(first_ + count_) % entries_.size()] = entry;
+        ++count_;
+    }
+    Entry pop()
+    {
+        const Entry entry = entries_[first_];
+        first_ = (first_ + 1) % entries_.size();
+        --count_;
+        return entry;
+    }
+
+private:
+    std::vector<Entry> entries_;
+    size_t first_ = 0;
+    size_t count_ = 0;
+};
+
+struct PosixOptions {
+    bool allow_tmpfs = false;
+    bool buffered = false;
+    uint64_t threads = kThreadsDefault;
+};
+
+class PosixStorage {
+public:
+    PosixStorage() = default;
+    ~PosixStorage();
+    static stw_status open(const stw_storage_options &options, stw_storage **storage_out,
+                           stw_driver_error *error_out);
+
+    void info(stw_storage_info *info_out) const;
+    stw_status submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out);
+    uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
+    void wake();
+    stw_status flush();
+    bool drain(uint64_t wait_ns);
+
+private:
+    void start(uint64_t threads);
+    void work();
+    int64_t move(const stw_io &io) const;
+    int64_t drop_pages(const stw_io &io, int64_t moved) const;
+
+    ScratchFile file_;
+    uint32_t queue_depth_ = 0;
+    std::vector<std::thread> threads_;
+    Mutex mutex_;
+    Condition asked_or_stopped_;
+    Condition done_or_woken_;
+    Ring<stw_io> asked_ STW_GUARDED_BY(mutex_);
+    Ring<stw_io_done> done_ STW_GUARDED_BY(mutex_);
+    uint32_t held_ STW_GUARDED_BY(mutex_) = 0;     // accepted, not yet returned by poll
+    uint32_t unmoved_ STW_GUARDED_BY(mutex_) = 0;  // accepted, not yet in done_
+    bool woken_ STW_GUARDED_BY(mutex_) = false;
+    bool stopped_ STW_GUARDED_BY(mutex_) = false;
+};
+
+stw_status parse_options(const char *text, PosixOptions *options_out, stw_driver_error *error_out)
+{
+    std::string_view rest = text != nullptr ? text : "";
+    Option option;
+    while (next_option(&rest, &option)) {
+        if (option.key == "allow_tmpfs" && parse_switch(option.value, &options_out->allow_tmpfs))
+            continue;
+        if (option.key == "buffered" && parse_switch(option.value, &options_out->buffered))
+            continue;
+        if (option.key == "threads" && parse_number(option.value, &options_out->threads) &&
+            options_out->threads >= 1 && options_out->threads <= kThreadsMax)
+            continue;
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The posix driver does not understand the option '%.*s=%.*s'; it knows "
+                    "threads=1..256, buffered=0|1 and allow_tmpfs=0|1.",
+                    static_cast<int>(option.key.size()), option.key.data(),
+                    static_cast<int>(option.value.size()), option.value.data());
+    }
+    return STW_OK;
+}
+
+stw_status PosixStorage::open(const stw_storage_options &options, stw_storage **storage_out,
+                              stw_driver_error *error_out)
+{
+    PosixOptions own;
+    if (const stw_status status = parse_options(options.options, &own, error_out)) return status;
+    if (options.queue_depth > kQueueDepthMax)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "A queue of %u requests is more than the posix driver's %u.",
+                    options.queue_depth, kQueueDepthMax);
+    auto storage = std::make_unique<PosixStorage>();
+    const ScratchRequest request = {"posix", options.path, options.bytes,
+                                    own.buffered ? DirectIo::kNever : DirectIo::kPreferred,
+                                    own.allow_tmpfs};
+    if (const stw_status status = ScratchFile::open(request, &storage->file_, error_out))
+        return status;
+    storage->queue_depth_ = options.queue_depth != 0 ? options.queue_depth : kQueueDepthDefault;
+    {
+        MutexLock lock(storage->mutex_);
+        storage->asked_.reserve(storage->queue_depth_);
+        storage->done_.reserve(storage->queue_depth_);
+    }
+    // Read-ahead would fill memory with what nobody asked for.
+    if (!storage->file_.direct()) posix_fadvise(storage->file_.fd(), 0, 0, POSIX_FADV_RANDOM);
+    storage->start(own.threads);
+    *storage_out = reinterpret_cast<stw_storage *>(storage.release());
+    return STW_OK;
+}
+
+// The program's signals are not for these threads. What was started is joined by the destructor.
+void PosixStorage::start(uint64_t threads)
+{
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        threads_.reserve(threads);
+        for (uint64_t i = 0; i < threads; ++i) {
+            threads_.emplace_back([this] { work(); });
+            pthread_setname_np(threads_.back().native_handle(), "stw-posix");
+        }
+    } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+PosixStorage::~PosixStorage()
+{
+    {
+        MutexLock lock(mutex_);
+        stopped_ = true;
+    }
+    asked_or_stopped_.notify_all();
+    for (std::thread &thread : threads_) thread.join();
+}
+
+void PosixStorage::work()
+{
+    for (;;) {
+        stw_io io = {};
+        {
+            MutexLock lock(mutex_);
+            while (asked_.empty() && !stopped_) asked_or_stopped_.wait(lock);
+            if (stopped_) return;
+            io = asked_.pop();
+        }
+        const int64_t result = move(io);
+        {
+            MutexLock lock(mutex_);
+            done_.push({io.tag, result});
+            --unmoved_;
+        }
+        done_or_woken_.notify_all();
+    }
+}
+
+int64_t PosixStorage::move(const stw_io &io) const
+{
+    const auto offset = static_cast<off_t>(io.offset_bytes);
+    ssize_t moved = 0;
+    do {
+        moved = io.kind == STW_IO_READ ? pread(file_.fd(), io.data, io.bytes, offset)
+                                       : pwrite(file_.fd(), io.data, io.bytes, offset);
+    } while (moved < 0 && errno == EINTR);
+    if (moved < 0) return -errno;
+    return file_.direct() ? moved : drop_pages(io, moved);
+}
+
+// The page cache is memory that no budget counts, so nothing of a request stays in it. A dirty page
+// cannot be dropped: a write is on the device, or has failed, before it is reported.
+int64_t PosixStorage::drop_pages(const stw_io &io, int64_t moved) const
+{
+    const auto offset = static_cast<off_t>(io.offset_bytes);
+    constexpr unsigned kWriteOut =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (moved > 0 && io.kind == STW_IO_WRITE &&
+        sync_file_range(file_.fd(), offset, moved, kWriteOut) != 0)
+        return -errno;
+    posix_fadvise(file_.fd(), offset, moved, POSIX_FADV_DONTNEED);
+    return moved;
+}
+
+void PosixStorage::info(stw_storage_info *info_out) const
+{
+    stw_storage_info info = {};
+    info.alignment_bytes = file_.alignment_bytes();
+    info.queue_depth = queue_depth_;
+    info.bytes = file_.bytes();
+    copy_text(info.file_system, sizeof info.file_system, file_.file_system());
+    copy_text(info.remark, sizeof info.remark, file_.remark());
+    give_info(info, info_out);
+}
+
+stw_status PosixStorage::submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out)
+{
+    *accepted_out = 0;
+    stw_status status = STW_OK;
+    uint32_t accepted = 0;
+    {
+        MutexLock lock(mutex_);
+        for (; accepted < n && held_ < queue_depth_; ++accepted) {
+            if (!request_is_valid(ios[accepted], file_.alignment_bytes(), file_.bytes())) {
+                status = STW_ERROR_INVALID;
+                break;
+            }
+            asked_.push(ios[accepted]);
+            ++held_;
+            ++unmoved_;
+        }
+    }
+    if (accepted == 1) asked_or_stopped_.notify_one();
+    if (accepted > 1) asked_or_stopped_.notify_all();
+    *accepted_out = accepted;
+    return status;
+}
+
+uint32_t PosixStorage::poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
+{
+    if (capacity == 0) return 0;
+    const Deadline deadline = Deadline::after(wait_ns);
+    MutexLock lock(mutex_);
+    while (done_.empty()) {
+        if (wait_ns == 0 || deadline.passed()) return 0;
+        if (woken_) {
+            woken_ = false;
+            return 0;
+        }
+        done_or_woken_.wait_until(lock, deadline);
+    }
+    uint32_t n = 0;
+    for (; n < capacity && !done_.empty(); ++n) done[n] = done_.pop();
+    held_ -= n;
+    return n;
+}
+
+void PosixStorage::wake()
+{
+    {
+        MutexLock lock(mutex_);
+        woken_ = true;
+    }
+    done_or_woken_.notify_all();
+}
+
+stw_status PosixStorage::flush()
+{
+    return fdatasync(file_.fd()) == 0 ? STW_OK : STW_ERROR_SYNC;
+}
+
+bool PosixStorage::drain(uint64_t wait_ns)
+{
+    const Deadline deadline = Deadline::after(wait_ns);
+    MutexLock lock(mutex_);
+    while (unmoved_ > 0) {
+        if (deadline.passed()) return false;
+        done_or_woken_.wait_until(lock, deadline);
+    }
+    return true;
+}
+
+PosixStorage *from(stw_storage *storage)
+{
+    return reinterpret_cast<PosixStorage *>(storage);
+}
+
+stw_status posix_open(const stw_services *, const stw_storage_options *options,
+                      stw_storage **storage_out, stw_driver_error *error_out)
+{
+    if (!options_are_known(options) || storage_out == nullptr)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The posix driver was given options of another build.");
+    return guard_open(error_out,
+                      [&] { return PosixStorage::open(*options, storage_out, error_out); });
+}
+
+void posix_info(stw_storage *storage, stw_storage_info *info_out)
+{
+    from(storage)->info(info_out);
+}
+
+stw_status posix_submit(stw_storage *storage, const stw_io *ios, uint32_t n, uint32_t *accepted_out)
+{
+    return from(storage)->submit(ios, n, accepted_out);
+}
+
+uint32_t posix_poll(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
+{
+    return from(storage)->poll(done, capacity, wait_ns);
+}
+
+void posix_wake(stw_storage *storage)
+{
+    from(storage)->wake();
+}
+
+stw_status posix_flush(stw_storage *storage)
+{
+    return from(storage)->flush();
+}
+
+stw_status posix_close(stw_storage *storage, uint64_t wait_ns)
+{
+    if (!from(storage)->drain(wait_ns)) return STW_ERROR_TIMEOUT;
+    delete from(storage);
+    return STW_OK;
+}
+
+}  // namespace
+
+const stw_storage_ops kPosixStorage = {
+    sizeof(stw_storage_ops),
+    STW_DRIVER_ABI,
+    "posix",
+    0,
+    posix_open,
+    posix_info,
+    posix_submit,
+    posix_poll,
+    posix_wake,
+    posix_flush,
+    posix_close,
+};
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every memory driver, driven alike; then what only those with STW_MEMORY_CAN_MAP can do.
+#include "tests/conformance/support.h"
+
+#include "drivers/common/system.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+namespace conformance {
+namespace {
+
+constexpr uint32_t kBlock = 64 << 10;
+
+class MemoryConformance : public testing::TestWithParam<const char *> {
+protected:
+    Memory memory_{GetParam()};
+    const stw_memory_ops &ops() { return *memory_.ops(); }
+};
+
+TEST_P(MemoryConformance, TheWholeArenaIsThereAndTouched)
+{
+    ASSERT_EQ(memory_.open(16 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
+    EXPECT_EQ(memory_.info().bytes, 16 * kMiB);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory_.info().base) % (2 * kMiB), 0u);
+    std::vector<unsigned char> resident(16 * kMiB / 4096);
+    ASSERT_EQ(mincore(memory_.info().base, 16 * kMiB, resident.data()), 0);
+    EXPECT_EQ(std::count_if(resident.begin(), resident.end(), [](auto page) { return page & 1; }),
+              static_cast<std::ptrdiff_t>(resident.size()));
+}
+
+TEST_P(MemoryConformance, CopyAndZeroReachTheirBytesOnly)
+{
+    ASSERT_EQ(memory_.open(4 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
+    Buffer data(kMiB);
+    data.fill(3);
+    uint8_t *base = memory_.block(0);
+    ASSERT_EQ(ops().zero(memory_.get(), base, 4 * kMiB), STW_OK);
+    ASSERT_EQ(ops().copy(memory_.get(), base + 100, data.data(), kMiB), STW_OK);
+    ASSERT_EQ(ops().copy(memory_.get(), base + 2 * kMiB, base + 100, kMiB), STW_OK);
+    Buffer back(kMiB);
+    ASSERT_EQ(ops().copy(memory_.get(), back.data(), base + 2 * kMiB, kMiB), STW_OK);
+    EXPECT_TRUE(back.holds(3));
+    ASSERT_EQ(ops().zero(memory_.get(), base + 100, kMiB - 1), STW_OK);
+    EXPECT_EQ(base[99], 0);
+    EXPECT_EQ(base[100 + kMiB - 1], data.data()[kMiB - 1]);
+    EXPECT_EQ(base[100 + kMiB], 0);
+    EXPECT_TRUE(std::all_of(base, base + kMiB, [](uint8_t byte) { return byte == 0; }));
+}
+
+TEST_P(MemoryConformance, SenselessSizesAreRefused)
+{
+    EXPECT_EQ(memory_.open(0, kBlock, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(memory_.open(kBlock + 1, kBlock, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(memory_.open(3 * kBlock, 3 * kBlock, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(memory_.open(32 << 10, 32 << 10, 0), STW_ERROR_INVALID);
+    EXPECT_NE(memory_.sentence().find("power of two"), std::string::npos);
+}
+
+TEST_P(MemoryConformance, OverAvailableMemoryIsRefusedWithTheNumbers)
+{
+    const uint64_t room = stepwell::drivers::memory_room().bytes;
+    const uint64_t asked = (room / (2 * kMiB) + 4096) * 2 * kMiB;
+    EXPECT_EQ(memory_.open(asked, 2 * kMiB, 0), STW_ERROR_MEMORY);
+    EXPECT_EQ(memory_.error().needed_bytes, asked);
+    EXPECT_LT(memory_.error().free_bytes, asked);
+    EXPECT_GT(memory_.error().free_bytes, 0u);
+    EXPECT_NE(memory_.sentence().find(std::to_string(asked)), std::string::npos);
+}
+
+TEST_P(MemoryConformance, NoMappingOutlivesClose)
+{
+    ASSERT_EQ(memory_.open(8 * kMiB, kBlock, 64 * kMiB), STW_OK) << memory_.sentence();
+    uint8_t *base = memory_.block(0);
+    memory_.close();
+    unsigned char resident = 0;
+    EXPECT_EQ(mincore(base, 4096, &resident), -1);
+    EXPECT_EQ(errno, ENOMEM);
+}
+
+INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance, testing::Values("cpu", "cpu-discrete", "host"),
+                         [](const auto &info) {
+                             std::string name = info.param;
+                             std::replace(name.begin(), name.end(), '-', '_');
+                             return name;
+                         });
+
+TEST(HostMemory, LockRefusalIsSaidOnceAndWithItsRemedy)
+{
+    const int status = in_child([] {
+        const rlimit limit = {64 << 10, 64 << 10};
+        if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 1;
+        if (geteuid() == 0 && setuid(65534) != 0) return 2;  // root may lock all it wants
+        Memory memory("host");
+        if (memory.open(4 * kMiB, kBlock, 0) != STW_OK) return 3;
+        const std::string remark = memory.info().remark;
+        if (memory.info().locked != 0) return 4;
+        if (remark.find("ulimit -l") == std::string::npos) return 5;
+        return remark.find("4096 KiB") == std::string::npos ? 6 : 0;
+    });
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(HostMemory, WhatIsLockedIsLocked)
+{
+    Memory memory("host");
+    ASSERT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
+    std::ifstream status("/proc/self/status");
+    std::string key;
+    uint64_t locked_kib = 0;
+    for (std::string word; status >> word;)
+        if (word == "VmLck:") status >> locked_kib;
+    EXPECT_EQ(locked_kib >= 4096, memory.info().locked == 1) << memory.info().remark;
+}
+
+// ------------------------------------------------------------------------- blocks that move --
+
+class MovingBlocks : public testing::TestWithParam<uint32_t> {
+protected:
+    static constexpr uint32_t kBlocks = 8;
+    Memory memory_{"cpu"};
+    uint8_t *tensor_ = nullptr;
+
+    void SetUp() override
+    {
+        ASSERT_EQ(memory_.open(uint64_t{kBlocks} * bytes(), bytes(), 64 * kMiB), STW_OK)
+            << memory_.sentence();
+        void *address = nullptr;
+        ASSERT_EQ(ops().reserve_address(memory_.get(), uint64_t{4} * bytes(), &address), STW_OK);
+        tensor_ = static_cast<uint8_t *>(address);
+        for (uint32_t i = 0; i < kBlocks; ++i) fill_pattern(memory_.block(i), bytes(), i);
+    }
+    const stw_memory_ops &ops() { return *memory_.ops(); }
+    uint32_t bytes() const { return GetParam(); }
+    uint8_t *place(uint32_t i) const { return tensor_ + uint64_t{i} * bytes(); }
+    stw_status map(uint32_t block, uint32_t to)
+    {
+        return ops().map(memory_.get(), block, place(to));
+    }
+    stw_status home(uint32_t block) { return ops().home(memory_.get(), block); }
+};
+
+// Whether this process may touch an address, without touching it.
+bool is_accessible(const void *address)
+{
+    int pipe_ends[2];
+    EXPECT_EQ(pipe(pipe_ends), 0);
+    const bool accessible = ::write(pipe_ends[1], address, 1) == 1;
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    return accessible;
+}
+
+TEST_P(MovingBlocks, BlocksKeepTheirContentsThroughMapAndHome)
+{
+    for (uint32_t round = 0; round < 3; ++round) {
+        for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(map(7 - i, i), STW_OK);
+        for (uint32_t i = 0; i < 4; ++i) {
+            EXPECT_TRUE(has_pattern(place(i), bytes(), 7 - i));
+            EXPECT_FALSE(is_accessible(memory_.block(7 - i)));
+        }
+        for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(home(7 - i), STW_OK);
+        for (uint32_t i = 0; i < kBlocks; ++i)
+            EXPECT_TRUE(has_pattern(memory_.block(i), bytes(), i));
+    }
+}
+
+TEST_P(MovingBlocks, WritesThroughTheTensorsAddressAreTheBlocks)
+{
+    ASSERT_EQ(map(2, 1), STW_OK);
+    fill_pattern(place(1), bytes(), 99);
+    ASSERT_EQ(home(2), STW_OK);
+    EXPECT_TRUE(has_pattern(memory_.block(2), bytes(), 99));
+}
+
+TEST_P(MovingBlocks, MapDisplacesWhoIsThere)
+{
+    ASSERT_EQ(map(0, 2), STW_OK);
+    ASSERT_EQ(map(1, 2), STW_OK);
+    EXPECT_TRUE(has_pattern(place(2), bytes(), 1));
+    EXPECT_TRUE(has_pattern(memory_.block(0), bytes(), 0));
+    EXPECT_EQ(map(1, 2), STW_OK);  // where it is already
+    ASSERT_EQ(map(1, 3), STW_OK);  // from one address to another
+    EXPECT_TRUE(has_pattern(place(3), bytes(), 1));
+    EXPECT_FALSE(is_accessible(place(2)));
+    EXPECT_EQ(home(5), STW_OK);  // never left
+}
+
+TEST_P(MovingBlocks, UnmappedAddressFaults)
+{
+    ASSERT_EQ(map(0, 0), STW_OK);
+    EXPECT_FALSE(is_accessible(place(1)));
+    const int status = in_child([] {
+        // A signal handler of a sanitizer would report it and exit instead.
+        std::signal(SIGSEGV, SIG_DFL);
+        Memory memory("cpu");
+        if (memory.open(4 * kBlock, kBlock, 16 * kBlock) != STW_OK) return 1;
+        void *address = nullptr;
+        if (memory.ops()->reserve_address(memory.get(), kBlock, &address) != STW_OK) return 2;
+        return static_cast<int>(*static_cast<volatile uint8_t *>(address)) + 3;
+    });
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+}
+
+TEST_P(MovingBlocks, ReleaseSendsEveryBlockHome)
+{
+    ASSERT_EQ(map(3, 0), STW_OK);
+    ASSERT_EQ(map(4, 3), STW_OK);
+    ASSERT_EQ(ops().release_address(memory_.get(), tensor_, uint64_t{4} * bytes()), STW_OK);
+    EXPECT_TRUE(has_pattern(memory_.block(3), bytes(), 3));
+    EXPECT_TRUE(has_pattern(memory_.block(4), bytes(), 4));
+    EXPECT_EQ(map(3, 0), STW_ERROR_INVALID);  // nobody's address any more
+    EXPECT_EQ(ops().release_address(memory_.get(), tensor_, uint64_t{4} * bytes()),
+              STW_ERROR_INVALID);
+}
+
+TEST_P(MovingBlocks, SenselessMovesAreRefused)
+{
+    EXPECT_EQ(map(kBlocks, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().map(memory_.get(), 0, tensor_ + 1), STW_ERROR_INVALID);
+    EXPECT_EQ(map(0, 4), STW_ERROR_INVALID);  // past the reservation
+    EXPECT_EQ(ops().map(memory_.get(), 0, memory_.block(1)), STW_ERROR_INVALID);
+    EXPECT_EQ(home(kBlocks), STW_ERROR_INVALID);
+    EXPECT_TRUE(has_pattern(memory_.block(0), bytes(), 0));
+}
+
+TEST_P(MovingBlocks, AddressesRunOutAndComeBack)
+{
+    std::vector<void *> taken;
+    void *address = nullptr;
+    while (ops().reserve_address(memory_.get(), 2 * uint64_t{bytes()} - 5, &address) == STW_OK)
+        taken.push_back(address);
+    EXPECT_EQ(ops().reserve_address(memory_.get(), 2 * uint64_t{bytes()}, &address),
+              STW_ERROR_LIMIT);
+    const uint64_t places = 64 * kMiB / bytes();
+    EXPECT_EQ(taken.size(), (places - 4) / 2);
+    // Given back out of order, the neighbours join again.
+    for (size_t i = 0; i < taken.size(); i += 2)
+        ASSERT_EQ(ops().release_address(memory_.get(), taken[i], 2 * uint64_t{bytes()} - 5),
+                  STW_OK);
+    for (size_t i = 1; i < taken.size(); i += 2)
+        ASSERT_EQ(ops().release_address(memory_.get(), taken[i], 2 * uint64_t{bytes()} - 5),
+                  STW_OK);
+    EXPECT_EQ(ops().reserve_address(memory_.get(), (places - 4) * bytes(), &address), STW_OK);
+}
+
+TEST_P(MovingBlocks, MapBesideRunningThreads)
+{
+    const auto *arena = static_cast<uint8_t *>(memory_.info().base);
+    const uint8_t *arena_end = arena + memory_.info().bytes;
+    std::atomic<bool> stop{false};
+    std::atomic<uint64_t> strays{0};
+    std::thread other([&] {
+        while (!stop.load(std::memory_order_relaxed)) {
+            void *range =
+                mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            const auto *at = static_cast<uint8_t *>(range);
+            strays += (at >= arena && at < arena_end) || (at >= tensor_ && at < place(4));
+            std::memset(range, 0xee, 4096);
+            munmap(range, bytes());
+        }
+    });
+    for (uint32_t round = 0; round < 200; ++round) {
+        for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(map((round + i) % kBlocks, i), STW_OK);
+        for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(home((round + i) % kBlocks), STW_OK);
+    }
+    stop = true;
+    other.join();
+    EXPECT_EQ(strays, 0u);
+    for (uint32_t i = 0; i < kBlocks; ++i) EXPECT_TRUE(has_pattern(memory_.block(i), bytes(), i));
+}
+
+TEST_P(MovingBlocks, SeveralThreadsMapTheirOwnBlocks)
+{
+    std::vector<std::thread> threads;
+    for (uint32_t own = 0; own < 4; ++own)
+        threads.emplace_back([&, own] {
+            for (int round = 0; round < 100; ++round) {
+                EXPECT_EQ(map(own, own), STW_OK);
+                place(own)[round] = static_cast<uint8_t>(round);
+                EXPECT_EQ(home(own), STW_OK);
+                EXPECT_EQ(memory_.block(own)[round], round);
+            }
+        });
+    for (std::thread &thread : threads) thread.join();
+}
+
+TEST_P(MovingBlocks, IoIntoAMovedBlockIsRight)
+{
+    Directory directory;
+    Storage storage("aio", "");
+    ASSERT_EQ(storage.open(directory.path(), 8 * kMiB, 8), STW_OK) << storage.sentence();
+    const uint64_t io_bytes = std::min<uint64_t>(bytes(), 2 * kMiB);
+    Buffer data(io_bytes);
+    for (uint32_t i = 0; i < 4; ++i) {
+        fill_pattern(data.data(), io_bytes, 1000 + i);
+        ASSERT_EQ(storage.run(STW_IO_WRITE, data.data(), i * io_bytes, io_bytes),
+                  static_cast<int64_t>(io_bytes));
+    }
+    for (uint32_t round = 0; round < 20; ++round) {
+        for (uint32_t i = 0; i < 4; ++i)
+            ASSERT_EQ(storage.submit({i, memory_.block(i), i * io_bytes, io_bytes, STW_IO_READ, 0}),
+                      STW_OK);
+        for (uint32_t i = 0; i < 4; ++i)
+            ASSERT_EQ(map(i, i), STW_OK);  // while the disk writes to it
+        for (const stw_io_done &done : storage.collect(4))
+            ASSERT_EQ(done.result, static_cast<int64_t>(io_bytes));
+        for (uint32_t i = 0; i < 4; ++i) {
+            ASSERT_TRUE(has_pattern(place(i), io_bytes, 1000 + i));
+            ASSERT_EQ(home(i), STW_OK);
+            std::memset(memory_.block(i), 0, io_bytes);
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Blocks, MovingBlocks,
+                         testing::Values(uint32_t{64} << 10, uint32_t{512} << 10,
+                                         uint32_t{2} << 20),
+                         [](const auto &info) {
+                             return std::to_string(info.param / 1024) + "KiB";
+                         });
+
+uint64_t huge_kib_at(const void *address)
+{
+    std::ifstream smaps("/proc/self/smaps");
+    bool inside = false;
+    for (std::string line; std::getline(smaps, line);) {
+        uint64_t begin = 0;
+        uint64_t end = 0;
+        uint64_t kib = 0;
+        const uint64_t asked = reinterpret_cast<uintptr_t>(address);
+        if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+            inside = asked >= begin && asked < end;
+        else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %lu kB", &kib) == 1)
+            return kib;
+    }
+    return 0;
+}
+
+TEST(CpuMemory, HugePagesStayHugeThroughAMove)
+{
+    Memory memory("cpu");
+    ASSERT_EQ(memory.open(16 * kMiB, 2 * kMiB, 64 * kMiB), STW_OK) << memory.sentence();
+    if (memory.info().huge_pages == 0) GTEST_SKIP() << memory.info().remark;
+    if (huge_kib_at(memory.block(3)) < 16 * 1024)
+        GTEST_SKIP() << "the kernel had no huge pages for the whole arena";
+    void *address = nullptr;
+    ASSERT_EQ(memory.ops()->reserve_address(memory.get(), 2 * kMiB, &address), STW_OK);
+    ASSERT_EQ(memory.ops()->map(memory.get(), 3, address), STW_OK);
+    EXPECT_EQ(huge_kib_at(address), 2048u);
+    ASSERT_EQ(memory.ops()->home(memory.get(), 3), STW_OK);
+    EXPECT_GE(huge_kib_at(memory.block(3)), 2048u);
+}
+
+TEST(CpuMemory, MoreMappingsThanTheKernelHasAreRefusedWithTheSysctl)
+{
+    const uint64_t most =
+        stepwell::drivers::read_number("/proc/sys/vm/max_map_count").value_or(65530);
+    const uint64_t blocks = most / 4;
+    if (blocks * kBlock > stepwell::drivers::memory_room().bytes)
+        GTEST_SKIP() << "vm.max_map_count is " << most << ": the refusal would be about memory";
+    Memory memory("cpu");
+    EXPECT_EQ(memory.open(blocks * kBlock, kBlock, 8 * blocks * kBlock), STW_ERROR_LIMIT);
+    EXPECT_NE(memory.sentence().find("sysctl vm.max_map_count="), std::string::npos);
+    EXPECT_NE(memory.sentence().find(std::to_string(most / 2)), std::string::npos);
+}
+
+TEST(CpuMemory, TheWorstPatternStaysWithinTheMappingsItPromised)
+{
+    constexpr uint64_t kBlocks = 64;
+    Memory memory("cpu");
+    const uint64_t before = stepwell::drivers::count_mappings();
+    ASSERT_EQ(memory.open(kBlocks * kBlock, kBlock, 1024 * kBlock), STW_OK) << memory.sentence();
+    void *address = nullptr;
+    ASSERT_EQ(memory.ops()->reserve_address(memory.get(), 1024 * kBlock, &address), STW_OK);
+    // Every second address, blocks in an order in which no two neighbours stay neighbours.
+    for (uint32_t i = 0; i < kBlocks; ++i)
+        ASSERT_EQ(memory.ops()->map(memory.get(), i * 37 % kBlocks,
+                                    static_cast<uint8_t *>(address) + (2 * i + 1) * kBlock),
+                  STW_OK);
+    EXPECT_LE(stepwell::drivers::count_mappings(), before + 3 * kBlocks + 1);
+    for (uint32_t i = 0; i < kBlocks; ++i) ASSERT_EQ(memory.ops()->home(memory.get(), i), STW_OK);
+    EXPECT_LE(stepwell::drivers::count_mappings(), before + kBlocks + 4);  // addresses joined again
+}
+
+TEST(CpuMemory, DiscreteIsReachedByCopyOnly)
+{
+    const stw_memory_ops *ops = stepwell::drivers::memory_driver("cpu-discrete");
+    ASSERT_NE(ops, nullptr);
+    EXPECT_EQ(ops->capabilities, 0u);
+    EXPECT_EQ(ops->map, nullptr);
+}
+
+// ----------------------------------------------------------------------------- memory limits --
+
+class FakeMachine {
+public:
+    void file(const std::string &path, const std::string &text)
+    {
+        const std::filesystem::path whole = directory_.path() + path;
+        std::filesystem::create_directories(whole.parent_path());
+        std::ofstream(whole) << text;
+    }
+    stepwell::drivers::MemoryRoom room() const
+    {
+        return stepwell::drivers::memory_room(directory_.path());
+    }
+
+private:
+    Directory directory_;
+};
+
+TEST(MemoryRoom, WithoutACgroupItIsMemAvailable)
+{
+    FakeMachine machine;
+    machine.file("/proc/meminfo", "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n");
+    EXPECT_EQ(machine.room().bytes, 2 * kMiB);
+    EXPECT_EQ(machine.room().cgroup, "");
+}
+
+TEST(MemoryRoom, TheTightestAncestorOfVersion2Binds)
+{
+    FakeMachine machine;
+    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
+    machine.file("/proc/self/cgroup", "0::/job/step\n");
+    machine.file("/proc/self/mountinfo",
+                 "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+    machine.file("/sys/fs/cgroup/job/step/memory.max", "max\n");
+    machine.file("/sys/fs/cgroup/job/step/memory.current", "1000\n");
+    machine.file("/sys/fs/cgroup/job/memory.max", "1000000\n");
+    machine.file("/sys/fs/cgroup/job/memory.current", "700000\n");
+    machine.file("/sys/fs/cgroup/job/memory.stat", "anon 400000\ninactive_file 200000\n");
+    EXPECT_EQ(machine.room().bytes, 500000u);
+    EXPECT_NE(machine.room().cgroup.find("/job"), std::string::npos);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    EXPECT_EQ(stepwell::drivers::check_memory_room(500001, "host", machine.room(), &error),
+              STW_ERROR_MEMORY);
+    EXPECT_EQ(error.needed_bytes, 500001u);
+    EXPECT_EQ(error.free_bytes, 500000u);
+    EXPECT_NE(std::string(error.sentence).find("1000000 bytes"), std::string::npos);
+    EXPECT_EQ(stepwell::drivers::check_memory_room(500000, "host", machine.room(), &error), STW_OK);
+}
+
+TEST(MemoryRoom, Version1InAContainerIsFoundThroughItsMount)
+{
+    FakeMachine machine;
+    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
+    machine.file("/proc/self/cgroup", "5:cpu:/docker/x\n4:memory:/docker/x\n0::/\n");
+    machine.file("/proc/self/mountinfo",
+                 "31 24 0:27 /docker/x /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+                 "32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    machine.file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000000\n");
+    machine.file("/sys/fs/cgroup/memory/memory.usage_in_bytes", "6000000\n");
+    EXPECT_EQ(machine.room().bytes, 0u);
+    machine.file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
+}
+
+}  // namespace
+}  // namespace conformance

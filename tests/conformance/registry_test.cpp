@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of drivers, and the check that a table must pass.
+#include "tests/conformance/support.h"
+
+namespace conformance {
+namespace {
+
+using namespace stepwell::drivers;
+
+std::string refusal(const stw_storage_ops &ops)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    return check(&ops, &error) == STW_ERROR_INVALID ? error.sentence : "";
+}
+
+std::string refusal(const stw_memory_ops &ops)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    return check(&ops, &error) == STW_ERROR_INVALID ? error.sentence : "";
+}
+
+TEST(Registry, EveryListedDriverIsFoundByItsNameAndHonest)
+{
+    EXPECT_EQ(storage_drivers().size(), 3u);
+    EXPECT_EQ(memory_drivers().size(), 3u);
+    for (const stw_storage_ops *ops : storage_drivers()) {
+        EXPECT_EQ(check(ops, nullptr), STW_OK) << ops->name;
+        EXPECT_EQ(storage_driver(ops->name), ops);
+    }
+    for (const stw_memory_ops *ops : memory_drivers()) {
+        EXPECT_EQ(check(ops, nullptr), STW_OK) << ops->name;
+        EXPECT_EQ(memory_driver(ops->name), ops);
+    }
+    EXPECT_EQ(storage_driver("cpu"), nullptr);
+    EXPECT_EQ(memory_driver("cuda"), nullptr);
+    EXPECT_EQ(memory_driver(nullptr), nullptr);
+}
+
+TEST(Registry, LyingTableIsRefused)
+{
+    stw_memory_ops memory = *memory_driver("cpu");
+    memory.home = nullptr;
+    EXPECT_NE(refusal(memory).find("has 3 of its 4"), std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_CAN_MAP;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_MAP"), std::string::npos);
+    memory = *memory_driver("cpu");
+    memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
+    EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);
+    memory = *memory_driver("cpu");
+    memory.capabilities |= uint64_t{1} << 63;
+    EXPECT_NE(refusal(memory).find("0x8000000000000000"), std::string::npos);
+    memory = *memory_driver("cpu");
+    memory.copy = nullptr;
+    EXPECT_NE(refusal(memory), "");
+}
+
+TEST(Registry, TableOfAnotherBuildIsRefused)
+{
+    stw_storage_ops storage = *storage_driver("aio");
+    EXPECT_EQ(refusal(storage), "");
+    storage.abi = STW_DRIVER_ABI + 1;
+    EXPECT_NE(refusal(storage).find("ABI 1"), std::string::npos);
+    storage = *storage_driver("aio");
+    storage.struct_size -= 8;
+    EXPECT_NE(refusal(storage), "");
+    storage = *storage_driver("aio");
+    storage.wake = nullptr;
+    EXPECT_NE(refusal(storage).find("aio"), std::string::npos);
+    storage = *storage_driver("aio");
+    storage.name = "";
+    EXPECT_NE(refusal(storage), "");
+    EXPECT_EQ(check(static_cast<const stw_storage_ops *>(nullptr), nullptr), STW_ERROR_INVALID);
+}
+
+}  // namespace
+}  // namespace conformance

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gathered wholes: which are kept, gathered and dropped, and in which order collectives start. All
+// of it is a function of the calls, the specs and the agreed budget, so that every rank decides the
+// same. WholeLedger decides and sees nothing else; WholeGathers carries a decision out on the core
+// of one rank, whose timing it may follow but never asks. Under the shell's lock; no clock, no OS.
+#pragma once
+
+#include "lib/residency/core.h"
+#include "lib/residency/types.h"
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace stepwell::residency {
+
+using WholeId = uint32_t;
+using GatherId = uint64_t;  // counts collectives: the same number is the same one on all ranks
+
+// What a whole needs before a view of it can be given.
+enum class WholeNeed : uint8_t {
+    kHit,     // it is there
+    kGather,  // a collective
+    kFill,    // room alone: the caller writes all of it
+};
+
+struct WholeDecision {
+    Status status;                 // an error: nothing changed, on no rank
+    std::vector<WholeId> drops;    // leave first
+    std::vector<WholeNeed> needs;  // one per whole asked for
+    std::vector<GatherId> gathers;  // one per need; 0 unless kGather
+};
+
+class WholeLedger {
+public:
+    explicit WholeLedger(uint64_t budget_blocks) : budget_blocks_(budget_blocks) {}
+
+    // BUDGET when it could never be gathered. Ids count creations, as they do on all ranks.
+    Result<WholeId> add(std::string name, uint32_t blocks);
+    Status remove(WholeId whole);
+
+    // Pins all of them until release(), or none. Recency counts calls. BUSY on a conflict: the
+    // caller would wait for itself.
+    WholeDecision fetch(const std::vector<WholeId> &wholes, Access access);
+    // True when the whole has to leave: an update came while it was open.
+    [[nodiscard]] bool release(WholeId whole, Access access);
+
+    // The shards change, so the gathered bytes are old. `drop` tells whether a whole was there.
+    Status write(WholeId whole, bool &drop);
+    Status discard(WholeId whole, bool &drop) { return write(whole, drop); }
+    // As write, but behind views that are open: the whole leaves with the last of them.
+    void update(WholeId whole, bool &drop);
+
+    [[nodiscard]] uint64_t used_blocks() const { return used_blocks_; }
+    [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
+    [[nodiscard]] bool present(WholeId whole) const { return wholes_[whole].present; }
+
+private:
+    struct Whole {
+        std::string name;
+        uint32_t blocks = 0;
+        uint32_t readers = 0;
+        bool writer = false;
+        bool present = false;
+        bool old = false;       // leaves with its last view
+        bool removed = false;
+        uint64_t used_at = 0;   // call number
+
+        [[nodiscard]] bool pinned() const { return readers > 0 || writer; }
+    };
+
+    [[nodiscard]] Status conflict(const std::vector<WholeId> &wholes, Access access) const;
+    // The wholes that leave for `needed_blocks`, least recently used first; BUDGET if too few can.
+    Status make_room(const std::vector<WholeId> &asked, uint64_t needed_blocks,
+                     std::vector<WholeId> &drops) const;
+    void drop(Whole &whole);
+
+    uint64_t budget_blocks_;
+    uint64_t used_blocks_ = 0;
+    uint64_t calls_ = 0;
+    GatherId gathers_ = 0;
+    std::vector<Whole> wholes_;
+};
+
+// A collective the shell has to start; they are issued by rising number on every rank. One that has
+// no memory here is started all the same, since the others wait for it: its shard reads as poison,
+// and every rank hears in gather_done() that it failed.
+struct StartGather {
+    GatherId gather = 0;
+    WholeId whole = 0;
+    ClaimId claim = 0;
+    Status status;   // an error: the grants are void
+    Grant shard;     // source, pinned
+    Grant gathered;  // target, pinned
+};
+
+struct WholeGranted {
+    uint64_t call = 0;
+    std::vector<Grant> grants;
+};
+
+struct WholeRefused {
+    uint64_t call = 0;
+    Status status;
+};
+
+struct WholeCommands {
+    std::vector<StartGather> starts;
+    std::vector<WholeGranted> granted;
+    std::vector<WholeRefused> refused;
+};
+
+struct WholeTensors {
+    TensorId shard = kNone;
+    TensorId whole = kNone;  // TensorSpec::agreed
+    uint64_t shard_bytes = 0;
+    uint64_t whole_bytes = 0;
+};
+
+// One rank's side of the decisions. It asks the core for one gather's memory at a time, in the order
+// of the collectives: a later one that pinned its shard first could keep the room that an earlier
+// one waits for, while on another rank it is the other way round. But it claims the shard in the
+// call: an update that is called later must not come between on one rank and not on another.
+class WholeGathers {
+public:
+    WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks)
+        : core_(core), place_(place), ledger_(budget_blocks)
+    {
+    }
+
+    Result<WholeId> add(std::string name, const WholeTensors &tensors);
+    Status remove(WholeId whole, Commands &out);
+
+    // Returns the call's number; the answer comes through pump().
+    uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Instant now,
+                   Commands &out);
+    // One view of an answered call. After a refusal too, with no grant, at the point of the program
+    // where it learns of it: pins end by the order of calls, never by the time of a failure.
+    void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out);
+    Status write(WholeId whole, Commands &out);
+    void update(WholeId whole, Commands &out);
+
+    // Answers of the core that are this object's: true when it took the answer.
+    bool on_granted(const Granted &granted, Instant now, Commands &out);
+    bool on_refused(const Refused &refused, Instant now, Commands &out);
+    void gather_done(GatherId gather, const Status &status, Instant now, Commands &out);
+    // What there is to do for the shell since the last call.
+    [[nodiscard]] WholeCommands pump();
+
+    // Every decision in call order, as text: equal on all ranks, whatever happened when.
+    [[nodiscard]] const std::string &decisions() const { return decisions_; }
+    [[nodiscard]] const WholeLedger &ledger() const { return ledger_; }
+    [[nodiscard]] bool idle() const
+    {
+        return queue_.empty() && running_.empty() && calls_.empty();
+    }
+
+private:
+    struct Gather {
+        GatherId id = 0;
+        WholeId whole = 0;
+        ClaimId claim = 0;  // on shard and whole, since the call
+        FetchId fetch = 0;
+    };
+    struct Call {
+        std::vector<WholeId> wholes;
+        Access access = Access::kRead;
+        uint64_t owner = 0;
+        std::vector<GatherId> waits;  // its own, and those of earlier calls that it hits
+    };
+
+    void note(uint64_t call, const WholeDecision &decision, const std::vector<WholeId> &wholes);
+    void drop(WholeId whole, Commands &out);
+    void ask_next(Instant now, Commands &out);
+    void start_front(const Status &status, const std::vector<Grant> &grants);
+    void ask_views(uint64_t number, Instant now, Commands &out);
+    void gather_over(GatherId gather, Instant now, Commands &out);
+
+    Core &core_;  // not owned, outlives this
+    PlaceId place_;
+    WholeLedger ledger_;
+    std::vector<WholeTensors> tensors_;
+    std::vector<GatherId> last_gather_;  // of each whole
+    uint64_t call_number_ = 0;
+    std::map<uint64_t, Call> calls_;      // not answered
+    std::deque<Gather> queue_;            // not started; the front asks the core
+    std::map<GatherId, StartGather> running_;
+    std::map<FetchId, uint64_t> views_;   // the core's fetch of the views, to the call
+    WholeCommands commands_;
+    std::string decisions_;
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arena: the slots of one place and who has them. A place of memory hands out numbered slots, singly
+// or in runs; the nvme place only counts, since the store finds a slot for a block itself.
+// Pure. One thread at a time.
+#pragma once
+
+#include "lib/residency/types.h"
+
+#include <vector>
+
+namespace stepwell::residency {
+
+class Arena {
+public:
+    Arena() = default;
+    Arena(uint32_t slots, uint32_t whole_slots, bool counts_only);
+
+    // Free for ordinary blocks, or for gathered wholes, which have their own part.
+    [[nodiscard]] uint32_t free(bool whole = false) const;
+    [[nodiscard]] uint32_t slots() const { return slots_; }
+    [[nodiscard]] uint32_t whole_slots() const { return whole_slots_; }
+    [[nodiscard]] uint32_t used() const { return used_ + used_whole_; }
+    [[nodiscard]] uint32_t peak() const { return peak_; }
+    [[nodiscard]] bool counts_only() const { return counts_only_; }
+
+    // A slot for the block; `near` is tried first, so that neighbours tend to lie in runs.
+    Slot take(BlockId block, bool whole, Slot near = kNoSlot);
+    void take_at(BlockId block, bool whole, Slot slot);
+    void give(Slot slot, bool whole);
+
+    // The block in a slot, kNone when it is free.
+    [[nodiscard]] BlockId owner(Slot slot) const { return owners_[slot]; }
+    [[nodiscard]] bool is_free(Slot slot) const
+    {
+        return slot < slots_ && owners_[slot] == kNone;
+    }
+
+private:
+    void count(bool whole);
+
+    uint32_t slots_ = 0;
+    uint32_t whole_slots_ = 0;
+    uint32_t used_ = 0;
+    uint32_t used_whole_ = 0;
+    uint32_t peak_ = 0;
+    bool counts_only_ = false;
+    std::vector<BlockId> owners_;
+    std::vector<Slot> free_;  // may name slots that were taken by number meanwhile
+    std::vector<uint8_t> listed_;
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The residency core: where every block is, who pins it, who waits for what, what moves next. A
+// deterministic state machine: events in, commands out, the same in a runtime and in a simulation.
+// One thread at a time (the shell's lock); gates alone are touched by others. No OS, clock, driver.
+#pragma once
+
+#include "lib/residency/arena.h"
+#include "lib/residency/gate.h"
+#include "lib/residency/model.h"
+#include "lib/residency/policy.h"
+#include "lib/residency/types.h"
+
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+namespace stepwell::residency {
+
+class Core {
+public:
+    explicit Core(Config config);
+    ~Core();
+    Core(const Core &) = delete;
+    Core &operator=(const Core &) = delete;
+
+    // ---- tensors -------------------------------------------------------------------------------
+    // Promises room in a farthest allowed tier, so that what is accepted can always be put somewhere.
+    Result<TensorId> create(const TensorSpec &spec);
+    // BUSY with views, fetches or a claim on it; changes nothing then.
+    Status destroy(TensorId tensor, Commands &out);
+    [[nodiscard]] Status may_destroy(TensorId tensor);  // OK, or the BUSY that destroy would say
+    Status discard(TensorId tensor, Commands &out);
+    Status set_policy(TensorId tensor, const Policy &policy);
+    // Marks what an update or a reduce could not complete; reads are refused with `cause`.
+    void fail(TensorId tensor, const Status &cause);
+    void mark_valid(TensorId tensor);  // a write that no release reports (fill of nothing)
+
+    // ---- fetch and release ---------------------------------------------------------------------
+    FetchId fetch(const FetchAsked &asked, Instant now, Commands &out);
+    // Undo a fetch that was neither granted nor refused; the answer is a Refused with `why`.
+    void cancel(FetchId fetch, Status why, Commands &out);
+    // A view that was not pinned by a gate, or any view with write access.
+    void release(const Release &release, Instant now, Commands &out);
+    // A gate whose last pin went while it was closed, or room that somebody waits for.
+    void gate_idle(TensorId tensor, Instant now, Commands &out);
+    // Hits that went past the core, in any order; for recency.
+    void touch(TensorId tensor, PlaceId place);
+    // A release through the gate that asks for more than an unpin: leave first, or last.
+    void release_hint(TensorId tensor, PlaceId place, bool far, Instant now, Commands &out);
+
+    // ---- claims: the library's own exclusive use (updates, reduces) ------------------------------
+    // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
+    // are served in order. Never blocks.
+    ClaimId claim();
+    void claim_tensor(ClaimId claim, TensorId tensor);
+    // empties: the contents are dead, in the same step (a used gradient).
+    void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
+    [[nodiscard]] ClaimId claimed_by(TensorId tensor) const;
+
+    // ---- transfers -----------------------------------------------------------------------------
+    void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);
+    // Deadlines that have passed.
+    void tick(Instant now, Commands &out);
+    [[nodiscard]] Instant next_deadline() const;
+
+    // ---- eviction on request -------------------------------------------------------------------
+    // Starts what can leave; returns how many blocks of the tensor are still at the place.
+    uint64_t evict(TensorId tensor, PlaceId place, Commands &out);
+    // Every block with newest bytes only in memory starts for its farthest tier; how many are left.
+    uint64_t write_back_all(Commands &out);
+    // Errors of write-back so far are forgiven; the blocks may be tried again.
+    void forgive();
+
+    // What the program knows of the coming steps: leaves first and is written back now, or leaves
+    // last. Of shared blocks the last word counts.
+    void advise(TensorId tensor, Advice advice, Commands &out);
+
+    // ---- questions -----------------------------------------------------------------------------
+    [[nodiscard]] Door &door(TensorId tensor, PlaceId place);
+    [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) { return door(tensor, place).gate; }
+    [[nodiscard]] const TensorSpec &spec(TensorId tensor) const;
+    [[nodiscard]] Contents contents(TensorId tensor) const;
+    [[nodiscard]] uint64_t version(TensorId tensor) const;
+    // Bit per place that holds the newest bytes of all of the tensor.
+    [[nodiscard]] uint32_t residence(TensorId tensor) const;
+    // Where a pinned or resident tensor lies at a place of slots: the first block's slot, the offset.
+    [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const;
+    [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const;
+    [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const;  // of all that moves with it
+    [[nodiscard]] uint64_t pack_offset(TensorId tensor) const;
+    [[nodiscard]] PackId pack_of(TensorId tensor) const;
+    [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const;
+    [[nodiscard]] PlaceUsage usage(PlaceId place) const;
+    [[nodiscard]] uint64_t metadata_bytes() const;
+    [[nodiscard]] uint32_t block_ids() const { return static_cast<uint32_t>(blocks_.size()); }
+    [[nodiscard]] uint32_t waiting_fetches() const;
+    [[nodiscard]] uint32_t transfers_in_flight() const;
+    // Fetches that only views of the program keep waiting (kFetchWaitRoom), oldest first.
+    [[nodiscard]] std::vector<FetchId> stuck_fetches() const;
+    // Tensors a waiting fetch conflicts with; empty when it waits for room or transfers.
+    [[nodiscard]] std::vector<TensorId> conflicts(FetchId fetch) const;
+    [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
+    [[nodiscard]] bool waits_for_room(FetchId fetch) const;
+    [[nodiscard]] uint64_t owner_of(FetchId fetch) const;
+    // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
+    [[nodiscard]] bool in_use(TensorId tensor) const;
+    Status fits(const std::vector<Request> &requests) const;
+    // Every invariant of the design; empty when all hold. For tests and after each simulated event.
+    [[nodiscard]] std::string check() const;
+
+    void set_victim_policy(const VictimPolicy *policy);  // not owned, outlives the core or null
+
+private:
+    enum class Room { kTaken, kComing, kStuck, kNever };
+    using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
+
+    // tensors.cpp
+    [[nodiscard]] Status can_promise(PlaceId place, uint32_t blocks) const;
+    Status promise(Pack &pack);
+    void unpromise(const Pack &pack);
+    Result<PackId> new_pack(const TensorSpec &spec, uint32_t blocks, bool shared);
+    void bury(PackId pack, Commands &out);
+    void free_pack(PackId pack, Commands &out);
+    void drop_contents(TensorId tensor, Commands &out);
+
+    // locks.cpp: who may use what beside whom
+    bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
+    bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request, PlaceId place);
+    bool block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const;
+    bool try_lock(Fetch &fetch);
+    void follow_neighbour(Fetch &fetch, size_t index);
+    [[nodiscard]] Status conflict_within(const Fetch &fetch) const;
+    Status readable(const Fetch &fetch) const;
+    void lock(Fetch &fetch);
+    void unlock(const Request &request, PlaceId place, ClaimId claim);
+    void build_targets(Fetch &fetch);
+    void update_gate(TensorId tensor, PlaceId place);
+
+    // fetch.cpp: a fetch from question to answer
+    Status check_request(const FetchAsked &asked) const;
+    void advance(Commands &out);
+    bool step(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out);
+    void finish(FetchId id, Commands &out);
+    Grant pin(const Fetch &fetch, size_t request);
+    void refuse(FetchId id, Status why, Commands &out);
+    void forget_fetch(Fetch &fetch);
+    void end_write(const Release &release, Commands &out);
+
+    // room.cpp: reservation, victims, write-back
+    Room reserve(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out);
+    Room make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out);
+    Room plan_runs(Fetch &fetch, Commands &out);
+    Room plan_run(Fetch &fetch, Target *first, uint32_t count, Commands &out);
+    bool run_lies(const Target *first, uint32_t count) const;
+    uint64_t run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch) const;
+    void take_room(Fetch &fetch);
+    BlockId pick_victim(PlaceId place, const Fetch &fetch) const;
+    bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
+    [[nodiscard]] Room stuck_or_never() const;
+    bool can_drain(const Pack &pack, PlaceId place) const;
+    bool is_duplicate(BlockId block, PlaceId place) const;
+    PlaceId drain_place(BlockId block, PlaceId place, Commands &out);
+    bool start_eviction(BlockId block, PlaceId place, Commands &out);
+    void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
+    void pump_write_back(Commands &out);
+    void queue_clean(BlockId block);
+    [[nodiscard]] uint32_t pinned_blocks(PlaceId place, const Fetch *except) const;
+    [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
+    [[nodiscard]] bool room_will_come(PlaceId place, const Fetch *except) const;
+    [[nodiscard]] uint64_t next_use(BlockId block) const;
+    Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;
+
+    // moves.cpp: transfers and what they change
+    void start_fill(Fetch &fetch, Target &target, Commands &out);
+    bool satisfied(const Target &target) const;
+    void start_transfer(Transfer transfer, bool evicts, bool writes_back, Commands &out);
+    bool bytes_exist(BlockId block, uint32_t tried) const;
+    PlaceId choose_source(BlockId block, PlaceId place, uint32_t tried) const;
+    void settle_target(const Flight &flight, bool ok, Commands &out);
+    void settle_source(const Flight &flight, bool ok, Commands &out);
+    void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);
+    void note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status);
+    void drop_replica(BlockId block, PlaceId place, Commands &out);
+    void free_slot(BlockId block, PlaceId place, Commands &out);
+    void hold(BlockId block, PlaceId place);
+    bool close_gates(BlockId block, PlaceId place);
+
+    // recency.cpp
+    void heat(BlockId block, PlaceId place);
+    void cool(BlockId block, PlaceId place);
+    void unlist(BlockId block, PlaceId place);
+
+    [[nodiscard]] PlaceId places() const { return static_cast<PlaceId>(config_.places.size()); }
+    [[nodiscard]] bool exists(PlaceId place) const { return config_.places[place].blocks > 0; }
+    [[nodiscard]] bool is_nvme(PlaceId place) const
+    {
+        return config_.places[place].tier == Tier::kNvme;
+    }
+    Replica &replica(BlockId block, PlaceId place) { return replicas_[block * places() + place]; }
+    [[nodiscard]] const Replica &replica(BlockId block, PlaceId place) const
+    {
+        return replicas_[block * places() + place];
+    }
+    [[nodiscard]] BlockRange blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const;
+    [[nodiscard]] bool lies_whole(TensorId tensor, PlaceId place) const;
+    [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
+    [[nodiscard]] std::string place_name(PlaceId place) const;
+    [[nodiscard]] const char *block_name(BlockId block) const;
+
+    struct Free {
+        void operator()(void *memory) const { std::free(memory); }
+    };
+
+    Config config_;
+    LeastRecentlyUsed recency_only_;
+    const VictimPolicy *victims_ = &recency_only_;
+    std::array<Arena, kPlacesMax> arenas_;
+    std::array<uint32_t, kPlacesMax> coming_{};    // evictions under way
+    std::array<uint32_t, kPlacesMax> promised_{};  // of the budget, to packs
+    std::array<uint64_t, kPlacesMax> evictions_{};
+    std::array<BlockId, kPlacesMax> hottest_{};
+    std::array<BlockId, kPlacesMax> coldest_{};
+    std::unique_ptr<Door[], Free> doors_;  // tensors_max x places, zero pages until touched
+    std::deque<Tensor> tensors_;
+    std::vector<TensorId> free_tensors_;
+    std::deque<Pack> packs_;
+    std::vector<PackId> free_packs_;
+    std::map<PackKey, PackId> open_packs_;  // shared ones that take more tensors
+    std::vector<Block> blocks_;
+    std::vector<Replica> replicas_;  // blocks x places
+    std::map<uint32_t, std::vector<BlockId>> free_ranges_;  // by their exact length
+    std::unordered_map<FetchId, Fetch> fetches_;
+    std::map<QueueKey, FetchId> queue_;  // in the lock and room phases
+    std::map<std::pair<Instant, FetchId>, bool> deadlines_;
+    std::unordered_map<TransferId, Flight> flights_;
+    std::deque<BlockId> clean_queue_;
+    FetchId next_fetch_ = 1;
+    ClaimId next_claim_ = 1;
+    TransferId next_transfer_ = 1;
+    uint32_t write_backs_ = 0;
+    bool advancing_ = false;
+};
+
+}  // namespace stepwell::residency

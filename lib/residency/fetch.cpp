@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fetch from question to answer: lock, reserve room for all of it, fill, pin. Waiting fetches are
+// served in order; one that waits for room at a place keeps later ones from taking room there.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+Status Core::check_request(const FetchAsked &asked) const
+{
+    for (size_t i = 0; i < asked.requests.size(); ++i) {
+        const Request &request = asked.requests[i];
+        const Tensor &tensor = tensors_[request.tensor];
+        for (size_t j = 0; j < i; ++j) {
+            const Request &other = asked.requests[j];
+            if (other.tensor != request.tensor || asked.claim != 0) continue;
+            if (other.access == Access::kRead && request.access == Access::kRead) continue;
+            return Status::error(STW_ERROR_BUSY,
+                                 "tensor '%s' is asked for twice in one call and at least once for "
+                                 "writing; it would wait for itself",
+                                 tensor.spec.name.c_str());
+        }
+    }
+    return {};
+}
+
+FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
+{
+    const FetchId id = next_fetch_++;
+    Status wrong = check_request(asked);
+    if (!wrong.ok()) {
+        out.refused.push_back({id, std::move(wrong)});
+        return id;
+    }
+    Fetch &fetch = fetches_[id];
+    fetch.id = id;
+    fetch.asked = asked;
+    for (const Request &request : asked.requests) {
+        ++tensors_[request.tensor].fetches;
+        if (request.access != Access::kRead) ++tensors_[request.tensor].waiting;
+    }
+    queue_[{static_cast<uint8_t>(asked.urgency), asked.priority, id}] = id;
+    if (asked.deadline != kNever) deadlines_[{asked.deadline, id}] = true;
+    advance(out);
+    (void)now;
+    return id;
+}
+
+// One pass over those that wait, again while answers change what others may have.
+void Core::advance(Commands &out)
+{
+    if (advancing_) return;
+    advancing_ = true;
+    bool again = true;
+    while (again) {
+        again = false;
+        std::array<bool, kPlacesMax> blocked{};
+        for (auto at = queue_.begin(); at != queue_.end();) {
+            const QueueKey key = at->first;
+            const auto found = fetches_.find(at->second);
+            STW_ASSERT(found != fetches_.end());
+            again |= step(found->second, blocked, out);
+            at = queue_.upper_bound(key);
+        }
+    }
+    pump_write_back(out);
+    advancing_ = false;
+}
+
+// Takes the fetch as far as it goes; true when it was answered, so that others may go on.
+bool Core::step(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out)
+{
+    const FetchId id = fetch.id;
+    const bool tries = (fetch.asked.flags & kFetchTry) != 0;
+    if (fetch.phase == Phase::kLock) {
+        if (!try_lock(fetch)) {
+            if (!tries) return false;
+            refuse(id, Status::error(STW_ERROR_BUSY, "a view or an update is in the way"), out);
+            return true;
+        }
+        Status status = conflict_within(fetch);
+        if (status.ok()) status = readable(fetch);
+        if (!status.ok()) {
+            refuse(id, std::move(status), out);
+            return true;
+        }
+        lock(fetch);
+        for (const Request &request : fetch.asked.requests) {
+            if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
+        }
+        fetch.phase = Phase::kRoom;
+        build_targets(fetch);
+    }
+    if (fetch.phase != Phase::kRoom) return false;
+    const Room room = reserve(fetch, blocked, out);
+    if (room == Room::kComing && !tries) return false;
+    if (room == Room::kStuck && (fetch.asked.flags & kFetchWaitRoom)) {
+        fetch.stuck = true;
+        return false;
+    }
+    if (room != Room::kTaken) {
+        Status status = std::move(fetch.error);
+        if (status.ok()) {
+            status = Status::error(STW_ERROR_BUSY, "the bytes are not resident and free at once");
+        }
+        refuse(id, std::move(status), out);
+        return true;
+    }
+    fetch.stuck = false;
+    fetch.error = Status();  // of waiting for room
+    fetch.phase = Phase::kFill;
+    queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, id});
+    fetch.pending = 0;
+    for (Target &target : fetch.targets) {
+        if (!satisfied(target)) start_fill(fetch, target, out);
+        target.waiting = !satisfied(target);
+        if (!target.waiting) continue;
+        ++fetch.pending;
+        std::vector<FetchId> &waiters = blocks_[target.block].waiters;
+        if (std::find(waiters.begin(), waiters.end(), id) == waiters.end()) waiters.push_back(id);
+    }
+    if (fetch.pending > 0 && tries) {
+        refuse(id, Status::error(STW_ERROR_BUSY, "the bytes are not resident"), out);
+        return true;
+    }
+    if (fetch.pending == 0) finish(id, out);
+    return fetch.pending == 0;
+}
+
+// Each block once, with what any of the requests needs of it.
+void Core::build_targets(Fetch &fetch)
+{
+    fetch.targets.clear();
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        const Request &request = fetch.asked.requests[i];
+        const Tensor &tensor = tensors_[request.tensor];
+        const Pack &pack = packs_[tensor.pack];
+        const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+        const uint64_t begin = tensor.offset + request.byte_begin;
+        const uint64_t end = begin + request.byte_count;
+        for (uint32_t index = range.first; index < range.second; ++index) {
+            const uint64_t block_begin = index * config_.block_bytes;
+            const uint64_t block_end =
+                std::min(block_begin + config_.block_bytes, pack.used_bytes);
+            const bool covers = begin <= block_begin && end >= block_end && !pack.shared;
+            Target target;
+            target.block = pack.first + index;
+            target.place = fetch.places[i];
+            target.writes = request.access != Access::kRead;
+            const bool whole_write = request.access == Access::kWrite ||
+                                     request.access == Access::kWriteEmpty;
+            target.needs_bytes = !whole_write || !covers;
+            fetch.targets.push_back(target);
+        }
+    }
+    std::stable_sort(fetch.targets.begin(), fetch.targets.end(),
+                     [](const Target &a, const Target &b) {
+                         return a.place != b.place ? a.place < b.place : a.block < b.block;
+                     });
+    size_t kept = 0;
+    for (const Target &target : fetch.targets) {
+        Target *last = kept > 0 ? &fetch.targets[kept - 1] : nullptr;
+        if (last && last->place == target.place && last->block == target.block) {
+            last->needs_bytes |= target.needs_bytes;
+            last->writes |= target.writes;
+        } else {
+            fetch.targets[kept++] = target;
+        }
+    }
+    fetch.targets.resize(kept);
+}
+
+// Everything is there: pin it and answer.
+void Core::finish(FetchId id, Commands &out)
+{
+    Fetch &fetch = fetches_.at(id);
+    if (!fetch.error.ok()) {
+        Status why = std::move(fetch.error);
+        refuse(id, std::move(why), out);
+        return;
+    }
+    const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
+    for (const Target &target : fetch.targets) {
+        Replica &here = replica(target.block, target.place);
+        if (target.writes) {
+            for (PlaceId other = 0; other < places(); ++other) {
+                if (other != target.place) drop_replica(target.block, other, out);
+            }
+            here.valid = true;
+            blocks_[target.block].write_failed = false;
+        }
+        here.fresh = here.fresh && prefetch;
+        heat(target.block, target.place);
+    }
+    Granted granted;
+    granted.fetch = id;
+    if (!prefetch) {
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            granted.grants.push_back(pin(fetch, i));
+        }
+    } else {
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            unlock(fetch.asked.requests[i], fetch.places[i], fetch.asked.claim);
+            update_gate(fetch.asked.requests[i].tensor, fetch.places[i]);
+        }
+    }
+    for (const Target &target : fetch.targets) --replica(target.block, target.place).holds;
+    forget_fetch(fetch);
+    out.granted.push_back(std::move(granted));
+}
+
+Grant Core::pin(const Fetch &fetch, size_t index)
+{
+    const Request &request = fetch.asked.requests[index];
+    const Tensor &tensor = tensors_[request.tensor];
+    const PlaceId place = fetch.places[index];
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    Grant grant;
+    grant.place = place;
+    grant.slot = replica(first + range.first, place).slot;
+    grant.slot_offset = (tensor.offset + request.byte_begin) -
+                        static_cast<uint64_t>(range.first) * config_.block_bytes;
+    const bool internal = (fetch.asked.flags & kFetchInternal) != 0 || fetch.asked.claim != 0;
+    if (request.access == Access::kRead && !internal) {
+        unlock(request, place, 0);
+        update_gate(request.tensor, place);
+        if (gate(request.tensor, place).try_pin()) {
+            grant.by_gate = true;
+            return grant;
+        }
+        Tensor &locked = tensors_[request.tensor];
+        ++locked.readers;
+        for (BlockId block = first + range.first; block < first + range.second; ++block) {
+            ++replica(block, place).marks;
+        }
+    }
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        Replica &here = replica(block, place);
+        ++(internal ? here.holds : here.pins);
+    }
+    return grant;
+}
+
+void Core::refuse(FetchId id, Status why, Commands &out)
+{
+    Fetch &fetch = fetches_.at(id);
+    if (fetch.phase == Phase::kLock) {
+        for (const Request &request : fetch.asked.requests) {
+            if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
+        }
+    } else {
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            unlock(fetch.asked.requests[i], fetch.places[i], fetch.asked.claim);
+        }
+    }
+    if (fetch.phase == Phase::kFill) {
+        for (const Target &target : fetch.targets) {
+            Replica &here = replica(target.block, target.place);
+            --here.holds;
+            std::vector<FetchId> &waiters = blocks_[target.block].waiters;
+            waiters.erase(std::remove(waiters.begin(), waiters.end(), id), waiters.end());
+            const bool useless = !here.valid && !here.filling && here.holds == 0 && here.pins == 0;
+            if (useless) drop_replica(target.block, target.place, out);
+        }
+    }
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        for (PlaceId place = 0; place < places(); ++place) {
+            update_gate(fetch.asked.requests[i].tensor, place);
+        }
+    }
+    forget_fetch(fetch);
+    out.refused.push_back({id, std::move(why)});
+}
+
+void Core::forget_fetch(Fetch &fetch)
+{
+    queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, fetch.id});
+    if (fetch.asked.deadline != kNever) deadlines_.erase({fetch.asked.deadline, fetch.id});
+    for (const Request &request : fetch.asked.requests) --tensors_[request.tensor].fetches;
+    fetches_.erase(fetch.id);
+}
+
+void Core::cancel(FetchId id, Status why, Commands &out)
+{
+    if (fetches_.count(id) == 0) return;
+    refuse(id, std::move(why), out);
+    advance(out);
+}
+
+void Core::release(const Release &release, Instant, Commands &out)
+{
+    Tensor &tensor = tensors_[release.tensor];
+    const BlockRange range = blocks_of(tensor, release.byte_begin, release.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        Replica &here = replica(block, release.place);
+        uint32_t &count = release.internal || release.claim != 0 ? here.holds : here.pins;
+        STW_ASSERT(count > 0);
+        --count;
+        if (release.far) {
+            cool(block, release.place);
+            queue_clean(block);
+        } else if (release.near) {
+            heat(block, release.place);
+        }
+    }
+    const Request request{release.tensor, release.access, release.place, release.byte_begin,
+                          release.byte_count};
+    unlock(request, release.place, release.claim);
+    if (release.access != Access::kRead) end_write(release, out);
+    update_gate(release.tensor, release.place);
+    advance(out);
+}
+
+void Core::end_write(const Release &release, Commands &out)
+{
+    Tensor &tensor = tensors_[release.tensor];
+    ++tensor.version;
+    if (release.abandon || release.discard) {
+        drop_contents(release.tensor, out);
+        return;
+    }
+    tensor.contents = Contents::kValid;
+    tensor.cause = Status();
+}
+
+void Core::gate_idle(TensorId id, Instant, Commands &out)
+{
+    for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
+    advance(out);
+}
+
+void Core::release_hint(TensorId id, PlaceId place, bool far, Instant, Commands &out)
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        if (!replica(block, place).listed) continue;
+        if (far) {
+            cool(block, place);
+            queue_clean(block);
+        } else {
+            heat(block, place);
+        }
+    }
+    advance(out);
+}
+
+void Core::tick(Instant now, Commands &out)
+{
+    while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
+        const FetchId id = deadlines_.begin()->first.second;
+        const Fetch &fetch = fetches_.at(id);
+        const char *what = fetch.phase == Phase::kLock   ? "a conflicting view or update"
+                           : fetch.phase == Phase::kRoom ? "room"
+                                                         : "its transfers";
+        const TensorId tensor = fetch.asked.requests.front().tensor;
+        Status status = Status::error(
+            STW_ERROR_TIMEOUT,
+            "the fetch of tensor '%s' (%zu requests) timed out while it waited for %s; %zu "
+            "transfers are in flight and %zu fetches wait",
+            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(), what, flights_.size(),
+            queue_.size());
+        status.mutable_detail().tensor = tensors_[tensor].spec.name;
+        refuse(id, std::move(status), out);
+    }
+    advance(out);
+}
+
+Instant Core::next_deadline() const
+{
+    return deadlines_.empty() ? kNever : deadlines_.begin()->first.first;
+}
+
+}  // namespace stepwell::residency

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coherence: many readers or one writer per tensor, and one place at a time for a block that is
+// written. Locks are taken for all requests of a fetch at once, or for none.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+Core::BlockRange Core::blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const
+{
+    const uint64_t first = tensor.offset + begin;
+    const uint64_t last = first + (count > 0 ? count - 1 : 0);
+    return {static_cast<uint32_t>(first / config_.block_bytes),
+            static_cast<uint32_t>(last / config_.block_bytes) + 1};
+}
+
+// A block that is being written at one place must not be used at another; small tensors that share
+// it are bound by this as well.
+bool Core::block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const
+{
+    if (block.writers > 0 && block.writer_place != place) return true;
+    if (!writes) return false;
+    for (PlaceId other = 0; other < places(); ++other) {
+        if (other != place && replica(id, other).marks > 0) return true;
+    }
+    return false;
+}
+
+// Pins in gates count as readers, of this tensor anywhere and of its neighbours at other places.
+// The gates are closed before they are counted: nobody slips in between.
+bool Core::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &request, PlaceId place)
+{
+    const bool alone = request.access != Access::kRead || fetch.asked.claim != 0;
+    if (!alone) return false;
+    uint32_t pins = 0;
+    for (const TensorId at : packs_[tensors_[id].pack].tensors) {
+        for (PlaceId other = 0; other < places(); ++other) {
+            if (at != id && other == place) continue;
+            if (exists(other) && !is_nvme(other)) pins += gate(at, other).close();
+        }
+    }
+    return pins > 0;
+}
+
+bool Core::conflicts_with(const Fetch &fetch, const Request &request, PlaceId place)
+{
+    const Tensor &tensor = tensors_[request.tensor];
+    const ClaimId claim = fetch.asked.claim;
+    const bool writes = request.access != Access::kRead;
+    if (claim != 0 && tensor.claim() == claim) {
+        if (tensor.readers > 0 || tensor.writer) return true;
+    } else {
+        if (tensor.claim() != 0 || tensor.writer) return true;
+        if (writes && tensor.readers > 0) return true;
+    }
+    if (gates_in_the_way(request.tensor, fetch, request, place)) return true;
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        if (block_in_the_way(blocks_[first + index], first + index, writes, place)) return true;
+    }
+    return false;
+}
+
+PlaceId Core::choose_cpu_place(const Request &request) const
+{
+    const Tensor &tensor = tensors_[request.tensor];
+    const BlockId block = packs_[tensor.pack].first +
+                          blocks_of(tensor, request.byte_begin, request.byte_count).first;
+    PlaceId resident = kNoPlace;
+    PlaceId host = kNoPlace;
+    PlaceId any = kNoPlace;
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (is_nvme(place) || !exists(place) || !config_.places[place].cpu_access) continue;
+        const Replica &here = replica(block, place);
+        if (here.marks > 0 && blocks_[block].writers > 0) return place;
+        if (resident == kNoPlace && !here.doomed && (here.valid || here.filling)) resident = place;
+        if (config_.places[place].tier == Tier::kHost) host = place;
+        if (any == kNoPlace) any = place;
+    }
+    if (resident != kNoPlace) return resident;
+    return host != kNoPlace ? host : any;
+}
+
+// Contents are judged when the locks are free, since whoever had them may have written meanwhile.
+Status Core::readable(const Fetch &fetch) const
+{
+    for (const Request &request : fetch.asked.requests) {
+        const Tensor &tensor = tensors_[request.tensor];
+        if (request.access == Access::kWrite) continue;
+        if (request.access == Access::kWriteEmpty) {
+            if (tensor.contents == Contents::kEmpty) continue;
+            return Status::error(STW_ERROR_EXISTS, "tensor '%s' has contents",
+                                 tensor.spec.name.c_str());
+        }
+        if (tensor.contents == Contents::kFailed) return tensor.cause;
+        if (tensor.contents == Contents::kEmpty && request.access == Access::kRead) {
+            Status status = Status::error(STW_ERROR_EMPTY,
+                                          "tensor '%s' is empty: it was never written, or was "
+                                          "discarded; write it first, or create it with "
+                                          "STW_TENSOR_ZERO",
+                                          tensor.spec.name.c_str());
+            status.mutable_detail().tensor = tensor.spec.name;
+            return status;
+        }
+    }
+    return {};
+}
+
+bool Core::try_lock(Fetch &fetch)
+{
+    const std::vector<Request> &requests = fetch.asked.requests;
+    fetch.places.resize(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+        fetch.places[i] = requests[i].place == kAnyCpuPlace ? choose_cpu_place(requests[i])
+                                                            : requests[i].place;
+    }
+    for (size_t i = 0; i < requests.size(); ++i) {
+        if (requests[i].place == kAnyCpuPlace) follow_neighbour(fetch, i);
+    }
+    for (size_t i = 0; i < requests.size(); ++i) {
+        if (conflicts_with(fetch, requests[i], fetch.places[i])) return false;
+    }
+    return true;
+}
+
+// Where the choice is ours, tensors that share a block go to the same place.
+void Core::follow_neighbour(Fetch &fetch, size_t index)
+{
+    const std::vector<Request> &requests = fetch.asked.requests;
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const bool shares = tensors_[requests[i].tensor].pack == tensors_[requests[index].tensor].pack;
+        const bool leads = requests[i].place != kAnyCpuPlace || i < index;
+        if (i == index || !shares || !leads) continue;
+        if (!config_.places[fetch.places[i]].cpu_access) continue;
+        fetch.places[index] = fetch.places[i];
+        return;
+    }
+}
+
+// A block that one call wants to write here and use there, in ranges of tensors that share it.
+Status Core::conflict_within(const Fetch &fetch) const
+{
+    const std::vector<Request> &requests = fetch.asked.requests;
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const Tensor &one = tensors_[requests[i].tensor];
+        const BlockRange range = blocks_of(one, requests[i].byte_begin, requests[i].byte_count);
+        for (size_t j = 0; j < i; ++j) {
+            const Tensor &other = tensors_[requests[j].tensor];
+            if (other.pack != one.pack || fetch.places[i] == fetch.places[j]) continue;
+            if (requests[i].access == Access::kRead && requests[j].access == Access::kRead) continue;
+            const BlockRange second =
+                blocks_of(other, requests[j].byte_begin, requests[j].byte_count);
+            if (range.second <= second.first || second.second <= range.first) continue;
+            return Status::error(STW_ERROR_BUSY,
+                                 "tensors '%s' and '%s' share a block and are asked for at two "
+                                 "places in one call, at least one of them for writing; ask for "
+                                 "both at one place, or in two calls",
+                                 other.spec.name.c_str(), one.spec.name.c_str());
+        }
+    }
+    return {};
+}
+
+void Core::lock(Fetch &fetch)
+{
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        const Request &request = fetch.asked.requests[i];
+        Tensor &tensor = tensors_[request.tensor];
+        const bool writes = request.access != Access::kRead;
+        if (fetch.asked.claim != 0) {
+            STW_ASSERT(tensor.claim() == fetch.asked.claim);
+            ++tensor.claim_users;
+        } else if (writes) {
+            tensor.writer = true;
+        } else {
+            ++tensor.readers;
+        }
+        if (writes) {
+            for (PlaceId place = 0; place < places(); ++place) gate(request.tensor, place).close();
+        }
+        const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+        const BlockId first = packs_[tensor.pack].first;
+        for (BlockId block = first + range.first; block < first + range.second; ++block) {
+            ++replica(block, fetch.places[i]).marks;
+            if (!writes) continue;
+            ++blocks_[block].writers;
+            blocks_[block].writer_place = fetch.places[i];
+        }
+    }
+}
+
+void Core::unlock(const Request &request, PlaceId place, ClaimId claim)
+{
+    Tensor &tensor = tensors_[request.tensor];
+    const bool writes = request.access != Access::kRead;
+    if (claim != 0) {
+        STW_ASSERT(tensor.claim_users > 0);
+        --tensor.claim_users;
+    } else if (writes) {
+        STW_ASSERT(tensor.writer);
+        tensor.writer = false;
+    } else {
+        STW_ASSERT(tensor.readers > 0);
+        --tensor.readers;
+    }
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        STW_ASSERT(replica(block, place).marks > 0);
+        --replica(block, place).marks;
+        if (writes) --blocks_[block].writers;
+    }
+}
+
+ClaimId Core::claim()
+{
+    return next_claim_++;
+}
+
+void Core::claim_tensor(ClaimId claim, TensorId id)
+{
+    tensors_[id].claims.push_back(claim);
+    for (PlaceId place = 0; place < places(); ++place) gate(id, place).close();
+}
+
+void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
+{
+    Tensor &tensor = tensors_[id];
+    const auto mine = std::find(tensor.claims.begin(), tensor.claims.end(), claim);
+    STW_ASSERT(mine != tensor.claims.end());
+    const bool held = mine == tensor.claims.begin();
+    STW_ASSERT(!held || tensor.claim_users == 0);
+    if (held && empties && tensor.readers == 0 && !tensor.writer) {
+        ++tensor.version;
+        drop_contents(id, out);
+    }
+    tensor.claims.erase(mine);
+    for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
+    advance(out);
+}
+
+ClaimId Core::claimed_by(TensorId id) const
+{
+    return tensors_[id].claim();
+}
+
+// All of it at the place, in one run where the place does not map.
+bool Core::lies_whole(TensorId id, PlaceId place) const
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    const Slot slot = replica(first + range.first, place).slot;
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        const Replica &here = replica(first + index, place);
+        const Block &block = blocks_[first + index];
+        if (!here.valid || here.filling || here.doomed) return false;
+        if (block.writers > 0 && block.writer_place != place) return false;
+        if (!config_.places[place].maps && here.slot != slot + (index - range.first)) return false;
+    }
+    return true;
+}
+
+// Opens the gate when readers may pass by without the core. Only a grant or an end of exclusive use
+// opens: what merely lies there is opened by the first fetch that asks.
+void Core::update_gate(TensorId id, PlaceId place)
+{
+    const Tensor &tensor = tensors_[id];
+    if (is_nvme(place) || !exists(place)) return;
+    const bool free = tensor.alive && tensor.contents == Contents::kValid && !tensor.writer &&
+                      tensor.claim() == 0 && tensor.waiting == 0;
+    if (free && lies_whole(id, place)) {
+        const Grant here = location(id, place);
+        door(id, place).offset.store(here.slot * config_.block_bytes + here.slot_offset,
+                                     std::memory_order_relaxed);
+        gate(id, place).open();
+    } else {
+        gate(id, place).close();
+    }
+}
+
+}  // namespace stepwell::residency

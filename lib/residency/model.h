@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the core remembers: tensors, the packs of blocks they lie in, replicas of blocks at places,
+// fetches and transfers under way. Plain data; the rules are in the core's .cpp files.
+#pragma once
+
+#include "lib/residency/types.h"
+
+#include <array>
+#include <tuple>
+#include <vector>
+
+namespace stepwell::residency {
+
+// One block at one place.
+struct Replica {
+    Slot slot = kNoSlot;
+    uint32_t pins = 0;   // views of the program
+    uint32_t holds = 0;  // fetches under way and the library's own views
+    uint32_t marks = 0;  // locked ranges that name the block here, with or without room yet
+    uint32_t reads = 0;  // transfers out of it
+    BlockId hotter = kNone;
+    BlockId colder = kNone;
+    bool listed = false;    // in the place's list of recency
+    bool valid = false;     // has the newest bytes
+    bool filling = false;   // a transfer writes it
+    bool mapped = false;    // at a place that maps: the slot is at the tensor's address
+    bool doomed = false;    // goes as soon as no transfer uses it
+    bool evicting = false;  // goes when its write-back is done, if nobody came meanwhile
+    bool fresh = false;     // prefetched and not used yet
+};
+
+struct Block {
+    PackId pack = kNone;
+    uint32_t index = 0;      // within the pack
+    uint32_t transfers = 0;  // in flight, of any kind
+    uint32_t writers = 0;    // locked write ranges, all at writer_place
+    PlaceId writer_place = kNoPlace;
+    bool write_failed = false;   // no victim until forgiven or written again
+    bool queued_clean = false;   // in the queue of blocks to be written back early
+    uint32_t epoch = 0;          // +1 when the contents die; what was in flight is void then
+    FetchId protector = 0;       // the fetch that looks for room spares its own blocks
+    std::vector<FetchId> waiters;
+};
+
+// What a pack is shared by: tensors smaller than a block, alike in all that decides where they go.
+struct PackKey {
+    uint32_t role = 0;
+    uint64_t neighbour = 0;
+    Policy policy;
+    [[nodiscard]] auto tied() const
+    {
+        return std::tie(role, neighbour, policy.home, policy.allowed, policy.retention,
+                        policy.priority);
+    }
+    bool operator<(const PackKey &other) const { return tied() < other.tied(); }
+};
+
+struct Pack {
+    BlockId first = kNone;
+    uint32_t blocks = 0;
+    uint64_t used_bytes = 0;
+    bool shared = false;
+    bool dead = false;  // waits for its last transfer
+    bool agreed = false;
+    Advice advice = Advice::kNormal;
+    PlaceId promised = kNoPlace;
+    PlaceId promised_home = kNoPlace;  // of what is pinned there, unless it is the same
+    PlaceId pinned_home = kNoPlace;
+    PackKey key;
+    std::vector<TensorId> tensors;
+};
+
+struct Tensor {
+    TensorSpec spec;
+    PackId pack = kNone;
+    uint64_t offset = 0;  // in the pack
+    uint64_t version = 0;
+    std::vector<ClaimId> claims;  // served first come first served; the front one holds
+    uint32_t readers = 0;      // locked read ranges that are not in a gate
+    uint32_t claim_users = 0;  // locked ranges under the claim
+    uint32_t waiting = 0;      // fetches in the lock phase that want to write it
+    uint32_t fetches = 0;      // that name it and are not answered
+    bool writer = false;
+    bool alive = false;
+    Contents contents = Contents::kEmpty;
+    Status cause;  // of kFailed
+
+    [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
+};
+
+// A block that a fetch needs at a place.
+struct Target {
+    BlockId block = kNone;
+    PlaceId place = kNoPlace;
+    bool needs_bytes = false;
+    bool writes = false;
+    bool waiting = false;
+    Slot wanted_slot = kNoSlot;  // of a run
+    uint32_t tried = 0;          // sources that failed, a bit per place
+};
+
+enum class Phase : uint8_t { kLock, kRoom, kFill };
+
+struct Fetch {
+    FetchId id = 0;
+    FetchAsked asked;
+    Phase phase = Phase::kLock;
+    bool stuck = false;  // only views of the program are in the way
+    uint32_t pending = 0;
+    Status error;
+    std::vector<PlaceId> places;  // resolved, per request
+    std::vector<Target> targets;  // sorted by place and block, each once
+};
+
+struct Flight {
+    Transfer transfer;
+    uint32_t epoch = 0;
+    bool evicts = false;
+    bool writes_back = false;
+};
+
+// Demand before hints, larger priority first, then first come first served.
+struct QueueKey {
+    uint8_t urgency = 0;
+    int32_t priority = 0;
+    FetchId id = 0;
+    bool operator<(const QueueKey &other) const
+    {
+        if (urgency != other.urgency) return urgency > other.urgency;
+        if (priority != other.priority) return priority > other.priority;
+        return id < other.id;
+    }
+};
+
+}  // namespace stepwell::residency

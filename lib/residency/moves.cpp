@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers: what starts them, what their end changes. A replica counts as valid only after the
+// completion that proves it, and a slot is free only when no transfer touches it any more.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+// The nearest replica with the newest bytes that has not failed this fetch yet.
+PlaceId Core::choose_source(BlockId block, PlaceId place, uint32_t tried) const
+{
+    for (PlaceId from = 0; from < places(); ++from) {
+        const Replica &there = replica(block, from);
+        if (from == place || (tried & (1u << from))) continue;
+        if (there.valid && !there.doomed && !there.filling) return from;
+    }
+    return kNoPlace;
+}
+
+// Somewhere are the newest bytes, or on their way, though they cannot be read from there just now.
+bool Core::bytes_exist(BlockId block, uint32_t tried) const
+{
+    for (PlaceId from = 0; from < places(); ++from) {
+        if ((tried & (1u << from)) == 0 && replica(block, from).valid) return true;
+    }
+    return false;
+}
+
+bool Core::satisfied(const Target &target) const
+{
+    const Replica &here = replica(target.block, target.place);
+    if (here.filling || here.doomed) return false;
+    if (target.writes && blocks_[target.block].transfers > 0) return false;
+    if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;
+    if (target.needs_bytes) return here.valid;
+    return here.valid || !config_.places[target.place].maps || here.mapped;
+}
+
+// Starts what the target lacks, or joins what is under way.
+void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
+{
+    Block &block = blocks_[target.block];
+    Replica &here = replica(target.block, target.place);
+    if (block.transfers > 0 && fetch.asked.urgency == Class::kDemand) {
+        for (auto &[id, flight] : flights_) {
+            if (flight.transfer.block != target.block) continue;
+            if (flight.transfer.urgency == Class::kDemand) continue;
+            flight.transfer.urgency = Class::kDemand;
+            out.promotes.push_back(id);
+        }
+    }
+    if (here.filling || here.doomed) return;
+    Transfer transfer;
+    transfer.block = target.block;
+    transfer.to = target.place;
+    transfer.urgency = fetch.asked.urgency;
+    if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) {
+        const bool whole = packs_[block.pack].agreed;
+        transfer.kind = here.valid ? TransferKind::kRelocate : TransferKind::kMap;
+        transfer.from = target.place;
+        transfer.from_slot = here.slot;
+        if (!here.valid) {
+            arenas_[target.place].give(here.slot, whole);
+            here.slot = target.wanted_slot;
+            start_fill(fetch, target, out);
+            return;
+        }
+        here.slot = target.wanted_slot;
+    } else if (here.valid) {
+        return;
+    } else if (const PlaceId from = choose_source(target.block, target.place, target.tried);
+               from != kNoPlace && target.needs_bytes) {
+        transfer.kind = TransferKind::kMove;
+        transfer.from = from;
+    } else if (target.needs_bytes) {
+        if (bytes_exist(target.block, target.tried)) return;
+        transfer.kind = TransferKind::kZero;
+    } else if (config_.places[target.place].maps && !here.mapped) {
+        transfer.kind = TransferKind::kMap;
+    } else {
+        return;
+    }
+    here.fresh = (fetch.asked.flags & kFetchPrefetch) != 0;
+    here.filling = true;
+    start_transfer(transfer, false, false, out);
+}
+
+uint64_t Core::block_bytes_used(BlockId block) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    const uint64_t begin = blocks_[block].index * config_.block_bytes;
+    return std::min(config_.block_bytes, pack.used_bytes - begin);
+}
+
+void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Commands &out)
+{
+    const Block &block = blocks_[transfer.block];
+    transfer.id = next_transfer_++;
+    transfer.bytes = packs_[block.pack].shared ? config_.block_bytes
+                                               : block_bytes_used(transfer.block);
+    transfer.to_slot = replica(transfer.block, transfer.to).slot;
+    if (transfer.kind == TransferKind::kMove) {
+        transfer.from_slot = replica(transfer.block, transfer.from).slot;
+        ++replica(transfer.block, transfer.from).reads;
+    }
+    transfer.tensor = packs_[block.pack].tensors.empty() ? kNone : packs_[block.pack].tensors[0];
+    transfer.pack = block.pack;
+    transfer.pack_offset = block.index * config_.block_bytes;
+    ++blocks_[transfer.block].transfers;
+    write_backs_ += writes_back;
+    flights_[transfer.id] = {transfer, block.epoch, evicts, writes_back};
+    out.transfers.push_back(transfer);
+}
+
+void Core::transfer_done(TransferId id, const Status &status, Instant, Commands &out)
+{
+    const auto found = flights_.find(id);
+    STW_ASSERT(found != flights_.end());
+    if (found == flights_.end()) return;
+    const Flight flight = found->second;
+    flights_.erase(found);
+    const BlockId id_block = flight.transfer.block;
+    Block &block = blocks_[id_block];
+    STW_ASSERT(block.transfers > 0);
+    --block.transfers;
+    write_backs_ -= flight.writes_back;
+    settle_target(flight, status.ok(), out);
+    settle_source(flight, status.ok(), out);
+    if (!status.ok() && flight.writes_back && flight.epoch == block.epoch) {
+        block.write_failed = true;
+        out.errors.push_back({flight.transfer.tensor, status});
+    }
+    wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);
+    Pack &pack = packs_[block.pack];
+    if (pack.dead) {
+        bool in_flight = false;
+        for (BlockId at = pack.first; at < pack.first + pack.blocks; ++at) {
+            in_flight |= blocks_[at].transfers > 0;
+        }
+        if (!in_flight) free_pack(block.pack, out);
+    }
+    advance(out);
+}
+
+void Core::settle_target(const Flight &flight, bool ok, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    Replica &here = replica(transfer.block, transfer.to);
+    here.filling = false;
+    const bool current = flight.epoch == blocks_[transfer.block].epoch;
+    if (transfer.kind == TransferKind::kRelocate) {
+        const bool whole = packs_[blocks_[transfer.block].pack].agreed;
+        arenas_[transfer.to].give(ok ? transfer.from_slot : transfer.to_slot, whole);
+        if (!ok) here.slot = transfer.from_slot;
+    }
+    if (here.doomed || !current) {
+        if (here.reads == 0) free_slot(transfer.block, transfer.to, out);
+        return;
+    }
+    if (ok) {
+        here.mapped = true;
+        if (transfer.kind != TransferKind::kMap) here.valid = true;
+        if (here.listed) return;
+        if (flight.writes_back) {
+            cool(transfer.block, transfer.to);
+        } else {
+            heat(transfer.block, transfer.to);
+        }
+        return;
+    }
+    const bool wanted = here.holds > 0 || here.pins > 0 || here.valid;
+    if (!wanted && here.reads == 0) free_slot(transfer.block, transfer.to, out);
+}
+
+void Core::settle_source(const Flight &flight, bool ok, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    if (transfer.kind != TransferKind::kMove) return;
+    Replica &there = replica(transfer.block, transfer.from);
+    STW_ASSERT(there.reads > 0);
+    --there.reads;
+    const bool leaves = flight.evicts && there.evicting;
+    if (leaves) {
+        there.evicting = false;
+        --coming_[transfer.from];
+    }
+    if (there.doomed) {
+        if (there.reads == 0 && !there.filling) free_slot(transfer.block, transfer.from, out);
+        return;
+    }
+    const bool idle = there.reads == 0 && there.holds == 0 && there.pins == 0;
+    if (leaves && ok && idle && is_duplicate(transfer.block, transfer.from) &&
+        close_gates(transfer.block, transfer.from)) {
+        ++evictions_[transfer.from];
+        drop_replica(transfer.block, transfer.from, out);
+    }
+}
+
+// Fetches that wait for this block look again: satisfied, another source, or the error.
+void Core::wake_waiters(BlockId id, const Flight *failed, const Status &status, Commands &out)
+{
+    std::vector<FetchId> waiters;
+    waiters.swap(blocks_[id].waiters);
+    for (const FetchId waiter : waiters) {
+        const auto found = fetches_.find(waiter);
+        if (found == fetches_.end()) continue;
+        Fetch &fetch = found->second;
+        bool still_waits = false;
+        for (Target &target : fetch.targets) {
+            if (target.block != id || !target.waiting) continue;
+            const bool mine = failed && failed->transfer.to == target.place;
+            if (mine) note_failure(fetch, target, *failed, status);
+            if (!satisfied(target) && fetch.error.ok()) start_fill(fetch, target, out);
+            const bool hopeless = !fetch.error.ok() && !replica(id, target.place).filling;
+            target.waiting = !satisfied(target) && !hopeless;
+            still_waits |= target.waiting;
+            fetch.pending -= !target.waiting;
+        }
+        if (still_waits) blocks_[id].waiters.push_back(waiter);
+        if (fetch.pending == 0) finish(waiter, out);
+    }
+}
+
+// A source failed: another one may still have the bytes; else the fetch ends with the first cause.
+void Core::note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status)
+{
+    if (failed.transfer.kind == TransferKind::kMove) {
+        target.tried |= 1u << failed.transfer.from;
+        if (choose_source(target.block, target.place, target.tried) != kNoPlace) return;
+    }
+    if (!fetch.error.ok()) return;
+    fetch.error = status;
+    fetch.error.mutable_detail().tensor = block_name(target.block);
+}
+
+// The replica is worth nothing any more. Its slot goes now, or with the last transfer that uses it.
+void Core::drop_replica(BlockId id, PlaceId place, Commands &out)
+{
+    Replica &here = replica(id, place);
+    if (here.slot == kNoSlot) return;
+    const bool stale_keeps_slot = is_nvme(place) && !packs_[blocks_[id].pack].dead &&
+                                  here.valid && blocks_[id].writers > 0;
+    here.valid = false;
+    if (stale_keeps_slot) return;
+    if (here.evicting) {
+        here.evicting = false;
+        --coming_[place];
+    }
+    if (here.reads > 0 || here.filling) {
+        here.doomed = true;
+        return;
+    }
+    if (here.holds > 0 || here.pins > 0) return;
+    free_slot(id, place, out);
+}
+
+void Core::free_slot(BlockId id, PlaceId place, Commands &out)
+{
+    Replica &here = replica(id, place);
+    STW_ASSERT(here.holds == 0 || here.doomed);
+    STW_ASSERT(here.pins == 0 && here.reads == 0);
+    unlist(id, place);
+    if (is_nvme(place)) out.forgets.push_back(id);
+    arenas_[place].give(here.slot, packs_[blocks_[id].pack].agreed);
+    here.slot = kNoSlot;
+    here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
+}
+
+// False when somebody pins through a gate; then the gates stay as they were.
+bool Core::close_gates(BlockId block, PlaceId place)
+{
+    if (is_nvme(place)) return true;
+    const std::vector<TensorId> &tensors = packs_[blocks_[block].pack].tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        if (gate(tensors[i], place).try_close_idle()) continue;
+        for (size_t j = 0; j < i; ++j) update_gate(tensors[j], place);
+        return false;
+    }
+    return true;
+}
+
+}  // namespace stepwell::residency

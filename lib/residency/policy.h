@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaves a tier first, as an interface: the core asks, schedule/ answers. Pure and fast: called
+// under the shell's lock for a bounded number of candidates per eviction.
+#pragma once
+
+#include "lib/residency/types.h"
+
+namespace stepwell::residency {
+
+class VictimPolicy {
+public:
+    virtual ~VictimPolicy() = default;
+    // How far away the next use of the tensor is, in accesses from now; kNever: not known. Among
+    // candidates the farthest known use leaves first; where none is known, the least recently used.
+    [[nodiscard]] virtual uint64_t next_use(TensorId tensor) const = 0;
+};
+
+// Knows nothing of the future, so recency decides.
+class LeastRecentlyUsed final : public VictimPolicy {
+public:
+    [[nodiscard]] uint64_t next_use(TensorId) const override { return kNever; }
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the shell and the reports ask of the core, and check(): every invariant in one place.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+const TensorSpec &Core::spec(TensorId id) const { return tensors_[id].spec; }
+Contents Core::contents(TensorId id) const { return tensors_[id].contents; }
+uint64_t Core::version(TensorId id) const { return tensors_[id].version; }
+uint32_t Core::pack_blocks(TensorId id) const { return packs_[tensors_[id].pack].blocks; }
+uint64_t Core::pack_offset(TensorId id) const { return tensors_[id].offset; }
+PackId Core::pack_of(TensorId id) const { return tensors_[id].pack; }
+uint32_t Core::waiting_fetches() const { return static_cast<uint32_t>(queue_.size()); }
+uint32_t Core::transfers_in_flight() const { return static_cast<uint32_t>(flights_.size()); }
+
+void Core::set_victim_policy(const VictimPolicy *policy)
+{
+    victims_ = policy ? policy : &recency_only_;
+}
+
+uint32_t Core::residence(TensorId id) const
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    uint32_t mask = 0;
+    for (PlaceId place = 0; place < places(); ++place) {
+        bool all = true;
+        for (BlockId block = first + range.first; block < first + range.second; ++block) {
+            const Replica &here = replica(block, place);
+            all &= here.valid && !here.doomed;
+        }
+        if (all) mask |= 1u << place;
+    }
+    return mask;
+}
+
+Grant Core::location(TensorId id, PlaceId place) const
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    Grant grant;
+    grant.place = place;
+    grant.slot = replica(packs_[tensor.pack].first + range.first, place).slot;
+    grant.slot_offset = tensor.offset - range.first * config_.block_bytes;
+    return grant;
+}
+
+BlockState Core::block_state(BlockId block, PlaceId place) const
+{
+    const Replica &here = replica(block, place);
+    if (here.slot == kNoSlot) return BlockState::kAbsent;
+    if (here.filling) return BlockState::kFilling;
+    if (here.evicting) return BlockState::kDraining;
+    if (!here.valid) return BlockState::kStale;
+    for (PlaceId other = static_cast<PlaceId>(place + 1); other < places(); ++other) {
+        if (replica(block, other).valid) return BlockState::kValid;
+    }
+    return is_nvme(place) ? BlockState::kValid : BlockState::kDirty;
+}
+
+PlaceUsage Core::usage(PlaceId place) const
+{
+    PlaceUsage usage;
+    usage.budget_blocks = arenas_[place].slots();
+    usage.used_blocks = arenas_[place].used();
+    usage.peak_blocks = arenas_[place].peak();
+    usage.promised_blocks = promised_[place];
+    usage.evictions = evictions_[place];
+    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
+        usage.pinned_blocks += is_pinned(block, place);
+        usage.dirty_blocks += block_state(block, place) == BlockState::kDirty;
+    }
+    return usage;
+}
+
+uint64_t Core::metadata_bytes() const
+{
+    return tensors_.size() * (sizeof(Tensor) + places() * sizeof(Door)) +
+           packs_.size() * sizeof(Pack) + blocks_.capacity() * sizeof(Block) +
+           replicas_.capacity() * sizeof(Replica);
+}
+
+std::vector<FetchId> Core::stuck_fetches() const
+{
+    std::vector<FetchId> stuck;
+    for (const auto &[key, id] : queue_) {
+        if (fetches_.at(id).stuck) stuck.push_back(id);
+    }
+    std::sort(stuck.begin(), stuck.end());
+    return stuck;
+}
+
+std::vector<TensorId> Core::conflicts(FetchId id) const
+{
+    std::vector<TensorId> tensors;
+    const auto found = fetches_.find(id);
+    if (found == fetches_.end() || found->second.phase != Phase::kLock) return tensors;
+    for (const Request &request : found->second.asked.requests) {
+        const Pack &pack = packs_[tensors_[request.tensor].pack];
+        tensors.insert(tensors.end(), pack.tensors.begin(), pack.tensors.end());
+    }
+    return tensors;
+}
+
+bool Core::waits_for_room(FetchId id) const
+{
+    const auto found = fetches_.find(id);
+    return found != fetches_.end() && found->second.phase == Phase::kRoom;
+}
+
+uint64_t Core::owner_of(FetchId id) const
+{
+    const auto found = fetches_.find(id);
+    return found == fetches_.end() ? 0 : found->second.asked.owner;
+}
+
+bool Core::in_use(TensorId id) const
+{
+    const Tensor &tensor = tensors_[id];
+    uint32_t pins = 0;
+    for (PlaceId place = 0; place < places(); ++place) {
+        pins += doors_[static_cast<size_t>(id) * places() + place].gate.pins();
+    }
+    return tensor.readers > 0 || tensor.writer || pins > 0;
+}
+
+Status Core::fits(const std::vector<Request> &requests) const
+{
+    Fetch fetch;
+    fetch.asked.requests = requests;
+    for (PlaceId place = 0; place < places(); ++place) {
+        std::vector<BlockId> blocks;
+        for (const Request &request : requests) {
+            if (request.place != place) continue;
+            const Tensor &tensor = tensors_[request.tensor];
+            const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+            for (uint32_t index = range.first; index < range.second; ++index) {
+                blocks.push_back(packs_[tensor.pack].first + index);
+            }
+        }
+        std::sort(blocks.begin(), blocks.end());
+        blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+        const uint32_t needed = static_cast<uint32_t>(blocks.size());
+        if (needed > arenas_[place].slots()) return budget_refusal(fetch, place, needed);
+    }
+    return {};
+}
+
+std::string Core::place_name(PlaceId place) const
+{
+    const PlaceConfig &config = config_.places[place];
+    if (config.tier == Tier::kNvme) return "the nvme tier";
+    if (config.tier == Tier::kHost) return "the host tier";
+    return format_text("device %u", config.device);
+}
+
+const char *Core::block_name(BlockId block) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    return pack.tensors.empty() ? "" : tensors_[pack.tensors.front()].spec.name.c_str();
+}
+
+std::string Core::check() const
+{
+    std::array<uint32_t, kPlacesMax> used{};
+    std::array<uint32_t, kPlacesMax> coming{};
+    std::vector<uint32_t> transfers(blocks_.size());
+    for (const auto &[id, flight] : flights_) ++transfers[flight.transfer.block];
+    for (BlockId block = 0; block < blocks_.size(); ++block) {
+        const Block &at = blocks_[block];
+        if (at.transfers != transfers[block]) return format_text("block %u: transfers", block);
+        for (PlaceId place = 0; place < places(); ++place) {
+            const Replica &here = replica(block, place);
+            const bool slots = !is_nvme(place);
+            const char *wrong = nullptr;
+            if (here.slot == kNoSlot) {
+                if (here.valid || here.filling || here.doomed || here.reads) wrong = "no slot";
+                if (here.pins) wrong = "pinned without a slot";
+                if (here.listed) wrong = "listed without a slot";
+            } else {
+                ++used[place];
+                if (slots && arenas_[place].owner(here.slot) != block) wrong = "slot not its own";
+                if (here.doomed && here.valid) wrong = "doomed and valid";
+                if (here.evicting && !here.valid) wrong = "evicting without bytes";
+            }
+            coming[place] += here.evicting;
+            if (wrong) return format_text("block %u at place %u: %s", block, place, wrong);
+        }
+    }
+    for (const auto &[id, flight] : flights_) {
+        if (flight.transfer.kind == TransferKind::kRelocate) ++used[flight.transfer.to];
+    }
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (used[place] != arenas_[place].used()) return format_text("place %u: used", place);
+        if (used[place] > arenas_[place].slots()) return format_text("place %u: budget", place);
+        if (coming[place] != coming_[place]) return format_text("place %u: coming", place);
+    }
+    for (TensorId id = 0; id < tensors_.size(); ++id) {
+        const Tensor &tensor = tensors_[id];
+        for (PlaceId place = 0; place < places() && tensor.alive; ++place) {
+            const Gate &gate = doors_[static_cast<size_t>(id) * places() + place].gate;
+            if (!gate.is_open()) continue;
+            if (!lies_whole(id, place)) return format_text("tensor %u: gate open, bytes gone", id);
+            if (tensor.writer) return format_text("tensor %u: gate open beside a writer", id);
+        }
+    }
+    return "";
+}
+
+}  // namespace stepwell::residency

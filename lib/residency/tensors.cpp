@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors and the packs they lie in: creation with its promise of room, discard, destruction.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+namespace stepwell::residency {
+namespace {
+
+constexpr size_t kPackTensorsMax = 512;
+
+uint64_t align_up(uint64_t value, uint64_t alignment)
+{
+    return (value + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+Core::Core(Config config) : config_(std::move(config))
+{
+    STW_ASSERT(config_.places.size() <= kPlacesMax);
+    for (PlaceId place = 0; place < places(); ++place) {
+        const PlaceConfig &wanted = config_.places[place];
+        arenas_[place] = Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme);
+        hottest_[place] = coldest_[place] = kNone;
+    }
+    const size_t doors = static_cast<size_t>(config_.tensors_max) * config_.places.size();
+    doors_.reset(static_cast<Door *>(std::calloc(doors, sizeof(Door))));
+}
+
+Core::~Core() = default;
+
+Door &Core::door(TensorId tensor, PlaceId place)
+{
+    return doors_[static_cast<size_t>(tensor) * config_.places.size() + place];
+}
+
+Status Core::can_promise(PlaceId place, uint32_t blocks) const
+{
+    const uint32_t budget = arenas_[place].slots() - arenas_[place].whole_slots();
+    if (blocks <= budget - promised_[place]) return {};
+    const uint64_t block = config_.block_bytes;
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "%s cannot promise room: %s needed, %s of its budget of %s is promised to other "
+        "tensors; raise the budget, allow another tier, or destroy what is not needed",
+        place_name(place).c_str(), bytes_text(blocks * block).c_str(),
+        bytes_text(promised_[place] * block).c_str(), bytes_text(budget * block).c_str());
+    ErrorDetail &detail = status.mutable_detail();
+    detail.tier = static_cast<uint32_t>(config_.places[place].tier);
+    detail.device = config_.places[place].device;
+    detail.needed_bytes = blocks * block;
+    detail.free_bytes = (budget - promised_[place]) * block;
+    return status;
+}
+
+// The farthest tier it may live in keeps room for it, so that eviction always has somewhere to go;
+// and so does the home of what never leaves it.
+Status Core::promise(Pack &pack)
+{
+    if (pack.agreed) return {};
+    const Policy &policy = pack.key.policy;
+    PlaceId farthest = kNoPlace;
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (exists(place) && (policy.allowed & (1u << place))) farthest = place;
+    }
+    if (farthest == kNoPlace) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the tensor's policy allows no tier that exists; every tier it allows "
+                             "has a budget of 0");
+    }
+    STW_TRY(can_promise(farthest, pack.blocks));
+    const bool stays = policy.retention == Retention::kPin && policy.home < places() &&
+                       policy.home != farthest && exists(policy.home);
+    if (stays) STW_TRY(can_promise(policy.home, pack.blocks));
+    pack.promised = farthest;
+    pack.promised_home = stays ? policy.home : kNoPlace;
+    promised_[farthest] += pack.blocks;
+    if (stays) promised_[policy.home] += pack.blocks;
+    return {};
+}
+
+void Core::unpromise(const Pack &pack)
+{
+    if (pack.promised != kNoPlace) promised_[pack.promised] -= pack.blocks;
+    if (pack.promised_home != kNoPlace) promised_[pack.promised_home] -= pack.blocks;
+}
+
+Result<PackId> Core::new_pack(const TensorSpec &spec, uint32_t blocks, bool shared)
+{
+    Pack pack;
+    pack.blocks = blocks;
+    pack.shared = shared;
+    pack.agreed = spec.agreed;
+    pack.key = {spec.role, spec.neighbour, spec.policy};
+    if (spec.policy.retention == Retention::kPin) pack.pinned_home = spec.policy.home;
+    STW_TRY(promise(pack));
+    PackId id;
+    if (free_packs_.empty()) {
+        id = static_cast<PackId>(packs_.size());
+        packs_.emplace_back();
+    } else {
+        id = free_packs_.back();
+        free_packs_.pop_back();
+    }
+    std::vector<BlockId> &ranges = free_ranges_[blocks];
+    if (ranges.empty()) {
+        pack.first = static_cast<BlockId>(blocks_.size());
+        blocks_.resize(blocks_.size() + blocks);
+        replicas_.resize(blocks_.size() * places());
+    } else {
+        pack.first = ranges.back();
+        ranges.pop_back();
+    }
+    for (uint32_t i = 0; i < blocks; ++i) {
+        const uint32_t epoch = blocks_[pack.first + i].epoch + 1;
+        blocks_[pack.first + i] = Block{};
+        blocks_[pack.first + i].pack = id;
+        blocks_[pack.first + i].index = i;
+        blocks_[pack.first + i].epoch = epoch;
+    }
+    packs_[id] = std::move(pack);
+    return id;
+}
+
+Result<TensorId> Core::create(const TensorSpec &spec)
+{
+    if (free_tensors_.empty() && tensors_.size() >= config_.tensors_max) {
+        Status status = Status::error(STW_ERROR_LIMIT,
+                                      "%u tensors exist, as many as tensors_max allows; raise it "
+                                      "when opening the runtime",
+                                      config_.tensors_max);
+        return status;
+    }
+    const uint64_t block = config_.block_bytes;
+    const uint64_t bytes = std::max<uint64_t>(spec.bytes, 1);
+    const bool shares = bytes < block && !spec.no_packing && !spec.agreed &&
+                        spec.policy.retention != Retention::kPin;
+    const PackKey key{spec.role, spec.neighbour, spec.policy};
+    PackId pack_id = kNone;
+    uint64_t offset = 0;
+    if (shares) {
+        const auto open = open_packs_.find(key);
+        if (open != open_packs_.end()) {
+            offset = align_up(packs_[open->second].used_bytes, spec.align_bytes);
+            if (offset + bytes <= block) pack_id = open->second;
+        }
+    }
+    if (pack_id == kNone) {
+        offset = 0;
+        const uint64_t blocks = (bytes + block - 1) / block;
+        if (blocks >= kNone) return Status::error(STW_ERROR_LIMIT, "the tensor has too many blocks");
+        Result<PackId> made = new_pack(spec, static_cast<uint32_t>(blocks), shares);
+        if (!made.ok()) return std::move(made.status());
+        pack_id = made.value();
+        if (shares) open_packs_[key] = pack_id;
+    }
+    TensorId id;
+    if (free_tensors_.empty()) {
+        id = static_cast<TensorId>(tensors_.size());
+        tensors_.emplace_back();
+    } else {
+        id = free_tensors_.back();
+        free_tensors_.pop_back();
+    }
+    Tensor &tensor = tensors_[id];
+    tensor = Tensor{};
+    tensor.spec = spec;
+    tensor.spec.bytes = bytes;
+    tensor.pack = pack_id;
+    tensor.offset = offset;
+    tensor.alive = true;
+    tensor.contents = spec.reads_zero ? Contents::kValid : Contents::kEmpty;
+    Pack &pack = packs_[pack_id];
+    pack.used_bytes = offset + bytes;
+    pack.tensors.push_back(id);
+    if (pack.shared && pack.tensors.size() >= kPackTensorsMax) open_packs_.erase(key);
+    return id;
+}
+
+Status Core::may_destroy(TensorId id)
+{
+    Tensor &tensor = tensors_[id];
+    uint32_t pins = 0;
+    for (PlaceId place = 0; place < places(); ++place) {
+        gate(id, place).close();
+        pins += gate(id, place).pins();
+    }
+    if (tensor.readers || tensor.writer || tensor.claim_users || tensor.fetches || pins) {
+        for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
+        return Status::error(STW_ERROR_BUSY, "tensor '%s' has open views or fetches under way",
+                             tensor.spec.name.c_str());
+    }
+    if (tensor.claim()) {
+        return Status::error(STW_ERROR_BUSY, "tensor '%s' has an update or a reduce under way",
+                             tensor.spec.name.c_str());
+    }
+    return {};
+}
+
+Status Core::destroy(TensorId id, Commands &out)
+{
+    STW_TRY(may_destroy(id));
+    Tensor &tensor = tensors_[id];
+    drop_contents(id, out);
+    tensor.alive = false;
+    Pack &pack = packs_[tensor.pack];
+    pack.tensors.erase(std::find(pack.tensors.begin(), pack.tensors.end(), id));
+    if (pack.tensors.empty()) bury(tensor.pack, out);
+    tensor.spec.name.clear();
+    free_tensors_.push_back(id);
+    advance(out);
+    return {};
+}
+
+// The pack has no tensor any more: its blocks go now, or with their last transfer.
+void Core::bury(PackId id, Commands &out)
+{
+    Pack &pack = packs_[id];
+    if (pack.shared) {
+        const auto open = open_packs_.find(pack.key);
+        if (open != open_packs_.end() && open->second == id) open_packs_.erase(open);
+    }
+    pack.dead = true;
+    bool in_flight = false;
+    for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+        ++blocks_[block].epoch;
+        for (PlaceId place = 0; place < places(); ++place) drop_replica(block, place, out);
+        in_flight |= blocks_[block].transfers > 0;
+    }
+    if (!in_flight) free_pack(id, out);
+}
+
+void Core::free_pack(PackId id, Commands &out)
+{
+    Pack &pack = packs_[id];
+    unpromise(pack);
+    free_ranges_[pack.blocks].push_back(pack.first);
+    pack = Pack{};
+    free_packs_.push_back(id);
+    out.freed_packs.push_back(id);
+}
+
+// The tensor reads as empty (or zeros) from now on. Blocks that it shares keep the others' bytes.
+void Core::drop_contents(TensorId id, Commands &out)
+{
+    Tensor &tensor = tensors_[id];
+    const Pack &pack = packs_[tensor.pack];
+    tensor.cause = Status();
+    const bool others_live = std::any_of(pack.tensors.begin(), pack.tensors.end(), [&](TensorId at) {
+        const Tensor &other = tensors_[at];
+        if (at == id) return false;
+        // Empty, but being written for the first time.
+        const bool written = other.writer || other.claim_users > 0;
+        return written || other.contents != Contents::kEmpty;
+    });
+    tensor.contents =
+        tensor.spec.reads_zero && !others_live ? Contents::kValid : Contents::kEmpty;
+    if (others_live) return;
+    for (PlaceId place = 0; place < places(); ++place) {
+        for (const TensorId at : pack.tensors) gate(at, place).close();
+    }
+    for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+        ++blocks_[block].epoch;
+        blocks_[block].write_failed = false;
+        for (PlaceId place = 0; place < places(); ++place) drop_replica(block, place, out);
+    }
+}
+
+Status Core::discard(TensorId id, Commands &out)
+{
+    Tensor &tensor = tensors_[id];
+    uint32_t pins = 0;
+    for (PlaceId place = 0; place < places(); ++place) pins += gate(id, place).close();
+    if (tensor.readers || tensor.writer || tensor.claim_users || pins || tensor.claim()) {
+        for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
+        return Status::error(STW_ERROR_BUSY,
+                             "tensor '%s' cannot be discarded: it has open views or an update "
+                             "under way",
+                             tensor.spec.name.c_str());
+    }
+    ++tensor.version;
+    drop_contents(id, out);
+    advance(out);
+    return {};
+}
+
+Status Core::set_policy(TensorId id, const Policy &policy)
+{
+    Tensor &tensor = tensors_[id];
+    Pack &pack = packs_[tensor.pack];
+    if (pack.shared) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "tensor '%s' shares its block with others, so its policy cannot "
+                             "change alone; give it a neighbour number of its own at creation",
+                             tensor.spec.name.c_str());
+    }
+    unpromise(pack);
+    const Policy before = pack.key.policy;
+    pack.key.policy = policy;
+    Status status = promise(pack);
+    if (!status.ok()) {
+        pack.key.policy = before;
+        Status again = promise(pack);  // its room is still there
+        STW_ASSERT(again.ok());
+        return status;
+    }
+    pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
+    tensor.spec.policy = policy;
+    return {};
+}
+
+void Core::advise(TensorId id, Advice advice, Commands &out)
+{
+    Pack &pack = packs_[tensors_[id].pack];
+    pack.advice = advice;
+    for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+        if (advice != Advice::kCold) break;
+        for (PlaceId place = 0; place < places(); ++place) {
+            if (replica(block, place).listed) cool(block, place);
+        }
+        queue_clean(block);
+    }
+    advance(out);
+}
+
+void Core::fail(TensorId id, const Status &cause)
+{
+    tensors_[id].contents = Contents::kFailed;
+    tensors_[id].cause = cause;
+    for (PlaceId place = 0; place < places(); ++place) gate(id, place).close();
+}
+
+void Core::mark_valid(TensorId id)
+{
+    tensors_[id].contents = Contents::kValid;
+    ++tensors_[id].version;
+}
+
+}  // namespace stepwell::residency

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vocabulary of the residency core: identifiers, places, events in, commands out. Plain data.
+// Knows no clock, thread, driver or operating system; time comes in as an argument.
+#pragma once
+
+#include "lib/support/status.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stepwell::residency {
+
+using Instant = uint64_t;  // nanoseconds on the shell's clock
+using TensorId = uint32_t;
+using PackId = uint32_t;
+using BlockId = uint32_t;
+using Slot = uint32_t;
+using FetchId = uint64_t;
+using TransferId = uint64_t;
+using ClaimId = uint64_t;
+using PlaceId = uint8_t;
+
+constexpr uint32_t kNone = UINT32_MAX;
+constexpr Slot kNoSlot = UINT32_MAX;
+constexpr PlaceId kNoPlace = UINT8_MAX;
+constexpr PlaceId kAnyCpuPlace = 254;  // of a request: wherever the CPU can work on it
+constexpr Instant kNever = UINT64_MAX;
+constexpr uint32_t kDevicesMax = 4;
+constexpr uint32_t kPlacesMax = kDevicesMax + 2;
+
+// A tier with its ordinal. Places are ordered near to far: devices, host, nvme.
+enum class Tier : uint8_t { kDevice = 1, kHost = 2, kNvme = 3 };
+
+struct PlaceConfig {
+    Tier tier = Tier::kHost;
+    uint32_t device = 0;
+    uint32_t blocks = 0;        // budget; 0: no such tier, routes skip it
+    uint32_t whole_blocks = 0;  // of these, kept for gathered wholes (agreed between ranks)
+    bool cpu_access = false;    // kernels and storage may touch it
+    bool maps = false;          // blocks are mapped at an address of the tensor's own
+};
+
+struct Config {
+    uint64_t block_bytes = 2 * 1024 * 1024;
+    uint32_t tensors_max = 131072;
+    uint32_t writebacks_max = 16;  // in flight at once
+    std::vector<PlaceConfig> places;
+};
+
+// kWriteEmpty is a write that is refused with EXISTS when there are contents to keep.
+enum class Access : uint8_t { kRead = 0, kWrite = 1, kReadWrite = 2, kWriteEmpty = 3 };
+enum class Contents : uint8_t { kEmpty = 0, kValid = 1, kFailed = 2 };
+// Larger is more urgent.
+enum class Class : uint8_t { kIdle = 0, kHint = 1, kPlanned = 2, kDemand = 3 };
+enum class Advice : uint8_t { kNormal = 0, kCold = 1, kHot = 2 };
+enum class Retention : uint8_t { kDefault = 0, kKeep = 1, kStream = 2, kPin = 3 };
+
+struct Policy {
+    PlaceId home = kNoPlace;     // where it rests
+    uint32_t allowed = 0;        // bit per place
+    Retention retention = Retention::kDefault;
+    int32_t priority = 0;        // among equals, lower leaves first
+};
+
+struct TensorSpec {
+    std::string name;
+    uint64_t bytes = 0;
+    uint64_t align_bytes = 256;
+    uint32_t role = 0;
+    uint64_t neighbour = 0;
+    bool reads_zero = false;   // zeros until written, instead of EMPTY; where blocks are shared, a
+                               // discard leaves it EMPTY and the shell writes the zeros
+    bool read_only = false;
+    bool agreed = false;       // a gathered whole: leaves only when told to (see agreed.h)
+    bool no_packing = false;   // a block of its own even when small
+    Policy policy;
+};
+
+struct Request {
+    TensorId tensor = kNone;
+    Access access = Access::kRead;
+    PlaceId place = kNoPlace;  // or kAnyCpuPlace
+    uint64_t byte_begin = 0;   // of the tensor
+    uint64_t byte_count = 0;   // at least 1
+};
+
+enum FetchFlags : uint32_t {
+    kFetchTry = 1,       // BUSY instead of any wait
+    kFetchWaitRoom = 2,  // wait for other owners' views, instead of BUDGET at once
+    kFetchPrefetch = 4,  // a hint: ends when the bytes are there, pins nothing, takes only the room
+                         // of what is needed later or not at all
+    kFetchInternal = 8,  // the library's own: its views go by themselves, so others wait for them
+};
+
+struct FetchAsked {
+    std::vector<Request> requests;
+    Class urgency = Class::kDemand;
+    int32_t priority = 0;
+    uint32_t flags = 0;
+    uint64_t owner = 0;  // who waits: a thread's number; for cycles among waiting fetches
+    ClaimId claim = 0;   // fetches under a claim pass it by
+    Instant deadline = kNever;
+};
+
+// Where one request of a granted fetch lies.
+struct Grant {
+    PlaceId place = kNoPlace;
+    Slot slot = kNoSlot;       // of the first block; the others follow it, or the tensor's address
+    uint64_t slot_offset = 0;  // bytes from the start of that block
+    bool by_gate = false;      // pinned in the tensor's gate; else by its blocks, see Release
+};
+
+struct Release {
+    TensorId tensor = kNone;
+    Access access = Access::kRead;
+    PlaceId place = kNoPlace;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+    bool far = false;      // leave first, write back now
+    bool near = false;     // leave last
+    bool discard = false;  // the contents are dead; after a read, discard() says so
+    bool abandon = false;  // the write failed half way
+    bool internal = false; // of a fetch with kFetchInternal
+    ClaimId claim = 0;     // of the fetch
+};
+
+enum class TransferKind : uint8_t {
+    kMove,      // bytes from one place to another
+    kZero,      // zeros into `to`
+    kMap,       // nothing to move; the slot goes to the tensor's address
+    kRelocate,  // to another slot of the same place
+};
+
+// One block on its way. `from` and `to` are read and written by the shell between the command and
+// TransferDone, by nobody else.
+struct Transfer {
+    TransferId id = 0;
+    BlockId block = kNone;
+    TransferKind kind = TransferKind::kMove;
+    Class urgency = Class::kIdle;
+    PlaceId from = kNoPlace;
+    PlaceId to = kNoPlace;
+    Slot from_slot = kNoSlot;
+    Slot to_slot = kNoSlot;
+    uint64_t bytes = 0;        // of the block in use
+    TensorId tensor = kNone;   // the block's first, for sentences
+    PackId pack = kNone;       // for addresses
+    uint64_t pack_offset = 0;  // of the block
+};
+
+struct Granted {
+    FetchId fetch = 0;
+    std::vector<Grant> grants;  // one per request; empty for a prefetch
+};
+
+struct Refused {
+    FetchId fetch = 0;
+    Status status;
+};
+
+// Work that failed after its call returned: the tensor keeps its newest bytes where they are.
+struct BackgroundError {
+    TensorId tensor = kNone;
+    Status status;
+};
+
+// What the shell has to do, in this order: forgets, transfers, promotes, then answers.
+struct Commands {
+    std::vector<BlockId> forgets;      // the block's nvme replica is gone; its slot may be reused
+    std::vector<PackId> freed_packs;   // no transfer uses its addresses any more
+    std::vector<Transfer> transfers;
+    std::vector<TransferId> promotes;  // queued or not, now of class kDemand
+    std::vector<Granted> granted;
+    std::vector<Refused> refused;
+    std::vector<BackgroundError> errors;
+
+    void clear()
+    {
+        forgets.clear();
+        freed_packs.clear();
+        transfers.clear();
+        promotes.clear();
+        granted.clear();
+        refused.clear();
+        errors.clear();
+    }
+};
+
+enum class BlockState : uint8_t { kAbsent, kFilling, kValid, kDirty, kStale, kDraining };
+
+struct PlaceUsage {
+    uint64_t budget_blocks = 0;
+    uint64_t used_blocks = 0;
+    uint64_t peak_blocks = 0;
+    uint64_t pinned_blocks = 0;
+    uint64_t dirty_blocks = 0;
+    uint64_t promised_blocks = 0;
+    uint64_t evictions = 0;
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Positions are looked up by binary search in each tensor's list of uses.
+#include "lib/schedule/trace.h"
+
+#include <algorithm>
+
+namespace stepwell::schedule {
+namespace {
+
+constexpr size_t kRecordedMax = 1u << 22;  // accesses of one step that are remembered
+constexpr uint64_t kSkipMax = 256;         // an access farther ahead than this is a deviation
+
+}  // namespace
+
+bool Trace::begin_step(uint32_t phase)
+{
+    if (phase >= phases_.size()) phases_.resize(phase + 1);
+    phase_ = phase;
+    cursor_ = 0;
+    recorded_.clear();
+    return !forecast().empty();
+}
+
+void Trace::end_step(uint32_t phase, bool learn)
+{
+    if (phase != phase_ || !learn) return;
+    Phase &done = phases_[phase];
+    done.order.swap(recorded_);
+    recorded_.clear();
+    for (std::vector<uint32_t> &uses : done.uses) uses.clear();
+    for (uint32_t position = 0; position < done.order.size(); ++position) {
+        const residency::TensorId tensor = done.order[position];
+        if (tensor >= done.uses.size()) done.uses.resize(tensor + 1);
+        done.uses[tensor].push_back(position);
+    }
+    cursor_ = 0;
+}
+
+void Trace::access(residency::TensorId tensor)
+{
+    if (phase_ == UINT32_MAX) return;
+    if (recorded_.size() < kRecordedMax) recorded_.push_back(tensor);
+    const uint64_t distance = next_use(tensor);
+    if (distance > kSkipMax) return;
+    cursor_ = (cursor_ + distance + 1) % std::max<size_t>(forecast().size(), 1);
+}
+
+uint64_t Trace::next_use(residency::TensorId tensor) const
+{
+    if (phase_ == UINT32_MAX) return residency::kNever;
+    const Phase &phase = phases_[phase_];
+    if (tensor >= phase.uses.size() || phase.uses[tensor].empty()) return residency::kNever;
+    const std::vector<uint32_t> &uses = phase.uses[tensor];
+    const auto next = std::lower_bound(uses.begin(), uses.end(), cursor_);
+    if (next != uses.end()) return *next - cursor_;
+    return phase.order.size() - cursor_ + uses.front();
+}
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// How fast something is while it works: bytes per time with at least one request in flight,
+// smoothed over samples. Pure arithmetic: the same calls give the same figures. The caller's lock.
+#pragma once
+
+#include <cstdint>
+
+namespace stepwell::store {
+
+class BandwidthMeter {
+public:
+    void begin(uint64_t now_ns);
+    // One request that had begun is over; bytes it moved, 0 if it failed.
+    void end(uint64_t bytes, uint64_t now_ns);
+
+    // 0 until the first sample is complete.
+    [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
+    [[nodiscard]] uint64_t bytes() const { return bytes_; }
+    [[nodiscard]] uint64_t busy_ns(uint64_t now_ns) const;
+
+private:
+    void sample();
+
+    uint64_t in_flight_ = 0;
+    uint64_t since_ns_ = 0;  // while in_flight_ > 0
+    uint64_t busy_ns_ = 0;
+    uint64_t bytes_ = 0;
+    uint64_t sampled_busy_ns_ = 0;
+    uint64_t sampled_bytes_ = 0;
+    uint64_t bytes_per_s_ = 0;
+};
+
+}  // namespace stepwell::store

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slots: who lies where, which path the next one comes from, what a block must sum to.
+#include "lib/store/store.h"
+
+#include "lib/store/checksum.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell::store {
+
+namespace {
+
+constexpr uint32_t kNowhere = UINT32_MAX;
+
+unsigned long long wide(uint64_t value)
+{
+    return value;
+}
+
+}  // namespace
+
+uint32_t Store::path_of(uint32_t at) const
+{
+    const auto after =
+        std::upper_bound(paths_.begin(), paths_.end(), at,
+                         [](uint32_t slot, const Path &path) { return slot < path.first; });
+    return static_cast<uint32_t>(after - paths_.begin()) - 1;
+}
+
+Placement Store::placement(uint32_t at) const
+{
+    const Slot &slot = slots_[at];
+    Placement place;
+    place.path = path_of(at);
+    place.slot = at - paths_[place.path].first;
+    place.block = slot.block;
+    place.generation = slot.generation;
+    place.bytes = slot.bytes;
+    place.sum = slot.sum;
+    place.offset = kReservedBytes + place.slot * block_bytes_;
+    return place;
+}
+
+// Smooth weighted round robin: every path with room earns its weight, the richest pays for all.
+// Over any run of choices each path gets its share to within one block.
+uint32_t Store::choose_path()
+{
+    uint64_t measured = 0;
+    uint64_t measured_sum = 0;
+    for (const Striping &path : striping_) {
+        if (path.meter.bytes_per_s() == 0) continue;
+        ++measured;
+        measured_sum += path.meter.bytes_per_s();
+    }
+    // One that has no figure yet counts as the mean of the others: nothing speaks against it.
+    const uint64_t unmeasured = measured == 0 ? 1 : measured_sum / measured;
+    uint32_t best = kNowhere;
+    int64_t total = 0;
+    for (uint32_t i = 0; i < striping_.size(); ++i) {
+        Striping &path = striping_[i];
+        if (path.free.empty()) continue;
+        const uint64_t rate = path.meter.bytes_per_s();
+        const auto weight = static_cast<int64_t>(
+            std::clamp<uint64_t>(rate == 0 ? unmeasured : rate, 1, UINT64_C(1) << 48));
+        path.credit += weight;
+        total += weight;
+        if (best == kNowhere || path.credit > striping_[best].credit) best = i;
+    }
+    if (best != kNowhere) striping_[best].credit -= total;
+    return best;
+}
+
+Result<Placement> Store::begin_write(BlockId block, uint64_t bytes)
+{
+    STW_ASSERT(bytes > 0 && bytes <= block_bytes_);
+    MutexLock lock(mutex_);
+    if (block >= index_.size())
+        index_.resize(std::max<size_t>(block + 1ull, index_.size() * 2), kNowhere);
+    uint32_t at = index_[block];
+    if (at == kNowhere) {
+        const uint32_t path = choose_path();
+        if (path == kNowhere) {
+            return Status::error(STW_ERROR_BUDGET,
+                                 "The nvme tier has no slot for block %u: all %llu slots of %s "
+                                 "are in use; give it more bytes.",
+                                 block, wide(slots_.size()), bytes_text(block_bytes_).c_str());
+        }
+        at = paths_[path].first + striping_[path].free.back();
+        striping_[path].free.pop_back();
+        index_[block] = at;
+        slots_[at].block = block;
+    }
+    Slot &slot = slots_[at];
+    if (slot.users > 0) {
+        return Status::error(STW_ERROR_INTERNAL,
+                             "Block %u was to be written while it was read or written.", block);
+    }
+    slot.users = 1;
+    slot.writing = true;
+    slot.written = false;
+    ++slot.generation;
+    slot.bytes = static_cast<uint32_t>(bytes);
+    return placement(at);
+}
+
+Result<Placement> Store::begin_read(BlockId block)
+{
+    MutexLock lock(mutex_);
+    const uint32_t at = block < index_.size() ? index_[block] : kNowhere;
+    if (at == kNowhere || !slots_[at].written) {
+        return Status::error(STW_ERROR_INTERNAL,
+                             "Block %u was to be read from the nvme tier, which %s.", block,
+                             at == kNowhere ? "does not hold it" : "holds no complete write of it");
+    }
+    STW_ASSERT(slots_[at].users < UINT16_MAX);
+    ++slots_[at].users;
+    return placement(at);
+}
+
+void Store::give_back(uint32_t at)
+{
+    Slot &slot = slots_[at];
+    slot.written = false;
+    slot.block = residency::kNone;
+    const uint32_t path = path_of(at);
+    striping_[path].free.push_back(at - paths_[path].first);
+}
+
+void Store::end_write(const Placement &place, bool written)
+{
+    MutexLock lock(mutex_);
+    const uint32_t at = paths_[place.path].first + place.slot;
+    Slot &slot = slots_[at];
+    STW_ASSERT(slot.users == 1 && slot.writing && slot.generation == place.generation);
+    slot.users = 0;
+    slot.writing = false;
+    slot.written = written;
+    slot.sum = place.sum;
+    if (slot.block == residency::kNone) give_back(at);  // forgotten meanwhile
+}
+
+void Store::end_read(const Placement &place)
+{
+    MutexLock lock(mutex_);
+    const uint32_t at = paths_[place.path].first + place.slot;
+    Slot &slot = slots_[at];
+    STW_ASSERT(slot.users > 0 && !slot.writing && slot.generation == place.generation);
+    --slot.users;
+    if (slot.users == 0 && slot.block == residency::kNone) give_back(at);
+}
+
+void Store::forget(BlockId block)
+{
+    MutexLock lock(mutex_);
+    if (block >= index_.size() || index_[block] == kNowhere) return;
+    const uint32_t at = index_[block];
+    index_[block] = kNowhere;
+    slots_[at].block = residency::kNone;
+    if (slots_[at].users == 0) give_back(at);
+}
+
+void Store::reserve_ids(uint64_t ids)
+{
+    MutexLock lock(mutex_);
+    if (ids > index_.size()) index_.resize(std::max<size_t>(ids, index_.size() * 2), kNowhere);
+}
+
+bool Store::holds(BlockId block) const
+{
+    MutexLock lock(mutex_);
+    return block < index_.size() && index_[block] != kNowhere && slots_[index_[block]].written;
+}
+
+// All that says whose bytes these are goes into the seed: the right bytes of another store, block,
+// slot or moment sum to something else.
+uint64_t Store::seed(const Placement &place) const
+{
+    uint64_t words[6] = {};
+    std::memcpy(words, uuid_.data(), uuid_.size());
+    words[2] = place.block;
+    words[3] = (uint64_t{place.path} << 32) | place.slot;
+    words[4] = place.generation;
+    words[5] = place.bytes;
+    return checksum(words, sizeof words, 0);
+}
+
+uint64_t Store::sum(const Placement &place, const void *data) const
+{
+    return checksum(data, place.bytes, seed(place));
+}
+
+void Store::seal(Placement &place, const void *data) const
+{
+    place.sum = sum(place, data);
+}
+
+void Store::path_begin(uint32_t path, uint64_t now_ns)
+{
+    MutexLock lock(mutex_);
+    striping_[path].meter.begin(now_ns);
+}
+
+void Store::path_end(uint32_t path, uint64_t bytes, uint64_t now_ns)
+{
+    MutexLock lock(mutex_);
+    striping_[path].meter.end(bytes, now_ns);
+}
+
+PathStats Store::path_stats(uint32_t path) const
+{
+    MutexLock lock(mutex_);
+    const Striping &striping = striping_[path];
+    return {paths_[path].count, paths_[path].count - striping.free.size(),
+            striping.meter.bytes_per_s()};
+}
+
+uint64_t Store::used_slots() const
+{
+    MutexLock lock(mutex_);
+    uint64_t used = slots_.size();
+    for (const Striping &path : striping_) used -= path.free.size();
+    return used;
+}
+
+uint64_t Store::reserved_bytes() const
+{
+    uint64_t bytes = 0;
+    for (const Path &path : paths_) bytes += path_bytes(path.count, block_bytes_);
+    return bytes;
+}
+
+uint64_t Store::metadata_bytes() const
+{
+    MutexLock lock(mutex_);
+    uint64_t bytes = slots_.capacity() * sizeof(Slot) + index_.capacity() * sizeof(uint32_t) +
+                     paths_.capacity() * sizeof(Path) + striping_.capacity() * sizeof(Striping);
+    for (const Striping &path : striping_) bytes += path.free.capacity() * sizeof(uint32_t);
+    return bytes;
+}
+
+}  // namespace stepwell::store

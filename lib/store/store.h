@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The nvme tier: physical slots over one or more storage paths, which block lies in which slot, and
+// the checksum of every block, kept outside it. Opens the drivers and their superblocks; sends no
+// block itself: whoever moves bytes asks here where, seals before a write, verifies after a read.
+// Must not know queues, tensors or tiers other than its own.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "lib/residency/types.h"
+#include "lib/store/bandwidth.h"
+#include "lib/store/superblock.h"
+#include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace stepwell::store {
+
+using residency::BlockId;
+
+constexpr uint32_t kPathsMax = 64;
+constexpr uint32_t kSlotsMax = UINT32_MAX - 1;  // over all paths
+
+struct PathOptions {
+    const stw_storage_ops *ops = nullptr;  // borrowed until the store is gone
+    std::string path;
+    std::string driver_options;
+    uint64_t blocks = 0;  // 0: an equal share of what StoreOptions::blocks leaves
+};
+
+struct StoreOptions {
+    const stw_services *services = nullptr;  // borrowed until the store is gone
+    std::vector<PathOptions> paths;
+    uint64_t block_bytes = 0;                   // a multiple of every path's alignment
+    uint64_t blocks = 0;                        // over all paths
+    uint32_t queue_depth = 32;                  // per path
+    uint64_t open_timeout_ns = 30'000'000'000;  // for superblocks
+    Uuid uuid{};                                // all zero: a random one
+};
+
+// Where a block lies, and what its bytes must sum to. A copy: valid from begin_* to end_*.
+struct Placement {
+    uint32_t path = 0;
+    uint32_t slot = 0;  // of that path
+    BlockId block = residency::kNone;
+    uint32_t generation = 0;  // how often the slot was written
+    uint64_t bytes = 0;       // in use
+    uint64_t sum = 0;
+    uint64_t offset = 0;  // of the slot in the path
+};
+
+struct PathStats {
+    uint64_t slots = 0;
+    uint64_t used_slots = 0;
+    uint64_t bytes_per_s = 0;  // measured; 0: nothing yet
+};
+
+// THREADS. seal, verify and the questions about paths: any thread, no lock. begin_*, end_*, forget,
+// path_*, stats: any thread, under the store's own short lock. open and close: one thread, nothing
+// else running. A storage handle is used by one thread at a time, by its driver's rules.
+class Store {
+public:
+    // Bytes a path takes for that many blocks, its superblock included.
+    static uint64_t path_bytes(uint64_t blocks, uint64_t block_bytes);
+    // Blocks that fit into that many bytes split over `paths` paths, superblocks paid.
+    static uint64_t blocks_in(uint64_t bytes, uint64_t block_bytes, uint32_t paths);
+
+    // Opens every driver, writes each superblock and reads it back. Blocks.
+    static Result<std::unique_ptr<Store>> open(const StoreOptions &options);
+    ~Store();
+    Store(const Store &) = delete;
+    Store &operator=(const Store &) = delete;
+    // TIMEOUT leaves what still has requests in flight open; call it again.
+    Status close(uint64_t wait_ns);
+
+    // Where to write `bytes` of the block: its slot, a new one at its first write. The block is
+    // unreadable until end_write says that it was written. BUDGET: no slot is free.
+    Result<Placement> begin_write(BlockId block, uint64_t bytes);
+    // Where to read the block. INTERNAL: it was not written, or not completely.
+    Result<Placement> begin_read(BlockId block);
+    // The sum of the bytes about to be written, bound to store, block, slot and generation.
+    void seal(Placement &placement, const void *data) const;
+    // The sum of the bytes that were read; right when equal to placement.sum.
+    [[nodiscard]] uint64_t sum(const Placement &placement, const void *data) const;
+    void end_write(const Placement &placement, bool written);
+    void end_read(const Placement &placement);
+    // The block's slot may be reused, once nobody reads or writes it any more.
+    void forget(BlockId block);
+    // Room for block ids below that, so that begin_write does not allocate.
+    void reserve_ids(uint64_t ids);
+    [[nodiscard]] bool holds(BlockId block) const;
+
+    // What striping goes by: requests of the path in flight, told by whoever sends them.
+    void path_begin(uint32_t path, uint64_t now_ns);
+    void path_end(uint32_t path, uint64_t bytes, uint64_t now_ns);
+
+    [[nodiscard]] uint32_t paths() const { return static_cast<uint32_t>(paths_.size()); }
+    [[nodiscard]] const stw_storage_ops &ops(uint32_t path) const { return *paths_[path].ops; }
+    [[nodiscard]] stw_storage *storage(uint32_t path) const { return paths_[path].storage; }
+    [[nodiscard]] const stw_storage_info &info(uint32_t path) const { return paths_[path].info; }
+    [[nodiscard]] const std::string &name(uint32_t path) const { return paths_[path].name; }
+    [[nodiscard]] const Superblock &superblock(uint32_t path) const
+    {
+        return paths_[path].superblock;
+    }
+    [[nodiscard]] uint64_t block_bytes() const { return block_bytes_; }
+    [[nodiscard]] PathStats path_stats(uint32_t path) const;
+    [[nodiscard]] uint64_t used_slots() const;
+    [[nodiscard]] uint64_t reserved_bytes() const;  // on all paths, superblocks included
+    [[nodiscard]] uint64_t metadata_bytes() const;  // of the index
+
+private:
+    // What an nvme block costs in host memory: this, a place in a free list and one in index_.
+    struct Slot {
+        uint64_t sum = 0;
+        BlockId block = residency::kNone;
+        uint32_t bytes = 0;
+        uint32_t generation = 0;
+        uint16_t users = 0;    // begun and not ended
+        bool written = false;  // sum and bytes are of what is there
+        bool writing = false;
+    };
+    struct Path {
+        const stw_storage_ops *ops = nullptr;
+        stw_storage *storage = nullptr;
+        stw_storage_info info{};
+        std::string name;
+        Superblock superblock;
+        uint32_t first = 0;  // its slots in slots_
+        uint32_t count = 0;
+    };
+    struct Striping {
+        std::vector<uint32_t> free;  // slots of the path, lowest on top
+        BandwidthMeter meter;
+        int64_t credit = 0;
+    };
+
+    Store() = default;
+    Status open_path(const StoreOptions &options, uint32_t index, uint64_t blocks);
+    Status write_superblock(const StoreOptions &options, uint32_t index);
+    Status check_superblock(const StoreOptions &options, uint32_t index);
+    Status superblock_io(const StoreOptions &options, uint32_t index, uint32_t kind, uint8_t *out);
+    uint32_t choose_path() STW_REQUIRES(mutex_);
+    void give_back(uint32_t at) STW_REQUIRES(mutex_);
+    Placement placement(uint32_t at) const STW_REQUIRES(mutex_);
+    uint32_t path_of(uint32_t at) const;
+    uint64_t seed(const Placement &placement) const;
+
+    std::vector<Path> paths_;
+    uint64_t block_bytes_ = 0;
+    Uuid uuid_{};
+
+    mutable Mutex mutex_;
+    std::vector<Slot> slots_ STW_GUARDED_BY(mutex_);
+    std::vector<uint32_t> index_ STW_GUARDED_BY(mutex_);  // block id to place in slots_
+    std::vector<Striping> striping_ STW_GUARDED_BY(mutex_);
+};
+
+}  // namespace stepwell::store

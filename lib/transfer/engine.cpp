@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, closing and abandoning the engine. The opening or closing thread.
+#include "lib/transfer/engine.h"
+
+#include "lib/transfer/parts.h"
+#include "lib/transfer/storage_thread.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell::transfer {
+
+namespace {
+
+constexpr uint64_t kIoBytes = 1ull << 20;  // of one request, by default
+constexpr uint64_t kStoreCloseNs = 1'000'000'000;
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------- open --
+
+Engine::Parts::Parts(EngineOptions given) : options(std::move(given))
+{
+    store = std::move(options.store);
+}
+
+Engine::Parts::~Parts() = default;
+
+Status Engine::Parts::check_options()
+{
+    const uint64_t block_bytes = options.block_bytes;
+    if (options.services == nullptr || options.done == nullptr || block_bytes == 0 ||
+        options.memories.size() > kMemoriesMax || options.copy_threads > kCopyThreadsMax ||
+        options.jobs_max > kJobsMax || options.jobs_reserved > options.jobs_max) {
+        return Status::error(STW_ERROR_INVALID, "The transfer engine's options are incomplete or "
+                                                "past their maxima.");
+    }
+    options.copy_threads = std::max(options.copy_threads, 1u);
+    bool staged = false;
+    for (uint32_t i = 0; i < options.memories.size(); ++i) {
+        staged = staged || !options.memories[i].cpu_access;
+        if (options.memories[i].tier == residency::Tier::kHost) staging_memory = i;
+    }
+    if (store == nullptr) return {};
+    if (store->block_bytes() != block_bytes) {
+        return Status::error(STW_ERROR_INVALID, "The store's blocks have another size.");
+    }
+    if (staged && (options.staging == nullptr || options.staging_read_blocks < 2 ||
+                   options.staging_write_blocks < 2)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A device that storage cannot reach needs staging: two rings of at "
+                             "least 2 blocks of %s in host memory.",
+                             bytes_text(block_bytes).c_str());
+    }
+    uint64_t io_bytes = options.io_bytes == 0 ? kIoBytes : options.io_bytes;
+    io_bytes = std::min(io_bytes, block_bytes);
+    for (uint32_t i = 0; i < store->paths(); ++i) {
+        const uint64_t alignment = store->info(i).alignment_bytes;
+        io_bytes = std::max(io_bytes / alignment * alignment, alignment);
+        if (staged && reinterpret_cast<uintptr_t>(options.staging) % alignment != 0) {
+            return Status::error(STW_ERROR_INVALID, "The staging memory is not aligned.");
+        }
+    }
+    options.io_bytes = io_bytes;
+    return {};
+}
+
+void Engine::Parts::prepare()
+{
+    MutexLock lock(mutex);
+    pool.reserve(options.jobs_reserved, options.jobs_max);
+    for (uint32_t i = options.staging_read_blocks; i > 0; --i) read_ring.push_back(i - 1);
+    for (uint32_t i = options.staging_write_blocks; i > 0; --i) {
+        write_ring.push_back(options.staging_read_blocks + i - 1);
+    }
+    for (uint32_t i = 0; store != nullptr && i < store->paths(); ++i) {
+        paths.push_back(std::make_unique<PathQueues>());
+        storage_threads.push_back(std::make_unique<StorageThread>(*this, i));
+    }
+    threads.reserve(storage_threads.size() + options.copy_threads);
+}
+
+Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void *argument)
+{
+    {
+        MutexLock lock(mutex);
+        ++threads_alive;
+    }
+    pthread_t thread{};
+    const int error = pthread_create(&thread, nullptr, main, argument);
+    if (error == 0) {
+        pthread_setname_np(thread, name);
+        threads.push_back(thread);
+        return {};
+    }
+    MutexLock lock(mutex);
+    --threads_alive;
+    return Status::os_error(STW_ERROR_LIMIT, error,
+                            "The system starts no more threads for the transfer engine");
+}
+
+Status Engine::Parts::start_threads()
+{
+    for (const std::unique_ptr<StorageThread> &thread : storage_threads) {
+        STW_TRY(start_thread("stw-storage", &StorageThread::start, thread.get()));
+    }
+    const auto copy = [](void *parts) -> void * {
+        static_cast<Parts *>(parts)->copy_main();
+        return nullptr;
+    };
+    for (uint32_t i = 0; i < options.copy_threads; ++i) {
+        STW_TRY(start_thread("stw-copy", copy, this));
+    }
+    return {};
+}
+
+void Engine::Parts::stop_threads()
+{
+    {
+        MutexLock lock(mutex);
+        stopping = true;
+        wake_all();
+    }
+    for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+    threads.clear();
+}
+
+void Engine::Parts::thread_gone()
+{
+    bool last = false;
+    {
+        MutexLock lock(mutex);
+        --threads_alive;
+        last = abandoned && threads_alive == 0;
+    }
+    if (last) delete this;
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(EngineOptions options)
+{
+    auto parts = std::make_unique<Parts>(std::move(options));
+    STW_TRY(parts->check_options());
+    parts->prepare();
+    Status started = parts->start_threads();
+    if (!started.ok()) {
+        parts->stop_threads();
+        return started;
+    }
+    return std::unique_ptr<Engine>(new Engine(parts.release()));
+}
+
+// --------------------------------------------------------------------------------------- close --
+
+void Engine::Parts::take_waiting(std::vector<Task *> &waiting)
+{
+    const auto untouched = [](const Task &task) { return !task.begun; };
+    const auto take = [&waiting](Task &task) { waiting.push_back(&task); };
+    for (const std::unique_ptr<PathQueues> &path : paths) {
+        path->reads.drain(untouched, take);
+        path->staged_reads.drain(untouched, take);
+        path->writes.drain(untouched, take);
+    }
+    staged_writes.drain(untouched, take);
+    copies.drain(untouched, take);
+}
+
+void Engine::Parts::cancel(const std::vector<Task *> &waiting)
+{
+    Outbox outbox;
+    for (Task *task : waiting) {
+        if (task->status.ok()) {
+            task->status = Status::error(STW_ERROR_CLOSED,
+                                         "The transfer of block %u had not begun when the "
+                                         "runtime was closed.",
+                                         task->job.transfer.block);
+        }
+        finish(*task, outbox);
+    }
+    flush(outbox);
+}
+
+Status Engine::Parts::close(uint64_t timeout_ns)
+{
+    if (closed) return {};
+    const uint64_t now_ns = wait_clock_ns();
+    const uint64_t until_ns = timeout_ns > INT64_MAX - now_ns ? INT64_MAX : now_ns + timeout_ns;
+    std::vector<Task *> waiting;
+    {
+        MutexLock lock(mutex);
+        closing = true;
+        take_waiting(waiting);
+    }
+    cancel(waiting);
+    {
+        MutexLock lock(mutex);
+        while (pool.used() > 0 || callbacks > 0) {
+            if (changed.wait_until(mutex, until_ns)) continue;
+            if (pool.used() == 0 && callbacks == 0) break;
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "%u transfers were still in flight after %llu ms; their memory "
+                                 "stays theirs until they complete.",
+                                 pool.used(),
+                                 static_cast<unsigned long long>(timeout_ns / 1'000'000));
+        }
+    }
+    stop_threads();
+    closed = true;
+    if (store == nullptr) return {};
+    Status status = store->close(kStoreCloseNs);
+    MutexLock lock(mutex);
+    storage_threads.clear();
+    paths.clear();
+    store.reset();
+    return status;
+}
+
+void Engine::Parts::abandon()
+{
+    std::vector<Task *> waiting;
+    {
+        MutexLock lock(mutex);
+        closing = true;
+        muted = true;
+        take_waiting(waiting);
+    }
+    cancel(waiting);
+    bool in_flight = false;
+    {
+        MutexLock lock(mutex);
+        while (callbacks > 0) changed.wait(mutex);
+        in_flight = pool.used() > 0;
+        if (in_flight) {
+            for (const pthread_t thread : threads) pthread_detach(thread);
+            abandoned = true;
+        }
+    }
+    if (in_flight) return;
+    stop_threads();
+    delete this;
+}
+
+Engine::~Engine()
+{
+    if (parts_->closed) {
+        delete parts_;
+    } else {
+        parts_->abandon();
+    }
+}
+
+// -------------------------------------------------------------------------------------- facade --
+
+Status Engine::submit(const Job *jobs, uint32_t n)
+{
+    return parts_->submit(jobs, n);
+}
+
+void Engine::promote(residency::TransferId id)
+{
+    parts_->promote(id);
+}
+
+Status Engine::close(uint64_t timeout_ns)
+{
+    return parts_->close(timeout_ns);
+}
+
+LinkStats Engine::link_stats(Link link, uint32_t memory) const
+{
+    return parts_->links.stats(link, memory, parts_->now());
+}
+
+uint32_t Engine::jobs_in_flight() const
+{
+    MutexLock lock(parts_->mutex);
+    return parts_->pool.used();
+}
+
+std::string Engine::describe_in_flight(uint32_t lines_max) const
+{
+    return parts_->describe(lines_max);
+}
+
+uint64_t Engine::metadata_bytes() const
+{
+    MutexLock lock(parts_->mutex);
+    uint64_t bytes = parts_->pool.metadata_bytes() + sizeof(Parts);
+    if (parts_->store != nullptr) bytes += parts_->store->metadata_bytes();
+    return bytes;
+}
+
+store::Store *Engine::store()
+{
+    return parts_->store.get();
+}
+
+}  // namespace stepwell::transfer

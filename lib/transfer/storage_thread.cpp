@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop of a storage thread: collect what came back, fill the device's queue, settle one block,
+// report. Checksums and maps run between two fills, while the device works.
+#include "lib/transfer/storage_thread.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+
+namespace stepwell::transfer {
+
+using residency::Class;
+
+namespace {
+
+constexpr uint64_t kIdleNs = 1'000'000'000;  // a wake ends it; this is for nothing but safety
+constexpr uint64_t kRefusedNs = 1'000'000;   // before a device that takes nothing is asked again
+constexpr uint32_t kRefusalsMax = 2000;      // of these one after the other, with nothing in flight
+constexpr uint32_t kAgainsMax = 1000;        // EAGAIN and EINTR of one request
+
+unsigned long long wide(uint64_t value)
+{
+    return value;
+}
+
+}  // namespace
+
+StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
+    : parts_(parts),
+      store_(*parts.store),
+      ops_(parts.store->ops(path)),
+      storage_(parts.store->storage(path)),
+      path_(path),
+      alignment_(parts.store->info(path).alignment_bytes),
+      depth_(parts.store->info(path).queue_depth)
+{
+    requests_.resize(depth_);
+    done_.resize(depth_);
+    free_.reserve(depth_);
+    for (uint32_t i = depth_; i > 0; --i) free_.push_back(i - 1);
+    again_.reserve(depth_);
+    sending_.reserve(depth_);
+    batch_.reserve(depth_);
+    begun_.reserve(depth_ + 16ull);
+    settling_.reserve(depth_ + 16ull);
+    outbox_.tasks.reserve(kOutboxMax);
+    outbox_.list.reserve(kOutboxMax);
+}
+
+void *StorageThread::start(void *self)
+{
+    static_cast<StorageThread *>(self)->main();
+    return nullptr;
+}
+
+void StorageThread::main()
+{
+    for (;;) {
+        const uint32_t n = ops_.poll(storage_, done_.data(), depth_, wait_ns_);
+        collect(n);
+        fill();
+        settle();
+        parts_.flush(outbox_);
+        if (!wait_for_work()) break;
+    }
+    parts_.thread_gone();  // nothing of this object after that
+}
+
+// How long the next poll may wait. False: the thread ends.
+bool StorageThread::wait_for_work()
+{
+    MutexLock lock(parts_.mutex);
+    PathQueues &queues = *parts_.paths[path_];
+    queues.waiting = false;
+    wait_ns_ = 0;
+    if (!settling_.empty()) return true;
+    if (full_) {
+        wait_ns_ = in_flight_ > 0 && !busy_ ? kIdleNs : kRefusedNs;
+        return true;
+    }
+    if (in_flight_ == depth_) {
+        wait_ns_ = kIdleNs;
+        return true;
+    }
+    if (choose().source != Source::kNothing) return true;
+    if (in_flight_ == 0 && parts_.thread_ends()) return false;
+    queues.waiting = true;
+    wait_ns_ = kIdleNs;
+    return true;
+}
+
+// --------------------------------------------------------------------------- what goes next --
+
+StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
+{
+    Choice best;
+    const auto offer = [&best, reads](Source source, Task *task, uint32_t at) {
+        const bool better = best.task == nullptr || task->urgency > best.task->urgency;
+        if (better) best = {source, task, at, reads};
+    };
+    for (uint32_t i = 0; i < again_.size(); ++i) {
+        const Request &request = requests_[again_[i]];
+        if (request.reads == reads) offer(Source::kAgain, request.task, i);
+    }
+    if (free_.empty()) return best;
+    for (Task *task : begun_) {
+        if (is_read(*task) == reads) offer(Source::kBegun, task, 0);
+    }
+    Task *queued = reads ? queues.reads.best() : queues.writes.best();
+    if (reads && !parts_.read_ring.empty()) {
+        queued = more_urgent(queued, queues.staged_reads.best());
+    }
+    if (queued != nullptr) offer(Source::kQueue, queued, 0);
+    return best;
+}
+
+// Of the two directions: a demand first, alone. Else the less urgent one keeps up to a quarter of
+// the queue, so that write-backs go on beside prefetches; equals share it evenly.
+StorageThread::Choice StorageThread::choose()
+{
+    PathQueues &queues = *parts_.paths[path_];
+    const Choice reads = best_of(true, queues);
+    const Choice writes = best_of(false, queues);
+    if (reads.task == nullptr) return writes;
+    if (writes.task == nullptr) return reads;
+    const Class read_class = reads.task->urgency;
+    const Class write_class = writes.task->urgency;
+    if (read_class == write_class) return flying_[1] <= flying_[0] ? reads : writes;
+    const bool reads_lead = read_class > write_class;
+    const Choice &lead = reads_lead ? reads : writes;
+    const Choice &other = reads_lead ? writes : reads;
+    if (lead.task->urgency == Class::kDemand) return lead;
+    const bool others_share = flying_[other.reads ? 1 : 0] < depth_ / 4;
+    return others_share && flying_[lead.reads ? 1 : 0] > 0 ? other : lead;
+}
+
+void StorageThread::take(Task &task, PathQueues &queues)
+{
+    task.queue->remove(task);
+    task.begun = true;
+    task.stage = Stage::kStorage;
+    queues.waiting = false;
+    if (task.route == Route::kReadStaged) parts_.take_ring(task, parts_.read_ring);
+}
+
+void StorageThread::fill()
+{
+    while (!full_ && in_flight_ + sending_.size() < depth_) {
+        Choice choice;
+        {
+            MutexLock lock(parts_.mutex);
+            choice = choose();
+            if (choice.source == Source::kQueue) take(*choice.task, *parts_.paths[path_]);
+        }
+        switch (choice.source) {
+        case Source::kNothing: send(); return;
+        case Source::kQueue:
+            send();  // a checksum takes longer than what is ready should wait
+            begin(*choice.task);
+            break;
+        case Source::kBegun: give_request(*choice.task); break;
+        case Source::kAgain:
+            sending_.push_back(again_[choice.at]);
+            again_.erase(again_.begin() + choice.at);
+            ++flying_[choice.reads ? 1 : 0];
+            break;
+        }
+    }
+    send();
+    begin_ahead();
+}
+
+// The device's queue is full: have one more block ready for the moment it is not.
+void StorageThread::begin_ahead()
+{
+    if (!free_.empty() || !settling_.empty() || !begun_.empty()) return;
+    Task *next = nullptr;
+    {
+        MutexLock lock(parts_.mutex);
+        PathQueues &queues = *parts_.paths[path_];
+        next = more_urgent(queues.reads.best(), queues.writes.best());
+        if (next != nullptr) take(*next, queues);
+    }
+    if (next != nullptr) begin(*next);
+}
+
+// The map of a block into a tensor's address comes here, when its turn has come, and not earlier or
+// on a copy thread: it is in the order of urgency for nothing, costs no hand-over, does not wait
+// behind copies, and the device is busy meanwhile.
+void StorageThread::begin(Task &task)
+{
+    parts_.hop_begin(task, parts_.storage_link(task));
+    if (task.route == Route::kRead) {
+        Status status = parts_.map_block(task);
+        if (!status.ok()) {
+            fail(task, std::move(status));
+            return;
+        }
+    }
+    if (is_write(task)) store_.seal(task.place, task.data);
+    begun_.push_back(&task);
+}
+
+void StorageThread::give_request(Task &task)
+{
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    Request &request = requests_[index];
+    request.task = &task;
+    request.offset = task.given_bytes;
+    request.bytes = std::min(parts_.options.io_bytes, task.io_bytes - task.given_bytes);
+    request.errors = 0;
+    request.agains = 0;
+    request.reads = is_read(task);
+    task.given_bytes += request.bytes;
+    ++task.open_requests;
+    if (task.given_bytes == task.io_bytes) std::erase(begun_, &task);
+    sending_.push_back(index);
+    ++flying_[request.reads ? 1 : 0];
+}
+
+// ------------------------------------------------------------------- to the device and back --
+
+// False when the device took less than all.
+bool StorageThread::send()
+{
+    if (sending_.empty()) return true;
+    batch_.clear();
+    for (const uint32_t index : sending_) {
+        Request &request = requests_[index];
+        ++request.serial;
+        stw_io io{};
+        io.tag = (uint64_t{request.serial} << 32) | index;
+        io.data = static_cast<uint8_t *>(request.task->data) + request.offset;
+        io.offset_bytes = request.task->place.offset + request.offset;
+        io.bytes = request.bytes;
+        io.kind = request.reads ? STW_IO_READ : STW_IO_WRITE;
+        batch_.push_back(io);
+    }
+    uint32_t accepted = 0;
+    const auto n = static_cast<uint32_t>(batch_.size());
+    const uint64_t now_ns = parts_.now();
+    const stw_status code = ops_.submit(storage_, batch_.data(), n, &accepted);
+    STW_ASSERT(accepted <= n);
+    accepted = std::min(accepted, n);
+    for (uint32_t i = 0; i < n; ++i) {
+        Request &request = requests_[sending_[i]];
+        if (i < accepted) {
+            request.in_flight = true;
+            ++in_flight_;
+            store_.path_begin(path_, now_ns);
+        } else {
+            --flying_[request.reads ? 1 : 0];
+            if (i == accepted && code < 0) continue;
+            again_.push_back(sending_[i]);
+        }
+    }
+    const bool error = code < 0 && accepted < n;
+    const uint32_t bad = error ? sending_[accepted] : 0;
+    sending_.clear();
+    if (accepted > 0) refusals_ = 0;
+    if (error) {
+        refused(bad, code);
+        return false;
+    }
+    full_ = accepted < n;
+    if (full_ && in_flight_ == 0 && ++refusals_ > kRefusalsMax) {
+        refusals_ = 0;
+        const uint32_t index = again_.back();
+        again_.pop_back();
+        requests_[index].errors = parts_.options.retries_max;
+        refused(index, STW_ERROR_BUSY);
+    }
+    return !full_;
+}
+
+void StorageThread::collect(uint32_t n)
+{
+    STW_ASSERT(n <= depth_);
+    full_ = false;
+    busy_ = false;
+    const uint64_t now_ns = n > 0 ? parts_.now() : 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        const auto index = static_cast<uint32_t>(done_[i].tag);
+        const auto serial = static_cast<uint32_t>(done_[i].tag >> 32);
+        const bool known =
+            index < depth_ && requests_[index].in_flight && requests_[index].serial == serial;
+        STW_ASSERT(known);  // of a driver: each accepted tag comes exactly once
+        if (!known) continue;
+        Request &request = requests_[index];
+        request.in_flight = false;
+        --in_flight_;
+        --flying_[request.reads ? 1 : 0];
+        const int64_t result = done_[i].result;
+        store_.path_end(path_, result > 0 ? static_cast<uint64_t>(result) : 0, now_ns);
+        answered(index, result);
+    }
+}
+
+void StorageThread::answered(uint32_t index, int64_t result)
+{
+    Request &request = requests_[index];
+    Task &task = *request.task;
+    if (!task.status.ok() || result == static_cast<int64_t>(request.bytes)) {
+        drop(index);
+        return;
+    }
+    const char *what = request.reads ? "Reading" : "Writing";
+    const uint64_t at = task.place.offset + request.offset;
+    const char *name = store_.name(path_).c_str();
+    if (result == -EAGAIN || result == -EINTR) {
+        if (++request.agains <= kAgainsMax) {
+            parts_.links.retried(parts_.storage_link(task),
+                                 parts_.hop_memory(task, parts_.storage_link(task)));
+            again_.push_back(index);
+            full_ = busy_ = true;  // nothing more before the next poll, which waits a moment
+            return;
+        }
+        request.errors = parts_.options.retries_max;
+    }
+    if (result < 0) {
+        try_again(index, Status::os_error(STW_ERROR_IO, static_cast<int>(-result),
+                                          "%s block %u in '%s' failed: %llu bytes at offset %llu, "
+                                          "after %u retries",
+                                          what, task.job.transfer.block, name, wide(request.bytes),
+                                          wide(at), request.errors));
+        return;
+    }
+    const uint64_t moved = static_cast<uint64_t>(result) / alignment_ * alignment_;
+    if (moved > 0 && moved < request.bytes) {
+        request.offset += moved;
+        request.bytes -= moved;
+        again_.push_back(index);
+        return;
+    }
+    try_again(index, Status::error(STW_ERROR_IO,
+                                   "%s block %u in '%s' failed: %lld bytes moved of %llu at offset "
+                                   "%llu, after %u retries%s.",
+                                   what, task.job.transfer.block, name,
+                                   static_cast<long long>(result), wide(request.bytes), wide(at),
+                                   request.errors, result == 0 ? "; the file ends before it" : ""));
+}
+
+void StorageThread::refused(uint32_t index, stw_status code)
+{
+    const Request &request = requests_[index];
+    const Task &task = *request.task;
+    try_again(index, Status::error(code,
+                                   "The driver of '%s' refused to %s block %u, %llu bytes at "
+                                   "offset %llu, after %u retries: %s.",
+                                   store_.name(path_).c_str(), request.reads ? "read" : "write",
+                                   task.job.transfer.block, wide(request.bytes),
+                                   wide(task.place.offset + request.offset), request.errors,
+                                   status_text(code)));
+}
+
+void StorageThread::try_again(uint32_t index, Status failure)
+{
+    Request &request = requests_[index];
+    Task &task = *request.task;
+    if (task.status.ok() && request.errors < parts_.options.retries_max) {
+        ++request.errors;
+        const Link link = parts_.storage_link(task);
+        parts_.links.retried(link, parts_.hop_memory(task, link));
+        again_.push_back(index);
+        return;
+    }
+    failure.mutable_detail().tier = static_cast<uint32_t>(residency::Tier::kNvme);
+    failure.mutable_detail().offset_bytes = task.job.transfer.pack_offset + request.offset;
+    if (task.status.ok()) fail(task, std::move(failure));
+    drop(index);
+}
+
+// The request is over, well or not.
+void StorageThread::drop(uint32_t index)
+{
+    Task &task = *requests_[index].task;
+    requests_[index].task = nullptr;
+    free_.push_back(index);
+    STW_ASSERT(task.open_requests > 0);
+    --task.open_requests;
+    const bool all_given = !task.status.ok() || task.given_bytes == task.io_bytes;
+    if (task.open_requests == 0 && all_given) settling_.push_back(&task);
+}
+
+// First cause kept. What of it is with the device is waited for, the rest is not sent.
+void StorageThread::fail(Task &task, Status status)
+{
+    task.status = std::move(status);
+    std::erase(begun_, &task);
+    const auto unsent = [this, &task](uint32_t index) {
+        if (requests_[index].task != &task) return false;
+        requests_[index].task = nullptr;
+        free_.push_back(index);
+        --task.open_requests;
+        return true;
+    };
+    std::erase_if(again_, unsent);
+    if (task.open_requests == 0) settling_.push_back(&task);
+}
+
+// -------------------------------------------------------------------------------- a block's end --
+
+// True: nothing more to be read. A mismatch may have happened on the way here, so the medium is
+// asked once more before its bytes are called wrong.
+bool StorageThread::verified(Task &task)
+{
+    const uint64_t found = store_.sum(task.place, task.data);
+    if (found == task.place.sum) return true;
+    if (!task.read_again) {
+        task.read_again = true;
+        task.given_bytes = 0;
+        const Link link = parts_.storage_link(task);
+        parts_.links.retried(link, parts_.hop_memory(task, link));
+        begun_.push_back(&task);
+        return false;
+    }
+    task.status = Status::error(
+        STW_ERROR_CHECKSUM,
+        "Block %u in slot %u of '%s' (%llu bytes at offset %llu) is not what was written: checksum "
+        "%016llx, expected %016llx, read twice. The medium, the path to it or another program "
+        "changed it.",
+        task.job.transfer.block, task.place.slot, store_.name(path_).c_str(),
+        wide(task.place.bytes), wide(task.place.offset), wide(found), wide(task.place.sum));
+    task.status.mutable_detail().tier = static_cast<uint32_t>(residency::Tier::kNvme);
+    task.status.mutable_detail().offset_bytes = task.job.transfer.pack_offset;
+    return true;
+}
+
+// One block at a time: between two of them the device's queue is filled again.
+void StorageThread::settle()
+{
+    if (settling_.empty()) return;
+    Task &task = *settling_.front();
+    settling_.erase(settling_.begin());
+    if (is_read(task) && task.status.ok() && !verified(task)) return;
+    const bool moved = task.status.ok();
+    parts_.hop_end(task, parts_.storage_link(task), moved);
+    if (moved && task.route == Route::kReadStaged) {
+        parts_.queue_copy(task);
+    } else {
+        parts_.finish(task, outbox_);
+    }
+}
+
+}  // namespace stepwell::transfer

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The optimizers' loops over elements: one pass that reads gradient, master and states and writes
+// master, states and the parameter's rounded copy. On the calling thread, no allocation. Compiled
+// once per target; the operations and their order are PyTorch's single-tensor ones.
+#include "lib/update/kernels/float_environment.h"
+#include "lib/update/kernels/kernels.h"
+
+#include <cstring>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "lib/update/kernels/update_chunk.cpp"
+#include "lib/update/kernels/highway.h"
+#include "lib/update/kernels/lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace stepwell::kernels::HWY_NAMESPACE {
+namespace {
+
+// AdamW and Adam. The tests on `c` are the same for all elements, so they are always predicted.
+struct Moments {
+    static constexpr uint32_t kStates = 2;
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V step(D d, const Coefficients &c, V gradient, V parameter, V (&states)[2])
+    {
+        if (c.decay == Decay::kDecoupled) {
+            parameter = hn::Mul(parameter, hn::Set(d, c.decay_factor));
+        } else if (c.decay == Decay::kCoupled) {
+            gradient = hn::Add(gradient, hn::Mul(parameter, hn::Set(d, c.decay_factor)));
+        }
+        states[0] = hn::Add(hn::Mul(states[0], hn::Set(d, c.beta1)),
+                            hn::Mul(gradient, hn::Set(d, c.one_minus_beta1)));
+        const V share = hn::Mul(gradient, hn::Set(d, c.one_minus_beta2));
+        states[1] = hn::Add(hn::Mul(states[1], hn::Set(d, c.beta2)), hn::Mul(share, gradient));
+        const V root = hn::Div(hn::Sqrt(states[1]), hn::Set(d, c.correction2_sqrt));
+        const V denominator = hn::Add(root, hn::Set(d, c.eps));
+        const V numerator = hn::Mul(states[0], hn::Set(d, c.negative_step_size));
+        return hn::Add(parameter, hn::Div(numerator, denominator));
+    }
+};
+
+struct Sgd {
+    static constexpr uint32_t kStates = 0;
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V decayed(D d, const Coefficients &c, V gradient, V parameter)
+    {
+        if (c.decay == Decay::kNone) return gradient;
+        return hn::Add(gradient, hn::Mul(parameter, hn::Set(d, c.decay_factor)));
+    }
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V step(D d, const Coefficients &c, V gradient, V parameter, V (&)[2])
+    {
+        gradient = decayed(d, c, gradient, parameter);
+        return hn::Add(parameter, hn::Mul(gradient, hn::Set(d, c.negative_step_size)));
+    }
+};
+
+struct SgdMomentum {
+    static constexpr uint32_t kStates = 1;
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V step(D d, const Coefficients &c, V gradient, V parameter, V (&states)[2])
+    {
+        gradient = Sgd::decayed(d, c, gradient, parameter);
+        if (c.first_step) {
+            states[0] = gradient;  // whatever the buffer held
+        } else {
+            states[0] = hn::Add(hn::Mul(states[0], hn::Set(d, c.momentum)),
+                                hn::Mul(gradient, hn::Set(d, c.one_minus_dampening)));
+        }
+        V direction = states[0];
+        if (c.nesterov) {
+            direction = hn::Add(gradient, hn::Mul(states[0], hn::Set(d, c.momentum)));
+        }
+        return hn::Add(parameter, hn::Mul(direction, hn::Set(d, c.negative_step_size)));
+    }
+};
+
+template <class Gradient, class Value> struct Arrays {
+    const typename Gradient::Stored *HWY_RESTRICT gradient;
+    typename Value::Stored *HWY_RESTRICT values;  // not used when fp32
+    float *HWY_RESTRICT master;
+    float *HWY_RESTRICT states[2];
+};
+
+template <class Rule, class Gradient, class Value, class D>
+HWY_INLINE void step_vector(D d, const Coefficients &c, const Arrays<Gradient, Value> &arrays,
+                            uint64_t at)
+{
+    using V = hn::Vec<D>;
+    const V scale = hn::Set(d, c.gradient_scale);
+    const V gradient = hn::Mul(load(Gradient(), d, arrays.gradient + at), scale);
+    V states[2] = {hn::Zero(d), hn::Zero(d)};
+    for (uint32_t s = 0; s < Rule::kStates; ++s) states[s] = hn::LoadU(d, arrays.states[s] + at);
+    const V before = hn::LoadU(d, arrays.master + at);
+    const V master = canonical(d, Rule::step(d, c, gradient, before, states));
+    for (uint32_t s = 0; s < Rule::kStates; ++s) {
+        hn::StoreU(canonical(d, states[s]), d, arrays.states[s] + at);
+    }
+    hn::StoreU(master, d, arrays.master + at);
+    if constexpr (!std::is_same_v<Value, F32>) store(Value(), d, master, arrays.values + at);
+}
+
+// Fewer elements than a vector has: through vectors of our own, by the same instructions. The
+// lanes past the end compute on zeros and are dropped.
+template <class Rule, class Gradient, class Value, class D>
+HWY_INLINE void step_tail(D d, const Coefficients &c, const Arrays<Gradient, Value> &arrays,
+                          uint64_t at, uint64_t count)
+{
+    constexpr uint32_t kLanes = hn::MaxLanes(D());
+    alignas(64) typename Gradient::Stored gradient[kLanes] = {};
+    alignas(64) typename Value::Stored values[kLanes] = {};
+    alignas(64) float master[kLanes] = {};
+    alignas(64) float states[2][kLanes] = {};
+    std::memcpy(gradient, arrays.gradient + at, count * sizeof(gradient[0]));
+    std::memcpy(master, arrays.master + at, count * sizeof(float));
+    for (uint32_t s = 0; s < Rule::kStates; ++s) {
+        std::memcpy(states[s], arrays.states[s] + at, count * sizeof(float));
+    }
+    const Arrays<Gradient, Value> local = {gradient, values, master, {states[0], states[1]}};
+    step_vector<Rule>(d, c, local, 0);
+    std::memcpy(arrays.master + at, master, count * sizeof(float));
+    for (uint32_t s = 0; s < Rule::kStates; ++s) {
+        std::memcpy(arrays.states[s] + at, states[s], count * sizeof(float));
+    }
+    if constexpr (!std::is_same_v<Value, F32>) {
+        std::memcpy(arrays.values + at, values, count * sizeof(values[0]));
+    }
+}
+
+template <class Rule, class Gradient, class Value>
+HWY_NOINLINE void loop(const Coefficients &coefficients, const Chunk &chunk)
+{
+    const hn::ScalableTag<float> d;
+    constexpr uint64_t kLanes = hn::MaxLanes(hn::ScalableTag<float>());
+    const Coefficients c = coefficients;  // ours: the stores below cannot change it
+    const Arrays<Gradient, Value> arrays = {
+        static_cast<const typename Gradient::Stored *>(chunk.gradient),
+        static_cast<typename Value::Stored *>(chunk.values),
+        chunk.master,
+        {chunk.states[0], chunk.states[1]},
+    };
+    uint64_t at = 0;
+    for (; chunk.count - at >= kLanes; at += kLanes) step_vector<Rule>(d, c, arrays, at);
+    if (at != chunk.count) step_tail<Rule>(d, c, arrays, at, chunk.count - at);
+}
+
+template <class Rule, class Gradient>
+HWY_INLINE void by_values(const Coefficients &c, const Chunk &chunk)
+{
+    switch (chunk.values_dtype) {
+    case STW_F16: return loop<Rule, Gradient, F16>(c, chunk);
+    case STW_BF16: return loop<Rule, Gradient, Bf16>(c, chunk);
+    default: return loop<Rule, Gradient, F32>(c, chunk);
+    }
+}
+
+template <class Rule> HWY_INLINE void by_gradient(const Coefficients &c, const Chunk &chunk)
+{
+    switch (chunk.gradient_dtype) {
+    case STW_F16: return by_values<Rule, F16>(c, chunk);
+    case STW_BF16: return by_values<Rule, Bf16>(c, chunk);
+    default: return by_values<Rule, F32>(c, chunk);
+    }
+}
+
+HWY_NOINLINE void run_update(Algorithm algorithm, const Coefficients &c, const Chunk &chunk)
+{
+    if (algorithm != Algorithm::kSgd) return by_gradient<Moments>(c, chunk);
+    if (c.has_momentum) return by_gradient<SgdMomentum>(c, chunk);
+    return by_gradient<Sgd>(c, chunk);
+}
+
+}  // namespace
+}  // namespace stepwell::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "lib/update/kernels/dispatch.h"
+
+namespace stepwell::kernels {
+
+STEPWELL_DISPATCH(run_update);
+
+void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const Chunk &chunk)
+{
+    const FloatEnvironment environment;
+    run_update_dispatch.chosen()(algorithm, coefficients, chunk);
+}
+
+}  // namespace stepwell::kernels
+#endif

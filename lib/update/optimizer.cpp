@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an optimizer is made of: its entries, hyper-parameters and step counts. On the caller's
+// threads, between steps.
+#include "lib/update/optimizer.h"
+
+#include "lib/support/assert.h"
+#include "lib/update/optimizer_parts.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <iterator>
+
+namespace stepwell::update {
+namespace {
+
+constexpr uint32_t kKnownHyperFlags = STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE;
+
+bool is_adam(uint32_t algorithm)
+{
+    return algorithm == STW_OPTIMIZER_ADAMW || algorithm == STW_OPTIMIZER_ADAM;
+}
+
+bool overlap(uint64_t a_begin, uint64_t a_count, uint64_t b_begin, uint64_t b_count)
+{
+    return a_begin < b_begin + b_count && b_begin < a_begin + a_count;
+}
+
+}  // namespace
+
+StateNames state_names(uint32_t algorithm, const stw_hyper &hyper, const stw_custom_update *custom)
+{
+    StateNames names;
+    if (is_adam(algorithm)) {
+        names.names[names.count++] = "exp_avg";
+        names.names[names.count++] = "exp_avg_sq";
+    } else if (algorithm == STW_OPTIMIZER_SGD && hyper.momentum != 0.0) {
+        names.names[names.count++] = "momentum";
+    } else if (algorithm == STW_OPTIMIZER_CUSTOM && custom != nullptr) {
+        names.count = std::min(custom->state_count, kStatesMax);
+        std::copy(custom->state_names, custom->state_names + names.count, names.names);
+    }
+    return names;
+}
+
+Optimizer::Optimizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Optimizer::~Optimizer()
+{
+    STW_ASSERT(!pending());
+}
+
+Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_t algorithm,
+                                                     const stw_custom_update *custom)
+{
+    const bool needs_custom = algorithm == STW_OPTIMIZER_CUSTOM;
+    if (!is_adam(algorithm) && algorithm != STW_OPTIMIZER_SGD && !needs_custom) {
+        return Status::error(STW_ERROR_INVALID, "This build has no optimizer number %u.", algorithm);
+    }
+    if (needs_custom && (custom == nullptr || custom->update == nullptr ||
+                         custom->state_count > kStatesMax)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A custom optimizer needs its update function and at most %u states.",
+                             kStatesMax);
+    }
+    auto parts = std::make_unique<Parts>(pipeline, algorithm);
+    if (needs_custom) parts->custom = *custom;
+    return std::unique_ptr<Optimizer>(new Optimizer(std::move(parts)));
+}
+
+// ------------------------------------------------------------------------------------ parameters ----
+
+stw_hyper Optimizer::Parts::hyper_of(uint32_t group) const
+{
+    const auto found = hypers.find(group);
+    return found != hypers.end() ? found->second : stw_hyper STW_HYPER_INIT;
+}
+
+uint32_t Optimizer::Parts::states_needed(const stw_hyper &hyper) const
+{
+    return state_names(algorithm, hyper, custom.update != nullptr ? &custom : nullptr).count;
+}
+
+Status Optimizer::Parts::check_entry(const Entry &entry) const
+{
+    if (element_bytes(entry.parameter_dtype) == 0 || element_bytes(entry.gradient_dtype) == 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "Parameter %u has dtype %u, its gradient %u; an optimizer takes F32, "
+                             "F16 and BF16.",
+                             entry.parameter, entry.parameter_dtype, entry.gradient_dtype);
+    }
+    if (entry.element_count == 0 || entry.element_begin > UINT64_MAX - entry.element_count) {
+        return Status::error(STW_ERROR_INVALID, "Parameter %u: no elements to update.",
+                             entry.parameter);
+    }
+    const uint32_t needed = states_needed(hyper_of(entry.group));
+    if (entry.state_count < needed || entry.state_count > kStatesMax ||
+        (entry.master == kNone) != (entry.parameter_dtype == STW_F32) ||
+        entry.parameter == kNone || entry.gradient == kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "Parameter %u has %u states and %s master; its algorithm needs %u "
+                             "states, and a master unless the parameter is F32.",
+                             entry.parameter, entry.state_count,
+                             entry.master == kNone ? "no" : "a", needed);
+    }
+    return {};
+}
+
+// Parts of one parameter share everything but range and group.
+Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job) const
+{
+    bool same = job.parameter_dtype == entry.parameter_dtype &&
+                job.gradient_dtype == entry.gradient_dtype &&
+                job.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
+                job.state_count == entry.state_count &&
+                job.has_master == (entry.master != kNone);
+    if (same && job.has_master) {
+        same = job.layouts[ParameterJob::kOthers].tensor == entry.master;
+    }
+    for (uint32_t i = 0; same && i < entry.state_count; ++i) {
+        same = job.layouts[job.first_state() + i].tensor == entry.states[i];
+    }
+    if (!same) {
+        return Status::error(STW_ERROR_MISMATCH,
+                             "Two parts of parameter %u name different tensors or dtypes.",
+                             entry.parameter);
+    }
+    for (const Part *part : job.parts) {
+        if (overlap(part->element_begin, part->element_count, entry.element_begin,
+                    entry.element_count)) {
+            return Status::error(STW_ERROR_EXISTS,
+                                 "Elements %" PRIu64 " to %" PRIu64 " of parameter %u are in this "
+                                 "optimizer already, at least in part.",
+                                 entry.element_begin, entry.element_begin + entry.element_count,
+                                 entry.parameter);
+        }
+    }
+    return {};
+}
+
+Status Optimizer::Parts::add_entry(const Entry &entry)
+{
+    STW_TRY(check_entry(entry));
+    ParameterJob *job = find(entry.parameter);
+    if (job != nullptr) {
+        STW_TRY(check_part(entry, *job));
+    } else {
+        job = &jobs.emplace_back(*this, entry);
+        for (uint32_t i = 0; i < job->turn_count; ++i) {
+            const TensorId tensor = job->turns[i].tensor;
+            if (tensor != kNone && by_tensor.emplace(tensor, job).second) continue;
+            job->turn_count = i;  // the rest is not its own
+            forget_last_job();
+            return Status::error(STW_ERROR_EXISTS,
+                                 "Tensor %u of parameter %u is in this optimizer already.", tensor,
+                                 entry.parameter);
+        }
+    }
+    Part &part = parts.emplace_back();
+    part.element_begin = entry.element_begin;
+    part.element_count = entry.element_count;
+    part.group = entry.group;
+    part_jobs.push_back(job);
+    job->parts.push_back(&part);
+    return {};
+}
+
+ParameterJob *Optimizer::Parts::find(TensorId parameter) const
+{
+    const auto found = by_tensor.find(parameter);
+    if (found == by_tensor.end()) return nullptr;
+    ParameterJob &job = *found->second;
+    return job.turns[ParameterJob::kParameter].tensor == parameter ? &job : nullptr;
+}
+
+void Optimizer::Parts::forget_last_job()
+{
+    const ParameterJob &job = jobs.back();
+    for (uint32_t i = 0; i < job.turn_count; ++i) by_tensor.erase(job.turns[i].tensor);
+    jobs.pop_back();
+}
+
+// Steps allocate nothing: what they need is taken with the entries.
+void Optimizer::Parts::reserve()
+{
+    chosen.reserve(jobs.size());
+    tensors.reserve(by_tensor.size());
+    MutexLock lock(pipeline.mutex);
+    for (const auto &tensor : by_tensor) pipeline.reserve_tensor(tensor.first);
+}
+
+Status Optimizer::add(const Entry *entries, uint32_t n)
+{
+    if (pending()) {
+        return Status::error(STW_ERROR_BUSY, "A step of this optimizer is pending; wait for it.");
+    }
+    Parts &parts = *parts_;
+    const size_t jobs_before = parts.jobs.size();
+    const size_t parts_before = parts.parts.size();
+    Status status;
+    for (uint32_t i = 0; i < n && status.ok(); ++i) status = parts.add_entry(entries[i]);
+    if (status.ok()) {
+        parts.reserve();
+        return status;
+    }
+    while (parts.parts.size() > parts_before) {
+        parts.part_jobs.back()->parts.pop_back();
+        parts.part_jobs.pop_back();
+        parts.parts.pop_back();
+    }
+    while (parts.jobs.size() > jobs_before) parts.forget_last_job();
+    return status;
+}
+
+// ------------------------------------------------------------------------------ hyper-parameters ----
+
+Status Optimizer::Parts::check_hyper(const stw_hyper &hyper) const
+{
+    const double values[] = {hyper.lr,       hyper.beta1,     hyper.beta2,   hyper.eps,
+                             hyper.momentum, hyper.dampening, hyper.lr_decay, hyper.weight_decay};
+    const bool finite =
+        std::all_of(std::begin(values), std::end(values), [](double v) { return std::isfinite(v); });
+    const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+    const bool betas = !is_adam(algorithm) || (is_beta(hyper.beta1) && is_beta(hyper.beta2));
+    if (finite && betas && (hyper.flags & ~kKnownHyperFlags) == 0) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "Hyper-parameters must be finite, betas from 0 to below 1 and flags known: "
+                         "lr %g, betas %g and %g, eps %g, weight decay %g, momentum %g, flags 0x%x.",
+                         hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
+                         hyper.momentum, hyper.flags);
+}
+
+Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
+{
+    STW_TRY(parts_->check_hyper(hyper));
+    const uint32_t needed = parts_->states_needed(hyper);
+    for (size_t i = 0; i < parts_->parts.size(); ++i) {
+        const ParameterJob &job = *parts_->part_jobs[i];
+        if (parts_->parts[i].group != group || job.state_count >= needed) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "Parameter %u of group %u was added without the %u states that these "
+                             "hyper-parameters need; set momentum before adding parameters.",
+                             job.turns[ParameterJob::kParameter].tensor, group, needed);
+    }
+    parts_->hypers[group] = hyper;
+    return {};
+}
+
+stw_hyper Optimizer::hyper(uint32_t group) const
+{
+    return parts_->hyper_of(group);
+}
+
+// ----------------------------------------------------------------------------------- step counts ----
+
+Result<uint64_t> Optimizer::count(TensorId parameter) const
+{
+    const ParameterJob *job = parts_->find(parameter);
+    if (job == nullptr) {
+        return Status::error(STW_ERROR_NOT_FOUND, "Tensor %u is no parameter of this optimizer.",
+                             parameter);
+    }
+    MutexLock lock(parts_->pipeline.mutex);
+    return job->count;
+}
+
+Status Optimizer::set_count(TensorId parameter, uint64_t count)
+{
+    ParameterJob *job = parts_->find(parameter);
+    if (job == nullptr) {
+        return Status::error(STW_ERROR_NOT_FOUND, "Tensor %u is no parameter of this optimizer.",
+                             parameter);
+    }
+    MutexLock lock(parts_->pipeline.mutex);
+    if (parts_->step.active) {
+        return Status::error(STW_ERROR_BUSY,
+                             "A step of this optimizer is pending; its counts change with it.");
+    }
+    job->count = count;
+    return {};
+}
+
+}  // namespace stepwell::update

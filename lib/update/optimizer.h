@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// An optimizer: which tensors belong together, hyper-parameters and step counts, and its steps,
+// streamed through the pipeline behind the call. A step asks for its verdict first (norm, finite or
+// not) where somebody wants one, and then updates each parameter as its bytes come by.
+// Tensors come in as ids with their dtypes; who made them and what they are called is the runtime's.
+#pragma once
+
+#include <stepwell/optimizer.h>
+
+#include "lib/support/status.h"
+#include "lib/update/pipeline.h"
+#include "lib/update/tiers.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace stepwell::update {
+
+constexpr uint32_t kStatesMax = 8;  // of one parameter, the master not counted
+
+// A parameter, or a part of a packed one. All parts of a parameter have the same tensors.
+struct Entry {
+    TensorId parameter = kNone;
+    TensorId gradient = kNone;
+    TensorId master = kNone;  // fp32; kNone where the parameter itself is fp32
+    TensorId states[kStatesMax] = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
+    uint32_t state_count = 0;
+    uint32_t parameter_dtype = 0;  // STW_F32, STW_F16, STW_BF16
+    uint32_t gradient_dtype = 0;
+    uint32_t group = 0;             // of hyper-parameters
+    uint64_t element_begin = 0;     // of the parameter, the gradient, the master and the states
+    uint64_t element_count = 0;
+    stw_tensor *handle = nullptr;   // of the parameter, for the caller's own kernel
+};
+
+// The states an algorithm keeps beside the master, in the order of Entry::states; the names are
+// those of stw_optimizer_state and static, or the custom update's. They must read as zeros until
+// written. Empty for plain SGD.
+struct StateNames {
+    const char *names[kStatesMax] = {};
+    uint32_t count = 0;
+};
+StateNames state_names(uint32_t algorithm, const stw_hyper &hyper, const stw_custom_update *custom);
+
+struct StepOptions {
+    uint32_t flags = 0;  // STW_UPDATE_*
+    bool wants_verdict = false;  // wait for it, and measure even if neither clip nor skip needs it
+    const TensorId *parameters = nullptr;  // null: all
+    uint32_t parameter_count = 0;
+    double gradient_scale = 0.0;  // 0: 1.0
+    double clip_norm = 0.0;       // 0: no clip
+    double norm_type = 0.0;       // 0: 2; or infinity
+    uint64_t timeout_ns = UINT64_MAX;
+};
+
+// `norm` is that of the finite gradients if all are; infinity if one is not. NaN where nothing asked
+// for it. The clip coefficient is min(1, clip_norm / (norm + 1e-6)), in double.
+struct StepResult {
+    bool skipped = false;
+    double norm = 0.0;
+    double clip_coefficient = 1.0;
+    uint64_t nonfinite = 0;
+    uint64_t updated = 0;           // parameters; before the last one is through, those to be
+    uint64_t without_gradient = 0;
+};
+
+class Optimizer {
+public:
+    // `custom` is copied and needed for STW_OPTIMIZER_CUSTOM only; its names stay the caller's.
+    static Result<std::unique_ptr<Optimizer>> create(Pipeline &pipeline, uint32_t algorithm,
+                                                     const stw_custom_update *custom);
+    // Nothing is pending: wait() before.
+    ~Optimizer();
+    Optimizer(const Optimizer &) = delete;
+    Optimizer &operator=(const Optimizer &) = delete;
+
+    // All or none. INVALID, EXISTS (overlapping parts), MISMATCH (parts with different tensors),
+    // BUSY (a step is pending). One at a time.
+    Status add(const Entry *entries, uint32_t n);
+    // From the next step on, also where a step is pending. INVALID, also when the group's
+    // parameters have no tensor for a state that these need (momentum).
+    Status set_hyper(uint32_t group, const stw_hyper &hyper);
+    // What the group has now; the defaults of STW_HYPER_INIT where nothing was set.
+    [[nodiscard]] stw_hyper hyper(uint32_t group) const;
+    // Updates that are through. Setting is BUSY while a step is pending. NOT_FOUND.
+    Result<uint64_t> count(TensorId parameter) const;
+    Status set_count(TensorId parameter, uint64_t count);
+
+    // Claims all tensors of the step before it returns or waits. Waits for a step of this optimizer
+    // that is not through yet, then, where asked to, for the verdict or for the last byte. A timeout
+    // or an interrupt ends the call and not the step, once that has its claims.
+    // Returns OK, SKIPPED; INVALID, NOT_FOUND, TIMEOUT, INTERRUPTED, CLOSED; the cause if a gradient
+    // could not be read for the verdict (then nothing is updated and the gradients are kept); with
+    // STW_UPDATE_WAIT the first cause a parameter missed its update for. One at a time.
+    Status step(const StepOptions &options, StepResult *result_out);
+    // The last step's: OK, SKIPPED, PENDING, or what step() said or would have said of the verdict.
+    // A step that nobody wants a verdict of has one when it is through.
+    Status result(StepResult *result_out) const;
+    // Until the last byte of the last step is updated. OK, TIMEOUT, INTERRUPTED.
+    Status wait(uint64_t timeout_ns);
+    [[nodiscard]] bool pending() const;
+
+    // The inside, for the jobs of its steps.
+    struct Parts;
+
+private:
+    explicit Optimizer(std::unique_ptr<Parts> parts);
+
+    std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace stepwell::update

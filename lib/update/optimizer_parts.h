@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of an optimizer: its parameters, each of which is a job of the pipeline while a step
+// is pending, and the step. Guarded by the pipeline's mutex unless a member says otherwise.
+#pragma once
+
+#include "lib/update/cuts.h"
+#include "lib/update/optimizer.h"
+#include "lib/update/parts.h"
+
+#include <deque>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+namespace stepwell::update {
+
+// An entry: a range of a parameter with one group's hyper-parameters.
+struct Part {
+    uint64_t element_begin = 0;
+    uint64_t element_count = 0;
+    uint32_t group = 0;
+    stw_hyper hyper{};        // as the step began
+    uint32_t states_used = 0;  // with these
+    kernels::Coefficients coefficients{};  // of the update threads
+    double sum = 0.0;         // of the squares of its gradient, as far as it was scanned
+};
+
+enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
+
+// One parameter's way through a step. Between steps nobody but the optimizer's caller uses it.
+struct ParameterJob final : Job {
+    // Order of turns and layouts; the master, where there is one, and the states follow.
+    enum : uint32_t { kParameter, kGradient, kOthers };
+
+    ParameterJob(Optimizer::Parts &parts, const Entry &entry);
+
+    void cut(Chunk &chunk) override;
+    [[nodiscard]] bool more() const override { return !empty && part_cut < parts.size(); }
+    [[nodiscard]] uint32_t chunk_pieces() const override;
+    Chunk *settle(Chunk &chunk) override;
+    void on_preferred() override;
+    Status opened() override;
+    Status refused(Status status) override;
+    Status run(Chunk &chunk) override;
+    void end() override;
+
+    void begin(StepPhase next);
+    void cut_scan(Chunk &chunk) const;
+    void cut_update(Chunk &chunk) const;
+    [[nodiscard]] uint64_t next_run() const;
+    void scan(Chunk &chunk) const;
+    void update(const Chunk &chunk, const Part &part) const;
+    Status update_custom(const Chunk &chunk, const Part &part) const;
+    void make_fresh(const Chunk &chunk, const Part &part) const;
+    void end_scan();
+    void end_update();
+    // Unclaims all its tensors and leaves the step.
+    void leave(bool empties_gradient);
+    [[nodiscard]] uint32_t first_state() const { return kOthers + (has_master ? 1 : 0); }
+
+    Optimizer::Parts &owner;
+    stw_tensor *const handle;
+    const uint32_t parameter_dtype;
+    const uint32_t gradient_dtype;
+    const bool has_master;
+    const uint32_t state_count;
+    const uint32_t index;      // in the order of entries
+    Layout layouts[kJobTensorsMax];
+    std::vector<Part *> parts;  // in the order of entries
+    uint64_t count = 0;         // updates that are through
+    bool selected = false;      // of the caller of step()
+
+    StepPhase phase = StepPhase::kIdle;
+    bool empty = false;         // no gradient
+    uint32_t part_cut = 0;      // where the next chunk begins
+    uint64_t element_cut = 0;   // of that part
+    uint64_t next_ordinal = 0;
+    uint64_t settled = 0;       // chunks of the scan whose sums are taken, in order
+    Chunk *parked = nullptr;    // through before their turn
+    kernels::ScanResult scanned;
+    bool fresh_master = false;  // of the update threads: made from the parameter in this step
+    uint32_t fresh_states = 0;  // bit per state without contents: zeros
+};
+
+struct Step {
+    uint32_t flags = 0;
+    bool asked = false;   // there was one
+    bool active = false;  // until its last tensor is unclaimed
+    bool known = false;   // the verdict
+    bool scans = false;
+    double scale = 1.0;   // of gradients; with the clip once that is known
+    double clip_norm = 0.0;
+    bool infinity_norm = false;
+    uint32_t scans_left = 0;
+    uint32_t jobs_left = 0;
+    uint64_t demanded = kNotPreferred;  // somebody waits for what the verdict holds up
+    Status verdict;  // OK, SKIPPED or why there is none
+    Status failure;  // first cause a parameter missed its update for
+    StepResult result;
+};
+
+struct Optimizer::Parts {
+    Parts(Pipeline &owner, uint32_t number) : pipeline(owner.parts()), algorithm(number) {}
+
+    // optimizer.cpp
+    Status check_entry(const Entry &entry) const;
+    Status check_hyper(const stw_hyper &hyper) const;
+    Status check_part(const Entry &entry, const ParameterJob &job) const;
+    Status add_entry(const Entry &entry);
+    void forget_last_job();
+    void reserve();
+    [[nodiscard]] ParameterJob *find(TensorId parameter) const;
+    [[nodiscard]] stw_hyper hyper_of(uint32_t group) const;
+    [[nodiscard]] uint32_t states_needed(const stw_hyper &hyper) const;
+
+    // step.cpp
+    Status check_options(const StepOptions &options) const;
+    Status select(const StepOptions &options);
+    void unselect();
+    Status begin(const StepOptions &options);
+    void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
+    // With the last scan: what comes of it. True when the update goes ahead.
+    bool decide() STW_REQUIRES(pipeline.mutex);
+    void measure() STW_REQUIRES(pipeline.mutex);
+    void start_updates() STW_REQUIRES(pipeline.mutex);
+    void give_back();
+    void job_left() STW_REQUIRES(pipeline.mutex);
+    Status answer(StepResult *result_out) const STW_REQUIRES(pipeline.mutex);
+
+    Pipeline::Parts &pipeline;
+    const uint32_t algorithm;
+    stw_custom_update custom{};  // update null: none
+    std::deque<Part> parts;      // in the order of entries; grows between steps only
+    std::vector<ParameterJob *> part_jobs;  // whose part it is
+    std::deque<ParameterJob> jobs;
+    std::unordered_map<TensorId, ParameterJob *> by_tensor;
+    std::map<uint32_t, stw_hyper> hypers;
+    std::vector<ParameterJob *> chosen;  // of the step, in the order of entries
+    std::vector<TensorId> tensors;       // room for those of a claim
+    Step step;
+};
+
+}  // namespace stepwell::update

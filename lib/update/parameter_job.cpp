@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// One parameter's way through a step: its gradient is scanned where a verdict is wanted, then its
+// chunks are updated in order of address. A failed chunk fails this parameter and no other.
+#include "lib/support/assert.h"
+#include "lib/update/optimizer_parts.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+namespace stepwell::update {
+
+using kernels::kScanBlockElements;
+
+ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
+    : owner(optimizer), handle(entry.handle), parameter_dtype(entry.parameter_dtype),
+      gradient_dtype(entry.gradient_dtype), has_master(entry.master != kNone),
+      state_count(entry.state_count), index(static_cast<uint32_t>(optimizer.jobs.size()))
+{
+    const auto add = [this](TensorId tensor, uint32_t dtype) {
+        layouts[turn_count] = {tensor, owner.pipeline.tiers.pack_offset(tensor),
+                               element_bytes(dtype)};
+        turns[turn_count].tensor = tensor;
+        ++turn_count;
+    };
+    add(entry.parameter, parameter_dtype);
+    add(entry.gradient, gradient_dtype);
+    if (has_master) add(entry.master, STW_F32);
+    for (uint32_t i = 0; i < state_count; ++i) add(entry.states[i], STW_F32);
+}
+
+void ParameterJob::begin(StepPhase next)
+{
+    phase = next;
+    open = false;
+    urgent = false;
+    empty = false;
+    part_cut = 0;
+    element_cut = 0;
+    next_ordinal = 0;
+    settled = 0;
+    parked = nullptr;
+    if (next != StepPhase::kScan) return;
+    scanned = {};
+    for (Part *part : parts) part->sum = 0.0;
+}
+
+// -------------------------------------------------------------------------------------- chunks ----
+
+uint64_t ParameterJob::next_run() const
+{
+    const Part &part = *parts[part_cut];
+    const uint64_t begin = part.element_begin + element_cut;
+    const uint64_t left = part.element_count - element_cut;
+    const uint64_t block_bytes = owner.pipeline.block_bytes;
+    if (phase == StepPhase::kScan) {
+        return unit_run(layouts[kGradient], begin, left, kScanBlockElements, block_bytes);
+    }
+    return common_run(layouts, first_state() + part.states_used, begin, left, block_bytes);
+}
+
+uint32_t ParameterJob::chunk_pieces() const
+{
+    if (phase != StepPhase::kScan) return first_state() + parts[part_cut]->states_used;
+    Piece pieces[kPiecesMax];
+    return make_pieces(layouts[kGradient], Access::kRead,
+                       parts[part_cut]->element_begin + element_cut, next_run(),
+                       owner.pipeline.block_bytes, pieces, kPiecesMax);
+}
+
+void ParameterJob::cut(Chunk &chunk)
+{
+    chunk.ordinal = next_ordinal++;
+    chunk.part = part_cut;
+    chunk.element_begin = parts[part_cut]->element_begin + element_cut;
+    chunk.element_count = next_run();
+    if (phase == StepPhase::kScan) {
+        cut_scan(chunk);
+    } else {
+        cut_update(chunk);
+    }
+    element_cut += chunk.element_count;
+    if (element_cut < parts[part_cut]->element_count) return;
+    ++part_cut;
+    element_cut = 0;
+}
+
+void ParameterJob::cut_scan(Chunk &chunk) const
+{
+    chunk.scans = true;
+    chunk.piece_count = make_pieces(layouts[kGradient], Access::kRead, chunk.element_begin,
+                                    chunk.element_count, owner.pipeline.block_bytes, chunk.pieces,
+                                    kPiecesMax);
+}
+
+// The states are not needed before the next step; the parameter is, soon.
+void ParameterJob::cut_update(Chunk &chunk) const
+{
+    chunk.scans = false;
+    chunk.piece_count = 0;
+    const uint32_t n = first_state() + parts[chunk.part]->states_used;
+    for (uint32_t i = 0; i < n; ++i) {
+        const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
+        const uint32_t made = make_pieces(layouts[i], access, chunk.element_begin,
+                                          chunk.element_count, owner.pipeline.block_bytes,
+                                          chunk.pieces + i, kPiecesMax - i);
+        STW_ASSERT(made == 1);
+        if (i >= kOthers) chunk.far_pieces |= 1u << i;
+        ++chunk.piece_count;
+    }
+}
+
+// Sums are taken in the order of addresses; chunks that are through before their turn keep theirs.
+Chunk *ParameterJob::settle(Chunk &chunk)
+{
+    chunk.next = nullptr;
+    if (phase != StepPhase::kScan) return &chunk;
+    scanned = kernels::join(scanned, chunk.scan);
+    chunk.next = parked;
+    parked = &chunk;
+    Chunk *taken = nullptr;
+    for (Chunk **at = &parked; *at != nullptr;) {
+        Chunk &next = **at;
+        if (next.ordinal != settled) {
+            at = &next.next;
+            continue;
+        }
+        Part &part = *parts[next.part];
+        part.sum = kernels::combine_block_sums(part.sum, next.sums.get(), next.sums_count);
+        ++settled;
+        *at = next.next;
+        next.next = taken;
+        taken = &next;
+        at = &parked;
+    }
+    return taken;
+}
+
+// ------------------------------------------------------------------------- on an update thread ----
+
+Status ParameterJob::refused(Status status)
+{
+    if (status.code() != STW_ERROR_EMPTY) return status;
+    if (owner.pipeline.tiers.contents(layouts[kGradient].tensor) != Contents::kEmpty) return status;
+    empty = true;  // nobody cuts this job now
+    return {};
+}
+
+Status ParameterJob::opened()
+{
+    if (phase == StepPhase::kScan) return {};
+    Tiers &tiers = owner.pipeline.tiers;
+    const TensorId parameter = layouts[kParameter].tensor;
+    if (tiers.contents(parameter) == Contents::kEmpty) {
+        return Status::error(STW_ERROR_EMPTY,
+                             "Parameter %u has a gradient but was never written; write it before "
+                             "the first step.",
+                             parameter);
+    }
+    fresh_master = has_master && tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty;
+    fresh_states = 0;
+    for (uint32_t i = 0; i < state_count; ++i) {
+        const TensorId state = layouts[first_state() + i].tensor;
+        if (tiers.contents(state) == Contents::kEmpty) fresh_states |= 1u << i;
+    }
+    if (owner.custom.update != nullptr) return {};
+    for (Part *part : parts) {
+        part->coefficients =
+            kernels::make_coefficients(static_cast<kernels::Algorithm>(owner.algorithm),
+                                       part->hyper, count + 1, owner.step.scale);
+    }
+    return {};
+}
+
+Status ParameterJob::run(Chunk &chunk)
+{
+    if (phase == StepPhase::kScan) {
+        scan(chunk);
+        return {};
+    }
+    const Part &part = *parts[chunk.part];
+    make_fresh(chunk, part);
+    if (owner.custom.update != nullptr) return update_custom(chunk, part);
+    update(chunk, part);
+    return {};
+}
+
+// A unit of the scan that lies in two blocks is put together first: its sum has one order.
+void ParameterJob::scan(Chunk &chunk) const
+{
+    alignas(64) unsigned char together[kScanBlockElements * sizeof(float)];
+    const void *gradient = chunk.pointers[0];
+    if (chunk.piece_count > 1) {
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < chunk.piece_count; ++i) {
+            std::memcpy(together + at, chunk.pointers[i], chunk.pieces[i].byte_count);
+            at += chunk.pieces[i].byte_count;
+        }
+        gradient = together;
+    }
+    chunk.sums_count = kernels::scan_block_count(chunk.element_count);
+    chunk.scan = kernels::scan_blocks(gradient, gradient_dtype, chunk.element_count,
+                                      chunk.sums.get());
+}
+
+void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
+{
+    if (fresh_master) {
+        kernels::convert(chunk.pointers[kOthers], STW_F32, chunk.pointers[kParameter],
+                         parameter_dtype, chunk.element_count);
+    }
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        if ((fresh_states >> i & 1) == 0) continue;
+        std::memset(chunk.pointers[first_state() + i], 0, chunk.element_count * sizeof(float));
+    }
+}
+
+void ParameterJob::update(const Chunk &chunk, const Part &part) const
+{
+    kernels::Chunk work{};
+    work.values = chunk.pointers[kParameter];
+    work.values_dtype = parameter_dtype;
+    work.gradient_dtype = gradient_dtype;
+    work.master = static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
+    work.gradient = chunk.pointers[kGradient];
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        work.states[i] = static_cast<float *>(chunk.pointers[first_state() + i]);
+    }
+    work.count = chunk.element_count;
+    kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
+                          work);
+}
+
+Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
+{
+    float *states[kStatesMax] = {};
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        states[i] = static_cast<float *>(chunk.pointers[first_state() + i]);
+    }
+    stw_update_chunk work{};
+    work.struct_size = sizeof work;
+    work.state_count = part.states_used;
+    work.parameter = handle;
+    work.values = chunk.pointers[kParameter];
+    work.master = static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
+    work.gradient = chunk.pointers[kGradient];
+    work.states = states;
+    work.element_begin = chunk.element_begin;
+    work.element_count = chunk.element_count;
+    work.step = count + 1;
+    work.gradient_scale = owner.step.scale;
+    work.hyper = &part.hyper;
+    const stw_status code = owner.custom.update(owner.custom.user, &work);
+    if (code < STW_OK) {
+        return Status::error(code,
+                             "The caller's update of elements %" PRIu64 " to %" PRIu64
+                             " of parameter %u returned an error (%d).",
+                             chunk.element_begin, chunk.element_begin + chunk.element_count,
+                             layouts[kParameter].tensor, code);
+    }
+    if (has_master) {
+        kernels::convert(work.values, parameter_dtype, work.master, STW_F32, chunk.element_count);
+    }
+    return {};
+}
+
+// --------------------------------------------------------------------------------- ends of phases ----
+
+// Under the mutex, from prefer_job(): the analysis cannot see that through a virtual call.
+void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
+{
+    if (phase != StepPhase::kScan && phase != StepPhase::kVerdict) return;
+    if (owner.step.demanded != kNotPreferred) return;
+    // Every scan of the step is in the way of this parameter's update.
+    owner.step.demanded = preference;
+    for (ParameterJob *job : owner.chosen) {
+        if (job->phase != StepPhase::kScan) continue;
+        owner.pipeline.prefer_ahead_of(*job);
+        if (job->rank > preference) owner.pipeline.set_rank(*job, preference);
+    }
+}
+
+void ParameterJob::end()
+{
+    if (phase == StepPhase::kScan) {
+        end_scan();
+    } else {
+        end_update();
+    }
+}
+
+void ParameterJob::end_scan()
+{
+    if (!error.ok()) owner.pipeline.report(layouts[kGradient].tensor, error);
+    const bool leaves = empty && error.ok();
+    bool last = false;
+    bool goes_ahead = false;
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        owner.pipeline.free_chunks_of(parked);
+        parked = nullptr;
+        Step &step = owner.step;
+        if (!error.ok() && step.verdict.ok()) step.verdict = error;
+        phase = leaves ? StepPhase::kIdle : StepPhase::kVerdict;
+        last = --step.scans_left == 0;
+        if (last) goes_ahead = owner.decide();
+    }
+    // Only its own thread knows this one is to leave, and the step waits for it.
+    if (leaves) leave(false);
+    if (last && !goes_ahead) owner.give_back();
+}
+
+void ParameterJob::end_update()
+{
+    const bool updated = error.ok() && !empty;
+    if (!error.ok()) {
+        for (uint32_t i = 0; i < turn_count; ++i) {
+            if (i != kGradient) owner.pipeline.tiers.fail(layouts[i].tensor, error);
+        }
+        owner.pipeline.report(layouts[kParameter].tensor, error);
+    }
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        Step &step = owner.step;
+        if (updated) {
+            ++count;
+        } else {
+            --step.result.updated;
+        }
+        if (empty) ++step.result.without_gradient;
+        if (!error.ok() && step.failure.ok()) step.failure = error;
+        phase = StepPhase::kIdle;
+    }
+    leave(updated && (owner.step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
+}
+
+void ParameterJob::leave(bool empties_gradient)
+{
+    Tiers &tiers = owner.pipeline.tiers;
+    for (uint32_t i = 0; i < turn_count; ++i) {
+        if (i == kGradient && empties_gradient) {
+            tiers.unclaim_empty(claim, layouts[i].tensor);
+        } else {
+            tiers.unclaim(claim, layouts[i].tensor);
+        }
+    }
+    MutexLock lock(owner.pipeline.mutex);
+    owner.pipeline.retire(*this);
+    owner.job_left();
+}
+
+}  // namespace stepwell::update

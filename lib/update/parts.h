@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the pipeline: chunks, jobs (one tensor's way through a step, or one sum) and the
+// machine that takes chunks of jobs from their fetch to their release. Jobs decide what is cut and
+// computed; the machine decides when. Two locks: `claiming` around whatever claims, so that claims
+// and the queues below have one order; `mutex`, a leaf, around all else. Tiers are never called
+// with `mutex` held.
+#pragma once
+
+#include "lib/support/thread_annotations.h"
+#include "lib/update/kernels/kernels.h"
+#include "lib/update/pipeline.h"
+
+#include <memory>
+#include <set>
+#include <vector>
+
+namespace stepwell::update {
+
+constexpr uint64_t kNotPreferred = UINT64_MAX;
+constexpr uint32_t kJobTensorsMax = 11;       // parameter, gradient, master and the states
+constexpr uint32_t kPreferredChunks = 8;      // of kChunksMax, kept for what somebody waits for
+
+struct Job;
+
+// What is waited for comes first, then what was asked for first.
+struct ReadyOrder {
+    bool operator()(const Job *a, const Job *b) const;
+};
+using ReadyJobs = std::set<Job *, ReadyOrder>;
+
+// One fetch on its way: asked, granted or refused, worked on, released.
+struct Chunk {
+    Pipeline::Parts *pipeline = nullptr;
+    Job *job = nullptr;
+    Chunk *next = nullptr;  // in the list it is in
+    uint64_t ordinal = 0;   // within the phase of its job
+    uint64_t element_begin = 0;
+    uint64_t element_count = 0;
+    uint32_t part = 0;         // of the job's
+    uint32_t piece_count = 0;
+    uint32_t far_pieces = 0;
+    bool opens = false;        // the first of its phase
+    bool scans = false;        // reads for a verdict; for the statistics
+    bool answered = false;
+    uint64_t cost_bytes = 0;   // of the window
+    uint64_t ticket = 0;
+    uint64_t busy_ns = 0;
+    Status status;
+    Piece pieces[kPiecesMax];
+    void *pointers[kPiecesMax] = {};
+    kernels::ScanResult scan;
+    std::unique_ptr<double[]> sums;  // of its blocks of the scan
+    uint64_t sums_count = 0;
+};
+
+// A job's place in the queue for a tensor; the first one may work.
+struct Turn {
+    TensorId tensor = kNone;
+    Job *job = nullptr;
+    Turn *behind = nullptr;
+};
+
+// Goes through one phase or several: its first chunk alone (so that whatever waits for a view or an
+// earlier claim takes one chunk of the window and no more), then as many as the window has room for.
+// Members are guarded by the pipeline's mutex unless they say otherwise.
+struct Job {
+    Job();
+    Job(const Job &) = delete;
+    Job &operator=(const Job &) = delete;
+
+    // With the mutex held.
+    virtual void cut(Chunk &chunk) = 0;
+    [[nodiscard]] virtual bool more() const = 0;  // to be cut
+    [[nodiscard]] virtual uint32_t chunk_pieces() const = 0;  // at most, of the next chunk
+    // A chunk was worked on. Returns the list of those that are not needed any more, this or others.
+    virtual Chunk *settle(Chunk &chunk) = 0;
+    // Somebody waits for one of its tensors; once.
+    virtual void on_preferred() {}
+
+    // Without it, on an update thread.
+    // The first chunk of the phase was granted: the claim is served, nothing is changed yet.
+    virtual Status opened() = 0;
+    // The first chunk was refused; OK if that is an answer as well.
+    virtual Status refused(Status status) { return status; }
+    virtual Status run(Chunk &chunk) = 0;
+    // No chunk is in flight and none will come. Last call of the phase; the job may be gone after.
+    virtual void end() = 0;
+
+    Turn turns[kJobTensorsMax];  // set before it is queued, not changed while it is
+    uint32_t turn_count = 0;
+    ClaimId claim = 0;
+    bool claimed = false;
+    uint32_t blocked = 0;  // turns that others have before it
+    uint64_t sequence = 0;
+    uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
+    uint64_t rank = kNotPreferred;        // of its present phase
+    bool ready = false;                   // in the set of those that may be cut
+    ReadyJobs::node_type node;            // of that set, while it is not in it: no allocation later
+    bool open = false;
+    bool urgent = false;  // a call waits for this phase
+    uint32_t in_flight = 0;
+    Status error;  // first cause
+
+protected:
+    ~Job() = default;
+};
+
+// A call that waits.
+struct Waiter {
+    uint64_t deadline_ns = 0;
+    uint64_t interrupts = 0;
+};
+
+struct Pipeline::Parts {
+    explicit Parts(const PipelineOptions &asked);
+    ~Parts();
+
+    // workers.cpp: the threads
+    Status start_threads();
+    void stop_threads() STW_EXCLUDES(mutex);
+    void worker_main() STW_EXCLUDES(mutex);
+    void work(Chunk &chunk) STW_EXCLUDES(mutex);
+    void open_job(Chunk &chunk, Status &status) STW_EXCLUDES(mutex);
+    Status run_chunk(Chunk &chunk) const;
+    bool settle(Chunk &chunk, bool granted, Status status) STW_REQUIRES(mutex);
+    void count(const Chunk &chunk) STW_REQUIRES(mutex);
+    Job *take_closed() STW_REQUIRES(mutex);
+
+    // pipeline.cpp: the window
+    void pump() STW_EXCLUDES(mutex);
+    Chunk *next_chunk() STW_REQUIRES(mutex);
+    bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
+    static void fetch_done(void *user, Status status, uint64_t ticket, void *const *pointers);
+    void free_chunk(Chunk &chunk) STW_REQUIRES(mutex);
+    void free_chunks_of(Chunk *list) STW_REQUIRES(mutex);
+
+    // turns.cpp: who may work on a tensor, and who comes first
+    void reserve_tensor(TensorId tensor) STW_REQUIRES(mutex);
+    void enqueue(Job &job) STW_REQUIRES(mutex);
+    void activate(Job &job, ClaimId claim) STW_REQUIRES(mutex);
+    void make_ready(Job &job) STW_REQUIRES(mutex);
+    void unready(Job &job) STW_REQUIRES(mutex);
+    void set_rank(Job &job, uint64_t rank) STW_REQUIRES(mutex);
+    void prefer_job(Job &job) STW_REQUIRES(mutex);
+    void prefer_ahead_of(Job &job) STW_REQUIRES(mutex);
+    // Its tensors are unclaimed: the next in each queue moves up. job_gone() when its end is over.
+    void retire(Job &job) STW_REQUIRES(mutex);
+    void job_gone() STW_REQUIRES(mutex);
+
+    // Without a lock: the tensor missed its update for this cause.
+    void report(TensorId tensor, const Status &cause) STW_EXCLUDES(mutex);
+
+    [[nodiscard]] Waiter waiter(uint64_t timeout_ns) const STW_REQUIRES(mutex);
+    // One wait for a change; the caller looks again. TIMEOUT, INTERRUPTED.
+    Status sleep(const Waiter &waiter) STW_REQUIRES(mutex);
+    [[nodiscard]] std::string in_flight_text(uint32_t lines_max) const STW_REQUIRES(mutex);
+
+    struct Queue {
+        Turn *first = nullptr;
+        Turn *last = nullptr;
+    };
+
+    const PipelineOptions options;
+    Tiers &tiers;
+    const uint64_t block_bytes;
+
+    Mutex claiming;  // before `mutex`
+    mutable Mutex mutex;
+    Condition work_ready;
+    Condition changed;
+    std::vector<pthread_t> threads;  // of open and close alone
+
+    std::vector<Chunk> chunks;  // the slots; each is guarded until it is handed to a thread
+    Chunk *free_chunks STW_GUARDED_BY(mutex) = nullptr;
+    Chunk *work_first STW_GUARDED_BY(mutex) = nullptr;
+    Chunk *work_last STW_GUARDED_BY(mutex) = nullptr;
+    uint32_t free_chunk_count STW_GUARDED_BY(mutex) = 0;
+    uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // asked for and not given back
+    std::vector<Queue> queues STW_GUARDED_BY(mutex);  // by tensor
+    ReadyJobs ready_jobs STW_GUARDED_BY(mutex);
+    uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
+    uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
+    uint64_t interrupts STW_GUARDED_BY(mutex) = 0;
+    uint32_t accumulations STW_GUARDED_BY(mutex) = 0;
+    bool closing STW_GUARDED_BY(mutex) = false;
+    bool stopping STW_GUARDED_BY(mutex) = false;
+    PipelineStats totals STW_GUARDED_BY(mutex);
+};
+
+inline bool ReadyOrder::operator()(const Job *a, const Job *b) const
+{
+    if (a->rank != b->rank) return a->rank < b->rank;
+    return a->sequence < b->sequence;
+}
+
+uint32_t element_bytes(uint32_t dtype);  // 0: not a dtype of the kernels
+
+}  // namespace stepwell::update

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// The window: which chunk is asked for next and how many may be in flight, and the calls on a
+// pipeline. Any thread asks for chunks after whatever made room; nobody waits for a fetch.
+#include "lib/update/pipeline.h"
+
+#include "lib/support/assert.h"
+#include "lib/update/parts.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace stepwell::update {
+namespace {
+
+// Sums of a chunk: one per scanned block of a block of the smallest dtype.
+uint64_t sums_per_chunk(uint64_t block_bytes)
+{
+    return kernels::scan_block_count(block_bytes / 2) + 1;
+}
+
+}  // namespace
+
+uint32_t element_bytes(uint32_t dtype)
+{
+    if (dtype == STW_F32) return 4;
+    return dtype == STW_F16 || dtype == STW_BF16 ? 2 : 0;
+}
+
+Pipeline::Parts::Parts(const PipelineOptions &asked)
+    : options(asked), tiers(*asked.tiers), block_bytes(asked.tiers->block_bytes()),
+      chunks(kChunksMax)
+{
+    MutexLock lock(mutex);
+    totals.window_bytes = 0;
+    for (Chunk &chunk : chunks) {
+        chunk.pipeline = this;
+        chunk.sums = std::make_unique<double[]>(sums_per_chunk(block_bytes));
+        free_chunk(chunk);
+    }
+}
+
+Pipeline::Parts::~Parts() = default;
+
+void Pipeline::Parts::free_chunk(Chunk &chunk)
+{
+    chunk.job = nullptr;
+    chunk.next = free_chunks;
+    free_chunks = &chunk;
+    ++free_chunk_count;
+}
+
+void Pipeline::Parts::free_chunks_of(Chunk *list)
+{
+    while (list != nullptr) {
+        Chunk *next = list->next;
+        free_chunk(*list);
+        list = next;
+    }
+}
+
+// Ordinary chunks leave room for one that somebody waits for, but never less than two of their own:
+// with fewer, nothing would overlap.
+bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
+{
+    const bool preferred = job.rank != kNotPreferred;
+    if (free_chunk_count <= (preferred ? 0 : kPreferredChunks)) return false;
+    if (chunks_in_flight == 0) return true;
+    uint64_t limit = options.window_bytes;
+    if (!preferred && limit >= 3 * cost_bytes) limit -= cost_bytes;
+    return totals.window_bytes + cost_bytes <= limit;
+}
+
+Chunk *Pipeline::Parts::next_chunk()
+{
+    if (closing || ready_jobs.empty()) return nullptr;
+    Job &job = **ready_jobs.begin();
+    if (!window_has_room(job, job.chunk_pieces() * block_bytes)) return nullptr;
+    Chunk &chunk = *free_chunks;
+    free_chunks = chunk.next;
+    --free_chunk_count;
+    chunk.job = &job;
+    chunk.next = nullptr;
+    chunk.opens = !job.open;
+    chunk.answered = false;
+    chunk.far_pieces = 0;
+    chunk.busy_ns = 0;
+    job.cut(chunk);
+    chunk.cost_bytes = chunk.piece_count * block_bytes;
+    ++job.in_flight;
+    if (!job.open || !job.more()) unready(job);
+    ++chunks_in_flight;
+    totals.window_bytes += chunk.cost_bytes;
+    totals.window_peak_bytes = std::max(totals.window_peak_bytes, totals.window_bytes);
+    return &chunk;
+}
+
+void Pipeline::Parts::pump()
+{
+    for (;;) {
+        // A copy: the answer may come, and the chunk be used again, before fetch() returns.
+        Piece pieces[kPiecesMax];
+        uint32_t n = 0;
+        ClaimId claim = 0;
+        residency::Class urgency = residency::Class::kPlanned;
+        Chunk *chunk = nullptr;
+        {
+            MutexLock lock(mutex);
+            chunk = next_chunk();
+            if (chunk == nullptr) return;
+            const Job &job = *chunk->job;
+            n = chunk->piece_count;
+            std::copy(chunk->pieces, chunk->pieces + n, pieces);
+            claim = job.claim;
+            if (job.urgent || job.rank != kNotPreferred) urgency = residency::Class::kDemand;
+        }
+        tiers.fetch(claim, pieces, n, urgency, &fetch_done, chunk);
+    }
+}
+
+void Pipeline::Parts::fetch_done(void *user, Status status, uint64_t ticket,
+                                 void *const *pointers)
+{
+    Chunk &chunk = *static_cast<Chunk *>(user);
+    Parts &parts = *chunk.pipeline;
+    MutexLock lock(parts.mutex);
+    STW_ASSERT(!chunk.answered);
+    chunk.answered = true;
+    chunk.status = std::move(status);
+    chunk.ticket = ticket;
+    if (chunk.status.ok()) std::copy(pointers, pointers + chunk.piece_count, chunk.pointers);
+    chunk.next = nullptr;
+    (parts.work_last == nullptr ? parts.work_first : parts.work_last->next) = &chunk;
+    parts.work_last = &chunk;
+    // Under the lock: once it is free, a close may take all of this away.
+    parts.work_ready.notify_one();
+}
+
+void Pipeline::Parts::report(TensorId tensor, const Status &cause)
+{
+    {
+        MutexLock lock(mutex);
+        ++totals.failures;
+    }
+    if (options.failed != nullptr) options.failed(options.failed_user, tensor, cause);
+}
+
+Waiter Pipeline::Parts::waiter(uint64_t timeout_ns) const
+{
+    const uint64_t now = wait_clock_ns();
+    return {timeout_ns < UINT64_MAX - now ? now + timeout_ns : UINT64_MAX, interrupts};
+}
+
+Status Pipeline::Parts::sleep(const Waiter &waiter)
+{
+    if (interrupts != waiter.interrupts) {
+        return Status::error(STW_ERROR_INTERRUPTED,
+                             "The wait for updates was interrupted; they go on.");
+    }
+    if (wait_clock_ns() >= waiter.deadline_ns) {
+        constexpr uint32_t kLinesMax = 4;
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "The timeout passed while %" PRIu64 " tensors wait for an update or a "
+                             "sum; they go on. In flight: %s",
+                             totals.jobs, in_flight_text(kLinesMax).c_str());
+    }
+    changed.wait_until(mutex, waiter.deadline_ns);
+    return {};
+}
+
+std::string Pipeline::Parts::in_flight_text(uint32_t lines_max) const
+{
+    std::string text;
+    uint32_t lines = 0;
+    for (const Chunk &chunk : chunks) {
+        if (chunk.job == nullptr) continue;
+        if (lines++ == lines_max) {
+            text += "...\n";
+            break;
+        }
+        text += format_text("tensor %u, elements %" PRIu64 " to %" PRIu64 ", %s%s\n",
+                            chunk.pieces[0].tensor, chunk.element_begin,
+                            chunk.element_begin + chunk.element_count,
+                            chunk.answered ? "at work" : "waits for its bytes",
+                            chunk.opens ? " (first of its phase)" : "");
+    }
+    return text.empty() ? "nothing\n" : text;
+}
+
+// ------------------------------------------------------------------------------- the pipeline ----
+
+Pipeline::Pipeline(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Pipeline::~Pipeline()
+{
+    const Status status = close(UINT64_MAX);
+    STW_ASSERT(status.ok());
+}
+
+Result<std::unique_ptr<Pipeline>> Pipeline::open(const PipelineOptions &options)
+{
+    if (options.tiers == nullptr || options.thread_count == 0 ||
+        options.thread_count > kThreadsMax) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A pipeline of updates needs tiers and 1 to %u threads, not %u.",
+                             kThreadsMax, options.thread_count);
+    }
+    const uint64_t block = options.tiers->block_bytes();
+    // A unit of the scan, in the widest dtype, must not need more pieces than a fetch has.
+    if (block == 0 || kernels::kScanBlockElements * 4 / block + 2 > kPiecesMax) {
+        return Status::error(STW_ERROR_INVALID, "Blocks of %s are too small to stream updates.",
+                             bytes_text(block).c_str());
+    }
+    std::unique_ptr<Pipeline> pipeline(new Pipeline(std::make_unique<Parts>(options)));
+    STW_TRY(pipeline->parts_->start_threads());
+    return pipeline;
+}
+
+void Pipeline::prefer(TensorId tensor)
+{
+    MutexLock lock(parts_->mutex);
+    if (tensor >= parts_->queues.size()) return;
+    for (Turn *turn = parts_->queues[tensor].first; turn != nullptr; turn = turn->behind) {
+        parts_->prefer_job(*turn->job);
+    }
+}
+
+bool Pipeline::pending(TensorId tensor) const
+{
+    MutexLock lock(parts_->mutex);
+    return tensor < parts_->queues.size() && parts_->queues[tensor].first != nullptr;
+}
+
+Status Pipeline::drain(uint64_t timeout_ns)
+{
+    MutexLock lock(parts_->mutex);
+    const Waiter waiter = parts_->waiter(timeout_ns);
+    while (parts_->totals.jobs > 0) STW_TRY(parts_->sleep(waiter));
+    return {};
+}
+
+void Pipeline::interrupt()
+{
+    MutexLock lock(parts_->mutex);
+    ++parts_->interrupts;
+    parts_->changed.notify_all();
+}
+
+Status Pipeline::close(uint64_t timeout_ns)
+{
+    {
+        MutexLock lock(parts_->mutex);
+        if (parts_->stopping) return {};
+        parts_->closing = true;
+        parts_->work_ready.notify_all();
+        const Waiter waiter = parts_->waiter(timeout_ns);
+        while (parts_->totals.jobs > 0) STW_TRY(parts_->sleep(waiter));
+    }
+    parts_->stop_threads();
+    return {};
+}
+
+PipelineStats Pipeline::stats() const
+{
+    MutexLock lock(parts_->mutex);
+    return parts_->totals;
+}
+
+std::string Pipeline::describe_in_flight(uint32_t lines_max) const
+{
+    MutexLock lock(parts_->mutex);
+    return parts_->in_flight_text(lines_max);
+}
+
+}  // namespace stepwell::update

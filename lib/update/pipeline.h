@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pipeline of a runtime: its update threads, the window of chunks in flight, and the order in
+// which tensors are worked on. Chunks are driven by the completions of their fetches, so the read of
+// the next, the arithmetic of this and the write-back of the last overlap on any number of threads.
+// Knows jobs and chunks; what a job does with its bytes is in optimizer.h and accumulate.cpp.
+#pragma once
+
+#include "lib/support/status.h"
+#include "lib/update/tiers.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace stepwell::update {
+
+constexpr uint32_t kThreadsMax = 256;
+constexpr uint32_t kChunksMax = 64;           // in flight, whatever the window is
+constexpr uint32_t kAccumulationsMax = 65536;  // pending at once
+
+struct PipelineOptions {
+    Tiers *tiers = nullptr;     // borrowed until the pipeline is closed
+    uint32_t thread_count = 1;
+    // Blocks of chunks in flight, counted whole, never take more than this; a single chunk that
+    // needs more goes alone. A quarter is kept for tensors that somebody waits for.
+    uint64_t window_bytes = 0;
+
+    // The first cause for which a tensor missed its update or its sum. On an update thread, no lock
+    // held, before the tensor is unclaimed. Must not wait for the pipeline. Null: none.
+    void (*failed)(void *user, TensorId tensor, const Status &cause) = nullptr;
+    void *failed_user = nullptr;
+    // One chunk's arithmetic, CLOCK_MONOTONIC. On update threads, several at once. Null: none.
+    void (*span)(void *user, uint64_t start_ns, uint64_t end_ns, TensorId tensor) = nullptr;
+    void *span_user = nullptr;
+};
+
+struct PipelineStats {
+    uint64_t chunks = 0;         // done, of all kinds
+    uint64_t scanned_bytes = 0;  // gradients read for a norm or a check
+    uint64_t read_bytes = 0;     // by updates and sums, counted where they were fetched
+    uint64_t written_bytes = 0;
+    uint64_t busy_ns = 0;        // arithmetic, of all threads together
+    uint64_t failures = 0;       // tensors that missed an update or a sum
+    uint64_t window_bytes = 0;   // in flight now
+    uint64_t window_peak_bytes = 0;
+    uint64_t jobs = 0;           // tensors that wait for their update or sum now
+};
+
+// A contribution to a gradient, summed in the order of the calls.
+struct Accumulation {
+    TensorId gradient = kNone;
+    uint32_t gradient_dtype = 0;  // STW_F32, STW_F16, STW_BF16
+    TensorId scratch = kNone;     // nobody else uses it until `done`; it may be destroyed then
+    uint32_t scratch_dtype = 0;
+    uint64_t element_count = 0;   // of both
+    double scale = 1.0;
+    // Once, on an update thread, no lock held, after both tensors are unclaimed. May destroy the
+    // scratch tensor and may ask for other work; must not wait for the pipeline.
+    void (*done)(void *user, const Status &status) = nullptr;
+    void *done_user = nullptr;
+};
+
+class Pipeline {
+public:
+    static Result<std::unique_ptr<Pipeline>> open(const PipelineOptions &options);
+    // Closed before, or nothing was ever asked for.
+    ~Pipeline();
+    Pipeline(const Pipeline &) = delete;
+    Pipeline &operator=(const Pipeline &) = delete;
+
+    // gradient += scratch x scale; the first contribution to an EMPTY gradient is taken as it is.
+    // Claims both tensors before it returns. Never blocks. Errors: INVALID, LIMIT, CLOSED.
+    Status accumulate(const Accumulation &accumulation);
+
+    // Somebody waits for this tensor: what it still has to go through comes next, as a demand. Any
+    // thread, with or without the runtime's lock; takes a leaf lock and calls nothing.
+    void prefer(TensorId tensor);
+    // Whether an update or a sum of it is pending. As prefer().
+    [[nodiscard]] bool pending(TensorId tensor) const;
+
+    // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
+    Status drain(uint64_t timeout_ns);
+    // Every call that waits in this pipeline now returns INTERRUPTED. Takes the leaf lock, so not
+    // from a signal handler. The work goes on.
+    void interrupt();
+    // No new chunk begins; those in flight are waited for. What could not begin or end is failed
+    // with CLOSED and unclaimed. TIMEOUT leaves everything as it is, and close may be called again.
+    Status close(uint64_t timeout_ns);
+
+    [[nodiscard]] PipelineStats stats() const;
+    // One line per tensor at work, at most lines_max: what a timeout shows.
+    [[nodiscard]] std::string describe_in_flight(uint32_t lines_max) const;
+
+    // The inside, for optimizers.
+    struct Parts;
+    [[nodiscard]] Parts &parts() { return *parts_; }
+
+private:
+    explicit Pipeline(std::unique_ptr<Parts> parts);
+
+    std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace stepwell::update

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step: its claims, its verdict, its end, and the calls that wait for these. The calls run on the
+// caller's threads, the verdict on the update thread that scans the last gradient.
+#include "lib/support/assert.h"
+#include "lib/update/kernels/float_environment.h"
+#include "lib/update/optimizer_parts.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <limits>
+
+namespace stepwell::update {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr uint32_t kKnownFlags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
+                                 STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
+
+struct Norm {
+    double norm;
+    double clip_coefficient;
+    double scale;  // with the clip
+};
+
+// Not inlined, see float_environment.h.
+[[gnu::noinline]] Norm finish_norm(double raw, bool squared, double scale, double clip_norm)
+{
+    const double norm = scale * (squared ? std::sqrt(raw) : raw);
+    constexpr double kSoftening = 1e-6;  // as PyTorch has it
+    const double ratio = clip_norm / (norm + kSoftening);
+    const double coefficient = clip_norm > 0.0 && ratio < 1.0 ? ratio : 1.0;
+    return {norm, coefficient, scale * coefficient};
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------------- the beginning ----
+
+Status Optimizer::Parts::check_options(const StepOptions &options) const
+{
+    if ((options.flags & ~kKnownFlags) != 0) {
+        return Status::error(STW_ERROR_INVALID, "Update flags 0x%x: this build knows 0x%x.",
+                             options.flags, kKnownFlags);
+    }
+    if (!std::isfinite(options.gradient_scale) || options.gradient_scale < 0.0 ||
+        std::isnan(options.clip_norm) || options.clip_norm < 0.0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A step takes a finite gradient scale and a clip norm of 0 or more, "
+                             "not %g and %g.",
+                             options.gradient_scale, options.clip_norm);
+    }
+    if (options.norm_type != 0.0 && options.norm_type != 2.0 && options.norm_type != kInfinity) {
+        return Status::error(STW_ERROR_INVALID, "A norm of type %g: 2 and infinity there are.",
+                             options.norm_type);
+    }
+    return {};
+}
+
+void Optimizer::Parts::unselect()
+{
+    for (ParameterJob *job : chosen) job->selected = false;
+    chosen.clear();
+}
+
+// In the order of entries, whatever the order of the call is.
+Status Optimizer::Parts::select(const StepOptions &options)
+{
+    unselect();
+    if (options.parameters == nullptr) {
+        for (ParameterJob &job : jobs) chosen.push_back(&job);
+        return {};
+    }
+    for (uint32_t i = 0; i < options.parameter_count; ++i) {
+        ParameterJob *job = find(options.parameters[i]);
+        if (job == nullptr || job->selected) {
+            const bool twice = job != nullptr;
+            unselect();
+            return Status::error(twice ? STW_ERROR_INVALID : STW_ERROR_NOT_FOUND,
+                                 twice ? "Tensor %u is named twice in one step."
+                                       : "Tensor %u is no parameter of this optimizer.",
+                                 options.parameters[i]);
+        }
+        job->selected = true;
+        chosen.push_back(job);
+    }
+    std::sort(chosen.begin(), chosen.end(),
+              [](const ParameterJob *a, const ParameterJob *b) { return a->index < b->index; });
+    return {};
+}
+
+void Optimizer::Parts::prepare(const StepOptions &options)
+{
+    step = Step();
+    step.asked = true;
+    step.active = !chosen.empty();
+    step.flags = options.flags;
+    step.scans = options.wants_verdict || options.clip_norm > 0.0 ||
+                 (options.flags & (STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE)) != 0;
+    step.scale = options.gradient_scale == 0.0 ? 1.0 : options.gradient_scale;
+    step.clip_norm = options.clip_norm;
+    step.infinity_norm = options.norm_type == kInfinity;
+    step.jobs_left = static_cast<uint32_t>(chosen.size());
+    step.scans_left = step.scans ? step.jobs_left : 0;
+    step.result.updated = step.jobs_left;
+    step.result.norm = std::numeric_limits<double>::quiet_NaN();
+    for (ParameterJob *job : chosen) {
+        job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
+        for (Part *part : job->parts) {
+            part->hyper = hyper_of(part->group);
+            part->states_used = states_needed(part->hyper);
+        }
+        pipeline.enqueue(*job);
+        job->urgent = options.wants_verdict && step.scans;
+    }
+    if (!chosen.empty()) return;
+    if (step.scans) {
+        decide();
+    } else {
+        step.known = true;
+    }
+}
+
+// One claim for all tensors of the step, so that a fetch after this call sees all or nothing of it.
+Status Optimizer::Parts::begin(const StepOptions &options)
+{
+    tensors.clear();
+    for (const ParameterJob *job : chosen) {
+        for (uint32_t i = 0; i < job->turn_count; ++i) tensors.push_back(job->turns[i].tensor);
+    }
+    {
+        MutexLock claiming(pipeline.claiming);
+        {
+            MutexLock lock(pipeline.mutex);
+            if (pipeline.closing) {
+                return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more steps.");
+            }
+            prepare(options);
+        }
+        if (chosen.empty()) return {};
+        const ClaimId claim =
+            pipeline.tiers.claim(tensors.data(), static_cast<uint32_t>(tensors.size()));
+        MutexLock lock(pipeline.mutex);
+        for (ParameterJob *job : chosen) pipeline.activate(*job, claim);
+    }
+    pipeline.pump();
+    return {};
+}
+
+// -------------------------------------------------------------------------------------- the verdict ----
+
+// Parts in the order of entries, each the sum of its own blocks in their order: the same bits
+// whatever was scanned first.
+void Optimizer::Parts::measure()
+{
+    kernels::ScanResult all;
+    double sum = 0.0;
+    for (const ParameterJob *job : chosen) all = kernels::join(all, job->scanned);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        if (part_jobs[i]->phase == StepPhase::kVerdict) {
+            sum = kernels::combine_block_sums(sum, &parts[i].sum, 1);
+        }
+    }
+    const kernels::FloatEnvironment environment;
+    double raw = step.infinity_norm ? static_cast<double>(all.maximum) : sum;
+    if (all.nonfinite > 0) raw = kInfinity;
+    const Norm norm = finish_norm(raw, !step.infinity_norm, step.scale, step.clip_norm);
+    step.result.nonfinite = all.nonfinite;
+    step.result.norm = norm.norm;
+    step.result.clip_coefficient = norm.clip_coefficient;
+    step.scale = norm.scale;
+}
+
+bool Optimizer::Parts::decide()
+{
+    uint32_t with_gradient = 0;
+    for (const ParameterJob *job : chosen) {
+        if (job->phase == StepPhase::kVerdict) ++with_gradient;
+    }
+    step.known = true;
+    pipeline.changed.notify_all();
+    step.result.updated = 0;
+    if (!step.verdict.ok()) return false;
+    measure();
+    step.result.without_gradient = chosen.size() - with_gradient;
+    if ((step.flags & STW_UPDATE_MEASURE) != 0) return false;
+    if ((step.flags & STW_UPDATE_SKIP_NONFINITE) != 0 && step.result.nonfinite > 0) {
+        step.result.skipped = true;
+        step.verdict = Status::remark(STW_SKIPPED);
+        return false;
+    }
+    step.result.updated = with_gradient;
+    start_updates();
+    return with_gradient > 0;
+}
+
+void Optimizer::Parts::start_updates()
+{
+    for (ParameterJob *job : chosen) {
+        if (job->phase != StepPhase::kVerdict) continue;
+        job->begin(StepPhase::kUpdate);
+        pipeline.set_rank(*job, job->preference);
+        pipeline.make_ready(*job);
+    }
+}
+
+// Nothing is updated: measured only, skipped, or a gradient that could not be read.
+void Optimizer::Parts::give_back()
+{
+    const bool empties =
+        step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
+    // The step ends with the last one to leave; the caller may begin another then.
+    size_t left = 0;
+    for (const ParameterJob *job : chosen) left += job->phase == StepPhase::kVerdict ? 1 : 0;
+    for (size_t i = 0; left > 0; ++i) {
+        ParameterJob &job = *chosen[i];
+        if (job.phase != StepPhase::kVerdict) continue;
+        --left;
+        job.phase = StepPhase::kIdle;
+        job.leave(empties);
+    }
+}
+
+void Optimizer::Parts::job_left()
+{
+    STW_ASSERT(step.jobs_left > 0);
+    if (--step.jobs_left == 0) {
+        step.active = false;
+        step.known = true;
+        pipeline.changed.notify_all();
+    }
+    pipeline.job_gone();
+}
+
+Status Optimizer::Parts::answer(StepResult *result_out) const
+{
+    if (!step.verdict.ok()) return step.verdict;
+    if (result_out != nullptr) *result_out = step.result;
+    return step.verdict;
+}
+
+// --------------------------------------------------------------------------------------- the calls ----
+
+Status Optimizer::step(const StepOptions &options, StepResult *result_out)
+{
+    STW_TRY(parts_->check_options(options));
+    Waiter waiter;
+    {
+        MutexLock lock(parts_->pipeline.mutex);
+        waiter = parts_->pipeline.waiter(options.timeout_ns);
+        while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+    }
+    STW_TRY(parts_->select(options));
+    STW_TRY(parts_->begin(options));
+    MutexLock lock(parts_->pipeline.mutex);
+    const Step &step = parts_->step;
+    const bool waits = (options.flags & STW_UPDATE_WAIT) != 0;
+    while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+    if (!options.wants_verdict && !waits) return {};
+    while (!step.known) STW_TRY(parts_->pipeline.sleep(waiter));
+    STW_TRY(parts_->answer(nullptr));
+    if (waits && !step.failure.ok()) return step.failure;
+    return parts_->answer(result_out);
+}
+
+Status Optimizer::result(StepResult *result_out) const
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    if (!parts_->step.asked) {
+        return Status::error(STW_ERROR_NOT_FOUND, "There was no step of this optimizer yet.");
+    }
+    if (!parts_->step.known) return Status::remark(STW_PENDING);
+    return parts_->answer(result_out);
+}
+
+Status Optimizer::wait(uint64_t timeout_ns)
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    const Waiter waiter = parts_->pipeline.waiter(timeout_ns);
+    while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+    return {};
+}
+
+bool Optimizer::pending() const
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    return parts_->step.active;
+}
+
+}  // namespace stepwell::update

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the update layer asks of the tiers: claims on tensors, pieces of them where the CPU can work,
+// and their end. The runtime implements it over the residency core. Calls come from the pipeline's
+// threads and from those that ask for steps, several at once, never with a lock of the pipeline
+// held. Says nothing about where the bytes come from.
+#pragma once
+
+#include "lib/residency/types.h"
+#include "lib/support/status.h"
+
+#include <cstdint>
+
+namespace stepwell::update {
+
+using residency::Access;
+using residency::ClaimId;
+using residency::Contents;
+using residency::TensorId;
+using residency::kNone;
+
+constexpr uint32_t kPiecesMax = 16;  // of one fetch
+
+// A run of bytes inside one block: block i of a tensor begins at byte i x block_bytes() of its pack,
+// and the tensor's first byte is byte pack_offset() of the pack.
+struct Piece {
+    TensorId tensor = kNone;
+    Access access = Access::kRead;
+    uint64_t byte_begin = 0;  // of the tensor
+    uint64_t byte_count = 0;
+};
+
+// The answer to a fetch: from any thread or from inside the call, with no lock held. `pointers`,
+// one per piece, is good for the call; what they point to is good until the release of the ticket.
+// Neither is given when the status is an error. It only queues, and calls nothing of the tiers.
+using FetchDone = void (*)(void *user, Status status, uint64_t ticket, void *const *pointers);
+
+class Tiers {
+public:
+    // From now on other fetches of these tensors wait. Claims of one tensor are served first come
+    // first served. No tensor is named twice. Never blocks.
+    virtual ClaimId claim(const TensorId *tensors, uint32_t n) = 0;
+    // The tensor is done: others may have it. No piece of it is out. Also of a claim that was not
+    // served yet.
+    virtual void unclaim(ClaimId claim, TensorId tensor) = 0;
+    // The same, and the contents become EMPTY in one step (a used gradient).
+    virtual void unclaim_empty(ClaimId claim, TensorId tensor) = 0;
+    // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
+    // after the last release of a piece of it and before the unclaim.
+    virtual void fail(TensorId tensor, const Status &cause) = 0;
+    // Asked while a piece of the tensor is out under a claim, or after a refusal with EMPTY under
+    // one: nobody else changes it then.
+    virtual Contents contents(TensorId tensor) = 0;
+
+    // All pieces or none, where the CPU can work on them (wherever resident, else the host tier).
+    // `done` comes exactly once. Waits for earlier claims, for open views of the program and for
+    // room; never for a piece that the same claim holds. READ_WRITE of a tensor without contents is
+    // granted, with bytes that mean nothing; READ of one is refused with EMPTY. Other refusals: the
+    // cause of a failed tensor, IO, CHECKSUM, TIMEOUT, BUDGET, CLOSED.
+    virtual void fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
+                       FetchDone done, void *user) = 0;
+    // Gives all pieces of a granted fetch back. Bit i of far_pieces: piece i is not needed soon;
+    // its bytes leave first, and their write-back begins now.
+    virtual void release(uint64_t ticket, uint32_t far_pieces) = 0;
+
+    [[nodiscard]] virtual uint64_t block_bytes() const = 0;
+    // A multiple of the size of the tensor's elements.
+    [[nodiscard]] virtual uint64_t pack_offset(TensorId tensor) const = 0;
+
+protected:
+    ~Tiers() = default;
+};
+
+}  // namespace stepwell::update

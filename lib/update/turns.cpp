@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns: jobs that need the same tensor work on it in the order of their claims, and a job begins
+// when it is first for all of its tensors. A chunk in flight so never waits for a chunk that was
+// not asked for yet. Among those that may begin: what somebody waits for, then the order of calls.
+#include "lib/update/parts.h"
+
+#include "lib/support/assert.h"
+
+namespace stepwell::update {
+
+Job::Job()
+{
+    ReadyJobs maker;
+    maker.insert(this);
+    node = maker.extract(maker.begin());
+}
+
+void Pipeline::Parts::reserve_tensor(TensorId tensor)
+{
+    if (tensor >= queues.size()) queues.resize(static_cast<size_t>(tensor) + 1);
+}
+
+void Pipeline::Parts::enqueue(Job &job)
+{
+    job.claim = 0;
+    job.claimed = false;
+    job.blocked = 0;
+    job.sequence = next_sequence++;
+    job.preference = kNotPreferred;
+    job.rank = kNotPreferred;
+    job.ready = false;
+    job.open = false;
+    job.in_flight = 0;
+    job.error = Status();
+    for (uint32_t i = 0; i < job.turn_count; ++i) {
+        Turn &turn = job.turns[i];
+        turn.job = &job;
+        turn.behind = nullptr;
+        reserve_tensor(turn.tensor);
+        Queue &queue = queues[turn.tensor];
+        if (queue.last != nullptr) {
+            queue.last->behind = &turn;
+            ++job.blocked;
+        } else {
+            queue.first = &turn;
+        }
+        queue.last = &turn;
+    }
+    ++totals.jobs;
+}
+
+void Pipeline::Parts::activate(Job &job, ClaimId claim)
+{
+    job.claim = claim;
+    job.claimed = true;
+    if (job.blocked == 0) make_ready(job);
+}
+
+void Pipeline::Parts::make_ready(Job &job)
+{
+    STW_ASSERT(!job.ready);
+    job.ready = true;
+    ready_jobs.insert(ready_jobs.end(), std::move(job.node));
+    if (closing) work_ready.notify_one();
+}
+
+void Pipeline::Parts::unready(Job &job)
+{
+    if (!job.ready) return;
+    job.ready = false;
+    job.node = ready_jobs.extract(&job);
+}
+
+void Pipeline::Parts::set_rank(Job &job, uint64_t rank)
+{
+    const bool was_ready = job.ready;
+    if (was_ready) job.node = ready_jobs.extract(&job);
+    job.rank = rank;
+    if (was_ready) ready_jobs.insert(std::move(job.node));
+}
+
+// What stands before it in any queue has to go first, so that is waited for as well.
+void Pipeline::Parts::prefer_ahead_of(Job &job)
+{
+    for (uint32_t i = 0; i < job.turn_count; ++i) {
+        Turn *turn = queues[job.turns[i].tensor].first;
+        for (; turn->job != &job; turn = turn->behind) prefer_job(*turn->job);
+    }
+}
+
+void Pipeline::Parts::prefer_job(Job &job)
+{
+    if (job.preference != kNotPreferred) return;
+    job.preference = next_preference++;
+    prefer_ahead_of(job);
+    set_rank(job, job.preference);
+    job.on_preferred();
+}
+
+void Pipeline::Parts::retire(Job &job)
+{
+    STW_ASSERT(!job.ready && job.in_flight == 0);
+    for (uint32_t i = 0; i < job.turn_count; ++i) {
+        Queue &queue = queues[job.turns[i].tensor];
+        STW_ASSERT(queue.first == &job.turns[i]);
+        queue.first = job.turns[i].behind;
+        if (queue.first == nullptr) {
+            queue.last = nullptr;
+            continue;
+        }
+        Job &next = *queue.first->job;
+        STW_ASSERT(next.blocked > 0);
+        if (--next.blocked == 0 && next.claimed) make_ready(next);
+    }
+}
+
+void Pipeline::Parts::job_gone()
+{
+    STW_ASSERT(totals.jobs > 0);
+    --totals.jobs;
+    if (totals.jobs == 0) changed.notify_all();
+}
+
+}  // namespace stepwell::update

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// The update threads: take a chunk whose bytes have come, do what its job does, give it back, and
+// ask for the next ones. They wait for work and for nothing else.
+#include "lib/update/parts.h"
+
+#include "lib/support/assert.h"
+
+#include <csignal>
+#include <pthread.h>
+
+namespace stepwell::update {
+
+Status Pipeline::Parts::start_threads()
+{
+    threads.reserve(options.thread_count);
+    // Signals are for the threads of the program.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const auto main = [](void *parts) -> void * {
+        static_cast<Parts *>(parts)->worker_main();
+        return nullptr;
+    };
+    int error = 0;
+    for (uint32_t i = 0; error == 0 && i < options.thread_count; ++i) {
+        pthread_t thread{};
+        error = pthread_create(&thread, nullptr, main, this);
+        if (error != 0) break;
+        pthread_setname_np(thread, "stw-update");
+        threads.push_back(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (error == 0) return {};
+    return Status::os_error(STW_ERROR_LIMIT, error,
+                            "The system starts no more threads for updates: %zu of %u run",
+                            threads.size(), options.thread_count);
+}
+
+void Pipeline::Parts::stop_threads()
+{
+    {
+        MutexLock lock(mutex);
+        stopping = true;
+        work_ready.notify_all();
+    }
+    for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+    threads.clear();
+}
+
+// While the pipeline closes, what has not begun is ended by whoever has nothing else to do.
+Job *Pipeline::Parts::take_closed()
+{
+    while (closing && !ready_jobs.empty()) {
+        Job &job = **ready_jobs.begin();
+        unready(job);
+        if (job.error.ok()) {
+            job.error = Status::error(STW_ERROR_CLOSED,
+                                      "The runtime was closed before the update was through.");
+        }
+        if (job.in_flight == 0) return &job;
+    }
+    return nullptr;
+}
+
+void Pipeline::Parts::worker_main()
+{
+    for (;;) {
+        Chunk *chunk = nullptr;
+        Job *closed = nullptr;
+        {
+            MutexLock lock(mutex);
+            while (work_first == nullptr && (closed = take_closed()) == nullptr && !stopping) {
+                work_ready.wait(mutex);
+            }
+            chunk = closed == nullptr ? work_first : nullptr;
+            if (chunk == nullptr && closed == nullptr) return;
+            if (chunk != nullptr) {
+                work_first = chunk->next;
+                if (work_first == nullptr) work_last = nullptr;
+            }
+        }
+        if (closed != nullptr) {
+            closed->end();
+        } else {
+            work(*chunk);
+        }
+        pump();
+    }
+}
+
+void Pipeline::Parts::work(Chunk &chunk)
+{
+    Job &job = *chunk.job;
+    Status status = std::move(chunk.status);
+    chunk.status = Status();
+    const bool granted = status.ok();
+    if (granted) {
+        if (chunk.opens) open_job(chunk, status);
+        if (status.ok()) status = run_chunk(chunk);
+        tiers.release(chunk.ticket, chunk.far_pieces);
+    } else if (chunk.opens) {
+        status = job.refused(std::move(status));
+    }
+    bool ended = false;
+    {
+        MutexLock lock(mutex);
+        ended = settle(chunk, granted, std::move(status));
+    }
+    if (ended) job.end();
+}
+
+// The rest of the job's chunks may come now, and are on their way before the first is worked on.
+void Pipeline::Parts::open_job(Chunk &chunk, Status &status)
+{
+    Job &job = *chunk.job;
+    status = job.opened();
+    if (!status.ok()) return;
+    {
+        MutexLock lock(mutex);
+        job.open = true;
+        if (!job.more()) return;
+        make_ready(job);
+    }
+    pump();
+}
+
+Status Pipeline::Parts::run_chunk(Chunk &chunk) const
+{
+    const uint64_t start_ns = wait_clock_ns();
+    Status status = chunk.job->run(chunk);
+    const uint64_t end_ns = wait_clock_ns();
+    chunk.busy_ns = end_ns - start_ns;
+    if (options.span != nullptr) {
+        options.span(options.span_user, start_ns, end_ns, chunk.job->turns[0].tensor);
+    }
+    return status;
+}
+
+void Pipeline::Parts::count(const Chunk &chunk)
+{
+    ++totals.chunks;
+    totals.busy_ns += chunk.busy_ns;
+    for (uint32_t i = 0; i < chunk.piece_count; ++i) {
+        const Piece &piece = chunk.pieces[i];
+        (chunk.scans ? totals.scanned_bytes : totals.read_bytes) += piece.byte_count;
+        if (piece.access != Access::kRead) totals.written_bytes += piece.byte_count;
+    }
+}
+
+// True when this was the last chunk of its job's phase. The job is the caller's then.
+bool Pipeline::Parts::settle(Chunk &chunk, bool granted, Status status)
+{
+    Job &job = *chunk.job;
+    STW_ASSERT(job.in_flight > 0 && chunks_in_flight > 0);
+    --job.in_flight;
+    --chunks_in_flight;
+    totals.window_bytes -= chunk.cost_bytes;
+    if (!status.ok()) {
+        if (job.error.ok()) job.error = std::move(status);
+        unready(job);
+        free_chunk(chunk);
+    } else if (granted) {
+        count(chunk);
+        free_chunks_of(job.settle(chunk));
+    } else {
+        free_chunk(chunk);
+    }
+    return job.in_flight == 0 && !job.ready && (!job.error.ok() || !job.more());
+}
+
+}  // namespace stepwell::update

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The report and the timeline as files: JSON for people and scripts, Chrome trace JSON that
+// Perfetto opens. The runtime fills the plain structs below from what it knows; this folder decides
+// how it reads, and derives ratios and the named cause of what a step lost. Carries ids, sizes,
+// times and names, never contents. Blocks for the file; any thread.
+#pragma once
+
+#include <stepwell/observe.h>
+
+#include "lib/observe/step_stats.h"
+#include "lib/observe/timeline.h"
+#include "lib/support/status.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stepwell::report {
+
+constexpr uint32_t kReportFormat = 1;  // "format" of the file; grows when a field changes meaning
+
+struct TierReport {
+    uint32_t tier = 0;  // STW_TIER_*
+    uint32_t device = 0;
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    uint64_t promised_bytes = 0;  // to fetches and to tensors that have a right to the room
+};
+
+struct LinkReport {
+    uint32_t link = 0;  // STW_LINK_*
+    uint32_t device = 0;
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+};
+
+struct DriverReport {
+    std::string kind;         // "storage", "memory"
+    std::string name;         // "aio"
+    std::string used_for;     // the path of a store, "device 0", "host"
+    std::string file_system;  // of storage; ""
+    std::string remark;       // what is slower than it could be, and why; "" if nothing
+    uint64_t bytes = 0;
+    uint32_t queue_depth = 0;  // of storage
+    bool locked = false;       // of memory
+    bool huge_pages = false;
+    int32_t numa_node = -1;
+};
+
+struct PhaseReport {
+    std::string name;
+    uint32_t number = 0;  // the lane of its steps in the timeline
+    uint64_t steps = 0;
+    uint64_t aborted = 0;
+    stw_step_stats last{};
+    stw_step_stats mean{};
+    observe::StepBound last_bound;
+};
+
+struct UpdateReport {
+    uint64_t steps = 0;
+    uint64_t skipped = 0;
+    uint64_t parameters = 0;  // updated, over all steps
+    uint64_t chunks = 0;
+    uint64_t elements = 0;
+    uint64_t bytes = 0;    // read and written by kernels
+    uint64_t busy_ns = 0;  // of all threads together
+    uint32_t threads = 0;
+};
+
+struct ErrorReport {
+    stw_status status = STW_OK;
+    std::string tensor;  // "" if none
+    std::string sentence;
+    uint64_t count = 1;
+};
+
+// What blocks cost beyond the bytes of the tensors in them.
+struct WasteReport {
+    uint32_t role = 0;  // STW_ROLE_*
+    uint64_t tensors = 0;
+    uint64_t tensor_bytes = 0;   // asked for
+    uint64_t charged_bytes = 0;  // the blocks that hold them
+};
+
+struct ReportData {
+    std::string name;
+    std::string version;
+    uint64_t block_bytes = 0;
+    uint64_t elapsed_ns = 0;  // since open
+    uint32_t threads = 0;
+    std::vector<TierReport> tiers;
+    std::vector<LinkReport> links;
+    std::vector<DriverReport> drivers;
+    std::vector<PhaseReport> phases;
+    UpdateReport update;
+    std::vector<ErrorReport> errors;
+    uint64_t errors_total = 0;  // background errors since open; `errors` keeps the first ones
+    std::vector<WasteReport> waste;
+    uint64_t timeline_spans = 0;
+    uint64_t timeline_lost = 0;
+    uint64_t log_suppressed = 0;
+};
+
+Status write_report(const char *path, const ReportData &data);
+
+struct TimelineData {
+    std::string name;                      // of the process in the trace
+    uint64_t origin_ns = 0;                // time 0 of the trace: when the runtime was opened
+    std::vector<std::string> phase_names;  // by lane of kStep; missing ones get a number
+    observe::TimelineSnapshot snapshot;
+};
+
+Status write_timeline(const char *path, const TimelineData &data);
+
+// Words of the reports, also for sentences elsewhere. Static text; "unknown" for other numbers.
+const char *tier_name(uint32_t tier);  // "device"
+const char *link_name(uint32_t link);  // "nvme_to_host"
+const char *role_name(uint32_t role);  // "param"
+
+}  // namespace stepwell::report

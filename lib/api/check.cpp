@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of the C boundary, and each thread's last error.
+#include "lib/api/check.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+namespace stepwell::api {
+namespace {
+
+struct LastError {
+    stw_status code = STW_OK;
+    ErrorDetail detail;
+};
+
+LastError &last_error()
+{
+    thread_local LastError error;
+    return error;
+}
+
+Status stale(const char *what)
+{
+    return Status::error(STW_ERROR_INVALID,
+                         "the %s handle is not alive: it is null, was destroyed, or never was a "
+                         "handle",
+                         what);
+}
+
+}  // namespace
+
+stw_status last_code() noexcept { return last_error().code; }
+const ErrorDetail &last_detail() noexcept { return last_error().detail; }
+
+void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept
+{
+    stw_error_info info{};
+    info.struct_size = info_out->struct_size;
+    info.status = code;
+    info.os_errno = detail.os_errno;
+    info.rank = detail.rank;
+    info.tier = detail.tier;
+    info.device = detail.device;
+    info.needed_bytes = detail.needed_bytes;
+    info.free_bytes = detail.free_bytes;
+    info.pinned_bytes = detail.pinned_bytes;
+    info.offset_bytes = detail.offset_bytes;
+    info.pinned_views = detail.pinned_views;
+    std::snprintf(info.tensor, sizeof info.tensor, "%s", detail.tensor.c_str());
+    std::snprintf(info.sentence, sizeof info.sentence, "%s", detail.sentence.c_str());
+    std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
+}
+
+stw_status report(const Status &status) noexcept
+{
+    if (status.code() >= STW_OK) return status.code();
+    try {
+        LastError &error = last_error();
+        error.code = status.code();
+        error.detail = status.detail() ? *status.detail() : ErrorDetail{};
+    } catch (...) {
+        // No memory for the sentence: the code is still right.
+    }
+    return status.code();
+}
+
+stw_status report_invalid(const char *format, ...) noexcept
+{
+    va_list arguments;
+    va_start(arguments, format);
+    ErrorDetail detail;
+    try {
+        detail.sentence = format_text_list(format, arguments);
+    } catch (...) {
+    }
+    va_end(arguments);
+    return report(Status(STW_ERROR_INVALID, std::move(detail)));
+}
+
+Status enter(const stw_runtime *runtime)
+{
+    if (!runtime_pool().is_live(runtime)) {
+        return Status::error(STW_ERROR_CLOSED,
+                             "the runtime handle is not open: it is null, was closed, or never was "
+                             "a runtime");
+    }
+    if (runtime->fork_epoch.load(std::memory_order_relaxed) !=
+        fork_epoch.load(std::memory_order_relaxed)) {
+        return Status::error(STW_ERROR_FORKED,
+                             "this process is a fork of the one that opened the runtime; open one "
+                             "of its own, or start workers with spawn instead of fork");
+    }
+    if (runtime->life.load(std::memory_order_acquire) != Life::kOpen) {
+        return Status::error(STW_ERROR_CLOSED, "the runtime was closed");
+    }
+    char text[256];
+    if (assertion_failures(text, sizeof text) > 0) {
+        return Status::error(STW_ERROR_INTERNAL,
+                             "an assertion of the library failed (%s); its state cannot be "
+                             "trusted. Please report it",
+                             text);
+    }
+    return {};
+}
+
+Status enter(const stw_tensor *tensor)
+{
+    if (!tensor_pool().is_live(tensor)) return stale("tensor");
+    return enter(tensor->runtime);
+}
+
+Status enter(const stw_phase *phase)
+{
+    if (!phase_pool().is_live(phase)) return stale("phase");
+    return enter(phase->runtime);
+}
+
+Status enter(const stw_optimizer *optimizer)
+{
+    if (!optimizer_pool().is_live(optimizer)) return stale("optimizer");
+    return enter(optimizer->runtime);
+}
+
+Status enter(const stw_operation *operation)
+{
+    if (!operation_pool().is_live(operation)) return stale("operation");
+    return enter(operation->runtime);
+}
+
+Status take_struct(void *to, size_t known, const void *from, const char *name)
+{
+    if (!from) return Status::error(STW_ERROR_INVALID, "%s is null", name);
+    uint32_t size = 0;
+    std::memcpy(&size, from, sizeof size);
+    if (size < 2 * sizeof(uint32_t) || size > 4096 || size % 8 != 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "%s.struct_size is %u, not the size of a version of it; start from "
+                             "its _INIT macro",
+                             name, size);
+    }
+    const auto *bytes = static_cast<const unsigned char *>(from);
+    for (size_t at = known; at < size; ++at) {
+        if (bytes[at] == 0) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "%s has a non-zero byte at offset %zu that this version of the "
+                             "library does not know; it was built for a newer one",
+                             name, at);
+    }
+    std::memset(to, 0, known);
+    std::memcpy(to, from, size < known ? size : known);
+    return {};
+}
+
+Status check_output(const void *output, size_t smallest, const char *name)
+{
+    if (!output) return Status::error(STW_ERROR_INVALID, "%s is null", name);
+    uint32_t size = 0;
+    std::memcpy(&size, output, sizeof size);
+    if (size >= smallest && size <= 4096) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "%s->struct_size is %u; set it to the size of the struct before the call",
+                         name, size);
+}
+
+Status check_flags(uint32_t flags, uint32_t known, const char *name)
+{
+    if ((flags & ~known) == 0) return {};
+    return Status::error(STW_ERROR_INVALID, "%s has bits 0x%x that this version does not know",
+                         name, flags & ~known);
+}
+
+Status check_stream(void *stream)
+{
+    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "stream %p is not one of this device, which has none; pass "
+                         "STW_STREAM_HOST",
+                         stream);
+}
+
+}  // namespace stepwell::api
+
+const char *stw_last_error(void)
+{
+    return stepwell::api::last_detail().sentence.c_str();
+}
+
+stw_status stw_last_error_info(stw_error_info *info_out)
+{
+    if (!info_out || info_out->struct_size < 8) return STW_ERROR_INVALID;
+    stepwell::api::fill_error_info(stepwell::api::last_code(), stepwell::api::last_detail(),
+                                   info_out);
+    return STW_OK;
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C boundary: handles, struct sizes and arguments are checked here, exceptions end here, and the
+// sentence of a failure is kept for stw_last_error. No logic. Any thread.
+#pragma once
+
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+#include "lib/support/status.h"
+
+#include <stepwell/stepwell.h>
+
+#include <cstring>
+#include <new>
+
+namespace stepwell::api {
+
+// Remembers a failure for this thread and returns its code.
+stw_status report(const Status &status) noexcept;
+stw_status report_invalid(const char *format, ...) noexcept __attribute__((format(printf, 1, 2)));
+
+stw_status last_code() noexcept;
+const ErrorDetail &last_detail() noexcept;
+// The numbers of a failure, as far as the caller's struct goes.
+void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept;
+
+// Nothing may unwind into C.
+template <class Body>
+stw_status guard(Body &&body) noexcept
+try {
+    return report(body());
+} catch (const std::bad_alloc &) {
+    return report(Status::error(STW_ERROR_MEMORY, "the process cannot have more memory"));
+} catch (...) {
+    return report(Status::error(STW_ERROR_INTERNAL, "an exception inside the library"));
+}
+
+// The runtime may be used by this call: open, this process's, no failed assertion.
+Status enter(const stw_runtime *runtime);
+Status enter(const stw_tensor *tensor);
+Status enter(const stw_phase *phase);
+Status enter(const stw_optimizer *optimizer);
+Status enter(const stw_operation *operation);
+
+// Ends a runtime that was closed with STW_CLOSE_DEFERRED once its last view is gone.
+void close_if_last(stw_runtime *runtime) noexcept;
+
+// Copies a struct that crosses the boundary. A newer caller's extra bytes must be zero; an older
+// one's missing fields are zero.
+Status take_struct(void *to, size_t known, const void *from, const char *name);
+template <class Struct>
+Status take(Struct *to, const Struct *from, const char *name)
+{
+    return take_struct(to, sizeof(Struct), from, name);
+}
+// The size an output struct announces is one we can fill.
+Status check_output(const void *output, size_t smallest, const char *name);
+// Every bit of `flags` is in `known`.
+Status check_flags(uint32_t flags, uint32_t known, const char *name);
+// The host's stream, or one already synchronised: the only ones a device without streams knows.
+Status check_stream(void *stream);
+
+// Arrays of structs have the stride of their first element.
+template <class Struct>
+const Struct &element(const Struct *array, uint32_t index)
+{
+    const auto *bytes = reinterpret_cast<const char *>(array);
+    return *reinterpret_cast<const Struct *>(bytes + size_t{index} * array[0].struct_size);
+}
+
+}  // namespace stepwell::api

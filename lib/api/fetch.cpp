@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// fetch.h at the boundary. A fetch whose requests are all hits passes through here without a lock,
+// an allocation or a system call.
+#include "lib/api/check.h"
+
+#include <array>
+
+using namespace stepwell;
+using namespace stepwell::api;
+
+namespace {
+
+constexpr uint32_t kInlineRanges = 32;  // of a call that takes no memory
+
+// Cheap enough for every hit: tags, epochs and one comparison of sizes.
+bool quick_enter(const stw_runtime *runtime)
+{
+    return runtime_pool().is_live(runtime) &&
+           runtime->life.load(std::memory_order_acquire) == Life::kOpen &&
+           runtime->fork_epoch.load(std::memory_order_relaxed) ==
+               fork_epoch.load(std::memory_order_relaxed);
+}
+
+Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range *range)
+{
+    stw_fetch_request request{};
+    const stw_fetch_request *at = &from;
+    if (from.struct_size != sizeof request) {
+        STW_TRY(take(&request, &from, "request"));
+        at = &request;
+    }
+    if (!tensor_pool().is_live(at->tensor) || at->tensor->runtime != runtime) {
+        return Status::error(STW_ERROR_INVALID,
+                             "request.tensor is not a live tensor of this runtime");
+    }
+    stw_tensor *tensor = at->tensor;
+    if (at->access > STW_REDUCE || at->scope > STW_SHARD || at->reserved != 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s': access %u, scope %u or reserved %u is not known",
+                             tensor->name.c_str(), at->access, at->scope, at->reserved);
+    }
+    if (at->access != STW_READ && (tensor->flags & STW_TENSOR_READ_ONLY)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' is read-only: stw_tensor_write writes it, a fetch cannot",
+                             tensor->name.c_str());
+    }
+    range->tensor = tensor;
+    range->access = at->access;
+    range->scope = at->scope;
+    range->place = runtime->body->place_of(at->tier, at->device);
+    if (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' cannot be fetched at tier %u, device %u: there is no "
+                             "such tier with a budget",
+                             tensor->name.c_str(), at->tier, at->device);
+    }
+    range->element_begin = at->element_begin;
+    range->element_count = at->element_count;
+    if (at->element_begin == 0 && at->element_count == 0) range->element_count = tensor->elements;
+    uint64_t end = 0;
+    if (__builtin_add_overflow(range->element_begin, range->element_count, &end) ||
+        end > tensor->elements) {
+        return Status::error(STW_ERROR_INVALID,
+                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
+                             static_cast<unsigned long long>(range->element_begin),
+                             static_cast<unsigned long long>(range->element_count),
+                             tensor->name.c_str(),
+                             static_cast<unsigned long long>(tensor->elements));
+    }
+    const uint64_t size = tensor->element_bits / 8;
+    range->byte_begin = range->element_begin * size;
+    range->byte_count = range->element_count * size;
+    return {};
+}
+
+Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests, uint32_t n,
+                   std::vector<Range> *ranges)
+{
+    if (!requests || n == 0) return Status::error(STW_ERROR_INVALID, "no requests are given");
+    if (n > 65536) return Status::error(STW_ERROR_LIMIT, "%u requests in one call", n);
+    ranges->resize(n);
+    for (uint32_t i = 0; i < n; ++i) {
+        const stw_fetch_request &request = element(requests, i);
+        if (request.struct_size != requests[0].struct_size) {
+            return Status::error(STW_ERROR_INVALID, "requests[%u].struct_size differs from the "
+                                 "first one's", i);
+        }
+        STW_TRY(resolve(runtime, request, &(*ranges)[i]));
+    }
+    return {};
+}
+
+Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
+                 const stw_fetch_request *requests, uint32_t n, FetchPlan *plan)
+{
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    if (from) STW_TRY(take(&options, from, "options"));
+    STW_TRY(check_flags(options.flags, STW_FETCH_TRY | STW_FETCH_WAIT_ROOM, "options.flags"));
+    STW_TRY(check_stream(options.stream));
+    plan->step = runtime->body->current_step();
+    if (options.phase) {
+        STW_TRY(enter(options.phase));
+        plan->step = runtime->body->step_of(options.phase);
+    }
+    plan->flags = options.flags;
+    plan->priority = options.priority;
+    plan->timeout_ns = options.timeout_ns;
+    return resolve_all(runtime, requests, n, &plan->ranges);
+}
+
+// The hit path: false when the call needs anything else than pins, be it an error.
+bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
+                   const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
+{
+    if (n == 0 || n > kInlineRanges || !requests || !views_out || !quick_enter(runtime)) {
+        return false;
+    }
+    if (options && (options->struct_size != sizeof *options || options->phase || options->stream ||
+                    (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0)) {
+        return false;
+    }
+    std::array<Range, kInlineRanges> ranges;
+    for (uint32_t i = 0; i < n; ++i) {
+        if (requests[i].struct_size != sizeof(stw_fetch_request)) return false;
+        if (requests[i].access != STW_READ) return false;
+        if (!resolve(runtime, requests[i], &ranges[i]).ok()) return false;
+        if (ranges[i].byte_count == 0) return false;
+    }
+    return runtime->body->fetch_hits(ranges.data(), n, runtime->body->current_step(), views_out);
+}
+
+}  // namespace
+
+stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
+                     const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
+{
+    if (fetch_quickly(runtime, options, requests, n, views_out)) return STW_OK;
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        if (!views_out) return Status::error(STW_ERROR_INVALID, "views_out is null");
+        FetchPlan plan;
+        STW_TRY(make_plan(runtime, options, requests, n, &plan));
+        return runtime->body->fetch(std::move(plan), views_out);
+    });
+}
+
+stw_status stw_fetch_async(stw_runtime *runtime, const stw_fetch_options *options,
+                           const stw_fetch_request *requests, uint32_t n,
+                           stw_operation **operation_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        if (!operation_out) return Status::error(STW_ERROR_INVALID, "operation_out is null");
+        FetchPlan plan;
+        STW_TRY(make_plan(runtime, options, requests, n, &plan));
+        return runtime->body->fetch_async(std::move(plan), operation_out);
+    });
+}
+
+stw_status stw_fetch_collect(stw_operation *operation, void *stream, stw_view *views_out,
+                             uint32_t n)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        STW_TRY(check_stream(stream));
+        if (!views_out) return Status::error(STW_ERROR_INVALID, "views_out is null");
+        return operation->runtime->body->collect(operation, views_out, n);
+    });
+}
+
+stw_status stw_fetch_fits(stw_runtime *runtime, const stw_fetch_request *requests, uint32_t n)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        std::vector<Range> ranges;
+        STW_TRY(resolve_all(runtime, requests, n, &ranges));
+        return runtime->body->fits(ranges);
+    });
+}
+
+stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests, uint32_t n)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        std::vector<Range> ranges;
+        STW_TRY(resolve_all(runtime, requests, n, &ranges));
+        return runtime->body->prefetch(ranges);
+    });
+}
+
+stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags)
+{
+    constexpr uint32_t kKnown = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD |
+                                STW_RELEASE_MORE | STW_RELEASE_ABANDON;
+    if (!views || n == 0 || !tensor_pool().is_live(views[0].tensor)) {
+        return report_invalid("the view is not open: it was released before, or its tensor is gone");
+    }
+    stw_runtime *runtime = views[0].tensor->runtime;
+    const bool deferred = runtime_pool().is_live(runtime) &&
+                          runtime->life.load(std::memory_order_acquire) == Life::kDeferred;
+    if (!deferred && !quick_enter(runtime)) return guard([&] { return enter(runtime); });
+    if ((flags & ~kKnown) != 0 || (stream != STW_STREAM_HOST && stream != STW_STREAM_SYNCED)) {
+        return guard([&]() -> Status {
+            STW_TRY(check_flags(flags, kKnown, "flags"));
+            return check_stream(stream);
+        });
+    }
+    const stw_status status = guard([&] { return runtime->body->release(views, n, flags); });
+    if (deferred) close_if_last(runtime);
+    return status;
+}
+
+stw_status stw_view_share(const stw_view *view, stw_view *view_out)
+{
+    return guard([&]() -> Status {
+        if (!view || !view_out) return Status::error(STW_ERROR_INVALID, "a view is null");
+        STW_TRY(enter(view->tensor));
+        return view->tensor->runtime->body->share(*view, view_out);
+    });
+}
+
+stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t n, uint32_t tier,
+                     uint32_t device, uint64_t timeout_ns)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        for (uint32_t i = 0; i < n; ++i) {
+            STW_TRY(enter(tensors[i]));
+            if (tensors[i]->runtime == runtime) continue;
+            return Status::error(STW_ERROR_INVALID, "tensor '%s' is of another runtime",
+                                 tensors[i]->name.c_str());
+        }
+        const residency::PlaceId place = runtime->body->place_of(tier, device);
+        if (place == residency::kNoPlace || tier == STW_TIER_NVME) {
+            return Status::error(STW_ERROR_INVALID, "nothing can be evicted from tier %u, device %u",
+                                 tier, device);
+        }
+        return runtime->body->evict(tensors, n, place, timeout_ns);
+    });
+}

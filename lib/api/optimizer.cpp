@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer.h at the boundary.
+#include "lib/api/check.h"
+
+#include <cmath>
+
+using namespace stepwell;
+using namespace stepwell::api;
+
+namespace {
+
+Status check_custom(const stw_optimizer_options &options)
+{
+    if (options.algorithm != STW_OPTIMIZER_CUSTOM) {
+        if (!options.custom) return {};
+        return Status::error(STW_ERROR_INVALID,
+                             "options.custom is set but algorithm is not STW_OPTIMIZER_CUSTOM");
+    }
+    if (!options.custom || options.custom->struct_size < sizeof(stw_custom_update) ||
+        !options.custom->update) {
+        return Status::error(STW_ERROR_INVALID,
+                             "STW_OPTIMIZER_CUSTOM needs options.custom with an update function");
+    }
+    if (options.custom->state_count > 0 && !options.custom->state_names) {
+        return Status::error(STW_ERROR_INVALID, "custom.state_names is null");
+    }
+    for (uint32_t i = 0; i < options.custom->state_count; ++i) {
+        if (options.custom->state_names[i] && *options.custom->state_names[i]) continue;
+        return Status::error(STW_ERROR_INVALID, "custom.state_names[%u] is empty", i);
+    }
+    return {};
+}
+
+Status check_entry(const stw_optimizer *optimizer, const stw_optimizer_entry &from)
+{
+    stw_optimizer_entry entry{};
+    STW_TRY(take(&entry, &from, "entry"));
+    STW_TRY(enter(entry.parameter));
+    STW_TRY(enter(entry.gradient));
+    if (entry.parameter->runtime != optimizer->runtime ||
+        entry.gradient->runtime != optimizer->runtime) {
+        return Status::error(STW_ERROR_INVALID, "entry of parameter '%s': another runtime's tensor",
+                             entry.parameter->name.c_str());
+    }
+    uint64_t end = 0;
+    if (__builtin_add_overflow(entry.element_begin, entry.element_count, &end) ||
+        end > entry.parameter->elements) {
+        return Status::error(STW_ERROR_INVALID, "entry of parameter '%s': its range is outside",
+                             entry.parameter->name.c_str());
+    }
+    return {};
+}
+
+Status check_number(double value, const char *name)
+{
+    if (!std::isnan(value) && value >= 0.0) return {};
+    return Status::error(STW_ERROR_INVALID, "%s is %g; it is 0 or a positive number", name, value);
+}
+
+}  // namespace
+
+stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_options *options,
+                                stw_optimizer **optimizer_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        if (!optimizer_out) return Status::error(STW_ERROR_INVALID, "optimizer_out is null");
+        stw_optimizer_options copy{};
+        STW_TRY(take(&copy, options, "options"));
+        STW_TRY(check_flags(copy.flags, 0, "options.flags"));
+        STW_TRY(check_custom(copy));
+        return runtime->body->create_optimizer(copy, optimizer_out);
+    });
+}
+
+stw_status stw_optimizer_destroy(stw_optimizer *optimizer)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        return optimizer->runtime->body->destroy_optimizer(optimizer);
+    });
+}
+
+stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
+                             uint32_t n)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        if (!entries || n == 0) return Status::error(STW_ERROR_INVALID, "no entries are given");
+        for (uint32_t i = 0; i < n; ++i) STW_TRY(check_entry(optimizer, element(entries, i)));
+        return optimizer->runtime->body->add_parameters(optimizer, entries, n);
+    });
+}
+
+stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
+                                   const stw_hyper *hyper)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        stw_hyper copy{};
+        STW_TRY(take(&copy, hyper, "hyper"));
+        STW_TRY(check_flags(copy.flags, STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE, "hyper.flags"));
+        return optimizer->runtime->body->set_hyper(optimizer, parameter_group, copy);
+    });
+}
+
+stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
+                               stw_tensor **tensor_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        STW_TRY(enter(parameter));
+        if (!state || !tensor_out) {
+            return Status::error(STW_ERROR_INVALID, "state or tensor_out is null");
+        }
+        return optimizer->runtime->body->optimizer_state(optimizer, parameter, state, tensor_out);
+    });
+}
+
+stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
+                                   uint64_t *count_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        STW_TRY(enter(parameter));
+        if (!count_out) return Status::error(STW_ERROR_INVALID, "count_out is null");
+        return optimizer->runtime->body->get_count(optimizer, parameter, count_out);
+    });
+}
+
+stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        STW_TRY(enter(parameter));
+        return optimizer->runtime->body->set_count(optimizer, parameter, count);
+    });
+}
+
+stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,
+                              stw_update_result *result_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        stw_update_options copy = STW_UPDATE_OPTIONS_INIT;
+        if (options) STW_TRY(take(&copy, options, "options"));
+        STW_TRY(check_flags(copy.flags,
+                            STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
+                                STW_UPDATE_WAIT | STW_UPDATE_MEASURE,
+                            "options.flags"));
+        STW_TRY(check_number(copy.clip_norm, "options.clip_norm"));
+        STW_TRY(check_number(copy.norm_type, "options.norm_type"));
+        if (std::isnan(copy.gradient_scale)) {
+            return Status::error(STW_ERROR_INVALID, "options.gradient_scale is not a number");
+        }
+        if (copy.parameter_count > 0 && !copy.parameters) {
+            return Status::error(STW_ERROR_INVALID, "options.parameters is null");
+        }
+        for (uint32_t i = 0; copy.parameters && i < copy.parameter_count; ++i) {
+            STW_TRY(enter(copy.parameters[i]));
+        }
+        if (result_out) STW_TRY(check_output(result_out, 8, "result_out"));
+        return optimizer->runtime->body->optimizer_step(optimizer, copy, result_out);
+    });
+}
+
+stw_status stw_optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(optimizer));
+        STW_TRY(check_output(result_out, 8, "result_out"));
+        return optimizer->runtime->body->optimizer_result(optimizer, result_out);
+    });
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// runtime.h and operation.h at the boundary.
+#include "lib/api/check.h"
+
+#include <memory>
+
+using namespace stepwell;
+using namespace stepwell::api;
+
+namespace {
+
+// The caller's options with its arrays copied, since their elements may be of another version.
+struct Opening {
+    stw_runtime_options options{};
+    std::vector<stw_device_options> devices;
+    std::vector<stw_nvme_options> nvme;
+};
+
+Status check_block(uint32_t block_bytes)
+{
+    if (block_bytes == 0 || block_bytes == STW_BLOCK_2M || block_bytes == STW_BLOCK_512K ||
+        block_bytes == STW_BLOCK_64K) {
+        return {};
+    }
+    return Status::error(STW_ERROR_INVALID,
+                         "options.block_bytes is %u; it is STW_BLOCK_2M, _512K, _64K or 0",
+                         block_bytes);
+}
+
+Status check_paths(const Opening &opening)
+{
+    for (size_t i = 0; i < opening.nvme.size(); ++i) {
+        const stw_nvme_options &nvme = opening.nvme[i];
+        if (!nvme.path || !*nvme.path) {
+            return Status::error(STW_ERROR_INVALID, "options.nvme[%zu].path is empty", i);
+        }
+        STW_TRY(check_flags(nvme.flags, 0, "options.nvme[].flags"));
+        if (nvme.queue_depth > 4096) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "options.nvme[%zu].queue_depth is %u, at most 4096", i,
+                                 nvme.queue_depth);
+        }
+    }
+    return {};
+}
+
+Status gather(const stw_runtime_options *from, Opening *opening)
+{
+    stw_runtime_options &options = opening->options;
+    STW_TRY(take(&options, from, "options"));
+    STW_TRY(check_flags(options.flags, 0, "options.flags"));
+    STW_TRY(check_block(options.block_bytes));
+    if (options.group || options.reserved) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "options.group is set, but this release runs one rank: pass NULL");
+    }
+    if (options.preset > STW_PRESET_ZERO_OFFLOAD || options.log_level > STW_LOG_DEBUG) {
+        return Status::error(STW_ERROR_INVALID, "options.preset %u or log_level %u is not known",
+                             options.preset, options.log_level);
+    }
+    if (options.device_count > residency::kDevicesMax || options.nvme_count > 8) {
+        return Status::error(STW_ERROR_LIMIT,
+                             "%u devices and %u directories; at most %u and 8 are supported",
+                             options.device_count, options.nvme_count, residency::kDevicesMax);
+    }
+    if ((options.device_count && !options.devices) || (options.nvme_count && !options.nvme)) {
+        return Status::error(STW_ERROR_INVALID, "a count is not 0 but its array is null");
+    }
+    if (options.tensors_max > (1u << 24) || options.views_max > (1u << 24)) {
+        return Status::error(STW_ERROR_LIMIT, "tensors_max %u or views_max %u is above %u",
+                             options.tensors_max, options.views_max, 1u << 24);
+    }
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        stw_device_options device{};
+        STW_TRY(take(&device, &element(options.devices, i), "options.devices[]"));
+        opening->devices.push_back(device);
+    }
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        stw_nvme_options nvme{};
+        STW_TRY(take(&nvme, &element(options.nvme, i), "options.nvme[]"));
+        opening->nvme.push_back(nvme);
+    }
+    options.devices = opening->devices.data();
+    options.nvme = opening->nvme.data();
+    return check_paths(*opening);
+}
+
+}  // namespace
+
+stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **runtime_out)
+{
+    return guard([&]() -> Status {
+        if (!runtime_out) return Status::error(STW_ERROR_INVALID, "runtime_out is null");
+        Opening opening;
+        STW_TRY(gather(options, &opening));
+        stw_runtime *handle = runtime_pool().take();
+        if (!handle) return Status::error(STW_ERROR_LIMIT, "too many runtimes are open");
+        Result<Runtime *> opened = Runtime::open(opening.options, handle);
+        if (!opened.ok()) {
+            runtime_pool().give(handle);
+            return std::move(opened.status());
+        }
+        handle->body = opened.value();
+        handle->fork_epoch.store(fork_epoch.load());
+        handle->life.store(Life::kOpen, std::memory_order_release);
+        *runtime_out = handle;
+        return {};
+    });
+}
+
+namespace {
+
+void finish_close(stw_runtime *runtime)
+{
+    runtime->life.store(Life::kClosed, std::memory_order_release);
+    delete runtime->body;
+    runtime->body = nullptr;
+    runtime_pool().give(runtime);
+}
+
+}  // namespace
+
+void stepwell::api::close_if_last(stw_runtime *runtime) noexcept
+{
+    Life deferred = Life::kDeferred;
+    if (runtime->body->views().open_views() > 0) return;
+    // One of several threads that release their last views does it.
+    if (!runtime->life.compare_exchange_strong(deferred, Life::kClosed)) return;
+    (void)guard([&]() -> Status {
+        STW_TRY(runtime->body->close(0, false));
+        finish_close(runtime);
+        return {};
+    });
+}
+
+stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t timeout_ns)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        STW_TRY(check_flags(flags, STW_CLOSE_DEFERRED, "flags"));
+        Status status = runtime->body->close(timeout_ns, (flags & STW_CLOSE_DEFERRED) != 0);
+        if (status.code() == STW_PENDING) {
+            runtime->life.store(Life::kDeferred, std::memory_order_release);
+            return {};
+        }
+        if (status.code() == STW_ERROR_BUSY || status.code() == STW_ERROR_TIMEOUT) return status;
+        finish_close(runtime);
+        return status;
+    });
+}
+
+stw_status stw_runtime_interrupt(stw_runtime *runtime)
+{
+    if (!runtime_pool().is_live(runtime)) return STW_ERROR_CLOSED;
+    if (runtime->life.load() != Life::kOpen) return STW_ERROR_CLOSED;
+    runtime->body->interrupt();
+    return STW_OK;
+}
+
+stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        return runtime->body->drain(timeout_ns);
+    });
+}
+
+stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        Status status = runtime->body->background_error();
+        if (info_out) {
+            STW_TRY(check_output(info_out, 8, "info_out"));
+            const ErrorDetail none;
+            fill_error_info(status.code(), status.detail() ? *status.detail() : none, info_out);
+        }
+        return status;
+    });
+}
+
+stw_status stw_runtime_clear_error(stw_runtime *runtime)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        runtime->body->clear_error();
+        return {};
+    });
+}
+
+stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device, stw_device_info *info_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        STW_TRY(check_output(info_out, 16, "info_out"));
+        return runtime->body->device_info(device, info_out);
+    });
+}
+
+stw_status stw_operation_poll(stw_operation *operation)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        return operation->runtime->body->poll(operation);
+    });
+}
+
+stw_status stw_operation_wait(stw_operation *operation, uint64_t timeout_ns)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        return operation->runtime->body->wait(operation, timeout_ns);
+    });
+}
+
+stw_status stw_operation_cancel(stw_operation *operation)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        return operation->runtime->body->cancel(operation);
+    });
+}
+
+stw_status stw_operation_free(stw_operation *operation)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        return operation->runtime->body->free_operation(operation);
+    });
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies between a tensor and memory of the caller's, chunk by chunk with a few chunks ahead: the
+// tensor's blocks pass through wherever they are, and memory use does not depend on its size.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+#include "lib/update/kernels/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+
+namespace stepwell {
+namespace {
+
+constexpr size_t kChunksAhead = 8;
+
+bool is_float(uint32_t dtype)
+{
+    return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
+}
+
+Status check_dtype(const stw_tensor *tensor, uint32_t dtype)
+{
+    if (dtype == 0 || dtype == tensor->dtype) return {};
+    if (is_float(dtype) && is_float(tensor->dtype)) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%s' has dtype %u and cannot be converted from or to dtype %u; "
+                         "only f32, f16 and bf16 convert",
+                         tensor->name.c_str(), tensor->dtype, dtype);
+}
+
+Status resolve_range(const stw_tensor *tensor, uint64_t *begin, uint64_t *count)
+{
+    if (*begin == 0 && *count == 0) *count = tensor->elements;
+    uint64_t end = 0;
+    if (__builtin_add_overflow(*begin, *count, &end) || end > tensor->elements) {
+        return Status::error(STW_ERROR_INVALID,
+                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
+                             static_cast<unsigned long long>(*begin),
+                             static_cast<unsigned long long>(*count), tensor->name.c_str(),
+                             static_cast<unsigned long long>(tensor->elements));
+    }
+    return {};
+}
+
+template <class Integer>
+bool fill_integers(void *destination, uint64_t count, double value)
+{
+    const auto converted = static_cast<Integer>(value);
+    if (static_cast<double>(converted) != value) return false;
+    std::fill_n(static_cast<Integer *>(destination), count, converted);
+    return true;
+}
+
+bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double value)
+{
+    if (is_float(dtype)) {
+        kernels::fill(destination, dtype, count, value);
+        return true;
+    }
+    if (value == 0.0 && !std::signbit(value)) {
+        std::memset(destination, 0, count * stw_dtype_bits(dtype) / 8);
+        return true;
+    }
+    const bool in_range = std::abs(value) < 9.0e15;
+    switch (dtype) {
+    case STW_F64: std::fill_n(static_cast<double *>(destination), count, value); return true;
+    case STW_I64: return in_range && fill_integers<int64_t>(destination, count, value);
+    case STW_I32: return std::abs(value) < 2147483648.0 &&
+                         fill_integers<int32_t>(destination, count, value);
+    case STW_I16: return std::abs(value) < 32768.0 &&
+                         fill_integers<int16_t>(destination, count, value);
+    case STW_I8: return std::abs(value) < 128.0 && fill_integers<int8_t>(destination, count, value);
+    case STW_BOOL: return value == 1.0 && fill_integers<uint8_t>(destination, count, value);
+    case STW_U8: return value >= 0 && value < 256.0 &&
+                        fill_integers<uint8_t>(destination, count, value);
+    default: return false;
+    }
+}
+
+}  // namespace
+
+// One chunk on its way: asked for ahead, used in order.
+struct Runtime::ChunkFetch {
+    Waiter waiter;
+    uint64_t element_begin = 0;
+    uint64_t element_count = 0;
+    bool granted = false;
+};
+
+// Calls body(pointer, element_begin, count) for each piece of the range that lies in one block. With
+// write access the tensor is claimed: nobody sees it half done.
+template <class Body>
+Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, uint64_t element_begin,
+                           uint64_t element_count, uint64_t timeout_ns, Body &&body)
+{
+    STW_TRY(sticky_error(tensor->id));
+    if (element_count == 0) return {};
+    const uint64_t size = tensor->element_bits / 8;
+    const bool writes = access != residency::Access::kRead;
+    const residency::Instant deadline = now() + timeout(timeout_ns);
+    const uint64_t offset = pack_offset(tensor->id);
+    const uint32_t owner = owner_number();
+    residency::ClaimId claimed = 0;
+    if (writes) claimed = claim(&tensor->id, 1);
+    Status status = self_wait(tensor, access, owner);
+    std::deque<ChunkFetch> chunks;
+    uint64_t next = element_begin;
+    const uint64_t end = element_begin + element_count;
+    while (status.ok() && (next < end || !chunks.empty())) {
+        while (next < end && chunks.size() < kChunksAhead) {
+            const uint64_t at = offset + next * size;
+            const uint64_t room = (block_bytes_ - at % block_bytes_) / size;
+            ChunkFetch &chunk = chunks.emplace_back();
+            chunk.element_begin = next;
+            chunk.element_count = std::min(std::max<uint64_t>(room, 1), end - next);
+            next += chunk.element_count;
+            ask_chunk(chunk, tensor, access, claimed, deadline, owner);
+        }
+        ChunkFetch &chunk = chunks.front();
+        await(chunk.waiter);
+        status = std::move(chunk.waiter.status);
+        if (status.ok()) {
+            chunk.granted = true;
+            status = body(chunk_pointer(chunk, tensor), chunk.element_begin, chunk.element_count);
+            release_chunk(chunk, tensor, access, claimed);
+        }
+        chunks.pop_front();
+    }
+    for (ChunkFetch &chunk : chunks) {
+        act([&](Core &core, Commands &out) {
+            if (!chunk.waiter.done) core.cancel(chunk.waiter.fetch, Status(status), out);
+        });
+        if (chunk.waiter.status.ok()) release_chunk(chunk, tensor, access, claimed);
+    }
+    if (writes) unclaim(claimed, tensor->id);
+    return status;
+}
+
+// A claim waits for open views of the tensor; one of the caller's own would never go.
+Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner)
+{
+    Waiter waiter;
+    Range range;
+    range.tensor = tensor;
+    range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;
+    range.place = nearest_place_;
+    waiter.plan.ranges.push_back(range);
+    std::string name;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!waits_for_itself(waiter, owner, &name)) return {};
+    return Status::error(STW_ERROR_BUSY,
+                         "the call would wait for a view of tensor '%s' that this thread holds; "
+                         "release that view first",
+                         name.c_str());
+}
+
+void Runtime::ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
+                        residency::ClaimId claimed, residency::Instant deadline, uint32_t owner)
+{
+    const uint64_t size = tensor->element_bits / 8;
+    residency::FetchAsked asked;
+    asked.owner = owner;
+    asked.claim = claimed;
+    asked.deadline = deadline;
+    asked.flags = residency::kFetchInternal;
+    asked.requests.push_back({tensor->id, access, residency::kAnyCpuPlace,
+                              chunk.element_begin * size, chunk.element_count * size});
+    chunk.waiter.deadline = deadline;
+    act([&](Core &core, Commands &out) {
+        chunk.waiter.fetch = core.fetch(asked, now(), out);
+        waiters_[chunk.waiter.fetch] = &chunk.waiter;
+        if (core.claimed_by(tensor->id) != claimed) pipeline_->prefer(tensor->id);
+    });
+}
+
+void *Runtime::chunk_pointer(const ChunkFetch &chunk, stw_tensor *tensor)
+{
+    const uint64_t size = tensor->element_bits / 8;
+    update::Piece piece;
+    piece.tensor = tensor->id;
+    piece.byte_begin = chunk.element_begin * size;
+    std::lock_guard<std::mutex> lock(mutex_);
+    return piece_pointer(chunk.waiter.grants[0], piece);
+}
+
+void Runtime::release_chunk(const ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
+                            residency::ClaimId claimed)
+{
+    const uint64_t size = tensor->element_bits / 8;
+    residency::Release release;
+    release.tensor = tensor->id;
+    release.access = access;
+    release.place = chunk.waiter.grants[0].place;
+    release.byte_begin = chunk.element_begin * size;
+    release.byte_count = chunk.element_count * size;
+    release.internal = true;
+    release.claim = claimed;
+    release.far = access != residency::Access::kRead && chunk.granted;
+    act([&](Core &core, Commands &out) { core.release(release, now(), out); });
+}
+
+Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_options &options)
+{
+    STW_TRY(check_dtype(tensor, options.dtype));
+    uint64_t begin = options.element_begin;
+    uint64_t count = options.element_count;
+    STW_TRY(resolve_range(tensor, &begin, &count));
+    const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
+    const uint64_t size = stw_dtype_bits(dtype) / 8;
+    const char *from = static_cast<const char *>(source);
+    return each_chunk(tensor, residency::Access::kWrite, begin, count, options.timeout_ns,
+                      [&](void *chunk, uint64_t at, uint64_t n) {
+                          const char *bytes = from + (at - begin) * size;
+                          if (dtype == tensor->dtype) {
+                              std::memcpy(chunk, bytes, n * size);
+                          } else {
+                              kernels::convert(chunk, tensor->dtype, bytes, dtype, n);
+                          }
+                          return Status();
+                      });
+}
+
+Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
+{
+    STW_TRY(check_dtype(tensor, options.dtype));
+    uint64_t begin = options.element_begin;
+    uint64_t count = options.element_count;
+    STW_TRY(resolve_range(tensor, &begin, &count));
+    const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
+    const uint64_t size = stw_dtype_bits(dtype) / 8;
+    char *to = static_cast<char *>(destination);
+    return each_chunk(tensor, residency::Access::kRead, begin, count, options.timeout_ns,
+                      [&](void *chunk, uint64_t at, uint64_t n) {
+                          char *bytes = to + (at - begin) * size;
+                          if (dtype == tensor->dtype) {
+                              std::memcpy(bytes, chunk, n * size);
+                          } else {
+                              kernels::convert(bytes, dtype, chunk, tensor->dtype, n);
+                          }
+                          return Status();
+                      });
+}
+
+Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &options)
+{
+    uint64_t begin = options.element_begin;
+    uint64_t count = options.element_count;
+    STW_TRY(resolve_range(tensor, &begin, &count));
+    char probe[8];
+    if (!fill_elements(probe, tensor->dtype, 1, value)) {
+        return Status::error(STW_ERROR_INVALID, "dtype %u of tensor '%s' cannot hold the value %g",
+                             tensor->dtype, tensor->name.c_str(), value);
+    }
+    return each_chunk(tensor, residency::Access::kWrite, begin, count, options.timeout_ns,
+                      [&](void *chunk, uint64_t, uint64_t n) {
+                          fill_elements(chunk, tensor->dtype, n, value);
+                          return Status();
+                      });
+}
+
+Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options)
+{
+    STW_TRY(check_dtype(gradient, options.dtype));
+    if (!is_float(gradient->dtype)) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s' of dtype %u cannot be summed into",
+                             gradient->name.c_str(), gradient->dtype);
+    }
+    const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
+    const uint64_t size = stw_dtype_bits(dtype) / 8;
+    const double scale = options.scale != 0.0 ? options.scale : 1.0;
+    const char *from = static_cast<const char *>(local);
+    bool asked = false;
+    kernels::Reduce mode = kernels::Reduce::kAdd;
+    Status status = each_chunk(
+        gradient, residency::Access::kReadWrite, 0, gradient->elements, options.timeout_ns,
+        [&](void *chunk, uint64_t at, uint64_t n) {
+            // Empty counts as nothing: the first contribution is taken as it is.
+            if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {
+                mode = kernels::Reduce::kFirst;
+            }
+            asked = true;
+            if (from) {
+                kernels::accumulate(mode, chunk, gradient->dtype, from + at * size, dtype, n,
+                                    scale);
+            } else if (mode == kernels::Reduce::kFirst) {
+                std::memset(chunk, 0, n * gradient->element_bits / 8);
+            }
+            return Status();
+        });
+    if (!status.ok()) return status;
+    std::lock_guard<std::mutex> lock(mutex_);
+    note_reduced(gradient, current_step());
+    return {};
+}
+
+// A private buffer of a reduce joins its gradient behind the call, then goes.
+Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch)
+{
+    struct Done {
+        Runtime *runtime;
+        residency::TensorId scratch;
+    };
+    auto *done = new Done{this, scratch};
+    update::Accumulation work;
+    work.gradient = gradient->id;
+    work.gradient_dtype = gradient->dtype;
+    work.scratch = scratch;
+    work.scratch_dtype = gradient->dtype;
+    work.element_count = gradient->elements;
+    work.done_user = done;
+    work.done = [](void *user, const Status &) {
+        auto *mine = static_cast<Done *>(user);
+        mine->runtime->drop_scratch(mine->scratch);
+        delete mine;
+    };
+    Status status = pipeline_->accumulate(work);
+    if (!status.ok()) {
+        delete done;
+        drop_scratch(scratch);
+    }
+    return status;
+}
+
+}  // namespace stepwell

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetch, as the program sees it: hits without the lock, everything else through the core; what a
+// granted range became as a view.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+namespace {
+
+// Adds what a wait cost to the step it was part of.
+observe::Stall cause_of(const residency::Core &core, const Waiter &waiter)
+{
+    if (!core.conflicts(waiter.fetch).empty()) return observe::Stall::kUpdate;
+    return core.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
+}
+
+residency::Access access_of(uint32_t access)
+{
+    switch (access) {
+    case STW_WRITE: return residency::Access::kWrite;
+    case STW_READ_WRITE: return residency::Access::kReadWrite;
+    case STW_REDUCE: return residency::Access::kWriteEmpty;
+    default: return residency::Access::kRead;
+    }
+}
+
+}  // namespace
+
+PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
+{
+    PlaceId place = residency::kNoPlace;
+    if (tier == STW_TIER_DEFAULT) return nearest_place_;
+    if (tier == STW_TIER_DEVICE && device < host_place_) place = static_cast<PlaceId>(device);
+    if (tier == STW_TIER_HOST) place = host_place_;
+    if (tier == STW_TIER_NVME) return engine_->store() ? nvme_place_ : residency::kNoPlace;
+    if (place == residency::kNoPlace || !places_[place].memory) return residency::kNoPlace;
+    return place;
+}
+
+uint32_t Runtime::owner_number()
+{
+    const ThreadState *state = views_.thread_state();
+    return state ? state->number : 0;
+}
+
+bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out)
+{
+    ThreadState *state = views_.thread_state();
+    if (!state || errors_.load(std::memory_order_relaxed) != 0) return false;
+    uint32_t pinned = 0;
+    while (pinned < n) {
+        const Range &range = ranges[pinned];
+        residency::Door &door = range.tensor->doors[range.place];
+        if (range.access != STW_READ || !door.gate.try_pin()) break;
+        const uint32_t slot = views_.take_slot(state);
+        const bool told = slot != residency::kNone &&
+                          ViewTable::push_hit(*state, range.tensor->id, range.place);
+        if (!told) {
+            if (slot != residency::kNone) views_.give_slot(state, slot);
+            ++pinned;  // undone below, together with the others
+            views_out[pinned - 1].cookie = 0;
+            break;
+        }
+        ViewSlot &view = views_.slot(slot);
+        view.tensor = range.tensor;
+        view.byte_begin = range.byte_begin;
+        view.byte_count = range.byte_count;
+        view.step = step;
+        view.owner = state->number;
+        view.scratch = residency::kNone;
+        view.access = STW_READ;
+        view.place = range.place;
+        view.by_gate = 1;
+        stw_view &out = views_out[pinned];
+        const Place &place = places_[range.place];
+        char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
+                                 : place.base + door.offset.load(std::memory_order_relaxed);
+        out.pointer = begin + range.byte_begin;
+        out.bytes = range.byte_count;
+        out.element_begin = range.element_begin;
+        out.element_count = range.element_count;
+        out.tensor = range.tensor;
+        out.cookie = views_.open(slot);
+        out.access = range.access;
+        out.scope = range.scope;
+        out.tier = static_cast<uint32_t>(place.tier);
+        out.device = place.device;
+        ++pinned;
+    }
+    if (pinned == n && views_out[n - 1].cookie != 0) return true;
+    for (uint32_t i = 0; i < pinned; ++i) {
+        if (views_out[i].cookie != 0) {
+            const uint32_t slot = views_.close(views_out[i].cookie);
+            if (slot != residency::kNone) views_.give_slot(state, slot);
+        }
+        stw_tensor *tensor = ranges[i].tensor;
+        if (tensor->doors[ranges[i].place].gate.unpin()) {
+            act([&](Core &core, Commands &out) { core.gate_idle(tensor->id, now(), out); });
+        }
+    }
+    return false;
+}
+
+residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) const
+{
+    residency::FetchAsked asked;
+    asked.owner = owner;
+    asked.priority = waiter.plan.priority;
+    asked.deadline = waiter.deadline;
+    if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
+    if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
+    for (const Range &range : waiter.plan.ranges) {
+        if (range.scratch != residency::kNone) {
+            asked.requests.push_back({range.scratch, residency::Access::kWrite, range.place, 0,
+                                      range.byte_count});
+        } else {
+            asked.requests.push_back({range.tensor->id, access_of(range.access), range.place,
+                                      range.byte_begin, range.byte_count});
+        }
+    }
+    return asked;
+}
+
+// Would the fetch wait for a view that its own thread or step holds?
+bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out)
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const bool own = view.owner == owner ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        if (!own || view.scratch != residency::kNone) continue;
+        for (const Range &range : waiter.plan.ranges) {
+            if (range.scratch != residency::kNone) continue;
+            const bool writes = view.access != STW_READ || range.access != STW_READ;
+            const bool claimed = core_.claimed_by(range.tensor->id) != 0;
+            const bool same = range.tensor == view.tensor && (writes || claimed);
+            const bool beside = core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
+                                view.place != range.place && writes;
+            if (!same && !beside) continue;
+            *tensor_out = view.tensor->name;
+            return true;
+        }
+    }
+    return false;
+}
+
+// A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
+// own. Decided by the order of calls: by contents and open views, not by who is faster.
+Status Runtime::prepare_reduces(FetchPlan &plan)
+{
+    for (Range &range : plan.ranges) {
+        if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
+        bool in_use;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            in_use = core_.in_use(range.tensor->id);
+        }
+        if (range.byte_count != range.tensor->bytes) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "a fetch with STW_REDUCE takes the whole tensor '%s', not a "
+                                 "range of it",
+                                 range.tensor->name.c_str());
+        }
+        if (in_use) STW_TRY(make_scratch(range));
+    }
+    return {};
+}
+
+Status Runtime::make_scratch(Range &range)
+{
+    residency::TensorSpec spec;
+    spec.name = range.tensor->name;
+    spec.bytes = range.byte_count;
+    spec.role = STW_ROLE_GRAD;
+    spec.no_packing = true;
+    spec.policy = default_policy(STW_ROLE_GRAD);
+    Status status;
+    act([&](Core &core, Commands &) {
+        Result<residency::TensorId> made = core.create(spec);
+        if (!made.ok()) {
+            status = std::move(made.status());
+            return;
+        }
+        range.scratch = made.value();
+        status = address_pack(range.scratch, nullptr);
+    });
+    return status;
+}
+
+void Runtime::drop_scratch(residency::TensorId scratch)
+{
+    act([&](Core &core, Commands &out) {
+        const Status status = core.destroy(scratch, out);
+        STW_ASSERT(status.ok());
+    });
+}
+
+// Asks the core. BUSY at once where the answer could only come from the asker.
+Status Runtime::start_fetch(Waiter &waiter)
+{
+    STW_TRY(prepare_reduces(waiter.plan));
+    const uint32_t owner = owner_number();
+    waiter.deadline = now() + timeout(waiter.plan.timeout_ns);
+    act([&](Core &core, Commands &out) {
+        drain_hits();
+        waiter.fetch = core.fetch(asked_of(waiter, owner), now(), out);
+        waiters_[waiter.fetch] = &waiter;
+        if (!core.is_waiting(waiter.fetch)) return;
+        waiter.cause = cause_of(core, waiter);
+        std::string name;
+        if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, owner, &name)) {
+            core.cancel(waiter.fetch,
+                        Status::error(STW_ERROR_BUSY,
+                                      "the fetch would wait for a view of tensor '%s' that the "
+                                      "same thread or step holds; release that view first",
+                                      name.c_str()),
+                        out);
+        }
+        for (const Range &range : waiter.plan.ranges) {
+            if (range.scratch == residency::kNone && core.claimed_by(range.tensor->id) != 0) {
+                pipeline_->prefer(range.tensor->id);
+            }
+        }
+    });
+    if (stuck_.load(std::memory_order_relaxed) > 0) break_cycles();
+    return {};
+}
+
+// Fetches that wait for each other's views only: the youngest gives way.
+void Runtime::break_cycles()
+{
+    act([&](Core &core, Commands &out) {
+        const std::vector<residency::FetchId> stuck = core.stuck_fetches();
+        std::vector<uint64_t> owners;
+        for (const residency::FetchId fetch : stuck) owners.push_back(core.owner_of(fetch));
+        for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+            if (!views_.is_open(index)) continue;
+            const uint64_t owner = views_.slot(index).owner;
+            if (std::find(owners.begin(), owners.end(), owner) == owners.end()) return;
+        }
+        if (stuck.empty()) return;
+        core.cancel(stuck.back(),
+                    Status::error(STW_ERROR_BUDGET,
+                                  "every thread that holds views waits for room itself; this "
+                                  "fetch, the youngest of %zu, gives way: release its views and "
+                                  "fetch again",
+                                  stuck.size()),
+                    out);
+    });
+}
+
+void Runtime::await(Waiter &waiter)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (waiter.done) return;
+    const residency::Instant begin = now();
+    while (!waiter.done) {
+        const residency::Instant time = now();
+        if (time < waiter.deadline) {
+            const uint64_t left = std::min<uint64_t>(waiter.deadline - time, 3600ull * 1000000000);
+            waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
+            continue;
+        }
+        lock.unlock();
+        act([&](Core &core, Commands &out) { core.tick(now(), out); });
+        lock.lock();
+    }
+    const std::vector<Range> &ranges = waiter.plan.ranges;
+    const residency::TensorId first = ranges.empty() ? 0 : ranges.front().tensor->id;
+    add_stall_of(waiter.plan.step, waiter.cause, first, begin, now());
+}
+
+Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
+{
+    for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
+    Waiter waiter;
+    waiter.plan = std::move(plan);
+    STW_TRY(start_fetch(waiter));
+    await(waiter);
+    while (retry_as_private(waiter)) {
+        STW_TRY(start_fetch(waiter));
+        await(waiter);
+    }
+    return finish_fetch(waiter, views_out);
+}
+
+// In-place reduction was refused, since there are contents to keep: take a private buffer.
+bool Runtime::retry_as_private(Waiter &waiter)
+{
+    if (waiter.status.code() != STW_ERROR_EXISTS) return false;
+    bool again = false;
+    for (Range &range : waiter.plan.ranges) {
+        if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
+        waiter.status = make_scratch(range);
+        if (!waiter.status.ok()) return false;
+        again = true;
+    }
+    waiter.done = false;
+    waiter.grants.clear();
+    return again;
+}
+
+Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
+{
+    Status status = std::move(waiter.status);
+    if (status.ok()) status = fill_views(waiter, views_out);
+    if (status.ok()) return status;
+    for (Range &range : waiter.plan.ranges) {
+        if (range.scratch != residency::kNone) drop_scratch(range.scratch);
+    }
+    return status;
+}
+
+void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
+{
+    const Place &at = places_[grant.place];
+    if (!at.maps) {
+        return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
+    }
+    if (range.scratch == residency::kNone) {
+        return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
+    }
+    return pack_addresses_[core_.pack_of(range.scratch)][grant.place];
+}
+
+Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
+{
+    const std::vector<Range> &ranges = waiter.plan.ranges;
+    ThreadState *state = views_.thread_state();
+    std::vector<uint32_t> slots;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+        const uint32_t slot = views_.take_slot(state);
+        if (slot == residency::kNone) break;
+        slots.push_back(slot);
+    }
+    if (slots.size() < ranges.size()) {
+        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+        undo_grants(waiter.plan, waiter.grants);
+        return Status::error(STW_ERROR_LIMIT,
+                             "%u views are open, as many as views_max allows; release some, or "
+                             "raise views_max when opening the runtime",
+                             views_.open_views());
+    }
+    for (size_t i = 0; i < ranges.size(); ++i) {
+        const Range &range = ranges[i];
+        const residency::Grant &grant = waiter.grants[i];
+        ViewSlot &view = views_.slot(slots[i]);
+        view.tensor = range.tensor;
+        view.byte_begin = range.byte_begin;
+        view.byte_count = range.byte_count;
+        view.step = waiter.plan.step;
+        view.owner = state ? state->number : 0;
+        view.scratch = range.scratch;
+        view.access = static_cast<uint8_t>(range.access);
+        view.place = grant.place;
+        view.by_gate = grant.by_gate;
+        stw_view &out = views_out[i];
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            out.pointer = view_pointer(range, grant);
+        }
+        if (range.access == STW_REDUCE) {
+            const Place &at = places_[grant.place];
+            at.ops->zero(at.memory, out.pointer, range.byte_count);
+        }
+        out.bytes = range.byte_count;
+        out.element_begin = range.element_begin;
+        out.element_count = range.element_count;
+        out.tensor = range.tensor;
+        out.cookie = views_.open(slots[i]);
+        out.access = range.access;
+        out.scope = range.scope;
+        out.tier = static_cast<uint32_t>(places_[grant.place].tier);
+        out.device = places_[grant.place].device;
+    }
+    return {};
+}
+
+// The pins of a granted fetch that becomes no view: contents stay what they were.
+void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants)
+{
+    act([&](Core &core, Commands &out) {
+        for (size_t i = 0; i < grants.size(); ++i) {
+            const Range &range = plan.ranges[i];
+            const bool scratch = range.scratch != residency::kNone;
+            const residency::TensorId tensor = scratch ? range.scratch : range.tensor->id;
+            if (grants[i].by_gate) {
+                if (core.gate(tensor, grants[i].place).unpin()) core.gate_idle(tensor, now(), out);
+                continue;
+            }
+            residency::Release release;
+            release.tensor = tensor;
+            release.access = scratch ? residency::Access::kWrite : access_of(range.access);
+            release.place = grants[i].place;
+            release.byte_begin = scratch ? 0 : range.byte_begin;
+            release.byte_count = range.byte_count;
+            release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
+            core.release(release, now(), out);
+        }
+    });
+}
+
+Status Runtime::fits(const std::vector<Range> &ranges)
+{
+    std::vector<residency::Request> requests;
+    for (const Range &range : ranges) {
+        requests.push_back({range.tensor->id, access_of(range.access), range.place,
+                            range.byte_begin, range.byte_count});
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.fits(requests);
+}
+
+Status Runtime::prefetch(const std::vector<Range> &ranges)
+{
+    constexpr uint32_t kHintsMax = 1024;  // waiting at once; more are dropped, which hints allow
+    act([&](Core &core, Commands &out) {
+        drain_hits();
+        for (const Range &range : ranges) {
+            if (core.waiting_fetches() >= kHintsMax) return;
+            residency::FetchAsked asked;
+            asked.flags = residency::kFetchPrefetch;
+            asked.urgency = residency::Class::kHint;
+            asked.requests.push_back({range.tensor->id, residency::Access::kRead, range.place,
+                                      range.byte_begin, range.byte_count});
+            core.fetch(asked, now(), out);
+        }
+    });
+    return {};
+}
+
+Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
+{
+    const residency::Instant deadline = now() + timeout(timeout_ns);
+    std::vector<stw_tensor *> wanted(tensors, tensors + n);
+    for (;;) {
+        uint64_t left = 0;
+        const stw_tensor *stays = nullptr;
+        act([&](Core &core, Commands &out) {
+            drain_hits();
+            if (n == 0) {
+                wanted.clear();
+                for (stw_tensor *at = first_tensor_; at; at = at->next) wanted.push_back(at);
+            }
+            for (stw_tensor *tensor : wanted) {
+                const uint64_t blocks = core.evict(tensor->id, place, out);
+                if (blocks > 0) stays = tensor;
+                left += blocks;
+            }
+        });
+        if (left == 0) return {};
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (core_.transfers_in_flight() == 0 && pipeline_->stats().jobs == 0) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "%llu blocks cannot leave the tier; tensor '%s' has open views "
+                                 "there, or no other tier may take it",
+                                 static_cast<unsigned long long>(left), stays->name.c_str());
+        }
+        if (!wait_progress(lock, deadline)) {
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "%llu blocks were still in the tier when the timeout passed",
+                                 static_cast<unsigned long long>(left));
+        }
+    }
+}
+
+}  // namespace stepwell

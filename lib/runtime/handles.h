@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The objects behind the C handles. What a hit needs comes first and is written once, before the
+// handle is given out; everything else of a tensor is in the residency core, under its id.
+#pragma once
+
+#include "lib/residency/gate.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/pool.h"
+
+#include <stepwell/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stepwell {
+
+class Runtime;
+struct Waiter;
+
+enum class Life : uint32_t { kOpen = 0, kDeferred = 1, kClosed = 2 };
+
+}  // namespace stepwell
+
+struct stw_runtime {
+    std::atomic<uint32_t> tag{0};
+    std::atomic<stepwell::Life> life{stepwell::Life::kClosed};
+    std::atomic<uint64_t> fork_epoch{0};
+    stepwell::Runtime *body = nullptr;  // gone when closed
+};
+
+struct stw_tensor {
+    std::atomic<uint32_t> tag{0};
+    stepwell::residency::TensorId id = 0;
+    stw_runtime *runtime = nullptr;
+    stepwell::residency::Door *doors = nullptr;  // per place; in the core, lives with the runtime
+    uint64_t elements = 0;
+    uint64_t bytes = 0;
+    void *addresses[stepwell::residency::kDevicesMax] = {};  // for life, where a device maps
+    uint32_t dtype = 0;
+    uint32_t element_bits = 0;
+    // --- not of a hit ---
+    std::string name;
+    uint32_t role = 0;
+    uint32_t flags = 0;
+    uint32_t dimensions = 0;
+    uint64_t shape[8] = {};
+    uint64_t capacity_bytes = 0;  // as created; reshape may use less
+    stw_tensor *previous = nullptr;  // in order of creation, under the runtime's lock
+    stw_tensor *next = nullptr;
+    uint64_t serial = 0;             // counts creations; the order of stw_tensor_next
+    void *optimizer = nullptr;       // that holds it
+};
+
+struct stw_phase {
+    std::atomic<uint32_t> tag{0};
+    stw_runtime *runtime = nullptr;
+    uint32_t index = 0;
+};
+
+struct stw_optimizer {
+    std::atomic<uint32_t> tag{0};
+    stw_runtime *runtime = nullptr;
+    uint32_t index = 0;
+};
+
+struct stw_operation {
+    std::atomic<uint32_t> tag{0};
+    stw_runtime *runtime = nullptr;
+    stepwell::Waiter *waiter = nullptr;
+};
+
+namespace stepwell {
+
+using Tensor = ::stw_tensor;
+
+// Process-wide; handles outlive their runtime as memory, not as objects.
+Pool<stw_runtime> &runtime_pool();
+Pool<stw_tensor> &tensor_pool();
+Pool<stw_phase> &phase_pool();
+Pool<stw_optimizer> &optimizer_pool();
+Pool<stw_operation> &operation_pool();
+
+// +1 in every child of fork, so that a runtime knows it was opened in another process.
+extern std::atomic<uint64_t> fork_epoch;
+void watch_forks();
+
+}  // namespace stepwell

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runtime tells about itself: totals per tier and link, the report, the timeline.
+#include "lib/runtime/phases.h"
+#include "lib/runtime/runtime.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+namespace {
+
+using residency::PlaceId;
+
+constexpr uint32_t kLinkNumbers[] = {STW_LINK_NVME_TO_HOST,   STW_LINK_HOST_TO_NVME,
+                                     STW_LINK_HOST_TO_DEVICE, STW_LINK_DEVICE_TO_HOST,
+                                     STW_LINK_NVME_TO_DEVICE, STW_LINK_DEVICE_TO_NVME};
+
+bool ends_at_host(uint32_t link)
+{
+    return link == STW_LINK_NVME_TO_HOST || link == STW_LINK_HOST_TO_NVME;
+}
+
+}  // namespace
+
+std::vector<observe::LinkTotal> Runtime::link_totals() const
+{
+    std::vector<observe::LinkTotal> totals;
+    for (const uint32_t link : kLinkNumbers) {
+        const PlaceId first = ends_at_host(link) ? host_place_ : 0;
+        const PlaceId end = ends_at_host(link) ? host_place_ + 1 : host_place_;
+        for (PlaceId memory = first; memory < end; ++memory) {
+            const transfer::LinkStats stats =
+                engine_->link_stats(static_cast<transfer::Link>(link), memory);
+            const uint32_t device = ends_at_host(link) ? 0 : memory;
+            totals.push_back({link, device, stats.bytes, stats.measured_bytes_per_s});
+        }
+    }
+    return totals;
+}
+
+Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out)
+{
+    PlaceId place = place_of(tier, device);
+    if (place == residency::kNoPlace && tier != STW_TIER_DEVICE) {
+        place = tier == STW_TIER_HOST ? host_place_ : nvme_place_;
+    }
+    if (place == residency::kNoPlace) {
+        return Status::error(STW_ERROR_INVALID, "there is no tier %u with device %u", tier, device);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const residency::PlaceUsage usage = core_.usage(place);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    const bool host = place == host_place_;
+    stats.staging_bytes = host ? staging_bytes_ : 0;
+    stats.budget_bytes = usage.budget_blocks * block_bytes_ + stats.staging_bytes;
+    stats.used_bytes = usage.used_blocks * block_bytes_ + stats.staging_bytes;
+    stats.peak_bytes = usage.peak_blocks * block_bytes_ + stats.staging_bytes;
+    stats.pinned_bytes = usage.pinned_blocks * block_bytes_;
+    stats.dirty_bytes = usage.dirty_blocks * block_bytes_;
+    stats.metadata_bytes = host ? core_.metadata_bytes() + engine_->metadata_bytes() : 0;
+    stats.tensors = tensors_live_;
+    stats.evictions = usage.evictions;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        stats.open_views += views_.is_open(index) && views_.slot(index).place == place;
+    }
+    const uint32_t size = stats_out->struct_size;
+    std::memcpy(stats_out, &stats, std::min<size_t>(size, sizeof stats));
+    stats_out->struct_size = size;
+    return {};
+}
+
+Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out)
+{
+    const bool known = std::find(std::begin(kLinkNumbers), std::end(kLinkNumbers), link) !=
+                       std::end(kLinkNumbers);
+    if (link == STW_LINK_RANKS) {
+        return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
+    }
+    const PlaceId memory = ends_at_host(link) ? host_place_ : static_cast<PlaceId>(device);
+    if (!known || (!ends_at_host(link) && device >= std::max<uint32_t>(host_place_, 1))) {
+        return Status::error(STW_ERROR_INVALID, "there is no link %u of device %u", link, device);
+    }
+    const transfer::LinkStats from =
+        engine_->link_stats(static_cast<transfer::Link>(link), memory);
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    stats.bytes = from.bytes;
+    stats.transfers = from.transfers;
+    stats.busy_ns = from.busy_ns;
+    stats.measured_bytes_per_s = from.measured_bytes_per_s;
+    stats.errors = from.errors;
+    stats.retries = from.retries;
+    const uint32_t size = stats_out->struct_size;
+    std::memcpy(stats_out, &stats, std::min<size_t>(size, sizeof stats));
+    stats_out->struct_size = size;
+    return {};
+}
+
+Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
+{
+    if (device >= host_place_ || !places_[device].memory) {
+        return Status::error(STW_ERROR_INVALID, "there is no device %u", device);
+    }
+    const Place &place = places_[device];
+    stw_device_info info{};
+    info.struct_size = info_out->struct_size;
+    if (place.maps) info.flags |= STW_DEVICE_STABLE_ADDRESS;
+    if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
+    info.granule_bytes = static_cast<uint32_t>(block_bytes_);
+    std::snprintf(info.driver, sizeof info.driver, "%s", place.driver.c_str());
+    std::snprintf(info.name, sizeof info.name, "%s",
+                  place.maps ? "this machine's memory" : "this machine's memory, as if across a bus");
+    std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
+    return {};
+}
+
+void Runtime::report_drivers(report::ReportData &data)
+{
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const Place &at = places_[place];
+        if (!at.memory) continue;
+        stw_memory_info info{};
+        info.struct_size = sizeof info;
+        at.ops->info(at.memory, &info);
+        report::DriverReport driver;
+        driver.kind = "memory";
+        driver.name = at.driver;
+        driver.used_for = place == host_place_ ? "host" : format_text("device %u", at.device);
+        driver.remark = at.remark;
+        driver.bytes = info.bytes;
+        driver.locked = info.locked != 0;
+        driver.huge_pages = info.huge_pages != 0;
+        driver.numa_node = info.numa_node;
+        data.drivers.push_back(std::move(driver));
+    }
+    const store::Store *store = engine_->store();
+    for (uint32_t path = 0; store && path < store->paths(); ++path) {
+        report::DriverReport driver;
+        driver.kind = "storage";
+        driver.name = store->ops(path).name;
+        driver.used_for = store->name(path);
+        driver.file_system = store->info(path).file_system;
+        driver.remark = store->info(path).remark;
+        driver.bytes = store->info(path).bytes;
+        driver.queue_depth = store->info(path).queue_depth;
+        data.drivers.push_back(std::move(driver));
+    }
+}
+
+void Runtime::fill_report(report::ReportData &data)
+{
+    data.name = name_;
+    data.version = stw_version_string();
+    data.block_bytes = block_bytes_;
+    data.elapsed_ns = now() - opened_ns_;
+    data.threads = update_threads_;
+    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+        const Place &at = places_[place];
+        report::TierReport tier;
+        tier.tier = static_cast<uint32_t>(at.tier);
+        tier.device = at.device;
+        if (place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
+        (void)tier_stats(tier.tier, tier.device, &tier.stats);
+        std::lock_guard<std::mutex> lock(mutex_);
+        tier.promised_bytes = core_.usage(place).promised_blocks * block_bytes_;
+        data.tiers.push_back(tier);
+    }
+    for (const observe::LinkTotal &total : link_totals()) {
+        report::LinkReport link;
+        link.link = total.link;
+        link.device = total.device;
+        if (link_stats(total.link, total.device, &link.stats).ok()) data.links.push_back(link);
+    }
+    report_drivers(data);
+    const update::PipelineStats update = pipeline_->stats();
+    data.update = updates_;
+    data.update.chunks = update.chunks;
+    data.update.bytes = update.read_bytes + update.written_bytes;
+    data.update.busy_ns = update.busy_ns;
+    data.update.threads = update_threads_;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (uint32_t i = 0; i < phases_.size(); ++i) {
+        report::PhaseReport phase;
+        phase.name = phases_[i]->name;
+        phase.number = i;
+        phase.steps = phases_[i]->totals.steps();
+        phase.aborted = phases_[i]->aborted;
+        phase.last = phases_[i]->totals.last();
+        phase.mean = phases_[i]->totals.mean();
+        phase.last_bound = phases_[i]->totals.last_bound();
+        data.phases.push_back(std::move(phase));
+    }
+    data.errors_total = errors_.load(std::memory_order_relaxed);
+    for (const auto &[tensor, status] : tensor_errors_) {
+        data.errors.push_back({status.code(), status.detail() ? status.detail()->tensor : "",
+                               status.sentence(), 1});
+    }
+    data.log_suppressed = log_.suppressed();
+    const observe::TimelineSnapshot spans = timeline_->snapshot();
+    data.timeline_spans = spans.recorded;
+    data.timeline_lost = spans.lost;
+    report_waste(data);
+}
+
+void Runtime::report_waste(report::ReportData &data) const
+{
+    std::map<uint32_t, report::WasteReport> roles;
+    std::map<uint32_t, std::vector<residency::PackId>> packs;
+    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        report::WasteReport &role = roles[tensor->role];
+        role.role = tensor->role;
+        ++role.tensors;
+        role.tensor_bytes += tensor->bytes;
+        std::vector<residency::PackId> &seen = packs[tensor->role];
+        const residency::PackId pack = core_.pack_of(tensor->id);
+        if (!seen.empty() && std::find(seen.begin(), seen.end(), pack) != seen.end()) continue;
+        seen.push_back(pack);
+        role.charged_bytes += core_.pack_blocks(tensor->id) * block_bytes_;
+    }
+    for (auto &[number, role] : roles) data.waste.push_back(role);
+}
+
+Status Runtime::write_report(const char *path)
+{
+    report::ReportData data;
+    fill_report(data);
+    return report::write_report(path, data);
+}
+
+Status Runtime::write_timeline(const char *path)
+{
+    report::TimelineData data;
+    data.name = name_;
+    data.origin_ns = opened_ns_;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const std::unique_ptr<Phase> &phase : phases_) data.phase_names.push_back(phase->name);
+    }
+    data.snapshot = timeline_->snapshot();
+    return report::write_timeline(path, data);
+}
+
+}  // namespace stepwell

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads. What
+// fails half way leaves nothing open and no file behind.
+#include "lib/runtime/optimizers.h"
+#include "lib/runtime/phases.h"
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include "drivers/registry.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace stepwell {
+namespace {
+
+using residency::PlaceId;
+using residency::Tier;
+
+constexpr uint32_t kStagingBlocks = 4;  // per direction
+constexpr uint32_t kDevicesMax = residency::kDevicesMax;
+constexpr uint64_t kAddressBytes = 1ull << 42;
+
+std::atomic<uint64_t> serials{0};
+
+uint64_t block_bytes_of(const stw_runtime_options &options)
+{
+    return options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
+}
+
+bool is_discrete(const stw_device_options &device)
+{
+    return device.driver && std::strcmp(device.driver, "cpu-discrete") == 0;
+}
+
+// Rings are needed where storage cannot reach a device's memory by itself.
+uint32_t staging_blocks_of(const stw_runtime_options &options)
+{
+    if (options.nvme_count == 0) return 0;
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        if (is_discrete(options.devices[i]) && options.devices[i].budget_bytes > 0) {
+            return 2 * kStagingBlocks;
+        }
+    }
+    return 0;
+}
+
+residency::Config config_of(const stw_runtime_options &options)
+{
+    residency::Config config;
+    config.block_bytes = block_bytes_of(options);
+    config.tensors_max = options.tensors_max ? options.tensors_max : 131072;
+    const uint64_t block = config.block_bytes;
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        residency::PlaceConfig place;
+        place.tier = Tier::kDevice;
+        place.device = i;
+        place.blocks = static_cast<uint32_t>(options.devices[i].budget_bytes / block);
+        place.cpu_access = place.maps = !is_discrete(options.devices[i]);
+        config.places.push_back(place);
+    }
+    residency::PlaceConfig host;
+    const uint32_t staging = staging_blocks_of(options);
+    const auto blocks = static_cast<uint32_t>(options.host_bytes / block);
+    host.blocks = blocks > staging ? blocks - staging : 0;
+    host.cpu_access = true;
+    config.places.push_back(host);
+    residency::PlaceConfig nvme;
+    nvme.tier = Tier::kNvme;
+    uint64_t stored = 0;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        stored += store::Store::blocks_in(options.nvme[i].budget_bytes, block, 1);
+    }
+    nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, residency::kNone - 1));
+    config.places.push_back(nvme);
+    return config;
+}
+
+uint32_t cores_of_process()
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
+
+Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
+{
+    Status status = Status::error(code, "%s: %s", what,
+                                  error.sentence[0] ? error.sentence : stw_status_string(code));
+    status.mutable_detail().os_errno = error.os_errno;
+    status.mutable_detail().needed_bytes = error.needed_bytes;
+    status.mutable_detail().free_bytes = error.free_bytes;
+    return status;
+}
+
+}  // namespace
+
+Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
+    : handle_(handle),
+      serial_(serials.fetch_add(1) + 1),
+      name_(options.name ? options.name : program_invocation_short_name),
+      block_bytes_(block_bytes_of(options)),
+      timeout_default_ns_(options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
+      preset_(options.preset),
+      operations_max_(options.operations_max ? options.operations_max : 4096),
+      log_({options.log, options.log_user,
+            options.log_level ? options.log_level : uint32_t{STW_LOG_WARNING}}),
+      views_(options.views_max ? options.views_max : 65536, serial_),
+      core_(config_of(options))
+{
+    services_.struct_size = sizeof services_;
+    services_.abi = STW_DRIVER_ABI;
+    services_.user = this;
+    services_.now_ns = [](void *user) { return static_cast<Runtime *>(user)->now(); };
+    services_.log = [](void *user, uint32_t level, const char *topic, const char *line) {
+        static_cast<Runtime *>(user)->log_.line(level, topic, line);
+    };
+    opened_ns_ = now();
+    host_place_ = static_cast<PlaceId>(options.device_count);
+    nvme_place_ = static_cast<PlaceId>(options.device_count + 1);
+}
+
+Runtime::~Runtime()
+{
+    for (Place &place : places_) {
+        if (place.memory) place.ops->close(place.memory);
+    }
+    if (timer_fd_ >= 0) ::close(timer_fd_);
+}
+
+Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime *handle)
+{
+    watch_forks();
+    std::unique_ptr<Runtime> runtime(new Runtime(options, handle));
+    Status status = runtime->open_tiers(options);
+    if (!status.ok()) {
+        (void)runtime->close_tiers(runtime->timeout_default_ns_);
+        return status;
+    }
+    return runtime.release();
+}
+
+Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
+                            uint64_t address_bytes)
+{
+    place.driver = driver;
+    place.ops = drivers::memory_driver(driver);
+    if (!place.ops) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "there is no memory driver '%s' in this build; use \"cpu\", or "
+                             "\"cpu-discrete\" to try how a device across a bus behaves",
+                             driver);
+    }
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    const stw_status lies = drivers::check(place.ops, &error);
+    if (lies != STW_OK) return from_driver(lies, error, driver);
+    stw_memory_options options{};
+    options.struct_size = sizeof options;
+    options.bytes = bytes;
+    options.block_bytes = static_cast<uint32_t>(block_bytes_);
+    options.address_bytes = address_bytes;
+    const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
+    if (code != STW_OK) return from_driver(code, error, "the memory of a tier cannot be taken");
+    stw_memory_info info{};
+    info.struct_size = sizeof info;
+    place.ops->info(place.memory, &info);
+    place.base = static_cast<char *>(info.base);
+    place.remark = info.remark;
+    place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
+    place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
+    if (info.remark[0]) log_.print(STW_LOG_WARNING, driver, "%s", info.remark);
+    return {};
+}
+
+Status Runtime::open_tiers(const stw_runtime_options &options)
+{
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        places_.emplace_back();
+        places_.back().tier = Tier::kDevice;
+        places_.back().device = i;
+    }
+    places_.emplace_back();
+    places_.emplace_back();
+    places_.back().tier = Tier::kNvme;
+    staging_blocks_ = staging_blocks_of(options);
+    staging_bytes_ = staging_blocks_ * block_bytes_;
+    const uint64_t host_blocks = options.host_bytes / block_bytes_;
+    if (staging_blocks_ > 0 && host_blocks <= staging_blocks_) {
+        return Status::error(STW_ERROR_INVALID,
+                             "host_bytes is %s, but a device that storage cannot reach needs %s of "
+                             "staging and at least one block more in the host tier",
+                             bytes_text(options.host_bytes).c_str(),
+                             bytes_text(staging_bytes_).c_str());
+    }
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
+        if (blocks == 0) continue;
+        const char *driver = options.devices[i].driver ? options.devices[i].driver : "cpu";
+        STW_TRY(open_memory(places_[i], driver, blocks * block_bytes_, kAddressBytes));
+    }
+    if (host_blocks > 0) {
+        STW_TRY(open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0));
+    }
+    nearest_place_ = host_place_;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        if (!places_[place].memory) continue;
+        nearest_place_ = place;
+        break;
+    }
+    if (!places_[nearest_place_].memory) {
+        return Status::error(STW_ERROR_INVALID,
+                             "neither a device nor the host tier has a budget of one block (%s); "
+                             "set host_bytes or a device's budget_bytes",
+                             bytes_text(block_bytes_).c_str());
+    }
+    Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
+    if (!timeline.ok()) return std::move(timeline.status());
+    timeline_ = timeline.take();
+    std::unique_ptr<store::Store> store;
+    STW_TRY(open_store(options, &store));
+    STW_TRY(open_engine(std::move(store)));
+    STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
+    timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
+    timer_ = std::thread([this] { run_timer(); });
+    return {};
+}
+
+Status Runtime::open_store(const stw_runtime_options &options,
+                           std::unique_ptr<store::Store> *store_out)
+{
+    if (options.nvme_count == 0) return {};
+    store::StoreOptions store;
+    store.services = &services_;
+    store.block_bytes = block_bytes_;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        const stw_nvme_options &nvme = options.nvme[i];
+        store::PathOptions path;
+        path.path = nvme.path;
+        path.driver_options = nvme.driver_options ? nvme.driver_options : "";
+        path.blocks = store::Store::blocks_in(nvme.budget_bytes, block_bytes_, 1);
+        if (path.blocks == 0) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "nvme[%u] ('%s') has a budget of %s, less than a superblock and "
+                                 "one block of %s",
+                                 i, nvme.path, bytes_text(nvme.budget_bytes).c_str(),
+                                 bytes_text(block_bytes_).c_str());
+        }
+        store.blocks += path.blocks;
+        if (nvme.queue_depth) store.queue_depth = nvme.queue_depth;
+        const char *driver = nvme.driver ? nvme.driver : "aio";
+        path.ops = drivers::storage_driver(driver);
+        if (!path.ops) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "there is no storage driver '%s' in this build; use \"aio\" or "
+                                 "\"posix\", or leave the choice to the library",
+                                 driver);
+        }
+        places_[nvme_place_].driver += (i ? ", " : "") + std::string(driver);
+        store.paths.push_back(std::move(path));
+    }
+    Result<std::unique_ptr<store::Store>> opened = store::Store::open(store);
+    // Where aio cannot work (O_DIRECT refused, no slots left), posix can; asked for by name, it is
+    // the caller's to decide.
+    if (!opened.ok() && opened.status().code() == STW_ERROR_UNSUPPORTED) {
+        bool chosen = false;
+        for (uint32_t i = 0; i < options.nvme_count; ++i) {
+            if (options.nvme[i].driver) continue;
+            store.paths[i].ops = drivers::storage_driver("posix");
+            chosen = true;
+        }
+        if (!chosen) return std::move(opened.status());
+        const Status why = opened.status();
+        opened = store::Store::open(store);
+        if (!opened.ok()) return std::move(opened.status());
+        log_.print(STW_LOG_WARNING, "store", "driver posix is used instead of aio: %s",
+                   why.sentence());
+        places_[nvme_place_].driver = "posix";
+        places_[nvme_place_].remark = why.sentence();
+    }
+    if (!opened.ok()) return std::move(opened.status());
+    *store_out = opened.take();
+    return {};
+}
+
+Status Runtime::open_engine(std::unique_ptr<store::Store> store)
+{
+    transfer::EngineOptions options;
+    options.services = &services_;
+    options.store = std::move(store);
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const Place &at = places_[place];
+        const std::string name = at.tier == Tier::kHost ? std::string("the host tier")
+                                                        : format_text("device %u", at.device);
+        options.memories.push_back({at.ops, at.memory, at.tier, at.cpu_access, name});
+    }
+    options.block_bytes = block_bytes_;
+    if (staging_blocks_ > 0) {
+        const Place &host = places_[host_place_];
+        stw_memory_info info{};
+        info.struct_size = sizeof info;
+        host.ops->info(host.memory, &info);
+        options.staging = host.base + (info.bytes - staging_bytes_);
+        options.staging_read_blocks = staging_blocks_ / 2;
+        options.staging_write_blocks = staging_blocks_ / 2;
+    }
+    options.done = engine_done;
+    options.done_user = this;
+    options.span = engine_span;
+    options.span_user = this;
+    Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
+    if (!opened.ok()) return std::move(opened.status());
+    engine_ = opened.take();
+    return {};
+}
+
+// First what may still use memory (kernels, I/O), then threads, then the memory itself.
+Status Runtime::close_tiers(uint64_t timeout_ns)
+{
+    if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
+    if (timer_.joinable()) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            closing_ = true;
+        }
+        const uint64_t one = 1;
+        (void)!::write(timer_fd_, &one, sizeof one);
+        timer_.join();
+    }
+    if (engine_) STW_TRY(engine_->close(timeout_ns));
+    return {};
+}
+
+residency::Policy Runtime::default_policy(uint32_t role) const
+{
+    residency::Policy policy;
+    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+        const bool there = place == nvme_place_ ? engine_->store() != nullptr
+                                                : places_[place].memory != nullptr;
+        if (there) policy.allowed |= 1u << place;
+    }
+    PlaceId home = nvme_place_;
+    const bool passes = role == STW_ROLE_GRAD || role == STW_ROLE_ACTIVATION ||
+                        role == STW_ROLE_CACHE;
+    if (passes) home = host_place_;
+    if (preset_ == STW_PRESET_ZERO_OFFLOAD) {
+        home = role == STW_ROLE_PARAM ? nearest_place_ : host_place_;
+    }
+    while (home > 0 && !(policy.allowed & (1u << home))) --home;
+    while (!(policy.allowed & (1u << home))) ++home;
+    policy.home = home;
+    return policy;
+}
+
+Status Runtime::to_policy(const stw_policy *from, uint32_t role,
+                          residency::Policy *policy_out) const
+{
+    residency::Policy policy = default_policy(role);
+    if (!from) {
+        *policy_out = policy;
+        return {};
+    }
+    if (from->allowed_tiers) {
+        uint32_t allowed = 0;
+        for (PlaceId place = 0; place <= nvme_place_; ++place) {
+            const uint32_t bit = 1u << (static_cast<uint32_t>(places_[place].tier) - 1);
+            if (from->allowed_tiers & bit) allowed |= 1u << place;
+        }
+        policy.allowed &= allowed;
+    }
+    if (policy.allowed == 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "policy.allowed_tiers 0x%x names no tier that exists here",
+                             from->allowed_tiers);
+    }
+    if (from->home != STW_TIER_DEFAULT) {
+        const PlaceId home = place_of(from->home, from->home_device);
+        if (home == residency::kNoPlace || !(policy.allowed & (1u << home))) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "policy.home %u is a tier that does not exist here or that "
+                                 "allowed_tiers leaves out",
+                                 from->home);
+        }
+        policy.home = home;
+    }
+    while (!(policy.allowed & (1u << policy.home))) {
+        policy.home = static_cast<PlaceId>((policy.home + 1) % (nvme_place_ + 1));
+    }
+    policy.retention = static_cast<residency::Retention>(from->retention);
+    policy.priority = from->priority;
+    *policy_out = policy;
+    return {};
+}
+
+Status Runtime::close(uint64_t timeout_ns, bool deferred)
+{
+    const uint32_t open = views_.open_views();
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if ((open > 0 && !deferred) || operations_ > 0) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "the runtime '%s' has %u open views and %u operations; release "
+                                 "and free them first, or close with STW_CLOSE_DEFERRED",
+                                 name_.c_str(), open, operations_);
+        }
+    }
+    if (open > 0) return Status::remark(STW_PENDING);
+    Status error = drain(timeout_ns);
+    if (error.code() == STW_ERROR_TIMEOUT) return error;
+    STW_TRY(close_tiers(timeout(timeout_ns)));
+    for (stw_tensor *tensor = first_tensor_; tensor;) {
+        stw_tensor *next = tensor->next;
+        tensor->runtime = nullptr;
+        tensor_pool().give(tensor);
+        tensor = next;
+    }
+    first_tensor_ = last_tensor_ = nullptr;
+    return error;
+}
+
+}  // namespace stepwell

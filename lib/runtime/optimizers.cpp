@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers as the program has them: states become tensors with names of their own, parameters keep
+// whose they are. The arithmetic, the order and the streaming are update/'s.
+#include "lib/runtime/optimizers.h"
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+namespace {
+
+bool is_float(uint32_t dtype)
+{
+    return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
+}
+
+Status mismatch(const stw_tensor *parameter, const char *why)
+{
+    Status status = Status::error(STW_ERROR_MISMATCH, "parameter '%s': %s",
+                                  parameter->name.c_str(), why);
+    status.mutable_detail().tensor = parameter->name;
+    return status;
+}
+
+}  // namespace
+
+Status Runtime::open_update(uint32_t threads)
+{
+    update::PipelineOptions options;
+    options.tiers = this;
+    options.thread_count = std::min(threads, update::kThreadsMax);
+    // Half of the room that the CPU works in: the rest stays for what the program holds.
+    uint64_t room = core_.usage(host_place_).budget_blocks;
+    if (room == 0) room = core_.usage(nearest_place_).budget_blocks;
+    options.window_bytes = std::max<uint64_t>(room / 2, 4) * block_bytes_;
+    options.failed_user = this;
+    options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
+        auto *runtime = static_cast<Runtime *>(user);
+        std::lock_guard<std::mutex> lock(runtime->mutex_);
+        runtime->background(tensor, cause);
+    };
+    options.span_user = this;
+    options.span = [](void *user, uint64_t start_ns, uint64_t end_ns, residency::TensorId tensor) {
+        observe::Span span;
+        span.start_ns = start_ns;
+        span.end_ns = end_ns;
+        span.kind = observe::SpanKind::kUpdate;
+        span.id = tensor;
+        static_cast<Runtime *>(user)->timeline_->record(span);
+    };
+    update_threads_ = options.thread_count;
+    Result<std::unique_ptr<update::Pipeline>> opened = update::Pipeline::open(options);
+    if (!opened.ok()) return std::move(opened.status());
+    pipeline_ = opened.take();
+    return {};
+}
+
+Status Runtime::create_optimizer(const stw_optimizer_options &options,
+                                 stw_optimizer **optimizer_out)
+{
+    if (options.state_dtype != 0 && options.state_dtype != STW_F32) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "states of dtype %u are not supported; moments are kept in f32",
+                             options.state_dtype);
+    }
+    auto body = std::make_unique<OptimizerBody>();
+    body->algorithm = options.algorithm;
+    body->name = options.name ? options.name : "optimizer";
+    if (options.custom) {
+        if (options.custom->state_count > update::kStatesMax) {
+            return Status::error(STW_ERROR_LIMIT, "a custom update has at most %u states, not %u",
+                                 update::kStatesMax, options.custom->state_count);
+        }
+        body->custom = *options.custom;
+        for (uint32_t i = 0; i < options.custom->state_count; ++i) {
+            body->custom_names.emplace_back(options.custom->state_names[i]);
+        }
+        for (const std::string &name : body->custom_names) {
+            body->custom_pointers.push_back(name.c_str());
+        }
+        body->custom.state_names = body->custom_pointers.data();
+    }
+    if (options.state_policy) {
+        body->has_policy = true;
+        std::memcpy(&body->policy, options.state_policy,
+                    std::min<size_t>(options.state_policy->struct_size, sizeof body->policy));
+    }
+    Result<std::unique_ptr<update::Optimizer>> made = update::Optimizer::create(
+        *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr);
+    if (!made.ok()) return std::move(made.status());
+    body->optimizer = made.take();
+    stw_optimizer *optimizer = optimizer_pool().take();
+    if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
+    std::lock_guard<std::mutex> lock(mutex_);
+    optimizer->runtime = handle_;
+    optimizer->index = static_cast<uint32_t>(optimizers_.size());
+    optimizers_.push_back(std::move(body));
+    *optimizer_out = optimizer;
+    return {};
+}
+
+Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
+{
+    OptimizerBody &body = *optimizers_[optimizer->index];
+    if (body.optimizer->pending()) {
+        return Status::error(STW_ERROR_BUSY,
+                             "optimizer '%s' has a step under way; wait for it with "
+                             "stw_runtime_drain",
+                             body.name.c_str());
+    }
+    for (OwnedState &state : body.states) state.tensor->optimizer = nullptr;
+    Status first;
+    for (OwnedState &state : body.states) {
+        Status status = destroy_tensors(&state.tensor, 1);
+        if (first.ok() && !status.ok()) first = std::move(status);
+    }
+    for (stw_tensor *tensor : body.held) tensor->optimizer = nullptr;
+    body.states.clear();
+    body.held.clear();
+    body.optimizer.reset();
+    optimizer_pool().give(optimizer);
+    return first;
+}
+
+// One state of a parameter: found when an entry for another part of it made it before.
+Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
+                           bool is_master, residency::TensorId *id_out)
+{
+    for (const OwnedState &state : body.states) {
+        if (state.parameter != parameter || state.name != name) continue;
+        *id_out = state.tensor->id;
+        return {};
+    }
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    const std::string full = body.name + "." + parameter->name + "." + name;
+    spec.name = parameter->name.empty() ? nullptr : full.c_str();
+    spec.role = STW_ROLE_OPTIMIZER_STATE;
+    spec.dtype = STW_F32;
+    spec.dimensions = parameter->dimensions;
+    std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
+    if (!is_master) spec.flags = STW_TENSOR_ZERO;
+    spec.neighbour = core_.spec(parameter->id).neighbour;
+    if (body.has_policy) spec.policy = &body.policy;
+    stw_tensor *tensor = nullptr;
+    STW_TRY(create_tensors(&spec, 1, &tensor));
+    tensor->optimizer = &body;
+    body.states.push_back({parameter, name, tensor});
+    *id_out = tensor->id;
+    return {};
+}
+
+Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const
+{
+    const stw_tensor *parameter = entry.parameter;
+    const stw_tensor *gradient = entry.gradient;
+    if (!is_float(parameter->dtype) || !is_float(gradient->dtype)) {
+        return mismatch(parameter, "parameters and gradients are f32, f16 or bf16");
+    }
+    if (parameter->elements != gradient->elements) {
+        return mismatch(parameter, "its gradient has another number of elements");
+    }
+    if (parameter->flags & STW_TENSOR_READ_ONLY) {
+        return mismatch(parameter, "it is read-only; leave frozen parameters out");
+    }
+    if (parameter->optimizer && parameter->optimizer != &body) {
+        return Status::error(STW_ERROR_EXISTS, "parameter '%s' is in another optimizer",
+                             parameter->name.c_str());
+    }
+    return {};
+}
+
+Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
+                               uint32_t n)
+{
+    OptimizerBody &body = *optimizers_[optimizer->index];
+    const size_t states_before = body.states.size();
+    std::vector<update::Entry> wanted;
+    Status status;
+    const auto *at = reinterpret_cast<const char *>(entries);
+    std::vector<stw_tensor *> held;
+    for (uint32_t i = 0; i < n && status.ok(); ++i, at += entries[0].struct_size) {
+        stw_optimizer_entry entry{};
+        std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
+        status = check_entry(body, entry);
+        if (!status.ok()) break;
+        update::Entry out;
+        out.parameter = entry.parameter->id;
+        out.gradient = entry.gradient->id;
+        out.parameter_dtype = entry.parameter->dtype;
+        out.gradient_dtype = entry.gradient->dtype;
+        out.group = entry.parameter_group;
+        out.element_begin = entry.element_begin;
+        out.element_count = entry.element_count ? entry.element_count : entry.parameter->elements;
+        out.handle = entry.parameter;
+        if (entry.parameter->dtype != STW_F32) {
+            status = make_state(body, entry.parameter, "master", true, &out.master);
+        }
+        const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
+        const update::StateNames names = update::state_names(
+            body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
+        out.state_count = names.count;
+        for (uint32_t state = 0; state < names.count && status.ok(); ++state) {
+            status = make_state(body, entry.parameter, names.names[state], false,
+                                &out.states[state]);
+        }
+        wanted.push_back(out);
+        held.push_back(entry.parameter);
+        held.push_back(entry.gradient);
+    }
+    if (status.ok()) status = body.optimizer->add(wanted.data(), static_cast<uint32_t>(n));
+    if (status.ok()) {
+        for (stw_tensor *tensor : held) {
+            tensor->optimizer = &body;
+            body.held.push_back(tensor);
+        }
+        return status;
+    }
+    while (body.states.size() > states_before) {
+        stw_tensor *tensor = body.states.back().tensor;
+        tensor->optimizer = nullptr;
+        (void)destroy_tensors(&tensor, 1);
+        body.states.pop_back();
+    }
+    return status;
+}
+
+Status Runtime::set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper)
+{
+    return optimizers_[optimizer->index]->optimizer->set_hyper(group, hyper);
+}
+
+Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
+                                stw_tensor **tensor_out)
+{
+    for (const OwnedState &owned : optimizers_[optimizer->index]->states) {
+        if (owned.parameter != parameter || owned.name != state) continue;
+        *tensor_out = owned.tensor;
+        return {};
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "parameter '%s' has no state '%.100s' here",
+                         parameter->name.c_str(), state);
+}
+
+Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out)
+{
+    Result<uint64_t> count = optimizers_[optimizer->index]->optimizer->count(parameter->id);
+    if (!count.ok()) return std::move(count.status());
+    *count_out = count.value();
+    return {};
+}
+
+Status Runtime::set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count)
+{
+    return optimizers_[optimizer->index]->optimizer->set_count(parameter->id, count);
+}
+
+namespace {
+
+void fill_result(const update::StepResult &from, stw_update_result *result_out)
+{
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    result.skipped = from.skipped;
+    result.norm = from.norm;
+    result.clip_coefficient = from.clip_coefficient;
+    result.nonfinite = from.nonfinite;
+    result.updated = from.updated;
+    result.without_gradient = from.without_gradient;
+    const uint32_t size = result_out->struct_size;
+    std::memcpy(result_out, &result, std::min<size_t>(size, sizeof result));
+    result_out->struct_size = size;
+}
+
+}  // namespace
+
+Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
+                               stw_update_result *result_out)
+{
+    OptimizerBody &body = *optimizers_[optimizer->index];
+    std::vector<residency::TensorId> parameters;
+    for (uint32_t i = 0; i < options.parameter_count && options.parameters; ++i) {
+        parameters.push_back(options.parameters[i]->id);
+    }
+    update::StepOptions step;
+    step.flags = options.flags;
+    step.wants_verdict = result_out != nullptr;
+    step.parameters = options.parameters ? parameters.data() : nullptr;
+    step.parameter_count = static_cast<uint32_t>(parameters.size());
+    step.gradient_scale = options.gradient_scale;
+    step.clip_norm = options.clip_norm;
+    step.norm_type = options.norm_type;
+    step.timeout_ns = timeout(options.timeout_ns);
+    update::StepResult result;
+    const residency::Instant begin = now();
+    Status status = body.optimizer->step(step, &result);
+    if (result_out) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        add_stall_of(current_step(), observe::Stall::kUpdate, 0, begin, now());
+    }
+    if (status.ok()) {
+        updates_.steps += 1;
+        updates_.skipped += result.skipped;
+        updates_.parameters += result.updated;
+        if (result_out) fill_result(result, result_out);
+    }
+    return status;
+}
+
+Status Runtime::optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out)
+{
+    update::StepResult result;
+    Status status = optimizers_[optimizer->index]->optimizer->result(&result);
+    if (status.ok() && status.code() != STW_PENDING) fill_result(result, result_out);
+    return status;
+}
+
+}  // namespace stepwell

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runtime keeps of an optimizer beside update/'s own object: the state tensors it made and
+// the tensors it holds. One thread at a time per optimizer.
+#pragma once
+
+#include "lib/runtime/runtime.h"
+
+namespace stepwell {
+
+struct OwnedState {
+    stw_tensor *parameter = nullptr;
+    std::string name;
+    stw_tensor *tensor = nullptr;
+};
+
+struct Runtime::OptimizerBody {
+    uint32_t algorithm = 0;
+    std::string name;
+    std::unique_ptr<update::Optimizer> optimizer;
+    std::vector<OwnedState> states;
+    std::vector<stw_tensor *> held;
+    bool has_policy = false;
+    stw_policy policy = STW_POLICY_INIT;
+    stw_custom_update custom{};
+    std::vector<std::string> custom_names;
+    std::vector<const char *> custom_pointers;
+};
+
+}  // namespace stepwell

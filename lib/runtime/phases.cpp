@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Phases and their steps: what belongs to a step, what it cost, and how a failed one is undone.
+#include "lib/runtime/phases.h"
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+
+// A step's number: the phase in the upper half, its count in the lower; 0 is no step.
+Status Runtime::create_phase(const char *name, stw_phase **phase_out)
+{
+    stw_phase *phase = phase_pool().take();
+    if (!phase) return Status::error(STW_ERROR_LIMIT, "no handle is left for another phase");
+    std::lock_guard<std::mutex> lock(mutex_);
+    phase->runtime = handle_;
+    phase->index = static_cast<uint32_t>(phases_.size());
+    phases_.push_back(std::make_unique<Phase>());
+    phases_.back()->name = name ? name : "";
+    *phase_out = phase;
+    return {};
+}
+
+Status Runtime::destroy_phase(stw_phase *phase)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (phases_[phase->index]->step != 0) {
+        return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
+                             phases_[phase->index]->name.c_str());
+    }
+    phase_pool().give(phase);
+    return {};
+}
+
+uint64_t Runtime::step_of(const stw_phase *phase) const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return phases_[phase->index]->step;
+}
+
+Status Runtime::begin_step(stw_phase *phase)
+{
+    const std::vector<observe::LinkTotal> links = link_totals();
+    std::lock_guard<std::mutex> lock(mutex_);
+    Phase &mine = *phases_[phase->index];
+    if (mine.step != 0) {
+        return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
+                             mine.name.c_str());
+    }
+    drain_hits();
+    mine.step = ((phase->index + 1ull) << 32) | ++mine.count;
+    mine.begin_ns = now();
+    mine.planned = trace_.begin_step(phase->index);
+    mine.account.begin(mine.begin_ns, links);
+    mine.reduced.clear();
+    current_step_.store(mine.step, std::memory_order_relaxed);
+    return {};
+}
+
+Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
+{
+    const std::vector<observe::LinkTotal> links = link_totals();
+    std::lock_guard<std::mutex> lock(mutex_);
+    Phase &mine = *phases_[phase->index];
+    if (mine.step == 0) {
+        return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step", mine.name.c_str());
+    }
+    drain_hits();
+    const residency::Instant time = now();
+    stw_step_stats stats{};
+    stats.struct_size = sizeof stats;
+    const observe::StepBound bound = mine.account.end(time, links, &stats);
+    stats.planned = mine.planned;
+    stats.step = mine.count;
+    mine.totals.add(stats, bound);
+    trace_.end_step(phase->index, true);
+    observe::Span span;
+    span.start_ns = mine.begin_ns;
+    span.end_ns = time;
+    span.kind = observe::SpanKind::kStep;
+    span.lane = static_cast<uint16_t>(phase->index);
+    span.id = mine.count;
+    timeline_->record(span);
+    close_step(mine);
+    if (stats_out) {
+        std::memcpy(stats_out, &stats, std::min<size_t>(stats_out->struct_size, sizeof stats));
+    }
+    return first_error_;
+}
+
+// The step fetched last, if another is open, is the one that fetches without a phase belong to.
+void Runtime::close_step(Phase &phase)
+{
+    const uint64_t ended = phase.step;
+    phase.step = 0;
+    if (current_step_.load(std::memory_order_relaxed) != ended) return;
+    uint64_t newest = 0;
+    residency::Instant begun = 0;
+    for (const std::unique_ptr<Phase> &other : phases_) {
+        if (other->step == 0 || other->begin_ns < begun) continue;
+        newest = other->step;
+        begun = other->begin_ns;
+    }
+    current_step_.store(newest, std::memory_order_relaxed);
+}
+
+void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
+{
+    if (step == 0) return;
+    Phase &phase = *phases_[(step >> 32) - 1];
+    if (phase.step == step) phase.reduced.push_back(gradient->id);
+}
+
+// Views end as abandoned, sums of the step go, nothing is learned from it.
+Status Runtime::abort_step(stw_phase *phase)
+{
+    uint64_t step = 0;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        step = phases_[phase->index]->step;
+        if (step == 0) {
+            return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step",
+                                 phases_[phase->index]->name.c_str());
+        }
+    }
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        ViewSlot &slot = views_.slot(index);
+        const uint64_t serial = slot.serial.load(std::memory_order_acquire);
+        if ((serial & 1) == 0 || slot.step != step) continue;
+        if (views_.close((serial << 24) | index) == residency::kNone) continue;
+        (void)end_view(index, slot, STW_RELEASE_ABANDON);
+    }
+    std::vector<residency::TensorId> reduced;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        Phase &mine = *phases_[phase->index];
+        reduced.swap(mine.reduced);
+        trace_.end_step(phase->index, false);
+        ++mine.aborted;
+        close_step(mine);
+    }
+    std::sort(reduced.begin(), reduced.end());
+    reduced.erase(std::unique(reduced.begin(), reduced.end()), reduced.end());
+    for (const residency::TensorId tensor : reduced) empty_behind(tensor);
+    return {};
+}
+
+// A claim that gives the tensor back empty as soon as it is served: sums under way end before it.
+void Runtime::empty_behind(residency::TensorId tensor)
+{
+    struct Emptying {
+        Runtime *runtime;
+        residency::ClaimId claim;
+        residency::TensorId tensor;
+    };
+    auto *work = new Emptying{this, claim(&tensor, 1), tensor};
+    update::Piece piece;
+    piece.tensor = tensor;
+    piece.access = residency::Access::kRead;
+    piece.byte_count = 1;
+    fetch(
+        work->claim, &piece, 1, residency::Class::kDemand,
+        [](void *user, Status status, uint64_t ticket, void *const *) {
+            auto *mine = static_cast<Emptying *>(user);
+            if (status.ok()) mine->runtime->release(ticket, 0);
+            mine->runtime->unclaim_empty(mine->claim, mine->tensor);
+            delete mine;
+        },
+        work);
+}
+
+void Runtime::add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
+                           residency::Instant begin, residency::Instant end)
+{
+    observe::Span span;
+    span.start_ns = begin;
+    span.end_ns = end;
+    span.kind = observe::SpanKind::kStall;
+    span.lane = static_cast<uint16_t>(cause);
+    span.id = tensor;
+    timeline_->record(span);
+    if (step == 0) return;
+    Phase &phase = *phases_[(step >> 32) - 1];
+    if (phase.step == step) phase.account.add_stall(cause, end - begin);
+}
+
+}  // namespace stepwell

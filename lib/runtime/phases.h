@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runtime keeps of a phase. Under the runtime's lock.
+#pragma once
+
+#include "lib/observe/step_stats.h"
+#include "lib/runtime/runtime.h"
+
+namespace stepwell {
+
+struct Runtime::Phase {
+    std::string name;
+    uint64_t step = 0;  // the open one, 0: none
+    uint32_t count = 0;
+    uint64_t aborted = 0;
+    bool planned = false;
+    residency::Instant begin_ns = 0;
+    observe::StepAccount account;
+    observe::PhaseAccount totals;
+    std::vector<residency::TensorId> reduced;  // gradients summed into by the open step
+};
+
+}  // namespace stepwell

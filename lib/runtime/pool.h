@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pool: type-stable storage for the objects behind C handles. An object's memory is never given to
+// anything else, so a stale handle is found by its tag instead of crashing. Address space is taken
+// once; pages are touched as objects are made. Lives as long as the process; any thread.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <new>
+
+namespace stepwell {
+
+template <class T>
+class Pool {
+public:
+    constexpr Pool(uint32_t objects_max, uint32_t tag) : objects_max_(objects_max), tag_(tag) {}
+
+    // Null when there are too many, or no memory.
+    T *take()
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!base_ && !reserve()) return nullptr;
+        T *object = nullptr;
+        if (free_ && free_->size() > kReuseAfter) {
+            object = free_->front();
+            free_->pop_front();
+        } else if (used_ < objects_max_) {
+            object = base_ + used_++;
+            new (object) T();
+        } else if (free_ && !free_->empty()) {
+            object = free_->front();
+            free_->pop_front();
+        }
+        if (object) object->tag.store(tag_, std::memory_order_release);
+        return object;
+    }
+
+    void give(T *object)
+    {
+        object->tag.store(0, std::memory_order_release);
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!free_) free_ = new (std::nothrow) std::deque<T *>();
+        if (free_) free_->push_back(object);
+    }
+
+    // Was it ever handed out by this pool, and is it in use now?
+    [[nodiscard]] bool is_live(const T *object) const
+    {
+        const T *base = base_.load(std::memory_order_acquire);
+        const auto offset = reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
+        if (!base || offset >= sizeof(T) * static_cast<uintptr_t>(objects_max_)) return false;
+        if (offset % sizeof(T) != 0) return false;
+        return object->tag.load(std::memory_order_acquire) == tag_;
+    }
+
+private:
+    // So many objects rest before the oldest is used again: a stale handle stays stale for long.
+    static constexpr size_t kReuseAfter = 64;
+
+    bool reserve()
+    {
+        void *memory = mmap(nullptr, sizeof(T) * static_cast<size_t>(objects_max_),
+                            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                            -1, 0);
+        if (memory == MAP_FAILED) return false;
+        base_.store(static_cast<T *>(memory), std::memory_order_release);
+        return true;
+    }
+
+    const uint32_t objects_max_;
+    const uint32_t tag_;
+    std::mutex mutex_;
+    std::atomic<T *> base_{nullptr};
+    uint32_t used_ = 0;
+    std::deque<T *> *free_ = nullptr;  // made at first use, so that no constructor runs at load
+};
+
+}  // namespace stepwell

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Release: the end of views. Read views of resident tensors end without the lock; the others tell
+// the core what became of the bytes. Also operations: fetches that somebody collects later.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+namespace stepwell {
+namespace {
+
+constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;
+
+}  // namespace
+
+Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
+{
+    Status first;
+    for (uint32_t i = 0; i < n; ++i) {
+        Status status = release_one(views[i], flags);
+        if (first.ok() && !status.ok()) first = std::move(status);
+    }
+    return first;
+}
+
+Status Runtime::release_one(stw_view &view, uint32_t flags)
+{
+    const uint32_t index = views_.close(view.cookie);
+    if (index == residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view with cookie 0x%llx is not open: it was released before, "
+                             "belongs to an ended step, or its bytes were overwritten",
+                             static_cast<unsigned long long>(view.cookie));
+    }
+    view.cookie = 0;
+    view.pointer = nullptr;
+    ViewSlot &slot = views_.slot(index);
+    return end_view(index, slot, flags);
+}
+
+Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
+{
+    stw_tensor *tensor = slot.tensor;
+    Status status;
+    if (slot.by_gate) {
+        const residency::PlaceId place = slot.place;
+        views_.give_slot(views_.thread_state(), index);
+        const bool last = tensor->doors[place].gate.unpin();
+        if (!last && (flags & kHints) == 0 && stuck_.load(std::memory_order_relaxed) == 0 &&
+            errors_.load(std::memory_order_relaxed) == 0) {
+            return {};
+        }
+        act([&](Core &core, Commands &out) {
+            const bool far = (flags & STW_RELEASE_FAR) != 0;
+            const bool near = (flags & STW_RELEASE_NEAR) != 0;
+            core.gate_idle(tensor->id, now(), out);
+            if (far || near) core.release_hint(tensor->id, place, far, now(), out);
+            if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        });
+        if (!status.ok()) return status;
+        return sticky_error(tensor->id);
+    }
+    const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
+                        slot.step,          slot.owner, slot.scratch,    slot.access,
+                        slot.place,         0,          {}};
+    views_.give_slot(views_.thread_state(), index);
+    if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {
+        return release_reduce(copy, flags);
+    }
+    residency::Release release;
+    release.tensor = tensor->id;
+    release.access = copy.access == STW_READ         ? residency::Access::kRead
+                     : copy.access == STW_READ_WRITE ? residency::Access::kReadWrite
+                                                     : residency::Access::kWrite;
+    release.place = copy.place;
+    release.byte_begin = copy.byte_begin;
+    release.byte_count = copy.byte_count;
+    release.far = (flags & STW_RELEASE_FAR) != 0;
+    release.near = (flags & STW_RELEASE_NEAR) != 0;
+    release.discard = (flags & STW_RELEASE_DISCARD) != 0;
+    release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
+    bool zeros_lost = false;
+    act([&](Core &core, Commands &out) {
+        core.release(release, now(), out);
+        if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
+        zeros_lost = core.spec(tensor->id).reads_zero &&
+                     core.contents(tensor->id) == residency::Contents::kEmpty;
+        if (copy.access == STW_REDUCE && !release.abandon) note_reduced(tensor, copy.step);
+    });
+    if (zeros_lost && status.ok()) status = restore_zeros(tensor);
+    if (!status.ok()) return status;
+    return sticky_error(tensor->id);
+}
+
+// The private buffer is added behind the call, in the order of releases.
+Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
+{
+    residency::Release release;
+    release.tensor = slot.scratch;
+    release.access = residency::Access::kWrite;
+    release.place = slot.place;
+    release.byte_count = slot.byte_count;
+    const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
+    act([&](Core &core, Commands &out) {
+        core.release(release, now(), out);
+        if (!drops) note_reduced(slot.tensor, slot.step);
+    });
+    if (drops) {
+        drop_scratch(slot.scratch);
+        return {};
+    }
+    return accumulate(slot.tensor, slot.scratch);
+}
+
+Status Runtime::share(const stw_view &view, stw_view *view_out)
+{
+    constexpr uint64_t kSlotMask = (1ull << 24) - 1;
+    const auto index = static_cast<uint32_t>(view.cookie & kSlotMask);
+    const bool open = index < views_.slots_used() &&
+                      views_.slot(index).serial.load() == view.cookie >> 24 &&
+                      views_.is_open(index);
+    if (!open || view.access != STW_READ) {
+        return Status::error(STW_ERROR_INVALID,
+                             open ? "only views with access STW_READ can be shared"
+                                  : "the view to be shared is not open");
+    }
+    FetchPlan plan;
+    plan.step = views_.slot(index).step;
+    Range range;
+    range.tensor = view.tensor;
+    range.scope = view.scope;
+    range.place = views_.slot(index).place;
+    range.element_begin = view.element_begin;
+    range.element_count = view.element_count;
+    range.byte_begin = views_.slot(index).byte_begin;
+    range.byte_count = views_.slot(index).byte_count;
+    plan.ranges.push_back(range);
+    if (fetch_hits(&range, 1, plan.step, view_out)) return {};
+    plan.flags = STW_FETCH_TRY;
+    return fetch(std::move(plan), view_out);
+}
+
+// ------------------------------------------------------------------------------- operations --
+
+Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
+{
+    for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (operations_ >= operations_max_) {
+            return Status::error(STW_ERROR_LIMIT,
+                                 "%u operations exist, as many as operations_max allows; free "
+                                 "those that are over",
+                                 operations_);
+        }
+        ++operations_;
+    }
+    stw_operation *operation = operation_pool().take();
+    if (!operation) return Status::error(STW_ERROR_MEMORY, "no memory for an operation");
+    auto *waiter = new Waiter();
+    waiter->plan = std::move(plan);
+    operation->runtime = handle_;
+    operation->waiter = waiter;
+    Status status = start_fetch(*waiter);
+    if (!status.ok()) {
+        waiter->done = true;
+        waiter->status = std::move(status);
+    }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!waiter->done) arm_timer(waiter->deadline);
+    }
+    *operation_out = operation;
+    return {};
+}
+
+// A reduce that cannot add in place goes on with a private buffer once somebody asks.
+Status Runtime::poll(stw_operation *operation)
+{
+    Waiter &waiter = *operation->waiter;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!waiter.done) return Status::remark(STW_PENDING);
+    }
+    if (retry_as_private(waiter)) {
+        STW_TRY(start_fetch(waiter));
+        return Status::remark(STW_PENDING);
+    }
+    return waiter.status;
+}
+
+Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
+{
+    const residency::Instant deadline = now() + timeout(timeout_ns);
+    for (;;) {
+        Status status = poll(operation);
+        if (status.code() != STW_PENDING) return status;
+        std::unique_lock<std::mutex> lock(mutex_);
+        Waiter &waiter = *operation->waiter;
+        while (!waiter.done) {
+            const residency::Instant time = now();
+            if (time >= deadline) return Status::remark(STW_PENDING);
+            const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
+            waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
+        }
+    }
+}
+
+Status Runtime::cancel(stw_operation *operation)
+{
+    act([&](Core &core, Commands &out) {
+        if (operation->waiter->done) return;
+        core.cancel(operation->waiter->fetch,
+                    Status::error(STW_ERROR_CANCELLED, "the operation was cancelled"), out);
+    });
+    return {};
+}
+
+Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t n)
+{
+    Waiter &waiter = *operation->waiter;
+    STW_TRY(Status(poll(operation)));
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!waiter.done) return Status::remark(STW_PENDING);
+        if (waiter.collected) {
+            return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
+        }
+        if (n != waiter.plan.ranges.size()) {
+            return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
+                                 waiter.plan.ranges.size());
+        }
+        waiter.collected = true;
+    }
+    return finish_fetch(waiter, views_out);
+}
+
+Status Runtime::free_operation(stw_operation *operation)
+{
+    Waiter *waiter = operation->waiter;
+    (void)cancel(operation);
+    if (waiter->status.ok() && !waiter->collected) {
+        undo_grants(waiter->plan, waiter->grants);
+        for (const Range &range : waiter->plan.ranges) {
+            if (range.scratch != residency::kNone) drop_scratch(range.scratch);
+        }
+    }
+    operation->waiter = nullptr;
+    operation_pool().give(operation);
+    std::lock_guard<std::mutex> lock(mutex_);
+    delete waiter;
+    --operations_;
+    return {};
+}
+
+}  // namespace stepwell

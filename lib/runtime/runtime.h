@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runtime: the shell around the residency core. Owns tiers, engine, threads and the one lock; feeds
+// events to the core, runs its commands, wakes who waits. The rules of where bytes are and who may
+// use them are in the core alone.
+#pragma once
+
+#include "lib/observe/log.h"
+#include "lib/observe/step_stats.h"
+#include "lib/observe/timeline.h"
+#include "lib/report/report.h"
+#include "lib/residency/core.h"
+#include "lib/runtime/handles.h"
+#include "lib/runtime/views.h"
+#include "lib/schedule/trace.h"
+#include "lib/support/status.h"
+#include "lib/transfer/engine.h"
+#include "lib/update/optimizer.h"
+#include "lib/update/tiers.h"
+
+#include <stepwell/driver.h>
+#include <stepwell/stepwell.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace stepwell {
+
+constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
+
+// One tier with its ordinal, as the shell has it; places of the core have the same numbers.
+struct Place {
+    residency::Tier tier = residency::Tier::kHost;
+    uint32_t device = 0;
+    const stw_memory_ops *ops = nullptr;  // null: nvme, or absent
+    stw_memory *memory = nullptr;
+    char *base = nullptr;
+    bool cpu_access = false;
+    bool maps = false;
+    std::string driver;
+    std::string remark;
+};
+
+// What one requested range became. Filled before the fetch, completed by its grant.
+struct Range {
+    stw_tensor *tensor = nullptr;
+    uint32_t access = STW_READ;
+    uint32_t scope = STW_WHOLE;
+    residency::PlaceId place = 0;
+    uint64_t element_begin = 0;
+    uint64_t element_count = 0;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+    residency::TensorId scratch = residency::kNone;  // private buffer of a reduce
+};
+
+struct FetchPlan {
+    std::vector<Range> ranges;
+    uint32_t flags = 0;  // STW_FETCH_*
+    int32_t priority = 0;
+    uint64_t step = 0;
+    uint64_t timeout_ns = 0;
+};
+
+// Somebody who waits for the answer of a fetch.
+struct Waiter {
+    residency::FetchId fetch = 0;
+    bool done = false;
+    bool collected = false;
+    Status status;
+    std::vector<residency::Grant> grants;
+    std::condition_variable cv;
+    void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
+    void *user = nullptr;
+    FetchPlan plan;
+    residency::Instant deadline = residency::kNever;
+    observe::Stall cause = observe::Stall::kHostDevice;
+};
+
+class Runtime final : public update::Tiers {
+public:
+    static Result<Runtime *> open(const stw_runtime_options &options, stw_runtime *handle);
+    // BUSY with the list when views or operations are open; TIMEOUT when I/O does not end.
+    Status close(uint64_t timeout_ns, bool deferred);
+    ~Runtime();
+
+    // ---- tensors (tensors.cpp) -----------------------------------------------------------------
+    Status create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out);
+    Status destroy_tensors(stw_tensor *const *tensors, uint32_t n);
+    Status find_tensor(const char *name, stw_tensor **tensor_out);
+    Status next_tensor(stw_tensor *previous, stw_tensor **next_out);
+    Status tensor_info(stw_tensor *tensor, stw_tensor_info *info_out);
+    Status set_policy(stw_tensor *tensor, const stw_policy &policy);
+    Status reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions);
+    Status discard(stw_tensor *const *tensors, uint32_t n);
+    Status advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
+    Status tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
+                          uint64_t *bytes_out);
+
+    // ---- fetch and release (fetch.cpp) ---------------------------------------------------------
+    // The whole call without the lock when every request is a hit; false: take the long way.
+    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out);
+    Status fetch(FetchPlan plan, stw_view *views_out);
+    Status fetch_async(FetchPlan plan, stw_operation **operation_out);
+    Status collect(stw_operation *operation, stw_view *views_out, uint32_t n);
+    Status fits(const std::vector<Range> &ranges);
+    Status prefetch(const std::vector<Range> &ranges);
+    Status release(stw_view *views, uint32_t n, uint32_t flags);
+    Status share(const stw_view &view, stw_view *view_out);
+    Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
+                 uint64_t timeout_ns);
+    // Resolves STW_TIER_DEFAULT and the ordinal; kNoPlace when there is no such tier.
+    [[nodiscard]] residency::PlaceId place_of(uint32_t tier, uint32_t device) const;
+
+    Status poll(stw_operation *operation);
+    Status wait(stw_operation *operation, uint64_t timeout_ns);
+    Status cancel(stw_operation *operation);
+    Status free_operation(stw_operation *operation);
+
+    // ---- copies from and to the caller's memory (copy.cpp) --------------------------------------
+    Status write(stw_tensor *tensor, const void *source, const stw_copy_options &options);
+    Status read(stw_tensor *tensor, void *destination, const stw_copy_options &options);
+    Status fill(stw_tensor *tensor, double value, const stw_copy_options &options);
+    Status reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options);
+
+    // ---- phases (phases.cpp) -------------------------------------------------------------------
+    Status create_phase(const char *name, stw_phase **phase_out);
+    Status destroy_phase(stw_phase *phase);
+    Status begin_step(stw_phase *phase);
+    Status end_step(stw_phase *phase, stw_step_stats *stats_out);
+    Status abort_step(stw_phase *phase);
+    [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
+
+    // ---- optimizers (optimizers.cpp) -----------------------------------------------------------
+    Status create_optimizer(const stw_optimizer_options &options, stw_optimizer **optimizer_out);
+    Status destroy_optimizer(stw_optimizer *optimizer);
+    Status add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries, uint32_t n);
+    Status set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper);
+    Status optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
+                           stw_tensor **tensor_out);
+    Status get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out);
+    Status set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count);
+    Status optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
+                          stw_update_result *result_out);
+    Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
+
+    // ---- observation (observe.cpp) -------------------------------------------------------------
+    Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
+    Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
+    Status device_info(uint32_t device, stw_device_info *info_out);
+    Status write_report(const char *path);
+    Status write_timeline(const char *path);
+
+    // ---- the whole -----------------------------------------------------------------------------
+    void interrupt();  // async-signal-safe
+    Status drain(uint64_t timeout_ns);
+    Status background_error();
+    void clear_error();
+    [[nodiscard]] uint64_t timeout(uint64_t timeout_ns) const
+    {
+        return timeout_ns ? timeout_ns : timeout_default_ns_;
+    }
+    [[nodiscard]] ViewTable &views() { return views_; }
+    [[nodiscard]] uint64_t current_step() const
+    {
+        return current_step_.load(std::memory_order_relaxed);
+    }
+    // A view that a closed-but-deferred runtime still had went; true when it was the last.
+    bool last_deferred_view();
+
+    // ---- update::Tiers (tiers.cpp) --------------------------------------------------------------
+    residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
+    void unclaim(residency::ClaimId claim, residency::TensorId tensor) override;
+    void unclaim_empty(residency::ClaimId claim, residency::TensorId tensor) override;
+    void fail(residency::TensorId tensor, const Status &cause) override;
+    residency::Contents contents(residency::TensorId tensor) override;
+    void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
+               residency::Class urgency, update::FetchDone done, void *user) override;
+    void release(uint64_t ticket, uint32_t far_pieces) override;
+    [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
+    [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
+
+private:
+    using Core = residency::Core;
+    using Commands = residency::Commands;
+    struct Phase;
+    struct OptimizerBody;
+
+    explicit Runtime(const stw_runtime_options &options, stw_runtime *handle);
+
+    // open.cpp
+    Status open_tiers(const stw_runtime_options &options);
+    Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes);
+    Status open_store(const stw_runtime_options &options, std::unique_ptr<store::Store> *store_out);
+    Status open_engine(std::unique_ptr<store::Store> store);
+    Status open_update(uint32_t threads);
+    Status close_tiers(uint64_t timeout_ns);
+    residency::Policy default_policy(uint32_t role) const;
+    Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
+
+    // shell.cpp: events in, commands out
+    template <class Body>
+    void act(Body &&body)
+    {
+        std::vector<Waiter *> calls;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            Commands out;
+            body(core_, out);
+            execute(out, calls);
+        }
+        for (Waiter *waiter : calls) waiter->call(*waiter);
+    }
+    void execute(Commands &out, std::vector<Waiter *> &calls);
+    void submit_transfers(Commands &out);
+    transfer::Job job_of(const residency::Transfer &transfer) const;
+    char *pointer_of(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
+                     uint64_t pack_offset) const;
+    void answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
+                std::vector<Waiter *> &calls);
+    static void engine_done(void *user, transfer::Completion *list, uint32_t n);
+    static void engine_span(void *user, const transfer::Span &span);
+    void background(residency::TensorId tensor, const Status &status);
+    void drain_hits();
+    void run_timer();
+    void arm_timer(residency::Instant deadline);
+    [[nodiscard]] residency::Instant now() const;
+
+    // fetch.cpp
+    residency::FetchAsked asked_of(const Waiter &waiter, uint32_t owner) const;
+    Status start_fetch(Waiter &waiter);
+    Status prepare_reduces(FetchPlan &plan);
+    Status make_scratch(Range &range);
+    void drop_scratch(residency::TensorId scratch);
+    bool waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out);
+    void break_cycles();
+    bool retry_as_private(Waiter &waiter);
+    void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
+                      residency::Instant begin, residency::Instant end);
+    void await(Waiter &waiter);
+    Status finish_fetch(Waiter &waiter, stw_view *views_out);
+    Status fill_views(Waiter &waiter, stw_view *views_out);
+    void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
+    void *view_pointer(const Range &range, const residency::Grant &grant) const;
+    Status release_one(stw_view &view, uint32_t flags);
+    Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
+    Status release_reduce(const ViewSlot &slot, uint32_t flags);
+    Status sticky_error(residency::TensorId tensor);
+    void note_access(residency::TensorId tensor);
+
+    // tiers.cpp
+    void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const;
+
+    // optimizers.cpp
+    Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name, bool is_master,
+                      residency::TensorId *id_out);
+    Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
+
+    // copy.cpp
+    struct ChunkFetch;
+    template <class Body>
+    Status each_chunk(stw_tensor *tensor, residency::Access access, uint64_t element_begin,
+                      uint64_t element_count, uint64_t timeout_ns, Body &&body);
+    Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
+    void ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
+                   residency::ClaimId claimed, residency::Instant deadline, uint32_t owner);
+    void *chunk_pointer(const ChunkFetch &chunk, stw_tensor *tensor);
+    void release_chunk(const ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
+                       residency::ClaimId claimed);
+
+    Status accumulate(stw_tensor *gradient, residency::TensorId scratch);
+    Status restore_zeros(stw_tensor *tensor);
+
+    // tensors.cpp
+    Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
+    Status register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor);
+    void unregister_tensor(stw_tensor *tensor, Commands &out);
+
+    // phases.cpp
+    void note_reduced(stw_tensor *gradient, uint64_t step);
+    void close_step(Phase &phase);
+    void empty_behind(residency::TensorId tensor);
+
+    // shared by fetches and copies
+    uint32_t owner_number();
+    Status address_pack(residency::TensorId tensor, stw_tensor *handle);
+    void release_pack(residency::PackId pack);
+    std::vector<observe::LinkTotal> link_totals() const;
+    void fill_report(report::ReportData &data);
+    void report_drivers(report::ReportData &data);
+    void report_waste(report::ReportData &data) const;
+    bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
+
+    stw_runtime *const handle_;
+    const uint64_t serial_;
+    std::string name_;
+    uint64_t block_bytes_;
+    uint64_t timeout_default_ns_;
+    uint32_t preset_;
+    uint32_t operations_max_;
+    uint32_t update_threads_ = 0;
+    residency::Instant opened_ns_ = 0;
+    report::UpdateReport updates_;
+    observe::Log log_;
+    stw_services services_{};
+    std::unique_ptr<observe::Timeline> timeline_;
+    std::vector<Place> places_;  // devices, host, nvme
+    residency::PlaceId host_place_ = 0;
+    residency::PlaceId nvme_place_ = 0;
+    residency::PlaceId nearest_place_ = 0;
+    uint64_t staging_bytes_ = 0;
+    uint32_t staging_blocks_ = 0;
+    std::unique_ptr<transfer::Engine> engine_;
+    ViewTable views_;
+
+    mutable std::mutex mutex_;  // core_ and all below it
+    Core core_;
+    schedule::Trace trace_;
+    std::unordered_map<residency::FetchId, Waiter *> waiters_;
+    std::condition_variable progress_;
+    std::vector<std::vector<void *>> pack_addresses_;  // per pack, per device; null: none
+    std::vector<uint32_t> pack_blocks_;
+    std::map<std::string, stw_tensor *, std::less<>> names_;
+    stw_tensor *first_tensor_ = nullptr;
+    stw_tensor *last_tensor_ = nullptr;
+    std::vector<stw_tensor *> handles_;  // by id; null: the library's own
+    uint64_t tensors_made_ = 0;
+    uint64_t tensors_live_ = 0;
+    uint32_t operations_ = 0;
+    std::vector<std::unique_ptr<Phase>> phases_;
+    std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
+    Status first_error_;
+    std::unordered_map<residency::TensorId, Status> tensor_errors_;
+    residency::Instant timer_target_ = residency::kNever;
+    bool closing_ = false;
+
+    std::atomic<uint64_t> current_step_{0};
+    std::atomic<uint32_t> stuck_{0};
+    std::atomic<uint64_t> errors_{0};
+    std::atomic<bool> interrupted_{false};
+    int timer_fd_ = -1;
+    std::thread timer_;
+    std::unique_ptr<update::Pipeline> pipeline_;
+};
+
+}  // namespace stepwell

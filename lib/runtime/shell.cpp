@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shell's core: one lock, events in, commands out. Commands are appended to the engine's queues
+// under the lock, so that their order is the core's; answers wake their waiters; callbacks run after
+// the lock is gone.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <ctime>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+residency::Instant Runtime::now() const
+{
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
+}
+
+char *Runtime::pointer_of(PlaceId place, residency::Slot slot, residency::PackId pack,
+                          uint64_t pack_offset) const
+{
+    const Place &at = places_[place];
+    if (!at.maps) return at.base + static_cast<uint64_t>(slot) * block_bytes_;
+    return static_cast<char *>(pack_addresses_[pack][place]) + pack_offset;
+}
+
+transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
+{
+    transfer::Job job;
+    job.transfer = transfer;
+    const auto is_memory = [this](PlaceId place) {
+        return place != residency::kNoPlace && place != nvme_place_;
+    };
+    if (is_memory(transfer.from)) {
+        job.from_memory = transfer.from;
+        job.from_pointer =
+            pointer_of(transfer.from, transfer.from_slot, transfer.pack, transfer.pack_offset);
+    }
+    if (is_memory(transfer.to)) {
+        job.to_memory = transfer.to;
+        job.to_pointer =
+            pointer_of(transfer.to, transfer.to_slot, transfer.pack, transfer.pack_offset);
+        if (places_[transfer.to].maps) job.map_block = transfer.to_slot;
+    }
+    return job;
+}
+
+// What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
+void Runtime::submit_transfers(Commands &out)
+{
+    while (!out.transfers.empty()) {
+        std::vector<residency::Transfer> transfers;
+        transfers.swap(out.transfers);
+        std::vector<transfer::Job> jobs;
+        jobs.reserve(transfers.size());
+        for (const residency::Transfer &transfer : transfers) jobs.push_back(job_of(transfer));
+        const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
+        if (status.ok()) continue;
+        for (const residency::Transfer &transfer : transfers) {
+            core_.transfer_done(transfer.id, status, now(), out);
+        }
+    }
+}
+
+void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
+{
+    for (const residency::BlockId block : out.forgets) {
+        if (engine_->store()) engine_->store()->forget(block);
+    }
+    out.forgets.clear();
+    submit_transfers(out);
+    for (const residency::BlockId block : out.forgets) {
+        if (engine_->store()) engine_->store()->forget(block);
+    }
+    for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+    for (const residency::TransferId transfer : out.promotes) engine_->promote(transfer);
+    for (residency::Granted &granted : out.granted) {
+        answer(granted.fetch, Status(), std::move(granted.grants), calls);
+    }
+    for (residency::Refused &refused : out.refused) {
+        answer(refused.fetch, std::move(refused.status), {}, calls);
+    }
+    for (const residency::BackgroundError &error : out.errors) {
+        background(error.tensor, error.status);
+    }
+    stuck_.store(static_cast<uint32_t>(core_.stuck_fetches().size()), std::memory_order_relaxed);
+    progress_.notify_all();
+}
+
+void Runtime::answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
+                     std::vector<Waiter *> &calls)
+{
+    const auto found = waiters_.find(fetch);
+    if (found == waiters_.end()) return;  // a hint
+    Waiter &waiter = *found->second;
+    waiters_.erase(found);
+    waiter.status = std::move(status);
+    waiter.grants = std::move(grants);
+    waiter.done = true;
+    for (size_t i = 0; i < waiter.grants.size() && i < waiter.plan.ranges.size(); ++i) {
+        note_access(waiter.plan.ranges[i].tensor->id);
+    }
+    if (waiter.call) {
+        calls.push_back(&waiter);
+    } else {
+        waiter.cv.notify_all();
+    }
+}
+
+void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    runtime->act([&](Core &core, Commands &out) {
+        const residency::Instant time = runtime->now();
+        for (uint32_t i = 0; i < n; ++i) {
+            core.transfer_done(list[i].id, list[i].status, time, out);
+        }
+    });
+}
+
+void Runtime::engine_span(void *user, const transfer::Span &span)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    observe::Span out;
+    out.start_ns = span.start_ns;
+    out.end_ns = span.end_ns;
+    out.kind = observe::SpanKind::kTransfer;
+    out.lane = static_cast<uint16_t>(span.link);
+    out.detail = span.memory == transfer::kNvme ? 0 : span.memory;
+    out.id = span.block;
+    out.bytes = span.bytes;
+    runtime->timeline_->record(out);
+}
+
+// Sticks to the tensor until cleared; the first one also to the runtime.
+void Runtime::background(residency::TensorId tensor, const Status &status)
+{
+    Status named = status;
+    if (tensor < handles_.size() && handles_[tensor]) {
+        ErrorDetail &detail = named.mutable_detail();
+        detail.tensor = handles_[tensor]->name;
+        detail.sentence = format_text("work in the background on tensor '%s' failed: %s",
+                                      detail.tensor.c_str(), detail.sentence.c_str());
+    }
+    log_.line(STW_LOG_ERROR, "background", named.sentence());
+    if (first_error_.ok()) first_error_ = named;
+    tensor_errors_.try_emplace(tensor, std::move(named));
+    errors_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Runtime::drain_hits()
+{
+    views_.drain_hits([this](residency::TensorId tensor, PlaceId place) {
+        core_.touch(tensor, place);
+        note_access(tensor);
+    });
+}
+
+void Runtime::note_access(residency::TensorId tensor) { trace_.access(tensor); }
+
+bool Runtime::wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline)
+{
+    const residency::Instant time = now();
+    if (time >= deadline) return false;
+    progress_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(
+                                 deadline - time, 3600ull * 1000000000ull)));
+    return true;
+}
+
+// Deadlines of fetches nobody sleeps on, and interrupts, which come from signal handlers.
+void Runtime::run_timer()
+{
+    for (;;) {
+        residency::Instant target;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (closing_) return;
+            target = timer_target_ = core_.next_deadline();
+        }
+        const residency::Instant time = now();
+        int wait_ms = -1;
+        if (target != residency::kNever) {
+            const uint64_t left = target > time ? target - time : 0;
+            wait_ms = static_cast<int>(std::min<uint64_t>(left / 1000000 + 1, 1000000));
+        }
+        pollfd waiting{timer_fd_, POLLIN, 0};
+        if (::poll(&waiting, 1, wait_ms) > 0) {
+            uint64_t count = 0;
+            if (::read(timer_fd_, &count, sizeof count) < 0) continue;
+        }
+        act([this](Core &core, Commands &out) {
+            core.tick(now(), out);
+            if (!interrupted_.exchange(false)) return;
+            std::vector<residency::FetchId> waiting_fetches;
+            for (const auto &[fetch, waiter] : waiters_) {
+                if (!waiter->call) waiting_fetches.push_back(fetch);
+            }
+            for (const residency::FetchId fetch : waiting_fetches) {
+                core.cancel(fetch,
+                            Status::error(STW_ERROR_INTERRUPTED,
+                                          "the wait was ended by stw_runtime_interrupt"),
+                            out);
+            }
+            if (pipeline_) pipeline_->interrupt();
+        });
+    }
+}
+
+void Runtime::arm_timer(residency::Instant deadline)
+{
+    if (deadline >= timer_target_) return;
+    timer_target_ = deadline;
+    const uint64_t one = 1;
+    (void)!::write(timer_fd_, &one, sizeof one);
+}
+
+void Runtime::interrupt()
+{
+    interrupted_.store(true);
+    const uint64_t one = 1;
+    (void)!::write(timer_fd_, &one, sizeof one);
+}
+
+Status Runtime::background_error()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return first_error_;
+}
+
+void Runtime::clear_error()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    first_error_ = Status();
+    tensor_errors_.clear();
+    errors_.store(0, std::memory_order_relaxed);
+    core_.forgive();
+}
+
+Status Runtime::sticky_error(residency::TensorId tensor)
+{
+    if (errors_.load(std::memory_order_relaxed) == 0) return {};
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = tensor_errors_.find(tensor);
+    return found == tensor_errors_.end() ? Status() : found->second;
+}
+
+Status Runtime::drain(uint64_t timeout_ns)
+{
+    const residency::Instant deadline = now() + timeout(timeout_ns);
+    if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0) {
+        if (wait_progress(lock, deadline)) continue;
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "%u transfers and %u fetches were still under way when the timeout "
+                             "of %.3f s passed:\n%s",
+                             core_.transfers_in_flight(), core_.waiting_fetches(),
+                             static_cast<double>(timeout(timeout_ns)) * 1e-9,
+                             engine_->describe_in_flight(16).c_str());
+    }
+    return first_error_;
+}
+
+}  // namespace stepwell

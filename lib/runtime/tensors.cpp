@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors as the program has them: handles, names, shapes, addresses for life.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+
+using residency::PlaceId;
+using residency::TensorId;
+
+namespace {
+
+Status wrong_name(const char *name, const char *why)
+{
+    Status status = Status::error(STW_ERROR_INVALID, "the tensor name '%.300s' %s", name, why);
+    return status;
+}
+
+// Elements and bytes of a shape, every product checked.
+Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *bytes_out)
+{
+    const uint32_t bits = stw_dtype_bits(spec.dtype);
+    const char *name = spec.name ? spec.name : "";
+    if (bits == 0) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s': dtype %u is not known", name,
+                             spec.dtype);
+    }
+    if (spec.dimensions > STW_DIMENSIONS_MAX) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s' has %u dimensions, at most %d", name,
+                             spec.dimensions, STW_DIMENSIONS_MAX);
+    }
+    uint64_t elements = 1;
+    for (uint32_t i = 0; i < spec.dimensions; ++i) {
+        if (__builtin_mul_overflow(elements, spec.shape[i], &elements)) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "tensor '%s': the product of its shape overflows 64 bits at "
+                                 "dimension %u",
+                                 name, i);
+        }
+    }
+    constexpr uint64_t kBytesMax = 1ull << 46;
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(elements, bits / 8, &bytes) || bytes > kBytesMax) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s': %llu elements of %u bits are more than %s", name,
+                             static_cast<unsigned long long>(elements), bits,
+                             bytes_text(kBytesMax).c_str());
+    }
+    *elements_out = elements;
+    *bytes_out = bytes;
+    return {};
+}
+
+}  // namespace
+
+// Addresses of the pack on every device that maps; the handle may be null (the library's own).
+Status Runtime::address_pack(TensorId id, stw_tensor *handle)
+{
+    const residency::PackId pack = core_.pack_of(id);
+    if (pack >= pack_addresses_.size()) {
+        pack_addresses_.resize(pack + 1);
+        pack_blocks_.resize(pack + 1);
+    }
+    std::vector<void *> &addresses = pack_addresses_[pack];
+    const uint64_t bytes = core_.pack_blocks(id) * block_bytes_;
+    if (addresses.empty()) {
+        addresses.assign(host_place_, nullptr);
+        pack_blocks_[pack] = core_.pack_blocks(id);
+    }
+    for (PlaceId place = 0; place < host_place_; ++place) {
+        const Place &at = places_[place];
+        if (!at.memory || !at.maps) continue;
+        if (!addresses[place]) {
+            const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses[place]);
+            if (code != STW_OK) {
+                return Status::error(code,
+                                     "no range of addresses of %s is left on device %u for tensor "
+                                     "'%s'; destroy tensors that are not needed",
+                                     bytes_text(bytes).c_str(), at.device,
+                                     core_.spec(id).name.c_str());
+            }
+        }
+        if (handle) {
+            handle->addresses[place] =
+                static_cast<char *>(addresses[place]) + core_.pack_offset(id);
+        }
+    }
+    return {};
+}
+
+void Runtime::release_pack(residency::PackId pack)
+{
+    if (pack >= pack_addresses_.size()) return;
+    for (PlaceId place = 0; place < pack_addresses_[pack].size(); ++place) {
+        const Place &at = places_[place];
+        void *address = pack_addresses_[pack][place];
+        if (address) at.ops->release_address(at.memory, address, pack_blocks_[pack] * block_bytes_);
+    }
+    pack_addresses_[pack].clear();
+}
+
+Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
+{
+    uint64_t elements = 0;
+    uint64_t bytes = 0;
+    STW_TRY(measure(spec, &elements, &bytes));
+    const char *name = spec.name ? spec.name : "";
+    if (std::strlen(name) > 255) return wrong_name(name, "is longer than 255 bytes");
+    residency::TensorSpec wanted;
+    wanted.name = name;
+    wanted.bytes = std::max<uint64_t>(bytes, 1);
+    wanted.align_bytes = spec.align_bytes ? spec.align_bytes : 256;
+    wanted.role = spec.role;
+    wanted.neighbour = spec.neighbour;
+    wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0;
+    wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
+    STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
+    stw_tensor *tensor = tensor_pool().take();
+    if (!tensor) return Status::error(STW_ERROR_LIMIT, "no handle is left for another tensor");
+    Status status;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (*name && names_.count(name) > 0) {
+            status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
+        } else {
+            status = register_tensor(wanted, tensor);
+        }
+    }
+    if (!status.ok()) {
+        status.mutable_detail().tensor = name;
+        tensor_pool().give(tensor);
+        return status;
+    }
+    tensor->elements = elements;
+    tensor->bytes = bytes;
+    tensor->capacity_bytes = bytes;
+    tensor->dtype = spec.dtype;
+    tensor->element_bits = stw_dtype_bits(spec.dtype);
+    tensor->name = name;
+    tensor->role = spec.role;
+    tensor->flags = spec.flags;
+    tensor->dimensions = spec.dimensions;
+    std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
+    *tensor_out = tensor;
+    return {};
+}
+
+// Under the lock: the core's tensor, its addresses, its place in the lists.
+Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor)
+{
+    Result<TensorId> made = core_.create(wanted);
+    if (!made.ok()) {
+        Status status = std::move(made.status());
+        ErrorDetail &detail = status.mutable_detail();
+        detail.sentence = format_text("tensor '%s' (%s) cannot be created: %s",
+                                      wanted.name.c_str(), bytes_text(wanted.bytes).c_str(),
+                                      detail.sentence.c_str());
+        return status;
+    }
+    const TensorId id = made.value();
+    Status status = address_pack(id, tensor);
+    if (!status.ok()) {
+        Commands out;
+        (void)core_.destroy(id, out);
+        for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+        return status;
+    }
+    tensor->id = id;
+    tensor->runtime = handle_;
+    tensor->doors = &core_.door(id, 0);
+    tensor->serial = ++tensors_made_;
+    tensor->optimizer = nullptr;
+    tensor->next = nullptr;
+    tensor->previous = last_tensor_;
+    (last_tensor_ ? last_tensor_->next : first_tensor_) = tensor;
+    last_tensor_ = tensor;
+    if (id >= handles_.size()) handles_.resize(id + 1, nullptr);
+    handles_[id] = tensor;
+    tensor_errors_.erase(id);
+    if (!wanted.name.empty()) names_[wanted.name] = tensor;
+    ++tensors_live_;
+    if (engine_->store()) engine_->store()->reserve_ids(core_.block_ids());
+    return {};
+}
+
+Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out)
+{
+    std::vector<stw_tensor *> made;
+    const auto *at = reinterpret_cast<const char *>(specs);
+    for (uint32_t i = 0; i < n; ++i, at += specs[0].struct_size) {
+        stw_tensor *tensor = nullptr;
+        stw_tensor_spec spec{};
+        std::memcpy(&spec, at, std::min<size_t>(specs[0].struct_size, sizeof spec));
+        Status status = create_one(spec, &tensor);
+        if (!status.ok()) {
+            if (!made.empty()) {
+                (void)destroy_tensors(made.data(), static_cast<uint32_t>(made.size()));
+            }
+            return status;
+        }
+        made.push_back(tensor);
+    }
+    std::copy(made.begin(), made.end(), tensors_out);
+    return {};
+}
+
+Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
+{
+    Status status;
+    act([&](Core &core, Commands &out) {
+        for (uint32_t i = 0; i < n && status.ok(); ++i) {
+            if (tensors[i]->optimizer) {
+                status = Status::error(STW_ERROR_BUSY, "tensor '%s' belongs to an optimizer",
+                                       tensors[i]->name.c_str());
+            } else {
+                status = core.may_destroy(tensors[i]->id);
+            }
+        }
+        for (uint32_t i = 0; i < n && status.ok(); ++i) unregister_tensor(tensors[i], out);
+    });
+    return status;
+}
+
+void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
+{
+    const Status status = core_.destroy(tensor->id, out);
+    STW_ASSERT(status.ok());
+    handles_[tensor->id] = nullptr;
+    tensor_errors_.erase(tensor->id);
+    const auto named = names_.find(tensor->name);
+    if (named != names_.end() && named->second == tensor) names_.erase(named);
+    (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
+    (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
+    tensor->runtime = nullptr;
+    tensor_pool().give(tensor);
+    --tensors_live_;
+}
+
+Status Runtime::find_tensor(const char *name, stw_tensor **tensor_out)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = names_.find(std::string_view(name));
+    if (found == names_.end()) {
+        return Status::error(STW_ERROR_NOT_FOUND, "there is no tensor named '%.300s'", name);
+    }
+    *tensor_out = found->second;
+    return {};
+}
+
+Status Runtime::next_tensor(stw_tensor *previous, stw_tensor **next_out)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    *next_out = previous ? previous->next : first_tensor_;
+    return {};
+}
+
+Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    stw_tensor_info info{};
+    info.struct_size = sizeof info;
+    info.state = static_cast<uint32_t>(core_.contents(tensor->id));
+    info.dtype = tensor->dtype;
+    info.role = tensor->role;
+    info.dimensions = tensor->dimensions;
+    const uint32_t mask = core_.residence(tensor->id);
+    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+        if (!(mask & (1u << place))) continue;
+        info.residence |= 1u << (static_cast<uint32_t>(places_[place].tier) - 1);
+    }
+    std::copy(std::begin(tensor->shape), std::end(tensor->shape), std::begin(info.shape));
+    info.elements = tensor->elements;
+    info.shard_elements = tensor->elements;
+    info.shard_bytes = tensor->bytes;
+    info.whole_bytes = tensor->bytes;
+    info.version = core_.version(tensor->id);
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        info.open_views += views_.is_open(index) && views_.slot(index).tensor == tensor;
+    }
+    info.name = tensor->name.c_str();
+    std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
+    return {};
+}
+
+Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
+{
+    residency::Policy wanted;
+    STW_TRY(to_policy(&policy, tensor->role, &wanted));
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.set_policy(tensor->id, wanted);
+}
+
+Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = tensor->name.c_str();
+    spec.dtype = tensor->dtype;
+    spec.dimensions = dimensions;
+    std::copy(shape, shape + std::min<uint32_t>(dimensions, 8), spec.shape);
+    uint64_t elements = 0;
+    uint64_t bytes = 0;
+    STW_TRY(measure(spec, &elements, &bytes));
+    if (bytes > tensor->capacity_bytes) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' was created with %s and cannot be reshaped to %s",
+                             tensor->name.c_str(), bytes_text(tensor->capacity_bytes).c_str(),
+                             bytes_text(bytes).c_str());
+    }
+    STW_TRY(discard(&tensor, 1));
+    tensor->elements = elements;
+    tensor->bytes = bytes;
+    tensor->dimensions = dimensions;
+    std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
+    return {};
+}
+
+Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
+{
+    Status first;
+    std::vector<stw_tensor *> zeros;
+    act([&](Core &core, Commands &out) {
+        drain_hits();
+        for (uint32_t i = 0; i < n; ++i) {
+            Status status = core.discard(tensors[i]->id, out);
+            if (first.ok() && !status.ok()) first = std::move(status);
+            tensor_errors_.erase(tensors[i]->id);
+            if (!core.spec(tensors[i]->id).reads_zero) continue;
+            if (core.contents(tensors[i]->id) == residency::Contents::kEmpty) {
+                zeros.push_back(tensors[i]);
+            }
+        }
+    });
+    for (stw_tensor *tensor : zeros) {
+        Status status = restore_zeros(tensor);
+        if (first.ok() && !status.ok()) first = std::move(status);
+    }
+    return first;
+}
+
+// A tensor that reads as zeros and shares its block with live ones: the zeros are written.
+Status Runtime::restore_zeros(stw_tensor *tensor)
+{
+    return fill(tensor, 0.0, STW_COPY_OPTIONS_INIT);
+}
+
+Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
+{
+    act([&](Core &core, Commands &out) {
+        for (uint32_t i = 0; i < n; ++i) {
+            core.advise(tensors[i]->id, static_cast<residency::Advice>(advice), out);
+        }
+    });
+    return {};
+}
+
+Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
+                               uint64_t *bytes_out)
+{
+    const bool there = device < host_place_ && places_[device].memory && places_[device].maps;
+    if (!there) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "device %u gives tensors no address of their own", device);
+    }
+    *pointer_out = tensor->addresses[device];
+    *bytes_out = tensor->bytes;
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the update layer asks of the tiers, over the core: claims, and pieces wherever the CPU can
+// work on them. Called by the pipeline's threads with none of its locks held.
+#include "lib/runtime/runtime.h"
+#include "lib/support/assert.h"
+
+namespace stepwell {
+namespace {
+
+// A fetch of the pipeline from the call to the release; its address is the ticket.
+struct PieceFetch {
+    Waiter waiter;
+    Runtime *runtime = nullptr;
+    residency::ClaimId claim = 0;
+    uint32_t count = 0;
+    update::Piece pieces[update::kPiecesMax];
+    residency::PlaceId places[update::kPiecesMax];
+    update::FetchDone done = nullptr;
+    void *user = nullptr;
+};
+
+}  // namespace
+
+residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n)
+{
+    residency::ClaimId claim = 0;
+    act([&](Core &core, Commands &) {
+        drain_hits();
+        claim = core.claim();
+        for (uint32_t i = 0; i < n; ++i) core.claim_tensor(claim, tensors[i]);
+    });
+    return claim;
+}
+
+void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
+{
+    act([&](Core &core, Commands &out) { core.unclaim_tensor(claim, tensor, false, out); });
+}
+
+void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor)
+{
+    act([&](Core &core, Commands &out) { core.unclaim_tensor(claim, tensor, true, out); });
+}
+
+void Runtime::fail(residency::TensorId tensor, const Status &cause)
+{
+    act([&](Core &core, Commands &) {
+        core.fail(tensor, cause);
+        background(tensor, cause);
+    });
+}
+
+residency::Contents Runtime::contents(residency::TensorId tensor)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.contents(tensor);
+}
+
+uint64_t Runtime::pack_offset(residency::TensorId tensor) const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.pack_offset(tensor);
+}
+
+void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
+{
+    const Place &at = places_[grant.place];
+    if (!at.maps) {
+        return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
+    }
+    const residency::PackId pack = core_.pack_of(piece.tensor);
+    return static_cast<char *>(pack_addresses_[pack][grant.place]) +
+           core_.pack_offset(piece.tensor) + piece.byte_begin;
+}
+
+void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
+                    residency::Class urgency, update::FetchDone done, void *user)
+{
+    STW_ASSERT(n <= update::kPiecesMax);
+    auto *mine = new PieceFetch();
+    mine->runtime = this;
+    mine->claim = claim;
+    mine->count = n;
+    mine->done = done;
+    mine->user = user;
+    residency::FetchAsked asked;
+    asked.claim = claim;
+    asked.flags = residency::kFetchInternal;
+    asked.urgency = urgency;
+    for (uint32_t i = 0; i < n; ++i) {
+        mine->pieces[i] = pieces[i];
+        asked.requests.push_back({pieces[i].tensor, pieces[i].access, residency::kAnyCpuPlace,
+                                  pieces[i].byte_begin, pieces[i].byte_count});
+    }
+    mine->waiter.user = mine;
+    mine->waiter.call = [](Waiter &waiter) {
+        auto *fetch = static_cast<PieceFetch *>(waiter.user);
+        const update::FetchDone tell = fetch->done;
+        void *whom = fetch->user;
+        if (!waiter.status.ok()) {
+            const Status status = std::move(waiter.status);
+            delete fetch;
+            tell(whom, status, 0, nullptr);
+            return;
+        }
+        void *pointers[update::kPiecesMax];
+        {
+            std::lock_guard<std::mutex> lock(fetch->runtime->mutex_);
+            for (uint32_t i = 0; i < fetch->count; ++i) {
+                fetch->places[i] = waiter.grants[i].place;
+                pointers[i] = fetch->runtime->piece_pointer(waiter.grants[i], fetch->pieces[i]);
+            }
+        }
+        tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
+    };
+    act([&](Core &core, Commands &out) {
+        for (uint32_t i = 0; i < n; ++i) note_access(pieces[i].tensor);
+        mine->waiter.fetch = core.fetch(asked, now(), out);
+        waiters_[mine->waiter.fetch] = &mine->waiter;
+    });
+}
+
+void Runtime::release(uint64_t ticket, uint32_t far_pieces)
+{
+    auto *mine = reinterpret_cast<PieceFetch *>(ticket);
+    act([&](Core &core, Commands &out) {
+        for (uint32_t i = 0; i < mine->count; ++i) {
+            residency::Release release;
+            release.tensor = mine->pieces[i].tensor;
+            release.access = mine->pieces[i].access;
+            release.place = mine->places[i];
+            release.byte_begin = mine->pieces[i].byte_begin;
+            release.byte_count = mine->pieces[i].byte_count;
+            release.far = (far_pieces & (1u << i)) != 0;
+            release.internal = true;
+            release.claim = mine->claim;
+            core.release(release, now(), out);
+        }
+    });
+    delete mine;
+}
+
+}  // namespace stepwell

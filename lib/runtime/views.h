@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of open views and what each thread keeps to use it without a lock: a handful of free
+// slots and a ring of hits that the core has not heard of yet. A cookie is a slot and its serial
+// number, so a view can be released once and a stale one is found.
+#pragma once
+
+#include "lib/residency/types.h"
+#include "lib/runtime/handles.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace stepwell {
+
+struct ViewSlot {
+    std::atomic<uint64_t> serial{0};  // odd while open
+    stw_tensor *tensor = nullptr;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+    uint64_t step = 0;                    // it was fetched in, 0: none
+    uint32_t owner = 0;                   // thread that fetched it
+    residency::TensorId scratch = residency::kNone;  // the private buffer of a reduce
+    uint8_t access = 0;                   // STW_READ..STW_REDUCE
+    residency::PlaceId place = 0;
+    uint8_t by_gate = 0;
+    uint8_t padding[5] = {};
+};
+
+// What one thread has of one runtime. Type-stable, taken from a process-wide pool.
+struct ThreadState {
+    static constexpr uint32_t kSlots = 64;
+    static constexpr uint32_t kHits = 1024;
+
+    std::atomic<uint32_t> tag{0};
+    std::atomic<uint64_t> runtime_serial{0};
+    std::atomic<bool> thread_lives{false};
+    uint32_t number = 0;  // of the thread in its runtime, from 1
+    uint32_t slot_count = 0;
+    std::array<uint32_t, kSlots> slots{};
+    // One writer (the thread), one reader (whoever has the core's lock).
+    std::atomic<uint32_t> hits_head{0};
+    std::atomic<uint32_t> hits_tail{0};
+    std::array<uint64_t, kHits> hits{};  // tensor id and place
+};
+
+class ViewTable {
+public:
+    ViewTable(uint32_t views_max, uint64_t runtime_serial);
+    ~ViewTable();
+    ViewTable(const ViewTable &) = delete;
+    ViewTable &operator=(const ViewTable &) = delete;
+
+    // This thread's state in this runtime; null when too many threads live (then use the table).
+    ThreadState *thread_state();
+    // A free slot, kNone when views_max are open.
+    uint32_t take_slot(ThreadState *state);
+    void give_slot(ThreadState *state, uint32_t slot);
+
+    ViewSlot &slot(uint32_t index) { return slots_[index]; }
+    [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
+    // Opens the slot and returns its cookie.
+    uint64_t open(uint32_t index);
+    // Ends the view of the cookie for one caller alone; kNone when it is stale, doubled or torn.
+    uint32_t close(uint64_t cookie);
+    [[nodiscard]] bool is_open(uint32_t index) const;
+    [[nodiscard]] uint32_t open_views() const;
+
+    // False when the ring is full: drain, then push again.
+    static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place);
+    template <class Body>
+    void drain_hits(Body &&body)
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (ThreadState *state : states_) {
+            uint32_t head = state->hits_head.load(std::memory_order_relaxed);
+            const uint32_t tail = state->hits_tail.load(std::memory_order_acquire);
+            for (; head != tail; ++head) {
+                const uint64_t hit = state->hits[head % ThreadState::kHits];
+                body(static_cast<residency::TensorId>(hit >> 8),
+                     static_cast<residency::PlaceId>(hit & 0xff));
+            }
+            state->hits_head.store(head, std::memory_order_release);
+        }
+    }
+
+private:
+    ThreadState *register_thread();
+
+    const uint32_t views_max_;
+    const uint64_t runtime_serial_;
+    ViewSlot *slots_ = nullptr;  // views_max of them, zero pages until used
+    std::atomic<uint32_t> used_{0};  // slots ever taken
+    std::mutex mutex_;
+    std::vector<uint32_t> free_;
+    std::vector<ThreadState *> states_;
+    uint32_t threads_seen_ = 0;
+};
+
+}  // namespace stepwell

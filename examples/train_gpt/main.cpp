@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// train_gpt: a GPT that trains in less memory than its states need. Opens the tiers, runs the
+// steps, closes with the table. One thread; the arithmetic has a pool.
+
+#include "gemm.h"
+#include "model.h"
+#include "must.h"
+#include "options.h"
+#include "report.h"
+#include "sampler.h"
+#include "text.h"
+#include "trainer.h"
+
+#include <cstdio>
+#include <vector>
+
+namespace train_gpt {
+
+namespace {
+
+// The library never prints; what it has to say comes here.
+void print_log(void *, uint32_t, const char *topic, const char *line)
+{
+    std::fprintf(stderr, "stepwell: %s: %s\n", topic, line);
+}
+
+// Budgets that were left open. Tensors are kept in blocks, so a tier takes more than the sum of
+// their bytes; the nvme tier also holds what is being written anew.
+void complete_budgets(Options &options, const ModelSize &size)
+{
+    constexpr uint64_t kFixedBytes = uint64_t{64} << 20;
+    const uint64_t bytes = size.state_bytes + size.checkpoint_bytes;
+    if (options.in_memory && options.device_bytes == 0)
+        options.device_bytes = bytes + bytes / 4 + kFixedBytes;
+    if (!options.nvme.empty() && options.nvme_bytes == 0)
+        options.nvme_bytes = bytes + bytes / 2 + kFixedBytes;
+}
+
+stw_runtime *open_runtime(const Options &options)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    device.budget_bytes = options.device_bytes;
+    std::vector<stw_nvme_options> nvme;
+    for (const std::string &path : options.nvme) {
+        stw_nvme_options directory = STW_NVME_OPTIONS_INIT;
+        directory.path = path.c_str();
+        directory.budget_bytes = options.nvme_bytes / options.nvme.size();
+        nvme.push_back(directory);
+    }
+    stw_runtime_options runtime = STW_RUNTIME_OPTIONS_INIT;
+    runtime.name = "train_gpt";
+    runtime.devices = &device;
+    runtime.device_count = options.device_bytes != 0 ? 1 : 0;
+    runtime.nvme = nvme.data();
+    runtime.nvme_count = static_cast<uint32_t>(nvme.size());
+    runtime.host_bytes = options.host_bytes;
+    runtime.thread_count = options.threads;
+    runtime.log = print_log;
+    stw_runtime *opened = nullptr;
+    must(stw_runtime_open(&runtime, &opened));
+    return opened;
+}
+
+void print_model(const Options &options, const ModelSize &size, const Workspace &space,
+                 const Text &text)
+{
+    constexpr double kMiB = 0x1p20;
+    std::printf("model        %.2f M parameters in %u layers, %u tokens and %.0f GFLOP per step\n",
+                static_cast<double>(size.parameters) * 1e-6, options.layers,
+                options.batch * options.sequence, size.flops_per_step * 1e-9);
+    std::printf("text         %s, %.1f KiB\n", options.text.c_str(),
+                static_cast<double>(text.bytes()) / 1024.0);
+    std::printf("states       %.1f MiB, checkpoints %.1f MiB; budgets: device %.1f + host %.1f "
+                "MiB, nvme %.1f MiB\n",
+                static_cast<double>(size.state_bytes) / kMiB,
+                static_cast<double>(size.checkpoint_bytes) / kMiB,
+                static_cast<double>(options.device_bytes) / kMiB,
+                static_cast<double>(options.host_bytes) / kMiB,
+                static_cast<double>(options.nvme_bytes) / kMiB);
+    std::printf("products     %u threads, OpenBLAS kernels %s\n", options.threads,
+                gemm_kernels().c_str());
+    std::printf("activations  %llu bytes outside Stepwell\n\n",
+                static_cast<unsigned long long>(space.bytes()));
+    std::fflush(stdout);
+}
+
+std::vector<StepRecord> train(const Options &options, const Text &text, Trainer &trainer)
+{
+    const Schedule schedule = {options.steps, options.learning_rate, options.clip_norm};
+    std::vector<uint8_t> tokens(size_t{options.batch} * options.sequence);
+    std::vector<uint8_t> targets(tokens.size());
+    std::vector<StepRecord> records;
+    records.reserve(options.steps_to_run());
+    for (uint32_t step = 0; step < options.steps_to_run(); ++step) {
+        text.batch(options.seed, step, options.batch, options.sequence, tokens.data(),
+                   targets.data());
+        records.push_back(trainer.step(schedule, step, tokens.data(), targets.data()));
+        if (!options.quiet) print_progress(options, step, records.back());
+    }
+    return records;
+}
+
+void write_files(const Options &options, const ModelSize &size, stw_runtime *runtime,
+                 const std::vector<StepRecord> &records, const Summary &summary)
+{
+    std::string wrong;
+    if (!options.losses_path.empty()) wrong = write_losses(options.losses_path, records);
+    if (wrong.empty() && !options.json_path.empty())
+        wrong = write_json(options.json_path, options, size, records, summary);
+    if (!wrong.empty()) give_up(wrong.c_str());
+    if (!options.timeline_path.empty())
+        must(stw_timeline_write(runtime, options.timeline_path.c_str()));
+    if (!options.report_path.empty()) must(stw_report_write(runtime, options.report_path.c_str()));
+}
+
+void run(Options options)
+{
+    const Shape shape = {options.batch, options.sequence, options.width, options.heads};
+    const ModelOptions model_options = {shape, options.layers, options.seed,
+                                        options.activations_in_stepwell};
+    const ModelSize size = model_size(model_options);
+    complete_budgets(options, size);
+
+    Text text;
+    const std::string wrong = text.load(options.text, options.sequence);
+    if (!wrong.empty()) give_up(wrong.c_str());
+    gemm_init();
+    Pool pool(options.threads);
+    Workspace space(shape, options.threads, options.activations_in_stepwell ? 0 : options.layers);
+    if (space.bytes() == 0)
+        give_up("no memory for the activations; take a smaller --batch, --sequence or --width");
+
+    stw_runtime *runtime = open_runtime(options);
+    {
+        const uint32_t tier = options.device_bytes != 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
+        Model model(runtime, model_options);
+        Trainer trainer(runtime, model, space, pool, tier);
+        print_model(options, size, space, text);
+        trainer.check_fits();
+        model.initialise();
+        const std::vector<StepRecord> records = train(options, text, trainer);
+        must(stw_runtime_drain(runtime, 0));
+        if (options.sample_bytes != 0)
+            print_sample(trainer, options.prompt, options.sample_bytes, options.sequence,
+                         options.seed);
+        const Summary summary = summarise(runtime, options, records, space.bytes());
+        print_summary(options, summary);
+        write_files(options, size, runtime, records, summary);
+    }
+    must(stw_runtime_close(runtime, 0, 0));
+}
+
+}  // namespace
+
+}  // namespace train_gpt
+
+int main(int argc, char **argv)
+{
+    train_gpt::Options options;
+    int exit_code = 0;
+    if (train_gpt::parse_options(argc, argv, &options, &exit_code) == train_gpt::Parsed::kExit)
+        return exit_code;
+    train_gpt::run(options);
+    return 0;
+}

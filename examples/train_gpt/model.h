@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model as Stepwell tensors: what exists, how it is named and initialised, which of it is
+// fetched together. Owns the tensors and the optimizer; holds no bytes itself. One thread.
+
+#ifndef TRAIN_GPT_MODEL_H
+#define TRAIN_GPT_MODEL_H
+
+#include "block.h"
+
+#include <stepwell/stepwell.h>
+
+#include <string>
+#include <vector>
+
+namespace train_gpt {
+
+struct Layer {
+    stw_tensor *parameters[kSlots];
+    stw_tensor *gradients[kSlots];
+    stw_tensor *checkpoint;  // the block's input, kept from forward to backward; or NULL
+};
+
+// What is not in a block. The head is tied to the table of tokens.
+enum Outer : uint32_t { kTokens, kPositions, kFinalGain, kFinalBias, kOuters };
+
+struct ModelOptions {
+    Shape shape;
+    uint32_t layers;
+    uint64_t seed;
+    bool checkpoints;  // as tensors
+};
+
+struct ModelSize {
+    uint64_t parameters;
+    uint64_t state_bytes;  // parameters, gradients, two moments
+    uint64_t checkpoint_bytes;
+    double flops_per_step;  // of the matrix products, forward, recomputation and backward
+};
+ModelSize model_size(const ModelOptions &options);
+
+class Model {
+public:
+    Model(stw_runtime *runtime, const ModelOptions &options);
+    ~Model();
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
+
+    // Streams the first contents into the tensors, a piece at a time.
+    void initialise();
+
+    const ModelOptions &options() const { return options_; }
+    const Layer &layer(uint32_t index) const { return layers_[index]; }
+    stw_tensor *parameter(Outer which) const { return parameters_[which]; }
+    stw_tensor *gradient(Outer which) const { return gradients_[which]; }
+    stw_optimizer *optimizer() const { return optimizer_; }
+
+private:
+    void create_outer();
+    void create_layer(uint32_t index);
+    void create_optimizer();
+    stw_tensor *create(const stw_tensor_spec &spec);
+    void fill_normal(stw_tensor *tensor, double deviation);
+
+    stw_runtime *runtime_;  // not owned, outlives the model
+    ModelOptions options_;
+    std::vector<Layer> layers_;
+    stw_tensor *parameters_[kOuters] = {};
+    stw_tensor *gradients_[kOuters] = {};
+    stw_optimizer *optimizer_ = nullptr;
+    std::vector<stw_tensor *> tensors_;  // all of them, in creation order
+    uint64_t filled_ = 0;                // tensors with random contents so far
+};
+
+// The weights that decay; vectors do not.
+constexpr uint32_t kDecayGroup = 0;
+constexpr uint32_t kPlainGroup = 1;
+
+}  // namespace train_gpt
+
+#endif

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads the command line with CLI11 and says what to do about a wrong one.
+
+#include "options.h"
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <iterator>
+
+#ifndef TRAIN_GPT_DEFAULT_TEXT
+#define TRAIN_GPT_DEFAULT_TEXT "examples/data/kjv-genesis-to-deuteronomy.txt"
+#endif
+
+namespace train_gpt {
+
+namespace {
+
+struct Unit {
+    const char *name;
+    double bytes;
+};
+constexpr Unit kUnits[] = {{"", 1},         {"B", 1},        {"KB", 1e3},
+                           {"MB", 1e6},     {"GB", 1e9},     {"KIB", 0x1p10},
+                           {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
+
+void add_tier_options(CLI::App &app, Options &options)
+{
+    const auto size = [&app](const char *name, uint64_t &to, const char *help) {
+        const auto read = [&to](const std::string &text) {
+            const std::string wrong = parse_bytes(text, &to);
+            if (!wrong.empty()) throw CLI::ValidationError(wrong);
+        };
+        app.add_option_function<std::string>(name, read, help)->type_name("SIZE");
+    };
+    size("--device-bytes", options.device_bytes, "budget of the device tier (64MiB)");
+    size("--host-bytes", options.host_bytes, "budget of the host tier (64MiB)");
+    size("--nvme-bytes", options.nvme_bytes,
+         "budget of the nvme tier, all directories together; by default what the states need");
+    app.add_option("--nvme", options.nvme, "directory for the nvme tier; may be repeated")
+        ->allow_extra_args(false);
+    app.add_flag("--in-memory", options.in_memory,
+                 "the baseline: a device tier that holds everything, no host and no nvme tier");
+    app.add_option_function<std::string>(
+           "--activations",
+           [&options](const std::string &text) {
+               options.activations_in_stepwell = text == "stepwell";
+           },
+           "where the input of each block waits for backward: stepwell (default) or memory")
+        ->check(CLI::IsMember({"stepwell", "memory"}));
+}
+
+void add_model_options(CLI::App &app, Options &options)
+{
+    const CLI::Range count(1, 1 << 20);
+    app.add_option("--text", options.text, "file of bytes to train on")->capture_default_str();
+    app.add_option("--steps", options.steps, "steps of the whole run: sets the learning rates")
+        ->capture_default_str()
+        ->check(count);
+    app.add_option("--stop-after", options.stop_after, "end after so many of the steps")
+        ->check(count);
+    app.add_option("--seed", options.seed)->capture_default_str();
+    app.add_option("--layers", options.layers)->capture_default_str()->check(count);
+    app.add_option("--width", options.width)->capture_default_str()->check(count);
+    app.add_option("--heads", options.heads)->capture_default_str()->check(count);
+    app.add_option("--batch", options.batch)->capture_default_str()->check(count);
+    app.add_option("--sequence", options.sequence)->capture_default_str()->check(count);
+    app.add_option("--threads", options.threads, "of the model's arithmetic and of the update")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 256));
+    app.add_option("--learning-rate", options.learning_rate, "the highest one")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+    app.add_option("--clip", options.clip_norm, "largest norm of all gradients together")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+}
+
+void add_output_options(CLI::App &app, Options &options)
+{
+    app.add_option("--sample", options.sample_bytes, "write so many bytes of text at the end");
+    app.add_option("--prompt", options.prompt, "what the sample starts with");
+    app.add_option("--compute-seconds", options.compute_seconds,
+                   "a step in memory, for the bound in the closing table")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--losses", options.losses_path, "file for the losses, one hex float a line");
+    app.add_option("--json", options.json_path, "file for the steps and the table");
+    app.add_option("--timeline", options.timeline_path, "file for the runtime's timeline");
+    app.add_option("--report", options.report_path, "file for the runtime's report");
+    app.add_flag("--quiet", options.quiet, "no line per step");
+}
+
+// "" or what is wrong with options that are each right on their own.
+std::string check_together(const Options &options)
+{
+    if (options.width % options.heads != 0)
+        return "--width " + std::to_string(options.width) + " is not a multiple of --heads " +
+               std::to_string(options.heads) + "; choose a width that the heads divide";
+    if (uint64_t{options.batch} * options.sequence > 1u << 20)
+        return "--batch times --sequence is more than 1048576 tokens; choose smaller ones";
+    if (options.layers > 1000 || options.width > 1u << 16)
+        return "at most 1000 --layers and a --width of 65536";
+    if (options.in_memory && (!options.nvme.empty() || options.host_bytes != 0))
+        return "--in-memory is the device tier alone: leave out --nvme and --host-bytes";
+    if (!options.in_memory && options.nvme.empty() && options.device_bytes == 0 &&
+        options.host_bytes == 0)
+        return "say where the states may live: --nvme DIR (an existing directory on the disk to "
+               "use), or --device-bytes and --host-bytes, or --in-memory for the baseline";
+    if (!options.in_memory && options.nvme.empty() && options.nvme_bytes != 0)
+        return "--nvme-bytes needs a directory: add --nvme DIR";
+    if (options.sample_bytes != 0 && options.prompt.empty())
+        return "--prompt is empty; the model needs at least one byte to go on from";
+    return "";
+}
+
+}  // namespace
+
+std::string parse_bytes(const std::string &text, uint64_t *bytes_out)
+{
+    const std::string wrong = "'" + text +
+                              "' is not a size; write bytes, or a number with KiB, "
+                              "MiB, GiB (or KB, MB, GB): 64MiB";
+    size_t digits = 0;
+    while (digits < text.size() &&
+           (std::isdigit(static_cast<unsigned char>(text[digits])) != 0 || text[digits] == '.'))
+        ++digits;
+    const std::string numeral = text.substr(0, digits);
+    char *end = nullptr;
+    const double number = std::strtod(numeral.c_str(), &end);
+    if (digits == 0 || *end != '\0') return wrong;
+    std::string name;
+    for (size_t i = text.find_first_not_of(' ', digits); i < text.size(); ++i)
+        name += static_cast<char>(std::toupper(static_cast<unsigned char>(text[i])));
+    for (const Unit &unit : kUnits) {
+        if (name != unit.name) continue;
+        const double bytes = number * unit.bytes;
+        if (bytes >= 0x1p63)
+            return "'" + text + "' is more than any memory; 64-bit sizes end at 8 EiB";
+        *bytes_out = static_cast<uint64_t>(bytes);
+        return "";
+    }
+    return wrong;
+}
+
+Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code_out)
+{
+    Options &options = *options_out;
+    options.text = TRAIN_GPT_DEFAULT_TEXT;
+    CLI::App app("Trains a GPT whose states may be larger than the memory it is given.",
+                 "train_gpt");
+    add_tier_options(app, options);
+    add_model_options(app, options);
+    add_output_options(app, options);
+    try {
+        app.parse(argc, argv);
+        const std::string wrong = check_together(options);
+        if (!wrong.empty()) throw CLI::ValidationError(wrong);
+    } catch (const CLI::ParseError &error) {
+        *exit_code_out = app.exit(error);
+        return Parsed::kExit;
+    }
+    if (!options.in_memory && !options.nvme.empty()) {
+        constexpr uint64_t kDefaultBytes = uint64_t{64} << 20;
+        if (options.device_bytes == 0) options.device_bytes = kDefaultBytes;
+        if (options.host_bytes == 0) options.host_bytes = kDefaultBytes;
+    }
+    return Parsed::kRun;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line, read and checked. Knows nothing of Stepwell.
+
+#ifndef TRAIN_GPT_OPTIONS_H
+#define TRAIN_GPT_OPTIONS_H
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace train_gpt {
+
+struct Options {
+    uint64_t device_bytes = 0;
+    uint64_t host_bytes = 0;
+    std::vector<std::string> nvme;  // directories
+    uint64_t nvme_bytes = 0;        // all of them together; 0: what the states need, and room
+    bool in_memory = false;
+    bool activations_in_stepwell = true;
+
+    uint32_t steps = 200;
+    uint32_t stop_after = 0;  // 0: all steps
+    uint64_t seed = 1;
+    std::string text;
+    uint32_t layers = 8;
+    uint32_t width = 512;
+    uint32_t heads = 8;
+    uint32_t batch = 4;
+    uint32_t sequence = 256;
+    uint32_t threads = 2;
+    double learning_rate = 1e-3;
+    double clip_norm = 1.0;
+
+    uint32_t sample_bytes = 0;
+    std::string prompt = "And the LORD said unto Moses, ";
+    double compute_seconds = 0.0;  // of a step in memory; 0: not known
+    std::string losses_path;
+    std::string json_path;
+    std::string timeline_path;
+    std::string report_path;
+    bool quiet = false;
+
+    uint32_t steps_to_run() const
+    {
+        return stop_after != 0 && stop_after < steps ? stop_after : steps;
+    }
+};
+
+// "64MiB", "1.5 GB", "4096" to bytes. "" on success, else the sentence for the user.
+std::string parse_bytes(const std::string &text, uint64_t *bytes_out);
+
+enum class Parsed { kRun, kExit };
+// kExit: the help or the mistake is printed, end with *exit_code_out.
+Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code_out);
+
+}  // namespace train_gpt
+
+#endif

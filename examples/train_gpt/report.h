@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the user reads: the line of a step, the closing table, and the same as JSON. Computes from
+// what was measured; measures nothing but the tiers, the links and the process at the end.
+
+#ifndef TRAIN_GPT_REPORT_H
+#define TRAIN_GPT_REPORT_H
+
+#include "options.h"
+#include "trainer.h"
+
+#include <stepwell/stepwell.h>
+
+#include <string>
+#include <vector>
+
+namespace train_gpt {
+
+void print_progress(const Options &options, uint32_t step, const StepRecord &record);
+
+struct LinkSummary {
+    const char *name;
+    uint64_t bytes;             // of the whole run
+    double bytes_per_step;      // of the steps that count
+    uint64_t bytes_per_second;  // measured by the runtime in this run
+    double seconds_per_step;    // bytes / bandwidth; 0 when nothing moved
+};
+
+struct Summary {
+    uint32_t steps_counted;  // the first ones warm up and do not count
+    double step_seconds;     // median
+    double bound_seconds;    // what compute and links force
+    const char *bound_by;
+    double stall_seconds[5];  // per step: nvme, host and device, room, update, other
+    double verdict_seconds;   // per step
+    stw_tier_stats tiers[3];  // device, host, nvme
+    LinkSummary links[kLinks];
+    uint64_t peak_resident_bytes;
+    uint64_t activation_bytes;
+    uint64_t resident_limit_bytes;
+};
+
+// The median of values; 0 of none.
+double median(std::vector<double> values);
+
+Summary summarise(stw_runtime *runtime, const Options &options,
+                  const std::vector<StepRecord> &records, uint64_t activation_bytes);
+void print_summary(const Options &options, const Summary &summary);
+
+// "" or the sentence for the user.
+std::string write_losses(const std::string &path, const std::vector<StepRecord> &records);
+std::string write_json(const std::string &path, const Options &options, const ModelSize &size,
+                       const std::vector<StepRecord> &records, const Summary &summary);
+
+}  // namespace train_gpt
+
+#endif

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order of fetches, prefetches and releases. Every view is held for the arithmetic that needs
+// it and no longer: what is not pinned is room for what comes next.
+
+#include "trainer.h"
+
+#include "must.h"
+#include "views.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+namespace train_gpt {
+
+namespace {
+
+// Layers that are on their way while one computes. Two, so that a link is never without work when
+// a layer ends early; more would pin room that the update could use.
+constexpr uint32_t kLookAhead = 2;
+
+constexpr double kPi = 3.141592653589793;
+
+double seconds_since(std::chrono::steady_clock::time_point begin)
+{
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+Weights weights_in(const Views &views)
+{
+    Weights weights;
+    for (uint32_t slot = 0; slot < kSlots; ++slot) weights[slot] = views[slot];
+    return weights;
+}
+
+}  // namespace
+
+double learning_rate_of(const Schedule &schedule, uint32_t step)
+{
+    const uint32_t warm_up = std::clamp(schedule.steps / 10, 1u, 20u);
+    if (step < warm_up) return schedule.learning_rate * (step + 1) / warm_up;
+    const double done =
+        static_cast<double>(step - warm_up) / std::max(1u, schedule.steps - warm_up);
+    return schedule.learning_rate * (0.1 + 0.45 * (1.0 + std::cos(kPi * std::min(done, 1.0))));
+}
+
+Trainer::Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool, uint32_t tier)
+    : runtime_(runtime), model_(model), space_(space), pool_(pool), tier_(tier)
+{
+    must(stw_phase_create(runtime, "train", &train_));
+    must(stw_phase_create(runtime, "predict", &predict_));
+}
+
+Trainer::~Trainer()
+{
+    must(stw_phase_destroy(predict_));
+    must(stw_phase_destroy(train_));
+}
+
+// All layers have one shape, so the first one speaks for all.
+void Trainer::check_fits()
+{
+    const Layer &layer = model_.layer(0);
+    stw_fetch_request requests[2 * kSlots + 1];
+    uint32_t count = 0;
+    for (stw_tensor *tensor : layer.parameters)
+        requests[count++] = request_of(tensor, STW_READ, tier_);
+    for (uint32_t slot = kAttentionSlots; slot < kSlots; ++slot)
+        requests[count++] = request_of(layer.gradients[slot], STW_WRITE, tier_);
+    if (layer.checkpoint != nullptr)
+        requests[count++] = request_of(layer.checkpoint, STW_READ, tier_);
+    must(stw_fetch_fits(runtime_, requests, count));
+}
+
+// A step visits the layers up and then down again: positions 0 to 2 x layers - 1. Says that the
+// one at `position` comes soon; beyond the last there is nothing to say, because the update is
+// about to change what the next step reads.
+void Trainer::prefetch(uint32_t position)
+{
+    const uint32_t layers = model_.options().layers;
+    if (position >= 2 * layers) return;
+    const bool down = position >= layers;
+    const Layer &layer = model_.layer(down ? 2 * layers - 1 - position : position);
+    stw_fetch_request requests[kSlots + 1];
+    uint32_t count = 0;
+    for (stw_tensor *tensor : layer.parameters)
+        requests[count++] = request_of(tensor, STW_READ, tier_);
+    // At the turn the checkpoint is the one that is written last: not yet there, then near.
+    if (position > layers && layer.checkpoint != nullptr)
+        requests[count++] = request_of(layer.checkpoint, STW_READ, tier_);
+    must(stw_prefetch(runtime_, requests, count));
+}
+
+StepRecord Trainer::step(const Schedule &schedule, uint32_t step, const uint8_t *tokens,
+                         const uint8_t *targets)
+{
+    const auto begin = std::chrono::steady_clock::now();
+    StepRecord record = {};
+    must(stw_step_begin(train_));
+    forward(train_, model_.options().shape, tokens, true);
+    record.loss = head(targets);
+    backward(tokens);
+    record.verdict_seconds = update(schedule, step, &record.norm);
+    record.learning_rate = learning_rate_of(schedule, step);
+    record.stats.struct_size = sizeof(record.stats);
+    must(stw_step_end(train_, &record.stats));
+    record.seconds = seconds_since(begin);
+
+    for (uint32_t link = 0; link < kLinks; ++link) {
+        stw_link_stats stats = STW_LINK_STATS_INIT;
+        must(stw_link_stats_get(runtime_, link + 1, 0, &stats));
+        record.link_bytes[link] = stats.bytes - link_bytes_[link];
+        link_bytes_[link] = stats.bytes;
+    }
+    return record;
+}
+
+void Trainer::forward(stw_phase *phase, const Shape &shape, const uint8_t *tokens, bool training)
+{
+    for (uint32_t position = 0; position < std::min(kLookAhead, model_.options().layers);
+         ++position)
+        prefetch(position);
+
+    Views tables(tier_);
+    tables.add(model_.parameter(kTokens), STW_READ);
+    tables.add(model_.parameter(kPositions), STW_READ);
+    tables.fetch(runtime_, phase);
+    embed(pool_, space_, shape, tokens, tables[0], tables[1]);
+    tables.release_all(STW_RELEASE_NEAR);
+
+    Block block(pool_, space_, shape);
+    for (uint32_t index = 0; index < model_.options().layers; ++index)
+        forward_layer(phase, block, index, training);
+}
+
+void Trainer::forward_layer(stw_phase *phase, Block &block, uint32_t index, bool training)
+{
+    const uint32_t layers = model_.options().layers;
+    Views parameters(tier_);
+    parameters.add(model_.layer(index).parameters, kSlots, STW_READ);
+    parameters.fetch(runtime_, phase);
+    if (training || index + kLookAhead < layers) prefetch(index + kLookAhead);
+    if (training) keep_input(index);
+    block.forward(weights_in(parameters));
+    // Backward starts with the layer that forward ends with.
+    const bool turn = training && index + kLookAhead >= layers;
+    parameters.release_all(turn ? STW_RELEASE_NEAR : 0);
+}
+
+// The input of each block is all that backward gets from forward.
+void Trainer::keep_input(uint32_t index)
+{
+    const uint64_t elements =
+        uint64_t{model_.options().shape.rows()} * model_.options().shape.width;
+    stw_tensor *checkpoint = model_.layer(index).checkpoint;
+    if (checkpoint == nullptr) {
+        std::copy_n(space_.stream, elements, space_.checkpoints + index * elements);
+        return;
+    }
+    Views input(tier_);
+    input.add(checkpoint, STW_WRITE);
+    input.fetch(runtime_, train_);
+    std::copy_n(space_.stream, elements, input[0]);
+    input.release_all(0);
+}
+
+double Trainer::head(const uint8_t *targets)
+{
+    const Shape &shape = model_.options().shape;
+    Views views(tier_);
+    views.add(model_.parameter(kFinalGain), STW_READ);
+    views.add(model_.parameter(kFinalBias), STW_READ);
+    views.add(model_.parameter(kTokens), STW_READ);
+    views.add(model_.gradient(kFinalGain), STW_WRITE);
+    views.add(model_.gradient(kFinalBias), STW_WRITE);
+    views.add(model_.gradient(kTokens), STW_REDUCE);
+    views.fetch(runtime_, train_);
+    const HeadWeights weights = {views[0], views[1], views[2]};
+    head_forward(pool_, space_, shape, weights);
+    const double loss = head_loss(pool_, space_, shape, targets);
+    head_backward(pool_, space_, shape, weights, {views[3], views[4], views[5]});
+    views.release(0, 5, 0);
+    // The table is used twice, so its gradient has two parts: the embedding adds the other one.
+    views.release(5, 1, STW_RELEASE_MORE);
+    return loss;
+}
+
+void Trainer::backward(const uint8_t *tokens)
+{
+    Block block(pool_, space_, model_.options().shape);
+    for (uint32_t index = model_.options().layers; index-- > 0;) backward_layer(block, index);
+
+    Views reduced(tier_);
+    reduced.add(model_.gradient(kTokens), STW_REDUCE);
+    reduced.add(model_.gradient(kPositions), STW_WRITE);
+    reduced.fetch(runtime_, train_);
+    embed_gradient(pool_, space_, model_.options().shape, tokens, reduced[0], reduced[1]);
+    reduced.release_all(0);
+}
+
+void Trainer::backward_layer(Block &block, uint32_t index)
+{
+    constexpr uint32_t kMlpSlots = kSlots - kAttentionSlots;
+    const Layer &layer = model_.layer(index);
+    const uint64_t elements =
+        uint64_t{model_.options().shape.rows()} * model_.options().shape.width;
+
+    Views views(tier_);
+    views.add(layer.parameters, kSlots, STW_READ);
+    if (layer.checkpoint != nullptr) views.add(layer.checkpoint, STW_READ);
+    views.fetch(runtime_, train_);
+    prefetch(2 * model_.options().layers - 1 - index + kLookAhead);
+    const Weights weights = weights_in(views);
+    const float *input =
+        layer.checkpoint != nullptr ? views[kSlots] : space_.checkpoints + index * elements;
+    block.recompute(weights, input);
+
+    // The gradients come into being half a layer at a time: half the room is pinned. Written in
+    // place, and to the last element, so nothing is read and no zeros are made.
+    Gradients gradients = {};
+    Views mlp(tier_);
+    mlp.add(layer.gradients + kAttentionSlots, kMlpSlots, STW_WRITE);
+    mlp.fetch(runtime_, train_);
+    for (uint32_t i = 0; i < kMlpSlots; ++i) gradients[kAttentionSlots + i] = mlp[i];
+    block.backward_mlp(weights, gradients);
+    mlp.release_all(0);
+    // The next to touch these parameters is the update.
+    views.release(kAttentionSlots, kMlpSlots, STW_RELEASE_FAR);
+
+    Views attention(tier_);
+    attention.add(layer.gradients, kAttentionSlots, STW_WRITE);
+    attention.fetch(runtime_, train_);
+    for (uint32_t i = 0; i < kAttentionSlots; ++i) gradients[i] = attention[i];
+    block.backward_attention(weights, gradients, input);
+    attention.release_all(0);
+    views.release(0, kAttentionSlots, STW_RELEASE_FAR);
+    if (layer.checkpoint != nullptr) views.release(kSlots, 1, STW_RELEASE_DISCARD);
+}
+
+// Returns the seconds until the norm of all gradients was known. Waiting for it costs no overlap:
+// without it no parameter may change, and the next forward begins with a parameter. The update
+// itself goes on behind that forward, a few tensors ahead of it.
+double Trainer::update(const Schedule &schedule, uint32_t step, double *norm_out)
+{
+    const auto begin = std::chrono::steady_clock::now();
+    stw_hyper hyper = STW_HYPER_INIT;
+    hyper.lr = learning_rate_of(schedule, step);
+    hyper.beta2 = 0.99;
+    hyper.weight_decay = 0.1;
+    must(stw_optimizer_set_hyper(model_.optimizer(), kDecayGroup, &hyper));
+    hyper.weight_decay = 0.0;
+    must(stw_optimizer_set_hyper(model_.optimizer(), kPlainGroup, &hyper));
+
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.clip_norm = schedule.clip_norm;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    must(stw_optimizer_step(model_.optimizer(), &options, &result));
+    *norm_out = result.norm;
+    return seconds_since(begin);
+}
+
+const float *Trainer::predict(const uint8_t *tokens, uint32_t count)
+{
+    Shape shape = model_.options().shape;
+    shape.batch = 1;
+    shape.sequence = count;
+    must(stw_step_begin(predict_));
+    forward(predict_, shape, tokens, false);
+    Views views(tier_);
+    views.add(model_.parameter(kFinalGain), STW_READ);
+    views.add(model_.parameter(kFinalBias), STW_READ);
+    views.add(model_.parameter(kTokens), STW_READ);
+    views.fetch(runtime_, predict_);
+    head_forward(pool_, space_, shape, {views[0], views[1], views[2]});
+    views.release_all(0);
+    must(stw_step_end(predict_, nullptr));
+    return space_.logits + uint64_t{count - 1} * kVocabulary;
+}
+
+}  // namespace train_gpt

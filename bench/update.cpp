@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// update.memory and update.nvme: AdamW in fp32 by stw_optimizer_step, beside the plain loop.
+//
+// usage: update --mode memory [--bytes N] [--threads N] [--rounds N]
+//        update --mode nvme --dir DIR [--host-bytes N] [--threads N]
+// memory prints one JSON line a round, plain loop and step interleaved over the same arrays. nvme
+// takes commands on stdin: step, quit, and answers each with one JSON line. A step begins and ends
+// with every byte on the drive, so it moves all of them: 16 bytes read and 12 written a parameter.
+#include "measure.h"
+#include "plain_update.h"
+
+#include <sched.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <iostream>
+
+namespace {
+
+using bench::must;
+
+constexpr uint64_t kStateBytes = 12;  // a parameter: itself and its two moments
+
+// One flat model: `tensors` parameters with gradients in one optimizer.
+class Model {
+public:
+    Model(stw_runtime *runtime, uint64_t elements, uint32_t tensors, uint32_t home)
+        : runtime_(runtime)
+    {
+        stw_policy policy = STW_POLICY_INIT;
+        policy.home = home;
+        stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+        options.algorithm = STW_OPTIMIZER_ADAMW;
+        options.state_policy = &policy;
+        must(stw_optimizer_create(runtime, &options, &optimizer_), "stw_optimizer_create");
+        for (uint32_t i = 0; i < tensors; ++i) {
+            parameters_.push_back(
+                bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, elements / tensors, home));
+            gradients_.push_back(
+                bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements / tensors, home));
+            must(stw_tensor_fill(parameters_[i], 1.0, nullptr), "stw_tensor_fill");
+            must(stw_tensor_fill(gradients_[i], 1.0, nullptr), "stw_tensor_fill");
+            stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+            entry.parameter = parameters_[i];
+            entry.gradient = gradients_[i];
+            must(stw_optimizer_add(optimizer_, &entry, 1), "stw_optimizer_add");
+        }
+        stw_hyper hyper = STW_HYPER_INIT;
+        hyper.lr = 1e-6;
+        hyper.weight_decay = 0.01;
+        must(stw_optimizer_set_hyper(optimizer_, 0, &hyper), "stw_optimizer_set_hyper");
+    }
+    ~Model()
+    {
+        must(stw_optimizer_destroy(optimizer_), "stw_optimizer_destroy");
+        const auto n = static_cast<uint32_t>(parameters_.size());
+        must(stw_tensor_destroy(gradients_.data(), n), "stw_tensor_destroy");
+        must(stw_tensor_destroy(parameters_.data(), n), "stw_tensor_destroy");
+    }
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
+
+    // The whole update, last byte included. Gradients stay, so every step does the same work.
+    void step()
+    {
+        stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+        options.flags = STW_UPDATE_WAIT | STW_UPDATE_KEEP_GRADIENTS;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        must(stw_optimizer_step(optimizer_, &options, &result), "stw_optimizer_step");
+        if (result.updated != parameters_.size()) bench::give_up("a parameter was left alone");
+    }
+
+    // Seconds of the plain loop over the very arrays the step works on.
+    double plain_seconds(uint32_t threads)
+    {
+        double seconds = 0;
+        for (size_t i = 0; i < parameters_.size(); ++i) {
+            stw_fetch_request requests[4] = {
+                bench::request_of(parameters_[i], STW_READ_WRITE, STW_TIER_HOST),
+                bench::request_of(state(i, "exp_avg"), STW_READ_WRITE, STW_TIER_HOST),
+                bench::request_of(state(i, "exp_avg_sq"), STW_READ_WRITE, STW_TIER_HOST),
+                bench::request_of(gradients_[i], STW_READ, STW_TIER_HOST),
+            };
+            stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+            stw_view views[4];
+            must(stw_fetch(runtime_, &options, requests, 4, views), "stw_fetch");
+            const bench::UpdateArrays arrays = {
+                static_cast<float *>(views[0].pointer), static_cast<float *>(views[1].pointer),
+                static_cast<float *>(views[2].pointer),
+                static_cast<const float *>(views[3].pointer), views[0].element_count};
+            seconds += bench::plain_update_seconds(arrays, threads);
+            must(stw_release(views, 4, STW_STREAM_HOST, 0), "stw_release");
+        }
+        return seconds;
+    }
+
+private:
+    stw_tensor *state(size_t index, const char *name)
+    {
+        stw_tensor *tensor = nullptr;
+        must(stw_optimizer_state(optimizer_, parameters_[index], name, &tensor),
+             "stw_optimizer_state");
+        return tensor;
+    }
+
+    stw_runtime *runtime_;
+    stw_optimizer *optimizer_ = nullptr;
+    std::vector<stw_tensor *> parameters_;
+    std::vector<stw_tensor *> gradients_;
+};
+
+uint32_t threads_of(const bench::Arguments &arguments)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+    return static_cast<uint32_t>(
+        arguments.number("threads", known ? static_cast<uint64_t>(CPU_COUNT(&set)) : 1));
+}
+
+void measure_memory(const bench::Arguments &arguments)
+{
+    const uint64_t bytes = arguments.number("bytes", uint64_t{1} << 30);  // of the four arrays
+    const uint64_t elements = bytes / (kStateBytes + sizeof(float));
+    bench::Budgets budgets;
+    budgets.host_bytes = bytes + bytes / 8 + (uint64_t{64} << 20);
+    budgets.thread_count = threads_of(arguments);
+    stw_runtime *runtime = bench::open_runtime(budgets);
+    {
+        Model model(runtime, elements, 1, STW_TIER_HOST);
+        model.step();
+        model.plain_seconds(budgets.thread_count);
+        for (uint64_t i = 0; i < arguments.number("rounds", 7); ++i) {
+            const double plain = model.plain_seconds(budgets.thread_count);
+            const double begin = bench::now_s();
+            model.step();
+            const double ours = bench::now_s() - begin;
+            std::printf("{\"what\": \"update\", \"parameters\": %" PRIu64 ", \"threads\": %" PRIu32
+                        ", \"plain_seconds\": %.9f, \"step_seconds\": %.9f}\n",
+                        elements, budgets.thread_count, plain, ours);
+        }
+    }
+    bench::close_runtime(runtime);
+}
+
+uint64_t link_bytes(stw_runtime *runtime, uint32_t link)
+{
+    stw_link_stats stats = {};
+    stats.struct_size = sizeof stats;
+    must(stw_link_stats_get(runtime, link, 0, &stats), "stw_link_stats_get");
+    return stats.bytes;
+}
+
+// The plain loop over arrays in ordinary memory: seconds a parameter, for the memory bound.
+double memory_seconds_per_parameter(uint32_t threads)
+{
+    constexpr uint64_t kElements = uint64_t{16} << 20;
+    std::vector<float> arrays[4];
+    for (std::vector<float> &array : arrays) array.assign(kElements, 1.0F);
+    const bench::UpdateArrays plain = {arrays[0].data(), arrays[1].data(), arrays[2].data(),
+                                       arrays[3].data(), kElements};
+    return bench::plain_update_seconds(plain, threads) / kElements;
+}
+
+void measure_nvme(const bench::Arguments &arguments)
+{
+    constexpr uint32_t kTensors = 8;
+    constexpr uint64_t kBlockElements = 524288;  // tensors of whole blocks: no padding to count
+    bench::Budgets budgets;
+    budgets.host_bytes = arguments.number("host-bytes", uint64_t{256} << 20);
+    budgets.thread_count = threads_of(arguments);
+    budgets.nvme_path = arguments.text("dir", ".");
+    const uint64_t states_bytes = 4 * budgets.host_bytes;
+    const uint64_t group = kTensors * kBlockElements;
+    const uint64_t elements = (states_bytes / kStateBytes + group - 1) / group * group;
+    budgets.nvme_bytes = elements * (kStateBytes + 4) * 17 / 16 + (uint64_t{64} << 20);
+    stw_runtime *runtime = bench::open_runtime(budgets);
+    {
+        Model model(runtime, elements, kTensors, STW_TIER_NVME);
+        const auto all_out = [&] {
+            must(stw_evict(runtime, nullptr, 0, STW_TIER_HOST, 0, 0), "stw_evict");
+        };
+        all_out();
+        std::string command;
+        while (std::getline(std::cin, command) && command != "quit") {
+            if (command != "step") bench::give_up("no such command: " + command);
+            const uint64_t read = link_bytes(runtime, STW_LINK_NVME_TO_HOST);
+            const uint64_t written = link_bytes(runtime, STW_LINK_HOST_TO_NVME);
+            const double begin = bench::now_s();
+            model.step();
+            all_out();
+            const double seconds = bench::now_s() - begin;
+            std::printf("{\"what\": \"step\", \"parameters\": %" PRIu64
+                        ", \"seconds\": %.9f, \"read_bytes\": %" PRIu64
+                        ", \"written_bytes\": %" PRIu64 ", \"memory_seconds\": %.9f}\n",
+                        elements, seconds, link_bytes(runtime, STW_LINK_NVME_TO_HOST) - read,
+                        link_bytes(runtime, STW_LINK_HOST_TO_NVME) - written,
+                        memory_seconds_per_parameter(budgets.thread_count) *
+                            static_cast<double>(elements));
+            std::fflush(stdout);
+        }
+    }
+    bench::close_runtime(runtime);
+}
+
+}  // namespace
+
+int main(int argc, char **argv)
+{
+    const bench::Arguments arguments(argc, argv);
+    const std::string mode = arguments.text("mode", "memory");
+    if (mode == "memory")
+        measure_memory(arguments);
+    else if (mode == "nvme")
+        measure_nvme(arguments);
+    else
+        bench::give_up("no such mode: " + mode);
+    return 0;
+}

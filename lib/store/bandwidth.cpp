@@ -9,6 +9,8 @@ namespace {
 // A sample is long against one request and short against a training step.
 constexpr uint64_t kSampleBytes = 16ull << 20;
 constexpr uint64_t kSampleNs = 20'000'000;
+// Completions come in bunches: the last ones of a bunch seem to take no time at all.
+constexpr uint64_t kSampleNsMin = 4'000'000;
 
 uint64_t rate(uint64_t bytes, uint64_t busy_ns)
 {
@@ -40,7 +42,7 @@ void BandwidthMeter::sample()
 {
     const uint64_t busy_ns = busy_ns_ - sampled_busy_ns_;
     const uint64_t bytes = bytes_ - sampled_bytes_;
-    if (busy_ns == 0 || bytes == 0) return;
+    if (busy_ns < kSampleNsMin || bytes == 0) return;
     if (bytes < kSampleBytes && busy_ns < kSampleNs) return;
     const uint64_t now = rate(bytes, busy_ns);
     bytes_per_s_ = bytes_per_s_ == 0 ? now : bytes_per_s_ - bytes_per_s_ / 4 + now / 4;

@@ -13,9 +13,9 @@ extern "C" {
 
 typedef struct stw_copy_options {
     uint32_t struct_size;
-    uint32_t scope;         /* STW_WHOLE: the caller's memory holds all; read is COLLECTIVE */
-    uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are converted
-                               to nearest, others must be equal */
+    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank */
+    uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are
+                               converted to nearest, others must be equal */
     uint32_t tier;          /* where the caller's memory is: HOST (any, pinned or not) or DEVICE */
     uint32_t device;
     uint32_t reserved;
@@ -27,13 +27,14 @@ typedef struct stw_copy_options {
 #define STW_COPY_OPTIONS_INIT { sizeof(stw_copy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * Copy into a tensor from memory that is not ours, straight to where it rests; no replica is made
- * on the way. write WHOLE keeps this rank's slice. Source and destination are C-contiguous.
+ * Copy between a tensor and memory that is not ours, block by block wherever the blocks are; memory
+ * use does not depend on the size. A write is exclusive: nobody sees it half done. Source and
+ * destination are C-contiguous.
+ * `options` NULL: all of the tensor, in its dtype, from or to host memory.
  *
- * Ownership: the caller's memory is ours until return; with a stream, until work enqueued on it
- *            later.
+ * Ownership: the caller's memory is ours until return.
  * Threads:   any thread.
- * Blocks:    until the source is free again (read: until the copy is done or enqueued), or timeout.
+ * Blocks:    until the copy is done, or the timeout passes.
  * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched.
  */
 STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
@@ -66,16 +67,15 @@ typedef struct stw_reduce_options {
 #define STW_REDUCE_OPTIONS_INIT { sizeof(stw_reduce_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * A gradient in, from memory that is not ours: sum over the group, add to this rank's shard (an
- * EMPTY shard counts as zero). COLLECTIVE unless STW_REDUCE_MORE. Buckets close by the order and
- * size of calls alone, so the order of summation, and every bit, is the same in every run. The
- * zero-copy way is a fetch with STW_REDUCE. local NULL: this rank contributes zeros.
+ * A gradient in, from memory that is not ours: added to the tensor, product and sum in fp32,
+ * rounded to the tensor's dtype. Contributions are added in the order of the calls, so every bit is
+ * the same in every run; the first one to an EMPTY tensor is taken as it is. The zero-copy way is a
+ * fetch with STW_REDUCE. local NULL: this rank contributes zeros.
  *
- * Ownership: `local` may be overwritten by work enqueued on the stream after the return
- *            (STW_STREAM_HOST: at once): it was taken into a bucket.
- * Threads:   any thread; calls on one group keep one order on all ranks.
- * Blocks:    only while no bucket is free.
- * Errors:    INVALID, BUDGET, ORDER, PEER, TIMEOUT, DEVICE.
+ * Ownership: `local` may be overwritten after the return.
+ * Threads:   any thread.
+ * Blocks:    until it is added, or the timeout passes.
+ * Errors:    INVALID, BUSY (an own view is open), BUDGET, IO, CHECKSUM, TIMEOUT.
  */
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);

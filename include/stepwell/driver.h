@@ -93,15 +93,17 @@ typedef struct stw_storage_ops {
     stw_status (*open)(const stw_services *services, const stw_storage_options *options,
                        stw_storage **storage_out, stw_driver_error *error_out);
     void (*info)(stw_storage *storage, stw_storage_info *info_out);
-    /* Take the first *accepted_out of n requests. Fewer than n is a full queue, not an error. One
-     * thread at a time. Never blocks on the device, never allocates. An error concerns ios[accepted],
-     * which was not taken; it is the caller's to fail. */
+    /* Take the first *accepted_out of n requests. Fewer than n is a full queue, not an error. A
+     * write past the end is refused as INVALID, a read past it comes back short. One thread at a
+     * time. Never blocks on the device, never allocates. An error concerns ios[accepted], which was
+     * not taken; it is the caller's to fail. */
     stw_status (*submit)(stw_storage *storage, const stw_io *ios, uint32_t n,
                          uint32_t *accepted_out);
     /* Up to `capacity` completions; waits at most wait_ns for the first (0: not at all). Each
      * accepted tag comes exactly once. Beside submit on another thread is allowed. */
     uint32_t (*poll)(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
-    /* Make a poll that waits, or the next one, return early. Any thread. Never blocks. */
+    /* Make a poll that waits, or the next one, return early: sticky until one poll has returned. A
+     * poll may also return early for a wake that was seen before. Any thread. Never blocks. */
     void (*wake)(stw_storage *storage);
     /* Everything completed before the call is on stable storage. Blocks. */
     stw_status (*flush)(stw_storage *storage);
@@ -160,8 +162,8 @@ typedef struct stw_memory_ops {
     /* Every block mapped in it goes home first. */
     stw_status (*release_address)(stw_memory *memory, void *address, uint64_t bytes);
     /* Move arena block `block` to `address` (block aligned, inside a reserved range), from wherever
-     * it is now. A block that is at `address` already goes home first. Contents move along, also
-     * under I/O in flight. */
+     * it is now. A block that is at `address` already goes home first. Contents move along. Neither
+     * block has I/O in flight. */
     stw_status (*map)(stw_memory *memory, uint32_t block, void *address);
     /* Back to its place in the arena. */
     stw_status (*home)(stw_memory *memory, uint32_t block);

@@ -15,14 +15,11 @@ enum { /* access */
     STW_READ = 0,       /* many at once */
     STW_WRITE = 1,      /* alone; contents undefined at fetch, nothing is read */
     STW_READ_WRITE = 2, /* alone */
-    STW_REDUCE = 3      /* a private buffer of zeros; at release it is summed over the group into
-                           the shards (an EMPTY shard counts as zero). Many at once: micro-batches,
-                           tied weights, two uses in one graph. WHOLE: COLLECTIVE at release */
+    STW_REDUCE = 3      /* zeros to add into; at release the view is summed into the tensor (an EMPTY
+                           one counts as nothing). The whole tensor, never a range of it. Many at
+                           once: micro-batches, tied weights, two uses in one graph */
 };
 enum { STW_WHOLE = 0, STW_SHARD = 1 };
-/* WHOLE with WRITE or READ_WRITE: every rank keeps its slice of what it wrote; nothing is sent. The
- * ranks must write the same bytes (seeded initialisation, a loaded file). */
-
 typedef struct stw_fetch_request {
     uint32_t struct_size;
     uint32_t access;         /* STW_READ .. STW_REDUCE */
@@ -74,6 +71,7 @@ typedef struct stw_view {
  * itself). A tensor fetched twice has two views and one pointer. On a device with streams the bytes
  * are there for work enqueued on options->stream from now on: the host waits for NVMe, not for the
  * last copy. A stream under capture is INVALID: fetch before the graph, release after its launch.
+ * `options` NULL: all defaults.
  *
  * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release().
  * Threads:   any thread; release may come from another one.
@@ -102,12 +100,9 @@ enum { /* flags of stw_release */
     STW_RELEASE_FAR = 1,     /* not needed again for long: leave first (reshard after forward) */
     STW_RELEASE_NEAR = 2,    /* needed again soon: leave last */
     STW_RELEASE_DISCARD = 4, /* the contents are dead: EMPTY, no write-back (a used activation) */
-    STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later: keep a local partial sum (tiered
-                                like any other bytes), start no collective yet. For micro-batches
-                                without traffic and tied weights; the first one without it sums */
-    STW_RELEASE_ABANDON = 8  /* the write failed half way: contents become what they were before
-                                the fetch where a replica still has them, else EMPTY; REDUCE: zeros
-                                are summed, so that the other ranks are served */
+    STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later; on one rank nothing changes */
+    STW_RELEASE_ABANDON = 8  /* the write failed half way: the tensor is EMPTY (or reads as zeros)
+                                from now on; REDUCE: nothing is added */
 };
 /**
  * Give views back. Write access makes the replica dirty; REDUCE starts the sum. The bytes are
@@ -122,7 +117,9 @@ STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32
 /* One more pin on the same bytes, for a second consumer. READ views only. Blocks: never. */
 STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
 
-/* A hint that these fetches come. Moves local shards; a collective starts on a fetch or on an
+/* A hint that these fetches come: their bytes move to the tier ahead of them. It makes room only
+ * from what is not pinned and not prefetched for others; an EMPTY tensor has nothing to move, and
+ * WRITE is taken as READ. Moves local shards; a collective starts on a fetch or on an
  * agreed plan, not on a hint. Never fails for lack of room. Errors: INVALID, CLOSED. Any thread.
  * Never blocks. */
 STW_API stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,

@@ -28,7 +28,7 @@ typedef struct stw_hyper {
     double weight_decay;
     double momentum;     /* SGD */
     double dampening;
-    double lr_decay;     /* Adagrad */
+    double lr_decay;     /* kept for Adagrad */
 } stw_hyper;
 enum { STW_HYPER_NESTEROV = 1, STW_HYPER_MAXIMIZE = 2 };
 #define STW_HYPER_INIT { sizeof(stw_hyper), 0, 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0, 0.0 }
@@ -87,9 +87,8 @@ STW_API stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimize
 STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
 /**
  * Take parameters in. Makes a state tensor per moment, "master" where the parameter is not fp32
- * (from the parameter's contents at the first update) and "ema" when asked. With a resumed store
- * the states and step counts come from it. A parameter is in one optimizer only; frozen ones in
- * none.
+ * (from the parameter's contents at the first update). A parameter is in one optimizer only; frozen
+ * ones in none.
  *
  * Ownership: parameters and gradients must outlive the optimizer.
  * Threads:   one at a time.  Blocks: never.
@@ -101,19 +100,19 @@ STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimiz
  * blocks. */
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
-/* A state as a tensor: "master", "exp_avg", "exp_avg_sq", "momentum", "sum", "ema", or a custom
+/* A state as a tensor: "master", "exp_avg", "exp_avg_sq", "momentum", or a custom
  * name. Owned by the optimizer; fetch, read, write and export it like any other. NOT_FOUND,
  * INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
-/* Updates done to this parameter (bias correction counts them); part of a generation. */
+/* Updates done to this parameter (bias correction counts them). */
 STW_API stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t *count_out);
 STW_API stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t count);
 
 enum { /* stw_update_options.flags */
-    STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient of any rank: update nothing */
+    STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient: update nothing */
     STW_UPDATE_KEEP_GRADIENTS = 2, /* do not empty the gradients afterwards */
     STW_UPDATE_WAIT = 4,           /* return when the last byte is updated */
     STW_UPDATE_MEASURE = 8         /* only the norm and the finiteness; no update */
@@ -124,7 +123,7 @@ typedef struct stw_update_options {
     stw_tensor *const *parameters;   /* which; NULL: all of the optimizer with a gradient */
     uint32_t parameter_count;
     uint32_t reserved;
-    double gradient_scale;           /* 1 / (loss scale x micro-batches x ranks); 0: 1.0 */
+    double gradient_scale;           /* 1 / (loss scale x micro-batches); 0: 1.0 */
     double clip_norm;                /* of the scaled gradients together; 0: no clip */
     double norm_type;                /* 0: 2; infinity allowed */
     uint64_t timeout_ns;
@@ -134,26 +133,27 @@ typedef struct stw_update_options {
 typedef struct stw_update_result {
     uint32_t struct_size;
     uint32_t skipped;
-    double norm;             /* global, of the scaled gradients, before the clip; over all ranks */
+    double norm;             /* of all scaled gradients together, before the clip */
     double clip_coefficient;
-    uint64_t nonfinite;      /* elements over all ranks */
+    uint64_t nonfinite;      /* elements */
     uint64_t updated;        /* parameters */
     uint64_t without_gradient; /* left alone: no decay, no count */
 } stw_update_result;
 #define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0 }
 
 /**
- * Update parameters from their gradients, streamed through the tiers. COLLECTIVE when a norm or a
- * skip is asked for. The update goes on behind the call; each fetch of a parameter waits for its
- * own. With a subset, no clip and no skip it can be called per parameter as gradients become
- * complete, in the middle of backward. A parameter whose gradient is EMPTY is left alone (the same
- * on all ranks, since reduces are collective). Several optimizers under one clip: MEASURE each,
- * then pass the scale times the coefficient.
+ * Update parameters from their gradients, streamed through the tiers. The update goes on behind the
+ * call; each fetch of a parameter waits for its own. With a subset, no clip and no skip it can be
+ * called per parameter as gradients become complete, in the middle of backward. A parameter whose
+ * gradient is EMPTY is left alone. The norm is exact to the bit whatever tier, chunk or thread it
+ * was read by; the clip coefficient is min(1, clip_norm / (norm + 1e-6)). Several optimizers under
+ * one clip: MEASURE each, then pass the scale times the coefficient. A step that is still under way
+ * is waited for first.
  *
  * Ownership: none.  Threads: one at a time.
- * Blocks:    result_out NULL: never. Else until the verdict (reduces done, norm and skip known);
- *            with STW_UPDATE_WAIT until the last byte; or timeout_ns.
- * Errors:    OK, SKIPPED; INVALID, BUDGET, IO, CHECKSUM, PEER, ORDER, TIMEOUT.
+ * Blocks:    result_out NULL: for the optimizer's last step only. Else until the verdict (norm and
+ *            skip known); with STW_UPDATE_WAIT until the last byte; or timeout_ns.
+ * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED.
  */
 STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,
                                       stw_update_result *result_out);

@@ -33,6 +33,8 @@ typedef struct stw_step_stats {
     uint64_t device_to_host_bytes;
     uint64_t collective_bytes;
 } stw_step_stats;
+#define STW_STEP_STATS_INIT                                                                        \
+    { sizeof(stw_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Mark the beginning and end of one step. One open step per phase; different phases may overlap (a
@@ -46,8 +48,7 @@ STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /*
 /**
  * The step failed half way (an exception, out of memory): give back every view fetched in it and
  * not exported, as STW_RELEASE_ABANDON on `stream`; drop the gradients summed in it. The trace is
- * not learned. Ranks that go on alone get ORDER at their next collective, naming the rank that
- * aborted.
+ * not learned.
  *
  * Ownership: those views end; releasing one later is INVALID and harmless.
  * Threads:   any thread, when no other one uses the step's views.  Blocks: never.

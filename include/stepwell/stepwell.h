@@ -27,17 +27,17 @@
  * call. Work that was accepted goes on, unless the comment says it is undone.
  *
  * ERRORS. A call reports its own failure; outputs are written only on success. Work that fails
- * after its call has returned (write-back, reduce, update) marks the tensors it hurts, and the first
+ * after its call has returned (write-back, reduce, update) marks the tensors it hurts. The first
  * cause comes back from the next call that names such a tensor, from stw_step_end() and from
  * stw_runtime_drain(), until stw_runtime_clear_error(). Status values below 0 are errors; above 0,
  * success with a remark.
  *
- * LIFETIME. Objects outlive what was made from them: runtime > tensor, phase, optimizer > operation,
- * view. Destroying too early is STW_ERROR_BUSY with the list, and changes nothing. View cookies
- * carry a serial number, so a stale or doubled release is always found out.
+ * LIFETIME. Objects outlive what was made from them: runtime > tensor, phase, optimizer >
+ * operation, view. Destroying too early is STW_ERROR_BUSY and changes nothing. View cookies carry a
+ * serial number, so a stale or doubled release is always found out.
  *
- * RANKS. One in this release: WHOLE and SHARD are the same bytes. Functions and fields for groups of
- * ranks grow at the end of what is here.
+ * RANKS. One in this release: WHOLE and SHARD are the same bytes. Functions and fields for groups
+ * of ranks grow at the end of what is here.
  *
  * Where a comment is silent: any thread, never blocks, ERROR_INVALID, _CLOSED and _FORKED only.
  */

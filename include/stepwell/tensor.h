@@ -49,7 +49,7 @@ typedef struct stw_tensor_spec {
     uint32_t reserved;
     uint32_t dimensions;          /* 0: a scalar */
     uint64_t shape[8];            /* [0, dimensions); products are checked */
-    uint64_t align_bytes;         /* of the tensor's first element, a power of two <= 4096; 0: 256 */
+    uint64_t align_bytes;         /* of the first element, a power of two up to 4096; 0: 256 */
     uint64_t neighbour;           /* same non-zero value: lie side by side, move as one I/O and one
                                      collective (the tensors of one layer) */
     stw_group *group;             /* ranks it is sharded over; NULL: the runtime's */
@@ -81,8 +81,8 @@ typedef struct stw_tensor_info {
 } stw_tensor_info;
 
 /**
- * Create n tensors, all or none. Tensors smaller than a block share blocks with those created beside
- * them in the same role, policy and neighbour number.
+ * Create n tensors, all or none. Tensors smaller than a block share blocks with those created
+ * beside them in the same role, policy and neighbour number.
  *
  * Ownership: tensors_out[0..n) are the caller's; stw_tensor_destroy().
  * Threads:   any thread.

@@ -36,7 +36,7 @@ const ErrorDetail &last_detail() noexcept { return last_error().detail; }
 void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept
 {
     stw_error_info info{};
-    info.struct_size = info_out->struct_size;
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     info.status = code;
     info.os_errno = detail.os_errno;
     info.rank = detail.rank;
@@ -80,7 +80,7 @@ stw_status report_invalid(const char *format, ...) noexcept
 
 Status enter(const stw_runtime *runtime)
 {
-    if (!runtime_pool().is_live(runtime)) {
+    if (!runtime_pool.is_live(runtime)) {
         return Status::error(STW_ERROR_CLOSED,
                              "the runtime handle is not open: it is null, was closed, or never was "
                              "a runtime");
@@ -106,25 +106,25 @@ Status enter(const stw_runtime *runtime)
 
 Status enter(const stw_tensor *tensor)
 {
-    if (!tensor_pool().is_live(tensor)) return stale("tensor");
+    if (!tensor_pool.is_live(tensor)) return stale("tensor");
     return enter(tensor->runtime);
 }
 
 Status enter(const stw_phase *phase)
 {
-    if (!phase_pool().is_live(phase)) return stale("phase");
+    if (!phase_pool.is_live(phase)) return stale("phase");
     return enter(phase->runtime);
 }
 
 Status enter(const stw_optimizer *optimizer)
 {
-    if (!optimizer_pool().is_live(optimizer)) return stale("optimizer");
+    if (!optimizer_pool.is_live(optimizer)) return stale("optimizer");
     return enter(optimizer->runtime);
 }
 
 Status enter(const stw_operation *operation)
 {
-    if (!operation_pool().is_live(operation)) return stale("operation");
+    if (!operation_pool.is_live(operation)) return stale("operation");
     return enter(operation->runtime);
 }
 

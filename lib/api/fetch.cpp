@@ -3,19 +3,17 @@
 // an allocation or a system call.
 #include "lib/api/check.h"
 
-#include <array>
-
 using namespace stepwell;
 using namespace stepwell::api;
 
 namespace {
 
-constexpr uint32_t kInlineRanges = 32;  // of a call that takes no memory
+constexpr uint32_t kQuickMax = 16;  // requests of a call that can pass without the lock
 
 // Cheap enough for every hit: tags, epochs and one comparison of sizes.
 bool quick_enter(const stw_runtime *runtime)
 {
-    return runtime_pool().is_live(runtime) &&
+    return runtime_pool.is_live(runtime) &&
            runtime->life.load(std::memory_order_acquire) == Life::kOpen &&
            runtime->fork_epoch.load(std::memory_order_relaxed) ==
                fork_epoch.load(std::memory_order_relaxed);
@@ -29,7 +27,7 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
         STW_TRY(take(&request, &from, "request"));
         at = &request;
     }
-    if (!tensor_pool().is_live(at->tensor) || at->tensor->runtime != runtime) {
+    if (!tensor_pool.is_live(at->tensor) || at->tensor->runtime != runtime) {
         return Status::error(STW_ERROR_INVALID,
                              "request.tensor is not a live tensor of this runtime");
     }
@@ -97,9 +95,13 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     if (from) STW_TRY(take(&options, from, "options"));
     STW_TRY(check_flags(options.flags, STW_FETCH_TRY | STW_FETCH_WAIT_ROOM, "options.flags"));
     STW_TRY(check_stream(options.stream));
+    if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     plan->step = runtime->body->current_step();
     if (options.phase) {
         STW_TRY(enter(options.phase));
+        if (options.phase->runtime != runtime) {
+            return Status::error(STW_ERROR_INVALID, "options.phase is of another runtime");
+        }
         plan->step = runtime->body->step_of(options.phase);
     }
     plan->flags = options.flags;
@@ -108,25 +110,33 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     return resolve_all(runtime, requests, n, &plan->ranges);
 }
 
-// The hit path: false when the call needs anything else than pins, be it an error.
+// The hit path: false when the call needs anything else than pins, be it an error. Views go to the
+// caller only when all are there.
 bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
                    const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
 {
-    if (n == 0 || n > kInlineRanges || !requests || !views_out || !quick_enter(runtime)) {
-        return false;
-    }
+    if (n == 0 || n > kQuickMax || !requests || !views_out || !quick_enter(runtime)) return false;
     if (options && (options->struct_size != sizeof *options || options->phase || options->stream ||
-                    (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0)) {
+                    (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0 ||
+                    options->reserved != 0)) {
         return false;
     }
-    std::array<Range, kInlineRanges> ranges;
-    for (uint32_t i = 0; i < n; ++i) {
-        if (requests[i].struct_size != sizeof(stw_fetch_request)) return false;
-        if (requests[i].access != STW_READ) return false;
-        if (!resolve(runtime, requests[i], &ranges[i]).ok()) return false;
-        if (ranges[i].byte_count == 0) return false;
+    stw_view views[kQuickMax];
+    Range range;
+    const uint64_t step = runtime->body->current_step();
+    uint32_t done = 0;
+    for (; done < n; ++done) {
+        const stw_fetch_request &request = requests[done];
+        if (request.struct_size != sizeof request || request.access != STW_READ) break;
+        if (!resolve(runtime, request, &range).ok() || range.byte_count == 0) break;
+        if (!runtime->body->fetch_hit(range, step, &views[done])) break;
     }
-    return runtime->body->fetch_hits(ranges.data(), n, runtime->body->current_step(), views_out);
+    if (done == n) {
+        std::memcpy(views_out, views, n * sizeof(stw_view));
+        return true;
+    }
+    if (done > 0) (void)runtime->body->release(views, done, 0);
+    return false;
 }
 
 }  // namespace
@@ -188,26 +198,61 @@ stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
     });
 }
 
+namespace {
+
+// Views of one runtime that follow each other.
+stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, uint32_t flags)
+{
+    const bool deferred = runtime_pool.is_live(runtime) &&
+                          runtime->life.load(std::memory_order_acquire) == Life::kDeferred;
+    if (!deferred && !quick_enter(runtime)) return guard([&] { return enter(runtime); });
+    const stw_status status = guard([&] { return runtime->body->release(views, n, flags); });
+    if (deferred) close_if_last(runtime);
+    return status;
+}
+
+// The sentence that is kept is the last one, so the first failure is told once more at the end.
+Status release_each(stw_view *views, uint32_t n, uint32_t flags)
+{
+    Status first;
+    uint32_t begin = 0;
+    while (begin < n) {
+        stw_status status = STW_OK;
+        uint32_t end = begin + 1;
+        if (tensor_pool.is_live(views[begin].tensor)) {
+            stw_runtime *runtime = views[begin].tensor->runtime;
+            while (end < n && tensor_pool.is_live(views[end].tensor) &&
+                   views[end].tensor->runtime == runtime) {
+                ++end;
+            }
+            status = release_run(runtime, views + begin, end - begin, flags);
+        } else {
+            status = report_invalid("views[%u] is not open: it was released before, or its tensor "
+                                    "is gone", begin);
+        }
+        if (status < STW_OK && first.ok()) first = Status(status, last_detail());
+        begin = end;
+    }
+    return first;
+}
+
+}  // namespace
+
 stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags)
 {
     constexpr uint32_t kKnown = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD |
                                 STW_RELEASE_MORE | STW_RELEASE_ABANDON;
-    if (!views || n == 0 || !tensor_pool().is_live(views[0].tensor)) {
-        return report_invalid("the view is not open: it was released before, or its tensor is gone");
-    }
-    stw_runtime *runtime = views[0].tensor->runtime;
-    const bool deferred = runtime_pool().is_live(runtime) &&
-                          runtime->life.load(std::memory_order_acquire) == Life::kDeferred;
-    if (!deferred && !quick_enter(runtime)) return guard([&] { return enter(runtime); });
+    if (!views || n == 0) return report_invalid("no views are given");
     if ((flags & ~kKnown) != 0 || (stream != STW_STREAM_HOST && stream != STW_STREAM_SYNCED)) {
         return guard([&]() -> Status {
             STW_TRY(check_flags(flags, kKnown, "flags"));
             return check_stream(stream);
         });
     }
-    const stw_status status = guard([&] { return runtime->body->release(views, n, flags); });
-    if (deferred) close_if_last(runtime);
-    return status;
+    if (n == 1 && tensor_pool.is_live(views->tensor)) {
+        return release_run(views->tensor->runtime, views, 1, flags);
+    }
+    return guard([&] { return release_each(views, n, flags); });
 }
 
 stw_status stw_view_share(const stw_view *view, stw_view *view_out)
@@ -224,6 +269,7 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
+        if (n > 0 && !tensors) return Status::error(STW_ERROR_INVALID, "tensors is null");
         for (uint32_t i = 0; i < n; ++i) {
             STW_TRY(enter(tensors[i]));
             if (tensors[i]->runtime == runtime) continue;

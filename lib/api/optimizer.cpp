@@ -51,6 +51,14 @@ Status check_entry(const stw_optimizer *optimizer, const stw_optimizer_entry &fr
     return {};
 }
 
+Status check_parameter(const stw_optimizer *optimizer, const stw_tensor *parameter)
+{
+    STW_TRY(enter(parameter));
+    if (parameter->runtime == optimizer->runtime) return {};
+    return Status::error(STW_ERROR_INVALID, "parameter '%s' is of another runtime",
+                         parameter->name.c_str());
+}
+
 Status check_number(double value, const char *name)
 {
     if (!std::isnan(value) && value >= 0.0) return {};
@@ -109,7 +117,7 @@ stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, 
 {
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
-        STW_TRY(enter(parameter));
+        STW_TRY(check_parameter(optimizer, parameter));
         if (!state || !tensor_out) {
             return Status::error(STW_ERROR_INVALID, "state or tensor_out is null");
         }
@@ -122,7 +130,7 @@ stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *paramet
 {
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
-        STW_TRY(enter(parameter));
+        STW_TRY(check_parameter(optimizer, parameter));
         if (!count_out) return Status::error(STW_ERROR_INVALID, "count_out is null");
         return optimizer->runtime->body->get_count(optimizer, parameter, count_out);
     });
@@ -132,7 +140,7 @@ stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *paramet
 {
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
-        STW_TRY(enter(parameter));
+        STW_TRY(check_parameter(optimizer, parameter));
         return optimizer->runtime->body->set_count(optimizer, parameter, count);
     });
 }
@@ -157,7 +165,7 @@ stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options
             return Status::error(STW_ERROR_INVALID, "options.parameters is null");
         }
         for (uint32_t i = 0; copy.parameters && i < copy.parameter_count; ++i) {
-            STW_TRY(enter(copy.parameters[i]));
+            STW_TRY(check_parameter(optimizer, copy.parameters[i]));
         }
         if (result_out) STW_TRY(check_output(result_out, 8, "result_out"));
         return optimizer->runtime->body->optimizer_step(optimizer, copy, result_out);

@@ -93,11 +93,11 @@ stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **ru
         if (!runtime_out) return Status::error(STW_ERROR_INVALID, "runtime_out is null");
         Opening opening;
         STW_TRY(gather(options, &opening));
-        stw_runtime *handle = runtime_pool().take();
+        stw_runtime *handle = runtime_pool.take();
         if (!handle) return Status::error(STW_ERROR_LIMIT, "too many runtimes are open");
         Result<Runtime *> opened = Runtime::open(opening.options, handle);
         if (!opened.ok()) {
-            runtime_pool().give(handle);
+            runtime_pool.give(handle);
             return std::move(opened.status());
         }
         handle->body = opened.value();
@@ -115,7 +115,7 @@ void finish_close(stw_runtime *runtime)
     runtime->life.store(Life::kClosed, std::memory_order_release);
     delete runtime->body;
     runtime->body = nullptr;
-    runtime_pool().give(runtime);
+    runtime_pool.give(runtime);
 }
 
 }  // namespace
@@ -151,8 +151,10 @@ stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t time
 
 stw_status stw_runtime_interrupt(stw_runtime *runtime)
 {
-    if (!runtime_pool().is_live(runtime)) return STW_ERROR_CLOSED;
+    if (!runtime_pool.is_live(runtime)) return STW_ERROR_CLOSED;
     if (runtime->life.load() != Life::kOpen) return STW_ERROR_CLOSED;
+    // The descriptor is shared with the parent: a child's interrupt would end the parent's waits.
+    if (runtime->fork_epoch.load() != fork_epoch.load()) return STW_ERROR_FORKED;
     runtime->body->interrupt();
     return STW_OK;
 }

@@ -75,6 +75,14 @@ Status take_copy(const stw_tensor *tensor, const stw_copy_options *from,
     return {};
 }
 
+Status refuse_read_only(const stw_tensor *tensor)
+{
+    if (!(tensor->flags & STW_TENSOR_READ_ONLY)) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%s' is read-only: stw_tensor_write alone writes it",
+                         tensor->name.c_str());
+}
+
 }  // namespace
 
 stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs, uint32_t n,
@@ -85,7 +93,13 @@ stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs,
         if (!specs || !tensors_out || n == 0) {
             return Status::error(STW_ERROR_INVALID, "specs or tensors_out is null, or n is 0");
         }
-        for (uint32_t i = 0; i < n; ++i) STW_TRY(check_spec(element(specs, i)));
+        for (uint32_t i = 0; i < n; ++i) {
+            if (element(specs, i).struct_size != specs[0].struct_size) {
+                return Status::error(STW_ERROR_INVALID,
+                                     "specs[%u].struct_size differs from the first one's", i);
+            }
+            STW_TRY(check_spec(element(specs, i)));
+        }
         return runtime->body->create_tensors(specs, n, tensors_out);
     });
 }
@@ -112,6 +126,10 @@ stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous, stw_tenso
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (previous) STW_TRY(enter(previous));
+        if (previous && previous->runtime != runtime) {
+            return Status::error(STW_ERROR_INVALID, "tensor '%s' is of another runtime",
+                                 previous->name.c_str());
+        }
         if (!next_out) return Status::error(STW_ERROR_INVALID, "next_out is null");
         return runtime->body->next_tensor(previous, next_out);
     });
@@ -211,6 +229,7 @@ stw_status stw_tensor_fill(stw_tensor *tensor, double value, const stw_copy_opti
     return guard([&]() -> Status {
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
+        STW_TRY(refuse_read_only(tensor));
         return tensor->runtime->body->fill(tensor, value, copy);
     });
 }
@@ -223,6 +242,7 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
         if (options) STW_TRY(take(&copy, options, "options"));
         STW_TRY(check_stream(copy.stream));
         STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
+        STW_TRY(refuse_read_only(gradient));
         return gradient->runtime->body->reduce(gradient, local, copy);
     });
 }

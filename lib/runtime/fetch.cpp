@@ -49,62 +49,48 @@ uint32_t Runtime::owner_number()
     return state ? state->number : 0;
 }
 
-bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out)
+bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
 {
     ThreadState *state = views_.thread_state();
     if (!state || errors_.load(std::memory_order_relaxed) != 0) return false;
-    uint32_t pinned = 0;
-    while (pinned < n) {
-        const Range &range = ranges[pinned];
-        residency::Door &door = range.tensor->doors[range.place];
-        if (range.access != STW_READ || !door.gate.try_pin()) break;
-        const uint32_t slot = views_.take_slot(state);
-        const bool told = slot != residency::kNone &&
-                          ViewTable::push_hit(*state, range.tensor->id, range.place);
-        if (!told) {
-            if (slot != residency::kNone) views_.give_slot(state, slot);
-            ++pinned;  // undone below, together with the others
-            views_out[pinned - 1].cookie = 0;
-            break;
-        }
-        ViewSlot &view = views_.slot(slot);
-        view.tensor = range.tensor;
-        view.byte_begin = range.byte_begin;
-        view.byte_count = range.byte_count;
-        view.step = step;
-        view.owner = state->number;
-        view.scratch = residency::kNone;
-        view.access = STW_READ;
-        view.place = range.place;
-        view.by_gate = 1;
-        stw_view &out = views_out[pinned];
-        const Place &place = places_[range.place];
-        char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
-                                 : place.base + door.offset.load(std::memory_order_relaxed);
-        out.pointer = begin + range.byte_begin;
-        out.bytes = range.byte_count;
-        out.element_begin = range.element_begin;
-        out.element_count = range.element_count;
-        out.tensor = range.tensor;
-        out.cookie = views_.open(slot);
-        out.access = range.access;
-        out.scope = range.scope;
-        out.tier = static_cast<uint32_t>(place.tier);
-        out.device = place.device;
-        ++pinned;
+    const uint32_t index = views_.take_slot(state);
+    if (index == residency::kNone) return false;
+    residency::Door &door = range.tensor->doors[range.place];
+    if (!ViewTable::has_room_for_hit(*state) || !door.gate.try_pin()) {
+        views_.give_slot(state, index);
+        return false;
     }
-    if (pinned == n && views_out[n - 1].cookie != 0) return true;
-    for (uint32_t i = 0; i < pinned; ++i) {
-        if (views_out[i].cookie != 0) {
-            const uint32_t slot = views_.close(views_out[i].cookie);
-            if (slot != residency::kNone) views_.give_slot(state, slot);
-        }
-        stw_tensor *tensor = ranges[i].tensor;
-        if (tensor->doors[ranges[i].place].gate.unpin()) {
-            act([&](Core &core, Commands &out) { core.gate_idle(tensor->id, now(), out); });
-        }
-    }
-    return false;
+    ViewTable::push_hit(*state, range.tensor->id, range.place);
+    const Place &place = places_[range.place];
+    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
+                             : place.base + door.offset.load(std::memory_order_relaxed);
+    ViewSlot &view = views_.slot(index);
+    view.tensor = range.tensor;
+    view.byte_begin = range.byte_begin;
+    view.byte_count = range.byte_count;
+    view.step = step;
+    view.owner = state->number;
+    view.scratch = residency::kNone;
+    view.access = STW_READ;
+    view.place = range.place;
+    view.by_gate = 1;
+    describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
+    return true;
+}
+
+void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
+                            stw_view *view_out)
+{
+    view_out->pointer = pointer;
+    view_out->bytes = range.byte_count;
+    view_out->element_begin = range.element_begin;
+    view_out->element_count = range.element_count;
+    view_out->tensor = range.tensor;
+    view_out->cookie = cookie;
+    view_out->access = range.access;
+    view_out->scope = range.scope;
+    view_out->tier = static_cast<uint32_t>(place.tier);
+    view_out->device = place.device;
 }
 
 residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) const
@@ -205,7 +191,14 @@ void Runtime::drop_scratch(residency::TensorId scratch)
 // Asks the core. BUSY at once where the answer could only come from the asker.
 Status Runtime::start_fetch(Waiter &waiter)
 {
-    STW_TRY(prepare_reduces(waiter.plan));
+    Status prepared = prepare_reduces(waiter.plan);
+    if (!prepared.ok()) {
+        for (Range &range : waiter.plan.ranges) {
+            if (range.scratch != residency::kNone) drop_scratch(range.scratch);
+            range.scratch = residency::kNone;
+        }
+        return prepared;
+    }
     const uint32_t owner = owner_number();
     waiter.deadline = now() + timeout(waiter.plan.timeout_ns);
     act([&](Core &core, Commands &out) {
@@ -361,24 +354,14 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         view.access = static_cast<uint8_t>(range.access);
         view.place = grant.place;
         view.by_gate = grant.by_gate;
-        stw_view &out = views_out[i];
+        void *pointer = nullptr;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            out.pointer = view_pointer(range, grant);
+            pointer = view_pointer(range, grant);
         }
-        if (range.access == STW_REDUCE) {
-            const Place &at = places_[grant.place];
-            at.ops->zero(at.memory, out.pointer, range.byte_count);
-        }
-        out.bytes = range.byte_count;
-        out.element_begin = range.element_begin;
-        out.element_count = range.element_count;
-        out.tensor = range.tensor;
-        out.cookie = views_.open(slots[i]);
-        out.access = range.access;
-        out.scope = range.scope;
-        out.tier = static_cast<uint32_t>(places_[grant.place].tier);
-        out.device = places_[grant.place].device;
+        const Place &at = places_[grant.place];
+        if (range.access == STW_REDUCE) at.ops->zero(at.memory, pointer, range.byte_count);
+        describe_view(range, at, pointer, views_.open(slots[i]), &views_out[i]);
     }
     return {};
 }

@@ -7,12 +7,6 @@
 namespace stepwell {
 namespace {
 
-constinit Pool<stw_runtime> runtimes(4096, 0x53545752);
-constinit Pool<stw_tensor> tensors(16u << 20, 0x53545754);
-constinit Pool<stw_phase> phases(65536, 0x53545750);
-constinit Pool<stw_optimizer> optimizers(65536, 0x5354574f);
-constinit Pool<stw_operation> operations(1u << 20, 0x53545741);
-
 pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 
 void after_fork_in_child() { fork_epoch.fetch_add(1, std::memory_order_relaxed); }
@@ -21,11 +15,11 @@ void after_fork_in_child() { fork_epoch.fetch_add(1, std::memory_order_relaxed);
 
 std::atomic<uint64_t> fork_epoch{1};
 
-Pool<stw_runtime> &runtime_pool() { return runtimes; }
-Pool<stw_tensor> &tensor_pool() { return tensors; }
-Pool<stw_phase> &phase_pool() { return phases; }
-Pool<stw_optimizer> &optimizer_pool() { return optimizers; }
-Pool<stw_operation> &operation_pool() { return operations; }
+constinit Pool<stw_runtime> runtime_pool(4096, 0x53545752);
+constinit Pool<stw_tensor> tensor_pool(16u << 20, 0x53545754);
+constinit Pool<stw_phase> phase_pool(65536, 0x53545750);
+constinit Pool<stw_optimizer> optimizer_pool(65536, 0x5354574f);
+constinit Pool<stw_operation> operation_pool(1u << 20, 0x53545741);
 
 void watch_forks()
 {

@@ -76,11 +76,11 @@ namespace stepwell {
 using Tensor = ::stw_tensor;
 
 // Process-wide; handles outlive their runtime as memory, not as objects.
-Pool<stw_runtime> &runtime_pool();
-Pool<stw_tensor> &tensor_pool();
-Pool<stw_phase> &phase_pool();
-Pool<stw_optimizer> &optimizer_pool();
-Pool<stw_operation> &operation_pool();
+extern Pool<stw_runtime> runtime_pool;
+extern Pool<stw_tensor> tensor_pool;
+extern Pool<stw_phase> phase_pool;
+extern Pool<stw_optimizer> optimizer_pool;
+extern Pool<stw_operation> operation_pool;
 
 // +1 in every child of fork, so that a runtime knows it was opened in another process.
 extern std::atomic<uint64_t> fork_epoch;

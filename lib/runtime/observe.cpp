@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 namespace stepwell {
 namespace {
@@ -41,7 +42,7 @@ std::vector<observe::LinkTotal> Runtime::link_totals() const
 Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out)
 {
     PlaceId place = place_of(tier, device);
-    if (place == residency::kNoPlace && tier != STW_TIER_DEVICE) {
+    if (place == residency::kNoPlace && (tier == STW_TIER_HOST || tier == STW_TIER_NVME)) {
         place = tier == STW_TIER_HOST ? host_place_ : nvme_place_;
     }
     if (place == residency::kNoPlace) {
@@ -57,15 +58,17 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     stats.peak_bytes = usage.peak_blocks * block_bytes_ + stats.staging_bytes;
     stats.pinned_bytes = usage.pinned_blocks * block_bytes_;
     stats.dirty_bytes = usage.dirty_blocks * block_bytes_;
-    stats.metadata_bytes = host ? core_.metadata_bytes() + engine_->metadata_bytes() : 0;
+    if (host) {
+        stats.metadata_bytes = core_.metadata_bytes() + engine_->metadata_bytes() +
+                               timeline_->metadata_bytes();
+    }
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         stats.open_views += views_.is_open(index) && views_.slot(index).place == place;
     }
-    const uint32_t size = stats_out->struct_size;
-    std::memcpy(stats_out, &stats, std::min<size_t>(size, sizeof stats));
-    stats_out->struct_size = size;
+    stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
+    std::memcpy(stats_out, &stats, stats.struct_size);
     return {};
 }
 
@@ -89,9 +92,8 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     stats.measured_bytes_per_s = from.measured_bytes_per_s;
     stats.errors = from.errors;
     stats.retries = from.retries;
-    const uint32_t size = stats_out->struct_size;
-    std::memcpy(stats_out, &stats, std::min<size_t>(size, sizeof stats));
-    stats_out->struct_size = size;
+    stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
+    std::memcpy(stats_out, &stats, stats.struct_size);
     return {};
 }
 
@@ -102,7 +104,7 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     }
     const Place &place = places_[device];
     stw_device_info info{};
-    info.struct_size = info_out->struct_size;
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     if (place.maps) info.flags |= STW_DEVICE_STABLE_ADDRESS;
     if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);
@@ -195,25 +197,21 @@ void Runtime::fill_report(report::ReportData &data)
                                status.sentence(), 1});
     }
     data.log_suppressed = log_.suppressed();
-    const observe::TimelineSnapshot spans = timeline_->snapshot();
-    data.timeline_spans = spans.recorded;
-    data.timeline_lost = spans.lost;
+    data.timeline_spans = timeline_->recorded();
+    data.timeline_lost = timeline_->overwritten();
     report_waste(data);
 }
 
 void Runtime::report_waste(report::ReportData &data) const
 {
     std::map<uint32_t, report::WasteReport> roles;
-    std::map<uint32_t, std::vector<residency::PackId>> packs;
+    std::set<residency::PackId> seen;
     for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
         report::WasteReport &role = roles[tensor->role];
         role.role = tensor->role;
         ++role.tensors;
         role.tensor_bytes += tensor->bytes;
-        std::vector<residency::PackId> &seen = packs[tensor->role];
-        const residency::PackId pack = core_.pack_of(tensor->id);
-        if (!seen.empty() && std::find(seen.begin(), seen.end(), pack) != seen.end()) continue;
-        seen.push_back(pack);
+        if (!seen.insert(core_.pack_of(tensor->id)).second) continue;
         role.charged_bytes += core_.pack_blocks(tensor->id) * block_bytes_;
     }
     for (auto &[number, role] : roles) data.waste.push_back(role);

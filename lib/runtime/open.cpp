@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 namespace stepwell {
 namespace {
@@ -88,6 +89,23 @@ uint32_t cores_of_process()
     return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
+// A failing disk may fail every block: so many lines of a topic in a second, the rest is counted.
+observe::LogOptions log_options(const stw_runtime_options &options)
+{
+    observe::LogOptions log;
+    log.callback = options.log;
+    log.user = options.log_user;
+    log.level = options.log_level ? options.log_level : uint32_t{STW_LOG_WARNING};
+    log.lines_per_window = 100;
+    log.now_ns = [](void *) -> uint64_t {
+        timespec time{};
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        return static_cast<uint64_t>(time.tv_sec) * 1000000000ull +
+               static_cast<uint64_t>(time.tv_nsec);
+    };
+    return log;
+}
+
 Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
 {
     Status status = Status::error(code, "%s: %s", what,
@@ -108,8 +126,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
       timeout_default_ns_(options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
       preset_(options.preset),
       operations_max_(options.operations_max ? options.operations_max : 4096),
-      log_({options.log, options.log_user,
-            options.log_level ? options.log_level : uint32_t{STW_LOG_WARNING}}),
+      log_(log_options(options)),
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(config_of(options))
 {
@@ -416,10 +433,16 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;
         tensor->runtime = nullptr;
-        tensor_pool().give(tensor);
+        tensor_pool.give(tensor);
         tensor = next;
     }
     first_tensor_ = last_tensor_ = nullptr;
+    for (const std::unique_ptr<Phase> &phase : phases_) {
+        if (phase->handle) phase_pool.give(phase->handle);
+    }
+    for (const std::unique_ptr<OptimizerBody> &optimizer : optimizers_) {
+        if (optimizer->handle) optimizer_pool.give(optimizer->handle);
+    }
     return error;
 }
 

@@ -91,11 +91,12 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
         *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
-    stw_optimizer *optimizer = optimizer_pool().take();
+    stw_optimizer *optimizer = optimizer_pool.take();
     if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
     std::lock_guard<std::mutex> lock(mutex_);
     optimizer->runtime = handle_;
     optimizer->index = static_cast<uint32_t>(optimizers_.size());
+    body->handle = optimizer;
     optimizers_.push_back(std::move(body));
     *optimizer_out = optimizer;
     return {};
@@ -120,7 +121,8 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
     body.states.clear();
     body.held.clear();
     body.optimizer.reset();
-    optimizer_pool().give(optimizer);
+    body.handle = nullptr;
+    optimizer_pool.give(optimizer);
     return first;
 }
 
@@ -267,9 +269,8 @@ void fill_result(const update::StepResult &from, stw_update_result *result_out)
     result.nonfinite = from.nonfinite;
     result.updated = from.updated;
     result.without_gradient = from.without_gradient;
-    const uint32_t size = result_out->struct_size;
-    std::memcpy(result_out, &result, std::min<size_t>(size, sizeof result));
-    result_out->struct_size = size;
+    result.struct_size = std::min<uint32_t>(result_out->struct_size, sizeof result);
+    std::memcpy(result_out, &result, result.struct_size);
 }
 
 }  // namespace

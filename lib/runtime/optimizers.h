@@ -16,6 +16,7 @@ struct OwnedState {
 struct Runtime::OptimizerBody {
     uint32_t algorithm = 0;
     std::string name;
+    stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
     std::vector<stw_tensor *> held;

@@ -12,13 +12,14 @@ namespace stepwell {
 // A step's number: the phase in the upper half, its count in the lower; 0 is no step.
 Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 {
-    stw_phase *phase = phase_pool().take();
+    stw_phase *phase = phase_pool.take();
     if (!phase) return Status::error(STW_ERROR_LIMIT, "no handle is left for another phase");
     std::lock_guard<std::mutex> lock(mutex_);
     phase->runtime = handle_;
     phase->index = static_cast<uint32_t>(phases_.size());
     phases_.push_back(std::make_unique<Phase>());
     phases_.back()->name = name ? name : "";
+    phases_.back()->handle = phase;
     *phase_out = phase;
     return {};
 }
@@ -30,7 +31,8 @@ Status Runtime::destroy_phase(stw_phase *phase)
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
                              phases_[phase->index]->name.c_str());
     }
-    phase_pool().give(phase);
+    phases_[phase->index]->handle = nullptr;
+    phase_pool.give(phase);
     return {};
 }
 
@@ -85,9 +87,25 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     timeline_->record(span);
     close_step(mine);
     if (stats_out) {
-        std::memcpy(stats_out, &stats, std::min<size_t>(stats_out->struct_size, sizeof stats));
+        stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
+        std::memcpy(stats_out, &stats, stats.struct_size);
     }
+    sample_tiers(time);
     return first_error_;
+}
+
+// Bytes in use per tier, a point of the timeline's counters.
+void Runtime::sample_tiers(residency::Instant time)
+{
+    for (residency::PlaceId place = 0; place <= nvme_place_; ++place) {
+        observe::Span sample;
+        sample.start_ns = sample.end_ns = time;
+        sample.kind = observe::SpanKind::kTierBytes;
+        sample.lane = static_cast<uint16_t>(places_[place].tier);
+        sample.detail = places_[place].device;
+        sample.bytes = core_.used_blocks(place) * block_bytes_;
+        timeline_->record(sample);
+    }
 }
 
 // The step fetched last, if another is open, is the one that fetches without a phase belong to.

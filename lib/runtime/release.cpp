@@ -23,7 +23,8 @@ Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
 
 Status Runtime::release_one(stw_view &view, uint32_t flags)
 {
-    const uint32_t index = views_.close(view.cookie);
+    const uint32_t index = views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie)
+                                                                       : residency::kNone;
     if (index == residency::kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "the view with cookie 0x%llx is not open: it was released before, "
@@ -60,7 +61,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     }
     const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner, slot.scratch,    slot.access,
-                        slot.place,         0,          {}};
+                        slot.place,         0};
     views_.give_slot(views_.thread_state(), index);
     if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {
         return release_reduce(copy, flags);
@@ -133,7 +134,7 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     range.byte_begin = views_.slot(index).byte_begin;
     range.byte_count = views_.slot(index).byte_count;
     plan.ranges.push_back(range);
-    if (fetch_hits(&range, 1, plan.step, view_out)) return {};
+    if (fetch_hit(range, plan.step, view_out)) return {};
     plan.flags = STW_FETCH_TRY;
     return fetch(std::move(plan), view_out);
 }
@@ -153,7 +154,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
         }
         ++operations_;
     }
-    stw_operation *operation = operation_pool().take();
+    stw_operation *operation = operation_pool.take();
     if (!operation) return Status::error(STW_ERROR_MEMORY, "no memory for an operation");
     auto *waiter = new Waiter();
     waiter->plan = std::move(plan);
@@ -237,14 +238,14 @@ Status Runtime::free_operation(stw_operation *operation)
 {
     Waiter *waiter = operation->waiter;
     (void)cancel(operation);
-    if (waiter->status.ok() && !waiter->collected) {
-        undo_grants(waiter->plan, waiter->grants);
+    if (!waiter->collected) {
+        if (waiter->status.ok()) undo_grants(waiter->plan, waiter->grants);
         for (const Range &range : waiter->plan.ranges) {
             if (range.scratch != residency::kNone) drop_scratch(range.scratch);
         }
     }
     operation->waiter = nullptr;
-    operation_pool().give(operation);
+    operation_pool.give(operation);
     std::lock_guard<std::mutex> lock(mutex_);
     delete waiter;
     --operations_;

@@ -103,8 +103,8 @@ public:
                           uint64_t *bytes_out);
 
     // ---- fetch and release (fetch.cpp) ---------------------------------------------------------
-    // The whole call without the lock when every request is a hit; false: take the long way.
-    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out);
+    // One read of a resident tensor: no lock, no allocation, no system call. False: the long way.
+    bool fetch_hit(const Range &range, uint64_t step, stw_view *view_out);
     Status fetch(FetchPlan plan, stw_view *views_out);
     Status fetch_async(FetchPlan plan, stw_operation **operation_out);
     Status collect(stw_operation *operation, stw_view *views_out, uint32_t n);
@@ -246,6 +246,8 @@ private:
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
+    static void describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
+                              stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
     Status release_one(stw_view &view, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
@@ -284,6 +286,7 @@ private:
     // phases.cpp
     void note_reduced(stw_tensor *gradient, uint64_t step);
     void close_step(Phase &phase);
+    void sample_tiers(residency::Instant time);
     void empty_behind(residency::TensorId tensor);
 
     // shared by fetches and copies

@@ -118,7 +118,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0;
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
-    stw_tensor *tensor = tensor_pool().take();
+    stw_tensor *tensor = tensor_pool.take();
     if (!tensor) return Status::error(STW_ERROR_LIMIT, "no handle is left for another tensor");
     Status status;
     {
@@ -131,7 +131,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     }
     if (!status.ok()) {
         status.mutable_detail().tensor = name;
-        tensor_pool().give(tensor);
+        tensor_pool.give(tensor);
         return status;
     }
     tensor->elements = elements;
@@ -209,6 +209,13 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
 
 Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 {
+    std::vector<stw_tensor *> sorted(tensors, tensors + n);
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (twice != sorted.end()) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s' is named twice in one call",
+                             (*twice)->name.c_str());
+    }
     Status status;
     act([&](Core &core, Commands &out) {
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
@@ -235,7 +242,7 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
     (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
     (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
     tensor->runtime = nullptr;
-    tensor_pool().give(tensor);
+    tensor_pool.give(tensor);
     --tensors_live_;
 }
 
@@ -261,7 +268,7 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
 {
     std::lock_guard<std::mutex> lock(mutex_);
     stw_tensor_info info{};
-    info.struct_size = sizeof info;
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     info.state = static_cast<uint32_t>(core_.contents(tensor->id));
     info.dtype = tensor->dtype;
     info.role = tensor->role;

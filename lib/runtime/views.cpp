@@ -193,13 +193,4 @@ uint32_t ViewTable::open_views() const
     return count;
 }
 
-bool ViewTable::push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
-{
-    const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
-    if (tail - state.hits_head.load(std::memory_order_acquire) == ThreadState::kHits) return false;
-    state.hits[tail % ThreadState::kHits] = (static_cast<uint64_t>(tensor) << 8) | place;
-    state.hits_tail.store(tail + 1, std::memory_order_release);
-    return true;
-}
-
 }  // namespace stepwell

@@ -16,7 +16,7 @@
 
 namespace stepwell {
 
-struct ViewSlot {
+struct alignas(64) ViewSlot {
     std::atomic<uint64_t> serial{0};  // odd while open
     stw_tensor *tensor = nullptr;
     uint64_t byte_begin = 0;
@@ -27,11 +27,11 @@ struct ViewSlot {
     uint8_t access = 0;                   // STW_READ..STW_REDUCE
     residency::PlaceId place = 0;
     uint8_t by_gate = 0;
-    uint8_t padding[5] = {};
 };
+static_assert(sizeof(ViewSlot) == 64);
 
 // What one thread has of one runtime. Type-stable, taken from a process-wide pool.
-struct ThreadState {
+struct alignas(64) ThreadState {
     static constexpr uint32_t kSlots = 64;
     static constexpr uint32_t kHits = 1024;
 
@@ -64,13 +64,32 @@ public:
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
     // Opens the slot and returns its cookie.
     uint64_t open(uint32_t index);
+    // Does the cookie name a view of this tensor? A torn struct does not.
+    [[nodiscard]] bool is_view_of(uint64_t cookie, const stw_tensor *tensor) const
+    {
+        const uint64_t index = cookie & ((1ull << 24) - 1);
+        return index < slots_used() &&
+               slots_[index].serial.load(std::memory_order_acquire) == cookie >> 24 &&
+               slots_[index].tensor == tensor;
+    }
     // Ends the view of the cookie for one caller alone; kNone when it is stale, doubled or torn.
     uint32_t close(uint64_t cookie);
     [[nodiscard]] bool is_open(uint32_t index) const;
     [[nodiscard]] uint32_t open_views() const;
 
-    // False when the ring is full: drain, then push again.
-    static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place);
+    // Where not, the core has to drain the rings first.
+    static bool has_room_for_hit(const ThreadState &state)
+    {
+        return state.hits_tail.load(std::memory_order_relaxed) -
+                   state.hits_head.load(std::memory_order_acquire) <
+               ThreadState::kHits;
+    }
+    static void push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
+    {
+        const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
+        state.hits[tail % ThreadState::kHits] = (static_cast<uint64_t>(tensor) << 8) | place;
+        state.hits_tail.store(tail + 1, std::memory_order_release);
+    }
     template <class Body>
     void drain_hits(Body &&body)
     {

@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
+from blas import use_widest_kernels
 from bench_tools import GB, MIB, BenchError, Fio, Program, in_turn, need_space, result, run_lines, say
 
 GROUPS = ("nvme", "fetch", "update", "train")
@@ -345,6 +346,7 @@ def parse(arguments):
 
 def main(arguments):
     options = parse(arguments)
+    use_widest_kernels()
     own = None
     if options.nvme is None:
         own = options.nvme = options.build.resolve() / "bench-nvme"

@@ -92,12 +92,13 @@ Status WholeLedger::make_room(const std::vector<WholeId> &asked, uint64_t needed
         }
     }
     if (needed_blocks + kept_blocks > budget_blocks_) {
-        return Status::error(STW_ERROR_BUDGET,
-                             "gathering \"%s\" and what is fetched with it takes %llu blocks; the "
-                             "agreed part of the device budget is %llu, %llu of them pinned by open "
-                             "views",
-                             wholes_[asked[0]].name.c_str(), number(needed_blocks),
-                             number(budget_blocks_), number(kept_blocks));
+        return Status::error(
+            STW_ERROR_BUDGET,
+            "gathering \"%s\" and what is fetched with it takes %llu blocks; the "
+            "agreed part of the device budget is %llu, %llu of them pinned by open "
+            "views",
+            wholes_[asked[0]].name.c_str(), number(needed_blocks), number(budget_blocks_),
+            number(kept_blocks));
     }
     // Call numbers differ, so the order is total and the same on all ranks.
     std::sort(candidates.begin(), candidates.end(), [this](WholeId a, WholeId b) {
@@ -123,7 +124,7 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
     uint64_t needed_blocks = 0;
     for (const WholeId id : wholes) {
         const bool fetched = !wholes_[id].present && !contains(absent, id);
-        decision.needs.push_back(!fetched                    ? WholeNeed::kHit
+        decision.needs.push_back(!fetched                   ? WholeNeed::kHit
                                  : access == Access::kWrite ? WholeNeed::kFill
                                                             : WholeNeed::kGather);
         if (!fetched) continue;

@@ -27,9 +27,9 @@ enum class WholeNeed : uint8_t {
 };
 
 struct WholeDecision {
-    Status status;                 // an error: nothing changed, on no rank
-    std::vector<WholeId> drops;    // leave first
-    std::vector<WholeNeed> needs;  // one per whole asked for
+    Status status;                  // an error: nothing changed, on no rank
+    std::vector<WholeId> drops;     // leave first
+    std::vector<WholeNeed> needs;   // one per whole asked for
     std::vector<GatherId> gathers;  // one per need; 0 unless kGather
 };
 
@@ -64,9 +64,9 @@ private:
         uint32_t readers = 0;
         bool writer = false;
         bool present = false;
-        bool old = false;       // leaves with its last view
+        bool old = false;  // leaves with its last view
         bool removed = false;
-        uint64_t used_at = 0;   // call number
+        uint64_t used_at = 0;  // call number
 
         [[nodiscard]] bool pinned() const { return readers > 0 || writer; }
     };
@@ -152,10 +152,7 @@ public:
     // Every decision in call order, as text: equal on all ranks, whatever happened when.
     [[nodiscard]] const std::string &decisions() const { return decisions_; }
     [[nodiscard]] const WholeLedger &ledger() const { return ledger_; }
-    [[nodiscard]] bool idle() const
-    {
-        return queue_.empty() && running_.empty() && calls_.empty();
-    }
+    [[nodiscard]] bool idle() const { return queue_.empty() && running_.empty() && calls_.empty(); }
 
 private:
     struct Gather {
@@ -184,10 +181,10 @@ private:
     std::vector<WholeTensors> tensors_;
     std::vector<GatherId> last_gather_;  // of each whole
     uint64_t call_number_ = 0;
-    std::map<uint64_t, Call> calls_;      // not answered
-    std::deque<Gather> queue_;            // not started; the front asks the core
+    std::map<uint64_t, Call> calls_;  // not answered
+    std::deque<Gather> queue_;        // not started; the front asks the core
     std::map<GatherId, StartGather> running_;
-    std::map<FetchId, uint64_t> views_;   // the core's fetch of the views, to the call
+    std::map<FetchId, uint64_t> views_;  // the core's fetch of the views, to the call
     WholeCommands commands_;
     std::string decisions_;
 };

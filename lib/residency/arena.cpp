@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots are found in O(1): a stack of free ones, from which slots taken by number are skipped.
+// Free slots are kept on a stack; slots taken by number are skipped when they come to its top.
 #include "lib/residency/arena.h"
 
 #include "lib/support/assert.h"
@@ -7,6 +7,11 @@
 #include <algorithm>
 
 namespace stepwell::residency {
+namespace {
+
+constexpr uint32_t kLookMax = 256;  // free slots looked at for one that is not set aside
+
+}  // namespace
 
 Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only)
     : slots_(slots), whole_slots_(whole_slots), counts_only_(counts_only)
@@ -15,6 +20,7 @@ Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only)
     if (counts_only) return;
     owners_.assign(slots, kNone);
     listed_.assign(slots, 1);
+    aside_.assign(slots, 0);
     free_.reserve(slots);
     for (Slot slot = slots; slot > 0; --slot) free_.push_back(slot - 1);
 }
@@ -31,24 +37,52 @@ void Arena::count(bool whole)
     peak_ = std::max(peak_, used());
 }
 
-Slot Arena::take(BlockId block, bool whole, Slot near)
+Slot Arena::take(BlockId block, bool whole, Slot wanted)
 {
     count(whole);
     if (counts_only_) return 0;
-    if (near != kNoSlot && is_free(near)) {
-        owners_[near] = block;
-        return near;
+    if (wanted != kNoSlot && is_free(wanted)) {
+        owners_[wanted] = block;
+        return wanted;
     }
-    while (!free_.empty()) {
-        const Slot slot = free_.back();
-        free_.pop_back();
-        listed_[slot] = 0;
+    // The stack may name slots that were taken by number; those go. One that is set aside stays
+    // for its pack while there is another within reach.
+    size_t at = free_.size();
+    Slot fallback = kNoSlot;
+    for (uint32_t looked = 0; at > 0 && looked < kLookMax; ++looked) {
+        const Slot slot = free_[--at];
         if (owners_[slot] != kNone) continue;
-        owners_[slot] = block;
-        return slot;
+        if (fallback == kNoSlot) fallback = slot;
+        if (aside_[slot]) continue;
+        fallback = slot;
+        break;
     }
-    STW_ASSERT(!"a counted free slot was not found");
+    while (fallback == kNoSlot && at > 0) {
+        const Slot slot = free_[--at];
+        if (owners_[slot] == kNone) fallback = slot;
+    }
+    STW_ASSERT(fallback != kNoSlot);
+    owners_[fallback] = block;
+    while (!free_.empty() && owners_[free_.back()] != kNone) {
+        listed_[free_.back()] = 0;
+        free_.pop_back();
+    }
+    return fallback;
+}
+
+Slot Arena::find_run(uint32_t slots) const
+{
+    uint32_t run = 0;
+    for (Slot slot = 0; slot < slots_; ++slot) {
+        run = owners_[slot] == kNone && !aside_[slot] ? run + 1 : 0;
+        if (run == slots) return slot + 1 - slots;
+    }
     return kNoSlot;
+}
+
+void Arena::set_aside(Slot begin, uint32_t slots, bool aside)
+{
+    for (Slot slot = begin; slot < begin + slots; ++slot) aside_[slot] = aside;
 }
 
 void Arena::take_at(BlockId block, bool whole, Slot slot)

@@ -23,17 +23,19 @@ public:
     [[nodiscard]] uint32_t peak() const { return peak_; }
     [[nodiscard]] bool counts_only() const { return counts_only_; }
 
-    // A slot for the block; `near` is tried first, so that neighbours tend to lie in runs.
-    Slot take(BlockId block, bool whole, Slot near = kNoSlot);
+    // A slot for the block: `wanted` if that is free, else one that nobody has set aside, else any.
+    Slot take(BlockId block, bool whole, Slot wanted = kNoSlot);
     void take_at(BlockId block, bool whole, Slot slot);
     void give(Slot slot, bool whole);
 
+    // Slots set aside for the rest of a pack, so that it comes to lie in one run. No promise: where
+    // nothing else is free they are taken all the same.
+    Slot find_run(uint32_t slots) const;
+    void set_aside(Slot begin, uint32_t slots, bool aside);
+
     // The block in a slot, kNone when it is free.
     [[nodiscard]] BlockId owner(Slot slot) const { return owners_[slot]; }
-    [[nodiscard]] bool is_free(Slot slot) const
-    {
-        return slot < slots_ && owners_[slot] == kNone;
-    }
+    [[nodiscard]] bool is_free(Slot slot) const { return slot < slots_ && owners_[slot] == kNone; }
 
 private:
     void count(bool whole);
@@ -47,6 +49,7 @@ private:
     std::vector<BlockId> owners_;
     std::vector<Slot> free_;  // may name slots that were taken by number meanwhile
     std::vector<uint8_t> listed_;
+    std::vector<uint8_t> aside_;
 };
 
 }  // namespace stepwell::residency

@@ -10,7 +10,6 @@
 #include "lib/residency/policy.h"
 #include "lib/residency/types.h"
 
-#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
@@ -78,8 +77,11 @@ public:
     void advise(TensorId tensor, Advice advice, Commands &out);
 
     // ---- questions -----------------------------------------------------------------------------
-    [[nodiscard]] Door &door(TensorId tensor, PlaceId place);
-    [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) { return door(tensor, place).gate; }
+    [[nodiscard]] Door &door(TensorId tensor, PlaceId place) const;
+    [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) const
+    {
+        return door(tensor, place).gate;
+    }
     [[nodiscard]] const TensorSpec &spec(TensorId tensor) const;
     [[nodiscard]] Contents contents(TensorId tensor) const;
     [[nodiscard]] uint64_t version(TensorId tensor) const;
@@ -93,6 +95,7 @@ public:
     [[nodiscard]] PackId pack_of(TensorId tensor) const;
     [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const;
     [[nodiscard]] PlaceUsage usage(PlaceId place) const;
+    [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return arenas_[place].used(); }
     [[nodiscard]] uint64_t metadata_bytes() const;
     [[nodiscard]] uint32_t block_ids() const { return static_cast<uint32_t>(blocks_.size()); }
     [[nodiscard]] uint32_t waiting_fetches() const;
@@ -113,7 +116,8 @@ public:
     void set_victim_policy(const VictimPolicy *policy);  // not owned, outlives the core or null
 
 private:
-    enum class Room { kTaken, kComing, kStuck, kNever };
+    enum class Room { kTaken, kComing, kStuck, kNever, kAgain };
+    using Blocked = std::array<bool, kPlacesMax>;      // places an earlier fetch waits for
     using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
 
     // tensors.cpp
@@ -127,7 +131,8 @@ private:
 
     // locks.cpp: who may use what beside whom
     bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
-    bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request, PlaceId place);
+    bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request,
+                          PlaceId place);
     bool block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const;
     bool try_lock(Fetch &fetch);
     void follow_neighbour(Fetch &fetch, size_t index);
@@ -137,28 +142,54 @@ private:
     void unlock(const Request &request, PlaceId place, ClaimId claim);
     void build_targets(Fetch &fetch);
     void update_gate(TensorId tensor, PlaceId place);
+    void open_gate(TensorId tensor, PlaceId place);
+    uint32_t close_gate(TensorId tensor, PlaceId place);  // returns the pins that are left
+    bool try_close_gate(TensorId tensor, PlaceId place);
+    void note_draining(TensorId tensor, PlaceId place, bool draining);
+    [[nodiscard]] bool uses_gates(const Pack &pack, PlaceId place) const
+    {
+        return pack.gates_open[place] + pack.gates_draining[place] > 0;
+    }
+    void set_contents(TensorId tensor, Contents contents);
+    [[nodiscard]] std::string check_tensors() const;
 
     // fetch.cpp: a fetch from question to answer
     Status check_request(const FetchAsked &asked) const;
     void advance(Commands &out);
-    bool step(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out);
-    void finish(FetchId id, Commands &out);
+    bool step(Fetch &fetch, Blocked &blocked, Commands &out);
+    [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;
+    void wait_for(Fetch &fetch, Target &target, Commands &out);
+    bool finish(FetchId id, Commands &out);
     Grant pin(const Fetch &fetch, size_t request);
     void refuse(FetchId id, Status why, Commands &out);
     void forget_fetch(Fetch &fetch);
     void end_write(const Release &release, Commands &out);
 
-    // room.cpp: reservation, victims, write-back
-    Room reserve(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out);
+    // room.cpp: reservation; runs.cpp: contiguous slots; eviction.cpp: victims, write-back
+    Room reserve(Fetch &fetch, Blocked &blocked, Commands &out);
+    Room try_reserve(Fetch &fetch, Blocked &blocked, Commands &out);
     Room make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out);
-    Room plan_runs(Fetch &fetch, Commands &out);
-    Room plan_run(Fetch &fetch, Target *first, uint32_t count, Commands &out);
+    Room plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out);
+    Room plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out);
+    [[nodiscard]] bool is_rearranging(PlaceId place) const;
+    Room plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out);
+    Slot choose_run(const Fetch &fetch, const Target *first, uint32_t count, bool tight) const;
     bool run_lies(const Target *first, uint32_t count) const;
-    uint64_t run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch) const;
+    uint64_t run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch,
+                      bool may_evict) const;
+    Room make_spare_slot(const Fetch &fetch, const Target *first, uint32_t count, Commands &out);
+    [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
+    bool start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
+                    Commands &out);
+    [[nodiscard]] Slot neighbour_slot(BlockId block, PlaceId place);
+    void set_run(Pack &pack, PlaceId place, Slot begin);
     void take_room(Fetch &fetch);
     BlockId pick_victim(PlaceId place, const Fetch &fetch) const;
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
+    bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] Room stuck_or_never() const;
+    Room let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out);
+    [[nodiscard]] bool is_own(BlockId block, PlaceId place, const Fetch &fetch) const;
     bool can_drain(const Pack &pack, PlaceId place) const;
     bool is_duplicate(BlockId block, PlaceId place) const;
     PlaceId drain_place(BlockId block, PlaceId place, Commands &out);
@@ -166,7 +197,7 @@ private:
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
     void pump_write_back(Commands &out);
     void queue_clean(BlockId block);
-    [[nodiscard]] uint32_t pinned_blocks(PlaceId place, const Fetch *except) const;
+    [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place, const Fetch *except) const;
     [[nodiscard]] uint64_t next_use(BlockId block) const;
@@ -182,6 +213,7 @@ private:
     void settle_source(const Flight &flight, bool ok, Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);
     void note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status);
+    [[nodiscard]] bool is_worthless(BlockId block) const;
     void drop_replica(BlockId block, PlaceId place, Commands &out);
     void free_slot(BlockId block, PlaceId place, Commands &out);
     void hold(BlockId block, PlaceId place);
@@ -209,10 +241,6 @@ private:
     [[nodiscard]] std::string place_name(PlaceId place) const;
     [[nodiscard]] const char *block_name(BlockId block) const;
 
-    struct Free {
-        void operator()(void *memory) const { std::free(memory); }
-    };
-
     Config config_;
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;
@@ -222,14 +250,14 @@ private:
     std::array<uint64_t, kPlacesMax> evictions_{};
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
-    std::unique_ptr<Door[], Free> doors_;  // tensors_max x places, zero pages until touched
+    std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move
     std::deque<Tensor> tensors_;
     std::vector<TensorId> free_tensors_;
     std::deque<Pack> packs_;
     std::vector<PackId> free_packs_;
     std::map<PackKey, PackId> open_packs_;  // shared ones that take more tensors
     std::vector<Block> blocks_;
-    std::vector<Replica> replicas_;  // blocks x places
+    std::vector<Replica> replicas_;                         // blocks x places
     std::map<uint32_t, std::vector<BlockId>> free_ranges_;  // by their exact length
     std::unordered_map<FetchId, Fetch> fetches_;
     std::map<QueueKey, FetchId> queue_;  // in the lock and room phases
@@ -241,6 +269,7 @@ private:
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
     bool advancing_ = false;
+    bool may_write_back_ = false;  // something changed since pump_write_back looked last
 };
 
 }  // namespace stepwell::residency

@@ -56,7 +56,7 @@ void Core::advance(Commands &out)
     bool again = true;
     while (again) {
         again = false;
-        std::array<bool, kPlacesMax> blocked{};
+        Blocked blocked{};
         for (auto at = queue_.begin(); at != queue_.end();) {
             const QueueKey key = at->first;
             const auto found = fetches_.find(at->second);
@@ -70,14 +70,14 @@ void Core::advance(Commands &out)
 }
 
 // Takes the fetch as far as it goes; true when it was answered, so that others may go on.
-bool Core::step(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &out)
+bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
 {
     const FetchId id = fetch.id;
     const bool tries = (fetch.asked.flags & kFetchTry) != 0;
     if (fetch.phase == Phase::kLock) {
         if (!try_lock(fetch)) {
             if (!tries) return false;
-            refuse(id, Status::error(STW_ERROR_BUSY, "a view or an update is in the way"), out);
+            refuse(id, busy_refusal(fetch), out);
             return true;
         }
         Status status = conflict_within(fetch);
@@ -108,25 +108,53 @@ bool Core::step(Fetch &fetch, std::array<bool, kPlacesMax> &blocked, Commands &o
         refuse(id, std::move(status), out);
         return true;
     }
+    may_write_back_ = true;
     fetch.stuck = false;
     fetch.error = Status();  // of waiting for room
     fetch.phase = Phase::kFill;
     queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, id});
     fetch.pending = 0;
-    for (Target &target : fetch.targets) {
-        if (!satisfied(target)) start_fill(fetch, target, out);
-        target.waiting = !satisfied(target);
-        if (!target.waiting) continue;
-        ++fetch.pending;
-        std::vector<FetchId> &waiters = blocks_[target.block].waiters;
-        if (std::find(waiters.begin(), waiters.end(), id) == waiters.end()) waiters.push_back(id);
+    for (Target &target : fetch.targets) target.started = false;
+    // Blocks that move into a run go first: another target may need their bytes elsewhere, and a
+    // slot that is being read cannot be left.
+    for (const bool first : {true, false}) {
+        for (Target &target : fetch.targets) {
+            const Slot slot = replica(target.block, target.place).slot;
+            const bool moves = target.wanted_slot != kNoSlot && target.wanted_slot != slot;
+            if (first && !moves) continue;
+            if (!first && target.started) continue;
+            target.started = true;
+            target.waiting = false;
+            if (!satisfied(target)) wait_for(fetch, target, out);
+        }
     }
     if (fetch.pending > 0 && tries) {
         refuse(id, Status::error(STW_ERROR_BUSY, "the bytes are not resident"), out);
         return true;
     }
-    if (fetch.pending == 0) finish(id, out);
-    return fetch.pending == 0;
+    return fetch.pending == 0 && finish(id, out);
+}
+
+Status Core::busy_refusal(const Fetch &fetch) const
+{
+    const TensorId id = fetch.asked.requests[fetch.conflict].tensor;
+    Status status = Status::error(STW_ERROR_BUSY,
+                                  "tensor '%s': a view of it, of a tensor in the same block, or an "
+                                  "update is in the way, and the fetch was told not to wait",
+                                  tensors_[id].spec.name.c_str());
+    status.mutable_detail().tensor = tensors_[id].spec.name;
+    return status;
+}
+
+void Core::wait_for(Fetch &fetch, Target &target, Commands &out)
+{
+    start_fill(fetch, target, out);
+    target.waiting = !satisfied(target);
+    if (!target.waiting) return;
+    ++fetch.pending;
+    std::vector<FetchId> &waiters = blocks_[target.block].waiters;
+    if (std::find(waiters.begin(), waiters.end(), fetch.id) != waiters.end()) return;
+    waiters.push_back(fetch.id);
 }
 
 // Each block once, with what any of the requests needs of it.
@@ -142,15 +170,14 @@ void Core::build_targets(Fetch &fetch)
         const uint64_t end = begin + request.byte_count;
         for (uint32_t index = range.first; index < range.second; ++index) {
             const uint64_t block_begin = index * config_.block_bytes;
-            const uint64_t block_end =
-                std::min(block_begin + config_.block_bytes, pack.used_bytes);
+            const uint64_t block_end = std::min(block_begin + config_.block_bytes, pack.used_bytes);
             const bool covers = begin <= block_begin && end >= block_end && !pack.shared;
             Target target;
             target.block = pack.first + index;
             target.place = fetch.places[i];
             target.writes = request.access != Access::kRead;
-            const bool whole_write = request.access == Access::kWrite ||
-                                     request.access == Access::kWriteEmpty;
+            const bool whole_write =
+                request.access == Access::kWrite || request.access == Access::kWriteEmpty;
             target.needs_bytes = !whole_write || !covers;
             fetch.targets.push_back(target);
         }
@@ -173,14 +200,19 @@ void Core::build_targets(Fetch &fetch)
 }
 
 // Everything is there: pin it and answer.
-void Core::finish(FetchId id, Commands &out)
+bool Core::finish(FetchId id, Commands &out)
 {
     Fetch &fetch = fetches_.at(id);
     if (!fetch.error.ok()) {
         Status why = std::move(fetch.error);
         refuse(id, std::move(why), out);
-        return;
+        return true;
     }
+    // What was ready first may be in use again: a write-back of the block into the very slot.
+    for (Target &target : fetch.targets) {
+        if (!satisfied(target)) wait_for(fetch, target, out);
+    }
+    if (fetch.pending > 0) return false;
     const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
     for (const Target &target : fetch.targets) {
         Replica &here = replica(target.block, target.place);
@@ -209,6 +241,7 @@ void Core::finish(FetchId id, Commands &out)
     for (const Target &target : fetch.targets) --replica(target.block, target.place).holds;
     forget_fetch(fetch);
     out.granted.push_back(std::move(granted));
+    return true;
 }
 
 Grant Core::pin(const Fetch &fetch, size_t index)
@@ -262,7 +295,8 @@ void Core::refuse(FetchId id, Status why, Commands &out)
             --here.holds;
             std::vector<FetchId> &waiters = blocks_[target.block].waiters;
             waiters.erase(std::remove(waiters.begin(), waiters.end(), id), waiters.end());
-            const bool useless = !here.valid && !here.filling && here.holds == 0 && here.pins == 0;
+            const bool idle = !here.filling && here.holds == 0 && here.pins == 0;
+            const bool useless = idle && (!here.valid || is_worthless(target.block));
             if (useless) drop_replica(target.block, target.place, out);
         }
     }
@@ -311,6 +345,7 @@ void Core::release(const Release &release, Instant, Commands &out)
                           release.byte_count};
     unlock(request, release.place, release.claim);
     if (release.access != Access::kRead) end_write(release, out);
+    may_write_back_ = true;
     update_gate(release.tensor, release.place);
     advance(out);
 }
@@ -318,12 +353,16 @@ void Core::release(const Release &release, Instant, Commands &out)
 void Core::end_write(const Release &release, Commands &out)
 {
     Tensor &tensor = tensors_[release.tensor];
+    if (release.unshown && release.access == Access::kReadWrite) return;
     ++tensor.version;
-    if (release.abandon || release.discard) {
+    if (release.abandon || release.discard || release.unshown) {
         drop_contents(release.tensor, out);
         return;
     }
-    tensor.contents = Contents::kValid;
+    // A part that is whole again does not heal the rest.
+    const bool whole = release.byte_begin == 0 && release.byte_count >= tensor.spec.bytes;
+    if (tensor.contents == Contents::kFailed && !whole) return;
+    set_contents(release.tensor, Contents::kValid);
     tensor.cause = Status();
 }
 

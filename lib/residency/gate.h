@@ -6,13 +6,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace stepwell::residency {
 
 // open: 1 bit | turn: 31 bits, counts openings | pins: 32 bits
-template <template <class> class Atomic = std::atomic>
-class BasicGate {
+template <template <class> class Atomic = std::atomic> class BasicGate {
 public:
     static constexpr uint64_t kOpen = 1ull << 63;
     static constexpr uint64_t kTurn = 1ull << 32;
@@ -48,8 +48,7 @@ public:
         while ((word & kOpen) == 0) {
             const uint64_t turn = (word + kTurn) & ~(kOpen | kPins);
             if (word_.compare_exchange_weak(word, kOpen | turn | (word & kPins),
-                                            std::memory_order_release,
-                                            std::memory_order_relaxed)) {
+                                            std::memory_order_release, std::memory_order_relaxed)) {
                 return;
             }
         }
@@ -95,6 +94,12 @@ static_assert(sizeof(Gate) == 8);
 struct Door {
     Gate gate;
     std::atomic<uint64_t> offset;  // in the place's arena; of no use at places that map
+};
+
+// The doors of one tensor, at least one per place, in cache lines of their own: threads that use
+// different tensors do not share one.
+struct alignas(128) Doors {
+    Door at[8];
 };
 
 }  // namespace stepwell::residency

@@ -35,10 +35,12 @@ bool Core::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &requ
     const bool alone = request.access != Access::kRead || fetch.asked.claim != 0;
     if (!alone) return false;
     uint32_t pins = 0;
-    for (const TensorId at : packs_[tensors_[id].pack].tensors) {
-        for (PlaceId other = 0; other < places(); ++other) {
-            if (at != id && other == place) continue;
-            if (exists(other) && !is_nvme(other)) pins += gate(at, other).close();
+    const Pack &pack = packs_[tensors_[id].pack];
+    for (PlaceId other = 0; other < places(); ++other) {
+        pins += close_gate(id, other);
+        if (other == place || !uses_gates(pack, other)) continue;
+        for (const TensorId at : pack.tensors) {
+            if (at != id) pins += close_gate(at, other);
         }
     }
     return pins > 0;
@@ -67,8 +69,8 @@ bool Core::conflicts_with(const Fetch &fetch, const Request &request, PlaceId pl
 PlaceId Core::choose_cpu_place(const Request &request) const
 {
     const Tensor &tensor = tensors_[request.tensor];
-    const BlockId block = packs_[tensor.pack].first +
-                          blocks_of(tensor, request.byte_begin, request.byte_count).first;
+    const BlockId block =
+        packs_[tensor.pack].first + blocks_of(tensor, request.byte_begin, request.byte_count).first;
     PlaceId resident = kNoPlace;
     PlaceId host = kNoPlace;
     PlaceId any = kNoPlace;
@@ -96,7 +98,10 @@ Status Core::readable(const Fetch &fetch) const
                                  tensor.spec.name.c_str());
         }
         if (tensor.contents == Contents::kFailed) return tensor.cause;
-        if (tensor.contents == Contents::kEmpty && request.access == Access::kRead) {
+        // The library itself may fill what is empty piece by piece.
+        const bool fills = request.access == Access::kReadWrite &&
+                           (fetch.asked.claim != 0 || (fetch.asked.flags & kFetchInternal) != 0);
+        if (tensor.contents == Contents::kEmpty && !fills) {
             Status status = Status::error(STW_ERROR_EMPTY,
                                           "tensor '%s' is empty: it was never written, or was "
                                           "discarded; write it first, or create it with "
@@ -114,13 +119,14 @@ bool Core::try_lock(Fetch &fetch)
     const std::vector<Request> &requests = fetch.asked.requests;
     fetch.places.resize(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
-        fetch.places[i] = requests[i].place == kAnyCpuPlace ? choose_cpu_place(requests[i])
-                                                            : requests[i].place;
+        fetch.places[i] =
+            requests[i].place == kAnyCpuPlace ? choose_cpu_place(requests[i]) : requests[i].place;
     }
     for (size_t i = 0; i < requests.size(); ++i) {
         if (requests[i].place == kAnyCpuPlace) follow_neighbour(fetch, i);
     }
     for (size_t i = 0; i < requests.size(); ++i) {
+        fetch.conflict = i;
         if (conflicts_with(fetch, requests[i], fetch.places[i])) return false;
     }
     return true;
@@ -131,7 +137,8 @@ void Core::follow_neighbour(Fetch &fetch, size_t index)
 {
     const std::vector<Request> &requests = fetch.asked.requests;
     for (size_t i = 0; i < requests.size(); ++i) {
-        const bool shares = tensors_[requests[i].tensor].pack == tensors_[requests[index].tensor].pack;
+        const bool shares =
+            tensors_[requests[i].tensor].pack == tensors_[requests[index].tensor].pack;
         const bool leads = requests[i].place != kAnyCpuPlace || i < index;
         if (i == index || !shares || !leads) continue;
         if (!config_.places[fetch.places[i]].cpu_access) continue;
@@ -150,7 +157,8 @@ Status Core::conflict_within(const Fetch &fetch) const
         for (size_t j = 0; j < i; ++j) {
             const Tensor &other = tensors_[requests[j].tensor];
             if (other.pack != one.pack || fetch.places[i] == fetch.places[j]) continue;
-            if (requests[i].access == Access::kRead && requests[j].access == Access::kRead) continue;
+            if (requests[i].access == Access::kRead && requests[j].access == Access::kRead)
+                continue;
             const BlockRange second =
                 blocks_of(other, requests[j].byte_begin, requests[j].byte_count);
             if (range.second <= second.first || second.second <= range.first) continue;
@@ -170,6 +178,7 @@ void Core::lock(Fetch &fetch)
         const Request &request = fetch.asked.requests[i];
         Tensor &tensor = tensors_[request.tensor];
         const bool writes = request.access != Access::kRead;
+        packs_[tensor.pack].writing += fetch.asked.claim != 0 || writes;
         if (fetch.asked.claim != 0) {
             STW_ASSERT(tensor.claim() == fetch.asked.claim);
             ++tensor.claim_users;
@@ -179,7 +188,7 @@ void Core::lock(Fetch &fetch)
             ++tensor.readers;
         }
         if (writes) {
-            for (PlaceId place = 0; place < places(); ++place) gate(request.tensor, place).close();
+            for (PlaceId place = 0; place < places(); ++place) close_gate(request.tensor, place);
         }
         const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
         const BlockId first = packs_[tensor.pack].first;
@@ -196,6 +205,7 @@ void Core::unlock(const Request &request, PlaceId place, ClaimId claim)
 {
     Tensor &tensor = tensors_[request.tensor];
     const bool writes = request.access != Access::kRead;
+    packs_[tensor.pack].writing -= claim != 0 || writes;
     if (claim != 0) {
         STW_ASSERT(tensor.claim_users > 0);
         --tensor.claim_users;
@@ -223,7 +233,7 @@ ClaimId Core::claim()
 void Core::claim_tensor(ClaimId claim, TensorId id)
 {
     tensors_[id].claims.push_back(claim);
-    for (PlaceId place = 0; place < places(); ++place) gate(id, place).close();
+    for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 
 void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
@@ -276,10 +286,50 @@ void Core::update_gate(TensorId id, PlaceId place)
         const Grant here = location(id, place);
         door(id, place).offset.store(here.slot * config_.block_bytes + here.slot_offset,
                                      std::memory_order_relaxed);
-        gate(id, place).open();
+        open_gate(id, place);
     } else {
-        gate(id, place).close();
+        close_gate(id, place);
     }
+}
+
+void Core::open_gate(TensorId id, PlaceId place)
+{
+    Gate &it = gate(id, place);
+    if (it.is_open()) return;
+    note_draining(id, place, false);
+    ++packs_[tensors_[id].pack].gates_open[place];
+    it.open();
+}
+
+uint32_t Core::close_gate(TensorId id, PlaceId place)
+{
+    if (is_nvme(place) || !exists(place)) return 0;
+    Gate &it = gate(id, place);
+    if (it.is_open()) --packs_[tensors_[id].pack].gates_open[place];
+    const uint32_t pins = it.close();
+    note_draining(id, place, pins > 0);
+    return pins;
+}
+
+// Only when nobody pins.
+bool Core::try_close_gate(TensorId id, PlaceId place)
+{
+    Gate &it = gate(id, place);
+    const bool was_open = it.is_open();
+    if (!it.try_close_idle()) return false;
+    if (was_open) --packs_[tensors_[id].pack].gates_open[place];
+    note_draining(id, place, false);
+    return true;
+}
+
+void Core::note_draining(TensorId id, PlaceId place, bool draining)
+{
+    Tensor &tensor = tensors_[id];
+    const uint32_t bit = 1u << place;
+    if (((tensor.draining & bit) != 0) == draining) return;
+    tensor.draining ^= bit;
+    uint32_t &count = packs_[tensor.pack].gates_draining[place];
+    draining ? ++count : --count;
 }
 
 }  // namespace stepwell::residency

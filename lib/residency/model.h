@@ -35,10 +35,11 @@ struct Block {
     uint32_t transfers = 0;  // in flight, of any kind
     uint32_t writers = 0;    // locked write ranges, all at writer_place
     PlaceId writer_place = kNoPlace;
-    bool write_failed = false;   // no victim until forgiven or written again
-    bool queued_clean = false;   // in the queue of blocks to be written back early
-    uint32_t epoch = 0;          // +1 when the contents die; what was in flight is void then
-    FetchId protector = 0;       // the fetch that looks for room spares its own blocks
+    bool write_failed = false;      // no victim until forgiven or written again
+    bool queued_clean = false;      // in the queue of blocks to be written back early
+    uint32_t epoch = 0;             // +1 when the contents die; what was in flight is void then
+    FetchId protector = 0;          // the fetch that looks for room spares its own blocks ...
+    uint32_t protected_places = 0;  // ... where it wants them, a bit per place
     std::vector<FetchId> waiters;
 };
 
@@ -68,6 +69,21 @@ struct Pack {
     PlaceId pinned_home = kNoPlace;
     PackKey key;
     std::vector<TensorId> tensors;
+    // Where slots matter, per place: the run set aside for it, and how many of its blocks are there.
+    std::array<Slot, kPlacesMax> run = no_slots();
+    std::array<uint32_t, kPlacesMax> resident{};
+
+    static constexpr std::array<Slot, kPlacesMax> no_slots()
+    {
+        std::array<Slot, kPlacesMax> slots{};
+        slots.fill(kNoSlot);
+        return slots;
+    }
+    uint32_t with_contents = 0;  // of these, not empty
+    uint32_t writing = 0;        // locked ranges for writing, or under a claim
+    // Of the tensors' gates, so that a large pack need not be walked to learn that there are none.
+    std::array<uint32_t, kPlacesMax> gates_open{};
+    std::array<uint32_t, kPlacesMax> gates_draining{};  // closed, with pins when last looked at
 };
 
 struct Tensor {
@@ -76,7 +92,9 @@ struct Tensor {
     uint64_t offset = 0;  // in the pack
     uint64_t version = 0;
     std::vector<ClaimId> claims;  // served first come first served; the front one holds
-    uint32_t readers = 0;      // locked read ranges that are not in a gate
+    uint32_t readers = 0;         // locked read ranges that are not in a gate
+    uint32_t index_in_pack = 0;
+    uint32_t draining = 0;     // a bit per place, see Pack::gates_draining
     uint32_t claim_users = 0;  // locked ranges under the claim
     uint32_t waiting = 0;      // fetches in the lock phase that want to write it
     uint32_t fetches = 0;      // that name it and are not answered
@@ -94,6 +112,7 @@ struct Target {
     PlaceId place = kNoPlace;
     bool needs_bytes = false;
     bool writes = false;
+    bool started = false;
     bool waiting = false;
     Slot wanted_slot = kNoSlot;  // of a run
     uint32_t tried = 0;          // sources that failed, a bit per place
@@ -107,6 +126,7 @@ struct Fetch {
     Phase phase = Phase::kLock;
     bool stuck = false;  // only views of the program are in the way
     uint32_t pending = 0;
+    size_t conflict = 0;  // the request that could not be locked
     Status error;
     std::vector<PlaceId> places;  // resolved, per request
     std::vector<Target> targets;  // sorted by place and block, each once

@@ -98,8 +98,8 @@ void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Comm
 {
     const Block &block = blocks_[transfer.block];
     transfer.id = next_transfer_++;
-    transfer.bytes = packs_[block.pack].shared ? config_.block_bytes
-                                               : block_bytes_used(transfer.block);
+    transfer.bytes =
+        packs_[block.pack].shared ? config_.block_bytes : block_bytes_used(transfer.block);
     transfer.to_slot = replica(transfer.block, transfer.to).slot;
     if (transfer.kind == TransferKind::kMove) {
         transfer.from_slot = replica(transfer.block, transfer.from).slot;
@@ -132,6 +132,7 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
         block.write_failed = true;
         out.errors.push_back({flight.transfer.tensor, status});
     }
+    may_write_back_ = true;
     wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);
     Pack &pack = packs_[block.pack];
     if (pack.dead) {
@@ -157,6 +158,12 @@ void Core::settle_target(const Flight &flight, bool ok, Commands &out)
     }
     if (here.doomed || !current) {
         if (here.reads == 0) free_slot(transfer.block, transfer.to, out);
+        return;
+    }
+    const bool unwanted = here.holds == 0 && here.pins == 0 && !here.valid;
+    const bool no_bytes = transfer.kind == TransferKind::kMap || is_worthless(transfer.block);
+    if (ok && unwanted && no_bytes && !flight.writes_back) {
+        free_slot(transfer.block, transfer.to, out);  // the fetch was undone meanwhile
         return;
     }
     if (ok) {
@@ -196,6 +203,15 @@ void Core::settle_source(const Flight &flight, bool ok, Commands &out)
         ++evictions_[transfer.from];
         drop_replica(transfer.block, transfer.from, out);
     }
+}
+
+// Of a tensor without contents that nobody is writing: the replica holds zeros, or nothing.
+bool Core::is_worthless(BlockId block) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.tensors.size() != 1) return false;
+    const Tensor &tensor = tensors_[pack.tensors[0]];
+    return tensor.contents == Contents::kEmpty && !tensor.writer && tensor.claim_users == 0;
 }
 
 // Fetches that wait for this block look again: satisfied, another source, or the error.
@@ -240,8 +256,8 @@ void Core::drop_replica(BlockId id, PlaceId place, Commands &out)
 {
     Replica &here = replica(id, place);
     if (here.slot == kNoSlot) return;
-    const bool stale_keeps_slot = is_nvme(place) && !packs_[blocks_[id].pack].dead &&
-                                  here.valid && blocks_[id].writers > 0;
+    const bool stale_keeps_slot =
+        is_nvme(place) && !packs_[blocks_[id].pack].dead && here.valid && blocks_[id].writers > 0;
     here.valid = false;
     if (stale_keeps_slot) return;
     if (here.evicting) {
@@ -263,7 +279,10 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
     STW_ASSERT(here.pins == 0 && here.reads == 0);
     unlist(id, place);
     if (is_nvme(place)) out.forgets.push_back(id);
-    arenas_[place].give(here.slot, packs_[blocks_[id].pack].agreed);
+    Pack &pack = packs_[blocks_[id].pack];
+    arenas_[place].give(here.slot, pack.agreed);
+    STW_ASSERT(pack.resident[place] > 0);
+    if (--pack.resident[place] == 0) set_run(pack, place, kNoSlot);
     here.slot = kNoSlot;
     here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
 }
@@ -272,9 +291,11 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
 bool Core::close_gates(BlockId block, PlaceId place)
 {
     if (is_nvme(place)) return true;
-    const std::vector<TensorId> &tensors = packs_[blocks_[block].pack].tensors;
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (!uses_gates(pack, place)) return true;
+    const std::vector<TensorId> &tensors = pack.tensors;
     for (size_t i = 0; i < tensors.size(); ++i) {
-        if (gate(tensors[i], place).try_close_idle()) continue;
+        if (try_close_gate(tensors[i], place)) continue;
         for (size_t j = 0; j < i; ++j) update_gate(tensors[j], place);
         return false;
     }

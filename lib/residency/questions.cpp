@@ -7,14 +7,38 @@
 
 namespace stepwell::residency {
 
-const TensorSpec &Core::spec(TensorId id) const { return tensors_[id].spec; }
-Contents Core::contents(TensorId id) const { return tensors_[id].contents; }
-uint64_t Core::version(TensorId id) const { return tensors_[id].version; }
-uint32_t Core::pack_blocks(TensorId id) const { return packs_[tensors_[id].pack].blocks; }
-uint64_t Core::pack_offset(TensorId id) const { return tensors_[id].offset; }
-PackId Core::pack_of(TensorId id) const { return tensors_[id].pack; }
-uint32_t Core::waiting_fetches() const { return static_cast<uint32_t>(queue_.size()); }
-uint32_t Core::transfers_in_flight() const { return static_cast<uint32_t>(flights_.size()); }
+const TensorSpec &Core::spec(TensorId id) const
+{
+    return tensors_[id].spec;
+}
+Contents Core::contents(TensorId id) const
+{
+    return tensors_[id].contents;
+}
+uint64_t Core::version(TensorId id) const
+{
+    return tensors_[id].version;
+}
+uint32_t Core::pack_blocks(TensorId id) const
+{
+    return packs_[tensors_[id].pack].blocks;
+}
+uint64_t Core::pack_offset(TensorId id) const
+{
+    return tensors_[id].offset;
+}
+PackId Core::pack_of(TensorId id) const
+{
+    return tensors_[id].pack;
+}
+uint32_t Core::waiting_fetches() const
+{
+    return static_cast<uint32_t>(queue_.size());
+}
+uint32_t Core::transfers_in_flight() const
+{
+    return static_cast<uint32_t>(flights_.size());
+}
 
 void Core::set_victim_policy(const VictimPolicy *policy)
 {
@@ -79,9 +103,8 @@ PlaceUsage Core::usage(PlaceId place) const
 
 uint64_t Core::metadata_bytes() const
 {
-    return tensors_.size() * (sizeof(Tensor) + places() * sizeof(Door)) +
-           packs_.size() * sizeof(Pack) + blocks_.capacity() * sizeof(Block) +
-           replicas_.capacity() * sizeof(Replica);
+    return tensors_.size() * (sizeof(Tensor) + sizeof(Doors)) + packs_.size() * sizeof(Pack) +
+           blocks_.capacity() * sizeof(Block) + replicas_.capacity() * sizeof(Replica);
 }
 
 std::vector<FetchId> Core::stuck_fetches() const
@@ -123,7 +146,7 @@ bool Core::in_use(TensorId id) const
     const Tensor &tensor = tensors_[id];
     uint32_t pins = 0;
     for (PlaceId place = 0; place < places(); ++place) {
-        pins += doors_[static_cast<size_t>(id) * places() + place].gate.pins();
+        pins += door(id, place).gate.pins();
     }
     return tensor.readers > 0 || tensor.writer || pins > 0;
 }
@@ -199,14 +222,38 @@ std::string Core::check() const
         if (used[place] > arenas_[place].slots()) return format_text("place %u: budget", place);
         if (coming[place] != coming_[place]) return format_text("place %u: coming", place);
     }
-    for (TensorId id = 0; id < tensors_.size(); ++id) {
-        const Tensor &tensor = tensors_[id];
-        for (PlaceId place = 0; place < places() && tensor.alive; ++place) {
-            const Gate &gate = doors_[static_cast<size_t>(id) * places() + place].gate;
-            if (!gate.is_open()) continue;
-            if (!lies_whole(id, place)) return format_text("tensor %u: gate open, bytes gone", id);
-            if (tensor.writer) return format_text("tensor %u: gate open beside a writer", id);
+    return check_tensors();
+}
+
+// What is counted per pack against the tensors themselves.
+std::string Core::check_tensors() const
+{
+    for (PackId id = 0; id < packs_.size(); ++id) {
+        const Pack &pack = packs_[id];
+        Pack found;
+        for (const TensorId at : pack.tensors) {
+            const Tensor &tensor = tensors_[at];
+            found.with_contents += tensor.contents != Contents::kEmpty;
+            found.writing += (tensor.writer ? 1 : 0) + tensor.claim_users;
+            for (PlaceId place = 0; place < places(); ++place) {
+                const Gate &gate = door(at, place).gate;
+                found.gates_open[place] += gate.is_open();
+                found.gates_draining[place] += (tensor.draining >> place) & 1;
+                if (!gate.is_open()) {
+                    const bool marked = ((tensor.draining >> place) & 1) != 0;
+                    if (gate.pins() > 0 && !marked) return format_text("tensor %u: drains", at);
+                    continue;
+                }
+                if (!lies_whole(at, place)) {
+                    return format_text("tensor %u: gate open, bytes gone", at);
+                }
+                if (tensor.writer) return format_text("tensor %u: gate open beside a writer", at);
+            }
         }
+        if (found.with_contents != pack.with_contents) return format_text("pack %u: contents", id);
+        if (found.writing != pack.writing) return format_text("pack %u: writing", id);
+        if (found.gates_open != pack.gates_open) return format_text("pack %u: open gates", id);
+        if (found.gates_draining != pack.gates_draining) return format_text("pack %u: drains", id);
     }
     return "";
 }

@@ -10,7 +10,8 @@
 namespace stepwell::residency {
 namespace {
 
-constexpr size_t kPackTensorsMax = 512;
+constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
+constexpr size_t kPackTensorsMax = 4096;
 
 uint64_t align_up(uint64_t value, uint64_t alignment)
 {
@@ -27,15 +28,14 @@ Core::Core(Config config) : config_(std::move(config))
         arenas_[place] = Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme);
         hottest_[place] = coldest_[place] = kNone;
     }
-    const size_t doors = static_cast<size_t>(config_.tensors_max) * config_.places.size();
-    doors_.reset(static_cast<Door *>(std::calloc(doors, sizeof(Door))));
+    doors_.reserve(config_.tensors_max / kDoorsChunk + 1);
 }
 
 Core::~Core() = default;
 
-Door &Core::door(TensorId tensor, PlaceId place)
+Door &Core::door(TensorId tensor, PlaceId place) const
 {
-    return doors_[static_cast<size_t>(tensor) * config_.places.size() + place];
+    return doors_[tensor / kDoorsChunk][tensor % kDoorsChunk].at[place];
 }
 
 Status Core::can_promise(PlaceId place, uint32_t blocks) const
@@ -152,7 +152,8 @@ Result<TensorId> Core::create(const TensorSpec &spec)
     if (pack_id == kNone) {
         offset = 0;
         const uint64_t blocks = (bytes + block - 1) / block;
-        if (blocks >= kNone) return Status::error(STW_ERROR_LIMIT, "the tensor has too many blocks");
+        if (blocks >= kNone)
+            return Status::error(STW_ERROR_LIMIT, "the tensor has too many blocks");
         Result<PackId> made = new_pack(spec, static_cast<uint32_t>(blocks), shares);
         if (!made.ok()) return std::move(made.status());
         pack_id = made.value();
@@ -161,6 +162,7 @@ Result<TensorId> Core::create(const TensorSpec &spec)
     TensorId id;
     if (free_tensors_.empty()) {
         id = static_cast<TensorId>(tensors_.size());
+        if (id % kDoorsChunk == 0) doors_.push_back(std::make_unique<Doors[]>(kDoorsChunk));
         tensors_.emplace_back();
     } else {
         id = free_tensors_.back();
@@ -173,8 +175,10 @@ Result<TensorId> Core::create(const TensorSpec &spec)
     tensor.pack = pack_id;
     tensor.offset = offset;
     tensor.alive = true;
-    tensor.contents = spec.reads_zero ? Contents::kValid : Contents::kEmpty;
+    tensor.contents = Contents::kEmpty;
+    set_contents(id, spec.reads_zero ? Contents::kValid : Contents::kEmpty);
     Pack &pack = packs_[pack_id];
+    tensor.index_in_pack = static_cast<uint32_t>(pack.tensors.size());
     pack.used_bytes = offset + bytes;
     pack.tensors.push_back(id);
     if (pack.shared && pack.tensors.size() >= kPackTensorsMax) open_packs_.erase(key);
@@ -186,8 +190,7 @@ Status Core::may_destroy(TensorId id)
     Tensor &tensor = tensors_[id];
     uint32_t pins = 0;
     for (PlaceId place = 0; place < places(); ++place) {
-        gate(id, place).close();
-        pins += gate(id, place).pins();
+        pins += close_gate(id, place);
     }
     if (tensor.readers || tensor.writer || tensor.claim_users || tensor.fetches || pins) {
         for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
@@ -206,9 +209,13 @@ Status Core::destroy(TensorId id, Commands &out)
     STW_TRY(may_destroy(id));
     Tensor &tensor = tensors_[id];
     drop_contents(id, out);
+    set_contents(id, Contents::kEmpty);
     tensor.alive = false;
     Pack &pack = packs_[tensor.pack];
-    pack.tensors.erase(std::find(pack.tensors.begin(), pack.tensors.end(), id));
+    const TensorId moved = pack.tensors.back();
+    pack.tensors[tensor.index_in_pack] = moved;
+    tensors_[moved].index_in_pack = tensor.index_in_pack;
+    pack.tensors.pop_back();
     if (pack.tensors.empty()) bury(tensor.pack, out);
     tensor.spec.name.clear();
     free_tensors_.push_back(id);
@@ -250,18 +257,14 @@ void Core::drop_contents(TensorId id, Commands &out)
     Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
     tensor.cause = Status();
-    const bool others_live = std::any_of(pack.tensors.begin(), pack.tensors.end(), [&](TensorId at) {
-        const Tensor &other = tensors_[at];
-        if (at == id) return false;
-        // Empty, but being written for the first time.
-        const bool written = other.writer || other.claim_users > 0;
-        return written || other.contents != Contents::kEmpty;
-    });
-    tensor.contents =
-        tensor.spec.reads_zero && !others_live ? Contents::kValid : Contents::kEmpty;
-    if (others_live) return;
+    set_contents(id, Contents::kEmpty);
+    // A neighbour may be empty still, but being written for the first time.
+    const uint32_t own = (tensor.writer ? 1 : 0) + tensor.claim_users;
+    if (pack.with_contents > 0 || pack.writing > own) return;
+    if (tensor.spec.reads_zero) set_contents(id, Contents::kValid);
     for (PlaceId place = 0; place < places(); ++place) {
-        for (const TensorId at : pack.tensors) gate(at, place).close();
+        if (!uses_gates(pack, place)) continue;
+        for (const TensorId at : pack.tensors) close_gate(at, place);
     }
     for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
         ++blocks_[block].epoch;
@@ -274,7 +277,7 @@ Status Core::discard(TensorId id, Commands &out)
 {
     Tensor &tensor = tensors_[id];
     uint32_t pins = 0;
-    for (PlaceId place = 0; place < places(); ++place) pins += gate(id, place).close();
+    for (PlaceId place = 0; place < places(); ++place) pins += close_gate(id, place);
     if (tensor.readers || tensor.writer || tensor.claim_users || pins || tensor.claim()) {
         for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
         return Status::error(STW_ERROR_BUSY,
@@ -329,15 +332,24 @@ void Core::advise(TensorId id, Advice advice, Commands &out)
 
 void Core::fail(TensorId id, const Status &cause)
 {
-    tensors_[id].contents = Contents::kFailed;
+    set_contents(id, Contents::kFailed);
     tensors_[id].cause = cause;
-    for (PlaceId place = 0; place < places(); ++place) gate(id, place).close();
+    for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 
 void Core::mark_valid(TensorId id)
 {
-    tensors_[id].contents = Contents::kValid;
+    set_contents(id, Contents::kValid);
     ++tensors_[id].version;
+}
+
+void Core::set_contents(TensorId id, Contents contents)
+{
+    Tensor &tensor = tensors_[id];
+    uint32_t &count = packs_[tensor.pack].with_contents;
+    count -= tensor.contents != Contents::kEmpty;
+    count += contents != Contents::kEmpty;
+    tensor.contents = contents;
 }
 
 }  // namespace stepwell::residency

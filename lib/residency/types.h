@@ -57,10 +57,10 @@ enum class Advice : uint8_t { kNormal = 0, kCold = 1, kHot = 2 };
 enum class Retention : uint8_t { kDefault = 0, kKeep = 1, kStream = 2, kPin = 3 };
 
 struct Policy {
-    PlaceId home = kNoPlace;     // where it rests
-    uint32_t allowed = 0;        // bit per place
+    PlaceId home = kNoPlace;  // where it rests
+    uint32_t allowed = 0;     // bit per place
     Retention retention = Retention::kDefault;
-    int32_t priority = 0;        // among equals, lower leaves first
+    int32_t priority = 0;  // among equals, lower leaves first
 };
 
 struct TensorSpec {
@@ -69,11 +69,11 @@ struct TensorSpec {
     uint64_t align_bytes = 256;
     uint32_t role = 0;
     uint64_t neighbour = 0;
-    bool reads_zero = false;   // zeros until written, instead of EMPTY; where blocks are shared, a
-                               // discard leaves it EMPTY and the shell writes the zeros
+    bool reads_zero = false;  // zeros until written, instead of EMPTY; where blocks are shared, a
+                              // discard leaves it EMPTY and the shell writes the zeros
     bool read_only = false;
-    bool agreed = false;       // a gathered whole: leaves only when told to (see agreed.h)
-    bool no_packing = false;   // a block of its own even when small
+    bool agreed = false;      // a gathered whole: leaves only when told to (see agreed.h)
+    bool no_packing = false;  // a block of its own even when small
     Policy policy;
 };
 
@@ -121,8 +121,10 @@ struct Release {
     bool near = false;     // leave last
     bool discard = false;  // the contents are dead; after a read, discard() says so
     bool abandon = false;  // the write failed half way
-    bool internal = false; // of a fetch with kFetchInternal
-    ClaimId claim = 0;     // of the fetch
+    bool unshown = false;  // nobody saw the view: what was readable stays as it was; a write, whose
+        // grant made the old bytes void, leaves the contents dead as abandon does
+    bool internal = false;  // of a fetch with kFetchInternal
+    ClaimId claim = 0;      // of the fetch
 };
 
 enum class TransferKind : uint8_t {
@@ -167,8 +169,8 @@ struct BackgroundError {
 
 // What the shell has to do, in this order: forgets, transfers, promotes, then answers.
 struct Commands {
-    std::vector<BlockId> forgets;      // the block's nvme replica is gone; its slot may be reused
-    std::vector<PackId> freed_packs;   // no transfer uses its addresses any more
+    std::vector<BlockId> forgets;     // the block's nvme replica is gone; its slot may be reused
+    std::vector<PackId> freed_packs;  // no transfer uses its addresses any more
     std::vector<Transfer> transfers;
     std::vector<TransferId> promotes;  // queued or not, now of class kDemand
     std::vector<Granted> granted;

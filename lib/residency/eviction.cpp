@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaves a place, and where its bytes go: the choice of victims, eviction, early write-back.
+// Nothing leaves that is pinned, held, or the last that knows its bytes.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+namespace {
+
+constexpr uint32_t kVisitedMax = 4096;   // of the list of recency, per choice
+constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
+
+}  // namespace
+
+// The newest bytes are somewhere else too, or there are none.
+bool Core::is_duplicate(BlockId block, PlaceId place) const
+{
+    if (!replica(block, place).valid || is_worthless(block)) return true;
+    for (PlaceId other = 0; other < places(); ++other) {
+        const Replica &there = replica(block, other);
+        if (other != place && there.valid && !there.doomed) return true;
+    }
+    return false;
+}
+
+// Wanted there by the fetch that looks for room. At other places it may leave like any other.
+bool Core::is_own(BlockId block, PlaceId place, const Fetch &fetch) const
+{
+    const Block &at = blocks_[block];
+    return at.protector == fetch.id && (at.protected_places & (1u << place)) != 0;
+}
+
+// The policy knows a tier behind this one.
+bool Core::can_drain(const Pack &pack, PlaceId place) const
+{
+    for (PlaceId to = static_cast<PlaceId>(place + 1); to < places(); ++to) {
+        const bool behind = config_.places[to].tier > config_.places[place].tier;
+        if (behind && exists(to) && (pack.key.policy.allowed & (1u << to))) return true;
+    }
+    return false;
+}
+
+bool Core::may_leave(BlockId block, PlaceId place, const Fetch *fetch) const
+{
+    return is_movable(block, place, fetch) && !is_pinned(block, place);
+}
+
+bool Core::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
+{
+    const Replica &here = replica(block, place);
+    const Block &at = blocks_[block];
+    const Pack &pack = packs_[at.pack];
+    if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
+    if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
+    if (fetch && is_own(block, place, *fetch)) return false;
+    if (fetch && here.fresh && (fetch->asked.flags & kFetchPrefetch)) return false;
+    if (!is_duplicate(block, place) && (at.write_failed || !can_drain(pack, place))) return false;
+    return true;
+}
+
+uint64_t Core::next_use(BlockId block) const
+{
+    uint64_t nearest = kNever;
+    for (const TensorId at : packs_[blocks_[block].pack].tensors) {
+        nearest = std::min(nearest, victims_->next_use(at));
+    }
+    return nearest;
+}
+
+BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
+{
+    BlockId best = kNone;
+    std::tuple<int, int64_t, uint64_t> best_score{};
+    uint32_t visited = 0;
+    uint32_t candidates = 0;
+    for (BlockId block = coldest_[place]; block != kNone && visited < kVisitedMax;
+         block = replica(block, place).hotter, ++visited) {
+        if (!is_movable(block, place, &fetch)) continue;
+        const Pack &pack = packs_[blocks_[block].pack];
+        const Policy &policy = pack.key.policy;
+        const bool first = policy.retention == Retention::kStream || pack.advice == Advice::kCold;
+        const bool last = policy.retention == Retention::kKeep || pack.advice == Advice::kHot;
+        const int retention = first ? 2 : last ? 0 : 1;
+        const std::tuple<int, int64_t, uint64_t> score{
+            retention, -static_cast<int64_t>(policy.priority), next_use(block)};
+        // Gates last: of a block that many tensors share they are many.
+        if ((best == kNone || score > best_score) && !is_pinned(block, place)) {
+            best = block;
+            best_score = score;
+        }
+        if (++candidates >= kCandidatesMax) break;
+    }
+    return best;
+}
+
+// Where the newest bytes go when they leave `place`; kNoPlace when room must be made there first.
+PlaceId Core::drain_place(BlockId block, PlaceId place, Commands &out)
+{
+    const Policy &policy = packs_[blocks_[block].pack].key.policy;
+    const PlaceId last = static_cast<PlaceId>(places() - 1);
+    const bool to_nvme =
+        is_nvme(last) && exists(last) && (policy.allowed & (1u << last)) && last != place;
+    for (PlaceId to = static_cast<PlaceId>(place + 1); to < places(); ++to) {
+        if (config_.places[to].tier != Tier::kHost || !exists(to)) continue;
+        const Replica &there = replica(block, to);
+        if (!(policy.allowed & (1u << to)) || there.doomed || there.filling) continue;
+        if (to_nvme && policy.retention == Retention::kStream) continue;
+        if (there.slot != kNoSlot || arenas_[to].free() > 0) return to;
+        const Fetch nobody;
+        const BlockId colder = pick_victim(to, nobody);
+        if (colder != kNone && (!to_nvme || next_use(colder) >= next_use(block))) {
+            if (is_duplicate(colder, to)) {
+                start_eviction(colder, to, out);
+                if (arenas_[to].free() > 0) return to;
+            } else if (!to_nvme) {
+                if (coming_[to] == 0) start_eviction(colder, to, out);
+            }
+        }
+    }
+    const Replica &stored = replica(block, last);
+    return to_nvme && !stored.doomed && !stored.filling ? last : kNoPlace;
+}
+
+// True when the block has left or is on its way out.
+bool Core::start_eviction(BlockId block, PlaceId place, Commands &out)
+{
+    if (!may_leave(block, place, nullptr)) return false;
+    const bool duplicate = is_duplicate(block, place);
+    const PlaceId to = duplicate ? kNoPlace : drain_place(block, place, out);
+    if (!duplicate && to == kNoPlace) return false;
+    if (!close_gates(block, place)) return false;
+    if (duplicate) {
+        ++evictions_[place];
+        drop_replica(block, place, out);
+        return true;
+    }
+    start_write_back(block, place, to, true, out);
+    return true;
+}
+
+void Core::start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out)
+{
+    Replica &there = replica(block, to);
+    if (there.slot == kNoSlot) {
+        there.slot = arenas_[to].take(block, false, neighbour_slot(block, to));
+        ++packs_[blocks_[block].pack].resident[to];
+    }
+    there.filling = true;
+    there.mapped = false;
+    Transfer transfer;
+    transfer.block = block;
+    transfer.kind = TransferKind::kMove;
+    transfer.urgency = evicts ? Class::kDemand : Class::kIdle;
+    transfer.from = from;
+    transfer.to = to;
+    if (evicts) {
+        replica(block, from).evicting = true;
+        ++coming_[from];
+    }
+    start_transfer(transfer, evicts, true, out);
+}
+
+void Core::queue_clean(BlockId block)
+{
+    if (blocks_[block].queued_clean) return;
+    blocks_[block].queued_clean = true;
+    may_write_back_ = true;
+    clean_queue_.push_back(block);
+}
+
+// Early write-back, so that what leaves later is a duplicate and leaves at once: first what the
+// program said it does not need for long, then the coldest of a place that has little room.
+void Core::pump_write_back(Commands &out)
+{
+    const PlaceId last = static_cast<PlaceId>(places() - 1);
+    if (!may_write_back_ || !is_nvme(last) || !exists(last)) return;
+    may_write_back_ = false;
+    const auto clean = [&](BlockId block, PlaceId place) {
+        const Policy &policy = packs_[blocks_[block].pack].key.policy;
+        if (!(policy.allowed & (1u << last))) return false;
+        if (!replica(block, place).valid || is_duplicate(block, place)) return false;
+        if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
+        if (replica(block, last).doomed || replica(block, last).filling) return false;
+        start_write_back(block, place, last, false, out);
+        return true;
+    };
+    while (write_backs_ < config_.writebacks_max && !clean_queue_.empty()) {
+        const BlockId block = clean_queue_.front();
+        clean_queue_.pop_front();
+        blocks_[block].queued_clean = false;
+        if (packs_[blocks_[block].pack].dead || packs_[blocks_[block].pack].blocks == 0) continue;
+        for (PlaceId place = 0; place < last; ++place) {
+            if (replica(block, place).valid && clean(block, place)) break;
+        }
+    }
+    for (PlaceId place = 0; place < last; ++place) {
+        const uint32_t reserve = arenas_[place].slots() / 8;
+        uint32_t ready = arenas_[place].free() + coming_[place];
+        uint32_t visited = 0;
+        for (BlockId block = coldest_[place];
+             block != kNone && ready < reserve && write_backs_ < config_.writebacks_max &&
+             visited < kCandidatesMax;
+             block = replica(block, place).hotter, ++visited) {
+            // Unasked only what rests there: other blocks may be written many times before they go.
+            const bool rests = packs_[blocks_[block].pack].key.policy.home == last;
+            if ((rests && clean(block, place)) || may_leave(block, place, nullptr)) ++ready;
+        }
+    }
+}
+
+uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    uint64_t left = 0;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        if (replica(block, place).slot == kNoSlot) continue;
+        start_eviction(block, place, out);
+        left += replica(block, place).slot != kNoSlot;
+    }
+    advance(out);
+    return left;
+}
+
+uint64_t Core::write_back_all(Commands &out)
+{
+    uint64_t left = 0;
+    const PlaceId last = static_cast<PlaceId>(places() - 1);
+    if (!is_nvme(last) || !exists(last)) return 0;
+    for (PlaceId place = 0; place < last; ++place) {
+        for (BlockId block = coldest_[place]; block != kNone;
+             block = replica(block, place).hotter) {
+            if (!replica(block, place).valid || is_duplicate(block, place)) continue;
+            if (blocks_[block].write_failed) continue;
+            ++left;
+            queue_clean(block);
+        }
+    }
+    advance(out);
+    return left;
+}
+
+void Core::forgive()
+{
+    for (Block &block : blocks_) block.write_failed = false;
+    may_write_back_ = true;
+}
+
+}  // namespace stepwell::residency

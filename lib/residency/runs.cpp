@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs: views at a place that does not map need contiguous slots. Which slots a run gets, and what
+// leaves or moves aside for it; the blocks of a pack are kept side by side where that is free.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+// Where the block would lie in one run with the others of its pack, so that views of it need no
+// moves later; kNoSlot where that does not matter or cannot be.
+Slot Core::neighbour_slot(BlockId block, PlaceId place)
+{
+    Pack &pack = packs_[blocks_[block].pack];
+    if (config_.places[place].maps || is_nvme(place) || pack.blocks == 1) return kNoSlot;
+    if (pack.run[place] == kNoSlot) set_run(pack, place, arenas_[place].find_run(pack.blocks));
+    if (pack.run[place] == kNoSlot) return kNoSlot;
+    return pack.run[place] + blocks_[block].index;
+}
+
+void Core::set_run(Pack &pack, PlaceId place, Slot begin)
+{
+    if (pack.run[place] != kNoSlot) {
+        arenas_[place].set_aside(pack.run[place], pack.blocks, false);
+    }
+    pack.run[place] = begin;
+    if (begin != kNoSlot) arenas_[place].set_aside(begin, pack.blocks, true);
+}
+
+Core::Room Core::plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out)
+{
+    const Room cheap = plan_all_runs(fetch, false, blocked, out);
+    if (cheap != Room::kStuck && cheap != Room::kNever) return cheap;
+    // The cheapest slots for one run may have left no hole for the next: side by side they may fit.
+    return plan_all_runs(fetch, true, blocked, out);
+}
+
+Core::Room Core::plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out)
+{
+    for (Target &target : fetch.targets) target.wanted_slot = kNoSlot;
+    for (size_t i = 0; i < fetch.targets.size();) {
+        Target *first = &fetch.targets[i];
+        size_t end = i + 1;
+        while (end < fetch.targets.size() && fetch.targets[end].place == first->place &&
+               fetch.targets[end].block == fetch.targets[end - 1].block + 1 &&
+               blocks_[fetch.targets[end].block].pack == blocks_[first->block].pack) {
+            ++end;
+        }
+        const uint32_t count = static_cast<uint32_t>(end - i);
+        i = end;
+        if (config_.places[first->place].maps || count == 1) continue;
+        if (run_lies(first, count)) continue;
+        if (blocked[first->place] || is_rearranging(first->place)) return Room::kComing;
+        const Room room = plan_run(fetch, first, count, tight, out);
+        if (room != Room::kTaken) return room;
+    }
+    return Room::kTaken;
+}
+
+bool Core::run_lies(const Target *first, uint32_t count) const
+{
+    const Slot begin = replica(first->block, first->place).slot;
+    if (begin == kNoSlot) return false;
+    for (uint32_t i = 1; i < count; ++i) {
+        if (replica(first[i].block, first->place).slot != begin + i) return false;
+    }
+    return true;
+}
+
+// What it takes to clear the slots from `begin` on; UINT64_MAX when something there cannot leave.
+uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch,
+                        bool may_evict) const
+{
+    const PlaceId place = first->place;
+    for (const Target &planned : fetch.targets) {
+        if (planned.place != place || planned.wanted_slot == kNoSlot) continue;
+        if (planned.wanted_slot >= begin && planned.wanted_slot < begin + count) return UINT64_MAX;
+    }
+    uint64_t cost = 0;
+    uint32_t moving = 0;
+    uint32_t free_inside = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        const Replica &mine = replica(first[i].block, place);
+        const bool moves = mine.slot != kNoSlot && mine.slot != begin + i;
+        if (moves && (mine.holds > 0 || is_pinned(first[i].block, place))) return UINT64_MAX;
+        const BlockId owner = arenas_[place].owner(begin + i);
+        free_inside += owner == kNone;
+        if (owner == kNone || owner == first[i].block) continue;
+        const Replica &here = replica(owner, place);
+        if (here.evicting) {
+            cost += 1;
+        } else if (!may_leave(owner, place, nullptr)) {
+            if (!may_move(owner, place) || is_own(owner, place, fetch)) return UINT64_MAX;
+            cost += 4;
+            ++moving;
+        } else if (is_own(owner, place, fetch)) {
+            cost += 1024;  // what this fetch needs itself leaves only when no other run is there
+        } else {
+            cost += is_duplicate(owner, place) ? 2 : 8;
+        }
+    }
+    const bool crowded = moving > 0 && arenas_[place].free() < free_inside + moving;
+    return crowded && !may_evict ? UINT64_MAX : cost;
+}
+
+// It may change its slot, though it cannot leave the place.
+bool Core::may_move(BlockId block, PlaceId place) const
+{
+    const Replica &here = replica(block, place);
+    if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
+    if (here.doomed || here.evicting || packs_[blocks_[block].pack].agreed) return false;
+    return here.valid && !is_pinned(block, place);
+}
+
+// Moves a tenant out of the slots [begin, begin + count): what fits by arithmetic must fit.
+bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
+                      Commands &out)
+{
+    if (!may_move(block, place)) return false;
+    const Arena &arena = arenas_[place];
+    const auto wanted = [&](Slot slot) {
+        return std::any_of(fetch.targets.begin(), fetch.targets.end(), [&](const Target &target) {
+            return target.place == place && target.wanted_slot == slot;
+        });
+    };
+    Slot to = 0;
+    while (to < arena.slots() &&
+           (!arena.is_free(to) || (to >= begin && to < begin + count) || wanted(to))) {
+        ++to;
+    }
+    if (to == arena.slots() || arena.free() == 0 || !close_gates(block, place)) return false;
+    Replica &here = replica(block, place);
+    Transfer transfer;
+    transfer.block = block;
+    transfer.kind = TransferKind::kRelocate;
+    transfer.urgency = fetch.asked.urgency;
+    transfer.from = transfer.to = place;
+    transfer.from_slot = here.slot;
+    arenas_[place].take_at(block, false, to);
+    here.slot = to;
+    here.filling = true;
+    start_transfer(transfer, false, false, out);
+    return true;
+}
+
+// The cheapest slots for a run, or the first possible ones.
+Slot Core::choose_run(const Fetch &fetch, const Target *first, uint32_t count, bool tight) const
+{
+    Slot best = kNoSlot;
+    uint64_t best_cost = UINT64_MAX;
+    const uint32_t slots = arenas_[first->place].slots();
+    for (Slot begin = 0; begin + count <= slots && best_cost > 0; ++begin) {
+        const uint64_t cost = run_cost(begin, first, count, fetch, false);
+        if (cost >= best_cost) continue;
+        best = begin;
+        best_cost = tight ? 0 : cost;
+    }
+    return best;
+}
+
+// Tenants are changing slots there: a plan made now would choose other ones, and never end.
+bool Core::is_rearranging(PlaceId place) const
+{
+    return std::any_of(flights_.begin(), flights_.end(), [&](const auto &flight) {
+        const Transfer &transfer = flight.second.transfer;
+        return transfer.kind == TransferKind::kRelocate && transfer.to == place;
+    });
+}
+
+// A tenant that only needs another slot waits for one: something else leaves for it.
+Core::Room Core::make_spare_slot(const Fetch &fetch, const Target *first, uint32_t count,
+                                 Commands &out)
+{
+    const PlaceId place = first->place;
+    bool possible = false;
+    for (Slot begin = 0; begin + count <= arenas_[place].slots() && !possible; ++begin) {
+        possible = run_cost(begin, first, count, fetch, true) != UINT64_MAX;
+    }
+    if (!possible) return Room::kStuck;
+    const BlockId victim = pick_victim(place, fetch);
+    if (victim == kNone || !start_eviction(victim, place, out)) return Room::kStuck;
+    return replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
+}
+
+Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out)
+{
+    const PlaceId place = first->place;
+    for (uint32_t i = 0; i < count; ++i) {
+        const Replica &here = replica(first[i].block, place);
+        if (here.filling || here.reads > 0) return Room::kComing;
+    }
+    const uint32_t slots = arenas_[place].slots();
+    const Slot best = choose_run(fetch, first, count, tight);
+    if (best == kNoSlot) {
+        if (const Room room = make_spare_slot(fetch, first, count, out); room != Room::kStuck) {
+            return room;
+        }
+        if (count > slots || !room_will_come(place, &fetch)) {
+            fetch.error = budget_refusal(fetch, place, count);
+            return count > slots ? Room::kNever : stuck_or_never();
+        }
+        return Room::kComing;
+    }
+    bool clear = true;
+    bool own = false;
+    for (uint32_t i = 0; i < count; ++i) {
+        const BlockId owner = arenas_[place].owner(best + i);
+        if (owner == kNone || owner == first[i].block) continue;
+        own |= is_own(owner, place, fetch);
+        if (!replica(owner, place).evicting && !start_eviction(owner, place, out) &&
+            !is_own(owner, place, fetch)) {
+            start_move(fetch, owner, place, best, count, out);
+        }
+        clear &= arenas_[place].is_free(best + i);
+    }
+    if (!clear) {
+        if (room_will_come(place, &fetch)) return Room::kComing;
+        fetch.error = budget_refusal(fetch, place, count);
+        return stuck_or_never();
+    }
+    if (own) return Room::kAgain;  // a block that had its place may be of a run planned before
+    for (uint32_t i = 0; i < count; ++i) first[i].wanted_slot = best + i;
+    Pack &pack = packs_[blocks_[first->block].pack];
+    if (count == pack.blocks) set_run(pack, place, best);
+    return Room::kTaken;
+}
+
+}  // namespace stepwell::residency

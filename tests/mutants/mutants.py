@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Planted bugs: every one must be found by the simulation, and the code as it is must pass.
+
+Each mutant is one file of lib/residency with one text replaced. The file is compiled in the build
+folder and linked with the other objects; the tree is never touched. What was compiled before is
+used again as long as its text and all headers are the same.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import pathlib
+import re
+import subprocess
+import sys
+
+PROGRAM_SEEDS = 2000
+RANKS_SEEDS = 100
+TIMEOUT_S = 120
+FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-Wno-unused"]
+
+# name, simulation, file, text that occurs once, what stands there instead, why it is a bug; several
+# texts of one file are a tuple
+MUTANTS = [
+    ("evict-the-last-replica", "program", "eviction.cpp",
+     "    const bool duplicate = is_duplicate(block, place);\n"
+     "    const PlaceId to =",
+     "    const bool duplicate = true;\n    const PlaceId to =",
+     "a dirty block leaves without a write-back"),
+    ("others-not-stale", "program", "fetch.cpp",
+     "if (other != target.place) drop_replica(target.block, other, out);",
+     "(void)other;",
+     "a write leaves older replicas valid"),
+    ("failed-transfer-is-good", "program", "moves.cpp",
+     "settle_target(flight, status.ok(), out);",
+     "settle_target(flight, true, out);",
+     "a read that failed fills the replica with what is not the bytes"),
+    ("view-without-pin", "program", "room.cpp",
+     "    if (here.pins > 0) return true;\n    if (is_nvme(place)) return false;",
+     "    if (is_nvme(place)) return false;",
+     "the pins of a view do not count when something has to move"),
+    ("dropped-pin", "program", "fetch.cpp",
+     "        ++(internal ? here.holds : here.pins);\n",
+     "        if (internal) ++here.holds;\n",
+     "a view that is not in a gate pins nothing"),
+    ("writer-beside-reader", "program", "locks.cpp",
+     "        if (writes && tensor.readers > 0) return true;\n",
+     "",
+     "a writer is let in beside readers"),
+    ("reader-beside-writer", "program", "locks.cpp",
+     "        if (tensor.claim() != 0 || tensor.writer) return true;\n",
+     "        if (tensor.claim() != 0) return true;\n",
+     "a reader is let in beside a writer"),
+    ("slot-freed-under-transfer", "program", "moves.cpp",
+     "    if (here.reads > 0 || here.filling) {\n        here.doomed = true;",
+     "    if (here.filling) {\n        here.doomed = true;",
+     "the slot is used again while a transfer still reads it"),
+    ("part-of-the-room", "program", "room.cpp",
+     "    if (arena.free(whole) >= needed) return Room::kTaken;\n    while",
+     "    if (arena.free(whole) + 1 >= needed) return Room::kTaken;\n    while",
+     "a fetch goes on with one block less than it needs"),
+    ("gate-left-open", "program", "moves.cpp",
+     "    if (!uses_gates(pack, place)) return true;\n",
+     "    if (place < places()) return true;\n",
+     "eviction leaves the gate open, so a hit reads freed room"),
+    ("zeros-while-moving", "program", "moves.cpp",
+     "        if (bytes_exist(target.block, target.tried)) return;\n",
+     "",
+     "a block whose only bytes are being relocated is filled with zeros"),
+    ("part-written-rest-not-read", "program", "fetch.cpp",
+     "            target.needs_bytes = !whole_write || !covers;\n",
+     "            target.needs_bytes = !whole_write;\n",
+     "a write of part of a block loses the rest of it"),
+    ("old-refusal", "program", "fetch.cpp",
+     "    fetch.error = Status();  // of waiting for room\n",
+     "",
+     "a fetch that waited for room and got it is refused all the same"),
+    ("undo-keeps-the-hold", "program", "fetch.cpp",
+     "            Replica &here = replica(target.block, target.place);\n"
+     "            --here.holds;\n",
+     "            Replica &here = replica(target.block, target.place);\n",
+     "a cancelled fetch keeps its room for ever"),
+    ("neighbour-dropped", "program", "tensors.cpp",
+     "    if (pack.with_contents > 0 || pack.writing > own) return;\n",
+     "    if (pack.with_contents > 0) return;\n",
+     "a discard takes the block from under a neighbour that is being written"),
+    ("timing-decides-a-gather", "ranks", "agreed.cpp",
+     "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
+     "    if (running_.empty() && !wholes.empty()) {\n"
+     "        bool dropped = false;\n"
+     "        const Status status = ledger_.write(wholes[0], dropped);\n"
+     "        if (status.ok() && dropped) drop(wholes[0], out);\n"
+     "    }\n"
+     "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
+     "a whole is gathered again when no collective happens to be running"),
+    ("update-overtakes-a-gather", "ranks", "agreed.cpp",
+     ("            core_.claim_tensor(claim, tensors_[wholes[i]].shard);\n",
+      "    asked.claim = queue_.front().claim;\n"),
+     ("",
+      "    core_.claim_tensor(queue_.front().claim, tensors.shard);\n"
+      "    asked.claim = queue_.front().claim;\n"),
+     "an update that was called later changes the shard before it is gathered, on some ranks"),
+]
+
+
+def digest_of(texts):
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+class Builder:
+    def __init__(self, arguments):
+        self.source = arguments.source.resolve()
+        self.build = arguments.build
+        self.compiler = arguments.compiler
+        self.build.mkdir(parents=True, exist_ok=True)
+        folders = ["lib/residency", "lib/support", "tests/simulation", "include/stepwell"]
+        headers = [header for folder in folders
+                   for header in sorted((self.source / folder).glob("*.h"))]
+        version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)
+        self.base = digest_of([header.read_bytes() for header in headers] +
+                              [version.stdout, " ".join(FLAGS).encode()])
+
+    def compile(self, text, name, object_name):
+        """Compiles the text of source `name`; the object is kept by what went into it."""
+        folder = self.build / object_name
+        folder.mkdir(parents=True, exist_ok=True)
+        source = folder / pathlib.Path(name).name
+        target = source.with_suffix(".o")
+        key_file = source.with_suffix(".key")
+        key = digest_of([self.base.encode(), text.encode()])
+        if target.exists() and key_file.exists() and key_file.read_text() == key:
+            return target
+        source.write_text(text)
+        command = [self.compiler, *FLAGS, f"-I{self.source}", f"-I{self.source}/include",
+                   "-c", str(source), "-o", str(target)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"{object_name}: {name} does not compile\n{result.stderr}")
+        key_file.write_text(key)
+        return target
+
+    def sources(self):
+        names = sorted((self.source / "lib/residency").glob("*.cpp"))
+        names += [self.source / "lib/support" / f for f in ("assert.cpp", "status.cpp")]
+        names += [path for path in sorted((self.source / "tests/simulation").glob("*.cpp"))
+                  if not path.name.endswith("_test.cpp")]
+        return [str(path.relative_to(self.source)) for path in names]
+
+    def objects(self, pool):
+        def one(name):
+            text = (self.source / name).read_text()
+            folder = "base/" + str(pathlib.Path(name).parent)
+            return name, self.compile(text, name, folder)
+        return dict(pool.map(one, self.sources()))
+
+    def link(self, objects, name):
+        program = self.build / name / "explore"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        command = [self.compiler, *(str(path) for path in objects), "-o", str(program), "-pthread"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"{name}: does not link\n{result.stderr}")
+        return program
+
+
+def explore(program, mode, seeds):
+    """(found, what was said): a crash and a run without end count as found."""
+    try:
+        result = subprocess.run([str(program), mode, "1", str(seeds)], capture_output=True,
+                                text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return True, f"did not end within {TIMEOUT_S} s"
+    said = result.stdout.strip().splitlines()
+    if result.returncode == 0:
+        return False, said[-1]
+    if result.returncode == 1:
+        match = re.search(r"failed by seed (\d+) after (\d+) events: (.*)", result.stdout)
+        return True, f"caught by seed {match[1]} after {match[2]} events: {match[3]}"
+    if result.returncode < 0:
+        return True, f"ended by signal {-result.returncode}"
+    raise RuntimeError(f"{program}: status {result.returncode}: {result.stderr}")
+
+
+def run_mutant(builder, objects, mutant):
+    name, mode, file, find, replace, why = mutant
+    source = f"lib/residency/{file}"
+    text = (builder.source / source).read_text()
+    pairs = [(find, replace)] if isinstance(find, str) else list(zip(find, replace))
+    for old, new in pairs:
+        if text.count(old) != 1:
+            return False, f"{name}: {old!r} occurs {text.count(old)} times in {source}"
+        text = text.replace(old, new)
+    mutated = builder.compile(text, source, f"mutant/{name}")
+    linked = [mutated if at == source else path for at, path in objects.items()]
+    program = builder.link(linked, f"mutant/{name}")
+    found, said = explore(program, mode, PROGRAM_SEEDS if mode == "program" else RANKS_SEEDS)
+    return found, f"{name} ({why}): {said}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", type=pathlib.Path, required=True)
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("--compiler", default="c++")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    builder = Builder(arguments)
+    passed = failed = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        objects = builder.objects(pool)
+        clean = builder.link(objects.values(), "base")
+        for mode, seeds in (("program", PROGRAM_SEEDS), ("ranks", RANKS_SEEDS)):
+            found, said = explore(clean, mode, seeds)
+            print(f"{'FAIL' if found else 'ok'}   no mutant, {mode}: {said}", flush=True)
+            passed, failed = passed + (not found), failed + found
+        runs = [pool.submit(run_mutant, builder, objects, mutant) for mutant in MUTANTS]
+        for run in runs:
+            try:
+                found, said = run.result()
+            except RuntimeError as error:
+                found, said = False, str(error)
+            print(f"{'ok' if found else 'FAIL'}   {said}", flush=True)
+            passed, failed = passed + found, failed + (not found)
+    print(f"{passed} passed, {failed} failed")
+    return 0 if failed == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

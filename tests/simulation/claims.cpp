@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims: what an update does. It has its tensors to itself, goes through them chunk by chunk and
+// lets each go when it is done with it.
+#include "tests/simulation/program.h"
+
+namespace stepwell::simulation {
+
+void Program::claim()
+{
+    if (!claims_.empty() && random_.chance(75)) {
+        auto at = claims_.begin();
+        std::advance(at, static_cast<std::ptrdiff_t>(random_.below(claims_.size())));
+        advance_claim(*at);
+        if (at->tensors.empty()) claims_.erase(at);
+        return;
+    }
+    if (claims_.size() >= 2) return;
+    Claim claim;
+    for (uint64_t n = random_.between(1, 3); n > 0; n--) {
+        const TensorId id = any_tensor();
+        if (id == kNone) return;
+        const ModelTensor &tensor = model_.tensors[id];
+        bool free = tensor.claims.size() < 2 && !tensor.spec.agreed;
+        for (const TensorId other : claim.tensors) free = free && other != id;
+        if (free) claim.tensors.push_back(id);
+    }
+    if (claim.tensors.empty()) return;
+    claim.id = machine_.core.claim();
+    for (const TensorId id : claim.tensors) {
+        journal_.line("claim %llu tensor %u", (unsigned long long)claim.id, id);
+        machine_.core.claim_tensor(claim.id, id);
+        model_.tensors[id].claims.push_back({claim.id, last_fetch_});
+    }
+    claims_.push_back(std::move(claim));
+}
+
+void Program::next_tensor(Claim &claim)
+{
+    const TensorId id = claim.tensors.back();
+    claim.tensors.pop_back();
+    claim.next_byte = 0;
+    ModelTensor &tensor = model_.tensors[id];
+    const bool first = tensor.claims.front().first == claim.id;
+    const bool empties =
+        first && tensor.readers + tensor.writers + tensor.fetches == 0 && random_.chance(20);
+    journal_.line("unclaim tensor %u%s", id, empties ? ", empties" : "");
+    for (auto at = tensor.claims.begin(); at != tensor.claims.end(); ++at) {
+        if (at->first != claim.id) continue;
+        tensor.claims.erase(at);
+        break;
+    }
+    machine_.core.unclaim_tensor(claim.id, id, empties, out_);
+    if (empties) model_.settle(id);
+    execute();
+}
+
+void Program::advance_claim(Claim &claim)
+{
+    if (claim.fetch != 0) return;
+    if (claim.view) {
+        View view = std::move(claim.view);
+        release(std::move(view));
+        return;
+    }
+    const TensorId id = claim.tensors.back();
+    const ModelTensor &tensor = model_.tensors[id];
+    if (claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
+        next_tensor(claim);
+        return;
+    }
+    FetchAsked asked;
+    asked.claim = claim.id;
+    asked.flags = kFetchWaitRoom;
+    Request request;
+    request.tensor = id;
+    request.access = random_.chance(30) && tensor.readable() ? Access::kRead
+                     : tensor.readable()                     ? Access::kReadWrite
+                                                             : Access::kWrite;
+    do {
+        request.place = choose_place(setup_, random_, tensor.spec.policy);
+    } while (request.place == kAnyCpuPlace && setup_.cpu == 0);
+    const uint64_t chunk = kBlockBytes - (tensor.pack_offset + claim.next_byte) % kBlockBytes;
+    request.byte_begin = claim.next_byte;
+    request.byte_count = std::min(chunk, tensor.spec.bytes - claim.next_byte);
+    claim.next_byte += request.byte_count;
+    asked.requests.push_back(request);
+    ask(asked);
+}
+
+}  // namespace stepwell::simulation

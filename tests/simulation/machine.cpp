@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Machine: executing commands, moving stamps, failing at a seeded rate.
+#include "tests/simulation/machine.h"
+
+namespace stepwell::simulation {
+
+Machine::Machine(const Config &config, Random &random, Journal &journal, Answers &answers)
+    : core(config),
+      memories(config),
+      random_(random),
+      journal_(journal),
+      answers_(answers),
+      config_(config)
+{
+    for (const PlaceConfig &place : config.places) {
+        const uint32_t slots = place.tier == Tier::kNvme ? 0 : place.blocks;
+        pins_.emplace_back(slots);
+        homes_.emplace_back(slots);
+        slots_.emplace_back();
+    }
+}
+
+void Machine::execute(Commands &commands)
+{
+    const Commands now = std::move(commands);
+    commands = {};
+    for (const BlockId block : now.forgets) forget(block);
+    for (const PackId pack : now.freed_packs) check_free(pack);
+    for (const Transfer &transfer : now.transfers) begin(transfer);
+    for (const TransferId id : now.promotes) {
+        if (flying_.count(id) == 0) {
+            journal_.fail("transfer %llu is promoted but not in flight", (unsigned long long)id);
+        }
+    }
+    for (const Granted &granted : now.granted) answers_.granted(granted);
+    for (const Refused &refused : now.refused) answers_.refused(refused);
+}
+
+void Machine::forget(BlockId block)
+{
+    journal_.line("  forget block %u", block);
+    for (const auto &[id, flight] : flying_) {
+        const Transfer &transfer = flight.transfer;
+        if (transfer.block != block) continue;
+        for (const PlaceId place : {transfer.from, transfer.to}) {
+            if (place != kNoPlace && config_.places[place].tier == Tier::kNvme) {
+                journal_.fail("block %u is forgotten while transfer %llu uses its slot", block,
+                              (unsigned long long)id);
+            }
+        }
+    }
+    memories.nvme.erase(block);
+    rotten_.erase(block);
+    packs_.erase(block);
+}
+
+void Machine::check_free(PackId pack)
+{
+    for (const auto &[id, flight] : flying_) {
+        if (flight.transfer.pack != pack) continue;
+        journal_.fail("pack %u is freed under transfer %llu", pack, (unsigned long long)id);
+    }
+}
+
+void Machine::begin(const Transfer &transfer)
+{
+    static const char *const kKinds[] = {"move", "zero", "map", "relocate"};
+    journal_.line("  transfer %llu %s block %u (pack %u + %llu) %d:%d -> %d:%d",
+                  (unsigned long long)transfer.id, kKinds[static_cast<int>(transfer.kind)],
+                  transfer.block, transfer.pack, (unsigned long long)transfer.pack_offset,
+                  static_cast<int8_t>(transfer.from), static_cast<int32_t>(transfer.from_slot),
+                  static_cast<int8_t>(transfer.to), static_cast<int32_t>(transfer.to_slot));
+    transfers++;
+    if (flying_.count(transfer.id) > 0) {
+        journal_.fail("transfer id %llu is used twice", (unsigned long long)transfer.id);
+        return;
+    }
+    Flight flight;
+    flight.transfer = transfer;
+    if (transfer.bytes == 0 || transfer.bytes > kBlockBytes) {
+        journal_.fail("transfer %llu of %llu bytes", (unsigned long long)transfer.id,
+                      (unsigned long long)transfer.bytes);
+    }
+    const bool reads =
+        transfer.kind == TransferKind::kMove || transfer.kind == TransferKind::kRelocate;
+    if (reads) check_source(transfer);
+    check_target(transfer);
+    if (journal_.failed()) return;
+    choose_fault(flight);
+
+    Instant duration = random_.between(1, 1000);
+    if (random_.chance(faults.stall_percent)) duration *= 100;
+    const Instant captured = random_.between(0, duration);
+    queue_.push({now_ + captured, order_++, transfer.id, false});
+    queue_.push({now_ + duration, order_++, transfer.id, true});
+    flying_.emplace(transfer.id, std::move(flight));
+}
+
+void Machine::check_source(const Transfer &transfer)
+{
+    if (transfer.from >= config_.places.size()) {
+        journal_.fail("transfer %llu has no source", (unsigned long long)transfer.id);
+        return;
+    }
+    if (config_.places[transfer.from].tier == Tier::kNvme) {
+        if (memories.nvme.count(transfer.block) == 0) {
+            journal_.fail("transfer %llu reads block %u from nvme, where it is not",
+                          (unsigned long long)transfer.id, transfer.block);
+        }
+        return;
+    }
+    if (transfer.from_slot >= pins_[transfer.from].size()) {
+        journal_.fail("transfer %llu reads slot %u", (unsigned long long)transfer.id,
+                      transfer.from_slot);
+        return;
+    }
+    Pins &pins = pins_[transfer.from][transfer.from_slot];
+    if (pins.targets > 0 || pins.writers > 0) {
+        journal_.fail("transfer %llu reads slot %u of place %u, which is being written",
+                      (unsigned long long)transfer.id, transfer.from_slot, transfer.from);
+    }
+    const bool moves_away = transfer.kind == TransferKind::kRelocate;
+    if (moves_away && (pins.views > 0 || pins.sources > 0)) {
+        journal_.fail("transfer %llu moves bytes that are in use out of slot %u",
+                      (unsigned long long)transfer.id, transfer.from_slot);
+    }
+    const Home &home = homes_[transfer.from][transfer.from_slot];
+    const bool same = home.pack == transfer.pack && home.index == index_of(transfer);
+    if (home.pack != kNone && !same) {
+        journal_.fail("transfer %llu reads slot %u, where another block was put since",
+                      (unsigned long long)transfer.id, transfer.from_slot);
+    }
+    pins.sources++;
+}
+
+void Machine::check_target(const Transfer &transfer)
+{
+    if (transfer.to >= config_.places.size()) {
+        journal_.fail("transfer %llu has no target", (unsigned long long)transfer.id);
+        return;
+    }
+    const PackId pack = transfer.pack;
+    const uint64_t index = index_of(transfer);
+    if (config_.places[transfer.to].tier == Tier::kNvme) {
+        for (const auto &[id, other] : flying_) {
+            const Transfer &flying = other.transfer;
+            if (flying.block != transfer.block) continue;
+            if (flying.to == transfer.to || flying.from == transfer.to) {
+                journal_.fail("transfer %llu writes block %u to nvme while %llu uses it there",
+                              (unsigned long long)transfer.id, transfer.block,
+                              (unsigned long long)id);
+            }
+        }
+        memories.scramble(memories.nvme[transfer.block]);  // torn until it is complete
+        blocks_[key(pack, index)] = transfer.block;
+        packs_[transfer.block] = pack;
+        rotten_.erase(transfer.block);
+        if (memories.nvme.size() > config_.places[transfer.to].blocks) {
+            journal_.fail("%zu blocks on nvme, the budget is %u", memories.nvme.size(),
+                          config_.places[transfer.to].blocks);
+        }
+        return;
+    }
+    if (transfer.to_slot >= pins_[transfer.to].size()) {
+        journal_.fail("transfer %llu writes slot %u, there are %zu",
+                      (unsigned long long)transfer.id, transfer.to_slot, pins_[transfer.to].size());
+        return;
+    }
+    Pins &pins = pins_[transfer.to][transfer.to_slot];
+    if (pins.views > 0 || pins.sources > 0 || pins.targets > 0) {
+        journal_.fail("transfer %llu writes slot %u of place %u: %u views, %u readers, %u writers",
+                      (unsigned long long)transfer.id, transfer.to_slot, transfer.to, pins.views,
+                      pins.sources, pins.targets);
+    }
+    pins.targets++;
+    if (transfer.kind == TransferKind::kRelocate) pins.moves_in++;
+    learn(transfer.to, pack, index, transfer.to_slot);
+    memories.scramble(memories.slot(transfer.to, transfer.to_slot));
+}
+
+void Machine::choose_fault(Flight &flight)
+{
+    const Transfer &transfer = flight.transfer;
+    if (transfer.kind != TransferKind::kMove) return;
+    const bool from_nvme = config_.places[transfer.from].tier == Tier::kNvme;
+    const bool to_nvme = config_.places[transfer.to].tier == Tier::kNvme;
+    if (from_nvme && rotten_.count(transfer.block) > 0) {
+        flight.code = STW_ERROR_CHECKSUM;
+    } else if (random_.per_million(from_nvme || to_nvme ? faults.per_million
+                                                        : faults.per_million / 8)) {
+        flight.code = from_nvme ? (random_.chance(50) ? STW_ERROR_IO : STW_ERROR_CHECKSUM)
+                      : to_nvme ? STW_ERROR_IO
+                                : STW_ERROR_DEVICE;
+    }
+    flight.fails = flight.code != STW_OK;
+}
+
+void Machine::capture(Flight &flight)
+{
+    flight.captured = true;
+    const Transfer &transfer = flight.transfer;
+    if (transfer.kind == TransferKind::kZero) {
+        flight.taken.fill(kZeros);
+    } else if (transfer.kind == TransferKind::kMap) {
+        memories.scramble(flight.taken);
+    } else if (config_.places[transfer.from].tier == Tier::kNvme) {
+        const auto found = memories.nvme.find(transfer.block);
+        if (found == memories.nvme.end()) {
+            journal_.fail("block %u left nvme under transfer %llu", transfer.block,
+                          (unsigned long long)transfer.id);
+            return;
+        }
+        flight.taken = found->second;
+    } else {
+        flight.taken = memories.slot(transfer.from, transfer.from_slot);
+    }
+}
+
+bool Machine::advance()
+{
+    if (queue_.empty()) return false;
+    const Happening happening = queue_.top();
+    queue_.pop();
+    if (happening.at > now_) now_ = happening.at;
+    if (!happening.completes) {
+        capture(flying_.at(happening.transfer));
+        return true;
+    }
+    complete(happening.transfer);
+    return true;
+}
+
+void Machine::complete(TransferId id)
+{
+    events++;
+    const Flight flight = std::move(flying_.at(id));
+    flying_.erase(id);
+    const Transfer &transfer = flight.transfer;
+    const bool reads =
+        transfer.kind == TransferKind::kMove || transfer.kind == TransferKind::kRelocate;
+    if (reads && config_.places[transfer.from].tier != Tier::kNvme) {
+        pins_[transfer.from][transfer.from_slot].sources--;
+    }
+    if (config_.places[transfer.to].tier != Tier::kNvme) {
+        Pins &pins = pins_[transfer.to][transfer.to_slot];
+        pins.targets--;
+        if (transfer.kind == TransferKind::kRelocate) pins.moves_in--;
+    }
+    Status status;
+    if (flight.fails) {
+        const bool write =
+            config_.places[transfer.to].tier == Tier::kNvme || transfer.to > transfer.from;
+        if (write) write_faults++;
+        hurt_packs_.insert(flight.transfer.pack);
+        status =
+            Status::error(flight.code, "simulated fault of transfer %llu", (unsigned long long)id);
+    } else {
+        land(flight);
+    }
+    journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");
+    Commands out;
+    core.transfer_done(id, status, now_, out);
+    execute(out);
+}
+
+// Only the bytes in use arrive; the rest of the target stays what it was.
+void Machine::land(const Flight &flight)
+{
+    const Transfer &transfer = flight.transfer;
+    const bool to_nvme = config_.places[transfer.to].tier == Tier::kNvme;
+    Image &target =
+        to_nvme ? memories.nvme[transfer.block] : memories.slot(transfer.to, transfer.to_slot);
+    const uint64_t pieces = (transfer.bytes + kPieceBytes - 1) / kPieceBytes;
+    for (uint64_t i = 0; i < pieces; i++) target[i] = flight.taken[i];
+    if (to_nvme && random_.per_million(faults.rot_per_million)) {
+        rotten_.insert(transfer.block);
+        hurt_packs_.insert(flight.transfer.pack);
+    }
+}
+
+void Machine::learn(PlaceId place, PackId pack, uint64_t index, Slot slot)
+{
+    Home &home = homes_[place][slot];
+    if (home.pack != kNone) {
+        const auto old = slots_[place].find(key(home.pack, home.index));
+        if (old != slots_[place].end() && old->second == slot) slots_[place].erase(old);
+    }
+    home = {pack, index};
+    slots_[place][key(pack, index)] = slot;
+}
+
+Slot Machine::slot_of(PlaceId place, PackId pack, uint64_t index) const
+{
+    const auto found = slots_[place].find(key(pack, index));
+    return found == slots_[place].end() ? kNoSlot : found->second;
+}
+
+const Image *Machine::stored(PackId pack, uint64_t index) const
+{
+    const auto block = blocks_.find(key(pack, index));
+    if (block == blocks_.end()) return nullptr;
+    const auto image = memories.nvme.find(block->second);
+    return image == memories.nvme.end() ? nullptr : &image->second;
+}
+
+bool Machine::rotten(PackId pack) const
+{
+    for (const BlockId block : rotten_) {
+        const auto found = packs_.find(block);
+        if (found != packs_.end() && found->second == pack) return true;
+    }
+    return false;
+}
+
+void Machine::pin(PlaceId place, const std::vector<Slot> &slots, bool write)
+{
+    for (const Slot slot : slots) {
+        Pins &pins = pins_[place][slot];
+        if (pins.targets > 0) {
+            journal_.fail("a view of slot %u of place %u, which a transfer writes", slot, place);
+        }
+        if (write && pins.sources > 0) {
+            journal_.fail("a writer in slot %u of place %u, which a transfer reads", slot, place);
+        }
+        pins.views++;
+        if (write) pins.writers++;
+    }
+}
+
+void Machine::unpin(PlaceId place, const std::vector<Slot> &slots, bool write)
+{
+    for (const Slot slot : slots) {
+        pins_[place][slot].views--;
+        if (write) pins_[place][slot].writers--;
+    }
+}
+
+uint32_t Machine::pinned_slots(PlaceId place) const
+{
+    uint32_t count = 0;
+    for (const Pins &pins : pins_[place]) count += pins.views > 0 ? 1 : 0;
+    return count;
+}
+
+}  // namespace stepwell::simulation

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reference model: the newest contents of every tensor as stamps, who has views, who may. So
+// simple that it can be believed: it knows of no replicas, rooms, routes or queues.
+#pragma once
+
+#include "tests/simulation/machine.h"
+
+#include <memory>
+
+namespace stepwell::simulation {
+
+struct ModelTensor {
+    bool alive = false;
+    TensorSpec spec;
+    Contents contents = Contents::kEmpty;
+    std::vector<Stamp> newest;  // a stamp per piece; kAnything where nobody wrote
+    PackId pack = 0;
+    uint64_t pack_offset = 0;
+    uint32_t readers = 0;
+    uint32_t writers = 0;
+    uint32_t fetches = 0;                             // outstanding requests
+    std::vector<std::pair<ClaimId, FetchId>> claims;  // in order; the last fetch asked before each
+
+    [[nodiscard]] bool readable() const { return contents == Contents::kValid; }
+    void forget_contents(Contents now)
+    {
+        contents = now;
+        newest.assign(newest.size(), now == Contents::kValid ? kZeros : kAnything);
+    }
+};
+
+constexpr FetchId kByGate = UINT64_MAX;
+
+struct ModelView {
+    Request request;  // with the place it was granted at
+    bool by_gate = false;
+    ClaimId claim = 0;
+    FetchId fetch = kByGate;
+    std::vector<Slot> slots;   // of the blocks the range covers
+    std::vector<Slot> pinned;  // by a gate: of all blocks
+    uint64_t first_offset = 0;
+    std::vector<Stamp> written;  // kAnything: not written
+};
+
+struct ModelFetch {
+    FetchAsked asked;
+    Status cancelled;
+};
+
+class Model {
+public:
+    Model(Machine &machine, Journal &journal, const Config &config)
+        : machine_(machine), journal_(journal), config_(config)
+    {
+    }
+
+    void create(TensorId id, const TensorSpec &spec);
+    void destroy(TensorId id) { tensors[id] = {}; }
+
+    // A view as the program sees it: finds its slots, checks exclusion, bytes, place and pins.
+    std::unique_ptr<ModelView> open(const Request &request, const Grant &grant, bool by_gate,
+                                    ClaimId claim, FetchId fetch);
+    void scribble(ModelView &view, uint64_t piece);
+    enum class End { kGood, kDead };
+    // The model's half of a release; the core is told afterwards.
+    void close(ModelView &view, End end);
+    // After the contents died: what the core says must be possible.
+    void settle(TensorId id);
+
+    void check_bytes(const ModelView &view, const char *when);
+    // Contents and residence as the core reports them against the memories.
+    void check_tensor(TensorId id);
+    [[nodiscard]] std::string justify(const ModelFetch &fetch, const Status &status) const;
+
+    std::map<TensorId, ModelTensor> tensors;
+
+private:
+    [[nodiscard]] Stamp &piece_of(const ModelView &view, uint64_t piece);
+    void locate(ModelView &view, const Grant &grant);
+    void check_exclusion(const ModelView &view);
+    [[nodiscard]] std::string justify_budget(const FetchAsked &asked) const;
+    [[nodiscard]] bool place_is_short(const FetchAsked &asked, PlaceId place, bool agreed) const;
+
+    Machine &machine_;
+    Journal &journal_;
+    const Config &config_;
+};
+
+inline uint64_t pieces_begin(const Request &request)
+{
+    return request.byte_begin / kPieceBytes;
+}
+inline uint64_t pieces_end(const Request &request)
+{
+    return (request.byte_begin + request.byte_count + kPieceBytes - 1) / kPieceBytes;
+}
+
+}  // namespace stepwell::simulation

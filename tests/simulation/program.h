@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Program: random calls of several threads on one core, judged by the model after every event.
+#pragma once
+
+#include "tests/simulation/model.h"
+#include "tests/simulation/setup.h"
+
+#include <list>
+
+namespace stepwell::simulation {
+
+class Program final : public Answers {
+public:
+    Program(const Options &options, Random &random, Journal &journal);
+
+    void step();
+    // Everything is given back and read once more; then everything is destroyed.
+    void finish();
+    void count(Outcome &outcome) const;
+
+    void granted(const Granted &granted) override;
+    void refused(const Refused &refused) override;
+
+private:
+    using View = std::unique_ptr<ModelView>;
+    // The library's own exclusive use: goes through its tensors chunk by chunk.
+    struct Claim {
+        ClaimId id = 0;
+        std::vector<TensorId> tensors;
+        uint64_t next_byte = 0;
+        FetchId fetch = 0;  // outstanding
+        View view;
+    };
+
+    // program.cpp: what a program may do
+    void act();
+    void create();
+    void destroy();
+    void discard();
+    void fetch();
+    void hit();
+    void scribble();
+    void release_one();
+    void release(View view);
+    void release_by_gate(const ModelView &view);
+    void release_by_core(const ModelView &view);
+    void cancel();
+    void deliver_idle();
+    void evict();
+    void change_policy();
+    void hint();
+    void pass_time();
+    void fail_one();
+
+    // claims.cpp
+    void claim();
+    void advance_claim(Claim &claim);
+    void next_tensor(Claim &claim);
+
+    // finish.cpp
+    void settle();
+    bool give_one_back();
+    void read_everything();
+    void read_back(TensorId id);
+    void destroy_everything();
+
+    void ask(const FetchAsked &asked);
+    Request choose_request(TensorId id, bool prefetch);
+    [[nodiscard]] bool agreed_has_room(TensorId id) const;
+    [[nodiscard]] TensorId any_tensor();
+    [[nodiscard]] Claim *claim_of(FetchId id);
+    void check(const char *after);
+    void execute() { machine_.execute(out_); }
+
+    Random &random_;
+    Journal &journal_;
+    Setup setup_;
+    Machine machine_;
+    Model model_;
+    Commands out_;
+    uint32_t created_ = 0;
+    uint32_t agreed_alive_ = 0;
+    std::map<FetchId, ModelFetch> fetches_;
+    std::vector<View> views_;
+    std::list<Claim> claims_;
+    std::vector<TensorId> idle_gates_;  // last pin gone, the core not told yet
+    FetchId last_fetch_ = 0;
+    stw_status last_refusal_ = STW_OK;
+    bool reading_back_ = false;
+    uint64_t grants_ = 0;
+    uint64_t refusals_ = 0;
+};
+
+}  // namespace stepwell::simulation

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks: several cores that make the same calls on gathered tensors, each in its own time, with its
+// own delays and its own local load. What is agreed must come out the same on all of them.
+#pragma once
+
+#include "lib/residency/agreed.h"
+#include "tests/simulation/machine.h"
+#include "tests/simulation/simulation.h"
+
+#include <memory>
+
+namespace stepwell::simulation {
+
+// One call of the program that all ranks run.
+struct RankCall {
+    enum class Kind { kFetch, kRelease, kWrite, kUpdate };
+    Kind kind = Kind::kFetch;
+    std::vector<WholeId> wholes;
+    size_t fetch = 0;  // of a release: which fetch call, by its number among fetches
+};
+
+struct RankPlan {
+    uint32_t ranks = 2;
+    uint32_t whole_blocks = 0;           // agreed
+    std::vector<uint32_t> shard_blocks;  // of each tensor; its whole is as many times larger
+    std::vector<RankCall> calls;
+};
+
+// What the ranks exchange: a collective runs once every rank has started it, in order.
+class Fabric {
+public:
+    Fabric(uint32_t ranks, Journal &journal) : started_(ranks), journal_(journal) {}
+    void start(uint32_t rank, GatherId gather, WholeId whole, Stamp shard);
+    [[nodiscard]] bool ready(GatherId gather) const;
+    [[nodiscard]] const std::vector<Stamp> &shards(GatherId gather) const
+    {
+        return gathers_.at(gather).shards;
+    }
+
+private:
+    struct Collective {
+        WholeId whole = 0;
+        std::vector<Stamp> shards;  // by rank
+        uint32_t arrived = 0;
+    };
+    std::vector<GatherId> started_;  // the last one of each rank
+    std::map<GatherId, Collective> gathers_;
+    Journal &journal_;
+};
+
+class Rank final : public Answers {
+public:
+    Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, Journal &journal);
+
+    // One thing: something in the machine, a finished collective, a local call, or the next call of
+    // the plan when it may be made. False when there was nothing to do.
+    bool step();
+    [[nodiscard]] bool done() const;
+    [[nodiscard]] const std::string &decisions() const { return gathers_.decisions(); }
+    [[nodiscard]] uint64_t events() const { return machine_.events; }
+    [[nodiscard]] std::string state() const;
+
+    void granted(const Granted &granted) override;
+    void refused(const Refused &refused) override;
+
+private:
+    // A fetch of wholes, by its number in the plan.
+    struct Open {
+        const RankCall *call = nullptr;
+        bool answered = false;
+        bool refused = false;
+        std::vector<uint32_t> versions;  // of the wholes when the call was made
+        std::vector<Grant> grants;
+    };
+    // A write of the shard: by the program, which waits for it, or by an update behind the call.
+    struct ShardWrite {
+        WholeId whole = 0;
+        uint32_t version = 0;
+        ClaimId claim = 0;
+        bool granted = false;
+    };
+    struct Local {
+        Request request;
+        Grant grant;
+    };
+
+    void create_tensors();
+    bool make_call();
+    void call_fetch(const RankCall &call);
+    bool call_release(const RankCall &call);
+    void call_write(const RankCall &call);
+    void write_shard(const ShardWrite &write, const Grant &grant);
+    void pump();
+    void start(const StartGather &start);
+    bool finish_collective();
+    void check_whole(WholeId whole, uint32_t version, const char *when);
+    void local_load();
+    void release_local();
+    Stamp &stamp(TensorId tensor, uint64_t block, uint64_t piece);
+    std::vector<Slot> slots(TensorId tensor);
+    [[nodiscard]] static Stamp expected(uint32_t rank, WholeId whole, uint32_t version);
+    void execute();
+
+    uint32_t rank_;
+    const RankPlan &plan_;
+    Random random_;
+    Fabric &fabric_;
+    Journal &journal_;
+    Config config_;
+    Machine machine_;
+    WholeGathers gathers_;
+    Commands out_;
+    std::vector<WholeTensors> tensors_;
+    std::vector<uint32_t> versions_;
+    size_t next_call_ = 0;
+    std::vector<Open> open_;
+    std::map<uint64_t, size_t> numbers_;  // the call of WholeGathers, to the fetch's number
+    std::vector<StartGather> started_;
+    std::map<FetchId, ShardWrite> shard_writes_;
+    uint32_t program_waits_ = 0;  // for writes of its own
+    std::vector<TensorId> local_tensors_;
+    std::map<FetchId, Request> local_fetches_;
+    std::vector<Local> local_views_;
+};
+
+}  // namespace stepwell::simulation

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The seeded simulation as tests. STW_SEED=N replays one seed with its journal, STW_SEEDS=N sets how
+// many are run; the quick suite runs few, the full suite at least 500.
+#include "lib/support/assert.h"
+#include "tests/simulation/simulation.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+namespace stepwell::simulation {
+namespace {
+
+uint64_t number_from(const char *name, uint64_t otherwise)
+{
+    const char *text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+void run_seeds(uint64_t count, Outcome (*program)(const Options &))
+{
+    const uint64_t only = number_from("STW_SEED", 0);
+    const uint64_t first = only != 0 ? only : 1;
+    const uint64_t last = only != 0 ? only : number_from("STW_SEEDS", count);
+    uint64_t events = 0;
+    uint64_t transfers = 0;
+    const auto start = std::chrono::steady_clock::now();
+    for (uint64_t seed = first; seed <= last; seed++) {
+        SCOPED_TRACE("STW_SEED=" + std::to_string(seed));
+        Options options;
+        options.seed = seed;
+        const Outcome outcome = program(options);
+        events += outcome.events;
+        transfers += outcome.transfers;
+        if (!outcome.failure.empty()) ASSERT_EQ(run(options, program), "");
+        char text[256];
+        ASSERT_EQ(assertion_failures(text, sizeof text), 0u) << text;
+    }
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    std::printf("%llu seeds, %llu events, %llu transfers, %.0f events/s\n",
+                static_cast<unsigned long long>(last - first + 1),
+                static_cast<unsigned long long>(events), static_cast<unsigned long long>(transfers),
+                static_cast<double>(events) / spent.count());
+    // A run in which nothing happens proves nothing.
+    EXPECT_GT(events, 100 * (last - first + 1));
+}
+
+TEST(Simulation, RandomProgramsNeverLoseTheNewestBytes)
+{
+    run_seeds(600, run_program);
+}
+
+TEST(Simulation, TwoRanksAgreeUnderAnyOrderOfCompletions)
+{
+    run_seeds(300, run_ranks);
+}
+
+TEST(SimulationQuick, RandomProgramsNeverLoseTheNewestBytes)
+{
+    run_seeds(50, run_program);
+}
+
+TEST(SimulationQuick, TwoRanksAgreeUnderAnyOrderOfCompletions)
+{
+    run_seeds(50, run_ranks);
+}
+
+TEST(Simulation, ASeedIsTheSameRunEveryTime)
+{
+    Options options;
+    options.seed = 7;
+    options.keep_journal = true;
+    const Outcome once = run_program(options);
+    const Outcome again = run_program(options);
+    EXPECT_EQ(once.journal, again.journal);
+    EXPECT_EQ(once.events, again.events);
+}
+
+}  // namespace
+}  // namespace stepwell::simulation

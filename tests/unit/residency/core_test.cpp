@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+// The core by example: one claim each. What holds for all programs is in tests/simulation.
+#include "tests/unit/residency/core_fixture.h"
+
+#include <gmock/gmock.h>
+
+namespace stepwell::residency {
+namespace {
+
+using testing::HasSubstr;
+
+// ---- packing and promises ----------------------------------------------------------------------
+
+TEST_F(CoreTest, SmallTensorsAlikeShareABlock)
+{
+    open(4, 4, 16);
+    const TensorId a = create("a", 1000);
+    const TensorId b = create("b", 1000);
+    TensorSpec other = spec("c", 1000);
+    other.role = 7;
+    const TensorId c = create(other);
+    EXPECT_EQ(core_->pack_of(a), core_->pack_of(b));
+    EXPECT_NE(core_->pack_of(a), core_->pack_of(c));
+    EXPECT_EQ(core_->pack_offset(b), 1024u);  // aligned to 256
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 2u);
+}
+
+TEST_F(CoreTest, WhatDoesNotFitTheBlockStartsANewOne)
+{
+    open(4, 4, 16);
+    const TensorId a = create("a", 3000);
+    const TensorId b = create("b", 3000);
+    EXPECT_NE(core_->pack_of(a), core_->pack_of(b));
+    EXPECT_EQ(core_->pack_offset(b), 0u);
+}
+
+TEST_F(CoreTest, WritingOneTensorOfABlockKeepsItsNeighbour)
+{
+    open(4, 4, 16);
+    const TensorId a = create("a", 1000);
+    const TensorId b = create("b", 1000);
+    fill(a);
+    fill(b, kHost);
+    // b's write moved the block, with a in it.
+    EXPECT_TRUE(resident(a, kHost));
+    EXPECT_FALSE(resident(a, kDevice));
+}
+
+TEST_F(CoreTest, CreateIsRefusedWhenTheFarthestTierCannotPromiseRoom)
+{
+    open(4, 4, 6);
+    create("a", 5 * kBlock);
+    Result<TensorId> b = core_->create(spec("b", 2 * kBlock));
+    ASSERT_FALSE(b.ok());
+    EXPECT_EQ(b.status().code(), STW_ERROR_BUDGET);
+    EXPECT_THAT(b.status().sentence(), HasSubstr("the nvme tier cannot promise room"));
+    EXPECT_EQ(b.status().detail()->needed_bytes, 2 * kBlock);
+    EXPECT_EQ(b.status().detail()->free_bytes, 1 * kBlock);
+    EXPECT_TRUE(core_->create(spec("c", kBlock)).ok());
+}
+
+TEST_F(CoreTest, WhatIsPinnedToItsHomeIsPromisedThereToo)
+{
+    open(4, 4, 16);
+    TensorSpec pinned = spec("a", 3 * kBlock);
+    pinned.policy.retention = Retention::kPin;
+    create(pinned);
+    pinned.name = "b";
+    EXPECT_EQ(core_->create(pinned).status().code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(core_->usage(kDevice).promised_blocks, 3u);
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 3u);
+}
+
+TEST_F(CoreTest, APromiseIsGivenBackByDestroy)
+{
+    open(4, 0, 4);
+    const TensorId a = create("a", 4 * kBlock);
+    Commands out;
+    EXPECT_TRUE(core_->destroy(a, out).ok());
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 0u);
+    EXPECT_TRUE(core_->create(spec("b", 4 * kBlock)).ok());
+}
+
+// ---- room --------------------------------------------------------------------------------------
+
+TEST_F(CoreTest, AFetchTakesRoomForAllOrNothing)
+{
+    open(4, 0, 16);
+    const TensorId a = create("a", 3 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    const TensorId c = create("c", 2 * kBlock);
+    fill(c);
+    const FetchId held = ask(c, Access::kRead);
+    const FetchId both =
+        ask({all_of(a, Access::kWrite), all_of(b, Access::kWrite)}, kFetchWaitRoom);
+    EXPECT_EQ(refusal(both), STW_ERROR_BUDGET);  // five blocks never fit
+    const FetchId one = ask({all_of(a, Access::kWrite)}, kFetchWaitRoom);
+    EXPECT_FALSE(granted(one));
+    EXPECT_EQ(core_->usage(kDevice).used_blocks, 2u);  // nothing was taken in advance
+    release(held);
+    finish_all();
+    EXPECT_TRUE(granted(one));
+}
+
+TEST_F(CoreTest, TheRefusalSaysTheArithmetic)
+{
+    open(4, 0, 16);
+    const TensorId a = create("a", 3 * kBlock);
+    const TensorId b = create("weights", 2 * kBlock);
+    fill(a);
+    ask(a, Access::kRead);
+    const FetchId id = ask(b, Access::kWrite);
+    ASSERT_EQ(refusal(id), STW_ERROR_BUDGET);
+    const Status &status = refused_[id];
+    EXPECT_THAT(status.sentence(), HasSubstr("tensor 'weights'"));
+    EXPECT_THAT(status.sentence(), HasSubstr("8192 bytes needed"));
+    EXPECT_THAT(status.sentence(), HasSubstr("budget 16.0 KiB"));
+    EXPECT_THAT(status.sentence(), HasSubstr("4096 bytes is free"));
+    EXPECT_THAT(status.sentence(), HasSubstr("12.0 KiB is pinned by open views"));
+    EXPECT_EQ(status.detail()->needed_bytes, 2 * kBlock);
+    EXPECT_EQ(status.detail()->pinned_bytes, 3 * kBlock);
+}
+
+TEST_F(CoreTest, TheLeastRecentlyUsedLeavesFirst)
+{
+    open(3, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    const TensorId d = create("d", kBlock);
+    fill(a);
+    fill(b);
+    fill(c);
+    release(ask(a, Access::kRead));  // b is the oldest now
+    fill(d);
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_FALSE(resident(b, kDevice));
+    EXPECT_TRUE(resident(b, kNvme));
+}
+
+class FarthestUse final : public VictimPolicy {
+public:
+    [[nodiscard]] uint64_t next_use(TensorId tensor) const override { return uses.at(tensor); }
+    std::map<TensorId, uint64_t> uses;
+};
+
+TEST_F(CoreTest, TheFarthestKnownUseLeavesFirst)
+{
+    open(3, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    const TensorId d = create("d", kBlock);
+    FarthestUse policy;
+    policy.uses = {{a, 2}, {b, 1}, {c, 9}, {d, 3}};
+    core_->set_victim_policy(&policy);
+    fill(a);
+    fill(b);
+    fill(c);
+    fill(d);
+    EXPECT_FALSE(resident(c, kDevice));
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_TRUE(resident(b, kDevice));
+    core_->set_victim_policy(nullptr);
+}
+
+TEST_F(CoreTest, RetentionComesBeforeRecency)
+{
+    open(3, 0, 16);
+    TensorSpec keep = spec("keep", kBlock);
+    keep.policy.retention = Retention::kKeep;
+    TensorSpec stream = spec("stream", kBlock);
+    stream.policy.retention = Retention::kStream;
+    const TensorId a = create(keep);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create(stream);
+    const TensorId d = create("d", kBlock);
+    const TensorId e = create("e", kBlock);
+    fill(a);
+    fill(b);
+    fill(c);
+    fill(d);
+    EXPECT_FALSE(resident(c, kDevice));  // the newest, but streamed
+    fill(e);
+    EXPECT_FALSE(resident(b, kDevice));
+    EXPECT_TRUE(resident(a, kDevice));  // the oldest, but kept
+}
+
+TEST_F(CoreTest, APinnedTensorNeverLeavesItsHome)
+{
+    open(2, 0, 16);
+    TensorSpec pinned = spec("a", kBlock);
+    pinned.policy.retention = Retention::kPin;
+    const TensorId a = create(pinned);
+    fill(a);
+    fill(create("b", kBlock));
+    fill(create("c", kBlock));
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_EQ(refusal(ask(create("d", 2 * kBlock), Access::kWrite)), STW_ERROR_BUDGET);
+}
+
+TEST_F(CoreTest, AFetchStuckOnViewsIsKnownAndGoesOnWhenTheyEnd)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    const FetchId held = ask(a, Access::kRead);
+    const FetchId waits = ask({all_of(b, Access::kWrite)}, kFetchWaitRoom);
+    EXPECT_EQ(core_->stuck_fetches(), std::vector<FetchId>{waits});
+    release(held);
+    finish_all();
+    EXPECT_TRUE(granted(waits));
+    EXPECT_TRUE(core_->stuck_fetches().empty());
+}
+
+// ---- prefetch, TRY, time -----------------------------------------------------------------------
+
+TEST_F(CoreTest, APrefetchNeverEvictsWhatIsPinned)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(b);
+    fill(a);
+    ask(a, Access::kRead);
+    const FetchId hint = ask({all_of(b, Access::kRead)}, kFetchPrefetch);
+    finish_all();
+    EXPECT_FALSE(granted(hint));
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_FALSE(resident(b, kDevice));
+}
+
+TEST_F(CoreTest, APrefetchBringsTheBytesAndPinsNothing)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->evict(a, kDevice, out);
+    take(out);
+    finish_all();
+    ASSERT_FALSE(resident(a, kDevice));
+    const FetchId hint = ask({all_of(a, Access::kRead)}, kFetchPrefetch);
+    finish_all();
+    ASSERT_TRUE(granted(hint));
+    EXPECT_TRUE(granted_[hint].grants.empty());
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_EQ(core_->usage(kDevice).pinned_blocks, 0u);
+}
+
+TEST_F(CoreTest, ADemandPromotesThePrefetchThatIsUnderWay)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->evict(a, kDevice, out);
+    take(out);
+    finish_all();
+    ask({all_of(a, Access::kRead)}, kFetchPrefetch);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].urgency, Class::kHint);
+    const FetchId demand = ask(a, Access::kRead);
+    EXPECT_EQ(transfers_.size(), 1u);  // joined, not read twice
+    EXPECT_EQ(promotes_, std::vector<TransferId>{transfers_[0].id});
+    finish_all();
+    EXPECT_TRUE(granted(demand));
+}
+
+TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    const FetchId writer = ask(a, Access::kReadWrite);
+    const FetchId conflict = ask({all_of(a, Access::kRead)}, kFetchTry);
+    EXPECT_EQ(refusal(conflict), STW_ERROR_BUSY);
+    EXPECT_THAT(refused_[conflict].sentence(), HasSubstr("tensor 'a'"));
+    release(writer);
+    EXPECT_TRUE(granted(ask({all_of(a, Access::kRead)}, kFetchTry)));
+    const TensorId b = create("b", kBlock);
+    fill(b, kDevice);
+    Commands out;
+    core_->evict(b, kDevice, out);
+    take(out);
+    finish_all();
+    EXPECT_EQ(refusal(ask({all_of(b, Access::kRead)}, kFetchTry)), STW_ERROR_BUSY);
+}
+
+TEST_F(CoreTest, ATimeoutUndoesTheFetch)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->evict(a, kDevice, out);
+    take(out);
+    finish_all();
+    const FetchId late = ask({all_of(a, Access::kRead)}, 0, 100);
+    EXPECT_EQ(core_->next_deadline(), 100u);
+    now_ = 100;
+    core_->tick(now_, out);
+    take(out);
+    EXPECT_EQ(refusal(late), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(core_->next_deadline(), kNever);
+    finish_all();
+    EXPECT_TRUE(core_->destroy(a, out).ok());  // no hold was left behind
+    take(out);
+    EXPECT_EQ(core_->usage(kDevice).used_blocks, 0u);
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+TEST_F(CoreTest, AFailedWriteBackKeepsTheBytesAndIsReported)
+{
+    open(1, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    const FetchId next = ask(b, Access::kWrite);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].to, kNvme);
+    finish_next(failure());
+    ASSERT_EQ(errors_.size(), 1u);
+    EXPECT_EQ(errors_[0].tensor, a);
+    EXPECT_EQ(errors_[0].status.code(), STW_ERROR_IO);
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_EQ(refusal(next), STW_ERROR_BUDGET);
+    EXPECT_THAT(refused_[next].sentence(), HasSubstr("write-back failed"));
+    core_->forgive();
+    const FetchId again = ask(b, Access::kWrite);
+    finish_all();
+    EXPECT_TRUE(granted(again));
+    EXPECT_TRUE(resident(a, kNvme));
+}
+
+TEST_F(CoreTest, AFailedReadIsTheFetchesErrorAndTheNextOneTriesAgain)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->evict(a, kDevice, out);
+    take(out);
+    finish_all();
+    const FetchId fails = ask(a, Access::kRead);
+    finish_next(failure());
+    EXPECT_EQ(refusal(fails), STW_ERROR_IO);
+    EXPECT_EQ(core_->contents(a), Contents::kValid);
+    const FetchId works = ask(a, Access::kRead);
+    finish_all();
+    EXPECT_TRUE(granted(works));
+}
+
+TEST_F(CoreTest, AFailedReadIsTriedFromAnotherReplica)
+{
+    open(2, 2, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a, kHost);
+    Commands out;
+    core_->write_back_all(out);
+    take(out);
+    finish_all();
+    ASSERT_TRUE(resident(a, kNvme));
+    ASSERT_TRUE(resident(a, kHost));
+    const FetchId id = ask(a, Access::kRead);
+    ASSERT_EQ(transfers_[0].from, kHost);
+    finish_next(failure());
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].from, kNvme);
+    finish_all();
+    EXPECT_TRUE(granted(id));
+}
+
+// ---- coherence and contents --------------------------------------------------------------------
+
+TEST_F(CoreTest, AWriteMakesOtherReplicasStaleAtOnce)
+{
+    open(2, 2, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a, kHost);
+    const FetchId reader = ask(a, Access::kRead, kDevice);
+    finish_all();
+    release(reader);
+    ASSERT_TRUE(resident(a, kHost));
+    ASSERT_TRUE(resident(a, kDevice));
+    const FetchId writer = ask(a, Access::kReadWrite, kDevice);
+    ASSERT_TRUE(granted(writer));
+    EXPECT_FALSE(resident(a, kHost));
+    EXPECT_FALSE(core_->gate(a, kHost).try_pin());
+    release(writer);
+    EXPECT_EQ(core_->residence(a), 1u << kDevice);
+}
+
+TEST_F(CoreTest, EmptyIsAnErrorOfReadersOnly)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    EXPECT_EQ(refusal(ask(a, Access::kRead)), STW_ERROR_EMPTY);
+    EXPECT_EQ(refusal(ask(a, Access::kReadWrite)), STW_ERROR_EMPTY);
+    const FetchId first = ask(a, Access::kWriteEmpty);
+    finish_all();
+    EXPECT_TRUE(granted(first));
+    release(first);
+    EXPECT_EQ(refusal(ask(a, Access::kWriteEmpty)), STW_ERROR_EXISTS);
+    EXPECT_TRUE(granted(ask(a, Access::kRead)));
+}
+
+TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    const ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, a);
+    EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
+    const FetchId outside = ask(a, Access::kRead);
+    EXPECT_FALSE(granted(outside));
+    FetchAsked asked;
+    asked.claim = claim;
+    asked.requests = {all_of(a, Access::kReadWrite)};
+    Commands out;
+    const FetchId inside = core_->fetch(asked, now_, out);
+    take(out);
+    ASSERT_TRUE(granted(inside));
+    Release release;
+    release.tensor = a;
+    release.access = Access::kReadWrite;
+    release.place = kDevice;
+    release.byte_count = kBlock;
+    release.claim = claim;
+    core_->release(release, now_, out);
+    take(out);
+    EXPECT_FALSE(granted(outside));
+    core_->unclaim_tensor(claim, a, false, out);
+    take(out);
+    EXPECT_TRUE(granted(outside));
+}
+
+// ---- places without maps -----------------------------------------------------------------------
+
+TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
+{
+    open(4, 0, 16, false);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", 3 * kBlock);
+    fill(a);
+    fill(b);
+    const FetchId id = ask(c, Access::kWrite);
+    finish_all();
+    ASSERT_TRUE(granted(id));
+    EXPECT_LE(granted_[id].grants[0].slot + 3, 4u);
+    // One of the two had to leave; the run is whole.
+    EXPECT_NE(resident(a, kDevice), resident(b, kDevice));
+}
+
+TEST_F(CoreTest, AHitPinsThroughTheGate)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    const FetchId id = ask(a, Access::kRead);
+    ASSERT_TRUE(granted(id));
+    EXPECT_TRUE(granted_[id].grants[0].by_gate);
+    EXPECT_EQ(core_->gate(a, kDevice).pins(), 1u);
+    EXPECT_EQ(core_->usage(kDevice).pinned_blocks, 1u);
+    const FetchId writer = ask(a, Access::kReadWrite);
+    EXPECT_FALSE(granted(writer));
+    EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
+    release(id);
+    EXPECT_TRUE(granted(writer));
+}
+
+}  // namespace
+}  // namespace stepwell::residency

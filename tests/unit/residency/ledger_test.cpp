@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ledger of gathered wholes: decisions by the order of calls alone.
+#include "lib/residency/agreed.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stepwell::residency {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class LedgerTest : public testing::Test {
+protected:
+    WholeId add(uint32_t blocks)
+    {
+        return ledger_.add("w" + std::to_string(count_++), blocks).value();
+    }
+    void use(WholeId whole)
+    {
+        ASSERT_TRUE(ledger_.fetch({whole}, Access::kRead).status.ok());
+        EXPECT_FALSE(ledger_.release(whole, Access::kRead));
+    }
+    WholeLedger ledger_{4};
+    int count_ = 0;
+};
+
+TEST_F(LedgerTest, TheFirstFetchGathersTheNextHits)
+{
+    const WholeId a = add(2);
+    WholeDecision first = ledger_.fetch({a}, Access::kRead);
+    EXPECT_THAT(first.needs, ElementsAre(WholeNeed::kGather));
+    EXPECT_THAT(first.gathers, ElementsAre(1u));
+    WholeDecision second = ledger_.fetch({a}, Access::kRead);
+    EXPECT_THAT(second.needs, ElementsAre(WholeNeed::kHit));
+    EXPECT_THAT(second.gathers, ElementsAre(0u));
+}
+
+TEST_F(LedgerTest, TheLeastRecentlyCalledIsDropped)
+{
+    const WholeId a = add(2);
+    const WholeId b = add(2);
+    const WholeId c = add(2);
+    use(a);
+    use(b);
+    use(a);
+    EXPECT_THAT(ledger_.fetch({c}, Access::kRead).drops, ElementsAre(b));
+    EXPECT_EQ(ledger_.used_blocks(), 4u);
+}
+
+TEST_F(LedgerTest, WhatOpenCallsPinIsNotDroppedAndTheRefusalChangesNothing)
+{
+    const WholeId a = add(3);
+    const WholeId b = add(2);
+    ASSERT_TRUE(ledger_.fetch({a}, Access::kRead).status.ok());
+    const WholeDecision refused = ledger_.fetch({b}, Access::kRead);
+    EXPECT_EQ(refused.status.code(), STW_ERROR_BUDGET);
+    EXPECT_THAT(refused.status.sentence(), HasSubstr("takes 2 blocks"));
+    EXPECT_THAT(refused.status.sentence(), HasSubstr("is 4, 3 of them pinned"));
+    EXPECT_THAT(refused.drops, IsEmpty());
+    EXPECT_TRUE(ledger_.present(a));
+    EXPECT_FALSE(ledger_.present(b));
+    EXPECT_FALSE(ledger_.release(a, Access::kRead));
+    // Gathers are counted by those that run: the refused one took no number.
+    EXPECT_THAT(ledger_.fetch({b}, Access::kRead).gathers, ElementsAre(2u));
+}
+
+TEST_F(LedgerTest, AWriteOfTheShardsDropsTheWhole)
+{
+    const WholeId a = add(2);
+    use(a);
+    bool dropped = false;
+    EXPECT_TRUE(ledger_.write(a, dropped).ok());
+    EXPECT_TRUE(dropped);
+    EXPECT_THAT(ledger_.fetch({a}, Access::kRead).needs, ElementsAre(WholeNeed::kGather));
+    EXPECT_EQ(ledger_.write(a, dropped).code(), STW_ERROR_BUSY);
+}
+
+TEST_F(LedgerTest, AnUpdateUnderOpenViewsDropsTheWholeWithTheLastOfThem)
+{
+    const WholeId a = add(2);
+    ASSERT_TRUE(ledger_.fetch({a}, Access::kRead).status.ok());
+    ASSERT_TRUE(ledger_.fetch({a}, Access::kRead).status.ok());
+    bool dropped = true;
+    ledger_.update(a, dropped);
+    EXPECT_FALSE(dropped);
+    EXPECT_EQ(ledger_.fetch({a}, Access::kRead).status.code(), STW_ERROR_BUSY);
+    EXPECT_FALSE(ledger_.release(a, Access::kRead));
+    EXPECT_TRUE(ledger_.release(a, Access::kRead));
+    EXPECT_EQ(ledger_.used_blocks(), 0u);
+}
+
+TEST_F(LedgerTest, AWriterIsAlone)
+{
+    const WholeId a = add(2);
+    const WholeDecision fill = ledger_.fetch({a}, Access::kWrite);
+    EXPECT_THAT(fill.needs, ElementsAre(WholeNeed::kFill));
+    EXPECT_THAT(fill.gathers, ElementsAre(0u));
+    EXPECT_EQ(ledger_.fetch({a}, Access::kRead).status.code(), STW_ERROR_BUSY);
+    EXPECT_FALSE(ledger_.release(a, Access::kWrite));
+    EXPECT_THAT(ledger_.fetch({a}, Access::kRead).needs, ElementsAre(WholeNeed::kHit));
+}
+
+TEST_F(LedgerTest, WhatCanNeverBeGatheredIsRefusedWhenItIsAdded)
+{
+    Result<WholeId> big = ledger_.add("big", 5);
+    ASSERT_FALSE(big.ok());
+    EXPECT_EQ(big.status().code(), STW_ERROR_BUDGET);
+    EXPECT_THAT(big.status().sentence(), HasSubstr("takes 5 blocks"));
+}
+
+}  // namespace
+}  // namespace stepwell::residency

@@ -46,14 +46,14 @@ void AccumulateJob::cut(Chunk &chunk)
 {
     chunk.scans = false;
     chunk.element_begin = cursor;
-    chunk.element_count = common_run(layouts, kTensors, cursor, sum.element_count - cursor,
-                                     pipeline.block_bytes);
+    chunk.element_count =
+        common_run(layouts, kTensors, cursor, sum.element_count - cursor, pipeline.block_bytes);
     chunk.piece_count = 0;
     for (const Layout &layout : layouts) {
         const Access access = &layout == &layouts[kGradient] ? Access::kReadWrite : Access::kRead;
-        chunk.piece_count += make_pieces(layout, access, cursor, chunk.element_count,
-                                         pipeline.block_bytes, chunk.pieces + chunk.piece_count,
-                                         kPiecesMax - chunk.piece_count);
+        chunk.piece_count +=
+            make_pieces(layout, access, cursor, chunk.element_count, pipeline.block_bytes,
+                        chunk.pieces + chunk.piece_count, kPiecesMax - chunk.piece_count);
     }
     cursor += chunk.element_count;
 }
@@ -120,8 +120,7 @@ Status Pipeline::accumulate(const Accumulation &asked)
                 return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more sums.");
             }
             if (parts_->accumulations == kAccumulationsMax) {
-                return Status::error(STW_ERROR_LIMIT,
-                                     "%u sums into gradients are pending already.",
+                return Status::error(STW_ERROR_LIMIT, "%u sums into gradients are pending already.",
                                      kAccumulationsMax);
             }
             ++parts_->accumulations;

@@ -55,10 +55,11 @@ Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_
 {
     const bool needs_custom = algorithm == STW_OPTIMIZER_CUSTOM;
     if (!is_adam(algorithm) && algorithm != STW_OPTIMIZER_SGD && !needs_custom) {
-        return Status::error(STW_ERROR_INVALID, "This build has no optimizer number %u.", algorithm);
+        return Status::error(STW_ERROR_INVALID, "This build has no optimizer number %u.",
+                             algorithm);
     }
-    if (needs_custom && (custom == nullptr || custom->update == nullptr ||
-                         custom->state_count > kStatesMax)) {
+    if (needs_custom &&
+        (custom == nullptr || custom->update == nullptr || custom->state_count > kStatesMax)) {
         return Status::error(STW_ERROR_INVALID,
                              "A custom optimizer needs its update function and at most %u states.",
                              kStatesMax);
@@ -68,7 +69,7 @@ Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_
     return std::unique_ptr<Optimizer>(new Optimizer(std::move(parts)));
 }
 
-// ------------------------------------------------------------------------------------ parameters ----
+// --------------------------------------------------------------------------------- parameters ----
 
 stw_hyper Optimizer::Parts::hyper_of(uint32_t group) const
 {
@@ -94,14 +95,17 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
                              entry.parameter);
     }
     const uint32_t needed = states_needed(hyper_of(entry.group));
-    if (entry.state_count < needed || entry.state_count > kStatesMax ||
-        (entry.master == kNone) != (entry.parameter_dtype == STW_F32) ||
-        entry.parameter == kNone || entry.gradient == kNone) {
+    const uint32_t given = std::min(entry.state_count, kStatesMax);
+    const bool missing =
+        std::find(entry.states, entry.states + given, kNone) != entry.states + given;
+    if (missing || entry.state_count < needed || entry.state_count > kStatesMax ||
+        (entry.master == kNone) != (entry.parameter_dtype == STW_F32) || entry.parameter == kNone ||
+        entry.gradient == kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "Parameter %u has %u states and %s master; its algorithm needs %u "
                              "states, and a master unless the parameter is F32.",
-                             entry.parameter, entry.state_count,
-                             entry.master == kNone ? "no" : "a", needed);
+                             entry.parameter, entry.state_count, entry.master == kNone ? "no" : "a",
+                             needed);
     }
     return {};
 }
@@ -112,8 +116,7 @@ Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job)
     bool same = job.parameter_dtype == entry.parameter_dtype &&
                 job.gradient_dtype == entry.gradient_dtype &&
                 job.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
-                job.state_count == entry.state_count &&
-                job.has_master == (entry.master != kNone);
+                job.state_count == entry.state_count && job.has_master == (entry.master != kNone);
     if (same && job.has_master) {
         same = job.layouts[ParameterJob::kOthers].tensor == entry.master;
     }
@@ -148,7 +151,7 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
         job = &jobs.emplace_back(*this, entry);
         for (uint32_t i = 0; i < job->turn_count; ++i) {
             const TensorId tensor = job->turns[i].tensor;
-            if (tensor != kNone && by_tensor.emplace(tensor, job).second) continue;
+            if (by_tensor.emplace(tensor, job).second) continue;
             job->turn_count = i;  // the rest is not its own
             forget_last_job();
             return Status::error(STW_ERROR_EXISTS,
@@ -212,22 +215,23 @@ Status Optimizer::add(const Entry *entries, uint32_t n)
     return status;
 }
 
-// ------------------------------------------------------------------------------ hyper-parameters ----
+// --------------------------------------------------------------------------- hyper-parameters ----
 
 Status Optimizer::Parts::check_hyper(const stw_hyper &hyper) const
 {
-    const double values[] = {hyper.lr,       hyper.beta1,     hyper.beta2,   hyper.eps,
+    const double values[] = {hyper.lr,       hyper.beta1,     hyper.beta2,    hyper.eps,
                              hyper.momentum, hyper.dampening, hyper.lr_decay, hyper.weight_decay};
-    const bool finite =
-        std::all_of(std::begin(values), std::end(values), [](double v) { return std::isfinite(v); });
+    const bool finite = std::all_of(std::begin(values), std::end(values),
+                                    [](double v) { return std::isfinite(v); });
     const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
     const bool betas = !is_adam(algorithm) || (is_beta(hyper.beta1) && is_beta(hyper.beta2));
     if (finite && betas && (hyper.flags & ~kKnownHyperFlags) == 0) return {};
-    return Status::error(STW_ERROR_INVALID,
-                         "Hyper-parameters must be finite, betas from 0 to below 1 and flags known: "
-                         "lr %g, betas %g and %g, eps %g, weight decay %g, momentum %g, flags 0x%x.",
-                         hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
-                         hyper.momentum, hyper.flags);
+    return Status::error(
+        STW_ERROR_INVALID,
+        "Hyper-parameters must be finite, betas from 0 to below 1 and flags known: "
+        "lr %g, betas %g and %g, eps %g, weight decay %g, momentum %g, flags 0x%x.",
+        hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay, hyper.momentum,
+        hyper.flags);
 }
 
 Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
@@ -251,7 +255,7 @@ stw_hyper Optimizer::hyper(uint32_t group) const
     return parts_->hyper_of(group);
 }
 
-// ----------------------------------------------------------------------------------- step counts ----
+// -------------------------------------------------------------------------------- step counts ----
 
 Result<uint64_t> Optimizer::count(TensorId parameter) const
 {

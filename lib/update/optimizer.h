@@ -2,7 +2,7 @@
 // An optimizer: which tensors belong together, hyper-parameters and step counts, and its steps,
 // streamed through the pipeline behind the call. A step asks for its verdict first (norm, finite or
 // not) where somebody wants one, and then updates each parameter as its bytes come by.
-// Tensors come in as ids with their dtypes; who made them and what they are called is the runtime's.
+// Tensors come in as ids with their dtypes; who made them and their names are the runtime's affair.
 #pragma once
 
 #include <stepwell/optimizer.h>
@@ -28,10 +28,10 @@ struct Entry {
     uint32_t state_count = 0;
     uint32_t parameter_dtype = 0;  // STW_F32, STW_F16, STW_BF16
     uint32_t gradient_dtype = 0;
-    uint32_t group = 0;             // of hyper-parameters
-    uint64_t element_begin = 0;     // of the parameter, the gradient, the master and the states
+    uint32_t group = 0;          // of hyper-parameters
+    uint64_t element_begin = 0;  // of the parameter, the gradient, the master and the states
     uint64_t element_count = 0;
-    stw_tensor *handle = nullptr;   // of the parameter, for the caller's own kernel
+    stw_tensor *handle = nullptr;  // of the parameter, for the caller's own kernel
 };
 
 // The states an algorithm keeps beside the master, in the order of Entry::states; the names are
@@ -44,7 +44,7 @@ struct StateNames {
 StateNames state_names(uint32_t algorithm, const stw_hyper &hyper, const stw_custom_update *custom);
 
 struct StepOptions {
-    uint32_t flags = 0;  // STW_UPDATE_*
+    uint32_t flags = 0;          // STW_UPDATE_*
     bool wants_verdict = false;  // wait for it, and measure even if neither clip nor skip needs it
     const TensorId *parameters = nullptr;  // null: all
     uint32_t parameter_count = 0;
@@ -54,14 +54,14 @@ struct StepOptions {
     uint64_t timeout_ns = UINT64_MAX;
 };
 
-// `norm` is that of the finite gradients if all are; infinity if one is not. NaN where nothing asked
-// for it. The clip coefficient is min(1, clip_norm / (norm + 1e-6)), in double.
+// `norm` is infinity if a gradient is not finite, and NaN where nothing asked for it. The clip
+// coefficient is min(1, clip_norm / (norm + 1e-6)), in double.
 struct StepResult {
     bool skipped = false;
     double norm = 0.0;
     double clip_coefficient = 1.0;
     uint64_t nonfinite = 0;
-    uint64_t updated = 0;           // parameters; before the last one is through, those to be
+    uint64_t updated = 0;  // parameters; before the last one is through, those to be
     uint64_t without_gradient = 0;
 };
 
@@ -87,12 +87,14 @@ public:
     Result<uint64_t> count(TensorId parameter) const;
     Status set_count(TensorId parameter, uint64_t count);
 
-    // Claims all tensors of the step before it returns or waits. Waits for a step of this optimizer
-    // that is not through yet, then, where asked to, for the verdict or for the last byte. A timeout
-    // or an interrupt ends the call and not the step, once that has its claims.
-    // Returns OK, SKIPPED; INVALID, NOT_FOUND, TIMEOUT, INTERRUPTED, CLOSED; the cause if a gradient
-    // could not be read for the verdict (then nothing is updated and the gradients are kept); with
-    // STW_UPDATE_WAIT the first cause a parameter missed its update for. One at a time.
+    // Waits for a step of this optimizer that is not through yet, then claims all tensors of this
+    // one, then waits, where asked to, for the verdict or for the last byte. With a timeout or an
+    // interrupt after the claims only the call ends: the step goes on. result_out is written where
+    // the call waited and returns OK or SKIPPED.
+    // Returns OK, SKIPPED; INVALID, NOT_FOUND, TIMEOUT, INTERRUPTED, CLOSED; the cause if a
+    // gradient could not be read for the verdict (nothing is updated then and the gradients are
+    // kept); with STW_UPDATE_WAIT the first cause a parameter missed its update for. Neither waited
+    // for: always OK once claimed, see result(). One at a time.
     Status step(const StepOptions &options, StepResult *result_out);
     // The last step's: OK, SKIPPED, PENDING, or what step() said or would have said of the verdict.
     // A step that nobody wants a verdict of has one when it is through.

@@ -19,10 +19,10 @@ struct Part {
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
     uint32_t group = 0;
-    stw_hyper hyper{};        // as the step began
-    uint32_t states_used = 0;  // with these
+    stw_hyper hyper{};                     // as the step began
+    uint32_t states_used = 0;              // with these
     kernels::Coefficients coefficients{};  // of the update threads
-    double sum = 0.0;         // of the squares of its gradient, as far as it was scanned
+    double sum = 0.0;  // of the squares of its gradient, as far as it was scanned
 };
 
 enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
@@ -64,19 +64,19 @@ struct ParameterJob final : Job {
     const uint32_t gradient_dtype;
     const bool has_master;
     const uint32_t state_count;
-    const uint32_t index;      // in the order of entries
+    const uint32_t index;  // in the order of entries
     Layout layouts[kJobTensorsMax];
     std::vector<Part *> parts;  // in the order of entries
     uint64_t count = 0;         // updates that are through
     bool selected = false;      // of the caller of step()
 
     StepPhase phase = StepPhase::kIdle;
-    bool empty = false;         // no gradient
-    uint32_t part_cut = 0;      // where the next chunk begins
-    uint64_t element_cut = 0;   // of that part
+    bool empty = false;        // no gradient
+    uint32_t part_cut = 0;     // where the next chunk begins
+    uint64_t element_cut = 0;  // of that part
     uint64_t next_ordinal = 0;
-    uint64_t settled = 0;       // chunks of the scan whose sums are taken, in order
-    Chunk *parked = nullptr;    // through before their turn
+    uint64_t settled = 0;     // chunks of the scan whose sums are taken, in order
+    Chunk *parked = nullptr;  // through before their turn
     kernels::ScanResult scanned;
     bool fresh_master = false;  // of the update threads: made from the parameter in this step
     uint32_t fresh_states = 0;  // bit per state without contents: zeros
@@ -88,14 +88,14 @@ struct Step {
     bool active = false;  // until its last tensor is unclaimed
     bool known = false;   // the verdict
     bool scans = false;
-    double scale = 1.0;   // of gradients; with the clip once that is known
+    double scale = 1.0;  // of gradients; with the clip once that is known
     double clip_norm = 0.0;
     bool infinity_norm = false;
     uint32_t scans_left = 0;
     uint32_t jobs_left = 0;
     uint64_t demanded = kNotPreferred;  // somebody waits for what the verdict holds up
-    Status verdict;  // OK, SKIPPED or why there is none
-    Status failure;  // first cause a parameter missed its update for
+    Status verdict;                     // OK, SKIPPED or why there is none
+    Status failure;                     // first cause a parameter missed its update for
     StepResult result;
 };
 
@@ -129,8 +129,8 @@ struct Optimizer::Parts {
 
     Pipeline::Parts &pipeline;
     const uint32_t algorithm;
-    stw_custom_update custom{};  // update null: none
-    std::deque<Part> parts;      // in the order of entries; grows between steps only
+    stw_custom_update custom{};             // update null: none
+    std::deque<Part> parts;                 // in the order of entries; grows between steps only
     std::vector<ParameterJob *> part_jobs;  // whose part it is
     std::deque<ParameterJob> jobs;
     std::unordered_map<TensorId, ParameterJob *> by_tensor;

@@ -13,9 +13,13 @@ namespace stepwell::update {
 using kernels::kScanBlockElements;
 
 ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
-    : owner(optimizer), handle(entry.handle), parameter_dtype(entry.parameter_dtype),
-      gradient_dtype(entry.gradient_dtype), has_master(entry.master != kNone),
-      state_count(entry.state_count), index(static_cast<uint32_t>(optimizer.jobs.size()))
+    : owner(optimizer),
+      handle(entry.handle),
+      parameter_dtype(entry.parameter_dtype),
+      gradient_dtype(entry.gradient_dtype),
+      has_master(entry.master != kNone),
+      state_count(entry.state_count),
+      index(static_cast<uint32_t>(optimizer.jobs.size()))
 {
     const auto add = [this](TensorId tensor, uint32_t dtype) {
         layouts[turn_count] = {tensor, owner.pipeline.tiers.pack_offset(tensor),
@@ -45,7 +49,7 @@ void ParameterJob::begin(StepPhase next)
     for (Part *part : parts) part->sum = 0.0;
 }
 
-// -------------------------------------------------------------------------------------- chunks ----
+// ------------------------------------------------------------------------------------- chunks ----
 
 uint64_t ParameterJob::next_run() const
 {
@@ -88,9 +92,9 @@ void ParameterJob::cut(Chunk &chunk)
 void ParameterJob::cut_scan(Chunk &chunk) const
 {
     chunk.scans = true;
-    chunk.piece_count = make_pieces(layouts[kGradient], Access::kRead, chunk.element_begin,
-                                    chunk.element_count, owner.pipeline.block_bytes, chunk.pieces,
-                                    kPiecesMax);
+    chunk.piece_count =
+        make_pieces(layouts[kGradient], Access::kRead, chunk.element_begin, chunk.element_count,
+                    owner.pipeline.block_bytes, chunk.pieces, kPiecesMax);
 }
 
 // The states are not needed before the next step; the parameter is, soon.
@@ -101,9 +105,9 @@ void ParameterJob::cut_update(Chunk &chunk) const
     const uint32_t n = first_state() + parts[chunk.part]->states_used;
     for (uint32_t i = 0; i < n; ++i) {
         const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
-        const uint32_t made = make_pieces(layouts[i], access, chunk.element_begin,
-                                          chunk.element_count, owner.pipeline.block_bytes,
-                                          chunk.pieces + i, kPiecesMax - i);
+        const uint32_t made =
+            make_pieces(layouts[i], access, chunk.element_begin, chunk.element_count,
+                        owner.pipeline.block_bytes, chunk.pieces + i, kPiecesMax - i);
         STW_ASSERT(made == 1);
         if (i >= kOthers) chunk.far_pieces |= 1u << i;
         ++chunk.piece_count;
@@ -136,7 +140,7 @@ Chunk *ParameterJob::settle(Chunk &chunk)
     return taken;
 }
 
-// ------------------------------------------------------------------------- on an update thread ----
+// ------------------------------------------------------------------------ on an update thread ----
 
 Status ParameterJob::refused(Status status)
 {
@@ -199,8 +203,8 @@ void ParameterJob::scan(Chunk &chunk) const
         gradient = together;
     }
     chunk.sums_count = kernels::scan_block_count(chunk.element_count);
-    chunk.scan = kernels::scan_blocks(gradient, gradient_dtype, chunk.element_count,
-                                      chunk.sums.get());
+    chunk.scan =
+        kernels::scan_blocks(gradient, gradient_dtype, chunk.element_count, chunk.sums.get());
 }
 
 void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
@@ -264,7 +268,7 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     return {};
 }
 
-// --------------------------------------------------------------------------------- ends of phases ----
+// ----------------------------------------------------------------------------- ends of phases ----
 
 // Under the mutex, from prefer_job(): the analysis cannot see that through a virtual call.
 void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
@@ -305,9 +309,10 @@ void ParameterJob::end_scan()
         last = --step.scans_left == 0;
         if (last) goes_ahead = owner.decide();
     }
-    // Only its own thread knows this one is to leave, and the step waits for it.
-    if (leaves) leave(false);
+    // The step, and what it is made of, lasts until the last job has left: this one comes after
+    // those it gives back, or is one of them.
     if (last && !goes_ahead) owner.give_back();
+    if (leaves) leave(false);
 }
 
 void ParameterJob::end_update()
@@ -329,7 +334,6 @@ void ParameterJob::end_update()
         }
         if (empty) ++step.result.without_gradient;
         if (!error.ok() && step.failure.ok()) step.failure = error;
-        phase = StepPhase::kIdle;
     }
     leave(updated && (owner.step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
 }
@@ -345,6 +349,7 @@ void ParameterJob::leave(bool empties_gradient)
         }
     }
     MutexLock lock(owner.pipeline.mutex);
+    phase = StepPhase::kIdle;
     owner.pipeline.retire(*this);
     owner.job_left();
 }

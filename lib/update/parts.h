@@ -17,8 +17,8 @@
 namespace stepwell::update {
 
 constexpr uint64_t kNotPreferred = UINT64_MAX;
-constexpr uint32_t kJobTensorsMax = 11;       // parameter, gradient, master and the states
-constexpr uint32_t kPreferredChunks = 8;      // of kChunksMax, kept for what somebody waits for
+constexpr uint32_t kJobTensorsMax = 11;   // parameter, gradient, master and the states
+constexpr uint32_t kPreferredChunks = 8;  // of kChunksMax, kept for what somebody waits for
 
 struct Job;
 
@@ -36,13 +36,13 @@ struct Chunk {
     uint64_t ordinal = 0;   // within the phase of its job
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
-    uint32_t part = 0;         // of the job's
+    uint32_t part = 0;  // of the job's
     uint32_t piece_count = 0;
     uint32_t far_pieces = 0;
-    bool opens = false;        // the first of its phase
-    bool scans = false;        // reads for a verdict; for the statistics
+    bool opens = false;  // the first of its phase
+    bool scans = false;  // reads for a verdict; for the statistics
     bool answered = false;
-    uint64_t cost_bytes = 0;   // of the window
+    uint64_t cost_bytes = 0;  // of the window
     uint64_t ticket = 0;
     uint64_t busy_ns = 0;
     Status status;
@@ -61,7 +61,8 @@ struct Turn {
 };
 
 // Goes through one phase or several: its first chunk alone (so that whatever waits for a view or an
-// earlier claim takes one chunk of the window and no more), then as many as the window has room for.
+// earlier claim takes one chunk of the window and no more), then as many as the window has room
+// for.
 // Members are guarded by the pipeline's mutex unless they say otherwise.
 struct Job {
     Job();
@@ -70,9 +71,9 @@ struct Job {
 
     // With the mutex held.
     virtual void cut(Chunk &chunk) = 0;
-    [[nodiscard]] virtual bool more() const = 0;  // to be cut
+    [[nodiscard]] virtual bool more() const = 0;              // to be cut
     [[nodiscard]] virtual uint32_t chunk_pieces() const = 0;  // at most, of the next chunk
-    // A chunk was worked on. Returns the list of those that are not needed any more, this or others.
+    // A chunk was worked on. Returns the list of those that are not needed any more.
     virtual Chunk *settle(Chunk &chunk) = 0;
     // Somebody waits for one of its tensors; once.
     virtual void on_preferred() {}
@@ -176,7 +177,7 @@ struct Pipeline::Parts {
     Chunk *work_last STW_GUARDED_BY(mutex) = nullptr;
     uint32_t free_chunk_count STW_GUARDED_BY(mutex) = 0;
     uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // asked for and not given back
-    std::vector<Queue> queues STW_GUARDED_BY(mutex);  // by tensor
+    std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
     ReadyJobs ready_jobs STW_GUARDED_BY(mutex);
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;

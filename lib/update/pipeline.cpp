@@ -27,7 +27,9 @@ uint32_t element_bytes(uint32_t dtype)
 }
 
 Pipeline::Parts::Parts(const PipelineOptions &asked)
-    : options(asked), tiers(*asked.tiers), block_bytes(asked.tiers->block_bytes()),
+    : options(asked),
+      tiers(*asked.tiers),
+      block_bytes(asked.tiers->block_bytes()),
       chunks(kChunksMax)
 {
     MutexLock lock(mutex);
@@ -117,8 +119,7 @@ void Pipeline::Parts::pump()
     }
 }
 
-void Pipeline::Parts::fetch_done(void *user, Status status, uint64_t ticket,
-                                 void *const *pointers)
+void Pipeline::Parts::fetch_done(void *user, Status status, uint64_t ticket, void *const *pointers)
 {
     Chunk &chunk = *static_cast<Chunk *>(user);
     Parts &parts = *chunk.pipeline;

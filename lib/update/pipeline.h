@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pipeline of a runtime: its update threads, the window of chunks in flight, and the order in
-// which tensors are worked on. Chunks are driven by the completions of their fetches, so the read of
+// which tensors are worked on. Chunks are driven by the completions of their fetches: the read of
 // the next, the arithmetic of this and the write-back of the last overlap on any number of threads.
 // Knows jobs and chunks; what a job does with its bytes is in optimizer.h and accumulate.cpp.
 #pragma once
@@ -15,11 +15,11 @@
 namespace stepwell::update {
 
 constexpr uint32_t kThreadsMax = 256;
-constexpr uint32_t kChunksMax = 64;           // in flight, whatever the window is
+constexpr uint32_t kChunksMax = 64;            // in flight, whatever the window is
 constexpr uint32_t kAccumulationsMax = 65536;  // pending at once
 
 struct PipelineOptions {
-    Tiers *tiers = nullptr;     // borrowed until the pipeline is closed
+    Tiers *tiers = nullptr;  // borrowed until the pipeline is closed
     uint32_t thread_count = 1;
     // Blocks of chunks in flight, counted whole, never take more than this; a single chunk that
     // needs more goes alone. A quarter is kept for tensors that somebody waits for.
@@ -39,11 +39,11 @@ struct PipelineStats {
     uint64_t scanned_bytes = 0;  // gradients read for a norm or a check
     uint64_t read_bytes = 0;     // by updates and sums, counted where they were fetched
     uint64_t written_bytes = 0;
-    uint64_t busy_ns = 0;        // arithmetic, of all threads together
-    uint64_t failures = 0;       // tensors that missed an update or a sum
-    uint64_t window_bytes = 0;   // in flight now
+    uint64_t busy_ns = 0;       // arithmetic, of all threads together
+    uint64_t failures = 0;      // tensors that missed an update or a sum
+    uint64_t window_bytes = 0;  // in flight now
     uint64_t window_peak_bytes = 0;
-    uint64_t jobs = 0;           // tensors that wait for their update or sum now
+    uint64_t jobs = 0;  // tensors that wait for their update or sum now
 };
 
 // A contribution to a gradient, summed in the order of the calls.
@@ -52,7 +52,7 @@ struct Accumulation {
     uint32_t gradient_dtype = 0;  // STW_F32, STW_F16, STW_BF16
     TensorId scratch = kNone;     // nobody else uses it until `done`; it may be destroyed then
     uint32_t scratch_dtype = 0;
-    uint64_t element_count = 0;   // of both
+    uint64_t element_count = 0;  // of both
     double scale = 1.0;
     // Once, on an update thread, no lock held, after both tensors are unclaimed. May destroy the
     // scratch tensor and may ask for other work; must not wait for the pipeline.
@@ -84,7 +84,8 @@ public:
     // from a signal handler. The work goes on.
     void interrupt();
     // No new chunk begins; those in flight are waited for. What could not begin or end is failed
-    // with CLOSED and unclaimed. TIMEOUT leaves everything as it is, and close may be called again.
+    // with CLOSED and unclaimed. After TIMEOUT close may be called again. Fetches that still wait
+    // have to be answered for it to end. INTERRUPTED.
     Status close(uint64_t timeout_ns);
 
     [[nodiscard]] PipelineStats stats() const;

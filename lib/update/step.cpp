@@ -14,8 +14,8 @@ namespace stepwell::update {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr uint32_t kKnownFlags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
-                                 STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
+constexpr uint32_t kKnownFlags =
+    STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS | STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
 
 struct Norm {
     double norm;
@@ -35,7 +35,7 @@ struct Norm {
 
 }  // namespace
 
-// ----------------------------------------------------------------------------------- the beginning ----
+// ------------------------------------------------------------------------------ the beginning ----
 
 Status Optimizer::Parts::check_options(const StepOptions &options) const
 {
@@ -147,7 +147,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
     return {};
 }
 
-// -------------------------------------------------------------------------------------- the verdict ----
+// -------------------------------------------------------------------------------- the verdict ----
 
 // Parts in the order of entries, each the sum of its own blocks in their order: the same bits
 // whatever was scanned first.
@@ -207,8 +207,7 @@ void Optimizer::Parts::start_updates()
 // Nothing is updated: measured only, skipped, or a gradient that could not be read.
 void Optimizer::Parts::give_back()
 {
-    const bool empties =
-        step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
+    const bool empties = step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
     // The step ends with the last one to leave; the caller may begin another then.
     size_t left = 0;
     for (const ParameterJob *job : chosen) left += job->phase == StepPhase::kVerdict ? 1 : 0;
@@ -216,7 +215,6 @@ void Optimizer::Parts::give_back()
         ParameterJob &job = *chosen[i];
         if (job.phase != StepPhase::kVerdict) continue;
         --left;
-        job.phase = StepPhase::kIdle;
         job.leave(empties);
     }
 }
@@ -239,7 +237,7 @@ Status Optimizer::Parts::answer(StepResult *result_out) const
     return step.verdict;
 }
 
-// --------------------------------------------------------------------------------------- the calls ----
+// ---------------------------------------------------------------------------------- the calls ----
 
 Status Optimizer::step(const StepOptions &options, StepResult *result_out)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the update layer asks of the tiers: claims on tensors, pieces of them where the CPU can work,
-// and their end. The runtime implements it over the residency core. Calls come from the pipeline's
-// threads and from those that ask for steps, several at once, never with a lock of the pipeline
-// held. Says nothing about where the bytes come from.
+// What the update layer asks of the tiers: claims on tensors, pieces of them where the CPU can
+// work, and their end. The runtime implements it over the residency core. Calls come from the
+// pipeline's threads and from those that ask for steps, several at once, never with the pipeline's
+// leaf lock held (see prefer()). Says nothing about where the bytes come from.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -15,13 +15,13 @@ namespace stepwell::update {
 using residency::Access;
 using residency::ClaimId;
 using residency::Contents;
-using residency::TensorId;
 using residency::kNone;
+using residency::TensorId;
 
 constexpr uint32_t kPiecesMax = 16;  // of one fetch
 
-// A run of bytes inside one block: block i of a tensor begins at byte i x block_bytes() of its pack,
-// and the tensor's first byte is byte pack_offset() of the pack.
+// A run of bytes inside one block: block i of a tensor's pack begins at byte
+// i x block_bytes() of it, the tensor's first byte is byte pack_offset().
 struct Piece {
     TensorId tensor = kNone;
     Access access = Access::kRead;

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entries, hyper-parameters and options: what is wrong is refused before anything is changed.
+#include "model.h"
+
+namespace stepwell::update::test {
+namespace {
+
+const Shape kShape{8000, STW_F32, STW_F32, 0};
+
+stw_status add(World &world, std::initializer_list<Entry> entries)
+{
+    return world.optimizer->add(entries.begin(), static_cast<uint32_t>(entries.size())).code();
+}
+
+TEST(Entries, AllOrNone)
+{
+    World world({});
+    const Entry good = world.make(kShape);
+    Entry bad = world.make(kShape);
+    bad.gradient_dtype = STW_I32;
+    EXPECT_EQ(add(world, {good, bad}), STW_ERROR_INVALID);
+    EXPECT_FALSE(world.optimizer->count(good.parameter).ok());
+    EXPECT_EQ(add(world, {good}), STW_OK);
+    EXPECT_TRUE(world.optimizer->count(good.parameter).ok());
+}
+
+TEST(Entries, PartsDoNotOverlap)
+{
+    World world({});
+    Entry a = world.make(kShape);
+    a.element_count = 5000;
+    Entry b = a;
+    b.element_begin = 4999;
+    b.element_count = 3001;
+    EXPECT_EQ(add(world, {a, b}), STW_ERROR_EXISTS);
+    b.element_begin = 5000;
+    b.element_count = 3000;
+    EXPECT_EQ(add(world, {a, b}), STW_OK);
+    EXPECT_EQ(add(world, {b}), STW_ERROR_EXISTS);
+}
+
+TEST(Entries, PartsHaveTheSameTensors)
+{
+    World world({});
+    Entry a = world.make(kShape);
+    a.element_count = 5000;
+    Entry b = a;
+    b.element_begin = 5000;
+    b.element_count = 3000;
+    b.states[1] = world.tiers.create(32000, 0, true);
+    EXPECT_EQ(add(world, {a, b}), STW_ERROR_MISMATCH);
+}
+
+TEST(Entries, ATensorIsOfOneParameter)
+{
+    World world({});
+    const Entry a = world.make(kShape);
+    Entry b = world.make(kShape);
+    b.gradient = a.gradient;
+    EXPECT_EQ(add(world, {a, b}), STW_ERROR_EXISTS);
+    b = world.make(kShape);
+    b.states[0] = b.gradient;
+    EXPECT_EQ(add(world, {b}), STW_ERROR_EXISTS);
+    EXPECT_EQ(add(world, {a}), STW_OK);
+    ASSERT_TRUE(world.step_and_wait().ok());
+}
+
+TEST(Entries, MasterBelongsToNarrowParameters)
+{
+    World world({});
+    Entry narrow = world.make({8000, STW_BF16, STW_F32, 0});
+    narrow.master = kNone;
+    EXPECT_EQ(add(world, {narrow}), STW_ERROR_INVALID);
+    Entry wide = world.make(kShape);
+    wide.master = world.tiers.create(32000, 0, false);
+    EXPECT_EQ(add(world, {wide}), STW_ERROR_INVALID);
+    Entry short_of_states = world.make(kShape);
+    short_of_states.state_count = 1;
+    EXPECT_EQ(add(world, {short_of_states}), STW_ERROR_INVALID);
+    Entry without_one = world.make(kShape);
+    without_one.states[1] = kNone;
+    EXPECT_EQ(add(world, {without_one}), STW_ERROR_INVALID);
+}
+
+TEST(Entries, MomentumNeedsItsState)
+{
+    Conditions conditions;
+    conditions.algorithm = STW_OPTIMIZER_SGD;
+    World world(conditions);
+    const Entry entry = world.make(kShape, false);
+    EXPECT_EQ(add(world, {entry}), STW_OK);
+    EXPECT_EQ(world.optimizer->set_hyper(0, some_hyper()).code(), STW_ERROR_INVALID);
+    stw_hyper plain = some_hyper();
+    plain.momentum = 0.0;
+    ASSERT_TRUE(world.optimizer->set_hyper(0, plain).ok());
+    ASSERT_TRUE(world.step_and_wait().ok());
+    world.expect_update(entry, plain, 1, 1.0);
+    world.expect_same(entry);
+    EXPECT_EQ(state_names(STW_OPTIMIZER_SGD, plain, nullptr).count, 0u);
+    EXPECT_STREQ(state_names(STW_OPTIMIZER_SGD, some_hyper(), nullptr).names[0], "momentum");
+    EXPECT_STREQ(state_names(STW_OPTIMIZER_ADAMW, plain, nullptr).names[1], "exp_avg_sq");
+}
+
+TEST(Entries, HyperParametersAreFinite)
+{
+    World world({});
+    stw_hyper hyper = STW_HYPER_INIT;
+    hyper.lr = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_EQ(world.optimizer->set_hyper(0, hyper).code(), STW_ERROR_INVALID);
+    hyper = STW_HYPER_INIT;
+    hyper.beta2 = 1.0;
+    EXPECT_EQ(world.optimizer->set_hyper(0, hyper).code(), STW_ERROR_INVALID);
+    hyper = STW_HYPER_INIT;
+    hyper.flags = 64;
+    EXPECT_EQ(world.optimizer->set_hyper(0, hyper).code(), STW_ERROR_INVALID);
+    EXPECT_EQ(world.optimizer->hyper(0).beta2, 0.999);
+}
+
+TEST(Entries, OptionsOfAStep)
+{
+    World world({});
+    const Entry entry = world.add(kShape);
+    StepOptions options;
+    options.flags = 1u << 30;
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_INVALID);
+    options = {};
+    options.norm_type = 3.0;
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_INVALID);
+    options = {};
+    options.gradient_scale = std::numeric_limits<double>::infinity();
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_INVALID);
+    options = {};
+    const TensorId twice[] = {entry.parameter, entry.parameter};
+    options.parameters = twice;
+    options.parameter_count = 2;
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_INVALID);
+    options.parameters = &entry.gradient;
+    options.parameter_count = 1;
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_NOT_FOUND);
+    EXPECT_EQ(world.tiers.fetches(), 0u);
+    EXPECT_FALSE(world.tiers.claimed(entry.parameter));
+}
+
+TEST(Entries, OptimizersThisBuildDoesNotHave)
+{
+    World world({});
+    EXPECT_EQ(Optimizer::create(*world.pipeline, 4, nullptr).status().code(), STW_ERROR_INVALID);
+    EXPECT_EQ(Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, nullptr).status().code(),
+              STW_ERROR_INVALID);
+}
+
+}  // namespace
+}  // namespace stepwell::update::test

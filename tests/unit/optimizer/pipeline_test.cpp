@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pipeline: claims at the call, the window, who comes first, waits that end, and close.
+#include "model.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace stepwell::update::test {
+namespace {
+
+using Event = FakeTiers::Event;
+
+// Tensors in the order of the first event of this kind.
+std::vector<TensorId> first_events(World &world, Event::Kind kind)
+{
+    std::vector<TensorId> order;
+    for (const Event &event : world.tiers.events()) {
+        if (event.kind != kind) continue;
+        if (std::find(order.begin(), order.end(), event.tensor) == order.end()) {
+            order.push_back(event.tensor);
+        }
+    }
+    return order;
+}
+
+std::vector<Entry> add_some(World &world, int n, uint64_t elements)
+{
+    std::vector<Entry> entries;
+    for (int i = 0; i < n; ++i) entries.push_back(world.add({elements, STW_F32, STW_F32, 0}));
+    return entries;
+}
+
+TEST(Pipeline, ClaimsAreTakenBeforeTheCallReturns)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 3, 9000);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    for (const Entry &entry : entries) {
+        for (const TensorId tensor :
+             {entry.parameter, entry.gradient, entry.states[0], entry.states[1]}) {
+            EXPECT_TRUE(world.tiers.claimed(tensor));
+            EXPECT_TRUE(world.pipeline->pending(tensor));
+        }
+    }
+    world.tiers.resume();
+}
+
+TEST(Pipeline, ATensorIsGivenBackWithItsOwnLastChunk)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 2, 9000);
+    world.tiers.open_view(entries[1].states[0]);  // the second cannot go on
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    while (world.pipeline->pending(entries[0].parameter)) std::this_thread::yield();
+    EXPECT_FALSE(world.tiers.claimed(entries[0].parameter));
+    EXPECT_EQ(world.tiers.contents(entries[0].gradient), Contents::kEmpty);
+    EXPECT_TRUE(world.tiers.claimed(entries[1].parameter));
+    EXPECT_TRUE(world.optimizer->pending());
+    world.tiers.close_view(entries[1].states[0]);
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+}
+
+TEST(Pipeline, WindowNeverExceedsItsBytes)
+{
+    for (const uint64_t blocks : {4u, 9u, 17u, 40u}) {
+        Conditions conditions;
+        conditions.window_blocks = blocks;
+        World world(conditions);
+        add_some(world, 4, 30000);
+        StepOptions options;
+        options.clip_norm = 1.0;
+        ASSERT_TRUE(world.step_and_wait(options).ok());
+        EXPECT_LE(world.tiers.pinned_peak_bytes(), blocks * kBlockBytes);
+        EXPECT_LE(world.pipeline->stats().window_peak_bytes, blocks * kBlockBytes);
+        EXPECT_EQ(world.pipeline->stats().window_bytes, 0u);
+    }
+}
+
+TEST(Pipeline, WindowIsUsed)
+{
+    Conditions conditions;
+    conditions.window_blocks = 24;  // of chunks of 4: five, and one for who waits
+    World world(conditions);
+    add_some(world, 1, 100000);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    world.tiers.wait_asked(1);  // the first alone, see Job
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_EQ(world.pipeline->stats().window_peak_bytes, 20 * kBlockBytes);
+}
+
+TEST(Pipeline, UpdatesComeInTheOrderOfEntries)
+{
+    Conditions conditions;
+    conditions.threads = 1;
+    conditions.tier_threads = 0;
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 6, 9000);
+    ASSERT_TRUE(world.step_and_wait().ok());
+    std::vector<TensorId> expected;
+    for (const Entry &entry : entries) expected.push_back(entry.parameter);
+    EXPECT_EQ(first_events(world, Event::kFetch), expected);
+}
+
+TEST(Pipeline, PreferredTensorComesNext)
+{
+    Conditions conditions;
+    conditions.threads = 1;
+    conditions.window_blocks = 4;  // one chunk
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 5, 9000);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    world.tiers.wait_asked(1);  // of the first
+    world.pipeline->prefer(entries[3].parameter);
+    world.pipeline->prefer(entries[4].states[0]);
+    world.pipeline->prefer(9999);  // nobody's
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    const std::vector<TensorId> expected = {entries[0].parameter, entries[3].parameter,
+                                            entries[4].parameter, entries[1].parameter,
+                                            entries[2].parameter};
+    EXPECT_EQ(first_events(world, Event::kFetch), expected);
+    for (const Event &event : world.tiers.events()) {
+        if (event.kind != Event::kFetch) continue;
+        const bool preferred =
+            event.tensor == entries[3].parameter || event.tensor == entries[4].parameter;
+        EXPECT_EQ(event.urgency == residency::Class::kDemand, preferred);
+    }
+}
+
+// An open view must not let the chunks of its tensor fill the window.
+TEST(Pipeline, ATensorInUseDoesNotStopTheOthers)
+{
+    Conditions conditions;
+    conditions.window_blocks = 12;
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 3, 90000);
+    world.tiers.open_view(entries[0].parameter);
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    while (world.pipeline->pending(entries[1].parameter) ||
+           world.pipeline->pending(entries[2].parameter)) {
+        std::this_thread::yield();
+    }
+    EXPECT_TRUE(world.pipeline->pending(entries[0].parameter));
+    world.tiers.close_view(entries[0].parameter);
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    for (const Entry &entry : entries) {
+        world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+        world.expect_same(entry);
+    }
+}
+
+// What is waited for needs its gradient, which a sum has before it; with a clip also the verdict,
+// and so the scan.
+void prefer_behind_a_sum(double clip_norm)
+{
+    Conditions conditions;
+    conditions.threads = 1;
+    conditions.window_blocks = 4;
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 2, 9000);
+    auto other = Optimizer::create(*world.pipeline, STW_OPTIMIZER_ADAMW, nullptr).take();
+    const Entry last = world.make({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(other->add(&last, 1).ok());
+    Accumulation sum;
+    sum.gradient = last.gradient;
+    sum.scratch = world.tiers.create(36000, 0, false);
+    sum.gradient_dtype = sum.scratch_dtype = STW_F32;
+    sum.element_count = 9000;
+    world.tiers.set_bytes(sum.scratch, world.random_elements(9000, STW_F32).data());
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
+    StepOptions options;
+    options.clip_norm = clip_norm;
+    ASSERT_TRUE(other->step(options, nullptr).ok());
+    world.tiers.wait_asked(1);
+    world.pipeline->prefer(last.parameter);
+    world.tiers.resume();
+    ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+    const std::vector<TensorId> expected = {entries[0].parameter, last.gradient, last.parameter,
+                                            entries[1].parameter};
+    EXPECT_EQ(first_events(world, Event::kFetch), expected);
+}
+
+TEST(Pipeline, PreferenceReachesTheSumsBefore)
+{
+    prefer_behind_a_sum(0.0);
+}
+
+TEST(Pipeline, PreferenceReachesWhatTheVerdictWaitsFor)
+{
+    prefer_behind_a_sum(1.0);
+}
+
+TEST(Pipeline, SecondStepWaitsForTheFirst)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.pause();
+    StepOptions options;
+    options.flags = STW_UPDATE_KEEP_GRADIENTS;
+    ASSERT_TRUE(world.optimizer->step(options, nullptr).ok());
+    options.timeout_ns = 1;
+    EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(world.optimizer->add(&entry, 1).code(), STW_ERROR_BUSY);
+    EXPECT_EQ(world.optimizer->set_count(entry.parameter, 9).code(), STW_ERROR_BUSY);
+    options.timeout_ns = UINT64_MAX;
+    std::thread second([&] { EXPECT_TRUE(world.optimizer->step(options, nullptr).ok()); });
+    world.tiers.wait_asked(1);
+    world.tiers.resume();
+    second.join();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_EQ(world.optimizer->count(entry.parameter).value(), 2u);
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    world.expect_update(entry, STW_HYPER_INIT, 2, 1.0);
+    world.expect_same(entry);
+}
+
+TEST(Pipeline, HyperParametersAreThoseOfTheCall)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    ASSERT_TRUE(world.optimizer->set_hyper(0, some_hyper()).ok());  // for the next step
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    world.expect_same(entry);
+}
+
+TEST(Pipeline, ATimeoutEndsTheCallAndNotTheStep)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.pause();
+    StepOptions options;
+    options.wants_verdict = true;
+    options.timeout_ns = 1000;
+    const Status status = world.optimizer->step(options, nullptr);
+    EXPECT_EQ(status.code(), STW_ERROR_TIMEOUT);
+    EXPECT_NE(std::string(status.sentence()).find("tensor"), std::string::npos);
+    EXPECT_TRUE(world.tiers.claimed(entry.parameter));
+    EXPECT_EQ(world.pipeline->drain(1000).code(), STW_ERROR_TIMEOUT);
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    world.expect_same(entry);
+}
+
+TEST(Pipeline, InterruptEndsTheWait)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.pause();
+    std::atomic<bool> ended{false};
+    std::thread waiting([&] {
+        EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_INTERRUPTED);
+        ended = true;
+    });
+    world.tiers.wait_asked(1);
+    while (!ended) world.pipeline->interrupt();  // until one came after it began to wait
+    waiting.join();
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());  // an old interrupt is over
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    world.expect_same(entry);
+}
+
+TEST(Pipeline, CloseFailsWhatHasNotBegun)
+{
+    Conditions conditions;
+    conditions.window_blocks = 4;
+    conditions.threads = 1;
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 3, 30000);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    world.tiers.wait_asked(1);
+    EXPECT_EQ(world.pipeline->close(1000).code(), STW_ERROR_TIMEOUT);  // one is in flight
+    EXPECT_EQ(world.optimizer->set_count(entries[0].parameter, 1).code(), STW_ERROR_BUSY);
+    world.tiers.resume();
+    ASSERT_TRUE(world.pipeline->close(UINT64_MAX).ok());
+    EXPECT_FALSE(world.optimizer->pending());
+    EXPECT_EQ(world.tiers.fetches(), 1u);
+    for (const Entry &entry : entries) {
+        EXPECT_EQ(world.tiers.failed(entry.parameter), STW_ERROR_CLOSED);
+        EXPECT_FALSE(world.tiers.claimed(entry.parameter));
+    }
+    EXPECT_EQ(world.failures.size(), 3u);
+    EXPECT_EQ(world.optimizer->step({}, nullptr).code(), STW_ERROR_CLOSED);
+}
+
+TEST(Pipeline, CloseEndsAStepThatHasNoVerdictYet)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 3, 30000);
+    world.tiers.open_view(entries[1].gradient);
+    StepOptions options;
+    options.clip_norm = 1.0;
+    ASSERT_TRUE(world.optimizer->step(options, nullptr).ok());
+    EXPECT_EQ(world.pipeline->close(1000).code(), STW_ERROR_TIMEOUT);
+    world.tiers.close_view(entries[1].gradient);
+    ASSERT_TRUE(world.pipeline->close(UINT64_MAX).ok());
+    EXPECT_EQ(world.optimizer->result(nullptr).code(), STW_ERROR_CLOSED);
+    for (const Entry &entry : entries) {
+        world.expect_same(entry);
+        EXPECT_FALSE(world.tiers.claimed(entry.parameter));
+    }
+}
+
+TEST(Pipeline, CountsWhatItMoves)
+{
+    World world({});
+    world.add({8192, STW_BF16, STW_F32, 0});
+    StepOptions options;
+    options.clip_norm = 1.0;
+    ASSERT_TRUE(world.step_and_wait(options).ok());
+    const PipelineStats stats = world.pipeline->stats();
+    EXPECT_EQ(stats.scanned_bytes, 8192u * 4);
+    EXPECT_EQ(stats.read_bytes, 8192u * (2 + 4 + 4 + 4 + 4));
+    EXPECT_EQ(stats.written_bytes, 8192u * (2 + 4 + 4 + 4));
+    EXPECT_GT(stats.busy_ns, 0u);
+    EXPECT_EQ(stats.failures, 0u);
+    EXPECT_EQ(stats.jobs, 0u);
+}
+
+// Two optimizers, sums, skips, refusals and preferences at once, on every kind of timing: nothing
+// hangs, every claim is given back, and the contract is kept.
+TEST(Pipeline, RandomWorkAlwaysEnds)
+{
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+        SCOPED_TRACE("seed " + std::to_string(seed));
+        Conditions conditions;
+        conditions.seed = seed;
+        conditions.threads = static_cast<uint32_t>(1 + seed % 4);
+        conditions.tier_threads = static_cast<uint32_t>(seed % 3);
+        conditions.window_blocks = 1 + seed % 30;
+        World world(conditions);
+        auto other = Optimizer::create(*world.pipeline, STW_OPTIMIZER_ADAM, nullptr).take();
+        std::vector<Entry> entries = add_some(world, 5, 10000 + seed);
+        const Entry lone = world.make({20000, STW_F16, STW_BF16, 64});
+        ASSERT_TRUE(other->add(&lone, 1).ok());
+        entries.push_back(lone);
+        for (int step = 0; step < 4; ++step) {
+            for (const Entry &entry : entries) {
+                const uint64_t dice = world.random() % 8;
+                if (dice == 0) {
+                    world.tiers.refuse(entry.gradient, world.random() % 20000, STW_ERROR_IO);
+                }
+                if (dice > 4) continue;
+                Accumulation sum;
+                sum.gradient = entry.gradient;
+                sum.gradient_dtype = entry.gradient_dtype;
+                sum.scratch = world.tiers.create(entry.element_count * 4, 0, false);
+                sum.scratch_dtype = STW_F32;
+                sum.element_count = entry.element_count;
+                const auto values = world.random_elements(entry.element_count, STW_F32);
+                world.tiers.set_bytes(sum.scratch, values.data());
+                ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
+            }
+            StepOptions options;
+            options.clip_norm = world.random() % 2 == 0 ? 1.0 : 0.0;
+            options.flags = world.random() % 2 == 0 ? uint32_t{STW_UPDATE_SKIP_NONFINITE} : 0u;
+            // Failures are part of the program; what counts is that each call comes back.
+            (void)world.optimizer->step(options, nullptr).code();
+            (void)other->step(options, nullptr).code();
+            world.pipeline->prefer(entries[world.random() % entries.size()].parameter);
+        }
+        ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+        for (const Entry &entry : entries) {
+            EXPECT_FALSE(world.tiers.claimed(entry.parameter));
+            EXPECT_FALSE(world.tiers.claimed(entry.gradient));
+        }
+        EXPECT_FALSE(world.optimizer->pending() || other->pending());
+        EXPECT_EQ(world.pipeline->stats().window_bytes, 0u);
+    }
+}
+
+}  // namespace
+}  // namespace stepwell::update::test

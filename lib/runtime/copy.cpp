@@ -67,11 +67,12 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
     switch (dtype) {
     case STW_F64: std::fill_n(static_cast<double *>(destination), count, value); return true;
     case STW_I64: return in_range && fill_integers<int64_t>(destination, count, value);
-    case STW_I32: return std::abs(value) < 2147483648.0 &&
+    case STW_I32: return value >= -2147483648.0 && value < 2147483648.0 &&
                          fill_integers<int32_t>(destination, count, value);
-    case STW_I16: return std::abs(value) < 32768.0 &&
+    case STW_I16: return value >= -32768.0 && value < 32768.0 &&
                          fill_integers<int16_t>(destination, count, value);
-    case STW_I8: return std::abs(value) < 128.0 && fill_integers<int8_t>(destination, count, value);
+    case STW_I8: return value >= -128.0 && value < 128.0 &&
+                        fill_integers<int8_t>(destination, count, value);
     case STW_BOOL: return value == 1.0 && fill_integers<uint8_t>(destination, count, value);
     case STW_U8: return value >= 0 && value < 256.0 &&
                         fill_integers<uint8_t>(destination, count, value);

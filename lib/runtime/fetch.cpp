@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 namespace stepwell {
 
@@ -226,25 +227,34 @@ Status Runtime::start_fetch(Waiter &waiter)
     return {};
 }
 
-// Fetches that wait for each other's views only: the youngest gives way.
+// Fetches that wait for each other's views only: the youngest of those that hold views gives way.
+// Those that queue behind a stuck fetch are part of the cycle as well.
 void Runtime::break_cycles()
 {
     act([&](Core &core, Commands &out) {
-        const std::vector<residency::FetchId> stuck = core.stuck_fetches();
-        std::vector<uint64_t> owners;
-        for (const residency::FetchId fetch : stuck) owners.push_back(core.owner_of(fetch));
+        // A view that ended without the lock, between the core's look and stuck_, told nobody.
+        core.tick(now(), out);
+        if (core.stuck_fetches().empty()) return;
+        std::map<uint64_t, residency::FetchId> youngest;  // by owner
+        for (const auto &[fetch, waiter] : waiters_) {
+            if (waiter->call || !core.waits_for_room(fetch)) continue;
+            residency::FetchId &mine = youngest[core.owner_of(fetch)];
+            mine = std::max(mine, fetch);
+        }
+        residency::FetchId gives_way = 0;
         for (uint32_t index = 0; index < views_.slots_used(); ++index) {
             if (!views_.is_open(index)) continue;
-            const uint64_t owner = views_.slot(index).owner;
-            if (std::find(owners.begin(), owners.end(), owner) == owners.end()) return;
+            const auto waits = youngest.find(views_.slot(index).owner);
+            if (waits == youngest.end()) return;  // somebody is free to release
+            gives_way = std::max(gives_way, waits->second);
         }
-        if (stuck.empty()) return;
-        core.cancel(stuck.back(),
+        if (gives_way == 0) return;
+        core.cancel(gives_way,
                     Status::error(STW_ERROR_BUDGET,
                                   "every thread that holds views waits for room itself; this "
                                   "fetch, the youngest of %zu, gives way: release its views and "
                                   "fetch again",
-                                  stuck.size()),
+                                  youngest.size()),
                     out);
     });
 }
@@ -305,10 +315,39 @@ Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
     Status status = std::move(waiter.status);
     if (status.ok()) status = fill_views(waiter, views_out);
     if (status.ok()) return status;
+    if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
+    name_tensor(waiter.plan, status);
     for (Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) drop_scratch(range.scratch);
     }
     return status;
+}
+
+// A block's error knows its number; the program knows the tensor. Only where there is no doubt.
+void Runtime::name_tensor(const FetchPlan &plan, Status &status)
+{
+    if (status.code() != STW_ERROR_IO && status.code() != STW_ERROR_CHECKSUM) return;
+    const stw_tensor *tensor = plan.ranges.front().tensor;
+    for (const Range &range : plan.ranges) {
+        if (range.tensor != tensor) return;
+    }
+    ErrorDetail &detail = status.mutable_detail();
+    if (!detail.tensor.empty()) return;
+    detail.tensor = tensor->name;
+    detail.sentence = format_text("tensor '%s' cannot be fetched: %s", tensor->name.c_str(),
+                                  detail.sentence.c_str());
+}
+
+// The core knows pins, not who made them.
+void Runtime::count_pinning_views(ErrorDetail &detail)
+{
+    if (detail.pinned_bytes == 0) return;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const Place &at = places_[views_.slot(index).place];
+        const bool there = static_cast<uint32_t>(at.tier) == detail.tier;
+        detail.pinned_views += there && at.device == detail.device;
+    }
 }
 
 void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
@@ -357,10 +396,12 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         void *pointer = nullptr;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            pointer = view_pointer(range, grant);
+            pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
         }
         const Place &at = places_[grant.place];
-        if (range.access == STW_REDUCE) at.ops->zero(at.memory, pointer, range.byte_count);
+        if (range.access == STW_REDUCE && pointer) {
+            at.ops->zero(at.memory, pointer, range.byte_count);
+        }
         describe_view(range, at, pointer, views_.open(slots[i]), &views_out[i]);
     }
     return {};
@@ -425,7 +466,9 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     std::vector<stw_tensor *> wanted(tensors, tensors + n);
     for (;;) {
         uint64_t left = 0;
-        const stw_tensor *stays = nullptr;
+        uint64_t seen = 0;
+        bool moves = false;
+        std::string stays;
         act([&](Core &core, Commands &out) {
             drain_hits();
             if (n == 0) {
@@ -434,19 +477,22 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
             }
             for (stw_tensor *tensor : wanted) {
                 const uint64_t blocks = core.evict(tensor->id, place, out);
-                if (blocks > 0) stays = tensor;
+                if (blocks > 0) stays = tensor->name;
                 left += blocks;
             }
+            moves = core.transfers_in_flight() > 0 || pipeline_->stats().jobs > 0;
+            seen = progress_made_ + 1;  // this call's own counts
         });
         if (left == 0) return {};
-        std::unique_lock<std::mutex> lock(mutex_);
-        if (core_.transfers_in_flight() == 0 && pipeline_->stats().jobs == 0) {
+        if (!moves) {
             return Status::error(STW_ERROR_BUSY,
                                  "%llu blocks cannot leave the tier; tensor '%s' has open views "
                                  "there, or no other tier may take it",
-                                 static_cast<unsigned long long>(left), stays->name.c_str());
+                                 static_cast<unsigned long long>(left), stays.c_str());
         }
-        if (!wait_progress(lock, deadline)) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (progress_made_ == seen) {
+            if (wait_progress(lock, deadline)) continue;
             return Status::error(STW_ERROR_TIMEOUT,
                                  "%llu blocks were still in the tier when the timeout passed",
                                  static_cast<unsigned long long>(left));

@@ -314,7 +314,9 @@ Status Runtime::open_engine(std::unique_ptr<store::Store> store)
         const Place &at = places_[place];
         const std::string name = at.tier == Tier::kHost ? std::string("the host tier")
                                                         : format_text("device %u", at.device);
-        options.memories.push_back({at.ops, at.memory, at.tier, at.cpu_access, name});
+        // A tier without a budget needs no staging either.
+        const bool direct = at.cpu_access || !at.memory;
+        options.memories.push_back({at.ops, at.memory, at.tier, direct, name});
     }
     options.block_bytes = block_bytes_;
     if (staging_blocks_ > 0) {

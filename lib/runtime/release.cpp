@@ -18,6 +18,7 @@ Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
         Status status = release_one(views[i], flags);
         if (first.ok() && !status.ok()) first = std::move(status);
     }
+    if (stuck_.load(std::memory_order_relaxed) > 0) break_cycles();
     return first;
 }
 
@@ -123,8 +124,7 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
                              open ? "only views with access STW_READ can be shared"
                                   : "the view to be shared is not open");
     }
-    FetchPlan plan;
-    plan.step = views_.slot(index).step;
+    const uint64_t step = views_.slot(index).step;
     Range range;
     range.tensor = view.tensor;
     range.scope = view.scope;
@@ -133,8 +133,10 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     range.element_count = view.element_count;
     range.byte_begin = views_.slot(index).byte_begin;
     range.byte_count = views_.slot(index).byte_count;
+    if (fetch_hit(range, step, view_out)) return {};
+    FetchPlan plan;
+    plan.step = step;
     plan.ranges.push_back(range);
-    if (fetch_hit(range, plan.step, view_out)) return {};
     plan.flags = STW_FETCH_TRY;
     return fetch(std::move(plan), view_out);
 }

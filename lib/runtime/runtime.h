@@ -244,6 +244,8 @@ private:
                       residency::Instant begin, residency::Instant end);
     void await(Waiter &waiter);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
+    void count_pinning_views(ErrorDetail &detail);
+    static void name_tensor(const FetchPlan &plan, Status &status);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     static void describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
@@ -326,6 +328,7 @@ private:
     schedule::Trace trace_;
     std::unordered_map<residency::FetchId, Waiter *> waiters_;
     std::condition_variable progress_;
+    uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
     std::vector<std::vector<void *>> pack_addresses_;  // per pack, per device; null: none
     std::vector<uint32_t> pack_blocks_;
     std::map<std::string, stw_tensor *, std::less<>> names_;

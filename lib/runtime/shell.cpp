@@ -90,6 +90,7 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
         background(error.tensor, error.status);
     }
     stuck_.store(static_cast<uint32_t>(core_.stuck_fetches().size()), std::memory_order_relaxed);
+    ++progress_made_;
     progress_.notify_all();
 }
 
@@ -122,6 +123,8 @@ void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
             core.transfer_done(list[i].id, list[i].status, time, out);
         }
     });
+    // A fetch can get stuck later than at its start.
+    if (runtime->stuck_.load(std::memory_order_relaxed) > 0) runtime->break_cycles();
 }
 
 void Runtime::engine_span(void *user, const transfer::Span &span)

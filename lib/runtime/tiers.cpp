@@ -85,7 +85,8 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
     mine->user = user;
     residency::FetchAsked asked;
     asked.claim = claim;
-    asked.flags = residency::kFetchInternal;
+    // An update that was accepted must not be lost because views pin the room at this moment.
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.urgency = urgency;
     for (uint32_t i = 0; i < n; ++i) {
         mine->pieces[i] = pieces[i];

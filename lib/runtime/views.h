@@ -61,6 +61,7 @@ public:
     void give_slot(ThreadState *state, uint32_t slot);
 
     ViewSlot &slot(uint32_t index) { return slots_[index]; }
+    [[nodiscard]] const ViewSlot &slot(uint32_t index) const { return slots_[index]; }
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
     // Opens the slot and returns its cookie.
     uint64_t open(uint32_t index);

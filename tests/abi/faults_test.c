@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A disk that fails when it is read: errors, short counts, wrong bytes, silence. The faults are
+ * injected by the storage driver "fault"; request 0 of each direction is the superblock's.
+ */
+#include "support.h"
+
+enum { ELEMENTS = 4 * 16384 }; /* four blocks, so four requests */
+
+/* A machine whose disk meets `script`. */
+static machine machine_with(const char *script)
+{
+    static char options[4096];
+    machine wanted = machine_small();
+    snprintf(options, sizeof options, "inner=posix;inner.allow_tmpfs=1;%s", script);
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = options;
+    return wanted;
+}
+
+/* "at=read:1:eio;at=read:2:eio;..." */
+static const char *each(const char *direction, int first, int count, const char *kind)
+{
+    static char text[3800];
+    size_t length = 0;
+    int i;
+    for (i = first; i < first + count; ++i) {
+        length += (size_t)snprintf(text + length, sizeof text - length, "at=%s:%d:%s;", direction,
+                                   i, kind);
+    }
+    text[length - 1] = 0;
+    return text;
+}
+
+static stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name)
+{
+    stw_tensor *tensor = tensor_f32(runtime, name, ELEMENTS);
+    tensor_fill_sequence(tensor, ELEMENTS, 0);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    return tensor;
+}
+
+static void close_with_errors(stw_runtime *runtime)
+{
+    ok(stw_runtime_clear_error(runtime));
+    ok(stw_runtime_close(runtime, 0, 0));
+}
+
+static void a_read_error_is_retried_and_not_seen(void **state)
+{
+    machine wanted = machine_with("at=read:1:eio;at=read:3:eio");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    uint64_t retries = 0;
+    uint32_t link;
+    (void)state;
+    tensor_expect_sequence(tensor, ELEMENTS, 0);
+    for (link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
+        ok(stw_link_stats_get(runtime, link, 0, &stats));
+        retries += stats.retries;
+    }
+    assert_int_equal(retries, 2);
+    machine_close(runtime);
+}
+
+static void a_lasting_read_error_names_path_offset_and_errno(void **state)
+{
+    machine wanted = machine_with(each("read", 1, 60, "eio"));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *other = tensor_f32(runtime, "other", ELEMENTS);
+    stw_tensor *tensor = tensor_on_disk(runtime, "lost");
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_view view, before;
+    float value;
+    (void)state;
+    tensor_fill_sequence(other, ELEMENTS, 7);
+    memset(&view, 0x66, sizeof view);
+    before = view;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "'.'");
+    assert_non_null(strstr(stw_last_error(), "offset"));
+    assert_non_null(strstr(stw_last_error(), "Input/output error"));
+    assert_non_null(strstr(stw_last_error(), "lost"));
+    assert_int_equal(error_numbers().os_errno, 5);
+    assert_int_equal(error_numbers().tier, STW_TIER_NVME);
+    assert_memory_equal(&view, &before, sizeof view);
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    assert_int_equal(stats.pinned_bytes, 0);
+    fails(stw_tensor_read(tensor, &value, NULL), STW_ERROR_IO, "'.'");
+    /* Others are served. */
+    tensor_expect_sequence(other, ELEMENTS, 7);
+    close_with_errors(runtime);
+}
+
+static void a_disk_that_recovers_is_read_again(void **state)
+{
+    /* The first block's request and its two retries. */
+    machine wanted = machine_with(each("read", 1, 3, "eio"));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_view view;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "Input/output error");
+    ok(stw_runtime_clear_error(runtime));
+    tensor_expect_sequence(tensor, 100, 0);
+    close_with_errors(runtime);
+}
+
+static void short_counts_are_not_seen(void **state)
+{
+    machine wanted = machine_with("seed=11;read_short=0.4;write_short=0.4");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[6];
+    int i, round;
+    (void)state;
+    for (i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL);
+    for (round = 0; round < 3; ++round) {
+        for (i = 0; i < 6; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)round);
+        for (i = 0; i < 6; ++i) tensor_fill_sequence(tensors[i], ELEMENTS, (float)round + 1);
+    }
+    machine_close(runtime);
+}
+
+static void one_flip_on_the_way_is_healed(void **state)
+{
+    machine wanted = machine_with("at=read:2:flip");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    (void)state;
+    tensor_expect_sequence(tensor, ELEMENTS, 0);
+    machine_close(runtime);
+}
+
+static void expect_checksum(const char *script)
+{
+    machine wanted = machine_with(script);
+    stw_runtime *runtime = machine_open(&wanted);
+    /* All of a block, without zeros: a cut would not show in what is zero anyway. */
+    stw_tensor *tensor = tensor_f32(runtime, "rotten", BLOCK / 4);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_error_info info;
+    stw_view view;
+    tensor_fill_sequence(tensor, BLOCK / 4, 1);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "'.'");
+    assert_non_null(strstr(stw_last_error(), "offset"));
+    assert_non_null(strstr(stw_last_error(), "checksum"));
+    assert_non_null(strstr(stw_last_error(), "rotten"));
+    info = error_numbers();
+    assert_string_equal(info.tensor, "rotten");
+    assert_int_equal(info.status, STW_ERROR_CHECKSUM);
+    close_with_errors(runtime);
+}
+
+static void wrong_bytes_are_never_handed_out(void **state)
+{
+    (void)state;
+    expect_checksum("at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip");
+    expect_checksum("at=write:1:torn");
+    expect_checksum("at=write:1:lost");
+    expect_checksum("at=write:1:misdirect");
+}
+
+static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
+{
+    machine wanted = machine_with("at=write:2:lost");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "stale", 100);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_view view;
+    int round;
+    (void)state;
+    for (round = 0; round < 2; ++round) {
+        tensor_fill_sequence(tensor, 100, (float)round * 50);
+        ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+        ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    }
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "not what was written");
+    close_with_errors(runtime);
+}
+
+static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void **state)
+{
+    machine wanted = machine_with("at=read:1:delay:1500000000");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_on_disk(runtime, "slow");
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    const int descriptors = descriptors_open();
+    uint64_t begin = clock_ns();
+    stw_view view;
+    (void)state;
+    options.timeout_ns = 300 * MILLISECOND_NS;
+    fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_TIMEOUT, "'slow'");
+    assert_true(clock_ns() - begin >= 300 * MILLISECOND_NS);
+    assert_true(clock_ns() - begin < 1000 * MILLISECOND_NS);
+    assert_non_null(strstr(stw_last_error(), "in flight"));
+    begin = clock_ns();
+    fails(stw_runtime_close(runtime, 0, 100 * MILLISECOND_NS), STW_ERROR_TIMEOUT, "under way");
+    assert_true(clock_ns() - begin < 800 * MILLISECOND_NS);
+    /* Nothing changed: it is used further, and closes once the disk has answered. */
+    tensor_expect_sequence(tensor, ELEMENTS, 0);
+    machine_close(runtime);
+    assert_true(descriptors_open() < descriptors);
+}
+
+static void a_throttled_disk_shows_as_stall(void **state)
+{
+    machine wanted = machine_with("throttle_bytes_per_s=4194304");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    stw_phase *phase = NULL;
+    stw_step_stats stats;
+    stw_view view;
+    (void)state;
+    memset(&stats, 0, sizeof stats);
+    stats.struct_size = sizeof stats;
+    ok(stw_phase_create(runtime, "p", &phase));
+    ok(stw_step_begin(phase));
+    view = view_get(runtime, tensor, STW_READ);
+    view_put(&view);
+    ok(stw_step_end(phase, &stats));
+    /* 256 KiB at 4 MiB/s are 62 ms. */
+    assert_true(stats.stall_nvme_ns > 30 * MILLISECOND_NS);
+    assert_int_equal(stats.nvme_read_bytes, 4 * BLOCK);
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_read_error_is_retried_and_not_seen),
+        cmocka_unit_test(a_lasting_read_error_names_path_offset_and_errno),
+        cmocka_unit_test(a_disk_that_recovers_is_read_again),
+        cmocka_unit_test(short_counts_are_not_seen),
+        cmocka_unit_test(one_flip_on_the_way_is_healed),
+        cmocka_unit_test(wrong_bytes_are_never_handed_out),
+        cmocka_unit_test(a_lost_overwrite_is_not_taken_for_the_new_bytes),
+        cmocka_unit_test(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again),
+        cmocka_unit_test(a_throttled_disk_shows_as_stall),
+    };
+    return cmocka_run_group_tests_name("faults of reading", tests, NULL, NULL);
+}

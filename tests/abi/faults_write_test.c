@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A disk that fails when it is written: the error sticks to the tensor it hurts, the bytes stay
+ * where they were, and clearing the error gives them back.
+ */
+#include "support.h"
+
+enum { ELEMENTS = 2 * 16384 };
+
+/* From the first write after the superblock's on, `count` of them fail. */
+static machine machine_failing(int count)
+{
+    static char options[8192];
+    size_t length;
+    machine wanted = machine_small();
+    int i;
+    length = (size_t)snprintf(options, sizeof options, "inner=posix;inner.allow_tmpfs=1");
+    for (i = 1; i <= count; ++i) {
+        length +=
+            (size_t)snprintf(options + length, sizeof options - length, ";at=write:%d:eio", i);
+    }
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = options;
+    return wanted;
+}
+
+/* Until the disk's refusal has come back. */
+static void push_out(stw_runtime *runtime, stw_tensor *tensor)
+{
+    (void)stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 10 * SECOND_NS);
+    (void)stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 10 * SECOND_NS);
+    (void)stw_runtime_drain(runtime, 10 * SECOND_NS);
+}
+
+static void one_write_error_is_retried_and_not_seen(void **state)
+{
+    machine wanted = machine_failing(1);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    (void)state;
+    tensor_fill_sequence(tensor, ELEMENTS, 0);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    ok(stw_runtime_drain(runtime, 0));
+    tensor_expect_sequence(tensor, ELEMENTS, 0);
+    machine_close(runtime);
+}
+
+static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **state)
+{
+    /* Two blocks, three attempts each; from then on the disk is well again. */
+    machine wanted = machine_failing(6);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
+    stw_tensor *fine = tensor_f32(runtime, "fine", 100);
+    stw_fetch_request request = request_of(hurt, STW_READ);
+    stw_error_info info;
+    stw_phase *phase = NULL;
+    stw_view view;
+    float value = 0;
+    (void)state;
+    ok(stw_runtime_error(runtime, NULL));
+    tensor_fill_sequence(hurt, ELEMENTS, 3);
+    push_out(runtime, hurt);
+    /* The same first cause from everything that names the tensor, and from what ends work. */
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "tensor 'hurt'");
+    assert_non_null(strstr(stw_last_error(), "Input/output error"));
+    assert_non_null(strstr(stw_last_error(), "'.'"));
+    assert_int_equal(error_numbers().os_errno, 5);
+    assert_string_equal(error_numbers().tensor, "hurt");
+    fails(stw_tensor_read(hurt, &value, NULL), STW_ERROR_IO, "tensor 'hurt'");
+    fails(stw_runtime_drain(runtime, 0), STW_ERROR_IO, "tensor 'hurt'");
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    fails(stw_runtime_error(runtime, &info), STW_ERROR_IO, "tensor 'hurt'");
+    assert_int_equal(info.status, STW_ERROR_IO);
+    assert_non_null(strstr(info.sentence, "'hurt'"));
+    ok(stw_phase_create(runtime, "p", &phase));
+    ok(stw_step_begin(phase));
+    fails(stw_step_end(phase, NULL), STW_ERROR_IO, "tensor 'hurt'");
+    ok(stw_phase_destroy(phase));
+    assert_true(logged("tensor 'hurt'"));
+    /* Tensors that were not hurt are served. */
+    tensor_fill_sequence(fine, 100, 0);
+    tensor_expect_sequence(fine, 100, 0);
+    ok(stw_runtime_clear_error(runtime));
+    ok(stw_runtime_error(runtime, NULL));
+    tensor_expect_sequence(hurt, ELEMENTS, 3);
+    view = view_get(runtime, hurt, STW_READ);
+    assert_float(((float *)view.pointer)[9], 12);
+    (void)stw_release(&view, 1, STW_STREAM_HOST, 0);
+    (void)stw_runtime_clear_error(runtime);
+    (void)stw_runtime_close(runtime, 0, 0);
+}
+
+static void a_hurt_view_is_released_and_says_so(void **state)
+{
+    machine wanted = machine_failing(100);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *hurt = tensor_f32(runtime, "hurt", 100);
+    stw_tensor *neighbour = tensor_f32(runtime, "beside", 2 * ELEMENTS);
+    stw_view view;
+    (void)state;
+    tensor_fill_sequence(hurt, 100, 0);
+    tensor_fill_sequence(neighbour, 2 * ELEMENTS, 0);
+    view = view_get(runtime, neighbour, STW_READ);
+    push_out(runtime, hurt);
+    assert_true(stw_runtime_error(runtime, NULL) == STW_ERROR_IO);
+    (void)stw_release(&view, 1, STW_STREAM_HOST, 0);
+    assert_int_equal(view.cookie, 0);
+    /* Close says the unreported error once, and closes. */
+    fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_IO, "'hurt'");
+    fails(stw_runtime_drain(runtime, 0), STW_ERROR_CLOSED, "closed");
+}
+
+static void a_hung_write_does_not_hold_evict_beyond_its_timeout(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    uint64_t begin;
+    (void)state;
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:delay:1200000000";
+    runtime = machine_open(&wanted);
+    tensor = tensor_f32(runtime, "t", ELEMENTS);
+    tensor_fill_sequence(tensor, ELEMENTS, 0);
+    begin = clock_ns();
+    (void)stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0);
+    fails(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 200 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
+          "still in the tier");
+    assert_true(clock_ns() - begin < SECOND_NS);
+    begin = clock_ns();
+    fails(stw_runtime_drain(runtime, 100 * MILLISECOND_NS), STW_ERROR_TIMEOUT, "under way");
+    assert_true(clock_ns() - begin < 700 * MILLISECOND_NS);
+    ok(stw_runtime_drain(runtime, 0));
+    tensor_expect_sequence(tensor, ELEMENTS, 0);
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_write_error_is_retried_and_not_seen),
+        cmocka_unit_test(a_lasting_write_error_sticks_until_cleared_and_loses_nothing),
+        cmocka_unit_test(a_hurt_view_is_released_and_says_so),
+        cmocka_unit_test(a_hung_write_does_not_hold_evict_beyond_its_timeout),
+    };
+    return cmocka_run_group_tests_name("faults of writing", tests, NULL, NULL);
+}

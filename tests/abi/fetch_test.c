@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Views on one thread: ranges, all or nothing, who excludes whom, budgets, cookies, hints. Every
+ * test runs on each kind of machine, since nothing here depends on which tiers there are.
+ */
+#include "support.h"
+
+static machine machine_now;
+
+static stw_runtime *open_here(void)
+{
+    return machine_open(&machine_now);
+}
+
+static void ranges_show_their_elements_alone(void **state)
+{
+    stw_runtime *runtime = open_here();
+    /* Three blocks and a bit. */
+    const uint64_t elements = 3 * BLOCK / 4 + 100;
+    stw_tensor *tensor = tensor_f32(runtime, "rows", elements);
+    const uint64_t begins[] = {0, 1, BLOCK / 4 - 3, BLOCK / 4, 2 * BLOCK / 4 - 1, elements - 1};
+    const uint64_t counts[] = {1, 5, 10, BLOCK / 4, 100, 1};
+    stw_fetch_request request;
+    stw_view view;
+    uint64_t i, j;
+    (void)state;
+    tensor_fill_sequence(tensor, elements, 0);
+    for (i = 0; i < COUNT(begins); ++i) {
+        request = request_range(tensor, STW_READ, begins[i], counts[i]);
+        ok(stw_fetch(runtime, NULL, &request, 1, &view));
+        assert_int_equal(view.bytes, counts[i] * 4);
+        assert_int_equal(view.element_begin, begins[i]);
+        assert_int_equal(view.element_count, counts[i]);
+        assert_ptr_equal(view.tensor, tensor);
+        for (j = 0; j < counts[i]; ++j) {
+            assert_float(((float *)view.pointer)[j], (float)(begins[i] + j));
+        }
+        view_put(&view);
+    }
+    request = request_range(tensor, STW_READ, elements, 1);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID,
+          "not inside tensor 'rows'");
+    request = request_range(tensor, STW_READ, UINT64_MAX, 2);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "not inside");
+    request = request_range(tensor, STW_READ, 1, UINT64_MAX);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "not inside");
+    ok(stw_tensor_destroy(&tensor, 1));
+    machine_close(runtime);
+}
+
+static void writing_a_range_leaves_the_rest(void **state)
+{
+    stw_runtime *runtime = open_here();
+    const uint64_t elements = 4 * BLOCK / 4;
+    stw_tensor *tensor = tensor_f32(runtime, "t", elements);
+    stw_fetch_request request = request_range(tensor, STW_WRITE, 100, BLOCK / 4);
+    float *values = malloc(elements * 4);
+    stw_view view;
+    uint64_t i;
+    (void)state;
+    assert_non_null(values);
+    tensor_fill_sequence(tensor, elements, 0);
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] = -1;
+    view_put(&view);
+    ok(stw_tensor_read(tensor, values, NULL));
+    for (i = 0; i < elements; ++i) {
+        const int inside = i >= 100 && i < 100 + BLOCK / 4;
+        if (values[i] != (inside ? -1.0F : (float)i))
+            fail_msg("element %d is %g", (int)i, values[i]);
+    }
+    free(values);
+    machine_close(runtime);
+}
+
+static void read_write_keeps_what_was_there(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK);
+    stw_view view;
+    uint64_t i;
+    (void)state;
+    tensor_fill_sequence(tensor, BLOCK, 0);
+    view = view_get(runtime, tensor, STW_READ_WRITE);
+    for (i = 0; i < BLOCK; ++i) ((float *)view.pointer)[i] += 5;
+    view_put(&view);
+    tensor_expect_sequence(tensor, BLOCK, 5);
+    machine_close(runtime);
+}
+
+static void one_impossible_request_pins_nothing(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *fine = tensor_f32(runtime, "fine", BLOCK / 4);
+    stw_tensor *blank = tensor_f32(runtime, "blank", BLOCK / 4);
+    stw_tensor *large = tensor_f32(runtime, "large", 17 * BLOCK / 4);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_fetch_request requests[2];
+    stw_view views[2];
+    (void)state;
+    ok(stw_tensor_fill(fine, 1, NULL));
+    requests[0] = request_of(fine, STW_READ_WRITE), requests[1] = request_of(blank, STW_READ);
+    fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_EMPTY, "'blank'");
+    requests[1] = request_of(large, STW_WRITE);
+    fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_BUDGET, "needed");
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    assert_int_equal(stats.open_views, 0);
+    assert_int_equal(stats.pinned_bytes, 0);
+    ok(stw_tensor_destroy(&fine, 1));
+    machine_close(runtime);
+}
+
+static void readers_share_and_have_one_pointer(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "shared", 100);
+    stw_view first, second, third;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    first = view_get(runtime, tensor, STW_READ);
+    second = view_get(runtime, tensor, STW_READ);
+    assert_ptr_equal(first.pointer, second.pointer);
+    assert_true(first.cookie != second.cookie);
+    ok(stw_view_share(&first, &third));
+    assert_ptr_equal(third.pointer, first.pointer);
+    assert_int_equal(third.bytes, first.bytes);
+    view_put(&first);
+    assert_float(((float *)third.pointer)[50], 50);
+    fails(stw_view_share(&first, &first), STW_ERROR_INVALID, "not open");
+    view_put(&second);
+    view_put(&third);
+    first = view_get(runtime, tensor, STW_READ_WRITE);
+    fails(stw_view_share(&first, &second), STW_ERROR_INVALID, "STW_READ");
+    view_put(&first);
+    machine_close(runtime);
+}
+
+static void a_conflict_with_the_own_thread_is_busy_at_once(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "mine", 100);
+    stw_fetch_request request = request_of(tensor, STW_WRITE), pair[2];
+    stw_view view, other, two[2];
+    const uint64_t begin = clock_ns();
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUSY, "'mine'");
+    view_put(&view);
+    view = view_get(runtime, tensor, STW_READ_WRITE);
+    request.access = STW_READ;
+    fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUSY, "'mine'");
+    request.access = STW_READ_WRITE;
+    fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUSY, "release that view");
+    fails(stw_tensor_fill(tensor, 0, NULL), STW_ERROR_BUSY, "'mine'");
+    fails(stw_tensor_read(tensor, &other, NULL), STW_ERROR_BUSY, "'mine'");
+    view_put(&view);
+    pair[0] = request_of(tensor, STW_READ), pair[1] = request_of(tensor, STW_WRITE);
+    fails(stw_fetch(runtime, NULL, pair, 2, two), STW_ERROR_BUSY, "twice in one call");
+    /* At once: none of these waited for the timeout. */
+    assert_true(clock_ns() - begin < 20 * SECOND_NS);
+    machine_close(runtime);
+}
+
+static void pinned_room_is_a_budget_error_with_the_arithmetic(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_tensor *held, *wanted;
+    stw_fetch_request request;
+    stw_error_info info;
+    stw_view view, other;
+    uint64_t blocks;
+    (void)state;
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
+    held = tensor_f32(runtime, "held", (blocks - 2) * BLOCK / 4);
+    wanted = tensor_f32(runtime, "wanted", 2 * BLOCK / 4);
+    ok(stw_tensor_fill(held, 1, NULL));
+    view = view_get(runtime, held, STW_READ);
+    request = request_of(wanted, STW_WRITE);
+    ok(stw_fetch(runtime, NULL, &request, 1, &other));
+    view_put(&other);
+    ok(stw_tensor_destroy(&wanted, 1));
+    if (machine_now.nvme_blocks > 0) {
+        wanted = tensor_f32(runtime, "wanted", 3 * BLOCK / 4);
+        request = request_of(wanted, STW_WRITE);
+        fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUDGET, "'wanted'");
+        assert_non_null(strstr(stw_last_error(), "192.0 KiB needed"));
+        assert_non_null(strstr(stw_last_error(), "pinned by open views"));
+        info = error_numbers();
+        assert_int_equal(info.needed_bytes, 3 * BLOCK);
+        assert_int_equal(info.pinned_bytes, (blocks - 2) * BLOCK);
+        assert_int_equal(info.pinned_views, 1);
+        view_put(&view);
+        ok(stw_fetch(runtime, NULL, &request, 1, &other));
+        view_put(&other);
+    } else {
+        view_put(&view);
+    }
+    machine_close(runtime);
+}
+
+static void try_never_waits(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_tensor *other = tensor_f32(runtime, "other", 4 * BLOCK / 4);
+    stw_fetch_request request = request_of(tensor, STW_WRITE);
+    stw_view view, second;
+    (void)state;
+    options.flags = STW_FETCH_TRY;
+    tensor_fill_sequence(tensor, 100, 0);
+    tensor_fill_sequence(other, 4 * BLOCK / 4, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    fails(stw_fetch(runtime, &options, &request, 1, &second), STW_ERROR_BUSY, "in the way");
+    request.access = STW_READ;
+    ok(stw_fetch(runtime, &options, &request, 1, &second));
+    view_put(&second);
+    view_put(&view);
+    if (machine_now.nvme_blocks > 0 && machine_now.device_blocks > 0) {
+        ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+        if (machine_now.host_blocks > 0) ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+        request = request_of(other, STW_READ);
+        fails(stw_fetch(runtime, &options, &request, 1, &second), STW_ERROR_BUSY, "resident");
+        view = view_get(runtime, other, STW_READ);
+        view_put(&view);
+        ok(stw_fetch(runtime, &options, &request, 1, &second));
+        view_put(&second);
+    }
+    machine_close(runtime);
+}
+
+static void double_stale_and_torn_views_are_found_out(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_view view, copy, torn, zeroed;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    copy = view;
+    view_put(&view);
+    assert_int_equal(view.cookie, 0);
+    fails(stw_release(&view, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    fails(stw_release(&copy, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "released before");
+    /* The slot is used again; the old cookie still does not fit. */
+    view = view_get(runtime, tensor, STW_READ);
+    fails(stw_release(&copy, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    torn = view, torn.cookie ^= UINT64_C(0x4000000);
+    fails(stw_release(&torn, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    torn = view, torn.cookie = UINT64_MAX;
+    fails(stw_release(&torn, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    memset(&zeroed, 0, sizeof zeroed);
+    fails(stw_release(&zeroed, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    view_put(&view);
+    machine_close(runtime);
+}
+
+static void a_view_with_another_ones_tensor_is_torn(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *a = tensor_f32(runtime, "a", 100);
+    stw_tensor *b = tensor_f32(runtime, "b", 100);
+    stw_view view, torn;
+    (void)state;
+    tensor_fill_sequence(a, 100, 0);
+    view = view_get(runtime, a, STW_READ);
+    torn = view, torn.tensor = b;
+    fails(stw_release(&torn, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "overwritten");
+    view_put(&view);
+    machine_close(runtime);
+}
+
+static void one_bad_view_does_not_keep_the_good_ones(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_view views[3];
+    int bad, i;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    for (bad = 0; bad < 3; ++bad) {
+        for (i = 0; i < 3; ++i) views[i] = view_get(runtime, tensor, STW_READ);
+        view_put(&views[bad]);
+        memset(&views[bad], 0, sizeof views[bad]);
+        fails(stw_release(views, 3, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+        for (i = 0; i < 3; ++i) assert_int_equal(views[i].cookie, 0);
+        views[0] = view_get(runtime, tensor, STW_WRITE); /* BUSY if one were open */
+        memset(views[0].pointer, 0, 400);
+        view_put(&views[0]);
+    }
+    machine_close(runtime);
+}
+
+static void abandon_and_discard_say_what_became_of_the_bytes(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_view view;
+    (void)state;
+    /* Never written, abandoned: empty as before. */
+    view = view_get(runtime, tensor, STW_WRITE);
+    memset(view.pointer, 0x11, 400);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'t'");
+    view = view_get(runtime, tensor, STW_WRITE);
+    memset(view.pointer, 0, 400);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_DISCARD));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'t'");
+    tensor_fill_sequence(tensor, 100, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_DISCARD));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'t'");
+    machine_close(runtime);
+}
+
+static void an_abandoned_write_falls_back_to_another_replica_or_empty(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK / 4);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    float *values = malloc(BLOCK);
+    stw_status status;
+    stw_view view;
+    (void)state;
+    assert_non_null(values);
+    tensor_fill_sequence(tensor, BLOCK / 4, 3);
+    view = view_get(runtime, tensor, STW_READ_WRITE);
+    memset(view.pointer, 0x22, BLOCK);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
+    status = stw_fetch(runtime, NULL, &request, 1, &view);
+    if (status == STW_OK) {
+        assert_float(((float *)view.pointer)[0], 3);
+        assert_float(((float *)view.pointer)[BLOCK / 4 - 1], 3 + (float)(BLOCK / 4 - 1));
+        view_put(&view);
+    } else {
+        fails(status, STW_ERROR_EMPTY, "'t'");
+    }
+    free(values);
+    machine_close(runtime);
+}
+
+static void hints_beyond_the_budget_never_fail(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensors[12];
+    stw_fetch_request requests[12];
+    const uint32_t advice[] = {STW_ADVICE_COLD, STW_ADVICE_HOT, STW_ADVICE_NORMAL};
+    const uint32_t blocks = machine_now.nvme_blocks > 0 ? 3 : 1;
+    const uint64_t elements = blocks * BLOCK / 4;
+    int n = machine_now.nvme_blocks > 0 ? 12 : 6;
+    int i, round;
+    (void)state;
+    for (i = 0; i < n; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, elements);
+        tensor_fill_sequence(tensors[i], elements, (float)i);
+        requests[i] = request_of(tensors[i], STW_READ);
+    }
+    for (round = 0; round < 4; ++round) {
+        ok(stw_prefetch(runtime, requests, (uint32_t)n));
+        ok(stw_advise(tensors, (uint32_t)n, advice[round % 3]));
+        for (i = 0; i < n; ++i) tensor_expect_sequence(tensors[i], elements, (float)i);
+    }
+    ok(stw_runtime_drain(runtime, 0));
+    machine_close(runtime);
+}
+
+static void fits_answers_without_moving_anything(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_tensor *a = tensor_f32(runtime, "a", 4 * BLOCK / 4);
+    stw_tensor *b;
+    stw_fetch_request requests[2];
+    uint64_t blocks;
+    (void)state;
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
+    requests[0] = request_of(a, STW_READ);
+    ok(stw_fetch_fits(runtime, requests, 1));
+    if (machine_now.nvme_blocks > 0) {
+        b = tensor_f32(runtime, "b", (blocks - 3) * BLOCK / 4);
+        requests[1] = request_of(b, STW_READ);
+        fails(stw_fetch_fits(runtime, requests, 2), STW_ERROR_BUDGET, "needed");
+        assert_true(error_numbers().needed_bytes > 0);
+        requests[1] = request_range(b, STW_READ, 0, BLOCK / 4);
+        ok(stw_fetch_fits(runtime, requests, 2));
+    }
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    assert_int_equal(stats.pinned_bytes, 0);
+    machine_close(runtime);
+}
+
+static void empty_tensors_and_scalars_are_views_too(void **state)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor_spec spec = spec_f32("nothing", 0);
+    stw_tensor *nothing = tensor_make(runtime, &spec), *scalar;
+    stw_view view;
+    float value = 0;
+    (void)state;
+    view = view_get(runtime, nothing, STW_WRITE);
+    assert_int_equal(view.bytes, 0);
+    assert_int_equal(view.element_count, 0);
+    assert_null(view.pointer);
+    view_put(&view);
+    ok(stw_tensor_fill(nothing, 1, NULL));
+    ok(stw_tensor_read(nothing, NULL, NULL));
+    spec = spec_f32("scalar", 0), spec.dimensions = 0;
+    scalar = tensor_make(runtime, &spec);
+    view = view_get(runtime, scalar, STW_WRITE);
+    assert_int_equal(view.bytes, 4);
+    *(float *)view.pointer = 42;
+    view_put(&view);
+    ok(stw_tensor_read(scalar, &value, NULL));
+    assert_float(value, 42);
+    machine_close(runtime);
+}
+
+static void every_dtype_and_alignment_survives_a_round_trip(void **state)
+{
+    stw_runtime *runtime = open_here();
+    unsigned char bytes[8 * 37], back[8 * 37];
+    uint32_t dtype;
+    uint64_t align;
+    stw_view view;
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)(i * 7 + 1);
+    for (dtype = STW_F32; dtype <= STW_BOOL; ++dtype) {
+        for (align = 1; align <= 4096; align *= 4) {
+            stw_tensor_spec spec = spec_f32(NULL, 37);
+            stw_tensor *tensor;
+            spec.dtype = dtype, spec.align_bytes = align;
+            tensor = tensor_make(runtime, &spec);
+            ok(stw_tensor_write(tensor, bytes, NULL));
+            ok(stw_tensor_read(tensor, back, NULL));
+            assert_memory_equal(bytes, back, 37 * stw_dtype_bits(dtype) / 8);
+            view = view_get(runtime, tensor, STW_READ);
+            assert_int_equal((uintptr_t)view.pointer % align, 0);
+            assert_memory_equal(bytes, view.pointer, view.bytes);
+            view_put(&view);
+            ok(stw_tensor_destroy(&tensor, 1));
+        }
+    }
+    machine_close(runtime);
+}
+
+static int run_on(const char *name, uint32_t device, uint32_t host, uint32_t nvme,
+                  const char *driver)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranges_show_their_elements_alone),
+        cmocka_unit_test(writing_a_range_leaves_the_rest),
+        cmocka_unit_test(read_write_keeps_what_was_there),
+        cmocka_unit_test(one_impossible_request_pins_nothing),
+        cmocka_unit_test(readers_share_and_have_one_pointer),
+        cmocka_unit_test(a_conflict_with_the_own_thread_is_busy_at_once),
+        cmocka_unit_test(pinned_room_is_a_budget_error_with_the_arithmetic),
+        cmocka_unit_test(try_never_waits),
+        cmocka_unit_test(double_stale_and_torn_views_are_found_out),
+        cmocka_unit_test(a_view_with_another_ones_tensor_is_torn),
+        cmocka_unit_test(one_bad_view_does_not_keep_the_good_ones),
+        cmocka_unit_test(abandon_and_discard_say_what_became_of_the_bytes),
+        cmocka_unit_test(an_abandoned_write_falls_back_to_another_replica_or_empty),
+        cmocka_unit_test(hints_beyond_the_budget_never_fail),
+        cmocka_unit_test(fits_answers_without_moving_anything),
+        cmocka_unit_test(empty_tensors_and_scalars_are_views_too),
+        cmocka_unit_test(every_dtype_and_alignment_survives_a_round_trip),
+    };
+    memset(&machine_now, 0, sizeof machine_now);
+    machine_now.device_blocks = device;
+    machine_now.host_blocks = host;
+    machine_now.nvme_blocks = nvme;
+    machine_now.device_driver = driver;
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}
+
+int main(void)
+{
+    int failed = run_on("fetch, three tiers", 12, 16, 256, NULL);
+    failed += run_on("fetch, device across a bus", 12, 20, 256, "cpu-discrete");
+    failed += run_on("fetch, device and nvme", 12, 0, 256, NULL);
+    failed += run_on("fetch, host and nvme", 0, 12, 256, NULL);
+    return failed;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening where it cannot work: every refusal has its code, path and numbers, and leaves neither a
+ * descriptor nor a file nor a thread.
+ */
+#include "support.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TMPFS 0x01021994
+
+static int entries_in(const char *path)
+{
+    DIR *directory = opendir(path);
+    int count = 0;
+    assert_non_null(directory);
+    while (readdir(directory)) ++count;
+    closedir(directory);
+    return count - 2;
+}
+
+/* Refused, and everything is as before. */
+static void refused(const machine *wanted, stw_status code, const char *words)
+{
+    stw_runtime *runtime = NULL;
+    const int descriptors = descriptors_open();
+    const int threads = entries_in("/proc/self/task");
+    fails(machine_try_open(wanted, &runtime), code, words);
+    assert_null(runtime);
+    assert_int_equal(descriptors_open(), descriptors);
+    assert_int_equal(entries_in("/proc/self/task"), threads);
+}
+
+static void a_path_that_is_no_directory_is_refused_by_name(void **state)
+{
+    machine wanted = machine_small();
+    FILE *file = fopen("open-a-file", "w");
+    (void)state;
+    assert_non_null(file);
+    fclose(file);
+    wanted.nvme_path = "open-nowhere/deeper";
+    refused(&wanted, STW_ERROR_NOT_FOUND, "open-nowhere/deeper");
+    assert_int_equal(error_numbers().os_errno, ENOENT);
+    wanted.nvme_path = "open-a-file";
+    refused(&wanted, STW_ERROR_INVALID, "open-a-file");
+    remove("open-a-link");
+    assert_int_equal(symlink(".", "open-a-link"), 0);
+    wanted.nvme_path = "open-a-link";
+    refused(&wanted, STW_ERROR_INVALID, "open-a-link");
+    remove("open-a-link");
+    remove("open-a-file");
+}
+
+static void a_directory_that_may_not_be_written_is_permission(void **state)
+{
+    machine wanted = machine_small();
+    int status = 0;
+    pid_t child;
+    (void)state;
+    (void)rmdir("open-closed");
+    assert_int_equal(mkdir("open-closed", 0555), 0);
+    wanted.nvme_path = "open-closed";
+    child = fork();
+    if (child == 0) {
+        stw_runtime *runtime = NULL;
+        stw_status answer;
+        /* Nothing is forbidden to root. */
+        if (geteuid() == 0 && seteuid(65534) != 0) _exit(3);
+        if (access(".", X_OK) != 0) _exit(4);
+        answer = machine_try_open(&wanted, &runtime);
+        _exit(answer == STW_ERROR_PERMISSION && strstr(stw_last_error(), "open-closed") ? 0 : 1);
+    }
+    assert_true(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    assert_int_equal(entries_in("open-closed"), 0);
+    assert_int_equal(rmdir("open-closed"), 0);
+    if (WEXITSTATUS(status) >= 3) {
+        print_message("the build directory is closed to other users\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void a_tier_in_memory_is_refused_with_the_way_out(void **state)
+{
+    machine wanted = machine_small();
+    struct statfs about;
+    stw_runtime *runtime;
+    (void)state;
+    if (statfs("/dev/shm", &about) != 0 || about.f_type != TMPFS) {
+        print_message("/dev/shm is no tmpfs here\n");
+        skip();
+    }
+    wanted.nvme_path = "/dev/shm";
+    wanted.nvme_options = "allow_tmpfs=0";
+    refused(&wanted, STW_ERROR_UNSUPPORTED, "/dev/shm");
+    assert_non_null(strstr(stw_last_error(), "allow_tmpfs=1"));
+    wanted.nvme_driver = "posix", wanted.nvme_options = "allow_tmpfs=1";
+    runtime = machine_open(&wanted);
+    machine_close(runtime);
+}
+
+static void a_full_disk_is_found_at_open_with_the_numbers(void **state)
+{
+    machine wanted = machine_small();
+    struct statvfs space;
+    stw_error_info info;
+    (void)state;
+    assert_int_equal(statvfs(".", &space), 0);
+    wanted.nvme_blocks =
+        (uint32_t)(((uint64_t)space.f_bavail * space.f_frsize + 64 * 1024 * MIB) / BLOCK);
+    wanted.nvme_options = "allow_tmpfs=0";
+    refused(&wanted, STW_ERROR_NO_SPACE, "'.'");
+    info = error_numbers();
+    assert_true(info.needed_bytes > info.free_bytes);
+    assert_true(info.free_bytes > 0);
+    wanted = machine_small();
+    wanted.nvme_driver = "fault", wanted.nvme_options = "inner=posix;open_enospc=1";
+    refused(&wanted, STW_ERROR_NO_SPACE, "'.'");
+}
+
+static void a_budget_above_the_machines_memory_is_refused(void **state)
+{
+    machine wanted = machine_small();
+    stw_error_info info;
+    (void)state;
+    wanted.host_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK); /* 16 TiB */
+    refused(&wanted, STW_ERROR_MEMORY, "16.0 TiB");
+    info = error_numbers();
+    assert_int_equal(info.needed_bytes, 16 * 1024 * 1024 * MIB);
+    assert_true(info.free_bytes > 0 && info.free_bytes < info.needed_bytes);
+    wanted = machine_small();
+    wanted.device_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK);
+    refused(&wanted, STW_ERROR_MEMORY, "16.0 TiB");
+}
+
+static void a_device_across_a_bus_needs_room_for_staging(void **state)
+{
+    machine wanted = machine_small();
+    (void)state;
+    wanted.device_driver = "cpu-discrete", wanted.host_blocks = 8;
+    refused(&wanted, STW_ERROR_INVALID, "staging");
+    wanted.device_driver = "abacus";
+    refused(&wanted, STW_ERROR_UNSUPPORTED, "'abacus'");
+}
+
+static void the_second_directory_failing_closes_the_first(void **state)
+{
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_nvme_options nvme[2] = {STW_NVME_OPTIONS_INIT, STW_NVME_OPTIONS_INIT};
+    stw_runtime *runtime = NULL;
+    const int descriptors = descriptors_open();
+    (void)state;
+    nvme[0].path = ".", nvme[1].path = "open-missing";
+    nvme[0].budget_bytes = nvme[1].budget_bytes = 4 * MIB;
+    nvme[0].driver_options = nvme[1].driver_options = "allow_tmpfs=1";
+    options.nvme = nvme, options.nvme_count = 2, options.host_bytes = MIB;
+    options.block_bytes = STW_BLOCK_64K;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_NOT_FOUND, "open-missing");
+    assert_int_equal(descriptors_open(), descriptors);
+    nvme[1].path = ".";
+    ok(stw_runtime_open(&options, &runtime));
+    ok(stw_runtime_close(runtime, 0, 0));
+    assert_int_equal(descriptors_open(), descriptors);
+}
+
+static void the_store_has_no_name_in_its_directory(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    (void)state;
+    (void)rmdir("open-store");
+    assert_int_equal(mkdir("open-store", 0700), 0);
+    wanted.nvme_path = "open-store";
+    runtime = machine_open(&wanted);
+    assert_int_equal(entries_in("open-store"), 0);
+    machine_close(runtime);
+    assert_int_equal(rmdir("open-store"), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_path_that_is_no_directory_is_refused_by_name),
+        cmocka_unit_test(a_directory_that_may_not_be_written_is_permission),
+        cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
+        cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
+        cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
+        cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),
+        cmocka_unit_test(the_second_directory_failing_closes_the_first),
+        cmocka_unit_test(the_store_has_no_name_in_its_directory),
+    };
+    return cmocka_run_group_tests_name("open", tests, NULL, NULL);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Asynchronous fetches: poll, wait, collect, cancel, free; and the maxima set at open.
+ */
+#include "support.h"
+
+static stw_operation *ask(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
+{
+    stw_fetch_request request = request_of(tensor, access);
+    stw_operation *operation = NULL;
+    ok(stw_fetch_async(runtime, NULL, &request, 1, &operation));
+    assert_non_null(operation);
+    return operation;
+}
+
+static stw_status status_of(stw_operation *operation)
+{
+    stw_status status;
+    do {
+        status = stw_operation_wait(operation, SECOND_NS);
+    } while (status == STW_PENDING);
+    return status;
+}
+
+static void an_operation_is_waited_for_collected_once_and_freed(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
+    stw_operation *operation;
+    stw_view views[2];
+    (void)state;
+    tensor_fill_sequence(tensor, 5 * BLOCK / 4, 0);
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+    operation = ask(runtime, tensor, STW_READ);
+    ok(status_of(operation));
+    ok(stw_operation_poll(operation));
+    fails(stw_fetch_collect(operation, STW_STREAM_HOST, views, 2), STW_ERROR_INVALID,
+          "2 views asked of a fetch of 1 requests");
+    fails(stw_fetch_collect(operation, STW_STREAM_HOST, NULL, 1), STW_ERROR_INVALID, "null");
+    fails(stw_fetch_collect(operation, STW_STREAM_LEGACY, views, 1), STW_ERROR_INVALID, "stream");
+    ok(stw_fetch_collect(operation, STW_STREAM_HOST, views, 1));
+    fails(stw_fetch_collect(operation, STW_STREAM_HOST, views, 1), STW_ERROR_INVALID, "collected");
+    assert_float(((float *)views[0].pointer)[1234], 1234);
+    /* The views live on without the operation. */
+    ok(stw_operation_free(operation));
+    assert_float(((float *)views[0].pointer)[5 * BLOCK / 4 - 1], (float)(5 * BLOCK / 4 - 1));
+    view_put(&views[0]);
+    machine_close(runtime);
+}
+
+static void freeing_what_was_not_collected_gives_its_pins_back(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 6 * BLOCK / 4);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_operation *operation;
+    stw_view view;
+    uint32_t access;
+    (void)state;
+    for (access = STW_READ; access <= STW_REDUCE; ++access) {
+        tensor_fill_sequence(tensor, 6 * BLOCK / 4, 0);
+        operation = ask(runtime, tensor, access);
+        if (access != STW_REDUCE) {
+            ok(status_of(operation));
+            fails(stw_tensor_destroy(&tensor, 1), STW_ERROR_BUSY, "'t'");
+        }
+        ok(stw_operation_free(operation));
+        ok(stw_runtime_drain(runtime, 0));
+        ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+        assert_int_equal(stats.pinned_bytes, 0);
+        if (access != STW_WRITE) tensor_expect_sequence(tensor, 6 * BLOCK / 4, 0);
+        view = view_get(runtime, tensor, STW_WRITE);
+        view_put(&view);
+    }
+    ok(stw_tensor_destroy(&tensor, 1));
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    assert_int_equal(stats.tensors, 0);
+    machine_close(runtime);
+}
+
+static void a_waiting_operation_can_be_cancelled(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *held = tensor_f32(runtime, "held", 6 * BLOCK / 4);
+    stw_tensor *wanted = tensor_f32(runtime, "wanted", 6 * BLOCK / 4);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(wanted, STW_READ);
+    stw_operation *operation = NULL;
+    stw_view view, none;
+    (void)state;
+    tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
+    tensor_fill_sequence(wanted, 6 * BLOCK / 4, 0);
+    view = view_get(runtime, held, STW_READ);
+    options.flags = STW_FETCH_WAIT_ROOM;
+    ok(stw_fetch_async(runtime, &options, &request, 1, &operation));
+    fails(status_of(operation), STW_ERROR_BUDGET, "gives way"); /* of its own thread's views */
+    ok(stw_operation_free(operation));
+    view_put(&view);
+    operation = ask(runtime, wanted, STW_READ);
+    ok(stw_operation_cancel(operation));
+    assert_true(status_of(operation) == STW_OK || status_of(operation) == STW_ERROR_CANCELLED);
+    if (status_of(operation) == STW_ERROR_CANCELLED) {
+        fails(stw_fetch_collect(operation, STW_STREAM_HOST, &none, 1), STW_ERROR_CANCELLED,
+              "cancelled");
+    }
+    ok(stw_operation_cancel(operation)); /* too late is no mistake */
+    ok(stw_operation_free(operation));
+    tensor_expect_sequence(wanted, 6 * BLOCK / 4, 0);
+    machine_close(runtime);
+}
+
+static void a_failed_fetch_says_why_when_asked(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *blank = tensor_f32(runtime, "blank", 100);
+    stw_operation *operation = ask(runtime, blank, STW_READ);
+    stw_view view;
+    (void)state;
+    fails(status_of(operation), STW_ERROR_EMPTY, "'blank'");
+    fails(stw_fetch_collect(operation, STW_STREAM_HOST, &view, 1), STW_ERROR_EMPTY, "'blank'");
+    ok(stw_operation_free(operation));
+    machine_close(runtime);
+}
+
+static void operations_max_is_a_limit_and_open_ones_keep_the_runtime(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    stw_fetch_request request;
+    stw_operation *operations[3], *more = NULL;
+    int i, round;
+    (void)state;
+    small.operations_max = 3;
+    runtime = machine_open(&small);
+    tensor = tensor_f32(runtime, "t", 100);
+    tensor_fill_sequence(tensor, 100, 0);
+    for (round = 0; round < 5; ++round) {
+        for (i = 0; i < 3; ++i) operations[i] = ask(runtime, tensor, STW_READ);
+        request = request_of(tensor, STW_READ);
+        fails(stw_fetch_async(runtime, NULL, &request, 1, &more), STW_ERROR_LIMIT, "3 operations");
+        assert_null(more);
+        fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "3 operations");
+        fails(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0), STW_ERROR_BUSY, "3 operations");
+        for (i = 0; i < 3; ++i) ok(stw_operation_free(operations[i]));
+    }
+    machine_close(runtime);
+}
+
+static void views_max_is_a_limit_with_its_number(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    stw_fetch_request requests[5];
+    stw_view views[5], more;
+    int i, round;
+    (void)state;
+    small.views_max = 4;
+    runtime = machine_open(&small);
+    tensor = tensor_f32(runtime, "t", 100);
+    tensor_fill_sequence(tensor, 100, 0);
+    for (round = 0; round < 10; ++round) {
+        for (i = 0; i < 4; ++i) views[i] = view_get(runtime, tensor, STW_READ);
+        requests[0] = request_of(tensor, STW_READ);
+        fails(stw_fetch(runtime, NULL, requests, 1, &more), STW_ERROR_LIMIT, "4 views are open");
+        fails(stw_view_share(&views[0], &more), STW_ERROR_LIMIT, "4 views are open");
+        ok(stw_release(views, 4, STW_STREAM_HOST, 0));
+        for (i = 0; i < 5; ++i) requests[i] = request_of(tensor, STW_READ);
+        fails(stw_fetch(runtime, NULL, requests, 5, views), STW_ERROR_LIMIT, "views_max");
+        ok(stw_fetch(runtime, NULL, requests, 4, views));
+        ok(stw_release(views, 4, STW_STREAM_HOST, 0));
+    }
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_operation_is_waited_for_collected_once_and_freed),
+        cmocka_unit_test(freeing_what_was_not_collected_gives_its_pins_back),
+        cmocka_unit_test(a_waiting_operation_can_be_cancelled),
+        cmocka_unit_test(a_failed_fetch_says_why_when_asked),
+        cmocka_unit_test(operations_max_is_a_limit_and_open_ones_keep_the_runtime),
+        cmocka_unit_test(views_max_is_a_limit_with_its_number),
+    };
+    return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
+}

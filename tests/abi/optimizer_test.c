@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AdamW, Adam, SGD and a kernel of the caller's against the published formulas in double, on
+ * parameters that pass through three small tiers.
+ */
+#include "support.h"
+
+enum { ELEMENTS = 3 * 16384 + 77, STEPS = 4 }; /* three blocks and a bit */
+
+typedef struct trainee {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter;
+    stw_tensor *gradient;
+    double *values; /* the reference */
+    double *first;  /* its moments */
+    double *second;
+    float *scratch;
+} trainee;
+
+static float gradient_at(int step, uint64_t element)
+{
+    return 0.01F * (float)((element * 37 + (uint64_t)step * 101) % 199) - 1;
+}
+
+static trainee trainee_open(uint32_t algorithm, uint32_t dtype, const stw_hyper *hyper)
+{
+    machine small = machine_small();
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+    stw_tensor_spec spec = spec_f32("w", ELEMENTS);
+    trainee made;
+    uint64_t i;
+    made.runtime = machine_open(&small);
+    spec.dtype = dtype;
+    made.parameter = tensor_make(made.runtime, &spec);
+    spec.name = "w.grad", spec.role = STW_ROLE_GRAD, spec.dtype = STW_F32;
+    made.gradient = tensor_make(made.runtime, &spec);
+    made.values = calloc(ELEMENTS, sizeof(double));
+    made.first = calloc(ELEMENTS, sizeof(double));
+    made.second = calloc(ELEMENTS, sizeof(double));
+    made.scratch = calloc(ELEMENTS, sizeof(float));
+    assert_true(made.values && made.first && made.second && made.scratch);
+    for (i = 0; i < ELEMENTS; ++i) made.scratch[i] = (float)(i % 251) / 64 - 2; /* exact in bf16 */
+    for (i = 0; i < ELEMENTS; ++i) made.values[i] = (double)made.scratch[i];
+    as_f32.dtype = STW_F32;
+    ok(stw_tensor_write(made.parameter, made.scratch, &as_f32));
+    options.algorithm = algorithm, options.name = "opt";
+    ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
+    if (hyper) ok(stw_optimizer_set_hyper(made.optimizer, 0, hyper));
+    entry.parameter = made.parameter, entry.gradient = made.gradient;
+    ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    return made;
+}
+
+static void trainee_close(trainee *here)
+{
+    ok(stw_runtime_drain(here->runtime, 0));
+    ok(stw_optimizer_destroy(here->optimizer));
+    free(here->values), free(here->first), free(here->second), free(here->scratch);
+    machine_close(here->runtime);
+}
+
+static void give_gradient(trainee *here, int step)
+{
+    uint64_t i;
+    stw_view view = view_get(here->runtime, here->gradient, STW_REDUCE);
+    for (i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] += gradient_at(step, i);
+    view_put(&view);
+}
+
+/* Relative to the size of the values, which are a few units. */
+static void expect_reference(trainee *here, stw_tensor *tensor, const double *wanted, double slack)
+{
+    uint64_t i;
+    ok(stw_tensor_read(tensor, here->scratch, NULL));
+    for (i = 0; i < ELEMENTS; ++i) {
+        const double off = fabs((double)here->scratch[i] - wanted[i]);
+        if (off <= slack * (1 + fabs(wanted[i]))) continue;
+        fail_msg("element %d is %.9g, the reference %.9g", (int)i, (double)here->scratch[i],
+                 wanted[i]);
+    }
+}
+
+static void adam_reference(trainee *here, int step, const stw_hyper *hyper, int decoupled)
+{
+    const double correction1 = 1 - pow(hyper->beta1, step);
+    const double correction2 = 1 - pow(hyper->beta2, step);
+    uint64_t i;
+    for (i = 0; i < ELEMENTS; ++i) {
+        double gradient = (double)gradient_at(step, i);
+        if (decoupled)
+            here->values[i] -= hyper->lr * hyper->weight_decay * here->values[i];
+        else
+            gradient += hyper->weight_decay * here->values[i];
+        here->first[i] = hyper->beta1 * here->first[i] + (1 - hyper->beta1) * gradient;
+        here->second[i] = hyper->beta2 * here->second[i] + (1 - hyper->beta2) * gradient * gradient;
+        here->values[i] -= hyper->lr / correction1 * here->first[i] /
+                           (sqrt(here->second[i] / correction2) + hyper->eps);
+    }
+}
+
+static void adam_as(uint32_t algorithm, uint32_t dtype)
+{
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_tensor *state = NULL;
+    trainee here;
+    uint64_t count = 0;
+    int step;
+    /* A large epsilon: where gradient and decay nearly cancel, Adam amplifies rounding. */
+    hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.eps = 1e-3;
+    here = trainee_open(algorithm, dtype, &hyper);
+    for (step = 1; step <= STEPS; ++step) {
+        give_gradient(&here, step);
+        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+        adam_reference(&here, step, &hyper, algorithm == STW_OPTIMIZER_ADAMW);
+        /* A read after the step waits for the update and sees it. */
+        if (dtype == STW_F32) expect_reference(&here, here.parameter, here.values, 1e-5);
+    }
+    ok(stw_runtime_drain(here.runtime, 0)); /* a pending update is not counted yet */
+    ok(stw_optimizer_get_count(here.optimizer, here.parameter, &count));
+    assert_int_equal(count, STEPS);
+    ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &state));
+    expect_reference(&here, state, here.first, 1e-5);
+    ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg_sq", &state));
+    expect_reference(&here, state, here.second, 1e-5);
+    if (dtype != STW_F32) {
+        stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+        uint64_t i;
+        ok(stw_optimizer_state(here.optimizer, here.parameter, "master", &state));
+        expect_reference(&here, state, here.values, 1e-5);
+        as_f32.dtype = STW_F32;
+        ok(stw_tensor_read(here.parameter, here.scratch, &as_f32));
+        for (i = 0; i < ELEMENTS; ++i) {
+            assert_true(fabs((double)here.scratch[i] - here.values[i]) <=
+                        fabs(here.values[i]) / 128 + 1e-5);
+        }
+    } else {
+        fails(stw_optimizer_state(here.optimizer, here.parameter, "master", &state),
+              STW_ERROR_NOT_FOUND, "'master'");
+    }
+    trainee_close(&here);
+}
+
+static void adamw_follows_its_formula(void **state)
+{
+    (void)state;
+    adam_as(STW_OPTIMIZER_ADAMW, STW_F32);
+}
+
+static void adam_follows_its_formula(void **state)
+{
+    (void)state;
+    adam_as(STW_OPTIMIZER_ADAM, STW_F32);
+}
+
+static void a_bf16_parameter_has_a_master_in_f32(void **state)
+{
+    (void)state;
+    adam_as(STW_OPTIMIZER_ADAMW, STW_BF16);
+}
+
+static void sgd_with_momentum_follows_its_formula(void **state)
+{
+    const uint32_t flags[] = {0, STW_HYPER_NESTEROV, STW_HYPER_MAXIMIZE};
+    size_t variant;
+    int step;
+    uint64_t i;
+    (void)state;
+    for (variant = 0; variant < COUNT(flags); ++variant) {
+        stw_hyper hyper = STW_HYPER_INIT;
+        stw_tensor *momentum = NULL;
+        trainee here;
+        hyper.lr = 0.05, hyper.momentum = 0.9, hyper.weight_decay = 0.01;
+        hyper.flags = flags[variant];
+        here = trainee_open(STW_OPTIMIZER_SGD, STW_F32, &hyper);
+        for (step = 1; step <= STEPS; ++step) {
+            give_gradient(&here, step);
+            ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+            for (i = 0; i < ELEMENTS; ++i) {
+                double gradient = (double)gradient_at(step, i);
+                if (hyper.flags & STW_HYPER_MAXIMIZE) gradient = -gradient;
+                gradient += hyper.weight_decay * here.values[i];
+                here.first[i] = step == 1 ? gradient : hyper.momentum * here.first[i] + gradient;
+                if (hyper.flags & STW_HYPER_NESTEROV)
+                    gradient += hyper.momentum * here.first[i];
+                else
+                    gradient = here.first[i];
+                here.values[i] -= hyper.lr * gradient;
+            }
+            expect_reference(&here, here.parameter, here.values, 1e-5);
+        }
+        ok(stw_optimizer_state(here.optimizer, here.parameter, "momentum", &momentum));
+        expect_reference(&here, momentum, here.first, 1e-5);
+        trainee_close(&here);
+    }
+}
+
+typedef struct kernel_calls {
+    stw_tensor *parameter;
+    int wrong;
+    stw_status answer;
+} kernel_calls;
+
+/* Adagrad without epsilon; the caller's own. */
+static stw_status own_kernel(void *user, const stw_update_chunk *chunk)
+{
+    kernel_calls *calls = user;
+    const float *gradient = chunk->gradient;
+    uint64_t i;
+    if (chunk->struct_size < sizeof *chunk || chunk->state_count != 1 ||
+        chunk->parameter != calls->parameter || chunk->step == 0 || !chunk->hyper ||
+        chunk->element_begin + chunk->element_count > ELEMENTS) {
+        calls->wrong = 1;
+        return STW_ERROR_INVALID;
+    }
+    for (i = 0; i < chunk->element_count; ++i) {
+        const float scaled = gradient[i] * (float)chunk->gradient_scale;
+        chunk->states[0][i] += scaled * scaled + 1;
+        chunk->master[i] -= (float)chunk->hyper->lr * scaled / sqrtf(chunk->states[0][i]);
+    }
+    return calls->answer;
+}
+
+static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
+{
+    const char *names[] = {"sum"};
+    machine small = machine_small();
+    stw_custom_update custom;
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    kernel_calls calls;
+    stw_tensor *sum = NULL;
+    trainee here;
+    int step;
+    uint64_t i;
+    (void)state;
+    memset(&custom, 0, sizeof custom);
+    memset(&calls, 0, sizeof calls);
+    here.runtime = machine_open(&small);
+    here.parameter = tensor_f32(here.runtime, "w", ELEMENTS);
+    here.gradient = tensor_f32(here.runtime, "w.grad", ELEMENTS);
+    here.values = calloc(ELEMENTS, sizeof(double)), here.first = calloc(ELEMENTS, sizeof(double));
+    here.second = NULL, here.scratch = calloc(ELEMENTS, sizeof(float));
+    assert_true(here.values && here.first && here.scratch);
+    ok(stw_tensor_fill(here.parameter, 0, NULL));
+    calls.parameter = here.parameter;
+    custom.struct_size = sizeof custom, custom.state_count = 1, custom.state_names = names;
+    custom.update = own_kernel, custom.user = &calls;
+    options.algorithm = STW_OPTIMIZER_CUSTOM, options.custom = &custom, options.name = "own";
+    ok(stw_optimizer_create(here.runtime, &options, &here.optimizer));
+    memset(&custom, 0xff, sizeof custom); /* it was copied */
+    entry.parameter = here.parameter, entry.gradient = here.gradient;
+    ok(stw_optimizer_add(here.optimizer, &entry, 1));
+    hyper.lr = 0.5;
+    ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
+    update.gradient_scale = 0.25;
+    for (step = 1; step <= STEPS; ++step) {
+        give_gradient(&here, step);
+        ok(stw_optimizer_step(here.optimizer, &update, NULL));
+        for (i = 0; i < ELEMENTS; ++i) {
+            const double scaled = 0.25 * (double)gradient_at(step, i);
+            here.first[i] += scaled * scaled + 1;
+            here.values[i] -= 0.5 * scaled / sqrt(here.first[i]);
+        }
+    }
+    expect_reference(&here, here.parameter, here.values, 1e-5);
+    ok(stw_tensor_find(here.runtime, "own.w.sum", &sum));
+    expect_reference(&here, sum, here.first, 1e-5);
+    assert_int_equal(calls.wrong, 0);
+    /* The kernel's own failure comes back and names the parameter. */
+    calls.answer = STW_ERROR_UNSUPPORTED;
+    give_gradient(&here, 9);
+    ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+    fails(stw_runtime_drain(here.runtime, 0), STW_ERROR_UNSUPPORTED, "'w'");
+    ok(stw_runtime_clear_error(here.runtime));
+    ok(stw_optimizer_destroy(here.optimizer));
+    free(here.values), free(here.first), free(here.scratch);
+    ok(stw_runtime_close(here.runtime, 0, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw_follows_its_formula),
+        cmocka_unit_test(adam_follows_its_formula),
+        cmocka_unit_test(a_bf16_parameter_has_a_master_in_f32),
+        cmocka_unit_test(sgd_with_momentum_follows_its_formula),
+        cmocka_unit_test(a_kernel_of_the_callers_is_streamed_like_ours),
+    };
+    return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
+}

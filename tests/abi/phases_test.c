@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Phases and steps: which order of calls is refused, what a step says it cost, what abort undoes.
+ */
+#include "support.h"
+
+static stw_step_stats stats_empty(void)
+{
+    stw_step_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.struct_size = sizeof stats;
+    return stats;
+}
+
+static void begin_and_end_come_in_pairs(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_phase *phase = NULL, *other = NULL;
+    (void)state;
+    ok(stw_phase_create(runtime, "train", &phase));
+    ok(stw_phase_create(runtime, NULL, &other));
+    fails(stw_step_end(phase, NULL), STW_ERROR_INVALID, "'train' has no open step");
+    fails(stw_step_abort(phase, NULL), STW_ERROR_INVALID, "'train' has no open step");
+    ok(stw_step_begin(phase));
+    fails(stw_step_begin(phase), STW_ERROR_BUSY, "'train' has an open step");
+    fails(stw_phase_destroy(phase), STW_ERROR_BUSY, "'train' has an open step");
+    ok(stw_step_begin(other));
+    ok(stw_step_end(phase, NULL));
+    ok(stw_step_end(other, NULL));
+    fails(stw_step_end(phase, NULL), STW_ERROR_INVALID, "no open step");
+    ok(stw_phase_destroy(phase));
+    ok(stw_phase_destroy(other));
+    machine_close(runtime);
+}
+
+static void a_step_counts_the_bytes_that_it_moved(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensors[10];
+    stw_phase *phase = NULL;
+    stw_step_stats stats;
+    stw_view view;
+    uint64_t begin;
+    int i, step;
+    (void)state;
+    for (i = 0; i < 10; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, 5 * BLOCK / 4);
+        tensor_fill_sequence(tensors[i], 5 * BLOCK / 4, 0);
+    }
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_phase_create(runtime, "p", &phase));
+    for (step = 1; step <= 3; ++step) {
+        stats = stats_empty();
+        begin = clock_ns();
+        ok(stw_step_begin(phase));
+        for (i = 0; i < 10; ++i) {
+            view = view_get(runtime, tensors[i], STW_READ_WRITE);
+            ((float *)view.pointer)[0] += 1;
+            view_put(&view);
+        }
+        ok(stw_step_end(phase, &stats));
+        begin = clock_ns() - begin;
+        assert_int_equal(stats.struct_size, sizeof stats);
+        assert_int_equal(stats.step, step);
+        assert_true(stats.wall_ns > 0 && stats.wall_ns <= begin);
+        assert_true(stats.stall_ns <= stats.wall_ns);
+        assert_int_equal(stats.stall_ns, stats.stall_nvme_ns + stats.stall_host_device_ns +
+                                             stats.stall_collective_ns + stats.stall_room_ns +
+                                             stats.stall_update_ns);
+        /* 50 blocks through a device of 8 and a host tier of 16: 26 at least came from nvme. */
+        assert_true(stats.nvme_read_bytes >= 26 * BLOCK);
+        assert_true(stats.nvme_write_bytes >= 20 * BLOCK);
+        assert_int_equal(stats.collective_bytes, 0);
+    }
+    ok(stw_step_begin(phase));
+    ok(stw_step_end(phase, &stats));
+    assert_int_equal(stats.nvme_read_bytes, 0);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void abort_gives_views_back_as_abandoned(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *read = tensor_f32(runtime, "read", 100);
+    stw_tensor *fresh = tensor_f32(runtime, "fresh", 100);
+    stw_fetch_request request = request_of(fresh, STW_READ);
+    stw_phase *phase = NULL;
+    stw_tier_stats tier = STW_TIER_STATS_INIT;
+    stw_view outside, views[2], other;
+    (void)state;
+    tensor_fill_sequence(read, 100, 0);
+    ok(stw_phase_create(runtime, "p", &phase));
+    outside = view_get(runtime, read, STW_READ); /* of no step: stays */
+    ok(stw_step_begin(phase));
+    views[0] = view_get(runtime, read, STW_READ);
+    views[1] = view_get(runtime, fresh, STW_WRITE);
+    memset(views[1].pointer, 0x33, 400);
+    ok(stw_step_abort(phase, STW_STREAM_HOST));
+    fails(stw_release(&views[0], 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "ended step");
+    fails(stw_release(&views[1], 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "ended step");
+    fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_EMPTY, "'fresh'");
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &tier));
+    assert_int_equal(tier.open_views, 1);
+    assert_float(((float *)outside.pointer)[42], 42);
+    view_put(&outside);
+    fails(stw_step_abort(phase, STW_STREAM_HOST), STW_ERROR_INVALID, "no open step");
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void abort_drops_the_gradients_summed_in_the_step(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *view_summed = tensor_f32(runtime, "view", 20000);
+    stw_tensor *memory_summed = tensor_f32(runtime, "memory", 20000);
+    stw_tensor *before = tensor_f32(runtime, "before", 20000);
+    float *local = calloc(20000, sizeof *local);
+    stw_phase *phase = NULL;
+    stw_view view;
+    (void)state;
+    assert_non_null(local);
+    ok(stw_phase_create(runtime, "p", &phase));
+    ok(stw_reduce(before, local, NULL));
+    ok(stw_step_begin(phase));
+    view = view_get(runtime, view_summed, STW_REDUCE);
+    view_put(&view);
+    view = view_get(runtime, view_summed, STW_REDUCE); /* the second is a private buffer */
+    view_put(&view);
+    ok(stw_reduce(memory_summed, local, NULL));
+    ok(stw_step_abort(phase, STW_STREAM_HOST));
+    ok(stw_runtime_drain(runtime, 0));
+    fails(stw_tensor_read(view_summed, local, NULL), STW_ERROR_EMPTY, "'view'");
+    fails(stw_tensor_read(memory_summed, local, NULL), STW_ERROR_EMPTY, "'memory'");
+    ok(stw_tensor_read(before, local, NULL));
+    free(local);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void a_fetch_names_its_phase_or_belongs_to_the_step_begun_last(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_phase *first = NULL, *second = NULL;
+    stw_view of_first, of_second;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    ok(stw_phase_create(runtime, "prefill", &first));
+    ok(stw_phase_create(runtime, "decode", &second));
+    ok(stw_step_begin(first));
+    ok(stw_step_begin(second));
+    options.phase = first;
+    ok(stw_fetch(runtime, &options, &request, 1, &of_first));
+    ok(stw_fetch(runtime, NULL, &request, 1, &of_second));
+    ok(stw_step_abort(second, STW_STREAM_HOST));
+    fails(stw_release(&of_second, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
+    view_put(&of_first);
+    ok(stw_step_end(first, NULL));
+    ok(stw_phase_destroy(first));
+    ok(stw_phase_destroy(second));
+    machine_close(runtime);
+}
+
+static int count_in(const char *path, const char *words)
+{
+    char buffer[4096];
+    FILE *file = fopen(path, "r");
+    int found = 0;
+    assert_non_null(file);
+    while (fgets(buffer, sizeof buffer, file)) found += strstr(buffer, words) != NULL;
+    fclose(file);
+    return found;
+}
+
+static void report_and_timeline_are_files_or_an_error_with_the_path(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_phase *phase = NULL;
+    (void)state;
+    ok(stw_phase_create(runtime, "train", &phase));
+    ok(stw_step_begin(phase));
+    ok(stw_step_end(phase, NULL));
+    ok(stw_report_write(runtime, "abi-report.json"));
+    ok(stw_timeline_write(runtime, "abi-timeline.json"));
+    assert_true(count_in("abi-report.json", "train") > 0);
+    assert_true(count_in("abi-timeline.json", "train") > 0);
+    fails(stw_report_write(runtime, "no/such/directory/report.json"), STW_ERROR_NOT_FOUND,
+          "no/such/directory");
+    fails(stw_timeline_write(runtime, "no/such/directory/t.json"), STW_ERROR_NOT_FOUND,
+          "no/such/directory");
+    remove("abi-report.json");
+    remove("abi-timeline.json");
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(begin_and_end_come_in_pairs),
+        cmocka_unit_test(a_step_counts_the_bytes_that_it_moved),
+        cmocka_unit_test(abort_gives_views_back_as_abandoned),
+        cmocka_unit_test(abort_drops_the_gradients_summed_in_the_step),
+        cmocka_unit_test(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last),
+        cmocka_unit_test(report_and_timeline_are_files_or_an_error_with_the_path),
+    };
+    return cmocka_run_group_tests_name("phases", tests, NULL, NULL);
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Policies, addresses for life and eviction; machines that have one tier alone.
+ */
+#include "support.h"
+
+static stw_tensor_info info_of(stw_tensor *tensor)
+{
+    stw_tensor_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(tensor, &info));
+    return info;
+}
+
+static void policies_name_tiers_that_exist(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor_spec spec = spec_f32("t", 16);
+    stw_policy policy = STW_POLICY_INIT;
+    stw_tensor *tensor = NULL;
+    (void)state;
+    wanted.host_blocks = 0;
+    runtime = machine_open(&wanted);
+    spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_HOST;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "allowed_tiers 0x2");
+    policy.allowed_tiers = 0, policy.home = STW_TIER_HOST;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "policy.home 2");
+    policy.home = STW_TIER_DEVICE, policy.home_device = 1;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "policy.home 1");
+    policy.home_device = 0, policy.allowed_tiers = STW_ALLOW_NVME;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "leaves out");
+    policy.home = 9;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "policy.home 9");
+    assert_null(tensor);
+    machine_close(runtime);
+}
+
+static void a_tensor_stays_out_of_tiers_it_is_not_allowed_in(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor_spec spec = spec_f32("device only", 4 * BLOCK / 4);
+    stw_policy policy = STW_POLICY_INIT;
+    stw_tensor *stays, *tensor = NULL, *others[4];
+    stw_fetch_request request;
+    stw_view view;
+    int i;
+    (void)state;
+    spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_DEVICE;
+    stays = tensor_make(runtime, &spec);
+    tensor_fill_sequence(stays, 4 * BLOCK / 4, 0);
+    view = view_get(runtime, stays, STW_READ);
+    view_put(&view);
+    for (i = 0; i < 4; ++i) {
+        others[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4);
+        tensor_fill_sequence(others[i], 3 * BLOCK / 4, (float)i);
+        view = view_get(runtime, others[i], STW_READ);
+        view_put(&view);
+    }
+    assert_int_equal(info_of(stays).residence, STW_ALLOW_DEVICE);
+    tensor_expect_sequence(stays, 4 * BLOCK / 4, 0);
+    /* Room of a tier where bytes stay is promised: 4 of 8 blocks are left. */
+    spec.name = "too much", spec.shape[0] = 5 * BLOCK / 4;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "device");
+    assert_int_equal(error_numbers().tier, STW_TIER_DEVICE);
+    assert_int_equal(error_numbers().needed_bytes, 5 * BLOCK);
+    assert_int_equal(error_numbers().free_bytes, 4 * BLOCK);
+    request = request_of(stays, STW_READ), request.tier = STW_TIER_HOST;
+    assert_true(stw_fetch(runtime, NULL, &request, 1, &view) < 0);
+    assert_true(strlen(stw_last_error()) > 10);
+    fails(stw_evict(runtime, &stays, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "'device only'");
+    machine_close(runtime);
+}
+
+static void a_pinned_tensor_never_leaves_home_and_is_counted_at_create(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor_spec spec = spec_f32("pinned", 6 * BLOCK / 4);
+    stw_policy policy = STW_POLICY_INIT;
+    stw_tensor *pinned, *more = NULL, *passing;
+    stw_view view;
+    int i;
+    (void)state;
+    spec.policy = &policy, policy.home = STW_TIER_DEVICE, policy.retention = STW_RETAIN_PIN;
+    pinned = tensor_make(runtime, &spec);
+    tensor_fill_sequence(pinned, 6 * BLOCK / 4, 0);
+    view = view_get(runtime, pinned, STW_READ);
+    view_put(&view);
+    spec.name = "also pinned", spec.shape[0] = 3 * BLOCK / 4;
+    fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_BUDGET, "'also pinned'");
+    for (i = 0; i < 8; ++i) {
+        passing = tensor_f32(runtime, NULL, 2 * BLOCK / 4);
+        tensor_fill_sequence(passing, 2 * BLOCK / 4, 1);
+        view = view_get(runtime, passing, STW_READ);
+        view_put(&view);
+        assert_true((info_of(pinned).residence & STW_ALLOW_DEVICE) != 0);
+    }
+    tensor_expect_sequence(pinned, 6 * BLOCK / 4, 0);
+    machine_close(runtime);
+}
+
+static void a_policy_can_be_replaced(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 2 * BLOCK / 4);
+    stw_policy policy = STW_POLICY_INIT;
+    (void)state;
+    policy.allowed_tiers = 16;
+    fails(stw_tensor_set_policy(tensor, &policy), STW_ERROR_INVALID, "allowed_tiers");
+    policy.allowed_tiers = 0, policy.retention = STW_RETAIN_STREAM;
+    ok(stw_tensor_set_policy(tensor, &policy));
+    policy.allowed_tiers = STW_ALLOW_HOST | STW_ALLOW_DEVICE, policy.home = STW_TIER_HOST;
+    ok(stw_tensor_set_policy(tensor, &policy));
+    tensor_fill_sequence(tensor, 2 * BLOCK / 4, 0);
+    tensor_expect_sequence(tensor, 2 * BLOCK / 4, 0);
+    machine_close(runtime);
+}
+
+static void the_address_on_the_cpu_device_is_for_life(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[6];
+    void *addresses[6], *address = NULL;
+    uint64_t bytes = 0;
+    stw_view view;
+    int i, round;
+    (void)state;
+    for (i = 0; i < 6; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4 + 10);
+        tensor_fill_sequence(tensors[i], 3 * BLOCK / 4 + 10, (float)i);
+        ok(stw_tensor_address(tensors[i], 0, &addresses[i], &bytes));
+        assert_int_equal(bytes, 3 * BLOCK + 40);
+    }
+    fails(stw_tensor_address(tensors[0], 1, &address, &bytes), STW_ERROR_UNSUPPORTED, "device 1");
+    for (round = 0; round < 5; ++round) {
+        for (i = 0; i < 6; ++i) {
+            view = view_get(runtime, tensors[(i + round) % 6], STW_READ_WRITE);
+            assert_ptr_equal(view.pointer, addresses[(i + round) % 6]);
+            assert_float(((float *)view.pointer)[100], (float)((i + round) % 6) + 100);
+            view_put(&view);
+        }
+        ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+        for (i = 0; i < 6; ++i)
+            assert_true((info_of(tensors[i]).residence & STW_ALLOW_DEVICE) == 0);
+    }
+    machine_close(runtime);
+}
+
+static void a_device_across_a_bus_has_no_address_for_life(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_device_info info;
+    stw_tensor *tensor;
+    void *address = NULL;
+    uint64_t bytes = 0;
+    (void)state;
+    wanted.device_driver = "cpu-discrete";
+    runtime = machine_open(&wanted);
+    tensor = tensor_f32(runtime, "t", 16);
+    fails(stw_tensor_address(tensor, 0, &address, &bytes), STW_ERROR_UNSUPPORTED, "device 0");
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_device_info_get(runtime, 0, &info));
+    assert_int_equal(info.flags, 0);
+    assert_string_equal(info.driver, "cpu-discrete");
+    assert_int_equal(info.granule_bytes, BLOCK);
+    fails(stw_device_info_get(runtime, 1, &info), STW_ERROR_INVALID, "no device 1");
+    machine_close(runtime);
+}
+
+static void evict_names_the_view_that_is_in_the_way(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "held", 2 * BLOCK / 4);
+    stw_view view;
+    (void)state;
+    tensor_fill_sequence(tensor, 2 * BLOCK / 4, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    fails(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "'held'");
+    view_put(&view);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    assert_int_equal(info_of(tensor).residence, STW_ALLOW_NVME);
+    tensor_expect_sequence(tensor, 2 * BLOCK / 4, 0);
+    machine_close(runtime);
+}
+
+static void one_tier_alone_works_and_refuses_what_it_cannot_hold(void **state)
+{
+    const uint32_t device[] = {8, 0, 8}, host[] = {0, 8, 0};
+    const char *drivers[] = {NULL, NULL, "cpu-discrete"};
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(device); ++i) {
+        machine wanted;
+        stw_runtime *runtime;
+        stw_tensor *tensor, *more = NULL;
+        stw_tensor_spec spec = spec_f32("more", 3 * BLOCK / 4);
+        stw_view view;
+        memset(&wanted, 0, sizeof wanted);
+        wanted.device_blocks = device[i], wanted.host_blocks = host[i];
+        wanted.device_driver = drivers[i];
+        runtime = machine_open(&wanted);
+        tensor = tensor_f32(runtime, "t", 6 * BLOCK / 4);
+        fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_BUDGET, "'more'");
+        if (!drivers[i]) {
+            tensor_fill_sequence(tensor, 6 * BLOCK / 4, 0);
+            tensor_expect_sequence(tensor, 6 * BLOCK / 4, 0);
+        }
+        view = view_get(runtime, tensor, STW_WRITE);
+        memset(view.pointer, 0, view.bytes);
+        view_put(&view);
+        view = view_get(runtime, tensor, STW_READ);
+        assert_float(((float *)view.pointer)[1000], 0);
+        view_put(&view);
+        machine_close(runtime);
+    }
+}
+
+static void tensors_larger_than_the_near_tiers_are_used_by_ranges(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    const uint64_t elements = 60 * BLOCK / 4; /* device 8 blocks, host 16 */
+    const char *drivers[] = {NULL, "cpu-discrete"};
+    stw_tensor *tensor;
+    stw_fetch_request request;
+    stw_view view;
+    uint64_t i;
+    size_t driver;
+    (void)state;
+    for (driver = 0; driver < COUNT(drivers); ++driver) {
+        wanted.device_driver = drivers[driver];
+        runtime = machine_open(&wanted);
+        tensor = tensor_f32(runtime, "large", elements);
+        tensor_fill_sequence(tensor, elements, 0);
+        for (i = 0; i + 5 * BLOCK / 4 <= elements; i += 4 * BLOCK / 4 + 77) {
+            request = request_range(tensor, STW_READ_WRITE, i, 5 * BLOCK / 4);
+            ok(stw_fetch(runtime, NULL, &request, 1, &view));
+            assert_float(((float *)view.pointer)[0], (float)i);
+            assert_float(((float *)view.pointer)[5 * BLOCK / 4 - 1],
+                         (float)(i + 5 * BLOCK / 4 - 1));
+            view_put(&view);
+        }
+        tensor_expect_sequence(tensor, elements, 0);
+        machine_close(runtime);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(policies_name_tiers_that_exist),
+        cmocka_unit_test(a_tensor_stays_out_of_tiers_it_is_not_allowed_in),
+        cmocka_unit_test(a_pinned_tensor_never_leaves_home_and_is_counted_at_create),
+        cmocka_unit_test(a_policy_can_be_replaced),
+        cmocka_unit_test(the_address_on_the_cpu_device_is_for_life),
+        cmocka_unit_test(a_device_across_a_bus_has_no_address_for_life),
+        cmocka_unit_test(evict_names_the_view_that_is_in_the_way),
+        cmocka_unit_test(one_tier_alone_works_and_refuses_what_it_cannot_hold),
+        cmocka_unit_test(tensors_larger_than_the_near_tiers_are_used_by_ranges),
+    };
+    return cmocka_run_group_tests_name("policies", tests, NULL, NULL);
+}

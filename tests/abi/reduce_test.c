@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients: views that sum at release, sums from the caller's memory, micro-batches.
+ */
+#include "support.h"
+
+enum { ELEMENTS = 20000 }; /* a bit more than one block of 64 KiB */
+
+static stw_tensor *gradient_make(stw_runtime *runtime, const char *name)
+{
+    stw_tensor_spec spec = spec_f32(name, ELEMENTS);
+    spec.role = STW_ROLE_GRAD;
+    return tensor_make(runtime, &spec);
+}
+
+static void add_to_view(const stw_view *view, float value)
+{
+    float *values = view->pointer;
+    uint64_t i;
+    for (i = 0; i < view->element_count; ++i) values[i] += value * (float)(i % 7);
+}
+
+static void expect_sum(stw_tensor *gradient, float value)
+{
+    float *values = malloc(ELEMENTS * sizeof *values);
+    int i;
+    assert_non_null(values);
+    ok(stw_tensor_read(gradient, values, NULL));
+    for (i = 0; i < ELEMENTS; ++i) {
+        if (values[i] == value * (float)(i % 7)) continue;
+        fail_msg("element %d is %g, not %g", i, values[i], value * (float)(i % 7));
+    }
+    free(values);
+}
+
+static void a_view_begins_as_zeros_and_is_summed_at_release(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_view view;
+    int i, j;
+    for (i = 0; i < 4; ++i) {
+        view = view_get(runtime, gradient, STW_REDUCE);
+        for (j = 0; j < ELEMENTS; ++j) assert_float(((float *)view.pointer)[j], 0);
+        add_to_view(&view, 1);
+        ok(stw_release(&view, 1, STW_STREAM_HOST, i < 3 ? STW_RELEASE_MORE : 0));
+        expect_sum(gradient, (float)(i + 1));
+    }
+    machine_close(runtime);
+}
+
+static void two_views_open_at_once_are_private(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_view first = view_get(runtime, gradient, STW_REDUCE);
+    stw_view second = view_get(runtime, gradient, STW_REDUCE);
+    assert_ptr_not_equal(first.pointer, second.pointer);
+    add_to_view(&first, 1);
+    add_to_view(&second, 10);
+    view_put(&second);
+    view_put(&first);
+    expect_sum(gradient, 11);
+    machine_close(runtime);
+}
+
+static void an_abandoned_view_adds_nothing(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_fetch_request request = request_of(gradient, STW_READ);
+    stw_view view = view_get(runtime, gradient, STW_REDUCE);
+    add_to_view(&view, 5);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'g'");
+    view = view_get(runtime, gradient, STW_REDUCE);
+    add_to_view(&view, 2);
+    view_put(&view);
+    view = view_get(runtime, gradient, STW_REDUCE);
+    add_to_view(&view, 5);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
+    expect_sum(gradient, 2);
+    machine_close(runtime);
+}
+
+static void a_part_of_a_gradient_is_refused_and_nothing_stays(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_fetch_request request = request_range(gradient, STW_REDUCE, 10, 20);
+    stw_view view;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_UNSUPPORTED, "'g'");
+    view = view_get(runtime, gradient, STW_REDUCE);
+    add_to_view(&view, 1);
+    view_put(&view);
+    expect_sum(gradient, 1);
+    ok(stw_tensor_destroy(&gradient, 1));
+    machine_close(runtime);
+}
+
+static void memory_of_the_callers_is_summed_with_scale_and_dtype(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
+    float *local = malloc(ELEMENTS * sizeof *local);
+    uint16_t *half = malloc(ELEMENTS * sizeof *half);
+    int i;
+    assert_non_null(local);
+    assert_non_null(half);
+    for (i = 0; i < ELEMENTS; ++i) {
+        local[i] = (float)(i % 7);
+        half[i] = 0;
+        if (i % 7) { /* bf16 of 0..6 is exact: the upper half of the float */
+            uint32_t bits;
+            memcpy(&bits, &local[i], 4);
+            half[i] = (uint16_t)(bits >> 16);
+        }
+    }
+    ok(stw_reduce(gradient, NULL, NULL)); /* zeros: no contents become zeros */
+    expect_sum(gradient, 0);
+    ok(stw_reduce(gradient, local, NULL));
+    expect_sum(gradient, 1);
+    options.scale = 0.5, options.flags = STW_REDUCE_MORE;
+    ok(stw_reduce(gradient, local, &options));
+    expect_sum(gradient, 1.5F);
+    options.scale = 2, options.dtype = STW_BF16, options.flags = 0;
+    ok(stw_reduce(gradient, half, &options));
+    expect_sum(gradient, 3.5F);
+    options.flags = 8;
+    fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "0x8");
+    options.flags = 0, options.dtype = STW_I32;
+    fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "dtype 8");
+    options.dtype = 0, options.stream = STW_STREAM_LEGACY;
+    fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "STW_STREAM_HOST");
+    expect_sum(gradient, 3.5F);
+    free(local);
+    free(half);
+    machine_close(runtime);
+}
+
+static void integers_are_not_summed(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor_spec spec = spec_f32("counts", 10);
+    int32_t local[10] = {0};
+    stw_tensor *tensor;
+    spec.dtype = STW_I32;
+    tensor = tensor_make(runtime, &spec);
+    fails(stw_reduce(tensor, local, NULL), STW_ERROR_INVALID, "'counts'");
+    machine_close(runtime);
+}
+
+static void sums_survive_eviction_between_micro_batches(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradients[6];
+    stw_view view;
+    int i, round;
+    for (i = 0; i < 6; ++i) gradients[i] = gradient_make(runtime, NULL);
+    for (round = 0; round < 5; ++round) {
+        for (i = 0; i < 6; ++i) {
+            view = view_get(runtime, gradients[i], STW_REDUCE);
+            add_to_view(&view, (float)(i + 1));
+            ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_MORE | STW_RELEASE_FAR));
+        }
+        if (((machine *)*state)->nvme_blocks > 0) {
+            ok(stw_runtime_drain(runtime, 0));
+            ok(stw_evict(runtime, NULL, 0, STW_TIER_DEFAULT, 0, 0));
+        }
+    }
+    for (i = 0; i < 6; ++i) expect_sum(gradients[i], 5 * (float)(i + 1));
+    machine_close(runtime);
+}
+
+static int run_on(const char *name, machine *wanted)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(a_view_begins_as_zeros_and_is_summed_at_release, wanted),
+        cmocka_unit_test_prestate(two_views_open_at_once_are_private, wanted),
+        cmocka_unit_test_prestate(an_abandoned_view_adds_nothing, wanted),
+        cmocka_unit_test_prestate(a_part_of_a_gradient_is_refused_and_nothing_stays, wanted),
+        cmocka_unit_test_prestate(memory_of_the_callers_is_summed_with_scale_and_dtype, wanted),
+        cmocka_unit_test_prestate(integers_are_not_summed, wanted),
+        cmocka_unit_test_prestate(sums_survive_eviction_between_micro_batches, wanted),
+    };
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}
+
+int main(void)
+{
+    machine three = machine_small(), across = machine_small(), host = machine_small();
+    machine alone = machine_small();
+    int failed = run_on("reduce, three tiers", &three);
+    across.device_driver = "cpu-discrete", across.host_blocks = 24;
+    failed += run_on("reduce, device across a bus", &across);
+    host.device_blocks = 0;
+    failed += run_on("reduce, host and nvme", &host);
+    alone.nvme_blocks = alone.host_blocks = 0, alone.device_blocks = 40;
+    failed += run_on("reduce, device alone", &alone);
+    return failed;
+}

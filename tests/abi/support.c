@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shared helpers of the C API's tests. Log lines are kept in one buffer under a lock, since
+ * they come from threads of the library.
+ */
+#include "support.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <time.h>
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static char log_text[65536];
+static size_t log_length;
+static int log_errors;
+
+machine machine_small(void)
+{
+    machine small;
+    memset(&small, 0, sizeof small);
+    small.device_blocks = 8;
+    small.host_blocks = 16;
+    small.nvme_blocks = 256;
+    return small;
+}
+
+void log_line(void *user, uint32_t level, const char *topic, const char *line)
+{
+    int written;
+    (void)user;
+    if (level > STW_LOG_WARNING) return;
+    pthread_mutex_lock(&log_lock);
+    log_errors += level == STW_LOG_ERROR;
+    written =
+        snprintf(log_text + log_length, sizeof log_text - log_length, "%s: %s\n", topic, line);
+    if (written > 0 && (size_t)written < sizeof log_text - log_length)
+        log_length += (size_t)written;
+    pthread_mutex_unlock(&log_lock);
+}
+
+int logged(const char *part)
+{
+    int found;
+    pthread_mutex_lock(&log_lock);
+    found = strstr(log_text, part) != NULL;
+    pthread_mutex_unlock(&log_lock);
+    return found;
+}
+
+void log_reset(void)
+{
+    pthread_mutex_lock(&log_lock);
+    log_length = 0;
+    log_errors = 0;
+    log_text[0] = 0;
+    pthread_mutex_unlock(&log_lock);
+}
+
+stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    device.driver = wanted->device_driver;
+    device.budget_bytes = wanted->device_blocks * BLOCK;
+    nvme.path = wanted->nvme_path ? wanted->nvme_path : ".";
+    nvme.driver = wanted->nvme_driver;
+    /* The build directory may lie on tmpfs. */
+    nvme.driver_options = wanted->nvme_options ? wanted->nvme_options : "allow_tmpfs=1";
+    /* 1 MiB is kept for the superblock. */
+    nvme.budget_bytes = MIB + wanted->nvme_blocks * BLOCK;
+    options.name = "test";
+    options.devices = &device;
+    options.device_count = wanted->device_blocks > 0;
+    options.nvme = &nvme;
+    options.nvme_count = wanted->nvme_blocks > 0;
+    options.host_bytes = wanted->host_blocks * BLOCK;
+    options.thread_count = 2;
+    options.timeout_ns = wanted->timeout_ns ? wanted->timeout_ns : 60 * SECOND_NS;
+    options.tensors_max = wanted->tensors_max;
+    options.views_max = wanted->views_max;
+    options.operations_max = wanted->operations_max;
+    options.block_bytes = STW_BLOCK_64K;
+    options.log = log_line;
+    return stw_runtime_open(&options, runtime_out);
+}
+
+stw_runtime *machine_open(const machine *wanted)
+{
+    stw_runtime *runtime = NULL;
+    log_reset();
+    ok(machine_try_open(wanted, &runtime));
+    assert_non_null(runtime);
+    return runtime;
+}
+
+void machine_close(stw_runtime *runtime)
+{
+    ok(stw_runtime_close(runtime, 0, 0));
+    if (log_errors > 0) fail_msg("unexpected errors in the log:\n%s", log_text);
+}
+
+stw_tensor_spec spec_f32(const char *name, uint64_t elements)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = name;
+    spec.role = STW_ROLE_PARAM;
+    spec.dtype = STW_F32;
+    spec.dimensions = 1;
+    spec.shape[0] = elements;
+    return spec;
+}
+
+stw_tensor *tensor_make(stw_runtime *runtime, const stw_tensor_spec *spec)
+{
+    stw_tensor *tensor = NULL;
+    ok(stw_tensor_create(runtime, spec, 1, &tensor));
+    return tensor;
+}
+
+stw_tensor *tensor_f32(stw_runtime *runtime, const char *name, uint64_t elements)
+{
+    stw_tensor_spec spec = spec_f32(name, elements);
+    return tensor_make(runtime, &spec);
+}
+
+void tensor_fill_sequence(stw_tensor *tensor, uint64_t elements, float first)
+{
+    float *values = malloc(elements * sizeof *values);
+    uint64_t i;
+    assert_non_null(values);
+    for (i = 0; i < elements; ++i) values[i] = first + (float)i;
+    ok(stw_tensor_write(tensor, values, NULL));
+    free(values);
+}
+
+void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first)
+{
+    float *values = malloc(elements * sizeof *values);
+    uint64_t i;
+    assert_non_null(values);
+    ok(stw_tensor_read(tensor, values, NULL));
+    for (i = 0; i < elements; ++i) {
+        if (values[i] == first + (float)i) continue;
+        fail_msg("element %llu is %g, not %g", (unsigned long long)i, values[i], first + (float)i);
+    }
+    free(values);
+}
+
+stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin, uint64_t count)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    request.tensor = tensor;
+    request.access = access;
+    request.element_begin = begin;
+    request.element_count = count;
+    return request;
+}
+
+stw_fetch_request request_of(stw_tensor *tensor, uint32_t access)
+{
+    return request_range(tensor, access, 0, 0);
+}
+
+stw_view view_get(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
+{
+    stw_fetch_request request = request_of(tensor, access);
+    stw_view view;
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    return view;
+}
+
+void view_put(stw_view *view)
+{
+    ok(stw_release(view, 1, STW_STREAM_HOST, 0));
+}
+
+stw_error_info error_numbers(void)
+{
+    stw_error_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    assert_int_equal(stw_last_error_info(&info), STW_OK);
+    return info;
+}
+
+uint64_t clock_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * SECOND_NS + (uint64_t)time.tv_nsec;
+}
+
+int descriptors_open(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+    assert_non_null(directory);
+    while (readdir(directory)) ++count;
+    closedir(directory);
+    return count;
+}
+
+void check_ok(stw_status status, const char *call, const char *file, int line)
+{
+    if (status == STW_OK) return;
+    print_error("%s\n  is %d (%s): %s\n", call, (int)status, stw_status_string(status),
+                stw_last_error());
+    _fail(file, line);
+}
+
+void check_fails(stw_status status, stw_status code, const char *words, const char *call,
+                 const char *file, int line)
+{
+    if (status == code && strstr(stw_last_error(), words)) return;
+    print_error("%s\n  is %d (%s): %s\n  and should be %d (%s) with '%s' in its sentence\n", call,
+                (int)status, stw_status_string(status), stw_last_error(), (int)code,
+                stw_status_string(code), words);
+    _fail(file, line);
+}

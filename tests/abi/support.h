@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the tests of the C API share: a small machine to open, tensors of a size, and a check that a
+ * failure has both the status code and the words that matter. Knows the public headers alone.
+ */
+#ifndef TESTS_ABI_SUPPORT_H
+#define TESTS_ABI_SUPPORT_H
+
+#include <stepwell/stepwell.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define KIB            UINT64_C(1024)
+#define MIB            (1024 * KIB)
+#define BLOCK          (64 * KIB)
+#define SECOND_NS      UINT64_C(1000000000)
+#define MILLISECOND_NS UINT64_C(1000000)
+#define COUNT(array)   (sizeof(array) / sizeof(array)[0])
+
+/* Budgets in blocks of 64 KiB; what is 0 is no such tier. */
+typedef struct machine {
+    uint32_t device_blocks;
+    uint32_t host_blocks;
+    uint32_t nvme_blocks;
+    const char *device_driver;
+    const char *nvme_driver;
+    const char *nvme_options;
+    const char *nvme_path;
+    uint32_t tensors_max;
+    uint32_t views_max;
+    uint32_t operations_max;
+    uint64_t timeout_ns;
+    int errors_expected; /* the log may hold errors: faults are injected */
+} machine;
+
+/* Three tiers: 8 blocks on a cpu device, 16 in the host tier, 256 on nvme. */
+machine machine_small(void);
+
+stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out);
+stw_runtime *machine_open(const machine *wanted);
+void machine_close(stw_runtime *runtime);
+
+/* Lines of level ERROR and WARNING that runtimes of this program logged since the last reset. */
+int logged(const char *part);
+void log_reset(void);
+void log_line(void *user, uint32_t level, const char *topic, const char *line);
+
+/* One dimension of f32, role param unless changed afterwards. */
+stw_tensor_spec spec_f32(const char *name, uint64_t elements);
+stw_tensor *tensor_make(stw_runtime *runtime, const stw_tensor_spec *spec);
+stw_tensor *tensor_f32(stw_runtime *runtime, const char *name, uint64_t elements);
+/* Elements count from `first`. */
+void tensor_fill_sequence(stw_tensor *tensor, uint64_t elements, float first);
+void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first);
+
+stw_fetch_request request_of(stw_tensor *tensor, uint32_t access);
+stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin,
+                                uint64_t count);
+stw_view view_get(stw_runtime *runtime, stw_tensor *tensor, uint32_t access);
+void view_put(stw_view *view);
+
+stw_error_info error_numbers(void);
+uint64_t clock_ns(void);
+int descriptors_open(void);
+
+/* Success, with the sentence printed when it is none. */
+#define ok(call) check_ok((call), #call, __FILE__, __LINE__)
+/* Failure with this code and with these words in the sentence. */
+#define fails(call, code, words) check_fails((call), (code), (words), #call, __FILE__, __LINE__)
+void check_ok(stw_status status, const char *call, const char *file, int line);
+void check_fails(stw_status status, stw_status code, const char *words, const char *call,
+                 const char *file, int line);
+
+#define assert_float(a, b) assert_true((a) == (b))
+
+#endif

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Creating, finding, reshaping, discarding and destroying tensors; what their contents are then.
+ */
+#include "support.h"
+
+static int open_runtime(void **state)
+{
+    machine small = machine_small();
+    *state = machine_open(&small);
+    return 0;
+}
+
+static int close_runtime(void **state)
+{
+    machine_close(*state);
+    return 0;
+}
+
+static stw_tensor_info info_of(stw_tensor *tensor)
+{
+    stw_tensor_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(tensor, &info));
+    return info;
+}
+
+static void shapes_that_overflow_are_refused(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32("huge", UINT64_C(1) << 40);
+    stw_tensor *tensor = NULL;
+    spec.dimensions = 2, spec.shape[1] = UINT64_C(1) << 40;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID,
+          "'huge': the product of its shape overflows 64 bits");
+    /* 2^62 elements of 4 bytes overflow in bytes only. */
+    spec.dimensions = 1, spec.shape[0] = UINT64_C(1) << 62;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "'huge'");
+    spec.shape[0] = UINT64_C(1) << 50;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "more than");
+    spec.dimensions = 9;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "9 dimensions");
+    /* An overflow that a later zero would hide is one all the same. */
+    spec.dimensions = 3, spec.shape[0] = spec.shape[1] = UINT64_C(1) << 40, spec.shape[2] = 0;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "overflows");
+    assert_null(tensor);
+}
+
+static void a_budget_too_small_is_refused_at_create_with_the_arithmetic(void **state)
+{
+    stw_runtime *runtime = *state;
+    /* 256 blocks of nvme: 200 promised, 100 asked. */
+    stw_tensor *first = tensor_f32(runtime, "first", 200 * BLOCK / 4);
+    stw_tensor_spec spec = spec_f32("second", 100 * BLOCK / 4);
+    stw_tensor *tensor = NULL;
+    stw_error_info info;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "'second'");
+    assert_non_null(strstr(stw_last_error(), "nvme"));
+    assert_non_null(strstr(stw_last_error(), "6.2 MiB needed"));
+    assert_non_null(strstr(stw_last_error(), "12.5 MiB of its budget of 16.0 MiB is promised"));
+    info = error_numbers();
+    assert_int_equal(info.tier, STW_TIER_NVME);
+    assert_int_equal(info.needed_bytes, 100 * BLOCK);
+    assert_int_equal(info.free_bytes, 56 * BLOCK);
+    assert_string_equal(info.tensor, "second");
+    ok(stw_tensor_destroy(&first, 1));
+    ok(stw_tensor_create(runtime, &spec, 1, &tensor));
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void creation_is_all_or_none(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec specs[3];
+    stw_tensor *tensors[3] = {NULL, NULL, NULL};
+    stw_tensor *found = NULL;
+    specs[0] = spec_f32("one", BLOCK);
+    specs[1] = spec_f32("two", BLOCK);
+    specs[2] = spec_f32("three", 300 * BLOCK / 4);
+    fails(stw_tensor_create(runtime, specs, 3, tensors), STW_ERROR_BUDGET, "'three'");
+    assert_null(tensors[0]);
+    fails(stw_tensor_find(runtime, "one", &found), STW_ERROR_NOT_FOUND, "'one'");
+    fails(stw_tensor_find(runtime, "two", &found), STW_ERROR_NOT_FOUND, "'two'");
+    specs[2].shape[0] = 4;
+    specs[1].name = "one";
+    fails(stw_tensor_create(runtime, specs, 3, tensors), STW_ERROR_EXISTS, "'one' exists");
+    specs[1].name = "two";
+    ok(stw_tensor_create(runtime, specs, 3, tensors));
+    ok(stw_tensor_destroy(tensors, 3));
+}
+
+static void names_are_unique_and_at_most_255_bytes(void **state)
+{
+    stw_runtime *runtime = *state;
+    char name[300] = "";
+    stw_tensor_spec spec = spec_f32(name, 4);
+    stw_tensor *tensor = NULL, *second = NULL;
+    memset(name, 'n', sizeof name);
+    name[256] = 0;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "longer than 255");
+    name[255] = 0;
+    ok(stw_tensor_create(runtime, &spec, 1, &tensor));
+    fails(stw_tensor_create(runtime, &spec, 1, &second), STW_ERROR_EXISTS, "nnnn");
+    assert_string_equal(info_of(tensor).name, name);
+    ok(stw_tensor_destroy(&tensor, 1));
+    ok(stw_tensor_create(runtime, &spec, 1, &tensor));
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void tensors_without_a_name_are_many(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *a = tensor_f32(runtime, NULL, 4);
+    stw_tensor *b = tensor_f32(runtime, NULL, 4);
+    stw_tensor *found = NULL;
+    assert_string_equal(info_of(a).name, "");
+    fails(stw_tensor_find(runtime, "", &found), STW_ERROR_NOT_FOUND, "''");
+    ok(stw_tensor_destroy(&a, 1));
+    ok(stw_tensor_destroy(&b, 1));
+}
+
+static void find_and_next_follow_creation(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *made[4], *at = NULL;
+    const char *names[] = {"a", "b", "c", "d"};
+    int i;
+    for (i = 0; i < 4; ++i) made[i] = tensor_f32(runtime, names[i], 4);
+    for (i = 0; i < 4; ++i) {
+        ok(stw_tensor_next(runtime, at, &at));
+        assert_ptr_equal(at, made[i]);
+        ok(stw_tensor_find(runtime, names[i], &at));
+        assert_ptr_equal(at, made[i]);
+    }
+    ok(stw_tensor_next(runtime, at, &at));
+    assert_null(at);
+    ok(stw_tensor_destroy(&made[1], 1));
+    ok(stw_tensor_next(runtime, made[0], &at));
+    assert_ptr_equal(at, made[2]);
+    made[1] = made[3];
+    ok(stw_tensor_destroy(made, 3));
+    ok(stw_tensor_next(runtime, NULL, &at));
+    assert_null(at);
+}
+
+static void destroying_is_all_or_none_while_a_view_is_open(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *tensors[2];
+    stw_view view;
+    tensors[0] = tensor_f32(runtime, "free", 16);
+    tensors[1] = tensor_f32(runtime, "held", 16);
+    ok(stw_tensor_fill(tensors[1], 1, NULL));
+    view = view_get(runtime, tensors[1], STW_READ);
+    fails(stw_tensor_destroy(tensors, 2), STW_ERROR_BUSY, "'held' has open views");
+    assert_int_equal(info_of(tensors[0]).elements, 16);
+    fails(stw_tensor_discard(&tensors[1], 1), STW_ERROR_BUSY, "'held'");
+    view_put(&view);
+    ok(stw_tensor_destroy(tensors, 2));
+}
+
+static void the_same_tensor_twice_in_one_destroy_is_refused(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *twice[2];
+    twice[0] = twice[1] = tensor_f32(runtime, "twice", 16);
+    fails(stw_tensor_destroy(twice, 2), STW_ERROR_INVALID, "'twice'");
+    ok(stw_tensor_destroy(twice, 1));
+}
+
+static void info_tells_shape_size_state_and_version(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32("cube", 3);
+    stw_tensor *tensor;
+    stw_tensor_info info;
+    stw_view view;
+    spec.dimensions = 3, spec.shape[1] = 5, spec.shape[2] = 7, spec.dtype = STW_BF16;
+    spec.role = STW_ROLE_CACHE;
+    tensor = tensor_make(runtime, &spec);
+    info = info_of(tensor);
+    assert_int_equal(info.state, STW_STATE_EMPTY);
+    assert_int_equal(info.dimensions, 3);
+    assert_int_equal(info.shape[1], 5);
+    assert_int_equal(info.elements, 105);
+    assert_int_equal(info.shard_elements, 105);
+    assert_int_equal(info.whole_bytes, 210);
+    assert_int_equal(info.role, STW_ROLE_CACHE);
+    assert_int_equal(info.dtype, STW_BF16);
+    assert_int_equal(info.residence, 0);
+    ok(stw_tensor_fill(tensor, 3, NULL));
+    view = view_get(runtime, tensor, STW_READ);
+    assert_int_equal(info_of(tensor).state, STW_STATE_VALID);
+    assert_int_equal(info_of(tensor).open_views, 1);
+    assert_true(info_of(tensor).version > info.version);
+    assert_true((info_of(tensor).residence & STW_ALLOW_DEVICE) != 0);
+    view_put(&view);
+    ok(stw_tensor_discard(&tensor, 1));
+    info = info_of(tensor);
+    assert_int_equal(info.state, STW_STATE_EMPTY);
+    assert_int_equal(info.open_views, 0);
+    assert_int_equal(info.residence, 0);
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void reshape_keeps_to_the_created_size_and_empties(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *tensor = tensor_f32(runtime, "sequence", 1000);
+    const uint64_t smaller[2] = {10, 50}, larger[1] = {1001}, original[1] = {1000};
+    const uint64_t overflowing[2] = {UINT64_C(1) << 40, UINT64_C(1) << 40};
+    float values[500];
+    stw_view view;
+    tensor_fill_sequence(tensor, 1000, 0);
+    view = view_get(runtime, tensor, STW_READ);
+    fails(stw_tensor_reshape(tensor, smaller, 2), STW_ERROR_BUSY, "'sequence'");
+    view_put(&view);
+    fails(stw_tensor_reshape(tensor, larger, 1), STW_ERROR_INVALID, "cannot be reshaped");
+    fails(stw_tensor_reshape(tensor, overflowing, 2), STW_ERROR_INVALID, "overflows");
+    fails(stw_tensor_reshape(tensor, smaller, 9), STW_ERROR_INVALID, "9 dimensions");
+    tensor_expect_sequence(tensor, 1000, 0);
+    ok(stw_tensor_reshape(tensor, smaller, 2));
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_EMPTY, "'sequence'");
+    assert_int_equal(info_of(tensor).elements, 500);
+    assert_int_equal(info_of(tensor).shape[1], 50);
+    tensor_fill_sequence(tensor, 500, 9);
+    tensor_expect_sequence(tensor, 500, 9);
+    ok(stw_tensor_reshape(tensor, original, 1));
+    tensor_fill_sequence(tensor, 1000, 3);
+    tensor_expect_sequence(tensor, 1000, 3);
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void reading_what_was_never_written_is_refused(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *tensor = tensor_f32(runtime, "blank", 100);
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    float values[100];
+    stw_view view;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'blank' is empty");
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_EMPTY, "'blank' is empty");
+    tensor_fill_sequence(tensor, 100, 0);
+    tensor_expect_sequence(tensor, 100, 0);
+    ok(stw_tensor_discard(&tensor, 1));
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'blank' is empty");
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void expect_zeros(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements)
+{
+    stw_view view = view_get(runtime, tensor, STW_READ);
+    const float *values = view.pointer;
+    uint64_t i;
+    for (i = 0; i < elements; ++i) assert_float(values[i], 0);
+    view_put(&view);
+}
+
+static void zero_tensors_read_as_zeros_alone_and_in_shared_blocks(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32(NULL, 100);
+    stw_tensor *small[6], *large;
+    int i, round;
+    for (i = 0; i < 6; ++i) {
+        spec.flags = i % 2 ? STW_TENSOR_ZERO : 0;
+        small[i] = tensor_make(runtime, &spec);
+    }
+    spec.flags = STW_TENSOR_ZERO, spec.shape[0] = 3 * BLOCK / 4;
+    large = tensor_make(runtime, &spec);
+    for (round = 0; round < 3; ++round) {
+        for (i = 0; i < 6; i += 2) tensor_fill_sequence(small[i], 100, 100.0F * (float)(i + round));
+        for (i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
+        expect_zeros(runtime, large, 3 * BLOCK / 4);
+        for (i = 1; i < 6; i += 2) tensor_fill_sequence(small[i], 100, 7);
+        tensor_fill_sequence(large, 3 * BLOCK / 4, 1);
+        ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+        for (i = 1; i < 6; i += 2) tensor_expect_sequence(small[i], 100, 7);
+        /* Some dead, some live in the same block. */
+        ok(stw_tensor_discard(&small[1], 1));
+        ok(stw_tensor_discard(&large, 1));
+        expect_zeros(runtime, small[1], 100);
+        expect_zeros(runtime, large, 3 * BLOCK / 4);
+        tensor_expect_sequence(small[3], 100, 7);
+        ok(stw_tensor_discard(&small[3], 1));
+        ok(stw_tensor_discard(&small[5], 1));
+        for (i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
+        for (i = 0; i < 6; i += 2)
+            tensor_expect_sequence(small[i], 100, 100.0F * (float)(i + round));
+    }
+    ok(stw_tensor_destroy(small, 6));
+    ok(stw_tensor_destroy(&large, 1));
+}
+
+static void read_only_tensors_are_written_by_write_alone(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32("frozen", 64);
+    stw_tensor *tensor;
+    stw_fetch_request request;
+    stw_view view;
+    spec.flags = STW_TENSOR_READ_ONLY;
+    tensor = tensor_make(runtime, &spec);
+    request = request_of(tensor, STW_WRITE);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "'frozen' is read-only");
+    request.access = STW_READ_WRITE;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "read-only");
+    request.access = STW_REDUCE;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "read-only");
+    fails(stw_reduce(tensor, NULL, NULL), STW_ERROR_INVALID, "read-only");
+    fails(stw_tensor_fill(tensor, 1, NULL), STW_ERROR_INVALID, "read-only");
+    tensor_fill_sequence(tensor, 64, 5);
+    tensor_expect_sequence(tensor, 64, 5);
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
+static void tensors_max_is_a_limit_with_its_number(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensors[8], *more = NULL;
+    stw_tensor_spec spec = spec_f32(NULL, 4);
+    int i;
+    (void)state;
+    small.tensors_max = 8;
+    runtime = machine_open(&small);
+    for (i = 0; i < 8; ++i) tensors[i] = tensor_f32(runtime, NULL, 4);
+    fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_LIMIT, "8 tensors exist");
+    ok(stw_tensor_destroy(tensors, 1));
+    ok(stw_tensor_create(runtime, &spec, 1, &tensors[0]));
+    ok(stw_tensor_destroy(tensors, 8));
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_that_overflow_are_refused),
+        cmocka_unit_test(a_budget_too_small_is_refused_at_create_with_the_arithmetic),
+        cmocka_unit_test(creation_is_all_or_none),
+        cmocka_unit_test(names_are_unique_and_at_most_255_bytes),
+        cmocka_unit_test(tensors_without_a_name_are_many),
+        cmocka_unit_test(find_and_next_follow_creation),
+        cmocka_unit_test(destroying_is_all_or_none_while_a_view_is_open),
+        cmocka_unit_test(the_same_tensor_twice_in_one_destroy_is_refused),
+        cmocka_unit_test(info_tells_shape_size_state_and_version),
+        cmocka_unit_test(reshape_keeps_to_the_created_size_and_empties),
+        cmocka_unit_test(reading_what_was_never_written_is_refused),
+        cmocka_unit_test(zero_tensors_read_as_zeros_alone_and_in_shared_blocks),
+        cmocka_unit_test(read_only_tensors_are_written_by_write_alone),
+        cmocka_unit_test(tensors_max_is_a_limit_with_its_number),
+    };
+    return cmocka_run_group_tests_name("tensors", tests, open_runtime, close_runtime);
+}

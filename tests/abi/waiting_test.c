@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Fetches that wait for other threads: for a writer, for room, in a cycle, until a timeout or an
+ * interrupt. Threads meet at barriers and conditions; nothing sleeps to be lucky.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+typedef struct meeting {
+    stw_runtime *runtime;
+    stw_tensor *first;
+    stw_operation *operation;
+    pthread_barrier_t barrier;
+    stw_status status;
+    char sentence[768];
+    uint64_t waited_ns;
+    uint32_t flags;
+    uint64_t timeout_ns;
+    stw_view view;
+} meeting;
+
+static void *fetch_first(void *argument)
+{
+    meeting *here = argument;
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
+    uint64_t begin;
+    options.flags = here->flags;
+    options.timeout_ns = here->timeout_ns;
+    pthread_barrier_wait(&here->barrier);
+    begin = clock_ns();
+    here->status = stw_fetch(here->runtime, &options, &request, 1, &here->view);
+    snprintf(here->sentence, sizeof here->sentence, "%s", stw_last_error());
+    here->waited_ns = clock_ns() - begin;
+    return NULL;
+}
+
+static void *fetch_first_async(void *argument)
+{
+    meeting *here = argument;
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
+    options.flags = here->flags;
+    here->status = stw_fetch_async(here->runtime, &options, &request, 1, &here->operation);
+    return NULL;
+}
+
+/* Asked for by another thread, and certainly waiting when this returns. */
+static void ask_elsewhere(meeting *here)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, fetch_first_async, here);
+    pthread_join(thread, NULL);
+    ok(here->status);
+    assert_int_equal(stw_operation_poll(here->operation), STW_PENDING);
+    assert_int_equal(stw_operation_wait(here->operation, MILLISECOND_NS), STW_PENDING);
+}
+
+static void take_and_give_back(meeting *here)
+{
+    ok(stw_operation_wait(here->operation, 0));
+    ok(stw_fetch_collect(here->operation, STW_STREAM_HOST, &here->view, 1));
+    ok(stw_operation_free(here->operation));
+    assert_float(((float *)here->view.pointer)[7], 7);
+    view_put(&here->view);
+}
+
+static void a_writer_waits_for_the_readers_of_other_threads(void **state)
+{
+    machine small = machine_small();
+    meeting here;
+    stw_view view;
+    (void)state;
+    memset(&here, 0, sizeof here);
+    here.runtime = machine_open(&small);
+    here.first = tensor_f32(here.runtime, "shared", 100);
+    tensor_fill_sequence(here.first, 100, 0);
+    view = view_get(here.runtime, here.first, STW_READ);
+    ask_elsewhere(&here);
+    assert_float(((float *)view.pointer)[99], 99);
+    view_put(&view);
+    take_and_give_back(&here);
+    machine_close(here.runtime);
+}
+
+static void a_wait_ends_at_its_timeout_with_the_tensor_named(void **state)
+{
+    machine small = machine_small();
+    meeting here;
+    pthread_t thread;
+    stw_view view;
+    (void)state;
+    memset(&here, 0, sizeof here);
+    here.runtime = machine_open(&small);
+    here.first = tensor_f32(here.runtime, "contended", 100);
+    here.timeout_ns = 200 * MILLISECOND_NS;
+    tensor_fill_sequence(here.first, 100, 0);
+    view = view_get(here.runtime, here.first, STW_READ);
+    pthread_barrier_init(&here.barrier, NULL, 2);
+    pthread_create(&thread, NULL, fetch_first, &here);
+    pthread_barrier_wait(&here.barrier);
+    pthread_join(thread, NULL);
+    assert_int_equal(here.status, STW_ERROR_TIMEOUT);
+    assert_non_null(strstr(here.sentence, "'contended'"));
+    assert_true(here.waited_ns >= 200 * MILLISECOND_NS);
+    assert_true(here.waited_ns < 2 * SECOND_NS);
+    /* It is undone: the reader can be joined by others and a later writer gets in. */
+    view_put(&view);
+    view = view_get(here.runtime, here.first, STW_READ_WRITE);
+    view_put(&view);
+    machine_close(here.runtime);
+}
+
+static void room_that_another_thread_holds_is_waited_for_when_asked(void **state)
+{
+    machine small = machine_small();
+    meeting here;
+    pthread_t thread;
+    stw_tensor *held;
+    stw_view view;
+    (void)state;
+    memset(&here, 0, sizeof here);
+    here.runtime = machine_open(&small);
+    held = tensor_f32(here.runtime, "held", 6 * BLOCK / 4);
+    here.first = tensor_f32(here.runtime, "wanted", 4 * BLOCK / 4);
+    tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
+    tensor_fill_sequence(here.first, 4 * BLOCK / 4, 0);
+    view = view_get(here.runtime, held, STW_READ);
+    pthread_barrier_init(&here.barrier, NULL, 2);
+    /* Without the flag: at once, with the arithmetic. */
+    pthread_create(&thread, NULL, fetch_first, &here);
+    pthread_barrier_wait(&here.barrier);
+    pthread_join(thread, NULL);
+    assert_int_equal(here.status, STW_ERROR_BUDGET);
+    assert_non_null(strstr(here.sentence, "384.0 KiB is pinned"));
+    here.flags = STW_FETCH_WAIT_ROOM;
+    ask_elsewhere(&here);
+    view_put(&view);
+    take_and_give_back(&here);
+    /* And it does not wait beyond its timeout. */
+    view = view_get(here.runtime, held, STW_READ);
+    here.timeout_ns = 100 * MILLISECOND_NS;
+    pthread_create(&thread, NULL, fetch_first, &here);
+    pthread_barrier_wait(&here.barrier);
+    pthread_join(thread, NULL);
+    assert_int_equal(here.status, STW_ERROR_TIMEOUT);
+    view_put(&view);
+    machine_close(here.runtime);
+}
+
+typedef struct party {
+    stw_runtime *runtime;
+    stw_tensor *mine;
+    stw_tensor *wanted;
+    pthread_barrier_t *both_hold;
+    stw_status status;
+    char sentence[768];
+} party;
+
+static void *hold_then_want(void *argument)
+{
+    party *me = argument;
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(me->mine, STW_READ);
+    stw_view held, view;
+    options.flags = STW_FETCH_WAIT_ROOM;
+    me->status = stw_fetch(me->runtime, NULL, &request, 1, &held);
+    pthread_barrier_wait(me->both_hold);
+    if (me->status != STW_OK) return NULL;
+    request.tensor = me->wanted;
+    me->status = stw_fetch(me->runtime, &options, &request, 1, &view);
+    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
+    if (me->status == STW_OK) (void)stw_release(&view, 1, STW_STREAM_HOST, 0);
+    (void)stw_release(&held, 1, STW_STREAM_HOST, 0);
+    return NULL;
+}
+
+static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
+{
+    machine small = machine_small();
+    pthread_barrier_t barrier;
+    pthread_t threads[2];
+    party parties[2];
+    stw_tensor *tensors[4];
+    stw_runtime *runtime = machine_open(&small);
+    const uint64_t begin = clock_ns();
+    int i;
+    (void)state;
+    for (i = 0; i < 4; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4);
+        tensor_fill_sequence(tensors[i], 3 * BLOCK / 4, 0);
+    }
+    pthread_barrier_init(&barrier, NULL, 2);
+    memset(parties, 0, sizeof parties);
+    for (i = 0; i < 2; ++i) {
+        parties[i].runtime = runtime, parties[i].both_hold = &barrier;
+        parties[i].mine = tensors[i], parties[i].wanted = tensors[2 + i];
+        pthread_create(&threads[i], NULL, hold_then_want, &parties[i]);
+    }
+    for (i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+    /* One gave way, the other was served, and nobody waited for the timeout. */
+    assert_true((parties[0].status == STW_OK) != (parties[1].status == STW_OK));
+    i = parties[0].status == STW_OK;
+    assert_int_equal(parties[i].status, STW_ERROR_BUDGET);
+    assert_non_null(strstr(parties[i].sentence, "the youngest of 2"));
+    assert_true(clock_ns() - begin < 30 * SECOND_NS);
+    machine_close(runtime);
+}
+
+static stw_runtime *to_interrupt;
+
+static void on_signal(int number)
+{
+    (void)number;
+    (void)stw_runtime_interrupt(to_interrupt);
+}
+
+static void an_interrupt_from_a_signal_handler_ends_waits(void **state)
+{
+    machine small = machine_small();
+    struct sigaction action;
+    meeting here;
+    pthread_t thread;
+    stw_view view;
+    (void)state;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    memset(&here, 0, sizeof here);
+    here.runtime = to_interrupt = machine_open(&small);
+    here.first = tensor_f32(here.runtime, "t", 100);
+    tensor_fill_sequence(here.first, 100, 0);
+    sigaction(SIGUSR1, &action, NULL);
+    view = view_get(here.runtime, here.first, STW_READ);
+    pthread_barrier_init(&here.barrier, NULL, 2);
+    pthread_create(&thread, NULL, fetch_first, &here);
+    pthread_barrier_wait(&here.barrier);
+    /* It may not wait yet: until the interrupt was heard. */
+    while (pthread_tryjoin_np(thread, NULL) != 0) raise(SIGUSR1);
+    assert_int_equal(here.status, STW_ERROR_INTERRUPTED);
+    assert_non_null(strstr(here.sentence, "stw_runtime_interrupt"));
+    view_put(&view);
+    view = view_get(here.runtime, here.first, STW_READ_WRITE);
+    view_put(&view);
+    machine_close(here.runtime);
+}
+
+enum { WORKERS = 4, ROUNDS = 300 };
+
+typedef struct worker {
+    stw_runtime *runtime;
+    stw_tensor **tensors;
+    uint32_t seed;
+    int failures;
+} worker;
+
+static void *increment_at_random(void *argument)
+{
+    worker *me = argument;
+    int round;
+    for (round = 0; round < ROUNDS; ++round) {
+        stw_fetch_request request;
+        stw_view view;
+        uint64_t i;
+        me->seed = me->seed * 1664525 + 1013904223;
+        request = request_of(me->tensors[(me->seed >> 16) % 8], STW_READ_WRITE);
+        if (stw_fetch(me->runtime, NULL, &request, 1, &view) != STW_OK) {
+            ++me->failures;
+            continue;
+        }
+        for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] += 1;
+        me->failures += stw_release(&view, 1, STW_STREAM_HOST, 0) != STW_OK;
+    }
+    return NULL;
+}
+
+static void no_increment_of_many_threads_is_lost(void **state)
+{
+    machine small = machine_small();
+    pthread_t threads[WORKERS];
+    worker workers[WORKERS];
+    stw_tensor *tensors[8];
+    stw_runtime *runtime;
+    float *values = malloc(BLOCK + 400);
+    double total = 0;
+    int i, j, failures = 0;
+    (void)state;
+    assert_non_null(values);
+    small.device_blocks = 16; /* two of each thread's at most: 4 x 2 blocks of 8 x 2 */
+    small.host_blocks = 2;
+    runtime = machine_open(&small);
+    for (i = 0; i < 8; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, BLOCK / 4 + 100);
+        ok(stw_tensor_fill(tensors[i], 0, NULL));
+    }
+    for (i = 0; i < WORKERS; ++i) {
+        workers[i].runtime = runtime, workers[i].tensors = tensors;
+        workers[i].seed = 77 + (uint32_t)i, workers[i].failures = 0;
+        pthread_create(&threads[i], NULL, increment_at_random, &workers[i]);
+    }
+    for (i = 0; i < WORKERS; ++i) {
+        pthread_join(threads[i], NULL);
+        failures += workers[i].failures;
+    }
+    assert_int_equal(failures, 0);
+    for (i = 0; i < 8; ++i) {
+        ok(stw_tensor_read(tensors[i], values, NULL));
+        for (j = 1; j < (int)(BLOCK / 4 + 100); ++j) assert_float(values[j], values[0]);
+        total += (double)values[0];
+    }
+    assert_float(total, (double)WORKERS * ROUNDS);
+    free(values);
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_writer_waits_for_the_readers_of_other_threads),
+        cmocka_unit_test(a_wait_ends_at_its_timeout_with_the_tensor_named),
+        cmocka_unit_test(room_that_another_thread_holds_is_waited_for_when_asked),
+        cmocka_unit_test(a_cycle_of_waits_for_room_ends_with_the_youngest),
+        cmocka_unit_test(an_interrupt_from_a_signal_handler_ends_waits),
+        cmocka_unit_test(no_increment_of_many_threads_is_lost),
+    };
+    return cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A forked child: every call says FORKED, its end harms nobody, and the parent goes on.
+ */
+#include "program.h"
+
+#include <sys/wait.h>
+
+static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_tensor *found = NULL;
+    stw_view other;
+    float value = 0;
+    request.tensor = tensor;
+    CHECK(stw_fetch(runtime, NULL, &request, 1, &other) == STW_ERROR_FORKED);
+    CHECK(strstr(stw_last_error(), "fork") != NULL);
+    CHECK(stw_tensor_read(tensor, &value, NULL) == STW_ERROR_FORKED);
+    CHECK(stw_tensor_find(runtime, "t", &found) == STW_ERROR_FORKED);
+    CHECK(stw_release(view, 1, STW_STREAM_HOST, 0) == STW_ERROR_FORKED);
+    CHECK(stw_step_begin(phase) == STW_ERROR_FORKED);
+    CHECK(stw_runtime_drain(runtime, 0) == STW_ERROR_FORKED);
+    CHECK(stw_runtime_interrupt(runtime) == STW_ERROR_FORKED);
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_ERROR_FORKED);
+    CHECK(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0) == STW_ERROR_FORKED);
+    /* A runtime of the child's own works, while the parent's is open. */
+    runtime = open_small(".", NULL);
+    tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);
+    CHECK(stw_tensor_fill(tensor, 5, NULL) == STW_OK);
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+    exit(0); /* with handlers, as a program would */
+}
+
+int main(void)
+{
+    stw_runtime *runtime = open_small(".", NULL);
+    stw_tensor *tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    float *values = malloc(40 * BLOCK);
+    stw_phase *phase = NULL;
+    stw_view view;
+    int round, i, status;
+    CHECK(values);
+    CHECK(stw_phase_create(runtime, "p", &phase) == STW_OK);
+    for (i = 0; i < 40 * BLOCK / 4; ++i) values[i] = (float)i;
+    CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
+    for (round = 0; round < 5; ++round) {
+        pid_t pid;
+        request.tensor = tensor, request.element_begin = 100, request.element_count = 1000;
+        CHECK(stw_fetch(runtime, NULL, &request, 1, &view) == STW_OK);
+        pid = fork();
+        if (pid == 0) child(runtime, tensor, phase, &view);
+        /* The parent works on meanwhile. */
+        CHECK(stw_release(&view, 1, STW_STREAM_HOST, 0) == STW_OK);
+        CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        memset(values, 0, 40 * BLOCK);
+        CHECK(stw_tensor_read(tensor, values, NULL) == STW_OK);
+        for (i = 0; i < 40 * BLOCK / 4; ++i) CHECK(values[i] == (float)i);
+    }
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+    free(values);
+    return 0;
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread of a stress run: a random program over the public API, the same for the same seed and
+// number. It checks every byte it is shown.
+#pragma once
+
+#include "world.h"
+
+namespace stress {
+
+class Actor {
+public:
+    Actor(World &world, uint32_t number);
+    // Gives everything it owns and shares its first contents. One thread, before run().
+    void settle();
+    void run(uint64_t operations);
+    // Checks and releases a view that another thread fetched.
+    void open_parcel(const World::Parcel &parcel);
+
+private:
+    uint64_t random(uint64_t below) { return next_random(&state_) % below; }
+    bool chance(uint32_t percent) { return random(100) < percent; }
+    // OK, or an outcome that the caller may meet; anything else fails the run.
+    bool accept(const char *what, stw_status status, bool empty_allowed);
+    stw_fetch_options options(uint32_t flags) const;
+    uint32_t a_tier();
+
+    // shared.cpp: tensors that everybody writes
+    struct Claim {
+        Shared *tensor = nullptr;
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        stw_view view{};
+        bool abandoned = false;
+    };
+    uint32_t choose(Claim *claims, uint32_t count_max, uint32_t first);
+    void range(Claim &claim);
+    bool fetch(Claim *claims, uint32_t n, uint32_t flags);
+    bool fetch_async(Claim *claims, uint32_t n, uint32_t flags);
+    void use(Claim &claim);
+    void verify(const Shared &tensor, const stw_view &view, const char *when);
+    void write(Claim &claim);
+    void give_back(Claim *claims, uint32_t n);
+    void share_operation();
+    void nested(Claim *claims, uint32_t n);
+    void repair(Shared &tensor);
+
+    // estate.cpp: tensors that this actor alone changes
+    void own_operation();
+    void write_own(Owned &owned);
+    void fill_own(Owned &owned);
+    void discard_own(Owned &owned);
+    void restore(Owned &owned);
+    void commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust);
+    void read_owned(Owned &owned, bool copies);
+    void check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
+                     uint64_t distrust);
+    void train();
+    void reduce_into(uint32_t parameter, uint64_t amount);
+    bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);
+    void sum_operation();
+    void restart_parameters();
+    Owned &any_owned();
+
+    // hints, evictions, statistics
+    void hint_operation();
+    stw_tensor *any_tensor();
+    void step_operation();
+
+    World &world_;
+    Estate &mine_;
+    const uint32_t number_;
+    uint64_t state_;
+    bool step_open_ = false;
+    uint32_t touched_ = 0;  // a bit for each gradient that train() reduced into
+    std::vector<float> scratch_;
+};
+
+}  // namespace stress

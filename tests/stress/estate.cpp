@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that one actor changes and all others read: write, fill, discard, reduce, and updates by
+// an optimizer. A reader cannot know which of two moments it saw, but it must see one of them, whole.
+#include "actor.h"
+
+#include <algorithm>
+
+namespace stress {
+namespace {
+
+// Values stay whole numbers that a float holds exactly.
+constexpr uint64_t kValueMax = 1u << 23;
+
+}  // namespace
+
+Owned &Actor::any_owned()
+{
+    const uint64_t which = random(10);
+    if (which == 0) return *world_.sums[random(world_.sums.size())];
+    Estate &estate = world_.estates[random(world_.actors)];
+    std::vector<Owned *> &from = which < 5 ? estate.plain : estate.parameters;
+    return *from[random(from.size())];
+}
+
+void Actor::settle()
+{
+    for (Owned *owned : mine_.plain) restore(*owned);
+    for (Owned *owned : mine_.parameters) restore(*owned);
+    if (number_ != 0) return;
+    for (Shared *tensor : world_.shared) {
+        Claim claim;
+        claim.tensor = tensor;
+        claim.request.tensor = tensor->tensor;
+        claim.request.access = STW_WRITE;
+        while (!fetch(&claim, 1, STW_FETCH_WAIT_ROOM)) {}
+        write(claim);
+        for (float &value : tensor->values) value += 1;
+        tensor->empties.fetch_add(1);
+        accept("release", stw_release(&claim.view, 1, STW_STREAM_HOST, 0), false);
+    }
+    for (Owned *sum : world_.sums) restore(*sum);
+}
+
+// ----------------------------------------------------------------------- the owner's own changes --
+
+// After a failed call any element may be old or new, and after a failure behind a call nobody knows:
+// such a tensor is trusted again once it has been written whole.
+void Actor::commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust)
+{
+    if (status < 0) return;
+    owned.floor.store(value);
+    if (owned.empties.load() & 1) owned.empties.fetch_add(1);
+    owned.trusted.store(distrust);
+}
+
+void Actor::write_own(Owned &owned)
+{
+    const uint64_t distrust = world_.distrust.load();
+    const uint64_t value = owned.ceiling.load() + 1;
+    if (value > kValueMax) return;
+    if (world_.setup.errors_allowed) owned.trusted.store(UINT64_MAX);
+    owned.ceiling.store(value);
+    scratch_.assign(owned.elements, static_cast<float>(value));
+    const stw_status status = stw_tensor_write(owned.tensor, scratch_.data(), nullptr);
+    accept("write", status, false);
+    commit(owned, status, value, distrust);
+}
+
+void Actor::fill_own(Owned &owned)
+{
+    const uint64_t distrust = world_.distrust.load();
+    const uint64_t value = owned.ceiling.load() + 1;
+    if (value > kValueMax) return;
+    if (world_.setup.errors_allowed) owned.trusted.store(UINT64_MAX);
+    owned.ceiling.store(value);
+    const stw_status status = stw_tensor_fill(owned.tensor, static_cast<double>(value), nullptr);
+    accept("fill", status, false);
+    commit(owned, status, value, distrust);
+}
+
+// Readers' views are in the way now and then.
+void Actor::discard_own(Owned &owned)
+{
+    if ((owned.empties.load() & 1) == 0) owned.empties.fetch_add(1);
+    const stw_status status = stw_tensor_discard(&owned.tensor, 1);
+    if (status != STW_ERROR_BUSY) accept("discard", status, false);
+}
+
+void Actor::restore(Owned &owned)
+{
+    for (uint32_t tries = 0; tries < 1000; ++tries) {
+        write_own(owned);
+        if (owned.floor.load() == owned.ceiling.load()) return;
+    }
+    if (!world_.setup.errors_allowed) world_.fail("'%s' cannot be written", owned.name.c_str());
+}
+
+void Actor::own_operation()
+{
+    Owned &owned = *mine_.plain[random(mine_.plain.size())];
+    switch (random(5)) {
+    case 0: discard_own(owned); break;
+    case 1:
+    case 2: fill_own(owned); break;
+    default: write_own(owned);
+    }
+}
+
+// ------------------------------------------------------------------------------- everyone's reads --
+
+void Actor::check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
+                        uint64_t distrust)
+{
+    const uint64_t ceiling = owned.ceiling.load();
+    const float first = values[0];
+    uint64_t bad = count;
+    for (uint64_t i = 0; i < count && bad == count; ++i) {
+        if (values[i] != first) bad = i;
+    }
+    const bool inside = first >= static_cast<float>(floor) && first <= static_cast<float>(ceiling);
+    if (bad == count && inside) return;
+    // What a failure behind a call has touched proves nothing, nor what was rewritten meanwhile.
+    if (owned.trusted.load() != distrust || world_.distrust.load() != distrust) return;
+    world_.fail("actor %u: '%s'[%llu] is %g beside %g at 0; it must be in [%llu, %llu]", number_,
+                owned.name.c_str(), static_cast<unsigned long long>(bad % count),
+                static_cast<double>(values[bad % count]), static_cast<double>(first),
+                static_cast<unsigned long long>(floor), static_cast<unsigned long long>(ceiling));
+}
+
+void Actor::read_owned(Owned &owned, bool copies)
+{
+    const uint64_t distrust = owned.trusted.load();
+    const uint64_t empties = owned.empties.load();
+    const uint64_t floor = owned.floor.load();
+    const auto may_be_empty = [&] { return (empties & 1) || owned.empties.load() != empties; };
+    if (copies) {
+        scratch_.resize(owned.elements);
+        const stw_status status = stw_tensor_read(owned.tensor, scratch_.data(), nullptr);
+        if (!accept("read", status, may_be_empty())) return;
+        check_owned(owned, scratch_.data(), owned.elements, floor, distrust);
+        return;
+    }
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    request.tensor = owned.tensor;
+    request.tier = a_tier();
+    const stw_fetch_options with = options(STW_FETCH_WAIT_ROOM);
+    stw_view view;
+    const stw_status status = stw_fetch(world_.runtime, &with, &request, 1, &view);
+    if (!accept("fetch of an owned tensor", status, may_be_empty())) return;
+    const auto *values = static_cast<const float *>(view.pointer);
+    check_owned(owned, values, owned.elements, floor, distrust);
+    check_owned(owned, values, owned.elements, floor, distrust);
+    accept("release", stw_release(&view, 1, STW_STREAM_HOST, 0), false);
+}
+
+// --------------------------------------------------------------------------- gradients and updates --
+
+bool Actor::reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    request.tensor = gradient;
+    request.access = STW_REDUCE;
+    request.tier = a_tier();
+    const stw_fetch_options with = options(STW_FETCH_WAIT_ROOM);
+    stw_view view;
+    if (!accept("fetch to reduce", stw_fetch(world_.runtime, &with, &request, 1, &view), false)) {
+        return false;
+    }
+    auto *values = static_cast<float *>(view.pointer);
+    for (uint64_t i = 0; i < elements; ++i) {
+        if (values[i] != 0) world_.fail("actor %u: a reduce view has %g", number_, values[i]);
+        values[i] += static_cast<float>(amount);
+    }
+    const bool drops = chance(10);
+    const uint32_t flags = drops ? STW_RELEASE_ABANDON : chance(50) ? STW_RELEASE_MORE : 0;
+    accept("release of a reduce", stw_release(&view, 1, STW_STREAM_HOST, flags), false);
+    return !drops;
+}
+
+void Actor::reduce_into(uint32_t parameter, uint64_t amount)
+{
+    stw_tensor *gradient = mine_.gradients[parameter];
+    const uint64_t elements = mine_.parameters[parameter]->elements;
+    if (world_.features.aborts || chance(60)) {
+        if (!reduce_view(gradient, elements, amount)) return;
+        mine_.summed[parameter] += amount;
+        touched_ |= 1u << parameter;
+        return;
+    }
+    scratch_.assign(elements, static_cast<float>(amount));
+    stw_reduce_options with = STW_REDUCE_OPTIONS_INIT;
+    with.flags = chance(50) ? STW_REDUCE_MORE : 0;
+    if (accept("reduce", stw_reduce(gradient, scratch_.data(), &with), false)) {
+        mine_.summed[parameter] += amount;
+    }
+}
+
+// A failure behind a call left sums and parameters that nobody knows.
+void Actor::restart_parameters()
+{
+    for (size_t i = 0; i < mine_.parameters.size(); ++i) {
+        Owned &parameter = *mine_.parameters[i];
+        if (parameter.trusted.load() == world_.distrust.load()) continue;
+        stw_tensor *gradient = mine_.gradients[i];
+        if (!accept("fill", stw_tensor_fill(gradient, 0.0, nullptr), false)) continue;
+        mine_.summed[i] = 0;
+        write_own(parameter);
+    }
+}
+
+void Actor::train()
+{
+    if (world_.setup.errors_allowed) restart_parameters();
+    const bool aborts = world_.features.aborts && !step_open_ && chance(20);
+    touched_ = 0;
+    if (aborts) accept("step begin", stw_step_begin(mine_.phase), false);
+    for (uint32_t i = 0; i < mine_.parameters.size(); ++i) {
+        if (chance(70)) reduce_into(i, 1 + random(3));
+    }
+    if (aborts) {
+        // What the step summed into goes whole, what lay there before included.
+        for (uint32_t i = 0; i < mine_.gradients.size(); ++i) {
+            if (chance(50)) reduce_into(i, 1);
+            if (touched_ & (1u << i)) mine_.summed[i] = 0;
+        }
+        accept("step abort", stw_step_abort(mine_.phase, STW_STREAM_HOST), false);
+        return;
+    }
+    if (chance(30)) return;
+    stw_update_options with = STW_UPDATE_OPTIONS_INIT;
+    const bool keeps = chance(20);
+    if (keeps) with.flags |= STW_UPDATE_KEEP_GRADIENTS;
+    if (chance(20)) with.flags |= STW_UPDATE_WAIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    uint64_t after[2] = {};
+    for (size_t i = 0; i < 2; ++i) {
+        Owned &parameter = *mine_.parameters[i];
+        after[i] = parameter.ceiling.load() + mine_.summed[i];
+        if (after[i] > kValueMax) return;
+        parameter.ceiling.store(after[i]);
+    }
+    const stw_status status =
+        stw_optimizer_step(mine_.optimizer, &with, chance(50) ? &result : nullptr);
+    world_.counters.updates.fetch_add(1);
+    if (!accept("optimizer step", status, false)) {
+        for (Owned *parameter : mine_.parameters) parameter->trusted.store(UINT64_MAX);
+        return;
+    }
+    for (size_t i = 0; i < 2; ++i) {
+        mine_.parameters[i]->floor.store(after[i]);
+        if (!keeps) mine_.summed[i] = 0;
+    }
+}
+
+// Sums of everybody: each contribution is in it once, whole, or not yet.
+void Actor::sum_operation()
+{
+    Owned &sum = *world_.sums[random(world_.sums.size())];
+    const uint64_t amount = 1 + random(3);
+    if (sum.ceiling.load() > kValueMax) return;
+    sum.ceiling.fetch_add(amount);
+    if (!reduce_view(sum.tensor, sum.elements, amount)) return;
+    if (!world_.setup.errors_allowed) sum.floor.fetch_add(amount);
+}
+
+}  // namespace stress

@@ -30,8 +30,14 @@ Status stale(const char *what)
 
 }  // namespace
 
-stw_status last_code() noexcept { return last_error().code; }
-const ErrorDetail &last_detail() noexcept { return last_error().detail; }
+stw_status last_code() noexcept
+{
+    return last_error().code;
+}
+const ErrorDetail &last_detail() noexcept
+{
+    return last_error().detail;
+}
 
 void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept
 {

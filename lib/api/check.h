@@ -24,8 +24,7 @@ const ErrorDetail &last_detail() noexcept;
 void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept;
 
 // Nothing may unwind into C.
-template <class Body>
-stw_status guard(Body &&body) noexcept
+template <class Body> stw_status guard(Body &&body) noexcept
 try {
     return report(body());
 } catch (const std::bad_alloc &) {
@@ -47,8 +46,7 @@ void close_if_last(stw_runtime *runtime) noexcept;
 // Copies a struct that crosses the boundary. A newer caller's extra bytes must be zero; an older
 // one's missing fields are zero.
 Status take_struct(void *to, size_t known, const void *from, const char *name);
-template <class Struct>
-Status take(Struct *to, const Struct *from, const char *name)
+template <class Struct> Status take(Struct *to, const Struct *from, const char *name)
 {
     return take_struct(to, sizeof(Struct), from, name);
 }
@@ -60,8 +58,7 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name);
 Status check_stream(void *stream);
 
 // Arrays of structs have the stride of their first element.
-template <class Struct>
-const Struct &element(const Struct *array, uint32_t index)
+template <class Struct> const Struct &element(const Struct *array, uint32_t index)
 {
     const auto *bytes = reinterpret_cast<const char *>(array);
     return *reinterpret_cast<const Struct *>(bytes + size_t{index} * array[0].struct_size);

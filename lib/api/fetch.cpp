@@ -58,12 +58,11 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
     uint64_t end = 0;
     if (__builtin_add_overflow(range->element_begin, range->element_count, &end) ||
         end > tensor->elements) {
-        return Status::error(STW_ERROR_INVALID,
-                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
-                             static_cast<unsigned long long>(range->element_begin),
-                             static_cast<unsigned long long>(range->element_count),
-                             tensor->name.c_str(),
-                             static_cast<unsigned long long>(tensor->elements));
+        return Status::error(
+            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
+            static_cast<unsigned long long>(range->element_begin),
+            static_cast<unsigned long long>(range->element_count), tensor->name.c_str(),
+            static_cast<unsigned long long>(tensor->elements));
     }
     const uint64_t size = tensor->element_bits / 8;
     range->byte_begin = range->element_begin * size;
@@ -80,8 +79,10 @@ Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests
     for (uint32_t i = 0; i < n; ++i) {
         const stw_fetch_request &request = element(requests, i);
         if (request.struct_size != requests[0].struct_size) {
-            return Status::error(STW_ERROR_INVALID, "requests[%u].struct_size differs from the "
-                                 "first one's", i);
+            return Status::error(STW_ERROR_INVALID,
+                                 "requests[%u].struct_size differs from the "
+                                 "first one's",
+                                 i);
         }
         STW_TRY(resolve(runtime, request, &(*ranges)[i]));
     }
@@ -228,7 +229,8 @@ Status release_each(stw_view *views, uint32_t n, uint32_t flags)
             status = release_run(runtime, views + begin, end - begin, flags);
         } else {
             status = report_invalid("views[%u] is not open: it was released before, or its tensor "
-                                    "is gone", begin);
+                                    "is gone",
+                                    begin);
         }
         if (status < STW_OK && first.ok()) first = Status(status, last_detail());
         begin = end;
@@ -278,8 +280,8 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
         }
         const residency::PlaceId place = runtime->body->place_of(tier, device);
         if (place == residency::kNoPlace || tier == STW_TIER_NVME) {
-            return Status::error(STW_ERROR_INVALID, "nothing can be evicted from tier %u, device %u",
-                                 tier, device);
+            return Status::error(STW_ERROR_INVALID,
+                                 "nothing can be evicted from tier %u, device %u", tier, device);
         }
         return runtime->body->evict(tensors, n, place, timeout_ns);
     });

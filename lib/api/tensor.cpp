@@ -59,8 +59,7 @@ Status enter_all(stw_tensor *const *tensors, uint32_t n)
     return {};
 }
 
-Status take_copy(const stw_tensor *tensor, const stw_copy_options *from,
-                 stw_copy_options *options)
+Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options)
 {
     STW_TRY(enter(tensor));
     *options = STW_COPY_OPTIONS_INIT;
@@ -199,8 +198,7 @@ stw_status stw_advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
     });
 }
 
-stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
-                            const stw_copy_options *options)
+stw_status stw_tensor_write(stw_tensor *tensor, const void *source, const stw_copy_options *options)
 {
     return guard([&]() -> Status {
         stw_copy_options copy{};

@@ -119,7 +119,7 @@ struct WholeTensors {
     uint64_t whole_bytes = 0;
 };
 
-// One rank's side of the decisions. It asks the core for one gather's memory at a time, in the order
+// One rank's side of the decisions. It asks the core for one gather's memory at a time, in order
 // of the collectives: a later one that pinned its shard first could keep the room that an earlier
 // one waits for, while on another rank it is the other way round. But it claims the shard in the
 // call: an update that is called later must not come between on one rank and not on another.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arena: the slots of one place and who has them. A place of memory hands out numbered slots, singly
-// or in runs; the nvme place only counts, since the store finds a slot for a block itself.
+// Arena: the slots of one place and who has them. A place of memory hands out numbered slots,
+// singly or in runs; the nvme place only counts, since the store finds a slot for a block itself.
 // Pure. One thread at a time.
 #pragma once
 

@@ -25,7 +25,7 @@ public:
     Core &operator=(const Core &) = delete;
 
     // ---- tensors -------------------------------------------------------------------------------
-    // Promises room in a farthest allowed tier, so that what is accepted can always be put somewhere.
+    // Promises room in a farthest allowed tier, so that what is accepted can always be put there.
     Result<TensorId> create(const TensorSpec &spec);
     // BUSY with views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out);
@@ -49,7 +49,7 @@ public:
     // A release through the gate that asks for more than an unpin: leave first, or last.
     void release_hint(TensorId tensor, PlaceId place, bool far, Instant now, Commands &out);
 
-    // ---- claims: the library's own exclusive use (updates, reduces) ------------------------------
+    // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
     // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
     // are served in order. Never blocks.
     ClaimId claim();
@@ -87,7 +87,7 @@ public:
     [[nodiscard]] uint64_t version(TensorId tensor) const;
     // Bit per place that holds the newest bytes of all of the tensor.
     [[nodiscard]] uint32_t residence(TensorId tensor) const;
-    // Where a pinned or resident tensor lies at a place of slots: the first block's slot, the offset.
+    // Where a pinned or resident tensor lies at a place of slots: the first block's slot, offset.
     [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const;
     [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const;
     [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const;  // of all that moves with it

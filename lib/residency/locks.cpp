@@ -71,19 +71,21 @@ PlaceId Core::choose_cpu_place(const Request &request) const
     const Tensor &tensor = tensors_[request.tensor];
     const BlockId block =
         packs_[tensor.pack].first + blocks_of(tensor, request.byte_begin, request.byte_count).first;
+    const uint32_t allowed = packs_[tensor.pack].key.policy.allowed;
     PlaceId resident = kNoPlace;
-    PlaceId host = kNoPlace;
-    PlaceId any = kNoPlace;
+    PlaceId best = kNoPlace;
     for (PlaceId place = 0; place < places(); ++place) {
         if (is_nvme(place) || !exists(place) || !config_.places[place].cpu_access) continue;
         const Replica &here = replica(block, place);
         if (here.marks > 0 && blocks_[block].writers > 0) return place;
         if (resident == kNoPlace && !here.doomed && (here.valid || here.filling)) resident = place;
-        if (config_.places[place].tier == Tier::kHost) host = place;
-        if (any == kNoPlace) any = place;
+        // A place the policy allows before one that it does not, then the host before a device.
+        const bool may = (allowed & (1u << place)) != 0;
+        const bool best_may = best != kNoPlace && (allowed & (1u << best)) != 0;
+        const bool host = config_.places[place].tier == Tier::kHost;
+        if (best == kNoPlace || may > best_may || (may == best_may && host)) best = place;
     }
-    if (resident != kNoPlace) return resident;
-    return host != kNoPlace ? host : any;
+    return resident != kNoPlace ? resident : best;
 }
 
 // Contents are judged when the locks are free, since whoever had them may have written meanwhile.

@@ -69,7 +69,7 @@ struct Pack {
     PlaceId pinned_home = kNoPlace;
     PackKey key;
     std::vector<TensorId> tensors;
-    // Where slots matter, per place: the run set aside for it, and how many of its blocks are there.
+    // Where slots matter, per place: the run set aside for it, how many of its blocks are there.
     std::array<Slot, kPlacesMax> run = no_slots();
     std::array<uint32_t, kPlacesMax> resident{};
 

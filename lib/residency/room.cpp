@@ -116,8 +116,8 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     return stuck_or_never();
 }
 
-// A block that moves into its run takes two slots for a while. Where there is no second one it leaves
-// instead, and comes back.
+// A block that moves into its run takes two slots for a while. Where there is no second one it
+// leaves instead, and comes back.
 Core::Room Core::let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out)
 {
     for (const Target &target : fetch.targets) {

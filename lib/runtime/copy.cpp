@@ -35,17 +35,15 @@ Status resolve_range(const stw_tensor *tensor, uint64_t *begin, uint64_t *count)
     if (*begin == 0 && *count == 0) *count = tensor->elements;
     uint64_t end = 0;
     if (__builtin_add_overflow(*begin, *count, &end) || end > tensor->elements) {
-        return Status::error(STW_ERROR_INVALID,
-                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
-                             static_cast<unsigned long long>(*begin),
-                             static_cast<unsigned long long>(*count), tensor->name.c_str(),
-                             static_cast<unsigned long long>(tensor->elements));
+        return Status::error(
+            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
+            static_cast<unsigned long long>(*begin), static_cast<unsigned long long>(*count),
+            tensor->name.c_str(), static_cast<unsigned long long>(tensor->elements));
     }
     return {};
 }
 
-template <class Integer>
-bool fill_integers(void *destination, uint64_t count, double value)
+template <class Integer> bool fill_integers(void *destination, uint64_t count, double value)
 {
     const auto converted = static_cast<Integer>(value);
     if (static_cast<double>(converted) != value) return false;
@@ -67,15 +65,17 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
     switch (dtype) {
     case STW_F64: std::fill_n(static_cast<double *>(destination), count, value); return true;
     case STW_I64: return in_range && fill_integers<int64_t>(destination, count, value);
-    case STW_I32: return value >= -2147483648.0 && value < 2147483648.0 &&
-                         fill_integers<int32_t>(destination, count, value);
-    case STW_I16: return value >= -32768.0 && value < 32768.0 &&
-                         fill_integers<int16_t>(destination, count, value);
-    case STW_I8: return value >= -128.0 && value < 128.0 &&
-                        fill_integers<int8_t>(destination, count, value);
+    case STW_I32:
+        return value >= -2147483648.0 && value < 2147483648.0 &&
+               fill_integers<int32_t>(destination, count, value);
+    case STW_I16:
+        return value >= -32768.0 && value < 32768.0 &&
+               fill_integers<int16_t>(destination, count, value);
+    case STW_I8:
+        return value >= -128.0 && value < 128.0 && fill_integers<int8_t>(destination, count, value);
     case STW_BOOL: return value == 1.0 && fill_integers<uint8_t>(destination, count, value);
-    case STW_U8: return value >= 0 && value < 256.0 &&
-                        fill_integers<uint8_t>(destination, count, value);
+    case STW_U8:
+        return value >= 0 && value < 256.0 && fill_integers<uint8_t>(destination, count, value);
     default: return false;
     }
 }
@@ -274,22 +274,22 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
     const char *from = static_cast<const char *>(local);
     bool asked = false;
     kernels::Reduce mode = kernels::Reduce::kAdd;
-    Status status = each_chunk(
-        gradient, residency::Access::kReadWrite, 0, gradient->elements, options.timeout_ns,
-        [&](void *chunk, uint64_t at, uint64_t n) {
-            // Empty counts as nothing: the first contribution is taken as it is.
-            if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {
-                mode = kernels::Reduce::kFirst;
-            }
-            asked = true;
-            if (from) {
-                kernels::accumulate(mode, chunk, gradient->dtype, from + at * size, dtype, n,
-                                    scale);
-            } else if (mode == kernels::Reduce::kFirst) {
-                std::memset(chunk, 0, n * gradient->element_bits / 8);
-            }
-            return Status();
-        });
+    Status status =
+        each_chunk(gradient, residency::Access::kReadWrite, 0, gradient->elements,
+                   options.timeout_ns, [&](void *chunk, uint64_t at, uint64_t n) {
+                       // Empty counts as nothing: the first contribution is taken as it is.
+                       if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {
+                           mode = kernels::Reduce::kFirst;
+                       }
+                       asked = true;
+                       if (from) {
+                           kernels::accumulate(mode, chunk, gradient->dtype, from + at * size,
+                                               dtype, n, scale);
+                       } else if (mode == kernels::Reduce::kFirst) {
+                           std::memset(chunk, 0, n * gradient->element_bits / 8);
+                       }
+                       return Status();
+                   });
     if (!status.ok()) return status;
     std::lock_guard<std::mutex> lock(mutex_);
     note_reduced(gradient, current_step());

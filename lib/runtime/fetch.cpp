@@ -104,8 +104,8 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) co
     if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
     for (const Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
-            asked.requests.push_back({range.scratch, residency::Access::kWrite, range.place, 0,
-                                      range.byte_count});
+            asked.requests.push_back(
+                {range.scratch, residency::Access::kWrite, range.place, 0, range.byte_count});
         } else {
             asked.requests.push_back({range.tensor->id, access_of(range.access), range.place,
                                       range.byte_begin, range.byte_count});
@@ -120,8 +120,8 @@ bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
-        const bool own = view.owner == owner ||
-                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        const bool own =
+            view.owner == owner || (waiter.plan.step != 0 && view.step == waiter.plan.step);
         if (!own || view.scratch != residency::kNone) continue;
         for (const Range &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
@@ -189,9 +189,26 @@ void Runtime::drop_scratch(residency::TensorId scratch)
     });
 }
 
+// A tensor is fetched only where its policy lets it be.
+Status Runtime::check_places(const FetchPlan &plan) const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Range &range : plan.ranges) {
+        const uint32_t allowed = core_.spec(range.tensor->id).policy.allowed;
+        if (allowed & (1u << range.place)) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' cannot be fetched at tier %u: its policy's allowed_tiers "
+                             "leave that tier out",
+                             range.tensor->name.c_str(),
+                             static_cast<uint32_t>(places_[range.place].tier));
+    }
+    return {};
+}
+
 // Asks the core. BUSY at once where the answer could only come from the asker.
 Status Runtime::start_fetch(Waiter &waiter)
 {
+    STW_TRY(check_places(waiter.plan));
     Status prepared = prepare_reduces(waiter.plan);
     if (!prepared.ok()) {
         for (Range &range : waiter.plan.ranges) {
@@ -332,8 +349,8 @@ void Runtime::name_tensor(const FetchPlan &plan, Status &status)
         if (range.tensor != tensor) return;
     }
     ErrorDetail &detail = status.mutable_detail();
-    if (!detail.tensor.empty()) return;
     detail.tensor = tensor->name;
+    if (detail.sentence.find("tensor '") != std::string::npos) return;
     detail.sentence = format_text("tensor '%s' cannot be fetched: %s", tensor->name.c_str(),
                                   detail.sentence.c_str());
 }

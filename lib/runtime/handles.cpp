@@ -9,7 +9,10 @@ namespace {
 
 pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 
-void after_fork_in_child() { fork_epoch.fetch_add(1, std::memory_order_relaxed); }
+void after_fork_in_child()
+{
+    fork_epoch.fetch_add(1, std::memory_order_relaxed);
+}
 
 }  // namespace
 

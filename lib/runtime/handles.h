@@ -46,11 +46,11 @@ struct stw_tensor {
     uint32_t flags = 0;
     uint32_t dimensions = 0;
     uint64_t shape[8] = {};
-    uint64_t capacity_bytes = 0;  // as created; reshape may use less
+    uint64_t capacity_bytes = 0;     // as created; reshape may use less
     stw_tensor *previous = nullptr;  // in order of creation, under the runtime's lock
     stw_tensor *next = nullptr;
-    uint64_t serial = 0;             // counts creations; the order of stw_tensor_next
-    void *optimizer = nullptr;       // that holds it
+    uint64_t serial = 0;        // counts creations; the order of stw_tensor_next
+    void *optimizer = nullptr;  // that holds it
 };
 
 struct stw_phase {

@@ -59,8 +59,8 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     stats.pinned_bytes = usage.pinned_blocks * block_bytes_;
     stats.dirty_bytes = usage.dirty_blocks * block_bytes_;
     if (host) {
-        stats.metadata_bytes = core_.metadata_bytes() + engine_->metadata_bytes() +
-                               timeline_->metadata_bytes();
+        stats.metadata_bytes =
+            core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes();
     }
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;
@@ -74,8 +74,8 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
 
 Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out)
 {
-    const bool known = std::find(std::begin(kLinkNumbers), std::end(kLinkNumbers), link) !=
-                       std::end(kLinkNumbers);
+    const bool known =
+        std::find(std::begin(kLinkNumbers), std::end(kLinkNumbers), link) != std::end(kLinkNumbers);
     if (link == STW_LINK_RANKS) {
         return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
     }
@@ -83,8 +83,7 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     if (!known || (!ends_at_host(link) && device >= std::max<uint32_t>(host_place_, 1))) {
         return Status::error(STW_ERROR_INVALID, "there is no link %u of device %u", link, device);
     }
-    const transfer::LinkStats from =
-        engine_->link_stats(static_cast<transfer::Link>(link), memory);
+    const transfer::LinkStats from = engine_->link_stats(static_cast<transfer::Link>(link), memory);
     stw_link_stats stats = STW_LINK_STATS_INIT;
     stats.bytes = from.bytes;
     stats.transfers = from.transfers;
@@ -110,7 +109,8 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);
     std::snprintf(info.driver, sizeof info.driver, "%s", place.driver.c_str());
     std::snprintf(info.name, sizeof info.name, "%s",
-                  place.maps ? "this machine's memory" : "this machine's memory, as if across a bus");
+                  place.maps ? "this machine's memory"
+                             : "this machine's memory, as if across a bus");
     std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
     return {};
 }
@@ -193,8 +193,8 @@ void Runtime::fill_report(report::ReportData &data)
     }
     data.errors_total = errors_.load(std::memory_order_relaxed);
     for (const auto &[tensor, status] : tensor_errors_) {
-        data.errors.push_back({status.code(), status.detail() ? status.detail()->tensor : "",
-                               status.sentence(), 1});
+        data.errors.push_back(
+            {status.code(), status.detail() ? status.detail()->tensor : "", status.sentence(), 1});
     }
     data.log_suppressed = log_.suppressed();
     data.timeline_spans = timeline_->recorded();

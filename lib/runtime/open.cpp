@@ -359,13 +359,13 @@ residency::Policy Runtime::default_policy(uint32_t role) const
 {
     residency::Policy policy;
     for (PlaceId place = 0; place <= nvme_place_; ++place) {
-        const bool there = place == nvme_place_ ? engine_->store() != nullptr
-                                                : places_[place].memory != nullptr;
+        const bool there =
+            place == nvme_place_ ? engine_->store() != nullptr : places_[place].memory != nullptr;
         if (there) policy.allowed |= 1u << place;
     }
     PlaceId home = nvme_place_;
-    const bool passes = role == STW_ROLE_GRAD || role == STW_ROLE_ACTIVATION ||
-                        role == STW_ROLE_CACHE;
+    const bool passes =
+        role == STW_ROLE_GRAD || role == STW_ROLE_ACTIVATION || role == STW_ROLE_CACHE;
     if (passes) home = host_place_;
     if (preset_ == STW_PRESET_ZERO_OFFLOAD) {
         home = role == STW_ROLE_PARAM ? nearest_place_ : host_place_;

@@ -18,8 +18,8 @@ bool is_float(uint32_t dtype)
 
 Status mismatch(const stw_tensor *parameter, const char *why)
 {
-    Status status = Status::error(STW_ERROR_MISMATCH, "parameter '%s': %s",
-                                  parameter->name.c_str(), why);
+    Status status =
+        Status::error(STW_ERROR_MISMATCH, "parameter '%s': %s", parameter->name.c_str(), why);
     status.mutable_detail().tensor = parameter->name;
     return status;
 }
@@ -204,8 +204,8 @@ Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_ent
             body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
         out.state_count = names.count;
         for (uint32_t state = 0; state < names.count && status.ok(); ++state) {
-            status = make_state(body, entry.parameter, names.names[state], false,
-                                &out.states[state]);
+            status =
+                make_state(body, entry.parameter, names.names[state], false, &out.states[state]);
         }
         wanted.push_back(out);
         held.push_back(entry.parameter);

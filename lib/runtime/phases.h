@@ -10,7 +10,7 @@ namespace stepwell {
 struct Runtime::Phase {
     std::string name;
     stw_phase *handle = nullptr;  // null once destroyed
-    uint64_t step = 0;  // the open one, 0: none
+    uint64_t step = 0;            // the open one, 0: none
     uint32_t count = 0;
     uint64_t aborted = 0;
     bool planned = false;

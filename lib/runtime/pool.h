@@ -14,8 +14,7 @@
 
 namespace stepwell {
 
-template <class T>
-class Pool {
+template <class T> class Pool {
 public:
     constexpr Pool(uint32_t objects_max, uint32_t tag) : objects_max_(objects_max), tag_(tag) {}
 
@@ -63,9 +62,9 @@ private:
 
     bool reserve()
     {
-        void *memory = mmap(nullptr, sizeof(T) * static_cast<size_t>(objects_max_),
-                            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                            -1, 0);
+        void *memory =
+            mmap(nullptr, sizeof(T) * static_cast<size_t>(objects_max_), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return false;
         base_.store(static_cast<T *>(memory), std::memory_order_release);
         return true;

@@ -24,8 +24,8 @@ Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
 
 Status Runtime::release_one(stw_view &view, uint32_t flags)
 {
-    const uint32_t index = views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie)
-                                                                       : residency::kNone;
+    const uint32_t index =
+        views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie) : residency::kNone;
     if (index == residency::kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "the view with cookie 0x%llx is not open: it was released before, "

@@ -204,8 +204,7 @@ private:
     Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
 
     // shell.cpp: events in, commands out
-    template <class Body>
-    void act(Body &&body)
+    template <class Body> void act(Body &&body)
     {
         std::vector<Waiter *> calls;
         {
@@ -234,6 +233,7 @@ private:
     // fetch.cpp
     residency::FetchAsked asked_of(const Waiter &waiter, uint32_t owner) const;
     Status start_fetch(Waiter &waiter);
+    Status check_places(const FetchPlan &plan) const;
     Status prepare_reduces(FetchPlan &plan);
     Status make_scratch(Range &range);
     void drop_scratch(residency::TensorId scratch);
@@ -248,8 +248,8 @@ private:
     static void name_tensor(const FetchPlan &plan, Status &status);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
-    static void describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
-                              stw_view *view_out);
+    static void describe_view(const Range &range, const Place &place, void *pointer,
+                              uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
     Status release_one(stw_view &view, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);

@@ -165,14 +165,17 @@ void Runtime::drain_hits()
     });
 }
 
-void Runtime::note_access(residency::TensorId tensor) { trace_.access(tensor); }
+void Runtime::note_access(residency::TensorId tensor)
+{
+    trace_.access(tensor);
+}
 
 bool Runtime::wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline)
 {
     const residency::Instant time = now();
     if (time >= deadline) return false;
-    progress_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(
-                                 deadline - time, 3600ull * 1000000000ull)));
+    progress_.wait_for(lock, std::chrono::nanoseconds(
+                                 std::min<uint64_t>(deadline - time, 3600ull * 1000000000ull)));
     return true;
 }
 

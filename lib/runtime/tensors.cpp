@@ -44,10 +44,9 @@ Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *by
     constexpr uint64_t kBytesMax = 1ull << 46;
     uint64_t bytes = 0;
     if (__builtin_mul_overflow(elements, bits / 8, &bytes) || bytes > kBytesMax) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s': %llu elements of %u bits are more than %s", name,
-                             static_cast<unsigned long long>(elements), bits,
-                             bytes_text(kBytesMax).c_str());
+        return Status::error(
+            STW_ERROR_INVALID, "tensor '%s': %llu elements of %u bits are more than %s", name,
+            static_cast<unsigned long long>(elements), bits, bytes_text(kBytesMax).c_str());
     }
     *elements_out = elements;
     *bytes_out = bytes;
@@ -155,9 +154,8 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor 
     if (!made.ok()) {
         Status status = std::move(made.status());
         ErrorDetail &detail = status.mutable_detail();
-        detail.sentence = format_text("tensor '%s' (%s) cannot be created: %s",
-                                      wanted.name.c_str(), bytes_text(wanted.bytes).c_str(),
-                                      detail.sentence.c_str());
+        detail.sentence = format_text("tensor '%s' (%s) cannot be created: %s", wanted.name.c_str(),
+                                      bytes_text(wanted.bytes).c_str(), detail.sentence.c_str());
         return status;
     }
     const TensorId id = made.value();

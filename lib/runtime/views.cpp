@@ -176,8 +176,8 @@ uint32_t ViewTable::close(uint64_t cookie)
     const auto index = static_cast<uint32_t>(cookie & kSlotMask);
     uint64_t serial = cookie >> kSlotBits;
     if ((serial & 1) == 0 || index >= slots_used()) return residency::kNone;
-    const bool mine = slots_[index].serial.compare_exchange_strong(serial, serial + 1,
-                                                                   std::memory_order_acq_rel);
+    const bool mine =
+        slots_[index].serial.compare_exchange_strong(serial, serial + 1, std::memory_order_acq_rel);
     return mine ? index : residency::kNone;
 }
 

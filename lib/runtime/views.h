@@ -21,10 +21,10 @@ struct alignas(64) ViewSlot {
     stw_tensor *tensor = nullptr;
     uint64_t byte_begin = 0;
     uint64_t byte_count = 0;
-    uint64_t step = 0;                    // it was fetched in, 0: none
-    uint32_t owner = 0;                   // thread that fetched it
+    uint64_t step = 0;                               // it was fetched in, 0: none
+    uint32_t owner = 0;                              // thread that fetched it
     residency::TensorId scratch = residency::kNone;  // the private buffer of a reduce
-    uint8_t access = 0;                   // STW_READ..STW_REDUCE
+    uint8_t access = 0;                              // STW_READ..STW_REDUCE
     residency::PlaceId place = 0;
     uint8_t by_gate = 0;
 };
@@ -91,8 +91,7 @@ public:
         state.hits[tail % ThreadState::kHits] = (static_cast<uint64_t>(tensor) << 8) | place;
         state.hits_tail.store(tail + 1, std::memory_order_release);
     }
-    template <class Body>
-    void drain_hits(Body &&body)
+    template <class Body> void drain_hits(Body &&body)
     {
         std::lock_guard<std::mutex> lock(mutex_);
         for (ThreadState *state : states_) {
@@ -112,7 +111,7 @@ private:
 
     const uint32_t views_max_;
     const uint64_t runtime_serial_;
-    ViewSlot *slots_ = nullptr;  // views_max of them, zero pages until used
+    ViewSlot *slots_ = nullptr;      // views_max of them, zero pages until used
     std::atomic<uint32_t> used_{0};  // slots ever taken
     std::mutex mutex_;
     std::vector<uint32_t> free_;

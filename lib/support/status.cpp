@@ -53,8 +53,8 @@ Status Status::os_error(stw_status code, int os_errno, const char *format, ...)
     detail.sentence = format_text_list(format, arguments);
     va_end(arguments);
     char buffer[128];
-    detail.sentence += format_text(" [errno %d: %s]", os_errno,
-                                   strerror_r(os_errno, buffer, sizeof buffer));
+    detail.sentence +=
+        format_text(" [errno %d: %s]", os_errno, strerror_r(os_errno, buffer, sizeof buffer));
     detail.os_errno = os_errno;
     return {code, std::move(detail)};
 }

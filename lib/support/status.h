@@ -73,8 +73,7 @@ std::string format_text_list(const char *format, va_list arguments);
 // "12.6 MiB", "512 bytes": sizes in sentences.
 std::string bytes_text(uint64_t bytes);
 
-template <class T>
-class [[nodiscard]] Result {
+template <class T> class [[nodiscard]] Result {
 public:
     Result(T value) : value_(std::move(value)) {}
     Result(Status status) : status_(std::move(status)) {}

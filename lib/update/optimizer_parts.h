@@ -78,6 +78,7 @@ struct ParameterJob final : Job {
     uint64_t settled = 0;     // chunks of the scan whose sums are taken, in order
     Chunk *parked = nullptr;  // through before their turn
     kernels::ScanResult scanned;
+    ParameterJob *next_undecided = nullptr;
     bool fresh_master = false;  // of the update threads: made from the parameter in this step
     uint32_t fresh_states = 0;  // bit per state without contents: zeros
 };
@@ -94,6 +95,7 @@ struct Step {
     uint32_t scans_left = 0;
     uint32_t jobs_left = 0;
     uint64_t demanded = kNotPreferred;  // somebody waits for what the verdict holds up
+    ParameterJob *undecided = nullptr;  // those the verdict is about, set with it
     Status verdict;                     // OK, SKIPPED or why there is none
     Status failure;                     // first cause a parameter missed its update for
     StepResult result;

@@ -174,8 +174,11 @@ void Optimizer::Parts::measure()
 bool Optimizer::Parts::decide()
 {
     uint32_t with_gradient = 0;
-    for (const ParameterJob *job : chosen) {
-        if (job->phase == StepPhase::kVerdict) ++with_gradient;
+    for (ParameterJob *job : chosen) {
+        if (job->phase != StepPhase::kVerdict) continue;
+        ++with_gradient;
+        job->next_undecided = step.undecided;
+        step.undecided = job;
     }
     step.known = true;
     pipeline.changed.notify_all();
@@ -208,14 +211,11 @@ void Optimizer::Parts::start_updates()
 void Optimizer::Parts::give_back()
 {
     const bool empties = step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
-    // The step ends with the last one to leave; the caller may begin another then.
-    size_t left = 0;
-    for (const ParameterJob *job : chosen) left += job->phase == StepPhase::kVerdict ? 1 : 0;
-    for (size_t i = 0; left > 0; ++i) {
-        ParameterJob &job = *chosen[i];
-        if (job.phase != StepPhase::kVerdict) continue;
-        --left;
-        job.leave(empties);
+    // The step ends with the last one to leave, and the next may begin: nothing is read after.
+    for (ParameterJob *job = step.undecided; job != nullptr;) {
+        ParameterJob *next = job->next_undecided;
+        job->leave(empties);
+        job = next;
     }
 }
 

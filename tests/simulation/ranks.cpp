@@ -491,6 +491,7 @@ Outcome run_ranks(const Options &options)
     }
     for (const auto &rank : ranks) {
         outcome.events += rank->events();
+        outcome.transfers += rank->transfers();
         if (!rank->done()) journal.fail("%s: hangs", rank->state().c_str());
         if (rank->decisions() != ranks[0]->decisions()) {
             journal.fail("ranks decide differently:\n%s---- and\n%s", ranks[0]->decisions().c_str(),

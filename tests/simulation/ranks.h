@@ -58,6 +58,7 @@ public:
     [[nodiscard]] bool done() const;
     [[nodiscard]] const std::string &decisions() const { return gathers_.decisions(); }
     [[nodiscard]] uint64_t events() const { return machine_.events; }
+    [[nodiscard]] uint64_t transfers() const { return machine_.transfers; }
     [[nodiscard]] std::string state() const;
 
     void granted(const Granted &granted) override;

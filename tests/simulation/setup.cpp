@@ -118,7 +118,7 @@ TensorSpec choose_tensor(const Setup &setup, Random &random, uint32_t number)
 
 PlaceId choose_place(const Setup &setup, Random &random, const Policy &policy)
 {
-    const bool any = setup.cpu != 0 && (setup.cpu & ~policy.allowed) == 0;
+    const bool any = (setup.cpu & policy.allowed) != 0;
     if (any && random.chance(15)) return kAnyCpuPlace;
     while (true) {
         const PlaceId place = static_cast<PlaceId>(random.below(setup.config.places.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seeded simulation as tests. STW_SEED=N replays one seed with its journal, STW_SEEDS=N sets how
-// many are run; the quick suite runs few, the full suite at least 500.
+// The seeded simulation as tests. STW_SEED=N replays one seed with its journal, STW_SEEDS=N sets
+// how many are run; the quick suite runs few, the full suite at least 500.
 #include "lib/support/assert.h"
 #include "tests/simulation/simulation.h"
 
@@ -34,7 +34,10 @@ void run_seeds(uint64_t count, Outcome (*program)(const Options &))
         const Outcome outcome = program(options);
         events += outcome.events;
         transfers += outcome.transfers;
-        if (!outcome.failure.empty()) ASSERT_EQ(run(options, program), "");
+        if (!outcome.failure.empty()) {
+            ASSERT_EQ(run(options, program), "");
+            FAIL() << "failed once, and not when run again: " << outcome.failure;
+        }
         char text[256];
         ASSERT_EQ(assertion_failures(text, sizeof text), 0u) << text;
     }
@@ -49,12 +52,12 @@ void run_seeds(uint64_t count, Outcome (*program)(const Options &))
 
 TEST(Simulation, RandomProgramsNeverLoseTheNewestBytes)
 {
-    run_seeds(600, run_program);
+    run_seeds(5000, run_program);
 }
 
 TEST(Simulation, TwoRanksAgreeUnderAnyOrderOfCompletions)
 {
-    run_seeds(300, run_ranks);
+    run_seeds(1000, run_ranks);
 }
 
 TEST(SimulationQuick, RandomProgramsNeverLoseTheNewestBytes)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The first program: a tensor of 16 MiB, used piece by piece through a host tier of 8 MiB; what does
- * not fit rests in a file on nvme. Shows: open, create, fetch, release, and who holds the bytes.
- * usage: fetch_release [DIRECTORY]
+ * The first program: a tensor of 16 MiB, used piece by piece through a host tier of 8 MiB; what
+ * does not fit rests in a file on nvme. Shows: open, create, fetch, release, and who holds the
+ * bytes. usage: fetch_release [DIRECTORY]
  */
 #include <stepwell/stepwell.h>
 

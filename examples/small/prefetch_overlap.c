@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading ahead: twelve layers of 4 MiB, of which the host tier holds four. Each run computes on the
- * layers in order; in the second, the next layer is asked for while this one is computed on. Shows:
- * prefetch, phases and steps, and where a step's time went.
+ * Reading ahead: twelve layers of 4 MiB, of which the host tier holds four. Each run computes on
+ * the layers in order; in the second, the next layer is asked for while this one is computed on.
+ * Shows: prefetch, phases and steps, and where a step's time went.
  * usage: prefetch_overlap [DIRECTORY]
  */
 #include <stepwell/stepwell.h>

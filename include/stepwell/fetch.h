@@ -15,9 +15,9 @@ enum { /* access */
     STW_READ = 0,       /* many at once */
     STW_WRITE = 1,      /* alone; contents undefined at fetch, nothing is read */
     STW_READ_WRITE = 2, /* alone */
-    STW_REDUCE = 3      /* zeros to add into; at release the view is summed into the tensor (an EMPTY
-                           one counts as nothing). The whole tensor, never a range of it. Many at
-                           once: micro-batches, tied weights, two uses in one graph */
+    STW_REDUCE = 3      /* zeros to add into; at release the view is summed into the tensor (an
+                           EMPTY one counts as nothing). The whole tensor, never a range of it. Many
+                           at once: micro-batches, tied weights, two uses in one graph */
 };
 enum { STW_WHOLE = 0, STW_SHARD = 1 };
 typedef struct stw_fetch_request {

@@ -6,8 +6,8 @@
 //
 // ERRORS. A call that can fail is made through a Status or a Result<T>. With exceptions they are
 // transparent: a failure is thrown as stw::Error, so Status is OK or a remark, and Result<T> always
-// has its value. Without (-fno-exceptions, or STW_NO_EXCEPTIONS defined before the include) the same
-// functions return the failure: look at ok() before value(). Both are written alike:
+// has its value. Without (-fno-exceptions, or STW_NO_EXCEPTIONS defined before the include) the
+// same functions return the failure: look at ok() before value(). Both are written alike:
 //
 //     stw::Runtime runtime = stw::Runtime::open(options).value();
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C boundary: handles, struct sizes and arguments are checked here, exceptions end here, and the
-// sentence of a failure is kept for stw_last_error. No logic. Any thread.
+// The C boundary: handles, struct sizes and arguments are checked here, exceptions end here, and
+// the sentence of a failure is kept for stw_last_error. No logic. Any thread.
 #pragma once
 
 #include "lib/runtime/runtime.h"

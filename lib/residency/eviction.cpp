@@ -62,9 +62,12 @@ bool Core::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
 
 uint64_t Core::next_use(BlockId block) const
 {
+    // Thousands may share a block; they are created together and used together.
+    constexpr size_t kAskedMax = 32;
+    const std::vector<TensorId> &tensors = packs_[blocks_[block].pack].tensors;
     uint64_t nearest = kNever;
-    for (const TensorId at : packs_[blocks_[block].pack].tensors) {
-        nearest = std::min(nearest, victims_->next_use(at));
+    for (size_t i = 0; i < std::min(tensors.size(), kAskedMax); ++i) {
+        nearest = std::min(nearest, victims_->next_use(tensors[i]));
     }
     return nearest;
 }

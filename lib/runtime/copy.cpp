@@ -90,8 +90,8 @@ struct Runtime::ChunkFetch {
     bool granted = false;
 };
 
-// Calls body(pointer, element_begin, count) for each piece of the range that lies in one block. With
-// write access the tensor is claimed: nobody sees it half done.
+// Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
+// With write access the tensor is claimed: nobody sees it half done.
 template <class Body>
 Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, uint64_t element_begin,
                            uint64_t element_count, uint64_t timeout_ns, Body &&body)
@@ -168,6 +168,7 @@ void Runtime::ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access
     asked.flags = residency::kFetchInternal;
     asked.requests.push_back({tensor->id, access, residency::kAnyCpuPlace,
                               chunk.element_begin * size, chunk.element_count * size});
+    chunk.waiter.begin = now();
     chunk.waiter.deadline = deadline;
     act([&](Core &core, Commands &out) {
         chunk.waiter.fetch = core.fetch(asked, now(), out);

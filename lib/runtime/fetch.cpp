@@ -218,7 +218,8 @@ Status Runtime::start_fetch(Waiter &waiter)
         return prepared;
     }
     const uint32_t owner = owner_number();
-    waiter.deadline = now() + timeout(waiter.plan.timeout_ns);
+    waiter.begin = now();
+    waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
     act([&](Core &core, Commands &out) {
         drain_hits();
         waiter.fetch = core.fetch(asked_of(waiter, owner), now(), out);

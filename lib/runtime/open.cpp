@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads. What
-// fails half way leaves nothing open and no file behind.
+// Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads.
+// What fails half way leaves nothing open and no file behind.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
@@ -130,6 +130,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(config_of(options))
 {
+    core_.set_victim_policy(&trace_);
     services_.struct_size = sizeof services_;
     services_.abi = STW_DRIVER_ABI;
     services_.user = this;

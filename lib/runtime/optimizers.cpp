@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers as the program has them: states become tensors with names of their own, parameters keep
-// whose they are. The arithmetic, the order and the streaming are update/'s.
+// Optimizers as the program has them: states become tensors with names of their own, parameters
+// keep whose they are. The arithmetic, the order and the streaming are update/'s.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"

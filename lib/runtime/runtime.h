@@ -78,6 +78,7 @@ struct Waiter {
     void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
     void *user = nullptr;
     FetchPlan plan;
+    residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
 };
@@ -348,7 +349,7 @@ private:
     std::atomic<uint64_t> current_step_{0};
     std::atomic<uint32_t> stuck_{0};
     std::atomic<uint64_t> errors_{0};
-    std::atomic<bool> interrupted_{false};
+    std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
     int timer_fd_ = -1;
     std::thread timer_;
     std::unique_ptr<update::Pipeline> pipeline_;

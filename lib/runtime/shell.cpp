@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shell's core: one lock, events in, commands out. Commands are appended to the engine's queues
-// under the lock, so that their order is the core's; answers wake their waiters; callbacks run after
-// the lock is gone.
+// under the lock, so that their order is the core's; answers wake their waiters; callbacks run
+// after the lock is gone.
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
 
@@ -202,10 +202,12 @@ void Runtime::run_timer()
         }
         act([this](Core &core, Commands &out) {
             core.tick(now(), out);
-            if (!interrupted_.exchange(false)) return;
+            // What began to wait after the call is none of its business.
+            const residency::Instant interrupted = interrupted_ns_.exchange(0);
+            if (interrupted == 0) return;
             std::vector<residency::FetchId> waiting_fetches;
             for (const auto &[fetch, waiter] : waiters_) {
-                if (!waiter->call) waiting_fetches.push_back(fetch);
+                if (!waiter->call && waiter->begin <= interrupted) waiting_fetches.push_back(fetch);
             }
             for (const residency::FetchId fetch : waiting_fetches) {
                 core.cancel(fetch,
@@ -228,7 +230,7 @@ void Runtime::arm_timer(residency::Instant deadline)
 
 void Runtime::interrupt()
 {
-    interrupted_.store(true);
+    interrupted_ns_.store(now());
     const uint64_t one = 1;
     (void)!::write(timer_fd_, &one, sizeof one);
 }

@@ -14,8 +14,8 @@ namespace stepwell::schedule {
 
 class Trace final : public residency::VictimPolicy {
 public:
-    // A step of the phase begins: what its last one recorded is the forecast of this one. False when
-    // there is none yet.
+    // A step of the phase begins: what its last one recorded is the forecast of this one. False
+    // when there is none yet.
     bool begin_step(uint32_t phase);
     // The accesses since begin_step become the forecast; a step that failed teaches nothing.
     void end_step(uint32_t phase, bool learn);

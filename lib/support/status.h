@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Status and Result: how an error travels through the library. The frame that first knows the cause
-// writes the sentence and the numbers, once; everybody else passes it up. Success allocates nothing.
-// Any thread. Knows nothing of tensors, drivers or the C API beyond the status codes.
+// writes the sentence and the numbers, once; everybody else passes it up. Success allocates
+// nothing. Any thread. Knows nothing of tensors, drivers or the C API beyond the status codes.
 #pragma once
 
 #include <stepwell/status.h>

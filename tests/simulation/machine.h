@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Machine: a shell in virtual time. It carries out the core's commands on stamped memories:
-// transfers take seeded times, finish in any order, read their source at any moment between, and may
-// fail.
+// transfers take seeded times, finish in any order, read their source at any moment between, and
+// may fail.
 // Watches what the memories themselves can tell: nobody else touches what a transfer uses, and
 // nothing touches what a view pins. One thread.
 #pragma once

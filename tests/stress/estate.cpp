@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that one actor changes and all others read: write, fill, discard, reduce, and updates by
-// an optimizer. A reader cannot know which of two moments it saw, but it must see one of them, whole.
+// an optimizer. A reader cannot know which of two moments it saw, but it must see one of them,
+// whole.
 #include "actor.h"
 
 #include <algorithm>
@@ -41,10 +42,10 @@ void Actor::settle()
     for (Owned *sum : world_.sums) restore(*sum);
 }
 
-// ----------------------------------------------------------------------- the owner's own changes --
+// ---------------------------------------------------------------------- the owner's own changes --
 
-// After a failed call any element may be old or new, and after a failure behind a call nobody knows:
-// such a tensor is trusted again once it has been written whole.
+// After a failed call any element may be old or new, and after a failure behind a call nobody
+// knows: such a tensor is trusted again once it has been written whole.
 void Actor::commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust)
 {
     if (status < 0) return;
@@ -106,7 +107,7 @@ void Actor::own_operation()
     }
 }
 
-// ------------------------------------------------------------------------------- everyone's reads --
+// ----------------------------------------------------------------------------- everyone's reads --
 
 void Actor::check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
                         uint64_t distrust)
@@ -153,7 +154,7 @@ void Actor::read_owned(Owned &owned, bool copies)
     accept("release", stw_release(&view, 1, STW_STREAM_HOST, 0), false);
 }
 
-// --------------------------------------------------------------------------- gradients and updates --
+// ------------------------------------------------------------------------ gradients and updates --
 
 bool Actor::reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs of several threads over the public API with small budgets, real files and injected
-// faults. Every tensor's bytes follow from its history, so a stale, torn or mixed byte is found where
-// it is read. STW_SEED replays one seed: the program of each thread is the same again, their
-// interleaving is not.
+// Random programs of several threads over the public API with small budgets, real files and
+// injected faults. Every tensor's bytes follow from its history, so a stale, torn or mixed byte is
+// found where it is read. STW_SEED replays one seed: the program of each thread is the same again,
+// their interleaving is not.
 // usage: stress [--seeds N] [--operations N] [--setup NAME] [--directory DIR]
 #include "actor.h"
 

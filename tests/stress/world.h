@@ -59,8 +59,9 @@ struct Owned {
     std::atomic<uint64_t> floor{0};
     std::atomic<uint64_t> ceiling{0};
     std::atomic<uint64_t> empties{1};  // as in Shared
-    // Of World::distrust when the value was last written whole: work behind a call that failed later
-    // is known only by its sticky error, which clear_error() takes away from whoever looks next.
+    // Of World::distrust when the value was last written whole: work behind a call that failed
+    // later is known only by its sticky error, which clear_error() takes away from whoever looks
+    // next.
     std::atomic<uint64_t> trusted{UINT64_MAX};
 };
 

@@ -91,20 +91,20 @@ struct Runtime::ChunkFetch {
 };
 
 // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
-// With write access the tensor is claimed: nobody sees it half done.
+// Exclusive: the tensor is claimed, so that nobody sees it half done.
 template <class Body>
-Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, uint64_t element_begin,
-                           uint64_t element_count, uint64_t timeout_ns, Body &&body)
+Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
+                           uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
+                           Body &&body)
 {
     STW_TRY(sticky_error(tensor->id));
     if (element_count == 0) return {};
     const uint64_t size = tensor->element_bits / 8;
-    const bool writes = access != residency::Access::kRead;
     const residency::Instant deadline = now() + timeout(timeout_ns);
     const uint64_t offset = pack_offset(tensor->id);
     const uint32_t owner = owner_number();
     residency::ClaimId claimed = 0;
-    if (writes) claimed = claim(&tensor->id, 1);
+    if (exclusive) claimed = claim(&tensor->id, 1);
     Status status = self_wait(tensor, access, owner);
     std::deque<ChunkFetch> chunks;
     uint64_t next = element_begin;
@@ -135,7 +135,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, uint64_
         });
         if (chunk.waiter.status.ok()) release_chunk(chunk, tensor, access, claimed);
     }
-    if (writes) unclaim(claimed, tensor->id);
+    if (exclusive) unclaim(claimed, tensor->id);
     return status;
 }
 
@@ -212,7 +212,7 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
     const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
     const char *from = static_cast<const char *>(source);
-    return each_chunk(tensor, residency::Access::kWrite, begin, count, options.timeout_ns,
+    return each_chunk(tensor, residency::Access::kWrite, true, begin, count, options.timeout_ns,
                       [&](void *chunk, uint64_t at, uint64_t n) {
                           const char *bytes = from + (at - begin) * size;
                           if (dtype == tensor->dtype) {
@@ -224,8 +224,11 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
                       });
 }
 
+// Chunks are read one after the other; a write that came in between starts the read again: what is
+// handed out is one version, whole.
 Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
 {
+    constexpr int kTriesMax = 64;
     STW_TRY(check_dtype(tensor, options.dtype));
     uint64_t begin = options.element_begin;
     uint64_t count = options.element_count;
@@ -233,16 +236,40 @@ Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_optio
     const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
     char *to = static_cast<char *>(destination);
-    return each_chunk(tensor, residency::Access::kRead, begin, count, options.timeout_ns,
-                      [&](void *chunk, uint64_t at, uint64_t n) {
-                          char *bytes = to + (at - begin) * size;
-                          if (dtype == tensor->dtype) {
-                              std::memcpy(bytes, chunk, n * size);
-                          } else {
-                              kernels::convert(bytes, dtype, chunk, tensor->dtype, n);
-                          }
-                          return Status();
-                      });
+    bool torn = true;
+    Status status;
+    for (int attempt = 0; torn && status.ok() && attempt < kTriesMax; ++attempt) {
+        torn = false;
+        uint64_t first_version = 0;
+        const auto body = [&](void *chunk, uint64_t at, uint64_t n) {
+            const uint64_t now_version = version_of(tensor);
+            if (at == begin) first_version = now_version;
+            torn |= now_version != first_version;
+            if (torn) return Status();
+            char *bytes = to + (at - begin) * size;
+            if (dtype == tensor->dtype) {
+                std::memcpy(bytes, chunk, n * size);
+            } else {
+                kernels::convert(bytes, dtype, chunk, tensor->dtype, n);
+            }
+            return Status();
+        };
+        status = each_chunk(tensor, residency::Access::kRead, false, begin, count,
+                            options.timeout_ns, body);
+    }
+    if (torn && status.ok()) {
+        return Status::error(STW_ERROR_BUSY,
+                             "tensor '%s' was written %d times while it was read; read it when "
+                             "nobody writes",
+                             tensor->name.c_str(), kTriesMax);
+    }
+    return status;
+}
+
+uint64_t Runtime::version_of(const stw_tensor *tensor)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.version(tensor->id);
 }
 
 Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &options)
@@ -255,7 +282,7 @@ Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &o
         return Status::error(STW_ERROR_INVALID, "dtype %u of tensor '%s' cannot hold the value %g",
                              tensor->dtype, tensor->name.c_str(), value);
     }
-    return each_chunk(tensor, residency::Access::kWrite, begin, count, options.timeout_ns,
+    return each_chunk(tensor, residency::Access::kWrite, true, begin, count, options.timeout_ns,
                       [&](void *chunk, uint64_t, uint64_t n) {
                           fill_elements(chunk, tensor->dtype, n, value);
                           return Status();
@@ -276,7 +303,7 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
     bool asked = false;
     kernels::Reduce mode = kernels::Reduce::kAdd;
     Status status =
-        each_chunk(gradient, residency::Access::kReadWrite, 0, gradient->elements,
+        each_chunk(gradient, residency::Access::kReadWrite, true, 0, gradient->elements,
                    options.timeout_ns, [&](void *chunk, uint64_t at, uint64_t n) {
                        // Empty counts as nothing: the first contribution is taken as it is.
                        if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {

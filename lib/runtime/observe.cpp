@@ -174,12 +174,12 @@ void Runtime::fill_report(report::ReportData &data)
     }
     report_drivers(data);
     const update::PipelineStats update = pipeline_->stats();
+    std::lock_guard<std::mutex> lock(mutex_);
     data.update = updates_;
     data.update.chunks = update.chunks;
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = update_threads_;
-    std::lock_guard<std::mutex> lock(mutex_);
     for (uint32_t i = 0; i < phases_.size(); ++i) {
         report::PhaseReport phase;
         phase.name = phases_[i]->name;

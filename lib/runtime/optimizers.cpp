@@ -299,12 +299,12 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
         std::lock_guard<std::mutex> lock(mutex_);
         add_stall_of(current_step(), observe::Stall::kUpdate, 0, begin, now());
     }
-    if (status.ok()) {
-        updates_.steps += 1;
-        updates_.skipped += result.skipped;
-        updates_.parameters += result.updated;
-        if (result_out) fill_result(result, result_out);
-    }
+    if (!status.ok()) return status;
+    if (result_out) fill_result(result, result_out);
+    std::lock_guard<std::mutex> lock(mutex_);
+    updates_.steps += 1;
+    updates_.skipped += result.skipped;
+    updates_.parameters += result.updated;
     return status;
 }
 

@@ -269,8 +269,10 @@ private:
     // copy.cpp
     struct ChunkFetch;
     template <class Body>
-    Status each_chunk(stw_tensor *tensor, residency::Access access, uint64_t element_begin,
-                      uint64_t element_count, uint64_t timeout_ns, Body &&body);
+    Status each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
+                      uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
+                      Body &&body);
+    uint64_t version_of(const stw_tensor *tensor);
     Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
     void ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
                    residency::ClaimId claimed, residency::Instant deadline, uint32_t owner);

@@ -436,6 +436,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;
         tensor->runtime = nullptr;
+        std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
         tensor_pool.give(tensor);
         tensor = next;
     }

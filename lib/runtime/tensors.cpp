@@ -240,6 +240,7 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
     (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
     (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
     tensor->runtime = nullptr;
+    std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
     tensor_pool.give(tensor);
     --tensors_live_;
 }

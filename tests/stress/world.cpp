@@ -71,7 +71,7 @@ void World::open(const char *directory)
     options.block_bytes = kBlockBytes;
     if (stw_runtime_open(&options, &runtime) < 0) {
         std::fprintf(stderr, "stress: %s: %s\n", setup.name, stw_last_error());
-        std::exit(77);
+        std::exit(1);
     }
 }
 

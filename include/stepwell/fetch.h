@@ -68,7 +68,9 @@ typedef struct stw_view {
  * for all is reserved before anything moves.
  * Readers share, a writer is alone: a conflicting fetch waits for releases and for an update under
  * way; within one call, or against a view of the same step, it is BUSY at once (it would wait for
- * itself). A tensor fetched twice has two views and one pointer. On a device with streams the bytes
+ * itself). Threads that wait for each other's views are found: the youngest of their fetches is BUSY,
+ * or BUDGET where it waits for room. A view counts as its fetcher's, who releases before waiting for
+ * more; hand one over by stw_view_share in the thread that goes on with it. A tensor fetched twice has two views and one pointer. On a device with streams the bytes
  * are there for work enqueued on options->stream from now on: the host waits for NVMe, not for the
  * last copy. A stream under capture is INVALID: fetch before the graph, release after its launch.
  * `options` NULL: all defaults.
@@ -83,7 +85,8 @@ typedef struct stw_view {
 STW_API stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
                              const stw_fetch_request *requests, uint32_t n, stw_view *views_out);
 /* The same, not blocking; the order of calls is still the order of collectives. *operation_out is
- * the caller's. Then wait or poll, then collect. Blocks: never. */
+ * the caller's. Then wait or poll, then collect; one that is freed without, after its fetch was
+ * granted, is undone, and a tensor it was to WRITE is EMPTY. Blocks: never. */
 STW_API stw_status stw_fetch_async(stw_runtime *runtime, const stw_fetch_options *options,
                                    const stw_fetch_request *requests, uint32_t n,
                                    stw_operation **operation_out);
@@ -111,10 +114,12 @@ enum { /* flags of stw_release */
  * is bad.
  *
  * Ownership: the views end.  Threads: any thread.  Blocks: never.
+ * A WRITE view that is released as it was granted leaves what its memory held: give up with ABANDON.
  * Errors:    INVALID (double, stale, torn), and the first background error of these tensors.
  */
 STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
-/* One more pin on the same bytes, for a second consumer. READ views only. Blocks: never. */
+/* One more pin on the same bytes, for a second consumer: it is the calling thread's. READ views only.
+ * Blocks: never. */
 STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
 
 /* A hint that these fetches come: their bytes move to the tier ahead of them. It makes room only

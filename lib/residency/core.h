@@ -29,7 +29,7 @@ public:
     Result<TensorId> create(const TensorSpec &spec);
     // BUSY with views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out);
-    [[nodiscard]] Status may_destroy(TensorId tensor);  // OK, or the BUSY that destroy would say
+    Status may_destroy(TensorId tensor, Commands &out);  // OK, or the BUSY that destroy would say
     Status discard(TensorId tensor, Commands &out);
     Status set_policy(TensorId tensor, const Policy &policy);
     // Marks what an update or a reduce could not complete; reads are refused with `cause`.
@@ -76,6 +76,14 @@ public:
     // last. Of shared blocks the last word counts.
     void advise(TensorId tensor, Advice advice, Commands &out);
 
+    // ---- deadlocks (deadlock.cpp) --------------------------------------------------------------
+    // The fetch that gives way where threads of the program wait for each other's views; 0: nobody
+    // is in one, or somebody who could still release is awake. `held` may miss what came meanwhile.
+    [[nodiscard]] FetchId find_deadlock(const std::vector<Held> &held,
+                                        const std::vector<Sleeper> &sleepers) const;
+    // What it is told.
+    [[nodiscard]] Status deadlock_refusal(FetchId fetch) const;
+
     // ---- questions -----------------------------------------------------------------------------
     [[nodiscard]] Door &door(TensorId tensor, PlaceId place) const;
     [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) const
@@ -102,11 +110,11 @@ public:
     [[nodiscard]] uint32_t transfers_in_flight() const;
     // Fetches that only views of the program keep waiting (kFetchWaitRoom), oldest first.
     [[nodiscard]] std::vector<FetchId> stuck_fetches() const;
-    // Tensors a waiting fetch conflicts with; empty when it waits for room or transfers.
-    [[nodiscard]] std::vector<TensorId> conflicts(FetchId fetch) const;
+    [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
-    [[nodiscard]] uint64_t owner_of(FetchId fetch) const;
+    // Neither answered nor on its way: what a deadlock can be made of.
+    [[nodiscard]] bool is_blocked(FetchId fetch) const;
     // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
     [[nodiscard]] bool in_use(TensorId tensor) const;
     Status fits(const std::vector<Request> &requests) const;
@@ -128,13 +136,14 @@ private:
     void bury(PackId pack, Commands &out);
     void free_pack(PackId pack, Commands &out);
     void drop_contents(TensorId tensor, Commands &out);
+    void drop_hints(TensorId tensor, Commands &out);
 
     // locks.cpp: who may use what beside whom
     bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
     bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request,
                           PlaceId place);
     bool block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const;
-    bool try_lock(Fetch &fetch);
+    bool may_lock(Fetch &fetch);
     void follow_neighbour(Fetch &fetch, size_t index);
     [[nodiscard]] Status conflict_within(const Fetch &fetch) const;
     Status readable(const Fetch &fetch) const;
@@ -179,6 +188,7 @@ private:
                       bool may_evict) const;
     Room make_spare_slot(const Fetch &fetch, const Target *first, uint32_t count, Commands &out);
     [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
+    [[nodiscard]] bool is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const;
     bool start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
                     Commands &out);
     [[nodiscard]] Slot neighbour_slot(BlockId block, PlaceId place);
@@ -218,6 +228,16 @@ private:
     void free_slot(BlockId block, PlaceId place, Commands &out);
     void hold(BlockId block, PlaceId place);
     bool close_gates(BlockId block, PlaceId place);
+
+    // deadlock.cpp
+    struct Knot;
+    [[nodiscard]] bool conflicts_with_view(const Fetch &fetch, const Held &view) const;
+    [[nodiscard]] bool lacks_room_of(const Fetch &fetch, const Held &view) const;
+    [[nodiscard]] bool claim_moves(ClaimId claim, const Knot &knot) const;
+    [[nodiscard]] bool locks_may_come(const Fetch &fetch, const Knot &knot) const;
+    [[nodiscard]] bool room_may_come(const Fetch &fetch, const Knot &knot) const;
+    [[nodiscard]] bool has_somebody_else(PlaceId place, const Knot &knot) const;
+    void loosen(Knot &knot) const;
 
     // recency.cpp
     void heat(BlockId block, PlaceId place);
@@ -260,7 +280,7 @@ private:
     std::vector<Replica> replicas_;                         // blocks x places
     std::map<uint32_t, std::vector<BlockId>> free_ranges_;  // by their exact length
     std::unordered_map<FetchId, Fetch> fetches_;
-    std::map<QueueKey, FetchId> queue_;  // in the lock and room phases
+    std::map<QueueKey, FetchId> queue_;  // those that wait
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;
     std::unordered_map<TransferId, Flight> flights_;
     std::deque<BlockId> clean_queue_;
@@ -268,6 +288,7 @@ private:
     ClaimId next_claim_ = 1;
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
+    uint32_t internal_views_ = 0;  // of the library's own; they end by themselves
     bool advancing_ = false;
     bool may_write_back_ = false;  // something changed since pump_write_back looked last
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fetch from question to answer: lock, reserve room for all of it, fill, pin. Waiting fetches are
-// served in order; one that waits for room at a place keeps later ones from taking room there.
+// A fetch from question to answer: locks and room for all of it, both at once or neither; then its
+// transfers, then pins. Waiting fetches are served in order; one that waits for room at a place keeps
+// later ones from taking room there.
 #include "lib/residency/core.h"
 #include "lib/support/assert.h"
 
@@ -74,26 +75,22 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
 {
     const FetchId id = fetch.id;
     const bool tries = (fetch.asked.flags & kFetchTry) != 0;
-    if (fetch.phase == Phase::kLock) {
-        if (!try_lock(fetch)) {
-            if (!tries) return false;
-            refuse(id, busy_refusal(fetch), out);
-            return true;
-        }
-        Status status = conflict_within(fetch);
-        if (status.ok()) status = readable(fetch);
-        if (!status.ok()) {
-            refuse(id, std::move(status), out);
-            return true;
-        }
-        lock(fetch);
-        for (const Request &request : fetch.asked.requests) {
-            if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
-        }
-        fetch.phase = Phase::kRoom;
-        build_targets(fetch);
+    if (fetch.phase != Phase::kWait) return false;
+    fetch.stuck = false;
+    fetch.lacks = Lacks::kLocks;
+    if (!may_lock(fetch)) {
+        if (!tries) return false;
+        refuse(id, busy_refusal(fetch), out);
+        return true;
     }
-    if (fetch.phase != Phase::kRoom) return false;
+    Status wrong = conflict_within(fetch);
+    if (wrong.ok()) wrong = readable(fetch);
+    if (!wrong.ok()) {
+        refuse(id, std::move(wrong), out);
+        return true;
+    }
+    fetch.lacks = Lacks::kRoom;
+    build_targets(fetch);
     const Room room = reserve(fetch, blocked, out);
     if (room == Room::kComing && !tries) return false;
     if (room == Room::kStuck && (fetch.asked.flags & kFetchWaitRoom)) {
@@ -109,8 +106,12 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
         return true;
     }
     may_write_back_ = true;
-    fetch.stuck = false;
+    lock(fetch);
+    for (const Request &request : fetch.asked.requests) {
+        if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
+    }
     fetch.error = Status();  // of waiting for room
+    fetch.lacks = Lacks::kNothing;
     fetch.phase = Phase::kFill;
     queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, id});
     fetch.pending = 0;
@@ -160,6 +161,8 @@ void Core::wait_for(Fetch &fetch, Target &target, Commands &out)
 // Each block once, with what any of the requests needs of it.
 void Core::build_targets(Fetch &fetch)
 {
+    if (fetch.built_for == fetch.places) return;
+    fetch.built_for = fetch.places;
     fetch.targets.clear();
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
         const Request &request = fetch.asked.requests[i];
@@ -274,13 +277,14 @@ Grant Core::pin(const Fetch &fetch, size_t index)
         Replica &here = replica(block, place);
         ++(internal ? here.holds : here.pins);
     }
+    internal_views_ += internal;
     return grant;
 }
 
 void Core::refuse(FetchId id, Status why, Commands &out)
 {
     Fetch &fetch = fetches_.at(id);
-    if (fetch.phase == Phase::kLock) {
+    if (fetch.phase == Phase::kWait) {
         for (const Request &request : fetch.asked.requests) {
             if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
         }
@@ -288,8 +292,6 @@ void Core::refuse(FetchId id, Status why, Commands &out)
         for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
             unlock(fetch.asked.requests[i], fetch.places[i], fetch.asked.claim);
         }
-    }
-    if (fetch.phase == Phase::kFill) {
         for (const Target &target : fetch.targets) {
             Replica &here = replica(target.block, target.place);
             --here.holds;
@@ -329,9 +331,11 @@ void Core::release(const Release &release, Instant, Commands &out)
     Tensor &tensor = tensors_[release.tensor];
     const BlockRange range = blocks_of(tensor, release.byte_begin, release.byte_count);
     const BlockId first = packs_[tensor.pack].first;
+    const bool internal = release.internal || release.claim != 0;
+    internal_views_ -= internal;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         Replica &here = replica(block, release.place);
-        uint32_t &count = release.internal || release.claim != 0 ? here.holds : here.pins;
+        uint32_t &count = internal ? here.holds : here.pins;
         STW_ASSERT(count > 0);
         --count;
         if (release.far) {
@@ -394,8 +398,8 @@ void Core::tick(Instant now, Commands &out)
     while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
         const FetchId id = deadlines_.begin()->first.second;
         const Fetch &fetch = fetches_.at(id);
-        const char *what = fetch.phase == Phase::kLock   ? "a conflicting view or update"
-                           : fetch.phase == Phase::kRoom ? "room"
+        const char *what = fetch.lacks == Lacks::kLocks  ? "a conflicting view or update"
+                           : fetch.lacks == Lacks::kRoom ? "room"
                                                          : "its transfers";
         const TensorId tensor = fetch.asked.requests.front().tensor;
         Status status = Status::error(

@@ -28,7 +28,8 @@ bool Core::block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId
     return false;
 }
 
-// Pins in gates count as readers, of this tensor anywhere and of its neighbours at other places.
+// Pins in gates count as readers: of this tensor anywhere; for a writer, of its neighbours at other
+// places too.
 // The gates are closed before they are counted: nobody slips in between.
 bool Core::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &request, PlaceId place)
 {
@@ -38,7 +39,8 @@ bool Core::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &requ
     const Pack &pack = packs_[tensors_[id].pack];
     for (PlaceId other = 0; other < places(); ++other) {
         pins += close_gate(id, other);
-        if (other == place || !uses_gates(pack, other)) continue;
+        const bool neighbours = request.access != Access::kRead && other != place;
+        if (!neighbours || !uses_gates(pack, other)) continue;
         for (const TensorId at : pack.tensors) {
             if (at != id) pins += close_gate(at, other);
         }
@@ -116,7 +118,7 @@ Status Core::readable(const Fetch &fetch) const
     return {};
 }
 
-bool Core::try_lock(Fetch &fetch)
+bool Core::may_lock(Fetch &fetch)
 {
     const std::vector<Request> &requests = fetch.asked.requests;
     fetch.places.resize(requests.size());

@@ -118,18 +118,23 @@ struct Target {
     uint32_t tried = 0;          // sources that failed, a bit per place
 };
 
-enum class Phase : uint8_t { kLock, kRoom, kFill };
+// A fetch that waits holds nothing: neither locks nor room. It gets both at once and then only waits
+// for transfers, so that no two fetches ever wait for what the other has.
+enum class Phase : uint8_t { kWait, kFill };
+enum class Lacks : uint8_t { kNothing, kLocks, kRoom };  // of one that waits, when last looked at
 
 struct Fetch {
     FetchId id = 0;
     FetchAsked asked;
-    Phase phase = Phase::kLock;
+    Phase phase = Phase::kWait;
+    Lacks lacks = Lacks::kNothing;
     bool stuck = false;  // only views of the program are in the way
     uint32_t pending = 0;
     size_t conflict = 0;  // the request that could not be locked
     Status error;
-    std::vector<PlaceId> places;  // resolved, per request
-    std::vector<Target> targets;  // sorted by place and block, each once
+    std::vector<PlaceId> places;     // resolved, per request
+    std::vector<Target> targets;     // sorted by place and block, each once
+    std::vector<PlaceId> built_for;  // the places that the targets are of
 };
 
 struct Flight {

@@ -117,28 +117,22 @@ std::vector<FetchId> Core::stuck_fetches() const
     return stuck;
 }
 
-std::vector<TensorId> Core::conflicts(FetchId id) const
+bool Core::waits_for_locks(FetchId id) const
 {
-    std::vector<TensorId> tensors;
     const auto found = fetches_.find(id);
-    if (found == fetches_.end() || found->second.phase != Phase::kLock) return tensors;
-    for (const Request &request : found->second.asked.requests) {
-        const Pack &pack = packs_[tensors_[request.tensor].pack];
-        tensors.insert(tensors.end(), pack.tensors.begin(), pack.tensors.end());
-    }
-    return tensors;
+    return found != fetches_.end() && found->second.lacks == Lacks::kLocks;
 }
 
 bool Core::waits_for_room(FetchId id) const
 {
     const auto found = fetches_.find(id);
-    return found != fetches_.end() && found->second.phase == Phase::kRoom;
+    return found != fetches_.end() && found->second.lacks == Lacks::kRoom;
 }
 
-uint64_t Core::owner_of(FetchId id) const
+bool Core::is_blocked(FetchId id) const
 {
     const auto found = fetches_.find(id);
-    return found == fetches_.end() ? 0 : found->second.asked.owner;
+    return found != fetches_.end() && found->second.phase == Phase::kWait;
 }
 
 bool Core::in_use(TensorId id) const

@@ -48,6 +48,7 @@ Core::Room Core::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     }
     if (result == Room::kTaken) take_room(fetch);
     if (result == Room::kTaken || result == Room::kAgain) return result;
+    if ((fetch.asked.flags & kFetchPrefetch) != 0) return result;  // nobody waits for a hint
     for (PlaceId place = 0; place < places(); ++place) {
         if (needed[place] + needed_whole[place] > 0) blocked[place] = true;
     }

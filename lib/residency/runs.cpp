@@ -91,7 +91,7 @@ uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const F
         if (here.evicting) {
             cost += 1;
         } else if (!may_leave(owner, place, nullptr)) {
-            if (!may_move(owner, place) || is_own(owner, place, fetch)) return UINT64_MAX;
+            if (!may_move(owner, place) || is_in_own_run(owner, place, fetch)) return UINT64_MAX;
             cost += 4;
             ++moving;
         } else if (is_own(owner, place, fetch)) {
@@ -102,6 +102,17 @@ uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const F
     }
     const bool crowded = moving > 0 && arenas_[place].free() < free_inside + moving;
     return crowded && !may_evict ? UINT64_MAX : cost;
+}
+
+// Wanted there by the fetch itself, side by side with others of its pack: another slot would not do.
+bool Core::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
+{
+    if (!is_own(block, place, fetch)) return false;
+    const PackId pack = blocks_[block].pack;
+    return std::any_of(fetch.targets.begin(), fetch.targets.end(), [&](const Target &target) {
+        const bool beside = target.block == block + 1 || target.block + 1 == block;
+        return target.place == place && beside && blocks_[target.block].pack == pack;
+    });
 }
 
 // It may change its slot, though it cannot leave the place.
@@ -209,7 +220,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         if (owner == kNone || owner == first[i].block) continue;
         own |= is_own(owner, place, fetch);
         if (!replica(owner, place).evicting && !start_eviction(owner, place, out) &&
-            !is_own(owner, place, fetch)) {
+            !is_in_own_run(owner, place, fetch)) {
             start_move(fetch, owner, place, best, count, out);
         }
         clear &= arenas_[place].is_free(best + i);

@@ -185,8 +185,29 @@ Result<TensorId> Core::create(const TensorSpec &spec)
     return id;
 }
 
-Status Core::may_destroy(TensorId id)
+// Nobody waits for a hint, so it does not keep a tensor busy either.
+void Core::drop_hints(TensorId id, Commands &out)
 {
+    if (tensors_[id].fetches == 0) return;
+    std::vector<FetchId> hints;
+    for (const auto &[at, fetch] : fetches_) {
+        if ((fetch.asked.flags & kFetchPrefetch) == 0) continue;
+        const bool names = std::any_of(fetch.asked.requests.begin(), fetch.asked.requests.end(),
+                                       [id](const Request &asked) { return asked.tensor == id; });
+        if (names) hints.push_back(at);
+    }
+    std::sort(hints.begin(), hints.end());
+    for (const FetchId hint : hints) {
+        refuse(hint,
+               Status::error(STW_ERROR_CANCELLED, "tensor '%s' was discarded or destroyed",
+                             tensors_[id].spec.name.c_str()),
+               out);
+    }
+}
+
+Status Core::may_destroy(TensorId id, Commands &out)
+{
+    drop_hints(id, out);
     Tensor &tensor = tensors_[id];
     uint32_t pins = 0;
     for (PlaceId place = 0; place < places(); ++place) {
@@ -206,7 +227,7 @@ Status Core::may_destroy(TensorId id)
 
 Status Core::destroy(TensorId id, Commands &out)
 {
-    STW_TRY(may_destroy(id));
+    STW_TRY(may_destroy(id, out));
     Tensor &tensor = tensors_[id];
     drop_contents(id, out);
     set_contents(id, Contents::kEmpty);
@@ -275,6 +296,7 @@ void Core::drop_contents(TensorId id, Commands &out)
 
 Status Core::discard(TensorId id, Commands &out)
 {
+    drop_hints(id, out);
     Tensor &tensor = tensors_[id];
     uint32_t pins = 0;
     for (PlaceId place = 0; place < places(); ++place) pins += close_gate(id, place);

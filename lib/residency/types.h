@@ -189,6 +189,22 @@ struct Commands {
     }
 };
 
+// An open view of the program, by whom it was fetched: the core knows pins, the shell knows whose.
+struct Held {
+    uint64_t owner = 0;
+    TensorId tensor = kNone;
+    PlaceId place = kNoPlace;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+    bool writes = false;
+};
+
+// A thread of the program that does nothing until this fetch is answered.
+struct Sleeper {
+    uint64_t owner = 0;
+    FetchId fetch = 0;
+};
+
 enum class BlockState : uint8_t { kAbsent, kFilling, kValid, kDirty, kStale, kDraining };
 
 struct PlaceUsage {

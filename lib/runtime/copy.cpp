@@ -82,13 +82,35 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
 
 }  // namespace
 
-// One chunk on its way: asked for ahead, used in order.
+// The piece of a copy that lies in one block. Only the piece at work is fetched; those that come are
+// hinted at: what is not yet used holds nothing, so copies never wait for each other's pieces.
 struct Runtime::ChunkFetch {
     Waiter waiter;
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
-    bool granted = false;
 };
+
+// One copy: what its pieces have in common.
+struct Runtime::Copy {
+    stw_tensor *tensor = nullptr;
+    residency::Access access = residency::Access::kRead;
+    residency::ClaimId claim = 0;  // 0: not exclusive
+    residency::Instant deadline = residency::kNever;
+    uint32_t owner = 0;
+    uint64_t offset = 0;  // in the pack
+    uint64_t element_bytes = 0;
+    uint64_t end = 0;     // elements
+    uint64_t hinted = 0;  // element up to which hints were given
+    std::deque<residency::FetchId> hints;
+};
+
+// How many elements from `at` on lie in its block.
+uint64_t Runtime::chunk_elements(const Copy &copy, uint64_t at) const
+{
+    const uint64_t byte = copy.offset + at * copy.element_bytes;
+    const uint64_t room = (block_bytes_ - byte % block_bytes_) / copy.element_bytes;
+    return std::min(std::max<uint64_t>(room, 1), copy.end - at);
+}
 
 // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
 // Exclusive: the tensor is claimed, so that nobody sees it half done.
@@ -99,43 +121,35 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
 {
     STW_TRY(sticky_error(tensor->id));
     if (element_count == 0) return {};
-    const uint64_t size = tensor->element_bits / 8;
-    const residency::Instant deadline = now() + timeout(timeout_ns);
-    const uint64_t offset = pack_offset(tensor->id);
-    const uint32_t owner = owner_number();
-    residency::ClaimId claimed = 0;
-    if (exclusive) claimed = claim(&tensor->id, 1);
-    Status status = self_wait(tensor, access, owner);
-    std::deque<ChunkFetch> chunks;
-    uint64_t next = element_begin;
-    const uint64_t end = element_begin + element_count;
-    while (status.ok() && (next < end || !chunks.empty())) {
-        while (next < end && chunks.size() < kChunksAhead) {
-            const uint64_t at = offset + next * size;
-            const uint64_t room = (block_bytes_ - at % block_bytes_) / size;
-            ChunkFetch &chunk = chunks.emplace_back();
-            chunk.element_begin = next;
-            chunk.element_count = std::min(std::max<uint64_t>(room, 1), end - next);
-            next += chunk.element_count;
-            ask_chunk(chunk, tensor, access, claimed, deadline, owner);
-        }
-        ChunkFetch &chunk = chunks.front();
+    Copy copy;
+    copy.tensor = tensor;
+    copy.access = access;
+    copy.deadline = now() + timeout(timeout_ns);
+    copy.owner = owner_number();
+    copy.offset = pack_offset(tensor->id);
+    copy.element_bytes = tensor->element_bits / 8;
+    copy.end = element_begin + element_count;
+    copy.hinted = element_begin;
+    if (exclusive) copy.claim = claim(&tensor->id, 1);
+    Status status = self_wait(tensor, access, copy.owner);
+    for (uint64_t next = element_begin; next < copy.end && status.ok();) {
+        ChunkFetch chunk;
+        chunk.element_begin = next;
+        chunk.element_count = chunk_elements(copy, next);
+        ask_chunk(chunk, copy);
         await(chunk.waiter);
         status = std::move(chunk.waiter.status);
-        if (status.ok()) {
-            chunk.granted = true;
-            status = body(chunk_pointer(chunk, tensor), chunk.element_begin, chunk.element_count);
-            release_chunk(chunk, tensor, access, claimed);
+        if (!status.ok()) break;
+        status = body(chunk_pointer(chunk, copy), chunk.element_begin, chunk.element_count);
+        release_chunk(chunk, copy);
+        next += chunk.element_count;
+    }
+    act([&](Core &core, Commands &out) {
+        for (const residency::FetchId hint : copy.hints) {
+            core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
         }
-        chunks.pop_front();
-    }
-    for (ChunkFetch &chunk : chunks) {
-        act([&](Core &core, Commands &out) {
-            if (!chunk.waiter.done) core.cancel(chunk.waiter.fetch, Status(status), out);
-        });
-        if (chunk.waiter.status.ok()) release_chunk(chunk, tensor, access, claimed);
-    }
-    if (exclusive) unclaim(claimed, tensor->id);
+    });
+    if (exclusive) unclaim(copy.claim, tensor->id);
     return status;
 }
 
@@ -157,49 +171,64 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
                          name.c_str());
 }
 
-void Runtime::ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
-                        residency::ClaimId claimed, residency::Instant deadline, uint32_t owner)
+void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
 {
-    const uint64_t size = tensor->element_bits / 8;
-    residency::FetchAsked asked;
-    asked.owner = owner;
-    asked.claim = claimed;
-    asked.deadline = deadline;
+    const residency::TensorId tensor = copy.tensor->id;
+    const auto asked_for = [&](residency::Access access, uint64_t begin, uint64_t count) {
+        residency::FetchAsked asked;
+        asked.claim = copy.claim;
+        asked.requests.push_back({tensor, access, residency::kAnyCpuPlace,
+                                  begin * copy.element_bytes, count * copy.element_bytes});
+        return asked;
+    };
+    residency::FetchAsked asked = asked_for(copy.access, chunk.element_begin, chunk.element_count);
+    asked.owner = copy.owner;
+    asked.deadline = copy.deadline;
     asked.flags = residency::kFetchInternal;
-    asked.requests.push_back({tensor->id, access, residency::kAnyCpuPlace,
-                              chunk.element_begin * size, chunk.element_count * size});
     chunk.waiter.begin = now();
-    chunk.waiter.deadline = deadline;
+    chunk.waiter.deadline = copy.deadline;
     act([&](Core &core, Commands &out) {
         chunk.waiter.fetch = core.fetch(asked, now(), out);
         waiters_[chunk.waiter.fetch] = &chunk.waiter;
-        if (core.claimed_by(tensor->id) != claimed) pipeline_->prefer(tensor->id);
+        if (core.is_waiting(chunk.waiter.fetch)) chunk.waiter.cause = cause_of(chunk.waiter);
+        if (core.claimed_by(tensor) != copy.claim) {
+            pipeline_->prefer(tensor);
+            return;
+        }
+        if (copy.access == residency::Access::kWrite) return;
+        copy.hinted = std::max(copy.hinted, chunk.element_begin + chunk.element_count);
+        while (!copy.hints.empty() && !core.is_waiting(copy.hints.front())) copy.hints.pop_front();
+        while (copy.hinted < copy.end && copy.hints.size() < kChunksAhead) {
+            const uint64_t count = chunk_elements(copy, copy.hinted);
+            residency::FetchAsked hint = asked_for(residency::Access::kRead, copy.hinted, count);
+            hint.flags = residency::kFetchPrefetch;
+            hint.urgency = residency::Class::kPlanned;
+            copy.hints.push_back(core.fetch(hint, now(), out));
+            copy.hinted += count;
+        }
     });
 }
 
-void *Runtime::chunk_pointer(const ChunkFetch &chunk, stw_tensor *tensor)
+void *Runtime::chunk_pointer(const ChunkFetch &chunk, const Copy &copy)
 {
-    const uint64_t size = tensor->element_bits / 8;
     update::Piece piece;
-    piece.tensor = tensor->id;
-    piece.byte_begin = chunk.element_begin * size;
+    piece.tensor = copy.tensor->id;
+    piece.byte_begin = chunk.element_begin * copy.element_bytes;
     std::lock_guard<std::mutex> lock(mutex_);
     return piece_pointer(chunk.waiter.grants[0], piece);
 }
 
-void Runtime::release_chunk(const ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
-                            residency::ClaimId claimed)
+void Runtime::release_chunk(const ChunkFetch &chunk, const Copy &copy)
 {
-    const uint64_t size = tensor->element_bits / 8;
     residency::Release release;
-    release.tensor = tensor->id;
-    release.access = access;
+    release.tensor = copy.tensor->id;
+    release.access = copy.access;
     release.place = chunk.waiter.grants[0].place;
-    release.byte_begin = chunk.element_begin * size;
-    release.byte_count = chunk.element_count * size;
+    release.byte_begin = chunk.element_begin * copy.element_bytes;
+    release.byte_count = chunk.element_count * copy.element_bytes;
     release.internal = true;
-    release.claim = claimed;
-    release.far = access != residency::Access::kRead && chunk.granted;
+    release.claim = copy.claim;
+    release.far = copy.access != residency::Access::kRead;
     act([&](Core &core, Commands &out) { core.release(release, now(), out); });
 }
 

@@ -6,20 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 namespace stepwell {
 
 using residency::PlaceId;
 
 namespace {
-
-// Adds what a wait cost to the step it was part of.
-observe::Stall cause_of(const residency::Core &core, const Waiter &waiter)
-{
-    if (!core.conflicts(waiter.fetch).empty()) return observe::Stall::kUpdate;
-    return core.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
-}
 
 residency::Access access_of(uint32_t access)
 {
@@ -32,6 +24,13 @@ residency::Access access_of(uint32_t access)
 }
 
 }  // namespace
+
+// What a wait that begins now is put down to.
+observe::Stall Runtime::cause_of(const Waiter &waiter) const
+{
+    if (core_.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
+    return core_.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
+}
 
 PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
 {
@@ -70,7 +69,7 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
     view.byte_begin = range.byte_begin;
     view.byte_count = range.byte_count;
     view.step = step;
-    view.owner = state->number;
+    view.owner.store(state->number, std::memory_order_relaxed);
     view.scratch = residency::kNone;
     view.access = STW_READ;
     view.place = range.place;
@@ -225,7 +224,7 @@ Status Runtime::start_fetch(Waiter &waiter)
         waiter.fetch = core.fetch(asked_of(waiter, owner), now(), out);
         waiters_[waiter.fetch] = &waiter;
         if (!core.is_waiting(waiter.fetch)) return;
-        waiter.cause = cause_of(core, waiter);
+        waiter.cause = cause_of(waiter);
         std::string name;
         if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, owner, &name)) {
             core.cancel(waiter.fetch,
@@ -241,40 +240,68 @@ Status Runtime::start_fetch(Waiter &waiter)
             }
         }
     });
-    if (stuck_.load(std::memory_order_relaxed) > 0) break_cycles();
     return {};
 }
 
-// Fetches that wait for each other's views only: the youngest of those that hold views gives way.
-// Those that queue behind a stuck fetch are part of the cycle as well.
-void Runtime::break_cycles()
+// The views of threads that wait. Threads that are awake open and close theirs meanwhile.
+std::vector<residency::Held> Runtime::held_by_sleepers()
 {
-    act([&](Core &core, Commands &out) {
-        // A view that ended without the lock, between the core's look and stuck_, told nobody.
-        core.tick(now(), out);
-        if (core.stuck_fetches().empty()) return;
-        std::map<uint64_t, residency::FetchId> youngest;  // by owner
-        for (const auto &[fetch, waiter] : waiters_) {
-            if (waiter->call || !core.waits_for_room(fetch)) continue;
-            residency::FetchId &mine = youngest[core.owner_of(fetch)];
-            mine = std::max(mine, fetch);
-        }
-        residency::FetchId gives_way = 0;
-        for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-            if (!views_.is_open(index)) continue;
-            const auto waits = youngest.find(views_.slot(index).owner);
-            if (waits == youngest.end()) return;  // somebody is free to release
-            gives_way = std::max(gives_way, waits->second);
-        }
-        if (gives_way == 0) return;
-        core.cancel(gives_way,
-                    Status::error(STW_ERROR_BUDGET,
-                                  "every thread that holds views waits for room itself; this "
-                                  "fetch, the youngest of %zu, gives way: release its views and "
-                                  "fetch again",
-                                  youngest.size()),
-                    out);
+    std::vector<residency::Held> held;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t owner = view.owner.load(std::memory_order_relaxed);
+        const bool sleeps =
+            std::any_of(sleepers_.begin(), sleepers_.end(),
+                        [owner](const residency::Sleeper &at) { return at.owner == owner; });
+        if (!sleeps) continue;
+        const bool scratch = view.scratch != residency::kNone;
+        held.push_back({owner, scratch ? view.scratch : view.tensor->id, view.place,
+                        scratch ? 0 : view.byte_begin, view.byte_count, view.access != STW_READ});
+    }
+    return held;
+}
+
+// Asked whenever something has changed and somebody sleeps.
+void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
+{
+    for (;;) {
+        const bool blocked = std::any_of(
+            sleepers_.begin(), sleepers_.end(),
+            [this](const residency::Sleeper &sleeper) { return core_.is_blocked(sleeper.fetch); });
+        if (!blocked) return;
+        const residency::FetchId fetch = core_.find_deadlock(held_by_sleepers(), sleepers_);
+        if (fetch == 0) return;
+        Commands out;
+        core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
+        execute(out, calls);
+    }
+}
+
+// Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
+void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
+                       residency::Instant deadline, bool until_answered)
+{
+    if (waiter.done) return;
+    const residency::Sleeper sleeper{owner_number(), waiter.fetch};
+    if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
+    std::vector<Waiter *> calls;
+    break_deadlocks(calls);
+    if (!calls.empty()) {
+        lock.unlock();
+        for (Waiter *call : calls) call->call(*call);
+        lock.lock();
+    }
+    while (!waiter.done) {
+        const residency::Instant time = now();
+        if (time >= deadline) break;
+        const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
+        waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
+    }
+    const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(), [&](const auto &at) {
+        return at.owner == sleeper.owner && at.fetch == sleeper.fetch;
     });
+    if (mine != sleepers_.end()) sleepers_.erase(mine);
 }
 
 void Runtime::await(Waiter &waiter)
@@ -283,12 +310,8 @@ void Runtime::await(Waiter &waiter)
     if (waiter.done) return;
     const residency::Instant begin = now();
     while (!waiter.done) {
-        const residency::Instant time = now();
-        if (time < waiter.deadline) {
-            const uint64_t left = std::min<uint64_t>(waiter.deadline - time, 3600ull * 1000000000);
-            waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
-            continue;
-        }
+        sleep_on(waiter, lock, waiter.deadline, true);
+        if (waiter.done) break;
         lock.unlock();
         act([&](Core &core, Commands &out) { core.tick(now(), out); });
         lock.lock();
@@ -406,7 +429,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         view.byte_begin = range.byte_begin;
         view.byte_count = range.byte_count;
         view.step = waiter.plan.step;
-        view.owner = state ? state->number : 0;
+        view.owner.store(state ? state->number : 0, std::memory_order_relaxed);
         view.scratch = range.scratch;
         view.access = static_cast<uint8_t>(range.access);
         view.place = grant.place;

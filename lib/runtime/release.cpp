@@ -18,7 +18,6 @@ Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
         Status status = release_one(views[i], flags);
         if (first.ok() && !status.ok()) first = std::move(status);
     }
-    if (stuck_.load(std::memory_order_relaxed) > 0) break_cycles();
     return first;
 }
 
@@ -60,8 +59,10 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
         if (!status.ok()) return status;
         return sticky_error(tensor->id);
     }
-    const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
-                        slot.step,          slot.owner, slot.scratch,    slot.access,
+    const ViewSlot copy{slot.serial.load(), tensor,
+                        slot.byte_begin,    slot.byte_count,
+                        slot.step,          slot.owner.load(std::memory_order_relaxed),
+                        slot.scratch,       slot.access,
                         slot.place,         0};
     views_.give_slot(views_.thread_state(), index);
     if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {
@@ -198,12 +199,9 @@ Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
         if (status.code() != STW_PENDING) return status;
         std::unique_lock<std::mutex> lock(mutex_);
         Waiter &waiter = *operation->waiter;
-        while (!waiter.done) {
-            const residency::Instant time = now();
-            if (time >= deadline) return Status::remark(STW_PENDING);
-            const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
-            waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
-        }
+        // Who comes back by himself may still release.
+        sleep_on(waiter, lock, deadline, timeout_ns == 0);
+        if (!waiter.done) return Status::remark(STW_PENDING);
     }
 }
 

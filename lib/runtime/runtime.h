@@ -213,6 +213,7 @@ private:
             Commands out;
             body(core_, out);
             execute(out, calls);
+            if (!sleepers_.empty()) break_deadlocks(calls);
         }
         for (Waiter *waiter : calls) waiter->call(*waiter);
     }
@@ -239,11 +240,15 @@ private:
     Status make_scratch(Range &range);
     void drop_scratch(residency::TensorId scratch);
     bool waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out);
-    void break_cycles();
+    void break_deadlocks(std::vector<Waiter *> &calls);
+    std::vector<residency::Held> held_by_sleepers();
     bool retry_as_private(Waiter &waiter);
+    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const;
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
                       residency::Instant begin, residency::Instant end);
     void await(Waiter &waiter);
+    void sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock, residency::Instant deadline,
+                  bool until_answered);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
     static void name_tensor(const FetchPlan &plan, Status &status);
@@ -268,17 +273,17 @@ private:
 
     // copy.cpp
     struct ChunkFetch;
+    struct Copy;
     template <class Body>
     Status each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
                       uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
                       Body &&body);
     uint64_t version_of(const stw_tensor *tensor);
     Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
-    void ask_chunk(ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
-                   residency::ClaimId claimed, residency::Instant deadline, uint32_t owner);
-    void *chunk_pointer(const ChunkFetch &chunk, stw_tensor *tensor);
-    void release_chunk(const ChunkFetch &chunk, stw_tensor *tensor, residency::Access access,
-                       residency::ClaimId claimed);
+    [[nodiscard]] uint64_t chunk_elements(const Copy &copy, uint64_t at) const;
+    void ask_chunk(ChunkFetch &chunk, Copy &copy);
+    void *chunk_pointer(const ChunkFetch &chunk, const Copy &copy);
+    void release_chunk(const ChunkFetch &chunk, const Copy &copy);
 
     Status accumulate(stw_tensor *gradient, residency::TensorId scratch);
     Status restore_zeros(stw_tensor *tensor);
@@ -330,6 +335,7 @@ private:
     Core core_;
     schedule::Trace trace_;
     std::unordered_map<residency::FetchId, Waiter *> waiters_;
+    std::vector<residency::Sleeper> sleepers_;  // threads of the program in await() or wait()
     std::condition_variable progress_;
     uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
     std::vector<std::vector<void *>> pack_addresses_;  // per pack, per device; null: none

@@ -89,9 +89,14 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     for (const residency::BackgroundError &error : out.errors) {
         background(error.tensor, error.status);
     }
-    stuck_.store(static_cast<uint32_t>(core_.stuck_fetches().size()), std::memory_order_relaxed);
     ++progress_made_;
     progress_.notify_all();
+    const auto stuck = static_cast<uint32_t>(core_.stuck_fetches().size());
+    if (stuck <= stuck_.exchange(stuck)) return;
+    // A view that ended without the lock, between the core's look and stuck_, told nobody.
+    Commands again;
+    core_.tick(now(), again);
+    execute(again, calls);
 }
 
 void Runtime::answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
@@ -123,8 +128,6 @@ void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
             core.transfer_done(list[i].id, list[i].status, time, out);
         }
     });
-    // A fetch can get stuck later than at its start.
-    if (runtime->stuck_.load(std::memory_order_relaxed) > 0) runtime->break_cycles();
 }
 
 void Runtime::engine_span(void *user, const transfer::Span &span)

@@ -221,7 +221,7 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
                 status = Status::error(STW_ERROR_BUSY, "tensor '%s' belongs to an optimizer",
                                        tensors[i]->name.c_str());
             } else {
-                status = core.may_destroy(tensors[i]->id);
+                status = core.may_destroy(tensors[i]->id, out);
             }
         }
         for (uint32_t i = 0; i < n && status.ok(); ++i) unregister_tensor(tensors[i], out);

@@ -22,7 +22,7 @@ struct alignas(64) ViewSlot {
     uint64_t byte_begin = 0;
     uint64_t byte_count = 0;
     uint64_t step = 0;                               // it was fetched in, 0: none
-    uint32_t owner = 0;                              // thread that fetched it
+    std::atomic<uint32_t> owner{0};                  // thread that fetched it; others look at it
     residency::TensorId scratch = residency::kNone;  // the private buffer of a reduce
     uint8_t access = 0;                              // STW_READ..STW_REDUCE
     residency::PlaceId place = 0;

@@ -41,8 +41,9 @@ void Program::next_tensor(Claim &claim)
     claim.next_byte = 0;
     ModelTensor &tensor = model_.tensors[id];
     const bool first = tensor.claims.front().first == claim.id;
-    const bool empties =
-        first && tensor.readers + tensor.writers + tensor.fetches == 0 && random_.chance(20);
+    const bool empties = first &&
+                         tensor.readers + tensor.writers + tensor.fetches + tensor.hints == 0 &&
+                         random_.chance(20);
     journal_.line("unclaim tensor %u%s", id, empties ? ", empties" : "");
     for (auto at = tensor.claims.begin(); at != tensor.claims.end(); ++at) {
         if (at->first != claim.id) continue;

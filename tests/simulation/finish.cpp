@@ -27,7 +27,7 @@ bool Program::give_one_back()
         }
         return true;
     }
-    if (views_.empty()) return false;
+    if (!pick_releasable()) return false;
     release_one();
     return true;
 }
@@ -49,13 +49,17 @@ void Program::settle()
                       machine_.core.transfers_in_flight());
     }
     if (!fetches_.empty()) {
-        const FetchId id = fetches_.begin()->first;
-        for (const TensorId tensor : machine_.core.conflicts(id)) {
-            journal_.line("fetch %llu is in conflict over tensor %u", (unsigned long long)id,
-                          tensor);
+        for (const auto &[id, fetch] : fetches_) {
+            journal_.line("fetch %llu of owner %llu (%s) waits for %s", (unsigned long long)id,
+                          (unsigned long long)fetch.asked.owner,
+                          awake(fetch.asked.owner) ? "awake" : "asleep",
+                          machine_.core.waits_for_locks(id)  ? "locks"
+                          : machine_.core.waits_for_room(id) ? "room"
+                                                             : "transfers");
         }
-        for (const FetchId stuck : machine_.core.stuck_fetches()) {
-            journal_.line("fetch %llu is stuck", (unsigned long long)stuck);
+        for (const View &view : views_) {
+            journal_.line("owner %llu has tensor %u at place %u", (unsigned long long)view->owner,
+                          view->request.tensor, view->request.place);
         }
         journal_.fail("fetch %llu waits although nothing is open and nothing moves",
                       (unsigned long long)fetches_.begin()->first);

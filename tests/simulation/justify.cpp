@@ -13,6 +13,8 @@ std::string Model::justify(const ModelFetch &fetch, const Status &status) const
     if (status.ok()) return said + ", which is success";
     if (status.sentence()[0] == '\0') return said + " without a sentence";
     if (!fetch.cancelled.ok() && status.code() == fetch.cancelled.code()) return "";
+    const bool hint = (asked.flags & kFetchPrefetch) != 0;
+    if (hint && status.code() == STW_ERROR_CANCELLED) return "";  // its tensor went
 
     bool hurt = machine_.write_faults > 0;
     bool failed = false;

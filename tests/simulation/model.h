@@ -19,6 +19,7 @@ struct ModelTensor {
     uint32_t readers = 0;
     uint32_t writers = 0;
     uint32_t fetches = 0;                             // outstanding requests
+    uint32_t hints = 0;                               // and of prefetches
     std::vector<std::pair<ClaimId, FetchId>> claims;  // in order; the last fetch asked before each
 
     [[nodiscard]] bool readable() const { return contents == Contents::kValid; }
@@ -32,7 +33,9 @@ struct ModelTensor {
 constexpr FetchId kByGate = UINT64_MAX;
 
 struct ModelView {
-    Request request;  // with the place it was granted at
+    Request request;     // with the place it was granted at
+    uint64_t owner = 0;  // 0: the library's own
+    bool internal = false;
     bool by_gate = false;
     ClaimId claim = 0;
     FetchId fetch = kByGate;
@@ -44,7 +47,7 @@ struct ModelView {
 
 struct ModelFetch {
     FetchAsked asked;
-    Status cancelled;
+    Status cancelled;  // or told to give way
 };
 
 class Model {

@@ -8,7 +8,6 @@ namespace {
 constexpr uint32_t kTensorsMax = 24;
 constexpr size_t kViewsMax = 10;
 constexpr size_t kFetchesMax = 8;
-constexpr uint64_t kOwners = 4;
 
 Status cancelled()
 {
@@ -38,6 +37,7 @@ void Program::count(Outcome &outcome) const
 
 void Program::check(const char *after)
 {
+    if (!journal_.failed()) break_deadlocks();
     if (journal_.failed()) return;
     const std::string broken = machine_.core.check();
     if (!broken.empty()) journal_.fail("after %s: %s", after, broken.c_str());
@@ -129,8 +129,8 @@ void Program::destroy()
         journal_.fail("destroy of tensor %u: %d, with %u readers, %u writers, %u fetches", id,
                       status.code(), tensor.readers, tensor.writers, tensor.fetches);
     }
+    execute();  // hints of it are refused
     if (status.ok()) model_.destroy(id);
-    execute();
 }
 
 void Program::discard()
@@ -200,7 +200,10 @@ void Program::fetch()
     const bool prefetch = asked.flags == kFetchPrefetch;
     asked.urgency = prefetch ? static_cast<Class>(random_.below(3)) : Class::kDemand;
     asked.priority = static_cast<int32_t>(random_.below(3));
-    asked.owner = random_.between(1, kOwners);
+    asked.owner = awake_owner();
+    if (asked.owner == 0) return;
+    const bool copies = kind == 3;
+    if (copies) asked.flags = kFetchInternal;
     if (random_.chance(20)) asked.deadline = machine_.now() + random_.between(1, 5000);
     const uint64_t n = random_.chance(60) ? 1 : random_.between(2, 5);
     for (uint64_t i = 0; i < n; i++) {
@@ -212,15 +215,22 @@ void Program::fetch()
         for (const Request &other : asked.requests) twice = twice || other.tensor == id;
         // A second request of one call is mostly a mistake, sometimes made.
         if (twice && !random_.chance(5)) continue;
-        asked.requests.push_back(choose_request(id, prefetch));
+        asked.requests.push_back(choose_request(id, prefetch || copies));
         if (tensor.spec.agreed) break;
     }
-    if (!asked.requests.empty()) ask(asked);
+    if (asked.requests.empty()) return;
+    ask(asked);
+    const bool waits = !prefetch && fetches_.count(last_fetch_) > 0;
+    if (waits && random_.chance(80)) sleepers_[asked.owner] = last_fetch_;
 }
 
 void Program::ask(const FetchAsked &asked)
 {
-    for (const Request &request : asked.requests) model_.tensors[request.tensor].fetches++;
+    const bool prefetch = (asked.flags & kFetchPrefetch) != 0;
+    for (const Request &request : asked.requests) {
+        ModelTensor &tensor = model_.tensors[request.tensor];
+        ++(prefetch ? tensor.hints : tensor.fetches);
+    }
     const FetchId id = machine_.core.fetch(asked, machine_.now(), out_);
     journal_.line("fetch %llu flags %x claim %llu", (unsigned long long)id, asked.flags,
                   (unsigned long long)asked.claim);
@@ -260,7 +270,7 @@ void Program::granted(const Granted &granted)
     }
     const FetchAsked asked = std::move(found->second.asked);
     fetches_.erase(found);
-    for (const Request &request : asked.requests) model_.tensors[request.tensor].fetches--;
+    answered(asked, granted.fetch);
     const bool prefetch = (asked.flags & kFetchPrefetch) != 0;
     if (granted.grants.size() != (prefetch ? 0 : asked.requests.size())) {
         journal_.fail("%zu grants for %zu requests", granted.grants.size(), asked.requests.size());
@@ -271,6 +281,8 @@ void Program::granted(const Granted &granted)
         const Grant &grant = granted.grants[i];
         View view =
             model_.open(asked.requests[i], grant, grant.by_gate, asked.claim, granted.fetch);
+        view->internal = (asked.flags & kFetchInternal) != 0;
+        view->owner = view->internal || asked.claim != 0 ? 0 : asked.owner;
         if (claim) {
             claim->fetch = 0;
             claim->view = std::move(view);
@@ -296,9 +308,7 @@ void Program::refused(const Refused &refused)
     if (!why.empty())
         journal_.fail("fetch %llu: %s", (unsigned long long)refused.fetch, why.c_str());
     if (Claim *claim = claim_of(refused.fetch)) claim->fetch = 0;
-    for (const Request &request : found->second.asked.requests) {
-        model_.tensors[request.tensor].fetches--;
-    }
+    answered(found->second.asked, refused.fetch);
     fetches_.erase(found);
 }
 
@@ -308,7 +318,8 @@ void Program::hit()
     const TensorId id = any_tensor();
     if (id == kNone || views_.size() >= kViewsMax) return;
     Request request = choose_request(id, true);
-    if (request.place == kAnyCpuPlace) return;
+    const uint64_t owner = awake_owner();
+    if (request.place == kAnyCpuPlace || owner == 0) return;
     if (!machine_.core.gate(id, request.place).try_pin()) return;
     Grant grant = machine_.core.location(id, request.place);
     const uint64_t offset = grant.slot_offset + request.byte_begin;
@@ -318,6 +329,7 @@ void Program::hit()
     grant.slot_offset = offset % kBlockBytes;
     journal_.line("hit tensor %u at place %u slot %u", id, request.place, grant.slot);
     views_.push_back(model_.open(request, grant, true, 0, kByGate));
+    views_.back()->owner = owner;
     if (random_.chance(70)) machine_.core.touch(id, request.place);
 }
 
@@ -333,8 +345,7 @@ void Program::scribble()
 
 void Program::release_one()
 {
-    if (views_.empty()) return;
-    std::swap(views_[random_.below(views_.size())], views_.back());
+    if (!pick_releasable()) return;
     View view = std::move(views_.back());
     views_.pop_back();
     release(std::move(view));
@@ -382,6 +393,7 @@ void Program::release_by_core(const ModelView &closed)
     release.byte_begin = view.request.byte_begin;
     release.byte_count = view.request.byte_count;
     release.claim = view.claim;
+    release.internal = view.internal;
     const uint64_t kind = random_.below(20);
     release.far = kind < 4;
     release.near = kind == 4 || kind == 5;

@@ -31,6 +31,7 @@ private:
         FetchId fetch = 0;  // outstanding
         View view;
     };
+    using Sleepers = std::map<uint64_t, FetchId>;  // by owner
 
     // program.cpp: what a program may do
     void act();
@@ -51,6 +52,14 @@ private:
     void hint();
     void pass_time();
     void fail_one();
+
+    // owners.cpp: threads of the program, and what the shell does for them
+    [[nodiscard]] uint64_t awake_owner();
+    [[nodiscard]] bool awake(uint64_t owner) const { return sleepers_.count(owner) == 0; }
+    [[nodiscard]] bool pick_releasable();
+    void break_deadlocks();
+    void check_deadlock(FetchId id, const std::vector<Held> &held);
+    void answered(const FetchAsked &asked, FetchId id);
 
     // claims.cpp
     void claim();
@@ -82,6 +91,7 @@ private:
     uint32_t agreed_alive_ = 0;
     std::map<FetchId, ModelFetch> fetches_;
     std::vector<View> views_;
+    Sleepers sleepers_;
     std::list<Claim> claims_;
     std::vector<TensorId> idle_gates_;  // last pin gone, the core not told yet
     FetchId last_fetch_ = 0;
@@ -89,6 +99,7 @@ private:
     bool reading_back_ = false;
     uint64_t grants_ = 0;
     uint64_t refusals_ = 0;
+    uint64_t deadlocks_ = 0;
 };
 
 }  // namespace stepwell::simulation

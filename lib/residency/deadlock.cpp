@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Deadlocks: threads of the program that wait for each other's views. A waiting fetch holds nothing,
+// and what the library itself has out ends by itself, so only views of threads that sleep can be in a
+// knot. Found by reduction: whoever can go on is taken to give everything back, until nobody is
+// left who could; those that remain wait for ever. In doubt somebody can go on: the next event asks
+// again.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_set>
+
+namespace stepwell::residency {
+
+// What is known of those that may be in it; grows smaller by loosen().
+struct Core::Knot {
+    std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
+    std::vector<Held> views;          // of threads that cannot go on
+    std::vector<Sleeper> sleepers;    // these threads
+
+    [[nodiscard]] bool has(FetchId id) const
+    {
+        return std::any_of(tied.begin(), tied.end(),
+                           [id](const Fetch *fetch) { return fetch->id == id; });
+    }
+    [[nodiscard]] bool has_owner(uint64_t owner) const
+    {
+        return std::any_of(sleepers.begin(), sleepers.end(),
+                           [owner](const Sleeper &sleeper) { return sleeper.owner == owner; });
+    }
+};
+
+// The view has to end before the fetch can have its locks.
+bool Core::conflicts_with_view(const Fetch &fetch, const Held &view) const
+{
+    const Tensor &held = tensors_[view.tensor];
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        const Request &request = fetch.asked.requests[i];
+        const bool writes = request.access != Access::kRead || view.writes;
+        if (request.tensor == view.tensor && (writes || fetch.asked.claim != 0)) return true;
+        const Tensor &wanted = tensors_[request.tensor];
+        if (wanted.pack != held.pack || !writes || fetch.places[i] == view.place) continue;
+        const BlockRange mine = blocks_of(wanted, request.byte_begin, request.byte_count);
+        const BlockRange other = blocks_of(held, view.byte_begin, view.byte_count);
+        if (mine.first < other.second && other.first < mine.second) return true;
+    }
+    return false;
+}
+
+bool Core::lacks_room_of(const Fetch &fetch, const Held &view) const
+{
+    return fetch.lacks == Lacks::kRoom &&
+           std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
+}
+
+// The claim will end: nothing that is asked under it is tied. One under which nothing is asked waits
+// for its turn in the pipeline, which moves as long as anything of the library's does.
+bool Core::claim_moves(ClaimId claim, const Knot &knot) const
+{
+    bool asked = false;
+    bool others_tied = false;
+    bool others_move = internal_views_ > 0;
+    for (const auto &[id, fetch] : fetches_) {
+        if (fetch.asked.claim == 0 || (fetch.asked.flags & kFetchPrefetch) != 0) continue;
+        const bool tied = knot.has(id);
+        if (fetch.asked.claim == claim) {
+            if (tied) return false;
+            asked = true;
+        } else {
+            (tied ? others_tied : others_move) = true;
+        }
+    }
+    return asked || others_move || !others_tied;
+}
+
+bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const
+{
+    for (const Held &view : knot.views) {
+        if (conflicts_with_view(fetch, view)) return false;
+    }
+    for (const Request &request : fetch.asked.requests) {
+        for (const ClaimId claim : tensors_[request.tensor].claims) {
+            if (claim == fetch.asked.claim) break;
+            if (!claim_moves(claim, knot)) return false;
+        }
+    }
+    return true;
+}
+
+// Something is in use there that no tied thread has: it will go, or become known.
+bool Core::has_somebody_else(PlaceId place, const Knot &knot) const
+{
+    std::unordered_set<BlockId> tied;
+    for (const Held &view : knot.views) {
+        if (view.place != place) continue;
+        const Tensor &tensor = tensors_[view.tensor];
+        // Through a gate all of the tensor is pinned, whatever the range.
+        const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+        for (uint32_t index = range.first; index < range.second; ++index) {
+            tied.insert(packs_[tensor.pack].first + index);
+        }
+    }
+    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
+        if (tied.count(block) > 0) continue;
+        if (replica(block, place).holds > 0 || is_pinned(block, place)) return true;
+    }
+    return false;
+}
+
+bool Core::room_may_come(const Fetch &fetch, const Knot &knot) const
+{
+    if (!flights_.empty()) return true;
+    // Served in order: an earlier one that goes on changes what there is.
+    for (const auto &[key, id] : queue_) {
+        if (id == fetch.id) break;
+        const bool hint = (fetches_.at(id).asked.flags & kFetchPrefetch) != 0;
+        if (!hint && !knot.has(id)) return true;
+    }
+    for (const PlaceId place : fetch.places) {
+        if (has_somebody_else(place, knot)) return true;
+    }
+    return false;
+}
+
+// Until nobody else can go on.
+void Core::loosen(Knot &knot) const
+{
+    bool changed = true;
+    while (changed) {
+        changed = false;
+        for (size_t i = 0; i < knot.tied.size();) {
+            const Fetch &fetch = *knot.tied[i];
+            const bool moves = fetch.lacks == Lacks::kRoom ? room_may_come(fetch, knot)
+                                                           : locks_may_come(fetch, knot);
+            if (moves) {
+                knot.tied.erase(knot.tied.begin() + static_cast<std::ptrdiff_t>(i));
+                changed = true;
+            } else {
+                ++i;
+            }
+        }
+        const auto awake = [&](const Sleeper &sleeper) { return !knot.has(sleeper.fetch); };
+        const auto first = std::remove_if(knot.sleepers.begin(), knot.sleepers.end(), awake);
+        changed |= first != knot.sleepers.end();
+        knot.sleepers.erase(first, knot.sleepers.end());
+        const auto given = [&](const Held &view) { return !knot.has_owner(view.owner); };
+        const auto free = std::remove_if(knot.views.begin(), knot.views.end(), given);
+        changed |= free != knot.views.end();
+        knot.views.erase(free, knot.views.end());
+    }
+}
+
+FetchId Core::find_deadlock(const std::vector<Held> &held,
+                            const std::vector<Sleeper> &sleepers) const
+{
+    Knot knot;
+    knot.views = held;
+    knot.sleepers = sleepers;
+    for (const auto &[key, id] : queue_) {
+        const Fetch &fetch = fetches_.at(id);
+        if ((fetch.asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(&fetch);
+    }
+    loosen(knot);
+    // The youngest whose thread has what another one waits for; a bystander when nobody has (what is
+    // in the way then never leaves). A copy gives way only when nobody else can, an update never.
+    const auto in_the_way = [&](const Sleeper &sleeper) {
+        return std::any_of(knot.views.begin(), knot.views.end(), [&](const Held &view) {
+            return view.owner == sleeper.owner &&
+                   std::any_of(knot.tied.begin(), knot.tied.end(), [&](const Fetch *fetch) {
+                       return conflicts_with_view(*fetch, view) || lacks_room_of(*fetch, view);
+                   });
+        });
+    };
+    std::tuple<bool, bool, FetchId> chosen{};
+    for (const Sleeper &sleeper : knot.sleepers) {
+        const bool copies = (fetches_.at(sleeper.fetch).asked.flags & kFetchInternal) != 0;
+        chosen = std::max(chosen, {!copies, in_the_way(sleeper), sleeper.fetch});
+    }
+    return std::get<FetchId>(chosen);
+}
+
+Status Core::deadlock_refusal(FetchId id) const
+{
+    const Fetch &fetch = fetches_.at(id);
+    const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
+    const bool room = fetch.lacks == Lacks::kRoom;
+    Status status =
+        Status::error(room ? STW_ERROR_BUDGET : STW_ERROR_BUSY,
+                      "the fetch of tensor '%s' (%zu requests) waits for %s that only threads can "
+                      "give back that wait themselves; this fetch, the youngest of theirs, gives "
+                      "way: release the views of its thread and fetch again",
+                      name.c_str(), fetch.asked.requests.size(), room ? "room" : "views");
+    status.mutable_detail().tensor = name;
+    return status;
+}
+
+}  // namespace stepwell::residency

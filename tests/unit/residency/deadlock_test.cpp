@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who gives way when threads wait for each other's views, and that nobody does while somebody could
+// still release.
+#include "tests/unit/residency/core_fixture.h"
+
+namespace stepwell::residency {
+namespace {
+
+class DeadlockTest : public CoreTest {
+protected:
+    static constexpr uint64_t kAnna = 1;
+    static constexpr uint64_t kBo = 2;
+    static constexpr uint64_t kCleo = 3;
+
+    // A view that is granted at once.
+    void hold(uint64_t owner, TensorId tensor, Access access, PlaceId place = kDevice)
+    {
+        const FetchId id = ask(tensor, access, place);
+        finish_all();
+        ASSERT_TRUE(granted(id));
+        held_.push_back(
+            {owner, tensor, place, 0, core_->spec(tensor).bytes, access != Access::kRead});
+    }
+    // Asked for and slept on.
+    FetchId sleep(uint64_t owner, TensorId tensor, Access access, PlaceId place = kDevice,
+                  uint32_t flags = kFetchWaitRoom)
+    {
+        const FetchId id = ask({all_of(tensor, access, place)}, flags);
+        EXPECT_FALSE(granted(id));
+        EXPECT_EQ(refusal(id), STW_OK);
+        sleepers_.push_back({owner, id});
+        return id;
+    }
+    FetchId found() { return core_->find_deadlock(held_, sleepers_); }
+
+    std::vector<Held> held_;
+    std::vector<Sleeper> sleepers_;
+};
+
+TEST_F(DeadlockTest, TwoThatWantToWriteWhatTheOtherReads)
+{
+    open(8, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    fill(b);
+    hold(kAnna, a, Access::kRead);
+    hold(kBo, b, Access::kRead);
+    sleep(kAnna, b, Access::kWrite);
+    EXPECT_EQ(found(), 0u) << "Bo is awake";
+    const FetchId younger = sleep(kBo, a, Access::kWrite);
+    EXPECT_EQ(found(), younger);
+    const Status why = core_->deadlock_refusal(younger);
+    EXPECT_EQ(why.code(), STW_ERROR_BUSY);
+    EXPECT_NE(std::string(why.sentence()).find("'a'"), std::string::npos) << why.sentence();
+    Commands out;
+    core_->cancel(younger, why, out);
+    take(out);
+    sleepers_.pop_back();
+    EXPECT_EQ(found(), 0u) << "Bo can release now";
+}
+
+TEST_F(DeadlockTest, ABystanderDoesNotGiveWay)
+{
+    open(8, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    for (const TensorId tensor : {a, b, c}) fill(tensor);
+    hold(kAnna, a, Access::kRead);
+    hold(kBo, b, Access::kRead);
+    hold(kCleo, c, Access::kRead);
+    sleep(kAnna, b, Access::kWrite);
+    const FetchId younger = sleep(kBo, a, Access::kWrite);
+    sleep(kCleo, a, Access::kWrite);  // the youngest, but nobody waits for c
+    EXPECT_EQ(found(), younger);
+}
+
+TEST_F(DeadlockTest, ConflictsOfTensorsThatShareABlock)
+{
+    open(8, 8, 16);
+    const TensorId a = create("a", 100);
+    const TensorId b = create("b", 100);
+    const TensorId c = create("c", kBlock);
+    ASSERT_EQ(core_->pack_of(a), core_->pack_of(b));
+    for (const TensorId tensor : {a, b, c}) fill(tensor);
+    hold(kAnna, a, Access::kRead, kDevice);
+    hold(kBo, c, Access::kRead);
+    const FetchId first = sleep(kBo, b, Access::kWrite, kHost);
+    EXPECT_EQ(found(), 0u);
+    const FetchId second = sleep(kAnna, c, Access::kWrite);
+    EXPECT_EQ(found(), std::max(first, second));
+}
+
+TEST_F(DeadlockTest, RoomThatOnlySleepersPin)
+{
+    open(4, 0, 32);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    const TensorId c = create("c", kBlock);
+    for (const TensorId tensor : {c, a, b}) fill(tensor);
+    finish_all();
+    hold(kAnna, a, Access::kRead);
+    hold(kBo, b, Access::kRead);
+    sleep(kAnna, c, Access::kRead);
+    EXPECT_EQ(found(), 0u);
+    const FetchId younger = sleep(kBo, c, Access::kRead);
+    EXPECT_EQ(found(), younger);
+    EXPECT_EQ(core_->deadlock_refusal(younger).code(), STW_ERROR_BUDGET);
+}
+
+TEST_F(DeadlockTest, RoomThatSomebodyElsePinsMayCome)
+{
+    open(4, 0, 32);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    const TensorId c = create("c", kBlock);
+    for (const TensorId tensor : {c, a, b}) fill(tensor);
+    finish_all();
+    hold(kAnna, a, Access::kRead);
+    hold(kBo, b, Access::kRead);
+    held_.pop_back();  // a view that the shell does not see yet
+    sleep(kAnna, c, Access::kRead);
+    EXPECT_EQ(found(), 0u);
+}
+
+// Locks and room at once: what waits for room keeps nobody from the tensor.
+TEST_F(DeadlockTest, AFetchThatWaitsForRoomHoldsNoLock)
+{
+    open(4, 8, 32);
+    const TensorId a = create("a", 3 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    fill(b, kHost);
+    fill(a);
+    hold(kAnna, a, Access::kRead);
+    const FetchId waits = sleep(kBo, b, Access::kReadWrite, kDevice);
+    EXPECT_TRUE(core_->waits_for_room(waits));
+    const FetchId reads = ask(b, Access::kRead, kHost);
+    EXPECT_TRUE(granted(reads));
+    release(reads);
+    EXPECT_EQ(found(), 0u);
+}
+
+TEST_F(DeadlockTest, AnUpdateThatWaitsForASleeperHoldsUpItsOthers)
+{
+    open(8, 0, 32);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    fill(b);
+    hold(kAnna, a, Access::kRead);
+    const ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, a);
+    core_->claim_tensor(claim, b);
+    FetchAsked update;
+    update.claim = claim;
+    update.flags = kFetchInternal | kFetchWaitRoom;
+    update.requests = {all_of(a, Access::kReadWrite)};
+    Commands out;
+    core_->fetch(update, now_, out);
+    take(out);
+    EXPECT_EQ(found(), 0u);
+    const FetchId waits = sleep(kAnna, b, Access::kRead);
+    EXPECT_EQ(found(), waits) << "the update never gives way";
+}
+
+}  // namespace
+}  // namespace stepwell::residency

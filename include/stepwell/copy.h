@@ -34,8 +34,9 @@ typedef struct stw_copy_options {
  *
  * Ownership: the caller's memory is ours until return.
  * Threads:   any thread.
- * Blocks:    until the copy is done, or the timeout passes.
- * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched.
+ * Blocks:    until the copy is done, or the timeout passes; it waits for views of other threads.
+ * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched. After a write, fill
+ *            or reduce that failed half way, reads say so until all is written again or discarded.
  */
 STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
                                     const stw_copy_options *options);

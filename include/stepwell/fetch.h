@@ -35,7 +35,8 @@ typedef struct stw_fetch_request {
 
 enum { /* stw_fetch_options.flags */
     STW_FETCH_TRY = 1,       /* BUSY instead of any wait: only what is resident and free */
-    STW_FETCH_WAIT_ROOM = 2  /* wait for views of other threads to go; without it BUDGET at once */
+    STW_FETCH_WAIT_ROOM = 2, /* wait for views of other threads to go; without it BUDGET at once */
+    STW_FETCH_HAND_OVER = 4  /* another thread will release: not this one's when waits are judged */
 };
 
 typedef struct stw_fetch_options {
@@ -69,8 +70,8 @@ typedef struct stw_view {
  * Readers share, a writer is alone: a conflicting fetch waits for releases and for an update under
  * way; within one call, or against a view of the same step, it is BUSY at once (it would wait for
  * itself). Threads that wait for each other's views are found: the youngest of their fetches is BUSY,
- * or BUDGET where it waits for room. A view counts as its fetcher's, who releases before waiting for
- * more; hand one over by stw_view_share in the thread that goes on with it. A tensor fetched twice has two views and one pointer. On a device with streams the bytes
+ * or BUDGET where it waits for room. A view counts as held by its fetcher, unless it was fetched
+ * with STW_FETCH_HAND_OVER or other threads were seen to release for him. A tensor fetched twice has two views and one pointer. On a device with streams the bytes
  * are there for work enqueued on options->stream from now on: the host waits for NVMe, not for the
  * last copy. A stream under capture is INVALID: fetch before the graph, release after its launch.
  * `options` NULL: all defaults.

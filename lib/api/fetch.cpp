@@ -94,7 +94,8 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
 {
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     if (from) STW_TRY(take(&options, from, "options"));
-    STW_TRY(check_flags(options.flags, STW_FETCH_TRY | STW_FETCH_WAIT_ROOM, "options.flags"));
+    constexpr uint32_t kKnown = STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER;
+    STW_TRY(check_flags(options.flags, kKnown, "options.flags"));
     STW_TRY(check_stream(options.stream));
     if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     plan->step = runtime->body->current_step();

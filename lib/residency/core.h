@@ -34,7 +34,7 @@ public:
     Status set_policy(TensorId tensor, const Policy &policy);
     // Marks what an update or a reduce could not complete; reads are refused with `cause`.
     void fail(TensorId tensor, const Status &cause);
-    void mark_valid(TensorId tensor);  // a write that no release reports (fill of nothing)
+    void mark_valid(TensorId tensor);  // written whole, piece by piece: heals what had failed
 
     // ---- fetch and release ---------------------------------------------------------------------
     FetchId fetch(const FetchAsked &asked, Instant now, Commands &out);
@@ -113,6 +113,8 @@ public:
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
+    // Those that wait, one line each, and what for.
+    [[nodiscard]] std::string describe_waiting(size_t lines_max) const;
     // Neither answered nor on its way: what a deadlock can be made of.
     [[nodiscard]] bool is_blocked(FetchId fetch) const;
     // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
@@ -233,7 +235,7 @@ private:
     struct Knot;
     [[nodiscard]] bool conflicts_with_view(const Fetch &fetch, const Held &view) const;
     [[nodiscard]] bool lacks_room_of(const Fetch &fetch, const Held &view) const;
-    [[nodiscard]] bool claim_moves(ClaimId claim, const Knot &knot) const;
+    [[nodiscard]] static bool claim_moves(ClaimId claim, const Knot &knot);
     [[nodiscard]] bool locks_may_come(const Fetch &fetch, const Knot &knot) const;
     [[nodiscard]] bool room_may_come(const Fetch &fetch, const Knot &knot) const;
     [[nodiscard]] bool has_somebody_else(PlaceId place, const Knot &knot) const;
@@ -260,6 +262,7 @@ private:
     [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
     [[nodiscard]] std::string place_name(PlaceId place) const;
     [[nodiscard]] const char *block_name(BlockId block) const;
+    [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
     Config config_;
     LeastRecentlyUsed recency_only_;
@@ -288,7 +291,6 @@ private:
     ClaimId next_claim_ = 1;
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
-    uint32_t internal_views_ = 0;  // of the library's own; they end by themselves
     bool advancing_ = false;
     bool may_write_back_ = false;  // something changed since pump_write_back looked last
 };

@@ -54,24 +54,12 @@ bool Core::lacks_room_of(const Fetch &fetch, const Held &view) const
            std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
 }
 
-// The claim will end: nothing that is asked under it is tied. One under which nothing is asked waits
-// for its turn in the pipeline, which moves as long as anything of the library's does.
-bool Core::claim_moves(ClaimId claim, const Knot &knot) const
+// The claim will end: nothing that is asked under it is tied. Where nothing is asked its holder is at
+// work, or about to ask.
+bool Core::claim_moves(ClaimId claim, const Knot &knot)
 {
-    bool asked = false;
-    bool others_tied = false;
-    bool others_move = internal_views_ > 0;
-    for (const auto &[id, fetch] : fetches_) {
-        if (fetch.asked.claim == 0 || (fetch.asked.flags & kFetchPrefetch) != 0) continue;
-        const bool tied = knot.has(id);
-        if (fetch.asked.claim == claim) {
-            if (tied) return false;
-            asked = true;
-        } else {
-            (tied ? others_tied : others_move) = true;
-        }
-    }
-    return asked || others_move || !others_tied;
+    return std::none_of(knot.tied.begin(), knot.tied.end(),
+                        [claim](const Fetch *fetch) { return fetch->asked.claim == claim; });
 }
 
 bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const
@@ -162,8 +150,9 @@ FetchId Core::find_deadlock(const std::vector<Held> &held,
         if ((fetch.asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(&fetch);
     }
     loosen(knot);
-    // The youngest whose thread has what another one waits for; a bystander when nobody has (what is
-    // in the way then never leaves). A copy gives way only when nobody else can, an update never.
+    // The youngest whose thread has what another one waits for; a bystander when nobody has (what
+    // is in the way then never leaves). A copy gives way only when nobody else can, an update
+    // never.
     const auto in_the_way = [&](const Sleeper &sleeper) {
         return std::any_of(knot.views.begin(), knot.views.end(), [&](const Held &view) {
             return view.owner == sleeper.owner &&

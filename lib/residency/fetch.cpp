@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A fetch from question to answer: locks and room for all of it, both at once or neither; then its
-// transfers, then pins. Waiting fetches are served in order; one that waits for room at a place keeps
-// later ones from taking room there.
+// transfers, then pins. Waiting fetches are served in order; one that waits for room at a place
+// keeps later ones from taking room there.
 #include "lib/residency/core.h"
 #include "lib/support/assert.h"
 
@@ -92,6 +92,7 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
     fetch.lacks = Lacks::kRoom;
     build_targets(fetch);
     const Room room = reserve(fetch, blocked, out);
+    if (room == Room::kComing) fetch.error = Status();  // of a plan that was given up
     if (room == Room::kComing && !tries) return false;
     if (room == Room::kStuck && (fetch.asked.flags & kFetchWaitRoom)) {
         fetch.stuck = true;
@@ -277,7 +278,6 @@ Grant Core::pin(const Fetch &fetch, size_t index)
         Replica &here = replica(block, place);
         ++(internal ? here.holds : here.pins);
     }
-    internal_views_ += internal;
     return grant;
 }
 
@@ -332,7 +332,6 @@ void Core::release(const Release &release, Instant, Commands &out)
     const BlockRange range = blocks_of(tensor, release.byte_begin, release.byte_count);
     const BlockId first = packs_[tensor.pack].first;
     const bool internal = release.internal || release.claim != 0;
-    internal_views_ -= internal;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         Replica &here = replica(block, release.place);
         uint32_t &count = internal ? here.holds : here.pins;
@@ -404,10 +403,10 @@ void Core::tick(Instant now, Commands &out)
         const TensorId tensor = fetch.asked.requests.front().tensor;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
-            "the fetch of tensor '%s' (%zu requests) timed out while it waited for %s; %zu "
+            "the fetch of tensor '%s' (%zu requests) timed out while it waited for %s%s; %zu "
             "transfers are in flight and %zu fetches wait",
-            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(), what, flights_.size(),
-            queue_.size());
+            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(), what,
+            describe_conflict(fetch).c_str(), flights_.size(), queue_.size());
         status.mutable_detail().tensor = tensors_[tensor].spec.name;
         refuse(id, std::move(status), out);
     }

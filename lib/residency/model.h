@@ -118,8 +118,8 @@ struct Target {
     uint32_t tried = 0;          // sources that failed, a bit per place
 };
 
-// A fetch that waits holds nothing: neither locks nor room. It gets both at once and then only waits
-// for transfers, so that no two fetches ever wait for what the other has.
+// A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
+// transfers alone, so that no two fetches ever wait for what the other has.
 enum class Phase : uint8_t { kWait, kFill };
 enum class Lacks : uint8_t { kNothing, kLocks, kRoom };  // of one that waits, when last looked at
 

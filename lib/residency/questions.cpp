@@ -175,6 +175,57 @@ std::string Core::place_name(PlaceId place) const
     return format_text("device %u", config.device);
 }
 
+// What keeps it from its locks; empty when nothing does.
+std::string Core::describe_conflict(const Fetch &fetch) const
+{
+    if (fetch.lacks != Lacks::kLocks || fetch.places.empty()) return "";
+    const Request &request = fetch.asked.requests[fetch.conflict];
+    const Tensor &tensor = tensors_[request.tensor];
+    uint32_t pins = 0;
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (!is_nvme(place) && exists(place)) pins += door(request.tensor, place).gate.pins();
+    }
+    std::string text = format_text(" (tensor '%s': ", tensor.spec.name.c_str());
+    if (tensor.claim() != 0 && tensor.claim() != fetch.asked.claim) {
+        text += format_text("%zu updates, sums or copies have it or are next; ",
+                            tensor.claims.size());
+    }
+    if (tensor.writer) text += "a view to write it is open; ";
+    if (tensor.readers + pins > 0) {
+        text += format_text("%u views to read it are open; ", tensor.readers + pins);
+    }
+    const PlaceId place = fetch.places[fetch.conflict];
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        const BlockId block = packs_[tensor.pack].first + index;
+        const bool writes = request.access != Access::kRead;
+        if (!block_in_the_way(blocks_[block], block, writes, place)) continue;
+        text += "a tensor in the same block is in use at another tier; ";
+        break;
+    }
+    text.resize(text.size() - 2);
+    return text + ")";
+}
+
+std::string Core::describe_waiting(size_t lines_max) const
+{
+    std::string text;
+    for (const auto &[key, id] : queue_) {
+        if (lines_max-- == 0) return text + "...\n";
+        const Fetch &fetch = fetches_.at(id);
+        text += format_text("fetch %llu", static_cast<unsigned long long>(id));
+        for (const Request &request : fetch.asked.requests) {
+            text += format_text(" '%s'", tensors_[request.tensor].spec.name.c_str());
+        }
+        text += (fetch.asked.flags & kFetchPrefetch) != 0   ? ", a hint,"
+                : (fetch.asked.flags & kFetchInternal) != 0 ? ", the library's own,"
+                                                            : "";
+        text += fetch.lacks == Lacks::kRoom ? " waits for room" : " waits for its locks";
+        text += describe_conflict(fetch) + "\n";
+    }
+    return text;
+}
+
 const char *Core::block_name(BlockId block) const
 {
     const Pack &pack = packs_[blocks_[block].pack];

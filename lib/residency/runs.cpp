@@ -104,7 +104,8 @@ uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const F
     return crowded && !may_evict ? UINT64_MAX : cost;
 }
 
-// Wanted there by the fetch itself, side by side with others of its pack: another slot would not do.
+// Wanted there by the fetch itself, side by side with others of its pack: another slot would not
+// do.
 bool Core::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
 {
     if (!is_own(block, place, fetch)) return false;

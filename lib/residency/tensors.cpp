@@ -362,6 +362,7 @@ void Core::fail(TensorId id, const Status &cause)
 void Core::mark_valid(TensorId id)
 {
     set_contents(id, Contents::kValid);
+    tensors_[id].cause = Status();
     ++tensors_[id].version;
 }
 

@@ -82,8 +82,8 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
 
 }  // namespace
 
-// The piece of a copy that lies in one block. Only the piece at work is fetched; those that come are
-// hinted at: what is not yet used holds nothing, so copies never wait for each other's pieces.
+// The piece of a copy that lies in one block. Only the piece at work is fetched; those that come
+// are hinted at: what is not yet used holds nothing, so copies never wait for each other's pieces.
 struct Runtime::ChunkFetch {
     Waiter waiter;
     uint64_t element_begin = 0;
@@ -112,6 +112,17 @@ uint64_t Runtime::chunk_elements(const Copy &copy, uint64_t at) const
     return std::min(std::max<uint64_t>(room, 1), copy.end - at);
 }
 
+// What reads of the tensor are told from now on: some of it is new and some is not.
+static Status half_written(const stw_tensor &tensor, const Status &cause)
+{
+    Status status = Status::error(cause.code(),
+                                  "tensor '%s' was left half written by a call that failed; write "
+                                  "all of it again, or discard it. The cause was: %s",
+                                  tensor.name.c_str(), cause.sentence());
+    status.mutable_detail().tensor = tensor.name;
+    return status;
+}
+
 // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
 // Exclusive: the tensor is claimed, so that nobody sees it half done.
 template <class Body>
@@ -132,7 +143,8 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
     copy.hinted = element_begin;
     if (exclusive) copy.claim = claim(&tensor->id, 1);
     Status status = self_wait(tensor, access, copy.owner);
-    for (uint64_t next = element_begin; next < copy.end && status.ok();) {
+    uint64_t next = element_begin;
+    while (next < copy.end && status.ok()) {
         ChunkFetch chunk;
         chunk.element_begin = next;
         chunk.element_count = chunk_elements(copy, next);
@@ -147,6 +159,12 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
     act([&](Core &core, Commands &out) {
         for (const residency::FetchId hint : copy.hints) {
             core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
+        }
+        const bool whole = element_begin == 0 && copy.end == tensor->elements;
+        if (status.ok() && access == residency::Access::kWrite && whole) {
+            core.mark_valid(tensor->id);
+        } else if (!status.ok() && exclusive && next > element_begin) {
+            core.fail(tensor->id, half_written(*tensor, status));
         }
     });
     if (exclusive) unclaim(copy.claim, tensor->id);
@@ -184,7 +202,8 @@ void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
     residency::FetchAsked asked = asked_for(copy.access, chunk.element_begin, chunk.element_count);
     asked.owner = copy.owner;
     asked.deadline = copy.deadline;
-    asked.flags = residency::kFetchInternal;
+    // Half done it must not fail because views pin the room at this moment.
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     chunk.waiter.begin = now();
     chunk.waiter.deadline = copy.deadline;
     act([&](Core &core, Commands &out) {

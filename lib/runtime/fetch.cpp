@@ -119,8 +119,8 @@ bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
-        const bool own =
-            view.owner == owner || (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        const bool own = (owner != 0 && view.owner == owner) ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
         if (!own || view.scratch != residency::kNone) continue;
         for (const Range &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
@@ -254,7 +254,7 @@ std::vector<residency::Held> Runtime::held_by_sleepers()
         const bool sleeps =
             std::any_of(sleepers_.begin(), sleepers_.end(),
                         [owner](const residency::Sleeper &at) { return at.owner == owner; });
-        if (!sleeps) continue;
+        if (!sleeps || views_.hands_over(owner)) continue;
         const bool scratch = view.scratch != residency::kNone;
         held.push_back({owner, scratch ? view.scratch : view.tensor->id, view.place,
                         scratch ? 0 : view.byte_begin, view.byte_count, view.access != STW_READ});
@@ -429,7 +429,8 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         view.byte_begin = range.byte_begin;
         view.byte_count = range.byte_count;
         view.step = waiter.plan.step;
-        view.owner.store(state ? state->number : 0, std::memory_order_relaxed);
+        const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
+        view.owner.store(stays ? state->number : 0, std::memory_order_relaxed);
         view.scratch = range.scratch;
         view.access = static_cast<uint8_t>(range.access);
         view.place = grant.place;

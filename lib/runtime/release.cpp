@@ -41,9 +41,11 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
     Status status;
+    ThreadState *state = views_.thread_state();
+    views_.note_release(slot.owner.load(std::memory_order_relaxed), state);
     if (slot.by_gate) {
         const residency::PlaceId place = slot.place;
-        views_.give_slot(views_.thread_state(), index);
+        views_.give_slot(state, index);
         const bool last = tensor->doors[place].gate.unpin();
         if (!last && (flags & kHints) == 0 && stuck_.load(std::memory_order_relaxed) == 0 &&
             errors_.load(std::memory_order_relaxed) == 0) {
@@ -64,7 +66,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
                         slot.step,          slot.owner.load(std::memory_order_relaxed),
                         slot.scratch,       slot.access,
                         slot.place,         0};
-    views_.give_slot(views_.thread_state(), index);
+    views_.give_slot(state, index);
     if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {
         return release_reduce(copy, flags);
     }

@@ -78,6 +78,18 @@ public:
     [[nodiscard]] bool is_open(uint32_t index) const;
     [[nodiscard]] uint32_t open_views() const;
 
+    // Of threads, by their numbers: somebody else released a view of theirs. Two may share an entry.
+    void note_release(uint32_t owner, const ThreadState *by)
+    {
+        if (by && by->number == owner) return;
+        std::atomic<bool> &mark = handed_over_[owner % kOwnersMarked];
+        if (!mark.load(std::memory_order_relaxed)) mark.store(true, std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool hands_over(uint32_t owner) const
+    {
+        return handed_over_[owner % kOwnersMarked].load(std::memory_order_relaxed);
+    }
+
     // Where not, the core has to drain the rings first.
     static bool has_room_for_hit(const ThreadState &state)
     {
@@ -107,6 +119,8 @@ public:
     }
 
 private:
+    static constexpr uint32_t kOwnersMarked = 256;
+
     ThreadState *register_thread();
 
     const uint32_t views_max_;
@@ -117,6 +131,7 @@ private:
     std::vector<uint32_t> free_;
     std::vector<ThreadState *> states_;
     uint32_t threads_seen_ = 0;
+    std::array<std::atomic<bool>, kOwnersMarked> handed_over_{};
 };
 
 }  // namespace stepwell

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Owners: the threads of the program. One that sleeps on a fetch gives nothing back before it is
-// answered; after every event the core is asked, as the shell asks it, whether some of them wait for
-// each other.
+// answered; after every event the core is asked, as the shell asks it, whether some of them wait
+// for each other.
 #include "tests/simulation/program.h"
 
 #include <algorithm>
@@ -74,8 +74,8 @@ void Program::break_deadlocks()
     }
 }
 
-// It must be a fetch that somebody sleeps on. Where it lacks room, that must be with those that sleep,
-// and nothing on its way.
+// It must be a fetch that somebody sleeps on. Where it lacks room, that must be with those that
+// sleep, and nothing on its way.
 void Program::check_deadlock(FetchId id, const std::vector<Held> &held)
 {
     const auto found = fetches_.find(id);

@@ -214,12 +214,14 @@ void Actor::share_operation()
     Claim claims[3];
     const uint32_t n = choose(claims, 3, 0);
     const uint64_t how = random(10);
-    const uint32_t flags = how < 7 ? STW_FETCH_WAIT_ROOM : how < 8 ? STW_FETCH_TRY : 0;
+    uint32_t flags = how < 7 ? STW_FETCH_WAIT_ROOM : how < 8 ? STW_FETCH_TRY : 0;
+    const bool leaves = world_.features.holds_more && chance(7);
+    if (leaves) flags |= STW_FETCH_HAND_OVER;
     const bool granted = chance(15) ? fetch_async(claims, n, flags) : fetch(claims, n, flags);
     if (!granted) return;
     for (uint32_t i = 0; i < n; ++i) use(claims[i]);
-    if (world_.features.holds_more && chance(30)) nested(claims, n);
-    if (world_.features.holds_more && claims[0].view.access == STW_READ && chance(10)) {
+    if (world_.features.holds_more && !leaves && chance(30)) nested(claims, n);
+    if (leaves && claims[0].view.access == STW_READ) {
         world_.leave_parcel({claims[0].view, claims[0].tensor});
         give_back(claims + 1, n - 1);
         return;

@@ -24,7 +24,6 @@ using residency::PlaceId;
 using residency::Tier;
 
 constexpr uint32_t kStagingBlocks = 4;  // per direction
-constexpr uint32_t kDevicesMax = residency::kDevicesMax;
 constexpr uint64_t kAddressBytes = 1ull << 42;
 
 std::atomic<uint64_t> serials{0};

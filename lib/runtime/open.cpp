@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -79,6 +80,18 @@ residency::Config config_of(const stw_runtime_options &options)
     nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, residency::kNone - 1));
     config.places.push_back(nvme);
     return config;
+}
+
+// For the tensors of one device. Each has its room promised in some tier, so together they are
+// never larger than the budgets; and first fit spreads them over no more than that room times the
+// binary digits of the largest (Robson 1977). Past 4 TiB twice the room must do: a process has 128.
+uint64_t address_bytes_of(const residency::Config &config)
+{
+    uint64_t blocks = 0;
+    for (const residency::PlaceConfig &place : config.places) blocks += place.blocks;
+    const uint64_t spread = blocks * (1 + static_cast<uint64_t>(std::bit_width(blocks)));
+    return std::min(spread, std::max(kAddressBytes / config.block_bytes, 2 * blocks)) *
+           config.block_bytes;
 }
 
 uint32_t cores_of_process()
@@ -218,7 +231,8 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0) continue;
         const char *driver = options.devices[i].driver ? options.devices[i].driver : "cpu";
-        STW_TRY(open_memory(places_[i], driver, blocks * block_bytes_, kAddressBytes));
+        STW_TRY(open_memory(places_[i], driver, blocks * block_bytes_,
+                            address_bytes_of(config_of(options))));
     }
     if (host_blocks > 0) {
         STW_TRY(open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0));

@@ -333,6 +333,62 @@ static void tensors_max_is_a_limit_with_its_number(void **state)
     machine_close(runtime);
 }
 
+enum { ROOM_BLOCKS = 256 };
+
+typedef struct {
+    stw_tensor *tensors[ROOM_BLOCKS];
+    uint64_t blocks[ROOM_BLOCKS];
+    uint32_t count;
+} crowd;
+
+/* As many of that size as room is promised for: what ends it is the budget. */
+static void crowd_grow(crowd *all, stw_runtime *runtime, uint64_t blocks)
+{
+    stw_tensor_spec spec = spec_f32(NULL, blocks * BLOCK / 4);
+    stw_tensor *made = NULL;
+    while (all->count < ROOM_BLOCKS && stw_tensor_create(runtime, &spec, 1, &made) == STW_OK) {
+        all->tensors[all->count] = made;
+        all->blocks[all->count++] = blocks;
+    }
+    if (all->count == ROOM_BLOCKS) return;
+    fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_BUDGET, "promise");
+}
+
+/* What lies across a multiple of `blocks` stays, and leaves no hole of that size beside it. */
+static void crowd_thin(crowd *all, const char *base, uint64_t blocks)
+{
+    uint32_t kept = 0, i;
+    for (i = 0; i < all->count; ++i) {
+        void *address = NULL;
+        uint64_t bytes = 0, begin;
+        ok(stw_tensor_address(all->tensors[i], 0, &address, &bytes));
+        begin = (uint64_t)((const char *)address - base) / BLOCK;
+        if ((begin + blocks - 1) / blocks * blocks < begin + all->blocks[i]) {
+            all->tensors[kept] = all->tensors[i];
+            all->blocks[kept++] = all->blocks[i];
+        } else {
+            ok(stw_tensor_destroy(&all->tensors[i], 1));
+        }
+    }
+    all->count = kept;
+}
+
+static void addresses_last_as_long_as_the_room_does(void **state)
+{
+    stw_runtime *runtime = *state;
+    void *base = NULL;
+    uint64_t bytes = 0, blocks;
+    crowd all;
+    all.count = 0;
+    crowd_grow(&all, runtime, 1);
+    ok(stw_tensor_address(all.tensors[0], 0, &base, &bytes));
+    for (blocks = 2; blocks < ROOM_BLOCKS; blocks *= 2) {
+        crowd_thin(&all, base, blocks);
+        crowd_grow(&all, runtime, blocks);
+    }
+    ok(stw_tensor_destroy(all.tensors, all.count));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -350,6 +406,7 @@ int main(void)
         cmocka_unit_test(zero_tensors_read_as_zeros_alone_and_in_shared_blocks),
         cmocka_unit_test(read_only_tensors_are_written_by_write_alone),
         cmocka_unit_test(tensors_max_is_a_limit_with_its_number),
+        cmocka_unit_test(addresses_last_as_long_as_the_room_does),
     };
     return cmocka_run_group_tests_name("tensors", tests, open_runtime, close_runtime);
 }

@@ -227,15 +227,34 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
                              bytes_text(options.host_bytes).c_str(),
                              bytes_text(staging_bytes_).c_str());
     }
+    // The store before the memory: a full disk is told before gigabytes were touched.
+    std::unique_ptr<store::Store> store;
+    STW_TRY(open_store(options, &store));
+    STW_TRY(open_memories(options));
+    Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
+    if (!timeline.ok()) return std::move(timeline.status());
+    timeline_ = timeline.take();
+    STW_TRY(open_engine(std::move(store)));
+    STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
+    timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
+    timer_ = std::thread([this] { run_timer(); });
+    return {};
+}
+
+// The host first: it reserves no addresses, so what it refuses has cost nothing.
+Status Runtime::open_memories(const stw_runtime_options &options)
+{
+    const uint64_t host_blocks = options.host_bytes / block_bytes_;
+    if (host_blocks > 0) {
+        STW_TRY(open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0));
+    }
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0) continue;
         const char *driver = options.devices[i].driver ? options.devices[i].driver : "cpu";
         STW_TRY(open_memory(places_[i], driver, blocks * block_bytes_,
                             address_bytes_of(config_of(options))));
-    }
-    if (host_blocks > 0) {
-        STW_TRY(open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0));
     }
     nearest_place_ = host_place_;
     for (PlaceId place = 0; place <= host_place_; ++place) {
@@ -249,16 +268,6 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
                              "set host_bytes or a device's budget_bytes",
                              bytes_text(block_bytes_).c_str());
     }
-    Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
-    if (!timeline.ok()) return std::move(timeline.status());
-    timeline_ = timeline.take();
-    std::unique_ptr<store::Store> store;
-    STW_TRY(open_store(options, &store));
-    STW_TRY(open_engine(std::move(store)));
-    STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
-    timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
-    timer_ = std::thread([this] { run_timer(); });
     return {};
 }
 

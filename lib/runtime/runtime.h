@@ -196,6 +196,7 @@ private:
 
     // open.cpp
     Status open_tiers(const stw_runtime_options &options);
+    Status open_memories(const stw_runtime_options &options);
     Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes);
     Status open_store(const stw_runtime_options &options, std::unique_ptr<store::Store> *store_out);
     Status open_engine(std::unique_ptr<store::Store> store);

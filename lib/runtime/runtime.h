@@ -349,6 +349,7 @@ private:
     uint64_t tensors_live_ = 0;
     uint32_t operations_ = 0;
     std::vector<std::unique_ptr<Phase>> phases_;
+    std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
     Status first_error_;
     std::unordered_map<residency::TensorId, Status> tensor_errors_;
@@ -361,7 +362,6 @@ private:
     std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
     int timer_fd_ = -1;
     std::thread timer_;
-    std::unique_ptr<update::Pipeline> pipeline_;
 };
 
 }  // namespace stepwell

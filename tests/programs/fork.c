@@ -6,6 +6,13 @@
 
 #include <sys/wait.h>
 
+/* The thread sanitizer would end a child that starts threads, as the runtime of its own does. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "die_after_fork=0";
+}
+
 static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;

@@ -85,7 +85,7 @@ enum { STW_CLOSE_DEFERRED = 1 };
  * the last view (exported arrays outlive an interpreter's runtime this way).
  *
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
- * Threads:   any thread.
+ * Threads:   any thread, with no other call under way; after a deferred close, releases on many.
  * Blocks:    until I/O in flight is done, or timeout_ns.
  * Errors:    BUSY, TIMEOUT, FORKED, and the first unreported background error.
  */

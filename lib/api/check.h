@@ -40,8 +40,10 @@ Status enter(const stw_phase *phase);
 Status enter(const stw_optimizer *optimizer);
 Status enter(const stw_operation *operation);
 
-// Ends a runtime that was closed with STW_CLOSE_DEFERRED once its last view is gone.
-void close_if_last(stw_runtime *runtime) noexcept;
+// Around a release after STW_CLOSE_DEFERRED; false where the runtime is not in that state. Whoever
+// leaves last, with no view open, ends the runtime: never under the feet of another release.
+bool enter_deferred(stw_runtime *runtime) noexcept;
+void leave_deferred(stw_runtime *runtime) noexcept;
 
 // Copies a struct that crosses the boundary. A newer caller's extra bytes must be zero; an older
 // one's missing fields are zero.

@@ -205,11 +205,10 @@ namespace {
 // Views of one runtime that follow each other.
 stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, uint32_t flags)
 {
-    const bool deferred = runtime_pool.is_live(runtime) &&
-                          runtime->life.load(std::memory_order_acquire) == Life::kDeferred;
-    if (!deferred && !quick_enter(runtime)) return guard([&] { return enter(runtime); });
+    const bool open = quick_enter(runtime);
+    if (!open && !enter_deferred(runtime)) return guard([&] { return enter(runtime); });
     const stw_status status = guard([&] { return runtime->body->release(views, n, flags); });
-    if (deferred) close_if_last(runtime);
+    if (!open) leave_deferred(runtime);
     return status;
 }
 

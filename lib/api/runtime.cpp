@@ -120,12 +120,25 @@ void finish_close(stw_runtime *runtime)
 
 }  // namespace
 
-void stepwell::api::close_if_last(stw_runtime *runtime) noexcept
+bool stepwell::api::enter_deferred(stw_runtime *runtime) noexcept
 {
-    Life deferred = Life::kDeferred;
-    if (runtime->body->views().open_views() > 0) return;
-    // One of several threads that release their last views does it.
-    if (!runtime->life.compare_exchange_strong(deferred, Life::kClosed)) return;
+    if (!runtime_pool.is_live(runtime) || runtime->fork_epoch.load() != fork_epoch.load()) {
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(runtime->deferred_mutex);
+    if (runtime->life.load() != Life::kDeferred) return false;
+    ++runtime->deferred_releases;
+    return true;
+}
+
+void stepwell::api::leave_deferred(stw_runtime *runtime) noexcept
+{
+    {
+        std::lock_guard<std::mutex> lock(runtime->deferred_mutex);
+        if (--runtime->deferred_releases > 0) return;
+        if (runtime->body->views().open_views() > 0) return;
+        runtime->life.store(Life::kClosed, std::memory_order_release);
+    }
     (void)guard([&]() -> Status {
         STW_TRY(runtime->body->close(0, false));
         finish_close(runtime);

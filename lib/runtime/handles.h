@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct stw_runtime {
     std::atomic<stepwell::Life> life{stepwell::Life::kClosed};
     std::atomic<uint64_t> fork_epoch{0};
     stepwell::Runtime *body = nullptr;  // gone when closed
+    // After a deferred close: releases under way. The last one ends the runtime.
+    std::mutex deferred_mutex;
+    uint32_t deferred_releases = 0;
 };
 
 struct stw_tensor {

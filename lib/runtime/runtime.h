@@ -171,8 +171,6 @@ public:
     {
         return current_step_.load(std::memory_order_relaxed);
     }
-    // A view that a closed-but-deferred runtime still had went; true when it was the last.
-    bool last_deferred_view();
 
     // ---- update::Tiers (tiers.cpp) --------------------------------------------------------------
     residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;

@@ -66,24 +66,6 @@ bool parse(int count, char **words, Options *options_out)
     return count % 2 == 1;
 }
 
-// The thread sanitizer leaves no room for the addresses that the cpu device reserves.
-bool can_run(const Setup &setup)
-{
-#if defined(__SANITIZE_THREAD__)
-    constexpr bool kThreadSanitizer = true;
-#elif defined(__has_feature)
-    constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
-#else
-    constexpr bool kThreadSanitizer = false;
-#endif
-    if (!kThreadSanitizer || !setup.device || std::strcmp(setup.device, "cpu") != 0) return true;
-    std::printf(
-        "  %-16s skipped: its device reserves 4 TiB of addresses, which the thread sanitizer "
-        "refuses\n",
-        setup.name);
-    return false;
-}
-
 void run(const Setup &setup, const Options &options, uint64_t seed)
 {
     const auto begin = std::chrono::steady_clock::now();
@@ -139,7 +121,7 @@ int main(int count, char **words)
         for (const Setup &setup : kSetups) {
             if (options.setup && std::strcmp(options.setup, setup.name) != 0) continue;
             known = true;
-            if (can_run(setup)) run(setup, options, seed);
+            run(setup, options, seed);
         }
     }
     if (!known) std::fprintf(stderr, "stress: there is no setup '%s'\n", options.setup);

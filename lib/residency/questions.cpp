@@ -187,8 +187,8 @@ std::string Core::describe_conflict(const Fetch &fetch) const
     }
     std::string text = format_text(" (tensor '%s': ", tensor.spec.name.c_str());
     if (tensor.claim() != 0 && tensor.claim() != fetch.asked.claim) {
-        text += format_text("%zu updates, sums or copies have it or are next; ",
-                            tensor.claims.size());
+        text +=
+            format_text("%zu updates, sums or copies have it or are next; ", tensor.claims.size());
     }
     if (tensor.writer) text += "a view to write it is open; ";
     if (tensor.readers + pins > 0) {

@@ -69,7 +69,7 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
     view.byte_begin = range.byte_begin;
     view.byte_count = range.byte_count;
     view.step = step;
-    view.owner.store(state->number, std::memory_order_relaxed);
+    view.owner = state->number;
     view.scratch = residency::kNone;
     view.access = STW_READ;
     view.place = range.place;
@@ -250,14 +250,22 @@ std::vector<residency::Held> Runtime::held_by_sleepers()
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
-        const uint32_t owner = view.owner.load(std::memory_order_relaxed);
+        const uint32_t owner = view.owner;
         const bool sleeps =
             std::any_of(sleepers_.begin(), sleepers_.end(),
                         [owner](const residency::Sleeper &at) { return at.owner == owner; });
         if (!sleeps || views_.hands_over(owner)) continue;
-        const bool scratch = view.scratch != residency::kNone;
-        held.push_back({owner, scratch ? view.scratch : view.tensor->id, view.place,
-                        scratch ? 0 : view.byte_begin, view.byte_count, view.access != STW_READ});
+        residency::Held at;
+        at.owner = owner;
+        at.tensor = view.scratch;
+        at.place = view.place;
+        at.byte_count = view.byte_count;
+        at.writes = view.access != STW_READ;
+        if (at.tensor == residency::kNone) {
+            at.tensor = view.tensor->id;
+            at.byte_begin = view.byte_begin;
+        }
+        held.push_back(at);
     }
     return held;
 }
@@ -430,7 +438,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         view.byte_count = range.byte_count;
         view.step = waiter.plan.step;
         const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
-        view.owner.store(stays ? state->number : 0, std::memory_order_relaxed);
+        view.owner = stays ? state->number : 0;
         view.scratch = range.scratch;
         view.access = static_cast<uint8_t>(range.access);
         view.place = grant.place;

@@ -42,7 +42,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     stw_tensor *tensor = slot.tensor;
     Status status;
     ThreadState *state = views_.thread_state();
-    views_.note_release(slot.owner.load(std::memory_order_relaxed), state);
+    views_.note_release(slot.owner, state);
     if (slot.by_gate) {
         const residency::PlaceId place = slot.place;
         views_.give_slot(state, index);
@@ -61,10 +61,8 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
         if (!status.ok()) return status;
         return sticky_error(tensor->id);
     }
-    const ViewSlot copy{slot.serial.load(), tensor,
-                        slot.byte_begin,    slot.byte_count,
-                        slot.step,          slot.owner.load(std::memory_order_relaxed),
-                        slot.scratch,       slot.access,
+    const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
+                        slot.step,          slot.owner, slot.scratch,    slot.access,
                         slot.place,         0};
     views_.give_slot(state, index);
     if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {

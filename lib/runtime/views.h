@@ -16,16 +16,36 @@
 
 namespace stepwell {
 
+// A plain value to its thread, that others may look at meanwhile. No order: the serial has that.
+template <class T> class Relaxed {
+public:
+    Relaxed(T value) : value_(value) {}
+    Relaxed(const Relaxed &other) : value_(T{other}) {}
+    Relaxed &operator=(const Relaxed &) = delete;
+    Relaxed &operator=(T value)
+    {
+        value_.store(value, std::memory_order_relaxed);
+        return *this;
+    }
+    operator T() const { return value_.load(std::memory_order_relaxed); }
+    T operator->() const { return *this; }
+
+private:
+    std::atomic<T> value_;
+};
+
+// Who scans the table for open views reads slots that their threads may just use again: what it
+// looks at is relaxed.
 struct alignas(64) ViewSlot {
     std::atomic<uint64_t> serial{0};  // odd while open
-    stw_tensor *tensor = nullptr;
-    uint64_t byte_begin = 0;
-    uint64_t byte_count = 0;
-    uint64_t step = 0;                               // it was fetched in, 0: none
-    std::atomic<uint32_t> owner{0};                  // thread that fetched it; others look at it
-    residency::TensorId scratch = residency::kNone;  // the private buffer of a reduce
-    uint8_t access = 0;                              // STW_READ..STW_REDUCE
-    residency::PlaceId place = 0;
+    Relaxed<stw_tensor *> tensor = nullptr;
+    Relaxed<uint64_t> byte_begin = 0;
+    Relaxed<uint64_t> byte_count = 0;
+    Relaxed<uint64_t> step = 0;                               // it was fetched in, 0: none
+    Relaxed<uint32_t> owner = 0;                              // thread that fetched it
+    Relaxed<residency::TensorId> scratch = residency::kNone;  // the private buffer of a reduce
+    Relaxed<uint8_t> access = 0;                              // STW_READ..STW_REDUCE
+    Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
 };
 static_assert(sizeof(ViewSlot) == 64);

@@ -8,6 +8,7 @@
 #include "drivers/common/mutex.h"
 #include "drivers/common/option_text.h"
 #include "drivers/common/scratch_file.h"
+#include "drivers/common/storage_entry.h"
 #include "drivers/common/system.h"
 
 #include <atomic>
@@ -24,24 +25,24 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr uint32_t kQueueDepthDefault = 32;
-
 class AioStorage {
 public:
+    static constexpr const char *kName = "aio";
+
     AioStorage() = default;
     ~AioStorage()
     {
         if (context_ != nullptr) io_destroy(context_);
     }
-    static stw_status open(const stw_storage_options &options, stw_storage **storage_out,
-                           stw_driver_error *error_out);
+    static stw_status open(const stw_services *, const stw_storage_options &options,
+                           std::unique_ptr<AioStorage> *storage_out, stw_driver_error *error_out);
 
-    void info(stw_storage_info *info_out) const;
+    void info(stw_storage_info *info_out) const { file_.info(queue_depth_, info_out); }
     stw_status submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out);
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
-    stw_status flush();
-    bool drain(uint64_t wait_ns);
+    stw_status flush() { return file_.flush(); }
+    stw_status close(uint64_t wait_ns);
 
 private:
     stw_status open_queue(const char *path, stw_driver_error *error_out);
@@ -74,11 +75,7 @@ stw_status parse_options(const char *text, bool *allow_tmpfs_out, stw_driver_err
     Option option;
     while (next_option(&rest, &option)) {
         if (option.key == "allow_tmpfs" && parse_switch(option.value, allow_tmpfs_out)) continue;
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The aio driver does not understand the option '%.*s=%.*s'; it knows "
-                    "allow_tmpfs=0|1.",
-                    static_cast<int>(option.key.size()), option.key.data(),
-                    static_cast<int>(option.value.size()), option.value.data());
+        return unknown_option(AioStorage::kName, option, "it knows allow_tmpfs=0|1", error_out);
     }
     return STW_OK;
 }
@@ -106,16 +103,16 @@ stw_status AioStorage::open_queue(const char *path, stw_driver_error *error_out)
                 "The kernel refuses asynchronous I/O for '%s'; use the posix driver.", path);
 }
 
-stw_status AioStorage::open(const stw_storage_options &options, stw_storage **storage_out,
-                            stw_driver_error *error_out)
+stw_status AioStorage::open(const stw_services *, const stw_storage_options &options,
+                            std::unique_ptr<AioStorage> *storage_out, stw_driver_error *error_out)
 {
     bool allow_tmpfs = false;
     if (const stw_status status = parse_options(options.options, &allow_tmpfs, error_out))
         return status;
     auto storage = std::make_unique<AioStorage>();
-    const ScratchRequest request = {"aio", options.path, options.bytes, DirectIo::kRequired,
+    const ScratchRequest request = {kName, options.path, options.bytes, DirectIo::kRequired,
                                     allow_tmpfs};
-    storage->queue_depth_ = options.queue_depth != 0 ? options.queue_depth : kQueueDepthDefault;
+    storage->queue_depth_ = queue_depth_of(options);
     // The cheap refusal first: nothing is reserved on the disk for a queue that cannot be had.
     if (const stw_status status = storage->open_queue(options.path ? options.path : "", error_out))
         return status;
@@ -131,19 +128,8 @@ stw_status AioStorage::open(const stw_storage_options &options, stw_storage **st
         storage->free_slots_.reserve(depth);
         for (iocb &slot : storage->slots_) storage->free_slots_.push_back(&slot);
     }
-    *storage_out = reinterpret_cast<stw_storage *>(storage.release());
+    *storage_out = std::move(storage);
     return STW_OK;
-}
-
-void AioStorage::info(stw_storage_info *info_out) const
-{
-    stw_storage_info info = {};
-    info.alignment_bytes = file_.alignment_bytes();
-    info.queue_depth = queue_depth_;
-    info.bytes = file_.bytes();
-    copy_text(info.file_system, sizeof info.file_system, file_.file_system());
-    copy_text(info.remark, sizeof info.remark, file_.remark());
-    give_info(info, info_out);
 }
 
 uint32_t AioStorage::take_slots(uint32_t n)
@@ -283,13 +269,8 @@ void AioStorage::wake()
     [[maybe_unused]] const ssize_t written = write(event_.get(), &one, sizeof one);
 }
 
-stw_status AioStorage::flush()
-{
-    return fdatasync(file_.fd()) == 0 ? STW_OK : STW_ERROR_SYNC;
-}
-
 // io_destroy cannot be given a time, so all must be back before it is called.
-bool AioStorage::drain(uint64_t wait_ns)
+stw_status AioStorage::close(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);
     while (in_flight_.load(std::memory_order_acquire) > 0) {
@@ -299,73 +280,14 @@ bool AioStorage::drain(uint64_t wait_ns)
         stash_.resize(held + n);
         if (n > 0) continue;
         const uint64_t remaining_ns = deadline.remaining_ns();
-        if (remaining_ns == 0) return false;
+        if (remaining_ns == 0) return STW_ERROR_TIMEOUT;
         wait_for_event(remaining_ns);
     }
-    return true;
-}
-
-AioStorage *from(stw_storage *storage)
-{
-    return reinterpret_cast<AioStorage *>(storage);
-}
-
-stw_status aio_open(const stw_services *, const stw_storage_options *options,
-                    stw_storage **storage_out, stw_driver_error *error_out)
-{
-    if (!options_are_known(options) || storage_out == nullptr)
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The aio driver was given options of another build.");
-    return guard_open(error_out,
-                      [&] { return AioStorage::open(*options, storage_out, error_out); });
-}
-
-void aio_info(stw_storage *storage, stw_storage_info *info_out)
-{
-    from(storage)->info(info_out);
-}
-
-stw_status aio_submit(stw_storage *storage, const stw_io *ios, uint32_t n, uint32_t *accepted_out)
-{
-    return from(storage)->submit(ios, n, accepted_out);
-}
-
-uint32_t aio_poll(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
-{
-    return from(storage)->poll(done, capacity, wait_ns);
-}
-
-void aio_wake(stw_storage *storage)
-{
-    from(storage)->wake();
-}
-
-stw_status aio_flush(stw_storage *storage)
-{
-    return from(storage)->flush();
-}
-
-stw_status aio_close(stw_storage *storage, uint64_t wait_ns)
-{
-    if (!from(storage)->drain(wait_ns)) return STW_ERROR_TIMEOUT;
-    delete from(storage);
     return STW_OK;
 }
 
 }  // namespace
 
-const stw_storage_ops kAioStorage = {
-    sizeof(stw_storage_ops),
-    STW_DRIVER_ABI,
-    "aio",
-    0,
-    aio_open,
-    aio_info,
-    aio_submit,
-    aio_poll,
-    aio_wake,
-    aio_flush,
-    aio_close,
-};
+constinit const stw_storage_ops kAioStorage = StorageEntry<AioStorage>::table(0);
 
 }  // namespace stepwell::drivers

@@ -2,6 +2,8 @@
 // Option text: no locale, no allocation.
 #include "drivers/common/option_text.h"
 
+#include "drivers/common/edge.h"
+
 #include <charconv>
 
 namespace stepwell::drivers {
@@ -45,6 +47,15 @@ bool parse_switch(std::string_view text, bool *value_out)
 {
     *value_out = text == "1";
     return text == "0" || text == "1";
+}
+
+stw_status unknown_option(const char *driver, const Option &option, const char *known,
+                          stw_driver_error *error_out)
+{
+    return fail(error_out, STW_ERROR_INVALID, {},
+                "The %s driver does not understand the option '%.*s=%.*s'; %s.", driver,
+                static_cast<int>(option.key.size()), option.key.data(),
+                static_cast<int>(option.value.size()), option.value.data(), known);
 }
 
 }  // namespace stepwell::drivers

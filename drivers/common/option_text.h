@@ -3,6 +3,8 @@
 // driver's matter; a key it does not know is refused, never skipped.
 #pragma once
 
+#include <stepwell/driver.h>
+
 #include <cstdint>
 #include <string_view>
 
@@ -22,5 +24,8 @@ bool parse_number(std::string_view text, uint64_t *value_out);
 bool parse_probability(std::string_view text, double *value_out);
 // "0" or "1".
 bool parse_switch(std::string_view text, bool *value_out);
+// INVALID; `known` says what the driver would have understood.
+stw_status unknown_option(const char *driver, const Option &option, const char *known,
+                          stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers

@@ -303,4 +303,20 @@ stw_status ScratchFile::open(const ScratchRequest &request, ScratchFile *file_ou
     return STW_OK;
 }
 
+void ScratchFile::info(uint32_t queue_depth, stw_storage_info *info_out) const
+{
+    stw_storage_info info = {};
+    info.alignment_bytes = alignment_bytes_;
+    info.queue_depth = queue_depth;
+    info.bytes = bytes_;
+    copy_text(info.file_system, sizeof info.file_system, file_system_);
+    copy_text(info.remark, sizeof info.remark, remark_);
+    give_info(info, info_out);
+}
+
+stw_status ScratchFile::flush() const
+{
+    return fdatasync(file_.get()) == 0 ? STW_OK : STW_ERROR_SYNC;
+}
+
 }  // namespace stepwell::drivers

@@ -27,12 +27,13 @@ public:
     static stw_status open(const ScratchRequest &request, ScratchFile *file_out,
                            stw_driver_error *error_out);
 
+    void info(uint32_t queue_depth, stw_storage_info *info_out) const;
+    stw_status flush() const;
+
     int fd() const { return file_.get(); }
     uint64_t bytes() const { return bytes_; }
     bool direct() const { return direct_; }
     uint32_t alignment_bytes() const { return alignment_bytes_; }
-    const std::string &file_system() const { return file_system_; }
-    const std::string &remark() const { return remark_; }
 
 private:
     stw_status open_directory(const ScratchRequest &request, stw_driver_error *error_out);

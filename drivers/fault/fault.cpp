@@ -6,6 +6,7 @@
 
 #include "drivers/common/edge.h"
 #include "drivers/common/mutex.h"
+#include "drivers/common/storage_entry.h"
 #include "drivers/registry.h"
 
 #include <atomic>
@@ -35,11 +36,13 @@ struct Slot {
 
 class FaultStorage {
 public:
+    static constexpr const char *kName = "fault";
+
     explicit FaultStorage(const stw_services *services) : services_(services) {}
     static stw_status open(const stw_services *services, const stw_storage_options &options,
-                           stw_storage **storage_out, stw_driver_error *error_out);
+                           std::unique_ptr<FaultStorage> *storage_out, stw_driver_error *error_out);
 
-    void info(stw_storage_info *info_out) const;
+    void info(stw_storage_info *info_out) const { give_info(inner_info_, info_out); }
     stw_status submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out);
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
@@ -79,7 +82,8 @@ private:
 };
 
 stw_status FaultStorage::open(const stw_services *services, const stw_storage_options &options,
-                              stw_storage **storage_out, stw_driver_error *error_out)
+                              std::unique_ptr<FaultStorage> *storage_out,
+                              stw_driver_error *error_out)
 {
     auto storage = std::make_unique<FaultStorage>(services);
     FaultScript &script = storage->script_;
@@ -99,8 +103,7 @@ stw_status FaultStorage::open(const stw_services *services, const stw_storage_op
     inner.options = script.inner_options().c_str();
     storage->inner_info_.struct_size = sizeof(stw_storage_info);
     // All of ours is taken before the inner driver is opened: nothing can fail behind it.
-    constexpr uint32_t kDepthDefault = 32;
-    if (inner.queue_depth == 0) inner.queue_depth = kDepthDefault;
+    inner.queue_depth = queue_depth_of(options);
     storage->inner_done_.resize(inner.queue_depth);
     {
         MutexLock lock(storage->mutex_);
@@ -112,13 +115,8 @@ stw_status FaultStorage::open(const stw_services *services, const stw_storage_op
     storage->ops_->info(storage->inner_, &storage->inner_info_);
     storage->cut_unit_bytes_ =
         std::max<uint64_t>(kCutUnitMin, storage->inner_info_.alignment_bytes);
-    *storage_out = reinterpret_cast<stw_storage *>(storage.release());
+    *storage_out = std::move(storage);
     return STW_OK;
-}
-
-void FaultStorage::info(stw_storage_info *info_out) const
-{
-    give_info(inner_info_, info_out);
 }
 
 // Short and torn: a prefix of whole units, at least one. One unit cannot be cut.
@@ -403,80 +401,22 @@ void FaultStorage::log_counts()
                 std::to_string(injected.of_kind[i]);
         any = true;
     }
-    services_.log(kLogInfo, "fault", any ? line : line + " nothing");
-}
-
-FaultStorage *from(stw_storage *storage)
-{
-    return reinterpret_cast<FaultStorage *>(storage);
-}
-
-stw_status fault_open(const stw_services *services, const stw_storage_options *options,
-                      stw_storage **storage_out, stw_driver_error *error_out)
-{
-    if (!options_are_known(options) || storage_out == nullptr)
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The fault driver was given options of another build.");
-    return guard_open(
-        error_out, [&] { return FaultStorage::open(services, *options, storage_out, error_out); });
-}
-
-void fault_info(stw_storage *storage, stw_storage_info *info_out)
-{
-    from(storage)->info(info_out);
-}
-
-stw_status fault_submit(stw_storage *storage, const stw_io *ios, uint32_t n, uint32_t *accepted_out)
-{
-    return from(storage)->submit(ios, n, accepted_out);
-}
-
-uint32_t fault_poll(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
-{
-    return from(storage)->poll(done, capacity, wait_ns);
-}
-
-void fault_wake(stw_storage *storage)
-{
-    from(storage)->wake();
-}
-
-stw_status fault_flush(stw_storage *storage)
-{
-    return from(storage)->flush();
-}
-
-stw_status fault_close(stw_storage *storage, uint64_t wait_ns)
-{
-    const stw_status status = from(storage)->close(wait_ns);
-    if (status == STW_OK) delete from(storage);
-    return status;
+    services_.log(kLogInfo, kName, any ? line : line + " nothing");
 }
 
 }  // namespace
 
-const stw_storage_ops kFaultStorage = {
-    sizeof(stw_storage_ops),
-    STW_DRIVER_ABI,
-    "fault",
-    STW_STORAGE_CAN_WRAP,
-    fault_open,
-    fault_info,
-    fault_submit,
-    fault_poll,
-    fault_wake,
-    fault_flush,
-    fault_close,
-};
+constinit const stw_storage_ops kFaultStorage =
+    StorageEntry<FaultStorage>::table(STW_STORAGE_CAN_WRAP);
 
 void fault_release(stw_storage *storage)
 {
-    from(storage)->release();
+    StorageEntry<FaultStorage>::from(storage)->release();
 }
 
 FaultCounts fault_counts(stw_storage *storage)
 {
-    return from(storage)->counts();
+    return StorageEntry<FaultStorage>::from(storage)->counts();
 }
 
 }  // namespace stepwell::drivers

@@ -3,7 +3,6 @@
 // requests give the same faults.
 #include "drivers/fault/script.h"
 
-#include "drivers/common/edge.h"
 #include "drivers/common/option_text.h"
 
 namespace stepwell::drivers {
@@ -153,11 +152,8 @@ stw_status FaultScript::parse(const char *text, FaultScript *script_out,
     Option option;
     while (next_option(&rest, &option)) {
         if (script_out->take(option.key, option.value)) continue;
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The fault driver does not understand the option '%.*s=%.*s'; its options are "
-                    "listed in drivers/fault/script.h.",
-                    static_cast<int>(option.key.size()), option.key.data(),
-                    static_cast<int>(option.value.size()), option.value.data());
+        return unknown_option("fault", option, "its options are listed in drivers/fault/script.h",
+                              error_out);
     }
     return STW_OK;
 }

@@ -8,6 +8,7 @@
 #include "drivers/common/mutex.h"
 #include "drivers/common/option_text.h"
 #include "drivers/common/scratch_file.h"
+#include "drivers/common/storage_entry.h"
 
 #include <cerrno>
 #include <csignal>
@@ -22,7 +23,6 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr uint32_t kQueueDepthDefault = 32;
 constexpr uint32_t kQueueDepthMax = 1 << 16;
 constexpr uint64_t kThreadsDefault = 4;
 constexpr uint64_t kThreadsMax = 256;
@@ -59,17 +59,19 @@ struct PosixOptions {
 
 class PosixStorage {
 public:
+    static constexpr const char *kName = "posix";
+
     PosixStorage() = default;
     ~PosixStorage();
-    static stw_status open(const stw_storage_options &options, stw_storage **storage_out,
-                           stw_driver_error *error_out);
+    static stw_status open(const stw_services *, const stw_storage_options &options,
+                           std::unique_ptr<PosixStorage> *storage_out, stw_driver_error *error_out);
 
-    void info(stw_storage_info *info_out) const;
+    void info(stw_storage_info *info_out) const { file_.info(queue_depth_, info_out); }
     stw_status submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out);
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
-    stw_status flush();
-    bool drain(uint64_t wait_ns);
+    stw_status flush() { return file_.flush(); }
+    stw_status close(uint64_t wait_ns);
 
 private:
     void start(uint64_t threads);
@@ -103,16 +105,15 @@ stw_status parse_options(const char *text, PosixOptions *options_out, stw_driver
         if (option.key == "threads" && parse_number(option.value, &options_out->threads) &&
             options_out->threads >= 1 && options_out->threads <= kThreadsMax)
             continue;
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The posix driver does not understand the option '%.*s=%.*s'; it knows "
-                    "threads=1..256, buffered=0|1 and allow_tmpfs=0|1.",
-                    static_cast<int>(option.key.size()), option.key.data(),
-                    static_cast<int>(option.value.size()), option.value.data());
+        return unknown_option(PosixStorage::kName, option,
+                              "it knows threads=1..256, buffered=0|1 and allow_tmpfs=0|1",
+                              error_out);
     }
     return STW_OK;
 }
 
-stw_status PosixStorage::open(const stw_storage_options &options, stw_storage **storage_out,
+stw_status PosixStorage::open(const stw_services *, const stw_storage_options &options,
+                              std::unique_ptr<PosixStorage> *storage_out,
                               stw_driver_error *error_out)
 {
     PosixOptions own;
@@ -122,12 +123,12 @@ stw_status PosixStorage::open(const stw_storage_options &options, stw_storage **
                     "A queue of %u requests is more than the posix driver's %u.",
                     options.queue_depth, kQueueDepthMax);
     auto storage = std::make_unique<PosixStorage>();
-    const ScratchRequest request = {"posix", options.path, options.bytes,
+    const ScratchRequest request = {kName, options.path, options.bytes,
                                     own.buffered ? DirectIo::kNever : DirectIo::kPreferred,
                                     own.allow_tmpfs};
     if (const stw_status status = ScratchFile::open(request, &storage->file_, error_out))
         return status;
-    storage->queue_depth_ = options.queue_depth != 0 ? options.queue_depth : kQueueDepthDefault;
+    storage->queue_depth_ = queue_depth_of(options);
     {
         MutexLock lock(storage->mutex_);
         storage->asked_.reserve(storage->queue_depth_);
@@ -136,7 +137,7 @@ stw_status PosixStorage::open(const stw_storage_options &options, stw_storage **
     // Read-ahead would fill memory with what nobody asked for.
     if (!storage->file_.direct()) posix_fadvise(storage->file_.fd(), 0, 0, POSIX_FADV_RANDOM);
     storage->start(own.threads);
-    *storage_out = reinterpret_cast<stw_storage *>(storage.release());
+    *storage_out = std::move(storage);
     return STW_OK;
 }
 
@@ -216,17 +217,6 @@ int64_t PosixStorage::drop_pages(const stw_io &io, int64_t moved) const
     return moved;
 }
 
-void PosixStorage::info(stw_storage_info *info_out) const
-{
-    stw_storage_info info = {};
-    info.alignment_bytes = file_.alignment_bytes();
-    info.queue_depth = queue_depth_;
-    info.bytes = file_.bytes();
-    copy_text(info.file_system, sizeof info.file_system, file_.file_system());
-    copy_text(info.remark, sizeof info.remark, file_.remark());
-    give_info(info, info_out);
-}
-
 stw_status PosixStorage::submit(const stw_io *ios, uint32_t n, uint32_t *accepted_out)
 {
     *accepted_out = 0;
@@ -278,83 +268,19 @@ void PosixStorage::wake()
     done_or_woken_.notify_all();
 }
 
-stw_status PosixStorage::flush()
-{
-    return fdatasync(file_.fd()) == 0 ? STW_OK : STW_ERROR_SYNC;
-}
-
-bool PosixStorage::drain(uint64_t wait_ns)
+stw_status PosixStorage::close(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);
     MutexLock lock(mutex_);
     while (unmoved_ > 0) {
-        if (deadline.passed()) return false;
+        if (deadline.passed()) return STW_ERROR_TIMEOUT;
         done_or_woken_.wait_until(lock, deadline);
     }
-    return true;
-}
-
-PosixStorage *from(stw_storage *storage)
-{
-    return reinterpret_cast<PosixStorage *>(storage);
-}
-
-stw_status posix_open(const stw_services *, const stw_storage_options *options,
-                      stw_storage **storage_out, stw_driver_error *error_out)
-{
-    if (!options_are_known(options) || storage_out == nullptr)
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The posix driver was given options of another build.");
-    return guard_open(error_out,
-                      [&] { return PosixStorage::open(*options, storage_out, error_out); });
-}
-
-void posix_info(stw_storage *storage, stw_storage_info *info_out)
-{
-    from(storage)->info(info_out);
-}
-
-stw_status posix_submit(stw_storage *storage, const stw_io *ios, uint32_t n, uint32_t *accepted_out)
-{
-    return from(storage)->submit(ios, n, accepted_out);
-}
-
-uint32_t posix_poll(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
-{
-    return from(storage)->poll(done, capacity, wait_ns);
-}
-
-void posix_wake(stw_storage *storage)
-{
-    from(storage)->wake();
-}
-
-stw_status posix_flush(stw_storage *storage)
-{
-    return from(storage)->flush();
-}
-
-stw_status posix_close(stw_storage *storage, uint64_t wait_ns)
-{
-    if (!from(storage)->drain(wait_ns)) return STW_ERROR_TIMEOUT;
-    delete from(storage);
     return STW_OK;
 }
 
 }  // namespace
 
-const stw_storage_ops kPosixStorage = {
-    sizeof(stw_storage_ops),
-    STW_DRIVER_ABI,
-    "posix",
-    0,
-    posix_open,
-    posix_info,
-    posix_submit,
-    posix_poll,
-    posix_wake,
-    posix_flush,
-    posix_close,
-};
+constinit const stw_storage_ops kPosixStorage = StorageEntry<PosixStorage>::table(0);
 
 }  // namespace stepwell::drivers

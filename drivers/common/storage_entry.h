@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of a storage driver that is one class: every entry finds the object and passes the call
+// on. Open and close do what they do in every driver: refuse options of another build, throw
+// nothing into C, free the object only when nothing of it is in flight.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "drivers/common/edge.h"
+
+#include <memory>
+
+namespace stepwell::drivers {
+
+constexpr uint32_t kQueueDepthDefault = 32;
+
+inline uint32_t queue_depth_of(const stw_storage_options &options)
+{
+    return options.queue_depth != 0 ? options.queue_depth : kQueueDepthDefault;
+}
+
+// Storage has kName, a static open that makes it, and a member for each other operation.
+template <class Storage> class StorageEntry {
+public:
+    static constexpr stw_storage_ops table(uint64_t capabilities)
+    {
+        return {sizeof(stw_storage_ops),
+                STW_DRIVER_ABI,
+                Storage::kName,
+                capabilities,
+                open,
+                info,
+                submit,
+                poll,
+                wake,
+                flush,
+                close};
+    }
+    static Storage *from(stw_storage *storage) { return reinterpret_cast<Storage *>(storage); }
+
+private:
+    static stw_status open(const stw_services *services, const stw_storage_options *options,
+                           stw_storage **storage_out, stw_driver_error *error_out)
+    {
+        if (!options_are_known(options) || storage_out == nullptr)
+            return fail(error_out, STW_ERROR_INVALID, {},
+                        "The %s driver was given options of another build.", Storage::kName);
+        return guard_open(error_out, [&] {
+            std::unique_ptr<Storage> storage;
+            const stw_status status = Storage::open(services, *options, &storage, error_out);
+            if (status == STW_OK) *storage_out = reinterpret_cast<stw_storage *>(storage.release());
+            return status;
+        });
+    }
+    static void info(stw_storage *storage, stw_storage_info *info_out)
+    {
+        from(storage)->info(info_out);
+    }
+    static stw_status submit(stw_storage *storage, const stw_io *ios, uint32_t n,
+                             uint32_t *accepted_out)
+    {
+        return from(storage)->submit(ios, n, accepted_out);
+    }
+    static uint32_t poll(stw_storage *storage, stw_io_done *done, uint32_t capacity,
+                         uint64_t wait_ns)
+    {
+        return from(storage)->poll(done, capacity, wait_ns);
+    }
+    static void wake(stw_storage *storage) { from(storage)->wake(); }
+    static stw_status flush(stw_storage *storage) { return from(storage)->flush(); }
+    static stw_status close(stw_storage *storage, uint64_t wait_ns)
+    {
+        const stw_status status = from(storage)->close(wait_ns);
+        if (status == STW_OK) delete from(storage);
+        return status;
+    }
+};
+
+}  // namespace stepwell::drivers

@@ -59,11 +59,19 @@ void add_sentence(std::string *text, const std::string &sentence)
     *text += sentence;
 }
 
-stw_status reserve_arena(const char *driver, uint64_t bytes, uint64_t alignment_bytes, bool huge,
+uint64_t arena_alignment(const stw_memory_options &options)
+{
+    return std::max<uint64_t>(kHugePageBytes, options.block_bytes);
+}
+
+stw_status reserve_arena(const char *driver, const stw_memory_options &options, bool huge,
                          Arena *arena_out, stw_driver_error *error_out)
 {
+    const uint64_t bytes = options.bytes;
+    if (const stw_status status = check_memory_room(bytes, driver, memory_room(), error_out))
+        return status;
     Arena arena;
-    if (!arena.mapping.map(bytes, alignment_bytes, PROT_READ | PROT_WRITE, 0))
+    if (!arena.mapping.map(bytes, arena_alignment(options), PROT_READ | PROT_WRITE, 0))
         return fail(error_out, STW_ERROR_MEMORY, {errno, bytes, 0},
                     "The kernel refuses %s of addresses for the %s memory (ulimit -v, "
                     "vm.overcommit_memory).",
@@ -81,6 +89,18 @@ stw_status reserve_arena(const char *driver, uint64_t bytes, uint64_t alignment_
     }
     *arena_out = std::move(arena);
     return STW_OK;
+}
+
+void ArenaMemory::info(stw_memory_info *info_out) const
+{
+    stw_memory_info info = {};
+    info.locked = locked;
+    info.base = arena.mapping.base();
+    info.bytes = arena.mapping.bytes();
+    info.numa_node = numa_node;
+    info.huge_pages = arena.huge_pages;
+    copy_text(info.remark, sizeof info.remark, arena.remark);
+    give_info(info, info_out);
 }
 
 stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out)

@@ -55,11 +55,23 @@ struct Arena {
     std::string remark;
 };
 
-// Addresses only. With `huge` the kernel is asked for huge pages.
-stw_status reserve_arena(const char *driver, uint64_t bytes, uint64_t alignment_bytes, bool huge,
+// Of a driver's memory: a block and a huge page both start at their own multiple.
+uint64_t arena_alignment(const stw_memory_options &options);
+// Addresses only, and only for memory that the machine has. With `huge` the kernel is asked for
+// huge pages.
+stw_status reserve_arena(const char *driver, const stw_memory_options &options, bool huge,
                          Arena *arena_out, stw_driver_error *error_out);
 // Touches every page, so that no fault and no refusal comes later.
 stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out);
+
+// What a driver of such memory keeps beside its own, and says of it.
+struct ArenaMemory {
+    Arena arena;
+    int32_t numa_node = -1;
+    bool locked = false;
+
+    void info(stw_memory_info *info_out) const;
+};
 
 void add_sentence(std::string *text, const std::string &sentence);
 

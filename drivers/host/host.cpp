@@ -5,7 +5,7 @@
 
 #include "drivers/common/arena.h"
 #include "drivers/common/edge.h"
-#include "drivers/common/system.h"
+#include "drivers/common/memory_entry.h"
 
 #include <cerrno>
 #include <cinttypes>
@@ -44,10 +44,10 @@ struct FreeBitmap {
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
 
-struct HostMemory {
-    Arena arena;
-    int32_t numa_node = -1;
-    bool locked = false;
+struct HostMemory : ArenaMemory {
+    static constexpr const char *kName = "host";
+
+    stw_status open(const stw_memory_options &options, stw_driver_error *error_out);
 };
 
 // To the node of the calling thread, before any page exists. A preference and no more: with a
@@ -89,83 +89,18 @@ void lock_pages(HostMemory *memory)
     add_sentence(&memory->arena.remark, text);
 }
 
-stw_status open_host(const stw_memory_options &options, stw_memory **memory_out,
-                     stw_driver_error *error_out)
+stw_status HostMemory::open(const stw_memory_options &options, stw_driver_error *error_out)
 {
-    if (const stw_status status =
-            check_memory_room(options.bytes, "host", memory_room(), error_out))
+    if (const stw_status status = reserve_arena(kName, options, true, &arena, error_out))
         return status;
-    auto memory = std::make_unique<HostMemory>();
-    const uint64_t alignment = std::max<uint64_t>(kHugePageBytes, options.block_bytes);
-    if (const stw_status status =
-            reserve_arena("host", options.bytes, alignment, true, &memory->arena, error_out))
-        return status;
-    bind_to_node(memory.get());
-    if (const stw_status status = populate_arena("host", memory->arena, error_out)) return status;
-    lock_pages(memory.get());
-    *memory_out = reinterpret_cast<stw_memory *>(memory.release());
-    return STW_OK;
-}
-
-HostMemory *from(stw_memory *memory)
-{
-    return reinterpret_cast<HostMemory *>(memory);
-}
-
-stw_status host_open(const stw_services *, const stw_memory_options *options,
-                     stw_memory **memory_out, stw_driver_error *error_out)
-{
-    if (const stw_status status = check_memory_options("host", options, error_out)) return status;
-    return guard_open(error_out, [&] { return open_host(*options, memory_out, error_out); });
-}
-
-void host_info(stw_memory *memory, stw_memory_info *info_out)
-{
-    const HostMemory *host = from(memory);
-    stw_memory_info info = {};
-    info.locked = host->locked;
-    info.base = host->arena.mapping.base();
-    info.bytes = host->arena.mapping.bytes();
-    info.numa_node = host->numa_node;
-    info.huge_pages = host->arena.huge_pages;
-    copy_text(info.remark, sizeof info.remark, host->arena.remark);
-    give_info(info, info_out);
-}
-
-stw_status host_copy(stw_memory *, void *destination, const void *source, uint64_t bytes)
-{
-    if (bytes > 0) std::memmove(destination, source, bytes);
-    return STW_OK;
-}
-
-stw_status host_zero(stw_memory *, void *destination, uint64_t bytes)
-{
-    if (bytes > 0) std::memset(destination, 0, bytes);
-    return STW_OK;
-}
-
-stw_status host_close(stw_memory *memory)
-{
-    delete from(memory);
+    bind_to_node(this);
+    if (const stw_status status = populate_arena(kName, arena, error_out)) return status;
+    lock_pages(this);
     return STW_OK;
 }
 
 }  // namespace
 
-const stw_memory_ops kHostMemory = {
-    sizeof(stw_memory_ops),
-    STW_DRIVER_ABI,
-    "host",
-    STW_MEMORY_HOST_ACCESS,
-    host_open,
-    host_info,
-    host_copy,
-    host_zero,
-    host_close,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-};
+constinit const stw_memory_ops kHostMemory = MemoryEntry<HostMemory>::table(STW_MEMORY_HOST_ACCESS);
 
 }  // namespace stepwell::drivers

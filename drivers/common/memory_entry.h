@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of a memory driver that is one arena of host memory. Copies and zeros are the CPU's;
+// what an open does beyond the checks is the driver's.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "drivers/common/arena.h"
+#include "drivers/common/edge.h"
+
+#include <cstring>
+#include <memory>
+
+namespace stepwell::drivers {
+
+// Memory is an ArenaMemory with kName and `open(options, error_out)`. The table has no mappings: a
+// driver that can map adds its four operations.
+template <class Memory> class MemoryEntry {
+public:
+    static constexpr stw_memory_ops table(uint64_t capabilities)
+    {
+        return {sizeof(stw_memory_ops),
+                STW_DRIVER_ABI,
+                Memory::kName,
+                capabilities,
+                open,
+                info,
+                copy,
+                zero,
+                close,
+                nullptr,
+                nullptr,
+                nullptr,
+                nullptr};
+    }
+    static Memory *from(stw_memory *memory) { return reinterpret_cast<Memory *>(memory); }
+
+private:
+    static stw_status open(const stw_services *, const stw_memory_options *options,
+                           stw_memory **memory_out, stw_driver_error *error_out)
+    {
+        if (const stw_status status = check_memory_options(Memory::kName, options, error_out))
+            return status;
+        return guard_open(error_out, [&] {
+            auto memory = std::make_unique<Memory>();
+            const stw_status status = memory->open(*options, error_out);
+            if (status == STW_OK) *memory_out = reinterpret_cast<stw_memory *>(memory.release());
+            return status;
+        });
+    }
+    static void info(stw_memory *memory, stw_memory_info *info_out)
+    {
+        from(memory)->info(info_out);
+    }
+    static stw_status copy(stw_memory *, void *destination, const void *source, uint64_t bytes)
+    {
+        if (bytes > 0) std::memmove(destination, source, bytes);
+        return STW_OK;
+    }
+    static stw_status zero(stw_memory *, void *destination, uint64_t bytes)
+    {
+        if (bytes > 0) std::memset(destination, 0, bytes);
+        return STW_OK;
+    }
+    static stw_status close(stw_memory *memory)
+    {
+        delete from(memory);
+        return STW_OK;
+    }
+};
+
+}  // namespace stepwell::drivers

@@ -225,6 +225,7 @@ private:
     void settle_source(const Flight &flight, bool ok, Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);
     void note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status);
+    [[nodiscard]] const std::string &hurt_name(const Fetch &fetch, const Target &target) const;
     [[nodiscard]] bool is_worthless(BlockId block) const;
     void drop_replica(BlockId block, PlaceId place, Commands &out);
     void free_slot(BlockId block, PlaceId place, Commands &out);
@@ -261,7 +262,6 @@ private:
     [[nodiscard]] bool lies_whole(TensorId tensor, PlaceId place) const;
     [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
     [[nodiscard]] std::string place_name(PlaceId place) const;
-    [[nodiscard]] const char *block_name(BlockId block) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
     Config config_;

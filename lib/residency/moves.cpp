@@ -239,6 +239,21 @@ void Core::wake_waiters(BlockId id, const Flight *failed, const Status &status, 
     }
 }
 
+// The tensor that was asked for and lies in the target's block; of several, the first in the call.
+const std::string &Core::hurt_name(const Fetch &fetch, const Target &target) const
+{
+    const Block &block = blocks_[target.block];
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        const Request &request = fetch.asked.requests[i];
+        const Tensor &tensor = tensors_[request.tensor];
+        if (fetch.places[i] != target.place || tensor.pack != block.pack) continue;
+        const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+        if (range.first <= block.index && block.index < range.second) return tensor.spec.name;
+    }
+    STW_ASSERT(false);  // a target without a request
+    return tensors_[fetch.asked.requests.front().tensor].spec.name;
+}
+
 // A source failed: another one may still have the bytes; else the fetch ends with the first cause.
 void Core::note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status)
 {
@@ -248,7 +263,10 @@ void Core::note_failure(Fetch &fetch, Target &target, const Flight &failed, cons
     }
     if (!fetch.error.ok()) return;
     fetch.error = status;
-    fetch.error.mutable_detail().tensor = block_name(target.block);
+    ErrorDetail &detail = fetch.error.mutable_detail();
+    detail.tensor = hurt_name(fetch, target);
+    detail.sentence = format_text("tensor '%s' cannot be fetched: %s", detail.tensor.c_str(),
+                                  detail.sentence.c_str());
 }
 
 // The replica is worth nothing any more. Its slot goes now, or with the last transfer that uses it.

@@ -226,12 +226,6 @@ std::string Core::describe_waiting(size_t lines_max) const
     return text;
 }
 
-const char *Core::block_name(BlockId block) const
-{
-    const Pack &pack = packs_[blocks_[block].pack];
-    return pack.tensors.empty() ? "" : tensors_[pack.tensors.front()].spec.name.c_str();
-}
-
 std::string Core::check() const
 {
     std::array<uint32_t, kPlacesMax> used{};

@@ -355,7 +355,13 @@ void Core::advise(TensorId id, Advice advice, Commands &out)
 void Core::fail(TensorId id, const Status &cause)
 {
     set_contents(id, Contents::kFailed);
-    tensors_[id].cause = cause;
+    // Later fetches are refused with it, and the cause may lie in another tensor.
+    Tensor &tensor = tensors_[id];
+    tensor.cause = cause;
+    ErrorDetail &detail = tensor.cause.mutable_detail();
+    detail.tensor = tensor.spec.name;
+    detail.sentence = format_text("tensor '%s' was not written to its end: %s",
+                                  detail.tensor.c_str(), detail.sentence.c_str());
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 

@@ -365,26 +365,10 @@ Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
     if (status.ok()) status = fill_views(waiter, views_out);
     if (status.ok()) return status;
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
-    name_tensor(waiter.plan, status);
     for (Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) drop_scratch(range.scratch);
     }
     return status;
-}
-
-// A block's error knows its number; the program knows the tensor. Only where there is no doubt.
-void Runtime::name_tensor(const FetchPlan &plan, Status &status)
-{
-    if (status.code() != STW_ERROR_IO && status.code() != STW_ERROR_CHECKSUM) return;
-    const stw_tensor *tensor = plan.ranges.front().tensor;
-    for (const Range &range : plan.ranges) {
-        if (range.tensor != tensor) return;
-    }
-    ErrorDetail &detail = status.mutable_detail();
-    detail.tensor = tensor->name;
-    if (detail.sentence.find("tensor '") != std::string::npos) return;
-    detail.sentence = format_text("tensor '%s' cannot be fetched: %s", tensor->name.c_str(),
-                                  detail.sentence.c_str());
 }
 
 // The core knows pins, not who made them.

@@ -94,6 +94,72 @@ static void a_lasting_read_error_names_path_offset_and_errno(void **state)
     close_with_errors(runtime);
 }
 
+/* Whole blocks: their own on the disk, read in the order of their creation. */
+static void expect_second_named(const char *kind, stw_status code, const char *words)
+{
+    machine wanted = machine_with(each("read", 2, 60, kind));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[2];
+    stw_fetch_request requests[2];
+    stw_view views[2];
+    int i;
+    tensors[0] = tensor_f32(runtime, "first", BLOCK / 4);
+    tensors[1] = tensor_f32(runtime, "second", BLOCK / 4);
+    for (i = 0; i < 2; ++i) {
+        tensor_fill_sequence(tensors[i], BLOCK / 4, 1);
+        ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_DEVICE, 0, 0));
+        ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_HOST, 0, 0));
+        requests[i] = request_of(tensors[i], STW_READ);
+    }
+    fails(stw_fetch(runtime, NULL, requests, 2, views), code,
+          "tensor 'second' cannot be fetched: ");
+    assert_non_null(strstr(stw_last_error(), words));
+    assert_null(strstr(stw_last_error(), "first"));
+    assert_string_equal(error_numbers().tensor, "second");
+    close_with_errors(runtime);
+}
+
+static void a_fetch_of_several_names_the_one_that_was_hurt(void **state)
+{
+    (void)state;
+    expect_second_named("eio", STW_ERROR_IO, "Input/output error");
+    expect_second_named("flip", STW_ERROR_CHECKSUM, "checksum");
+}
+
+/* Small ones share a block: it is named after what was asked for, and so is a read. */
+static void expect_shared_named(const char *kind, stw_status code)
+{
+    machine wanted = machine_with(each("read", 1, 60, kind));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *beside = tensor_f32(runtime, "beside", 100);
+    stw_tensor *asked = tensor_f32(runtime, "asked", 100);
+    stw_tensor *large = tensor_f32(runtime, "large", BLOCK / 4);
+    stw_fetch_request requests[2];
+    stw_view views[2];
+    float values[100];
+    tensor_fill_sequence(beside, 100, 1);
+    tensor_fill_sequence(asked, 100, 1);
+    tensor_fill_sequence(large, BLOCK / 4, 1);
+    ok(stw_evict(runtime, &asked, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &asked, 1, STW_TIER_HOST, 0, 0));
+    requests[0] = request_of(large, STW_READ);
+    requests[1] = request_of(asked, STW_READ);
+    fails(stw_fetch(runtime, NULL, requests, 2, views), code, "tensor 'asked' cannot be fetched: ");
+    assert_string_equal(error_numbers().tensor, "asked");
+    fails(stw_tensor_read(asked, values, NULL), code, "tensor 'asked' cannot be fetched: ");
+    assert_string_equal(error_numbers().tensor, "asked");
+    /* The one it was read with is served. */
+    tensor_expect_sequence(large, BLOCK / 4, 1);
+    close_with_errors(runtime);
+}
+
+static void a_tensor_in_a_shared_block_is_named_as_it_was_asked_for(void **state)
+{
+    (void)state;
+    expect_shared_named("eio", STW_ERROR_IO);
+    expect_shared_named("flip", STW_ERROR_CHECKSUM);
+}
+
 static void a_disk_that_recovers_is_read_again(void **state)
 {
     /* The first block's request and its two retries. */
@@ -238,6 +304,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_read_error_is_retried_and_not_seen),
         cmocka_unit_test(a_lasting_read_error_names_path_offset_and_errno),
+        cmocka_unit_test(a_fetch_of_several_names_the_one_that_was_hurt),
+        cmocka_unit_test(a_tensor_in_a_shared_block_is_named_as_it_was_asked_for),
         cmocka_unit_test(a_disk_that_recovers_is_read_again),
         cmocka_unit_test(short_counts_are_not_seen),
         cmocka_unit_test(one_flip_on_the_way_is_healed),

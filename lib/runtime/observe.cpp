@@ -141,7 +141,7 @@ void Runtime::report_drivers(report::ReportData &data)
         driver.name = store->ops(path).name;
         driver.used_for = store->name(path);
         driver.file_system = store->info(path).file_system;
-        driver.remark = store->info(path).remark;
+        driver.remark = store->remark(path);
         driver.bytes = store->info(path).bytes;
         driver.queue_depth = store->info(path).queue_depth;
         data.drivers.push_back(std::move(driver));

@@ -301,30 +301,19 @@ Status Runtime::open_store(const stw_runtime_options &options,
                                  "\"posix\", or leave the choice to the library",
                                  driver);
         }
-        places_[nvme_place_].driver += (i ? ", " : "") + std::string(driver);
+        // Where aio cannot work (O_DIRECT refused, no slots left), posix can; a driver that was
+        // named is the caller's decision.
+        if (!nvme.driver) path.fallback = drivers::storage_driver("posix");
         store.paths.push_back(std::move(path));
     }
     Result<std::unique_ptr<store::Store>> opened = store::Store::open(store);
-    // Where aio cannot work (O_DIRECT refused, no slots left), posix can; asked for by name, it is
-    // the caller's to decide.
-    if (!opened.ok() && opened.status().code() == STW_ERROR_UNSUPPORTED) {
-        bool chosen = false;
-        for (uint32_t i = 0; i < options.nvme_count; ++i) {
-            if (options.nvme[i].driver) continue;
-            store.paths[i].ops = drivers::storage_driver("posix");
-            chosen = true;
-        }
-        if (!chosen) return std::move(opened.status());
-        const Status why = opened.status();
-        opened = store::Store::open(store);
-        if (!opened.ok()) return std::move(opened.status());
-        log_.print(STW_LOG_WARNING, "store", "driver posix is used instead of aio: %s",
-                   why.sentence());
-        places_[nvme_place_].driver = "posix";
-        places_[nvme_place_].remark = why.sentence();
-    }
     if (!opened.ok()) return std::move(opened.status());
     *store_out = opened.take();
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        const std::string &remark = (*store_out)->remark(i);
+        if (remark.empty()) continue;
+        log_.print(STW_LOG_WARNING, "store", "'%s': %s", options.nvme[i].path, remark.c_str());
+    }
     return {};
 }
 

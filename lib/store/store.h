@@ -30,6 +30,8 @@ struct PathOptions {
     std::string path;
     std::string driver_options;
     uint64_t blocks = 0;  // 0: an equal share of what StoreOptions::blocks leaves
+    // Takes the path where `ops` says UNSUPPORTED; null: then the store does not open. As borrowed.
+    const stw_storage_ops *fallback = nullptr;
 };
 
 struct StoreOptions {
@@ -103,6 +105,8 @@ public:
     [[nodiscard]] stw_storage *storage(uint32_t path) const { return paths_[path].storage; }
     [[nodiscard]] const stw_storage_info &info(uint32_t path) const { return paths_[path].info; }
     [[nodiscard]] const std::string &name(uint32_t path) const { return paths_[path].name; }
+    // Why it is slower than it could be, and why its fallback was taken; "" if not.
+    [[nodiscard]] const std::string &remark(uint32_t path) const { return paths_[path].remark; }
     [[nodiscard]] const Superblock &superblock(uint32_t path) const
     {
         return paths_[path].superblock;
@@ -129,6 +133,7 @@ private:
         stw_storage *storage = nullptr;
         stw_storage_info info{};
         std::string name;
+        std::string remark;
         Superblock superblock;
         uint32_t first = 0;  // its slots in slots_
         uint32_t count = 0;
@@ -141,6 +146,8 @@ private:
 
     Store() = default;
     Status open_path(const StoreOptions &options, uint32_t index, uint64_t blocks);
+    static Status open_driver(const StoreOptions &options, const PathOptions &asked, uint64_t bytes,
+                              Path &path);
     Status write_superblock(const StoreOptions &options, uint32_t index);
     Status check_superblock(const StoreOptions &options, uint32_t index);
     Status superblock_io(const StoreOptions &options, uint32_t index, uint32_t kind, uint8_t *out);

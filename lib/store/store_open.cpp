@@ -233,6 +233,35 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions &options)
     return store;
 }
 
+// The path's own driver, or its fallback where that one cannot work.
+Status Store::open_driver(const StoreOptions &options, const PathOptions &asked, uint64_t bytes,
+                          Path &path)
+{
+    stw_storage_options driver{};
+    driver.struct_size = sizeof driver;
+    driver.queue_depth = options.queue_depth;
+    driver.path = asked.path.c_str();
+    driver.bytes = bytes;
+    driver.options = asked.driver_options.empty() ? nullptr : asked.driver_options.c_str();
+    const auto open = [&](const stw_storage_ops *ops) -> Status {
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        const stw_status code = ops->open(options.services, &driver, &path.storage, &error);
+        if (code < 0) return driver_status(code, error, asked.path);
+        path.ops = ops;
+        path.info.struct_size = sizeof path.info;
+        ops->info(path.storage, &path.info);
+        path.remark = path.info.remark;
+        return {};
+    };
+    Status why = open(asked.ops);
+    if (why.code() != STW_ERROR_UNSUPPORTED || asked.fallback == nullptr) return why;
+    STW_TRY(open(asked.fallback));
+    path.remark =
+        format_text("driver %s is used instead of %s: %s%s%s", path.ops->name, asked.ops->name,
+                    why.sentence(), path.remark.empty() ? "" : " ", path.remark.c_str());
+    return {};
+}
+
 Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t blocks)
 {
     const PathOptions &asked = options.paths[index];
@@ -245,21 +274,9 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
                              wide(blocks), bytes_text(block_bytes_).c_str(), asked.path.c_str());
     }
     Path path;
-    path.ops = asked.ops;
     path.name = asked.path;
     path.count = static_cast<uint32_t>(blocks);
-    stw_storage_options driver{};
-    driver.struct_size = sizeof driver;
-    driver.queue_depth = options.queue_depth;
-    driver.path = asked.path.c_str();
-    driver.bytes = bytes;
-    driver.options = asked.driver_options.empty() ? nullptr : asked.driver_options.c_str();
-    stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    const stw_status code = path.ops->open(options.services, &driver, &path.storage, &error);
-    if (code < 0) return driver_status(code, error, asked.path);
-
-    path.info.struct_size = sizeof path.info;
-    path.ops->info(path.storage, &path.info);
+    STW_TRY(open_driver(options, asked, bytes, path));
     path.superblock = {uuid_,  block_bytes_,
                        blocks, kReservedBytes,
                        index,  static_cast<uint32_t>(options.paths.size()),

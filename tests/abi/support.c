@@ -38,13 +38,19 @@ void log_line(void *user, uint32_t level, const char *topic, const char *line)
     pthread_mutex_unlock(&log_lock);
 }
 
+int times_logged(const char *part)
+{
+    const char *at;
+    int times = 0;
+    pthread_mutex_lock(&log_lock);
+    for (at = log_text; (at = strstr(at, part)) != NULL; ++at) ++times;
+    pthread_mutex_unlock(&log_lock);
+    return times;
+}
+
 int logged(const char *part)
 {
-    int found;
-    pthread_mutex_lock(&log_lock);
-    found = strstr(log_text, part) != NULL;
-    pthread_mutex_unlock(&log_lock);
-    return found;
+    return times_logged(part) > 0;
 }
 
 void log_reset(void)

@@ -51,6 +51,7 @@ void machine_close(stw_runtime *runtime);
 
 /* Lines of level ERROR and WARNING that runtimes of this program logged since the last reset. */
 int logged(const char *part);
+int times_logged(const char *part);
 void log_reset(void);
 void log_line(void *user, uint32_t level, const char *topic, const char *line);
 

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A tier over two directories: each has the driver that works there, and says why.
+ */
+#include "support.h"
+
+#include "refuse_direct.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PLAIN    "paths-plain"
+#define REFUSING "paths-refusing"
+
+enum { ELEMENTS = 20 * 16384 }; /* blocks on both paths */
+
+typedef struct two_paths {
+    stw_nvme_options nvme[2];
+    stw_runtime_options options;
+} two_paths;
+
+static void two_directories(two_paths *paths)
+{
+    const stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    const char *const directories[] = {PLAIN, REFUSING};
+    int i;
+    paths->options = options;
+    for (i = 0; i < 2; ++i) {
+        (void)rmdir(directories[i]);
+        assert_int_equal(mkdir(directories[i], 0700), 0);
+        paths->nvme[i] = nvme;
+        paths->nvme[i].path = directories[i];
+        paths->nvme[i].budget_bytes = MIB + 32 * BLOCK;
+        paths->nvme[i].driver_options = "allow_tmpfs=1";
+    }
+    paths->options.nvme = paths->nvme, paths->options.nvme_count = 2;
+    paths->options.host_bytes = 16 * BLOCK, paths->options.block_bytes = STW_BLOCK_64K;
+    paths->options.log = log_line;
+    log_reset();
+}
+
+static void remove_directories(void)
+{
+    refuse_direct_io_in(NULL);
+    assert_int_equal(rmdir(PLAIN), 0);
+    assert_int_equal(rmdir(REFUSING), 0);
+}
+
+/* Where aio works nowhere, there is nothing to tell apart. */
+static void skip_without_aio(void)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = NULL;
+    wanted.nvme_driver = "aio", wanted.device_blocks = 0;
+    if (machine_try_open(&wanted, &runtime) == STW_OK) {
+        machine_close(runtime);
+        return;
+    }
+    assert_int_equal(error_numbers().status, STW_ERROR_UNSUPPORTED);
+    print_message("skipped: aio does not work here: %s\n", stw_last_error());
+    skip();
+}
+
+/* The report's entry of the directory. */
+static const char *entry_of(stw_runtime *runtime, const char *directory)
+{
+    static char text[65536];
+    char wanted[64];
+    char *at, *begin, *end;
+    size_t length;
+    FILE *file;
+    ok(stw_report_write(runtime, "paths-report.json"));
+    file = fopen("paths-report.json", "r");
+    assert_non_null(file);
+    length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    remove("paths-report.json");
+    text[length] = 0;
+    snprintf(wanted, sizeof wanted, "\"%s\"", directory);
+    at = strstr(text, wanted);
+    assert_non_null(at);
+    for (begin = at; *begin != '{'; --begin) assert_true(begin > text);
+    end = strchr(at, '}');
+    assert_non_null(end);
+    *end = 0;
+    return begin;
+}
+
+static void expect_entry(stw_runtime *runtime, const char *directory, const char *words)
+{
+    const char *entry = entry_of(runtime, directory);
+    if (!strstr(entry, words)) fail_msg("no '%s' in the report's\n%s", words, entry);
+}
+
+static void bytes_come_back(stw_runtime *runtime)
+{
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    tensor_fill_sequence(tensor, ELEMENTS, 5);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    tensor_expect_sequence(tensor, ELEMENTS, 5);
+}
+
+static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void **state)
+{
+    two_paths paths;
+    stw_runtime *runtime = NULL;
+    (void)state;
+    skip_without_aio();
+    two_directories(&paths);
+    refuse_direct_io_in(REFUSING);
+    ok(stw_runtime_open(&paths.options, &runtime));
+    assert_int_equal(times_logged("is used instead of"), 1);
+    assert_true(logged("'" REFUSING "': driver posix is used instead of aio: "));
+    assert_true(logged("'" REFUSING "' refuses O_DIRECT"));
+    assert_false(logged("'" PLAIN "': driver"));
+    expect_entry(runtime, PLAIN, "\"aio\"");
+    expect_entry(runtime, REFUSING, "\"posix\"");
+    expect_entry(runtime, REFUSING, "driver posix is used instead of aio: ");
+    expect_entry(runtime, REFUSING, "I/O is buffered");
+    bytes_come_back(runtime);
+    machine_close(runtime);
+    remove_directories();
+}
+
+static void every_directory_that_falls_back_says_so_once(void **state)
+{
+    two_paths paths;
+    stw_runtime *runtime = NULL;
+    (void)state;
+    skip_without_aio();
+    two_directories(&paths);
+    refuse_direct_io_in("paths-");
+    ok(stw_runtime_open(&paths.options, &runtime));
+    assert_int_equal(times_logged("is used instead of"), 2);
+    assert_int_equal(times_logged("'" PLAIN "': driver posix is used instead of aio: "), 1);
+    assert_int_equal(times_logged("'" REFUSING "': driver posix is used instead of aio: "), 1);
+    expect_entry(runtime, PLAIN, "\"posix\"");
+    expect_entry(runtime, REFUSING, "\"posix\"");
+    bytes_come_back(runtime);
+    machine_close(runtime);
+    remove_directories();
+}
+
+static void a_driver_that_was_named_is_not_replaced(void **state)
+{
+    two_paths paths;
+    stw_runtime *runtime = NULL;
+    const int descriptors = descriptors_open();
+    (void)state;
+    skip_without_aio();
+    two_directories(&paths);
+    refuse_direct_io_in(REFUSING);
+    paths.nvme[1].driver = "aio";
+    fails(stw_runtime_open(&paths.options, &runtime), STW_ERROR_UNSUPPORTED,
+          "'" REFUSING "' refuses O_DIRECT");
+    assert_non_null(strstr(stw_last_error(), "use the posix driver there"));
+    assert_null(runtime);
+    assert_int_equal(times_logged("is used instead of"), 0);
+    assert_int_equal(descriptors_open(), descriptors);
+    /* What was not named still may, beside it. */
+    paths.nvme[0].driver = "aio", paths.nvme[1].driver = NULL;
+    ok(stw_runtime_open(&paths.options, &runtime));
+    expect_entry(runtime, PLAIN, "\"aio\"");
+    expect_entry(runtime, REFUSING, "\"posix\"");
+    machine_close(runtime);
+    remove_directories();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_the_directory_that_refuses_direct_io_falls_back_to_posix),
+        cmocka_unit_test(every_directory_that_falls_back_says_so_once),
+        cmocka_unit_test(a_driver_that_was_named_is_not_replaced),
+    };
+    return cmocka_run_group_tests_name("paths", tests, NULL, NULL);
+}

@@ -292,7 +292,7 @@ Status Runtime::open_store(const stw_runtime_options &options,
                                  bytes_text(block_bytes_).c_str());
         }
         store.blocks += path.blocks;
-        if (nvme.queue_depth) store.queue_depth = nvme.queue_depth;
+        path.queue_depth = nvme.queue_depth;
         const char *driver = nvme.driver ? nvme.driver : "aio";
         path.ops = drivers::storage_driver(driver);
         if (!path.ops) {

@@ -32,6 +32,7 @@ struct PathOptions {
     uint64_t blocks = 0;  // 0: an equal share of what StoreOptions::blocks leaves
     // Takes the path where `ops` says UNSUPPORTED; null: then the store does not open. As borrowed.
     const stw_storage_ops *fallback = nullptr;
+    uint32_t queue_depth = 0;  // 0: what StoreOptions says
 };
 
 struct StoreOptions {
@@ -39,7 +40,7 @@ struct StoreOptions {
     std::vector<PathOptions> paths;
     uint64_t block_bytes = 0;                   // a multiple of every path's alignment
     uint64_t blocks = 0;                        // over all paths
-    uint32_t queue_depth = 32;                  // per path
+    uint32_t queue_depth = 32;                  // of a path that says none
     uint64_t open_timeout_ns = 30'000'000'000;  // for superblocks
     Uuid uuid{};                                // all zero: a random one
 };

@@ -239,7 +239,7 @@ Status Store::open_driver(const StoreOptions &options, const PathOptions &asked,
 {
     stw_storage_options driver{};
     driver.struct_size = sizeof driver;
-    driver.queue_depth = options.queue_depth;
+    driver.queue_depth = asked.queue_depth != 0 ? asked.queue_depth : options.queue_depth;
     driver.path = asked.path.c_str();
     driver.bytes = bytes;
     driver.options = asked.driver_options.empty() ? nullptr : asked.driver_options.c_str();

@@ -167,12 +167,29 @@ static void a_driver_that_was_named_is_not_replaced(void **state)
     remove_directories();
 }
 
+static void each_path_has_the_queue_that_it_was_given(void **state)
+{
+    two_paths paths;
+    stw_runtime *runtime = NULL;
+    (void)state;
+    two_directories(&paths);
+    paths.nvme[0].driver = paths.nvme[1].driver = "posix";
+    paths.nvme[0].queue_depth = 8;
+    ok(stw_runtime_open(&paths.options, &runtime));
+    expect_entry(runtime, PLAIN, "\"queue_depth\": 8,");
+    expect_entry(runtime, REFUSING, "\"queue_depth\": 32,");
+    bytes_come_back(runtime);
+    machine_close(runtime);
+    remove_directories();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_the_directory_that_refuses_direct_io_falls_back_to_posix),
         cmocka_unit_test(every_directory_that_falls_back_says_so_once),
         cmocka_unit_test(a_driver_that_was_named_is_not_replaced),
+        cmocka_unit_test(each_path_has_the_queue_that_it_was_given),
     };
     return cmocka_run_group_tests_name("paths", tests, NULL, NULL);
 }

@@ -62,37 +62,6 @@ static void skip_without_aio(void)
     skip();
 }
 
-/* The report's entry of the directory. */
-static const char *entry_of(stw_runtime *runtime, const char *directory)
-{
-    static char text[65536];
-    char wanted[64];
-    char *at, *begin, *end;
-    size_t length;
-    FILE *file;
-    ok(stw_report_write(runtime, "paths-report.json"));
-    file = fopen("paths-report.json", "r");
-    assert_non_null(file);
-    length = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    remove("paths-report.json");
-    text[length] = 0;
-    snprintf(wanted, sizeof wanted, "\"%s\"", directory);
-    at = strstr(text, wanted);
-    assert_non_null(at);
-    for (begin = at; *begin != '{'; --begin) assert_true(begin > text);
-    end = strchr(at, '}');
-    assert_non_null(end);
-    *end = 0;
-    return begin;
-}
-
-static void expect_entry(stw_runtime *runtime, const char *directory, const char *words)
-{
-    const char *entry = entry_of(runtime, directory);
-    if (!strstr(entry, words)) fail_msg("no '%s' in the report's\n%s", words, entry);
-}
-
 static void bytes_come_back(stw_runtime *runtime)
 {
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
@@ -114,10 +83,10 @@ static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void *
     assert_true(logged("'" REFUSING "': driver posix is used instead of aio: "));
     assert_true(logged("'" REFUSING "' refuses O_DIRECT"));
     assert_false(logged("'" PLAIN "': driver"));
-    expect_entry(runtime, PLAIN, "\"aio\"");
-    expect_entry(runtime, REFUSING, "\"posix\"");
-    expect_entry(runtime, REFUSING, "driver posix is used instead of aio: ");
-    expect_entry(runtime, REFUSING, "I/O is buffered");
+    report_expect(runtime, PLAIN, "\"aio\"");
+    report_expect(runtime, REFUSING, "\"posix\"");
+    report_expect(runtime, REFUSING, "driver posix is used instead of aio: ");
+    report_expect(runtime, REFUSING, "I/O is buffered");
     bytes_come_back(runtime);
     machine_close(runtime);
     remove_directories();
@@ -135,8 +104,8 @@ static void every_directory_that_falls_back_says_so_once(void **state)
     assert_int_equal(times_logged("is used instead of"), 2);
     assert_int_equal(times_logged("'" PLAIN "': driver posix is used instead of aio: "), 1);
     assert_int_equal(times_logged("'" REFUSING "': driver posix is used instead of aio: "), 1);
-    expect_entry(runtime, PLAIN, "\"posix\"");
-    expect_entry(runtime, REFUSING, "\"posix\"");
+    report_expect(runtime, PLAIN, "\"posix\"");
+    report_expect(runtime, REFUSING, "\"posix\"");
     bytes_come_back(runtime);
     machine_close(runtime);
     remove_directories();
@@ -161,8 +130,8 @@ static void a_driver_that_was_named_is_not_replaced(void **state)
     /* What was not named still may, beside it. */
     paths.nvme[0].driver = "aio", paths.nvme[1].driver = NULL;
     ok(stw_runtime_open(&paths.options, &runtime));
-    expect_entry(runtime, PLAIN, "\"aio\"");
-    expect_entry(runtime, REFUSING, "\"posix\"");
+    report_expect(runtime, PLAIN, "\"aio\"");
+    report_expect(runtime, REFUSING, "\"posix\"");
     machine_close(runtime);
     remove_directories();
 }
@@ -176,8 +145,8 @@ static void each_path_has_the_queue_that_it_was_given(void **state)
     paths.nvme[0].driver = paths.nvme[1].driver = "posix";
     paths.nvme[0].queue_depth = 8;
     ok(stw_runtime_open(&paths.options, &runtime));
-    expect_entry(runtime, PLAIN, "\"queue_depth\": 8,");
-    expect_entry(runtime, REFUSING, "\"queue_depth\": 32,");
+    report_expect(runtime, PLAIN, "\"queue_depth\": 8,");
+    report_expect(runtime, REFUSING, "\"queue_depth\": 32,");
     bytes_come_back(runtime);
     machine_close(runtime);
     remove_directories();

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <time.h>
+#include <unistd.h>
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[65536];
@@ -104,6 +105,31 @@ void machine_close(stw_runtime *runtime)
 {
     ok(stw_runtime_close(runtime, 0, 0));
     if (log_errors > 0) fail_msg("unexpected errors in the log:\n%s", log_text);
+}
+
+void report_expect(stw_runtime *runtime, const char *used_for, const char *words)
+{
+    static char text[65536];
+    char wanted[256], path[64];
+    char *at, *begin, *end;
+    size_t length;
+    FILE *file;
+    snprintf(path, sizeof path, "report-%d.json", (int)getpid());
+    ok(stw_report_write(runtime, path));
+    file = fopen(path, "r");
+    assert_non_null(file);
+    length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    remove(path);
+    text[length] = 0;
+    snprintf(wanted, sizeof wanted, "\"used_for\": \"%s\"", used_for);
+    at = strstr(text, wanted);
+    if (!at) fail_msg("no %s in the report\n%s", wanted, text);
+    for (begin = at; *begin != '{'; --begin) assert_true(begin > text);
+    end = strchr(at, '}');
+    assert_non_null(end);
+    *end = 0;
+    if (!strstr(begin, words)) fail_msg("no '%s' in the report's\n%s", words, begin);
 }
 
 stw_tensor_spec spec_f32(const char *name, uint64_t elements)

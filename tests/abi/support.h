@@ -55,6 +55,9 @@ int times_logged(const char *part);
 void log_reset(void);
 void log_line(void *user, uint32_t level, const char *topic, const char *line);
 
+/* The report's entry of the storage path, or of the memory of a tier, holds these words. */
+void report_expect(stw_runtime *runtime, const char *used_for, const char *words);
+
 /* One dimension of f32, role param unless changed afterwards. */
 stw_tensor_spec spec_f32(const char *name, uint64_t elements);
 stw_tensor *tensor_make(stw_runtime *runtime, const stw_tensor_spec *spec);

@@ -46,8 +46,8 @@ static void every_use_after_close_is_an_error(void **state)
     fails(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats), STW_ERROR_CLOSED, "was closed");
     fails(stw_phase_create(runtime, "p", &phase), STW_ERROR_CLOSED, "was closed");
     fails(stw_report_write(runtime, "r.json"), STW_ERROR_CLOSED, "was closed");
-    assert_true(stw_tensor_read(tensor, &value, NULL) < 0);
-    assert_true(stw_release(&old, 1, STW_STREAM_HOST, 0) < 0);
+    fails(stw_tensor_read(tensor, &value, NULL), STW_ERROR_INVALID, "is not alive");
+    fails(stw_release(&old, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
 }
 
 static void deferred_closing_ends_with_the_last_view(void **state)

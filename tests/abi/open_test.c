@@ -26,6 +26,11 @@ static int entries_in(const char *path)
     return count - 2;
 }
 
+static uint64_t memory_available(void)
+{
+    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 /* Refused, and everything is as before. */
 static void refused(const machine *wanted, stw_status code, const char *words)
 {
@@ -140,6 +145,23 @@ static void a_budget_above_the_machines_memory_is_refused(void **state)
     refused(&wanted, STW_ERROR_MEMORY, "16.0 TiB");
 }
 
+static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void **state)
+{
+    machine wanted = machine_small();
+    unsigned long most = 65530;
+    FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%lu", &most), 1);
+    fclose(file);
+    wanted.device_blocks = (uint32_t)(most / 4);
+    if ((uint64_t)wanted.device_blocks * BLOCK > memory_available() / 2) {
+        print_message("skipped: vm.max_map_count is %lu, more than memory has blocks\n", most);
+        skip();
+    }
+    refused(&wanted, STW_ERROR_LIMIT, "'sysctl vm.max_map_count=");
+}
+
 static void a_device_across_a_bus_needs_room_for_staging(void **state)
 {
     machine wanted = machine_small();
@@ -192,6 +214,7 @@ int main(void)
         cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
         cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
         cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
+        cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
         cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),
         cmocka_unit_test(the_second_directory_failing_closes_the_first),
         cmocka_unit_test(the_store_has_no_name_in_its_directory),

@@ -412,7 +412,10 @@ TEST_P(StorageConformance, OptionsOfAnotherBuildAreRefused)
     newer.known.struct_size = sizeof newer;
     newer.unknown = 1;
     stw_storage *storage = nullptr;
-    EXPECT_EQ(ops().open(nullptr, &newer.known, &storage, nullptr), STW_ERROR_INVALID);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    EXPECT_EQ(ops().open(nullptr, &newer.known, &storage, &error), STW_ERROR_INVALID);
+    EXPECT_EQ(error.sentence, "The " + std::string(GetParam().driver) +
+                                  " driver was given options of another build.");
     newer.known.struct_size = sizeof newer.known - 8;
     EXPECT_EQ(ops().open(nullptr, &newer.known, &storage, nullptr), STW_ERROR_INVALID);
     newer.known.struct_size = sizeof newer;
@@ -507,7 +510,8 @@ TEST(PosixStorage, PastTheFileSizeLimitItIsRefusedAndNotKilled)
         const rlimit limit = {kMiB, kMiB};
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
         Storage storage("posix", "");
-        return storage.open(directory.path(), 2 * kMiB, 4) == STW_ERROR_NO_SPACE ? 0 : 2;
+        if (storage.open(directory.path(), 2 * kMiB, 4) != STW_ERROR_NO_SPACE) return 2;
+        return storage.sentence().find("ulimit -f") == std::string::npos ? 3 : 0;
     });
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 0);

@@ -21,6 +21,8 @@ int __lsan_is_turned_off(void)
     return is_child;
 }
 
+#define FORKED(call) CHECK((call) == STW_ERROR_FORKED && strstr(stw_last_error(), "fork"))
+
 static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
@@ -29,16 +31,15 @@ static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, st
     float value = 0;
     is_child = 1;
     request.tensor = tensor;
-    CHECK(stw_fetch(runtime, NULL, &request, 1, &other) == STW_ERROR_FORKED);
-    CHECK(strstr(stw_last_error(), "fork") != NULL);
-    CHECK(stw_tensor_read(tensor, &value, NULL) == STW_ERROR_FORKED);
-    CHECK(stw_tensor_find(runtime, "t", &found) == STW_ERROR_FORKED);
-    CHECK(stw_release(view, 1, STW_STREAM_HOST, 0) == STW_ERROR_FORKED);
-    CHECK(stw_step_begin(phase) == STW_ERROR_FORKED);
-    CHECK(stw_runtime_drain(runtime, 0) == STW_ERROR_FORKED);
-    CHECK(stw_runtime_interrupt(runtime) == STW_ERROR_FORKED);
-    CHECK(stw_runtime_close(runtime, 0, 0) == STW_ERROR_FORKED);
-    CHECK(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0) == STW_ERROR_FORKED);
+    FORKED(stw_fetch(runtime, NULL, &request, 1, &other));
+    FORKED(stw_tensor_read(tensor, &value, NULL));
+    FORKED(stw_tensor_find(runtime, "t", &found));
+    FORKED(stw_release(view, 1, STW_STREAM_HOST, 0));
+    FORKED(stw_step_begin(phase));
+    FORKED(stw_runtime_drain(runtime, 0));
+    FORKED(stw_runtime_interrupt(runtime));
+    FORKED(stw_runtime_close(runtime, 0, 0));
+    FORKED(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
     /* A runtime of the child's own works, while the parent's is open. */
     runtime = open_small(".", NULL);
     tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);

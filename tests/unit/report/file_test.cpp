@@ -177,7 +177,12 @@ TEST_F(AtomicFileTest, AMissingDirectoryIsASentence)
 TEST_F(AtomicFileTest, ADirectoryIsNoFile)
 {
     fs::create_directory(path("d"));
-    EXPECT_EQ(write(path("d"), "x").code(), STW_ERROR_INVALID);
+    const Status status = write(path("d"), "x");
+    EXPECT_EQ(status.code(), STW_ERROR_INVALID);
+    EXPECT_NE(std::string(status.sentence())
+                  .find("'" + path("d") + "': putting a file in the place of a directory"),
+              std::string::npos)
+        << status.sentence();
     EXPECT_EQ(write(path("d/"), "x").code(), STW_ERROR_INVALID);
     EXPECT_EQ(write(path("d/.."), "x").code(), STW_ERROR_INVALID);
     EXPECT_EQ(write("", "x").code(), STW_ERROR_INVALID);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ext4 on a loop device. Every failure of the set-up is a sentence; the state it was in is undone.
+ * A file system on a loop device. Every failure of the set-up is a sentence; the state it was in is
+ * undone.
  */
 #include "disk.h"
 
@@ -44,22 +45,26 @@ const char *disk_own_mounts(void)
     return NULL;
 }
 
-static const char *make_ext4(const char *image)
+static const char *make_file_system(const char *type, const char *image)
 {
     int status = 0;
     const pid_t child = fork();
     if (child == 0) {
         const char *path = getenv("PATH");
-        char longer[4096];
+        char longer[4096], make[64];
+        snprintf(make, sizeof make, "mkfs.%s", type);
         snprintf(longer, sizeof longer, "%s:/usr/sbin:/sbin", path ? path : "/usr/bin:/bin");
         setenv("PATH", longer, 1);
-        execlp("mkfs.ext4", "mkfs.ext4", "-q", "-F", "-b", "4096", image, (char *)NULL);
+        if (strcmp(type, "ext4") == 0)
+            execlp(make, make, "-q", "-F", "-b", "4096", image, (char *)NULL);
+        else
+            execlp(make, make, "-q", image, (char *)NULL);
         _exit(127);
     }
     if (child < 0 || waitpid(child, &status, 0) != child) return because("no process", errno);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        return "mkfs.ext4 is not installed (e2fsprogs)";
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? NULL : "mkfs.ext4 failed";
+        return "no mkfs is installed for it (e2fsprogs, btrfs-progs)";
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? NULL : "its mkfs failed";
 }
 
 /* Somebody else may take the device that was free a moment ago. */
@@ -91,12 +96,12 @@ static const char *attach(disk *disk, int image)
     return because("no loop device is free", errno);
 }
 
-static const char *make_device(disk *disk, uint64_t bytes)
+static const char *make_device(disk *disk, const char *type, uint64_t bytes)
 {
     const char *why;
     const int image = open("disk-image", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (image < 0) return because("no image can be made", errno);
-    why = ftruncate(image, (off_t)bytes) == 0 ? make_ext4("disk-image")
+    why = ftruncate(image, (off_t)bytes) == 0 ? make_file_system(type, "disk-image")
                                               : because("no image can be made", errno);
     if (!why) why = attach(disk, image);
     close(image);
@@ -106,21 +111,27 @@ static const char *make_device(disk *disk, uint64_t bytes)
 
 const char *disk_mount(disk *disk, const char *directory, uint64_t bytes, const char *options)
 {
+    return disk_mount_type(disk, "ext4", directory, bytes, options);
+}
+
+const char *disk_mount_type(disk *disk, const char *type, const char *directory, uint64_t bytes,
+                            const char *options)
+{
     char device[64];
     const char *why = disk_own_mounts();
     disk->directory = directory;
     disk->loop = -1;
-    if (!why) why = make_device(disk, bytes);
+    if (!why) why = make_device(disk, type, bytes);
     if (why) return why;
     snprintf(device, sizeof device, "/dev/%s", disk->loop_name);
     (void)mkdir(directory, 0700);
-    if (mount(device, directory, "ext4", 0, options) == 0) {
+    if (mount(device, directory, type, 0, options) == 0) {
         char inside[256];
         snprintf(inside, sizeof inside, "%s/lost+found", directory);
         (void)rmdir(inside);
         return NULL;
     }
-    why = because("ext4 cannot be mounted", errno);
+    why = because("the file system cannot be mounted", errno);
     close(disk->loop);
     disk->loop = -1;
     rmdir(directory);

@@ -28,6 +28,9 @@ const char *disk_own_mounts(void);
 
 /* NULL: mounted. Else why it cannot be, and nothing was done. */
 const char *disk_mount(disk *disk, const char *directory, uint64_t bytes, const char *options);
+/* The same with another file system than ext4, which mkfs.TYPE makes. */
+const char *disk_mount_type(disk *disk, const char *type, const char *directory, uint64_t bytes,
+                            const char *options);
 /* Whatever still uses it. Nothing to do where it is not mounted. */
 void disk_unmount(disk *disk);
 uint64_t disk_free_bytes(const char *directory);

@@ -10,6 +10,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -110,6 +111,64 @@ static void what_one_store_has_taken_the_next_one_cannot_have(void **state)
     bytes_come_back(second);
     machine_close(second);
     assert_int_equal(entries_in(DISK), 0);
+    disk_unmount(&mounted);
+}
+
+static void a_file_system_that_copies_on_write_is_named_in_a_remark(void **state)
+{
+    machine wanted = machine_on(DISK, NULL, 256);
+    stw_runtime *runtime;
+    (void)state;
+    need(disk_mount_type(&mounted, "btrfs", DISK, 256 * MIB, ""));
+    runtime = machine_open(&wanted);
+    assert_int_equal(times_logged("'" DISK "': btrfs copies on write: it cannot promise"), 1);
+    report_expect(runtime, DISK, "btrfs copies on write: it cannot promise");
+    bytes_come_back(runtime);
+    machine_close(runtime);
+    disk_unmount(&mounted);
+}
+
+/* Not a block is left: what the file system put off is on the disk before the last try. */
+static void fill_up(const char *path)
+{
+    static const char bytes[65536] = {'x'};
+    const int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    int round;
+    assert_true(file >= 0);
+    for (round = 0; round < 3; ++round) {
+        while (write(file, bytes, sizeof bytes) > 0) {}
+        while (write(file, bytes, 4096) > 0) {}
+        assert_int_equal(fsync(file), 0);
+    }
+    close(file);
+}
+
+static void a_report_on_a_full_disk_is_no_space_and_the_old_one_stays(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime;
+    FILE *file;
+    char text[16];
+    (void)state;
+    need(disk_mount(&mounted, DISK, 16 * MIB, ""));
+    file = fopen(DISK "/report.json", "w");
+    assert_non_null(file);
+    assert_true(fputs("old", file) >= 0 && fclose(file) == 0);
+    fill_up(DISK "/filler");
+    runtime = machine_open(&small);
+    fails(stw_report_write(runtime, DISK "/report.json"), STW_ERROR_NO_SPACE,
+          "'" DISK "/report.json'");
+    assert_non_null(strstr(stw_last_error(), "No space left on device"));
+    assert_int_equal(error_numbers().os_errno, ENOSPC);
+    fails(stw_timeline_write(runtime, DISK "/report.json"), STW_ERROR_NO_SPACE,
+          "'" DISK "/report.json'");
+    assert_int_equal(entries_in(DISK), 2);
+    file = fopen(DISK "/report.json", "r");
+    assert_non_null(file);
+    assert_int_equal(fread(text, 1, sizeof text, file), 3);
+    assert_memory_equal(text, "old", 3);
+    fclose(file);
+    machine_close(runtime);
     disk_unmount(&mounted);
 }
 
@@ -372,6 +431,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_disk_smaller_than_the_store_is_no_space_with_the_numbers),
         TEST(what_one_store_has_taken_the_next_one_cannot_have),
+        TEST(a_file_system_that_copies_on_write_is_named_in_a_remark),
+        TEST(a_report_on_a_full_disk_is_no_space_and_the_old_one_stays),
         TEST(a_file_system_that_refuses_direct_io_gets_posix_by_itself),
         TEST(a_file_system_without_tmpfile_keeps_no_name_of_the_store),
         TEST(without_tmpfile_nothing_is_left_after_sigkill),

@@ -6,8 +6,16 @@
 
 #include "refuse_direct.h"
 
+#include <errno.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 
 #define PLAIN    "paths-plain"
 #define REFUSING "paths-refusing"
@@ -136,6 +144,66 @@ static void a_driver_that_was_named_is_not_replaced(void **state)
     remove_directories();
 }
 
+/* From now on io_setup for that many slots is refused in this process, as when none are left. */
+static int refuse_aio_slots(uint32_t slots)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_setup, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, slots, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog filter = {COUNT(steps), steps};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+enum { NO_FILTER = 77, SLOTS = 24 };
+
+/* In a child: a filter of system calls is for good. */
+static int open_without_slots(two_paths *paths)
+{
+    stw_runtime *runtime = NULL;
+    if (!refuse_aio_slots(SLOTS)) return NO_FILTER;
+    if (stw_runtime_open(&paths->options, &runtime) != STW_OK) return 1;
+    if (times_logged("is used instead of") != 1) return 2;
+    if (!logged("'" REFUSING "': driver posix is used instead of aio: The kernel has no 24 aio "
+                "slots for '" REFUSING "'"))
+        return 3;
+    if (!logged("sysctl fs.aio-max-nr=")) return 4;
+    report_expect(runtime, PLAIN, "\"aio\"");
+    report_expect(runtime, REFUSING, "\"posix\"");
+    bytes_come_back(runtime);
+    if (stw_runtime_close(runtime, 0, 0) != STW_OK) return 5;
+    paths->nvme[1].driver = "aio";
+    if (stw_runtime_open(&paths->options, &runtime) != STW_ERROR_UNSUPPORTED) return 6;
+    return strstr(stw_last_error(), "sysctl fs.aio-max-nr=") ? 0 : 7;
+}
+
+static void only_the_path_that_gets_no_aio_slots_falls_back_to_posix(void **state)
+{
+    two_paths paths;
+    int status = 0;
+    pid_t child;
+    (void)state;
+    skip_without_aio();
+    two_directories(&paths);
+    paths.nvme[1].queue_depth = SLOTS;
+    fflush(NULL);
+    child = fork();
+    if (child == 0) _exit(open_without_slots(&paths));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    remove_directories();
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_FILTER) {
+        print_message("skipped: this kernel filters no system calls\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void each_path_has_the_queue_that_it_was_given(void **state)
 {
     two_paths paths;
@@ -158,6 +226,7 @@ int main(void)
         cmocka_unit_test(only_the_directory_that_refuses_direct_io_falls_back_to_posix),
         cmocka_unit_test(every_directory_that_falls_back_says_so_once),
         cmocka_unit_test(a_driver_that_was_named_is_not_replaced),
+        cmocka_unit_test(only_the_path_that_gets_no_aio_slots_falls_back_to_posix),
         cmocka_unit_test(each_path_has_the_queue_that_it_was_given),
     };
     return cmocka_run_group_tests_name("paths", tests, NULL, NULL);

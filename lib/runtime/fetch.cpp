@@ -365,6 +365,7 @@ Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
     if (status.ok()) status = fill_views(waiter, views_out);
     if (status.ok()) return status;
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
+    log_timeout(status);
     for (Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) drop_scratch(range.scratch);
     }
@@ -527,9 +528,12 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
         std::unique_lock<std::mutex> lock(mutex_);
         while (progress_made_ == seen) {
             if (wait_progress(lock, deadline)) continue;
-            return Status::error(STW_ERROR_TIMEOUT,
-                                 "%llu blocks were still in the tier when the timeout passed",
-                                 static_cast<unsigned long long>(left));
+            lock.unlock();
+            Status status = Status::error(
+                STW_ERROR_TIMEOUT, "%llu blocks were still in the tier when the timeout passed",
+                static_cast<unsigned long long>(left));
+            log_timeout(status);
+            return status;
         }
     }
 }

@@ -115,6 +115,16 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     return {};
 }
 
+// What a device still owes is known to whoever looks at the log, however few calls met it. A wait
+// for views of the program is the program's matter.
+void Runtime::log_timeout(const Status &status)
+{
+    constexpr uint32_t kTransfersMax = 8;
+    if (status.code() != STW_ERROR_TIMEOUT || engine_->jobs_in_flight() == 0) return;
+    log_.print(STW_LOG_WARNING, "timeout", "%s In flight: %s", status.sentence(),
+               engine_->describe_in_flight(kTransfersMax).c_str());
+}
+
 void Runtime::report_drivers(report::ReportData &data)
 {
     for (PlaceId place = 0; place <= host_place_; ++place) {

@@ -250,6 +250,7 @@ private:
                   bool until_answered);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
+    void log_timeout(const Status &status);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     static void describe_view(const Range &range, const Place &place, void *pointer,

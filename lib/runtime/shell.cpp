@@ -275,12 +275,16 @@ Status Runtime::drain(uint64_t timeout_ns)
     std::unique_lock<std::mutex> lock(mutex_);
     while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0) {
         if (wait_progress(lock, deadline)) continue;
-        return Status::error(STW_ERROR_TIMEOUT,
-                             "%u transfers and %u fetches were still under way when the timeout "
-                             "of %.3f s passed:\n%s",
-                             core_.transfers_in_flight(), core_.waiting_fetches(),
-                             static_cast<double>(timeout(timeout_ns)) * 1e-9,
-                             engine_->describe_in_flight(16).c_str());
+        Status status = Status::error(
+            STW_ERROR_TIMEOUT,
+            "%u transfers and %u fetches were still under way when the timeout of %.3f s passed:"
+            "\n%s",
+            core_.transfers_in_flight(), core_.waiting_fetches(),
+            static_cast<double>(timeout(timeout_ns)) * 1e-9,
+            engine_->describe_in_flight(16).c_str());
+        lock.unlock();
+        log_.line(STW_LOG_WARNING, "timeout", status.sentence());
+        return status;
     }
     return first_error_;
 }

@@ -69,11 +69,12 @@ typedef struct stw_view {
  * for all is reserved before anything moves.
  * Readers share, a writer is alone: a conflicting fetch waits for releases and for an update under
  * way; within one call, or against a view of the same step, it is BUSY at once (it would wait for
- * itself). Threads that wait for each other's views are found: the youngest of their fetches is BUSY,
- * or BUDGET where it waits for room. A view counts as held by its fetcher, unless it was fetched
- * with STW_FETCH_HAND_OVER or other threads were seen to release for him. A tensor fetched twice has two views and one pointer. On a device with streams the bytes
- * are there for work enqueued on options->stream from now on: the host waits for NVMe, not for the
- * last copy. A stream under capture is INVALID: fetch before the graph, release after its launch.
+ * itself). Threads that wait for each other's views are found: the youngest of their fetches is
+ * BUSY, or BUDGET where it waits for room. A view counts as held by its fetcher, unless it was
+ * fetched with STW_FETCH_HAND_OVER or other threads were seen to release for him. A tensor fetched
+ * twice has two views and one pointer. On a device with streams the bytes are there for work
+ * enqueued on options->stream from now on: the host waits for NVMe, not for the last copy. A stream
+ * under capture is INVALID: fetch before the graph, release after its launch.
  * `options` NULL: all defaults.
  *
  * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release().
@@ -115,12 +116,12 @@ enum { /* flags of stw_release */
  * is bad.
  *
  * Ownership: the views end.  Threads: any thread.  Blocks: never.
- * A WRITE view that is released as it was granted leaves what its memory held: give up with ABANDON.
+ * A WRITE view that is released as granted leaves what its memory held: give up with ABANDON.
  * Errors:    INVALID (double, stale, torn), and the first background error of these tensors.
  */
 STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
-/* One more pin on the same bytes, for a second consumer: it is the calling thread's. READ views only.
- * Blocks: never. */
+/* One more pin on the same bytes, for a second consumer: it is the calling thread's. READ views
+ * only. Blocks: never. */
 STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
 
 /* A hint that these fetches come: their bytes move to the tier ahead of them. It makes room only

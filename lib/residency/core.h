@@ -51,8 +51,8 @@ public:
 
     // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
     // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
-    // are served in order. Never blocks.
-    ClaimId claim();
+    // are served in order. Never blocks. Of a copy: its thread does nothing else meanwhile.
+    ClaimId claim(bool copies = false);
     void claim_tensor(ClaimId claim, TensorId tensor);
     // empties: the contents are dead, in the same step (a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
@@ -79,8 +79,10 @@ public:
     // ---- deadlocks (deadlock.cpp) --------------------------------------------------------------
     // The fetch that gives way where threads of the program wait for each other's views; 0: nobody
     // is in one, or somebody who could still release is awake. `held` may miss what came meanwhile.
+    // updates_waiting: fetches of updates, when these do nothing else than wait for them; else 0.
     [[nodiscard]] FetchId find_deadlock(const std::vector<Held> &held,
-                                        const std::vector<Sleeper> &sleepers) const;
+                                        const std::vector<Sleeper> &sleepers,
+                                        uint32_t updates_waiting = 0) const;
     // What it is told.
     [[nodiscard]] Status deadlock_refusal(FetchId fetch) const;
 
@@ -211,7 +213,7 @@ private:
     void queue_clean(BlockId block);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
-    [[nodiscard]] bool room_will_come(PlaceId place, const Fetch *except) const;
+    [[nodiscard]] bool room_will_come(PlaceId place) const;
     [[nodiscard]] uint64_t next_use(BlockId block) const;
     Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;
 
@@ -288,11 +290,12 @@ private:
     std::unordered_map<TransferId, Flight> flights_;
     std::deque<BlockId> clean_queue_;
     FetchId next_fetch_ = 1;
-    ClaimId next_claim_ = 1;
+    ClaimId next_claim_ = 0;  // even; copies have the odd ones behind them
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
     bool advancing_ = false;
-    bool may_write_back_ = false;  // something changed since pump_write_back looked last
+    mutable bool pins_seen_ = false;  // in gates, since the room of a fetch was looked for
+    bool may_write_back_ = false;     // something changed since pump_write_back looked last
 };
 
 }  // namespace stepwell::residency

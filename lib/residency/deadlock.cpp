@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deadlocks: threads of the program that wait for each other's views. A waiting fetch holds nothing,
-// and what the library itself has out ends by itself, so only views of threads that sleep can be in a
-// knot. Found by reduction: whoever can go on is taken to give everything back, until nobody is
-// left who could; those that remain wait for ever. In doubt somebody can go on: the next event asks
-// again.
+// Deadlocks: threads of the program that wait for each other's views. A waiting fetch holds
+// nothing, and what the library itself has out ends by itself, so only views of threads that sleep
+// can be in a knot. Found by reduction: whoever can go on is taken to give everything back, until
+// nobody is left who could; those that remain wait for ever. In doubt somebody can go on: the next
+// event asks again.
 #include "lib/residency/core.h"
 #include "lib/support/assert.h"
 
@@ -18,6 +18,7 @@ struct Core::Knot {
     std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
     std::vector<Held> views;          // of threads that cannot go on
     std::vector<Sleeper> sleepers;    // these threads
+    uint32_t updates_waiting = 0;
 
     [[nodiscard]] bool has(FetchId id) const
     {
@@ -54,12 +55,17 @@ bool Core::lacks_room_of(const Fetch &fetch, const Held &view) const
            std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
 }
 
-// The claim will end: nothing that is asked under it is tied. Where nothing is asked its holder is at
-// work, or about to ask.
+// The claim will end: nothing that is asked under it is tied. Where nothing is asked, a copy is at
+// work on a piece; an update has its turn later, which comes unless all that updates do is wait for
+// what is tied.
 bool Core::claim_moves(ClaimId claim, const Knot &knot)
 {
-    return std::none_of(knot.tied.begin(), knot.tied.end(),
-                        [claim](const Fetch *fetch) { return fetch->asked.claim == claim; });
+    uint32_t updates_tied = 0;
+    for (const Fetch *fetch : knot.tied) {
+        if (fetch->asked.claim == claim) return false;
+        updates_tied += fetch->asked.claim != 0 && (fetch->asked.claim & kCopyClaim) == 0;
+    }
+    return (claim & kCopyClaim) != 0 || updates_tied == 0 || updates_tied != knot.updates_waiting;
 }
 
 bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const
@@ -139,10 +145,11 @@ void Core::loosen(Knot &knot) const
     }
 }
 
-FetchId Core::find_deadlock(const std::vector<Held> &held,
-                            const std::vector<Sleeper> &sleepers) const
+FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sleeper> &sleepers,
+                            uint32_t updates_waiting) const
 {
     Knot knot;
+    knot.updates_waiting = updates_waiting;
     knot.views = held;
     knot.sleepers = sleepers;
     for (const auto &[key, id] : queue_) {
@@ -150,9 +157,9 @@ FetchId Core::find_deadlock(const std::vector<Held> &held,
         if ((fetch.asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(&fetch);
     }
     loosen(knot);
-    // The youngest whose thread has what another one waits for; a bystander when nobody has (what
-    // is in the way then never leaves). A copy gives way only when nobody else can, an update
-    // never.
+    // The youngest whose thread has what another one waits for. When nobody has, what is in the way
+    // never leaves (its write-back failed): then one that lacks room. A copy gives way only when
+    // nobody else can, an update never.
     const auto in_the_way = [&](const Sleeper &sleeper) {
         return std::any_of(knot.views.begin(), knot.views.end(), [&](const Held &view) {
             return view.owner == sleeper.owner &&
@@ -161,10 +168,12 @@ FetchId Core::find_deadlock(const std::vector<Held> &held,
                    });
         });
     };
-    std::tuple<bool, bool, FetchId> chosen{};
+    std::tuple<bool, bool, bool, FetchId> chosen{};
     for (const Sleeper &sleeper : knot.sleepers) {
-        const bool copies = (fetches_.at(sleeper.fetch).asked.flags & kFetchInternal) != 0;
-        chosen = std::max(chosen, {!copies, in_the_way(sleeper), sleeper.fetch});
+        const Fetch &fetch = fetches_.at(sleeper.fetch);
+        const bool copies = (fetch.asked.flags & kFetchInternal) != 0;
+        const bool room = fetch.lacks == Lacks::kRoom;
+        chosen = std::max(chosen, {in_the_way(sleeper), !copies, room, sleeper.fetch});
     }
     return std::get<FetchId>(chosen);
 }
@@ -174,12 +183,15 @@ Status Core::deadlock_refusal(FetchId id) const
     const Fetch &fetch = fetches_.at(id);
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
     const bool room = fetch.lacks == Lacks::kRoom;
-    Status status =
-        Status::error(room ? STW_ERROR_BUDGET : STW_ERROR_BUSY,
-                      "the fetch of tensor '%s' (%zu requests) waits for %s that only threads can "
-                      "give back that wait themselves; this fetch, the youngest of theirs, gives "
-                      "way: release the views of its thread and fetch again",
-                      name.c_str(), fetch.asked.requests.size(), room ? "room" : "views");
+    const bool failed = std::any_of(blocks_.begin(), blocks_.end(),
+                                    [](const Block &block) { return block.write_failed; });
+    Status status = Status::error(
+        room ? STW_ERROR_BUDGET : STW_ERROR_BUSY,
+        "the fetch of tensor '%s' (%zu requests) waits for %s that only threads can give back that "
+        "wait themselves%s; this fetch, the youngest of theirs, gives way: release the views of "
+        "its thread and fetch again",
+        name.c_str(), fetch.asked.requests.size(), room ? "room" : "views",
+        failed ? " (some blocks stay because their write-back failed: clear that error)" : "");
     status.mutable_detail().tensor = name;
     return status;
 }

@@ -118,6 +118,8 @@ struct Target {
     uint32_t tried = 0;          // sources that failed, a bit per place
 };
 
+constexpr ClaimId kCopyClaim = 1;  // the bit of a claim that tells a copy from an update
+
 // A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
 // transfers alone, so that no two fetches ever wait for what the other has.
 enum class Phase : uint8_t { kWait, kFill };

@@ -19,6 +19,7 @@ Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     for (const Target &target : fetch.targets) {
         blocks_[target.block].protected_places |= 1u << target.place;
     }
+    pins_seen_ = false;
     Room result = try_reserve(fetch, blocked, out);
     // Each time one block fewer has to move.
     while (result == Room::kAgain) result = try_reserve(fetch, blocked, out);
@@ -112,7 +113,7 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
         own += counts && target.place == place && replica(target.block, place).slot != kNoSlot;
     }
     const bool pinned = pinned_blocks(place, whole, &fetch) + own + needed > budget;
-    if (!pinned && room_will_come(place, &fetch)) return Room::kComing;
+    if (!pinned && room_will_come(place)) return Room::kComing;
     fetch.error = budget_refusal(fetch, place, needed);
     return stuck_or_never();
 }
@@ -133,8 +134,10 @@ Core::Room Core::let_mover_leave(const Fetch &fetch, PlaceId place, Commands &ou
 }
 
 // Only the program's views end by themselves; waiting for anything else that stays is for ever.
+// Pins in gates end without us: those seen in the way may be gone by now.
 Core::Room Core::stuck_or_never() const
 {
+    if (pins_seen_) return Room::kStuck;
     for (PlaceId place = 0; place < places(); ++place) {
         for (BlockId block = coldest_[place]; block != kNone;
              block = replica(block, place).hotter) {
@@ -151,10 +154,11 @@ bool Core::is_pinned(BlockId block, PlaceId place) const
     if (is_nvme(place)) return false;
     const Pack &pack = packs_[blocks_[block].pack];
     if (!uses_gates(pack, place)) return false;
-    for (const TensorId at : pack.tensors) {
-        if (door(at, place).gate.pins() > 0) return true;
-    }
-    return false;
+    const bool pinned =
+        std::any_of(pack.tensors.begin(), pack.tensors.end(),
+                    [&](const TensorId at) { return door(at, place).gate.pins() > 0; });
+    pins_seen_ |= pinned;
+    return pinned;
 }
 
 // Of ordinary blocks, or of gathered wholes, which have room of their own.
@@ -170,12 +174,12 @@ uint32_t Core::pinned_blocks(PlaceId place, bool whole, const Fetch *except) con
     return count;
 }
 
-// Transfers under way and the library's own views end by themselves, and change what may leave.
-bool Core::room_will_come(PlaceId place, const Fetch *except) const
+// Transfers under way and the library's own views end by themselves, and change what may leave or
+// move. A fetch that looks for room holds nothing yet: what is held of its own blocks is others'.
+bool Core::room_will_come(PlaceId place) const
 {
     if (!flights_.empty()) return true;
     for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
-        if (except && is_own(block, place, *except)) continue;
         if (replica(block, place).holds > 0) return true;
     }
     return false;

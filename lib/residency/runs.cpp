@@ -208,7 +208,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         if (const Room room = make_spare_slot(fetch, first, count, out); room != Room::kStuck) {
             return room;
         }
-        if (count > slots || !room_will_come(place, &fetch)) {
+        if (count > slots || !room_will_come(place)) {
             fetch.error = budget_refusal(fetch, place, count);
             return count > slots ? Room::kNever : stuck_or_never();
         }
@@ -227,7 +227,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         clear &= arenas_[place].is_free(best + i);
     }
     if (!clear) {
-        if (room_will_come(place, &fetch)) return Room::kComing;
+        if (room_will_come(place)) return Room::kComing;
         fetch.error = budget_refusal(fetch, place, count);
         return stuck_or_never();
     }

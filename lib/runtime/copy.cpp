@@ -141,7 +141,13 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
     copy.element_bytes = tensor->element_bits / 8;
     copy.end = element_begin + element_count;
     copy.hinted = element_begin;
-    if (exclusive) copy.claim = claim(&tensor->id, 1);
+    if (exclusive) {
+        act([&](Core &core, Commands &) {
+            drain_hits();
+            copy.claim = core.claim(true);
+            core.claim_tensor(copy.claim, tensor->id);
+        });
+    }
     Status status = self_wait(tensor, access, copy.owner);
     uint64_t next = element_begin;
     while (next < copy.end && status.ok()) {
@@ -168,6 +174,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
         }
     });
     if (exclusive) unclaim(copy.claim, tensor->id);
+    log_timeout(status);
     return status;
 }
 

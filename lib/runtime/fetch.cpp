@@ -278,7 +278,8 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
             sleepers_.begin(), sleepers_.end(),
             [this](const residency::Sleeper &sleeper) { return core_.is_blocked(sleeper.fetch); });
         if (!blocked) return;
-        const residency::FetchId fetch = core_.find_deadlock(held_by_sleepers(), sleepers_);
+        const residency::FetchId fetch = core_.find_deadlock(
+            held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
         if (fetch == 0) return;
         Commands out;
         core_.cancel(fetch, core_.deadlock_refusal(fetch), out);

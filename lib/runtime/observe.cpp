@@ -115,14 +115,42 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     return {};
 }
 
-// What a device still owes is known to whoever looks at the log, however few calls met it. A wait
-// for views of the program is the program's matter.
+std::string Runtime::describe_views(uint32_t lines_max)
+{
+    std::string text;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        if (lines_max-- == 0) return text + "...\n";
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t owner = view.owner;
+        const bool sleeps = std::any_of(sleepers_.begin(), sleepers_.end(),
+                                        [&](const auto &at) { return at.owner == owner; });
+        text += format_text("'%s' to %s, of thread %u%s\n", view.tensor->name.c_str(),
+                            view.access == STW_READ ? "read" : "write", owner,
+                            sleeps ? ", which waits itself" : "");
+    }
+    return text;
+}
+
+// What was in the way when a timeout passed. What a device still owes is a warning, however few
+// calls met it; a wait for views of the program is the program's matter.
 void Runtime::log_timeout(const Status &status)
 {
-    constexpr uint32_t kTransfersMax = 8;
-    if (status.code() != STW_ERROR_TIMEOUT || engine_->jobs_in_flight() == 0) return;
-    log_.print(STW_LOG_WARNING, "timeout", "%s In flight: %s", status.sentence(),
-               engine_->describe_in_flight(kTransfersMax).c_str());
+    constexpr uint32_t kLinesMax = 16;
+    if (status.code() != STW_ERROR_TIMEOUT) return;
+    std::string waiting;
+    std::string views;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waiting = core_.describe_waiting(kLinesMax);
+        views = describe_views(kLinesMax);
+    }
+    const bool device = engine_->jobs_in_flight() > 0;
+    const uint32_t level = device ? STW_LOG_WARNING : STW_LOG_INFO;
+    log_.print(level, "timeout", "%s In flight: %s", status.sentence(),
+               engine_->describe_in_flight(kLinesMax).c_str());
+    if (!waiting.empty()) log_.print(level, "timeout", "Waiting:\n%s", waiting.c_str());
+    if (!views.empty()) log_.print(level, "timeout", "Open views:\n%s", views.c_str());
 }
 
 void Runtime::report_drivers(report::ReportData &data)

@@ -299,6 +299,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
         std::lock_guard<std::mutex> lock(mutex_);
         add_stall_of(current_step(), observe::Stall::kUpdate, 0, begin, now());
     }
+    log_timeout(status);
     if (!status.ok()) return status;
     if (result_out) fill_result(result, result_out);
     std::lock_guard<std::mutex> lock(mutex_);

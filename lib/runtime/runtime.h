@@ -181,6 +181,7 @@ public:
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::Class urgency, update::FetchDone done, void *user) override;
     void release(uint64_t ticket, uint32_t far_pieces) override;
+    void updates_wait() override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
 
@@ -251,6 +252,7 @@ private:
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
     void log_timeout(const Status &status);
+    std::string describe_views(uint32_t lines_max);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     static void describe_view(const Range &range, const Place &place, void *pointer,

@@ -106,13 +106,6 @@ void Runtime::answer(residency::FetchId fetch, Status status, std::vector<reside
     if (found == waiters_.end()) return;  // a hint
     Waiter &waiter = *found->second;
     waiters_.erase(found);
-    if (status.code() == STW_ERROR_TIMEOUT) {
-        constexpr uint32_t kLinesMax = 16;
-        const std::string text = format_text("%s; in flight:\n%swaiting:\n%s", status.sentence(),
-                                             engine_->describe_in_flight(kLinesMax).c_str(),
-                                             core_.describe_waiting(kLinesMax).c_str());
-        log_.line(STW_LOG_WARNING, "timeout", text.c_str());
-    }
     waiter.status = std::move(status);
     waiter.grants = std::move(grants);
     waiter.done = true;

@@ -121,6 +121,16 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
     });
 }
 
+void Runtime::updates_wait()
+{
+    std::vector<Waiter *> calls;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!sleepers_.empty()) break_deadlocks(calls);
+    }
+    for (Waiter *waiter : calls) waiter->call(*waiter);
+}
+
 void Runtime::release(uint64_t ticket, uint32_t far_pieces)
 {
     auto *mine = reinterpret_cast<PieceFetch *>(ticket);

@@ -98,7 +98,7 @@ public:
     [[nodiscard]] bool is_open(uint32_t index) const;
     [[nodiscard]] uint32_t open_views() const;
 
-    // Of threads, by their numbers: somebody else released a view of theirs. Two may share an entry.
+    // Of threads, by their numbers: somebody else released a view of theirs. Two may share a mark.
     void note_release(uint32_t owner, const ThreadState *by)
     {
         if (by && by->number == owner) return;

@@ -128,6 +128,7 @@ struct Pipeline::Parts {
     Job *take_closed() STW_REQUIRES(mutex);
 
     // pipeline.cpp: the window
+    void end_activity() STW_EXCLUDES(mutex);
     void pump() STW_EXCLUDES(mutex);
     Chunk *next_chunk() STW_REQUIRES(mutex);
     bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
@@ -184,6 +185,9 @@ struct Pipeline::Parts {
     uint64_t interrupts STW_GUARDED_BY(mutex) = 0;
     uint32_t accumulations STW_GUARDED_BY(mutex) = 0;
     bool closing STW_GUARDED_BY(mutex) = false;
+    // Threads between taking work and having asked for more.
+    uint32_t active STW_GUARDED_BY(mutex) = 0;
+    bool pump_wanted STW_GUARDED_BY(mutex) = false;  // by somebody who may not ask himself
     bool stopping STW_GUARDED_BY(mutex) = false;
     PipelineStats totals STW_GUARDED_BY(mutex);
 };

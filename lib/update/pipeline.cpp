@@ -61,12 +61,13 @@ void Pipeline::Parts::free_chunks_of(Chunk *list)
 }
 
 // Ordinary chunks leave room for one that somebody waits for, but never less than two of their own:
-// with fewer, nothing would overlap.
+// with fewer, nothing would overlap. The first chunk of what somebody waits for passes a full
+// window: those in it may wait for him.
 bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
 {
     const bool preferred = job.rank != kNotPreferred;
     if (free_chunk_count <= (preferred ? 0 : kPreferredChunks)) return false;
-    if (chunks_in_flight == 0) return true;
+    if (chunks_in_flight == 0 || (preferred && job.in_flight == 0)) return true;
     uint64_t limit = options.window_bytes;
     if (!preferred && limit >= 3 * cost_bytes) limit -= cost_bytes;
     return totals.window_bytes + cost_bytes <= limit;
@@ -98,7 +99,8 @@ Chunk *Pipeline::Parts::next_chunk()
 
 void Pipeline::Parts::pump()
 {
-    for (;;) {
+    bool first = true;
+    for (;; first = false) {
         // A copy: the answer may come, and the chunk be used again, before fetch() returns.
         Piece pieces[kPiecesMax];
         uint32_t n = 0;
@@ -108,7 +110,8 @@ void Pipeline::Parts::pump()
         {
             MutexLock lock(mutex);
             chunk = next_chunk();
-            if (chunk == nullptr) return;
+            active += first && chunk != nullptr;
+            if (chunk == nullptr) break;
             const Job &job = *chunk->job;
             n = chunk->piece_count;
             std::copy(chunk->pieces, chunk->pieces + n, pieces);
@@ -117,6 +120,7 @@ void Pipeline::Parts::pump()
         }
         tiers.fetch(claim, pieces, n, urgency, &fetch_done, chunk);
     }
+    if (!first) end_activity();
 }
 
 void Pipeline::Parts::fetch_done(void *user, Status status, uint64_t ticket, void *const *pointers)
@@ -223,6 +227,13 @@ void Pipeline::prefer(TensorId tensor)
     for (Turn *turn = parts_->queues[tensor].first; turn != nullptr; turn = turn->behind) {
         parts_->prefer_job(*turn->job);
     }
+}
+
+uint32_t Pipeline::blocked_chunks() const
+{
+    MutexLock lock(parts_->mutex);
+    const bool moves = parts_->active > 0 || parts_->pump_wanted || parts_->work_first != nullptr;
+    return moves ? 0 : parts_->chunks_in_flight;
 }
 
 bool Pipeline::pending(TensorId tensor) const

@@ -21,8 +21,8 @@ constexpr uint32_t kAccumulationsMax = 65536;  // pending at once
 struct PipelineOptions {
     Tiers *tiers = nullptr;  // borrowed until the pipeline is closed
     uint32_t thread_count = 1;
-    // Blocks of chunks in flight, counted whole, never take more than this; a single chunk that
-    // needs more goes alone. A quarter is kept for tensors that somebody waits for.
+    // Blocks of chunks in flight, counted whole, take no more than this, but for the first chunk of
+    // each tensor that somebody waits for; a single chunk that needs more goes alone.
     uint64_t window_bytes = 0;
 
     // The first cause for which a tensor missed its update or its sum. On an update thread, no lock
@@ -77,6 +77,10 @@ public:
     void prefer(TensorId tensor);
     // Whether an update or a sum of it is pending. As prefer().
     [[nodiscard]] bool pending(TensorId tensor) const;
+
+    // How many chunks wait for their fetches, when that is all that the pipeline does; else 0. As
+    // prefer().
+    [[nodiscard]] uint32_t blocked_chunks() const;
 
     // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
     Status drain(uint64_t timeout_ns);

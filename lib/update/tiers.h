@@ -62,6 +62,10 @@ public:
     // its bytes leave first, and their write-back begins now.
     virtual void release(uint64_t ticket, uint32_t far_pieces) = 0;
 
+    // All that updates do from now on is wait for their fetches: who looks for deadlocks may look
+    // again.
+    virtual void updates_wait() = 0;
+
     [[nodiscard]] virtual uint64_t block_bytes() const = 0;
     // A multiple of the size of the tensor's elements.
     [[nodiscard]] virtual uint64_t pack_offset(TensorId tensor) const = 0;

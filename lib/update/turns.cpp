@@ -94,6 +94,8 @@ void Pipeline::Parts::prefer_job(Job &job)
     job.preference = next_preference++;
     prefer_ahead_of(job);
     set_rank(job, job.preference);
+    pump_wanted = true;  // it may pass a window that is full for others
+    work_ready.notify_one();
     job.on_preferred();
 }
 

@@ -70,11 +70,14 @@ void Pipeline::Parts::worker_main()
         Job *closed = nullptr;
         {
             MutexLock lock(mutex);
-            while (work_first == nullptr && (closed = take_closed()) == nullptr && !stopping) {
+            while (work_first == nullptr && (closed = take_closed()) == nullptr && !pump_wanted &&
+                   !stopping) {
                 work_ready.wait(mutex);
             }
             chunk = closed == nullptr ? work_first : nullptr;
-            if (chunk == nullptr && closed == nullptr) return;
+            if (chunk == nullptr && closed == nullptr && !pump_wanted) return;
+            pump_wanted = false;
+            ++active;
             if (chunk != nullptr) {
                 work_first = chunk->next;
                 if (work_first == nullptr) work_last = nullptr;
@@ -82,11 +85,21 @@ void Pipeline::Parts::worker_main()
         }
         if (closed != nullptr) {
             closed->end();
-        } else {
+        } else if (chunk != nullptr) {
             work(*chunk);
         }
         pump();
+        end_activity();
     }
+}
+
+void Pipeline::Parts::end_activity()
+{
+    {
+        MutexLock lock(mutex);
+        if (--active > 0 || chunks_in_flight == 0) return;
+    }
+    tiers.updates_wait();
 }
 
 void Pipeline::Parts::work(Chunk &chunk)

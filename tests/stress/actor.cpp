@@ -26,6 +26,11 @@ bool Actor::accept(const char *what, stw_status status, bool empty_allowed)
     } else if (world_.is_fault(status)) {
         counters.failed.fetch_add(1);
         if (chance(30)) world_.clear_errors();
+    } else if (world_.setup.errors_allowed &&
+               (status == STW_ERROR_BUSY || status == STW_ERROR_BUDGET)) {
+        // What could not be written back takes room until the error is cleared.
+        counters.budget.fetch_add(1);
+        world_.clear_errors();
     } else {
         world_.fail("actor %u: %s: %s", number_, what, stw_last_error());
     }

@@ -7,6 +7,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <unistd.h>
 
 namespace stress {
@@ -52,8 +53,11 @@ void World::open(const char *directory)
     device.driver = setup.device;
     device.budget_bytes = uint64_t{setup.device_blocks} * kBlockBytes;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
-    const std::string faults =
-        std::string(setup.faults ? setup.faults : "") + ";seed=" + std::to_string(seed);
+    const auto faults_of = [&](uint64_t tries) {
+        return std::string(setup.faults ? setup.faults : "") +
+               ";seed=" + std::to_string(seed + (tries << 32));
+    };
+    std::string faults = faults_of(0);
     nvme.path = directory;
     nvme.budget_bytes = uint64_t{setup.nvme_blocks} * kBlockBytes;
     if (setup.faults) {
@@ -67,9 +71,21 @@ void World::open(const char *directory)
     options.host_bytes = uint64_t{setup.host_blocks} * kBlockBytes;
     options.thread_count = 2;
     options.timeout_ns = kWaitNs;
+    options.log_level = STW_LOG_INFO;
+    options.log = [](void *, uint32_t, const char *topic, const char *line) {
+        if (!std::strcmp(topic, "timeout")) std::fprintf(stderr, "stress: %s\n", line);
+    };
     options.tensors_max = 1024;
     options.block_bytes = kBlockBytes;
-    if (stw_runtime_open(&options, &runtime) < 0) {
+    // A fault may hit the superblock.
+    stw_status status = stw_runtime_open(&options, &runtime);
+    const uint64_t tries_max = setup.errors_allowed ? 100 : 0;
+    for (uint64_t tries = 1; status < 0 && tries < tries_max; ++tries) {
+        faults = faults_of(tries);
+        nvme.driver_options = faults.c_str();
+        status = stw_runtime_open(&options, &runtime);
+    }
+    if (status < 0) {
         std::fprintf(stderr, "stress: %s: %s\n", setup.name, stw_last_error());
         std::exit(1);
     }

@@ -63,6 +63,7 @@ public:
     void unclaim_empty(ClaimId claim, TensorId tensor) override;
     void fail(TensorId tensor, const Status &cause) override;
     Contents contents(TensorId tensor) override;
+    void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
                FetchDone done, void *user) override;
     void release(uint64_t ticket, uint32_t far_pieces) override;

@@ -164,5 +164,41 @@ TEST_F(DeadlockTest, AnUpdateThatWaitsForASleeperHoldsUpItsOthers)
     EXPECT_EQ(found(), waits) << "the update never gives way";
 }
 
+// Updates do one thing after the other: what has not been asked for may never be.
+TEST_F(DeadlockTest, AnUpdateWhoseTurnDoesNotCome)
+{
+    open(8, 0, 32);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    fill(b);
+    hold(kAnna, a, Access::kRead);
+    const ClaimId first = core_->claim();
+    core_->claim_tensor(first, a);
+    const ClaimId second = core_->claim();
+    core_->claim_tensor(second, b);
+    FetchAsked update;
+    update.claim = first;
+    update.flags = kFetchInternal | kFetchWaitRoom;
+    update.requests = {all_of(a, Access::kReadWrite)};
+    Commands out;
+    core_->fetch(update, now_, out);
+    take(out);
+    const FetchId waits = sleep(kAnna, b, Access::kRead);
+    EXPECT_EQ(found(), 0u) << "the second may be asked for any moment";
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 1), waits);
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 2), 0u) << "another one was answered";
+}
+
+TEST_F(DeadlockTest, ACopyBetweenTwoPiecesGoesOn)
+{
+    open(8, 0, 32);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    core_->claim_tensor(core_->claim(true), a);
+    sleep(kAnna, a, Access::kRead);
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 0), 0u);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

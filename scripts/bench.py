@@ -132,9 +132,34 @@ def bench_fetch(options):
             reference_value=median(line["one_per_s"] for line in threads) / 1e6,
         )
     )
+    results.append(processes_result(program, options.pairs))
     say("  scale")
     results.append(scale_result(run_lines([*program, "scale", "--rounds", options.pairs])))
     return results
+
+
+def processes_result(program, pairs):
+    """What the machine gives to two processes that share nothing: the limit of fetch.threads."""
+    def rate(count):
+        command = [str(part) for part in (*program, "hit", "--rounds", 1)]
+        running = [
+            subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE)
+            for core in range(count)
+        ]
+        texts = [process.communicate()[0] for process in running]
+        if any(process.returncode != 0 for process in running):
+            raise BenchError("bench-fetch failed beside another one")
+        return sum(1e3 / json.loads(text.splitlines()[0])["ns"] for text in texts)
+
+    pairs_measured = [(rate(1), rate(2)) for _ in range(pairs)]
+    return result(
+        "fetch.processes",
+        median(two for _, two in pairs_measured),
+        "M/s by two processes",
+        "one process",
+        [two / one for one, two in pairs_measured],
+        reference_value=median(one for one, _ in pairs_measured),
+    )
 
 
 def scale_result(lines):

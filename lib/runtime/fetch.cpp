@@ -49,6 +49,15 @@ uint32_t Runtime::owner_number()
     return state ? state->number : 0;
 }
 
+// A hit never waits: where the core is busy, it does not hear of this one.
+void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place)
+{
+    if (!mutex_.try_lock()) return;
+    drain_hits();
+    mutex_.unlock();
+    (void)ViewTable::push_hit(state, tensor, place);
+}
+
 bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
 {
     ThreadState *state = views_.thread_state();
@@ -56,11 +65,13 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
     const uint32_t index = views_.take_slot(state);
     if (index == residency::kNone) return false;
     residency::Door &door = range.tensor->doors[range.place];
-    if (!ViewTable::has_room_for_hit(*state) || !door.gate.try_pin()) {
+    if (!door.gate.try_pin()) {
         views_.give_slot(state, index);
         return false;
     }
-    ViewTable::push_hit(*state, range.tensor->id, range.place);
+    if (!ViewTable::push_hit(*state, range.tensor->id, range.place)) {
+        push_after_drain(*state, range.tensor->id, range.place);
+    }
     const Place &place = places_[range.place];
     char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
                              : place.base + door.offset.load(std::memory_order_relaxed);

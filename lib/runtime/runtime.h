@@ -255,6 +255,7 @@ private:
     std::string describe_views(uint32_t lines_max);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
+    void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place);
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;

@@ -110,18 +110,18 @@ public:
         return handed_over_[owner % kOwnersMarked].load(std::memory_order_relaxed);
     }
 
-    // Where not, the core has to drain the rings first.
-    static bool has_room_for_hit(const ThreadState &state)
+    // False when the ring is full: the core has to drain it first. A hit on what was hit just before
+    // adds nothing, unless the core has heard of that one (it may be in a new step since).
+    static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
     {
-        return state.hits_tail.load(std::memory_order_relaxed) -
-                   state.hits_head.load(std::memory_order_acquire) <
-               ThreadState::kHits;
-    }
-    static void push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
-    {
+        const uint32_t head = state.hits_head.load(std::memory_order_acquire);
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
-        state.hits[tail % ThreadState::kHits] = (static_cast<uint64_t>(tensor) << 8) | place;
+        const uint64_t hit = (static_cast<uint64_t>(tensor) << 8) | place;
+        if (head != tail && state.hits[(tail - 1) % ThreadState::kHits] == hit) return true;
+        if (tail - head == ThreadState::kHits) return false;
+        state.hits[tail % ThreadState::kHits] = hit;
         state.hits_tail.store(tail + 1, std::memory_order_release);
+        return true;
     }
     template <class Body> void drain_hits(Body &&body)
     {

@@ -110,8 +110,8 @@ public:
         return handed_over_[owner % kOwnersMarked].load(std::memory_order_relaxed);
     }
 
-    // False when the ring is full: the core has to drain it first. A hit on what was hit just before
-    // adds nothing, unless the core has heard of that one (it may be in a new step since).
+    // False when the ring is full: the core has to drain it first. A hit on what was hit just
+    // before adds nothing, unless the core has heard of that one (it may be in a new step since).
     static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
     {
         const uint32_t head = state.hits_head.load(std::memory_order_acquire);

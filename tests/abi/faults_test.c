@@ -279,6 +279,34 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
     assert_true(descriptors_open() < descriptors);
 }
 
+/* The first block is written when the third cannot be read. */
+static void a_write_that_fails_half_way_is_told_to_readers(void **state)
+{
+    machine wanted = machine_with(each("read", 2, 8, "eio"));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_on_disk(runtime, "torn");
+    stw_copy_options options = STW_COPY_OPTIONS_INIT;
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_tensor_info info;
+    static float values[ELEMENTS];
+    stw_view view;
+    (void)state;
+    options.element_begin = 100;
+    options.element_count = ELEMENTS / 2;
+    fails(stw_tensor_write(tensor, values, &options), STW_ERROR_IO, "Input/output error");
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO,
+          "tensor 'torn' was left half written by a call that failed");
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_IO, "half written");
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(tensor, &info));
+    assert_int_equal(info.state, STW_STATE_FAILED);
+    /* All of it heals it. */
+    tensor_fill_sequence(tensor, ELEMENTS, 3);
+    tensor_expect_sequence(tensor, ELEMENTS, 3);
+    close_with_errors(runtime);
+}
+
 static void a_throttled_disk_shows_as_stall(void **state)
 {
     machine wanted = machine_with("throttle_bytes_per_s=4194304");
@@ -314,6 +342,7 @@ int main(void)
         cmocka_unit_test(wrong_bytes_are_never_handed_out),
         cmocka_unit_test(a_lost_overwrite_is_not_taken_for_the_new_bytes),
         cmocka_unit_test(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again),
+        cmocka_unit_test(a_write_that_fails_half_way_is_told_to_readers),
         cmocka_unit_test(a_throttled_disk_shows_as_stall),
     };
     return cmocka_run_group_tests_name("faults of reading", tests, NULL, NULL);

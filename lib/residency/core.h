@@ -51,8 +51,9 @@ public:
 
     // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
     // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
-    // are served in order. Never blocks. Of a copy: its thread does nothing else meanwhile.
-    ClaimId claim(bool copies = false);
+    // are served in order. Never blocks. Alone: of no update that has its turn behind others, but
+    // of a copy, say, that waits for its pieces and for nothing else.
+    ClaimId claim(bool alone = false);
     void claim_tensor(ClaimId claim, TensorId tensor);
     // empties: the contents are dead, in the same step (a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
@@ -290,7 +291,7 @@ private:
     std::unordered_map<TransferId, Flight> flights_;
     std::deque<BlockId> clean_queue_;
     FetchId next_fetch_ = 1;
-    ClaimId next_claim_ = 0;  // even; copies have the odd ones behind them
+    ClaimId next_claim_ = 0;  // even; with kAloneClaim odd
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
     bool advancing_ = false;

@@ -63,9 +63,9 @@ bool Core::claim_moves(ClaimId claim, const Knot &knot)
     uint32_t updates_tied = 0;
     for (const Fetch *fetch : knot.tied) {
         if (fetch->asked.claim == claim) return false;
-        updates_tied += fetch->asked.claim != 0 && (fetch->asked.claim & kCopyClaim) == 0;
+        updates_tied += fetch->asked.claim != 0 && (fetch->asked.claim & kAloneClaim) == 0;
     }
-    return (claim & kCopyClaim) != 0 || updates_tied == 0 || updates_tied != knot.updates_waiting;
+    return (claim & kAloneClaim) != 0 || updates_tied == 0 || updates_tied != knot.updates_waiting;
 }
 
 bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const

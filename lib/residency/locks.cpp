@@ -229,10 +229,10 @@ void Core::unlock(const Request &request, PlaceId place, ClaimId claim)
     }
 }
 
-ClaimId Core::claim(bool copies)
+ClaimId Core::claim(bool alone)
 {
     next_claim_ += 2;
-    return next_claim_ | (copies ? kCopyClaim : 0);
+    return next_claim_ | (alone ? kAloneClaim : 0);
 }
 
 void Core::claim_tensor(ClaimId claim, TensorId id)

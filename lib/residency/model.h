@@ -118,7 +118,7 @@ struct Target {
     uint32_t tried = 0;          // sources that failed, a bit per place
 };
 
-constexpr ClaimId kCopyClaim = 1;  // the bit of a claim that tells a copy from an update
+constexpr ClaimId kAloneClaim = 1;  // the bit that tells a claim from those of updates
 
 // A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
 // transfers alone, so that no two fetches ever wait for what the other has.

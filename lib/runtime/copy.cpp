@@ -141,13 +141,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
     copy.element_bytes = tensor->element_bits / 8;
     copy.end = element_begin + element_count;
     copy.hinted = element_begin;
-    if (exclusive) {
-        act([&](Core &core, Commands &) {
-            drain_hits();
-            copy.claim = core.claim(true);
-            core.claim_tensor(copy.claim, tensor->id);
-        });
-    }
+    if (exclusive) copy.claim = claim_alone(tensor->id);
     Status status = self_wait(tensor, access, copy.owner);
     uint64_t next = element_begin;
     while (next < copy.end && status.ok()) {

@@ -292,6 +292,10 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
         const residency::FetchId fetch = core_.find_deadlock(
             held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
         if (fetch == 0) return;
+        constexpr uint32_t kLinesMax = 16;
+        log_.print(STW_LOG_INFO, "deadlock", "Waiting:\n%s",
+                   core_.describe_waiting(kLinesMax).c_str());
+        log_.print(STW_LOG_INFO, "deadlock", "Open views:\n%s", describe_views(kLinesMax).c_str());
         Commands out;
         core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
         execute(out, calls);

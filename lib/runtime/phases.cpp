@@ -173,7 +173,7 @@ void Runtime::empty_behind(residency::TensorId tensor)
         residency::ClaimId claim;
         residency::TensorId tensor;
     };
-    auto *work = new Emptying{this, claim(&tensor, 1), tensor};
+    auto *work = new Emptying{this, claim_alone(tensor), tensor};
     update::Piece piece;
     piece.tensor = tensor;
     piece.access = residency::Access::kRead;

@@ -266,6 +266,7 @@ private:
     void note_access(residency::TensorId tensor);
 
     // tiers.cpp
+    residency::ClaimId claim_alone(residency::TensorId tensor);
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const;
 
     // optimizers.cpp

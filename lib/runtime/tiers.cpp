@@ -32,6 +32,18 @@ residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n
     return claim;
 }
 
+// Not of the pipeline's, whose turns come one after the other.
+residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
+{
+    residency::ClaimId claim = 0;
+    act([&](Core &core, Commands &) {
+        drain_hits();
+        claim = core.claim(true);
+        core.claim_tensor(claim, tensor);
+    });
+    return claim;
+}
+
 void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
 {
     act([&](Core &core, Commands &out) { core.unclaim_tensor(claim, tensor, false, out); });

@@ -5,7 +5,6 @@
 // nobody is left who could; those that remain wait for ever. In doubt somebody can go on: the next
 // event asks again.
 #include "lib/residency/core.h"
-#include "lib/support/assert.h"
 
 #include <algorithm>
 #include <tuple>

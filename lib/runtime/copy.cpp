@@ -80,6 +80,17 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
     }
 }
 
+// What reads of the tensor are told from now on: some of it is new and some is not.
+Status half_written(const stw_tensor &tensor, const Status &cause)
+{
+    Status status = Status::error(cause.code(),
+                                  "tensor '%s' was left half written by a call that failed; write "
+                                  "all of it again, or discard it. The cause was: %s",
+                                  tensor.name.c_str(), cause.sentence());
+    status.mutable_detail().tensor = tensor.name;
+    return status;
+}
+
 }  // namespace
 
 // The piece of a copy that lies in one block. Only the piece at work is fetched; those that come
@@ -110,17 +121,6 @@ uint64_t Runtime::chunk_elements(const Copy &copy, uint64_t at) const
     const uint64_t byte = copy.offset + at * copy.element_bytes;
     const uint64_t room = (block_bytes_ - byte % block_bytes_) / copy.element_bytes;
     return std::min(std::max<uint64_t>(room, 1), copy.end - at);
-}
-
-// What reads of the tensor are told from now on: some of it is new and some is not.
-static Status half_written(const stw_tensor &tensor, const Status &cause)
-{
-    Status status = Status::error(cause.code(),
-                                  "tensor '%s' was left half written by a call that failed; write "
-                                  "all of it again, or discard it. The cause was: %s",
-                                  tensor.name.c_str(), cause.sentence());
-    status.mutable_detail().tensor = tensor.name;
-    return status;
 }
 
 // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.

@@ -293,9 +293,12 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
             held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
         if (fetch == 0) return;
         constexpr uint32_t kLinesMax = 16;
-        log_.print(STW_LOG_INFO, "deadlock", "Waiting:\n%s",
-                   core_.describe_waiting(kLinesMax).c_str());
-        log_.print(STW_LOG_INFO, "deadlock", "Open views:\n%s", describe_views(kLinesMax).c_str());
+        if (log_.wants(STW_LOG_INFO)) {
+            log_lines_.push_back(
+                {STW_LOG_INFO, "deadlock", "Waiting:\n" + core_.describe_waiting(kLinesMax)});
+            log_lines_.push_back(
+                {STW_LOG_INFO, "deadlock", "Open views:\n" + describe_views(kLinesMax)});
+        }
         Commands out;
         core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
         execute(out, calls);
@@ -311,9 +314,11 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
     if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
     std::vector<Waiter *> calls;
     break_deadlocks(calls);
-    if (!calls.empty()) {
+    if (!calls.empty() || !log_lines_.empty()) {
+        std::vector<LogLine> lines;
+        lines.swap(log_lines_);
         lock.unlock();
-        for (Waiter *call : calls) call->call(*call);
+        call_out(calls, lines);
         lock.lock();
     }
     while (!waiter.done) {

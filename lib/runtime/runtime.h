@@ -188,6 +188,11 @@ public:
 private:
     using Core = residency::Core;
     using Commands = residency::Commands;
+    struct LogLine {
+        uint32_t level = STW_LOG_ERROR;
+        const char *topic = "";
+        std::string text;
+    };
     struct Phase;
     struct OptimizerBody;
 
@@ -208,16 +213,20 @@ private:
     template <class Body> void act(Body &&body)
     {
         std::vector<Waiter *> calls;
+        std::vector<LogLine> lines;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             Commands out;
             body(core_, out);
             execute(out, calls);
             if (!sleepers_.empty()) break_deadlocks(calls);
+            lines.swap(log_lines_);
         }
-        for (Waiter *waiter : calls) waiter->call(*waiter);
+        call_out(calls, lines);
     }
     void execute(Commands &out, std::vector<Waiter *> &calls);
+    // With no lock held: both are foreign code.
+    void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
     void submit_transfers(Commands &out);
     transfer::Job job_of(const residency::Transfer &transfer) const;
     char *pointer_of(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
@@ -338,6 +347,7 @@ private:
     Core core_;
     schedule::Trace trace_;
     std::unordered_map<residency::FetchId, Waiter *> waiters_;
+    std::vector<LogLine> log_lines_;            // to be said when the lock is free
     std::vector<residency::Sleeper> sleepers_;  // threads of the program in await() or wait()
     std::condition_variable progress_;
     uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it

@@ -99,6 +99,12 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     execute(again, calls);
 }
 
+void Runtime::call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines)
+{
+    for (const LogLine &line : lines) log_.line(line.level, line.topic, line.text.c_str());
+    for (Waiter *waiter : calls) waiter->call(*waiter);
+}
+
 void Runtime::answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
                      std::vector<Waiter *> &calls)
 {
@@ -154,7 +160,7 @@ void Runtime::background(residency::TensorId tensor, const Status &status)
         detail.sentence = format_text("work in the background on tensor '%s' failed: %s",
                                       detail.tensor.c_str(), detail.sentence.c_str());
     }
-    log_.line(STW_LOG_ERROR, "background", named.sentence());
+    log_lines_.push_back({STW_LOG_ERROR, "background", named.sentence()});
     if (first_error_.ok()) first_error_ = named;
     tensor_errors_.try_emplace(tensor, std::move(named));
     errors_.fetch_add(1, std::memory_order_relaxed);

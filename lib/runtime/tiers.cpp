@@ -136,11 +136,13 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
 void Runtime::updates_wait()
 {
     std::vector<Waiter *> calls;
+    std::vector<LogLine> lines;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!sleepers_.empty()) break_deadlocks(calls);
+        lines.swap(log_lines_);
     }
-    for (Waiter *waiter : calls) waiter->call(*waiter);
+    call_out(calls, lines);
 }
 
 void Runtime::release(uint64_t ticket, uint32_t far_pieces)

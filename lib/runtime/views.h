@@ -101,7 +101,7 @@ public:
     // Of threads, by their numbers: somebody else released a view of theirs. Two may share a mark.
     void note_release(uint32_t owner, const ThreadState *by)
     {
-        if (by && by->number == owner) return;
+        if (owner == 0 || (by && by->number == owner)) return;
         std::atomic<bool> &mark = handed_over_[owner % kOwnersMarked];
         if (!mark.load(std::memory_order_relaxed)) mark.store(true, std::memory_order_relaxed);
     }

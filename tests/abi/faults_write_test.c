@@ -113,6 +113,36 @@ static void a_hurt_view_is_released_and_says_so(void **state)
     fails(stw_runtime_drain(runtime, 0), STW_ERROR_CLOSED, "closed");
 }
 
+static stw_runtime *heard_from;
+static stw_status heard;
+
+static void ask_back(const char *topic)
+{
+    stw_error_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    if (!strcmp(topic, "background")) heard = stw_runtime_error(heard_from, &info);
+}
+
+/* With a lock held across the callback this would never end. */
+static void a_log_callback_may_ask_the_runtime_back(void **state)
+{
+    machine wanted = machine_failing(6);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
+    (void)state;
+    heard_from = runtime;
+    heard = STW_OK;
+    log_hook = ask_back;
+    tensor_fill_sequence(hurt, ELEMENTS, 0);
+    push_out(runtime, hurt);
+    log_hook = NULL;
+    assert_true(logged("background: "));
+    assert_int_equal(heard, STW_ERROR_IO);
+    ok(stw_runtime_clear_error(runtime));
+    ok(stw_runtime_close(runtime, 0, 0));
+}
+
 static void a_hung_write_does_not_hold_evict_beyond_its_timeout(void **state)
 {
     machine wanted = machine_small();
@@ -144,6 +174,7 @@ int main(void)
         cmocka_unit_test(one_write_error_is_retried_and_not_seen),
         cmocka_unit_test(a_lasting_write_error_sticks_until_cleared_and_loses_nothing),
         cmocka_unit_test(a_hurt_view_is_released_and_says_so),
+        cmocka_unit_test(a_log_callback_may_ask_the_runtime_back),
         cmocka_unit_test(a_hung_write_does_not_hold_evict_beyond_its_timeout),
     };
     return cmocka_run_group_tests_name("faults of writing", tests, NULL, NULL);

@@ -25,6 +25,8 @@ machine machine_small(void)
     return small;
 }
 
+void (*log_hook)(const char *topic);
+
 void log_line(void *user, uint32_t level, const char *topic, const char *line)
 {
     int written;
@@ -37,6 +39,7 @@ void log_line(void *user, uint32_t level, const char *topic, const char *line)
     if (written > 0 && (size_t)written < sizeof log_text - log_length)
         log_length += (size_t)written;
     pthread_mutex_unlock(&log_lock);
+    if (log_hook) log_hook(topic);
 }
 
 int times_logged(const char *part)

@@ -49,6 +49,8 @@ stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out);
 stw_runtime *machine_open(const machine *wanted);
 void machine_close(stw_runtime *runtime);
 
+/* Called from the log callback with each line that is kept; NULL: nobody. */
+extern void (*log_hook)(const char *topic);
 /* Lines of level ERROR and WARNING that runtimes of this program logged since the last reset. */
 int logged(const char *part);
 int times_logged(const char *part);

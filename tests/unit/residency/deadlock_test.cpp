@@ -31,6 +31,29 @@ protected:
         sleepers_.push_back({owner, id});
         return id;
     }
+    // Anna and Bo hold half of it each; the tensor that is returned had to leave.
+    TensorId fill_the_device()
+    {
+        open(4, 0, 32);
+        const TensorId gone = create("gone", kBlock);
+        const TensorId a = create("a", 2 * kBlock);
+        const TensorId b = create("b", 2 * kBlock);
+        for (const TensorId tensor : {gone, a, b}) fill(tensor);
+        hold(kAnna, a, Access::kRead);
+        hold(kBo, b, Access::kRead);
+        return gone;
+    }
+    // An update that is asked for under a claim of its own.
+    void update(TensorId tensor, ClaimId claim)
+    {
+        FetchAsked asked;
+        asked.claim = claim;
+        asked.flags = kFetchInternal | kFetchWaitRoom;
+        asked.requests = {all_of(tensor, Access::kReadWrite)};
+        Commands out;
+        core_->fetch(asked, now_, out);
+        take(out);
+    }
     FetchId found() { return core_->find_deadlock(held_, sleepers_); }
 
     std::vector<Held> held_;
@@ -94,14 +117,7 @@ TEST_F(DeadlockTest, ConflictsOfTensorsThatShareABlock)
 
 TEST_F(DeadlockTest, RoomThatOnlySleepersPin)
 {
-    open(4, 0, 32);
-    const TensorId a = create("a", 2 * kBlock);
-    const TensorId b = create("b", 2 * kBlock);
-    const TensorId c = create("c", kBlock);
-    for (const TensorId tensor : {c, a, b}) fill(tensor);
-    finish_all();
-    hold(kAnna, a, Access::kRead);
-    hold(kBo, b, Access::kRead);
+    const TensorId c = fill_the_device();
     sleep(kAnna, c, Access::kRead);
     EXPECT_EQ(found(), 0u);
     const FetchId younger = sleep(kBo, c, Access::kRead);
@@ -111,14 +127,7 @@ TEST_F(DeadlockTest, RoomThatOnlySleepersPin)
 
 TEST_F(DeadlockTest, RoomThatSomebodyElsePinsMayCome)
 {
-    open(4, 0, 32);
-    const TensorId a = create("a", 2 * kBlock);
-    const TensorId b = create("b", 2 * kBlock);
-    const TensorId c = create("c", kBlock);
-    for (const TensorId tensor : {c, a, b}) fill(tensor);
-    finish_all();
-    hold(kAnna, a, Access::kRead);
-    hold(kBo, b, Access::kRead);
+    const TensorId c = fill_the_device();
     held_.pop_back();  // a view that the shell does not see yet
     sleep(kAnna, c, Access::kRead);
     EXPECT_EQ(found(), 0u);
@@ -152,13 +161,7 @@ TEST_F(DeadlockTest, AnUpdateThatWaitsForASleeperHoldsUpItsOthers)
     const ClaimId claim = core_->claim();
     core_->claim_tensor(claim, a);
     core_->claim_tensor(claim, b);
-    FetchAsked update;
-    update.claim = claim;
-    update.flags = kFetchInternal | kFetchWaitRoom;
-    update.requests = {all_of(a, Access::kReadWrite)};
-    Commands out;
-    core_->fetch(update, now_, out);
-    take(out);
+    update(a, claim);
     EXPECT_EQ(found(), 0u);
     const FetchId waits = sleep(kAnna, b, Access::kRead);
     EXPECT_EQ(found(), waits) << "the update never gives way";
@@ -177,13 +180,7 @@ TEST_F(DeadlockTest, AnUpdateWhoseTurnDoesNotCome)
     core_->claim_tensor(first, a);
     const ClaimId second = core_->claim();
     core_->claim_tensor(second, b);
-    FetchAsked update;
-    update.claim = first;
-    update.flags = kFetchInternal | kFetchWaitRoom;
-    update.requests = {all_of(a, Access::kReadWrite)};
-    Commands out;
-    core_->fetch(update, now_, out);
-    take(out);
+    update(a, first);
     const FetchId waits = sleep(kAnna, b, Access::kRead);
     EXPECT_EQ(found(), 0u) << "the second may be asked for any moment";
     EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 1), waits);

@@ -374,7 +374,8 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 }
 
 // A private buffer of a reduce joins its gradient behind the call, then goes.
-Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch)
+Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch, uint64_t byte_begin,
+                           uint64_t byte_count)
 {
     struct Done {
         Runtime *runtime;
@@ -386,7 +387,10 @@ Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch)
     work.gradient_dtype = gradient->dtype;
     work.scratch = scratch;
     work.scratch_dtype = gradient->dtype;
-    work.element_count = gradient->elements;
+    const uint64_t element_bytes = gradient->element_bits / 8;
+    work.element_begin = byte_begin / element_bytes;
+    work.element_count = byte_count / element_bytes;
+    work.gradient_elements = gradient->elements;
     work.done_user = done;
     work.done = [](void *user, const Status &) {
         auto *mine = static_cast<Done *>(user);

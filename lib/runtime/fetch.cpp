@@ -154,18 +154,15 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
 {
     for (Range &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
+        if (range.byte_count == 0) continue;
         bool in_use;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             in_use = core_.in_use(range.tensor->id);
         }
-        if (range.byte_count != range.tensor->bytes) {
-            return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "a fetch with STW_REDUCE takes the whole tensor '%s', not a "
-                                 "range of it",
-                                 range.tensor->name.c_str());
-        }
-        if (in_use) STW_TRY(make_scratch(range));
+        // In place only what begins as zeros throughout.
+        const bool whole = range.byte_count == range.tensor->bytes;
+        if (in_use || !whole) STW_TRY(make_scratch(range));
     }
     return {};
 }

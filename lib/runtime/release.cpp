@@ -110,7 +110,7 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
         drop_scratch(slot.scratch);
         return {};
     }
-    return accumulate(slot.tensor, slot.scratch);
+    return accumulate(slot.tensor, slot.scratch, slot.byte_begin, slot.byte_count);
 }
 
 Status Runtime::share(const stw_view &view, stw_view *view_out)

@@ -205,6 +205,7 @@ private:
     Status open_store(const stw_runtime_options &options, std::unique_ptr<store::Store> *store_out);
     Status open_engine(std::unique_ptr<store::Store> store);
     Status open_update(uint32_t threads);
+    Status open_metadata(const stw_runtime_options &options);
     Status close_tiers(uint64_t timeout_ns);
     residency::Policy default_policy(uint32_t role) const;
     Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
@@ -297,8 +298,14 @@ private:
     void *chunk_pointer(const ChunkFetch &chunk, const Copy &copy);
     void release_chunk(const ChunkFetch &chunk, const Copy &copy);
 
-    Status accumulate(stw_tensor *gradient, residency::TensorId scratch);
+    Status accumulate(stw_tensor *gradient, residency::TensorId scratch, uint64_t byte_begin,
+                      uint64_t byte_count);
     Status restore_zeros(stw_tensor *tensor);
+
+    // metadata.cpp
+    static uint64_t name_bytes(size_t length);
+    [[nodiscard]] uint64_t metadata_bytes() const;
+    [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const;
 
     // tensors.cpp
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
@@ -340,6 +347,7 @@ private:
     residency::PlaceId nearest_place_ = 0;
     uint64_t staging_bytes_ = 0;
     uint32_t staging_blocks_ = 0;
+    uint64_t metadata_budget_ = 0;
     std::unique_ptr<transfer::Engine> engine_;
     ViewTable views_;
 
@@ -358,6 +366,7 @@ private:
     stw_tensor *last_tensor_ = nullptr;
     std::vector<stw_tensor *> handles_;  // by id; null: the library's own
     uint64_t tensors_made_ = 0;
+    uint64_t handles_bytes_ = 0;         // of the tensors' handles, names included
     uint64_t tensors_live_ = 0;
     uint32_t operations_ = 0;
     std::vector<std::unique_ptr<Phase>> phases_;

@@ -5,6 +5,7 @@
 #include "lib/update/parts.h"
 
 #include <cinttypes>
+#include <cstring>
 #include <memory>
 
 namespace stepwell::update {
@@ -16,7 +17,7 @@ struct AccumulateJob final : Job {
     AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked);
 
     void cut(Chunk &chunk) override;
-    [[nodiscard]] bool more() const override { return cursor < sum.element_count; }
+    [[nodiscard]] bool more() const override { return zone < zone_count; }
     [[nodiscard]] uint32_t chunk_pieces() const override { return kTensors; }
     Chunk *settle(Chunk &chunk) override;
     Status opened() override;
@@ -26,36 +27,46 @@ struct AccumulateJob final : Job {
     Pipeline::Parts &pipeline;
     const Accumulation sum;
     Layout layouts[kTensors];
-    uint64_t cursor = 0;
+    // The contribution, then what becomes zeros behind and before it.
+    struct Zone {
+        uint64_t begin = 0;
+        uint64_t end = 0;
+    } zones[3];
+    uint32_t zone_count = 1;
+    uint32_t zone = 0;
+    uint64_t cursor;
     kernels::Reduce mode = kernels::Reduce::kAdd;
 };
 
 AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
-    : pipeline(parts), sum(asked)
+    : pipeline(parts), sum(asked), cursor(asked.element_begin)
 {
     layouts[kGradient] = {sum.gradient, parts.tiers.pack_offset(sum.gradient),
-                          element_bytes(sum.gradient_dtype)};
+                          element_bytes(sum.gradient_dtype), 0};
     layouts[kScratch] = {sum.scratch, parts.tiers.pack_offset(sum.scratch),
-                         element_bytes(sum.scratch_dtype)};
+                         element_bytes(sum.scratch_dtype), sum.element_begin};
     turns[kGradient].tensor = sum.gradient;
     turns[kScratch].tensor = sum.scratch;
     turn_count = kTensors;
+    zones[0] = {sum.element_begin, sum.element_begin + sum.element_count};
 }
 
 void AccumulateJob::cut(Chunk &chunk)
 {
     chunk.scans = false;
     chunk.element_begin = cursor;
+    const uint32_t tensors = zone == 0 ? kTensors : kScratch;  // zeros need the gradient alone
     chunk.element_count =
-        common_run(layouts, kTensors, cursor, sum.element_count - cursor, pipeline.block_bytes);
+        common_run(layouts, tensors, cursor, zones[zone].end - cursor, pipeline.block_bytes);
     chunk.piece_count = 0;
-    for (const Layout &layout : layouts) {
-        const Access access = &layout == &layouts[kGradient] ? Access::kReadWrite : Access::kRead;
+    for (uint32_t i = 0; i < tensors; ++i) {
+        const Access access = i == kGradient ? Access::kReadWrite : Access::kRead;
         chunk.piece_count +=
-            make_pieces(layout, access, cursor, chunk.element_count, pipeline.block_bytes,
+            make_pieces(layouts[i], access, cursor, chunk.element_count, pipeline.block_bytes,
                         chunk.pieces + chunk.piece_count, kPiecesMax - chunk.piece_count);
     }
     cursor += chunk.element_count;
+    if (cursor == zones[zone].end && ++zone < zone_count) cursor = zones[zone].begin;
 }
 
 Chunk *AccumulateJob::settle(Chunk &chunk)
@@ -67,12 +78,24 @@ Chunk *AccumulateJob::settle(Chunk &chunk)
 Status AccumulateJob::opened()
 {
     const bool empty = pipeline.tiers.contents(sum.gradient) == Contents::kEmpty;
-    mode = empty ? kernels::Reduce::kFirst : kernels::Reduce::kAdd;
+    if (!empty) return {};
+    mode = kernels::Reduce::kFirst;
+    const Zone around[] = {{zones[0].end, sum.gradient_elements}, {0, zones[0].begin}};
+    for (const Zone &at : around) {
+        if (at.begin == at.end) continue;
+        if (!more()) cursor = at.begin;
+        zones[zone_count++] = at;
+    }
     return {};
 }
 
 Status AccumulateJob::run(Chunk &chunk)
 {
+    if (chunk.piece_count == kScratch) {
+        std::memset(chunk.pointers[kGradient], 0,
+                    chunk.element_count * layouts[kGradient].element_bytes);
+        return {};
+    }
     kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype,
                         chunk.pointers[kScratch], sum.scratch_dtype, chunk.element_count,
                         sum.scale);
@@ -104,7 +127,9 @@ void AccumulateJob::end()
 Status Pipeline::accumulate(const Accumulation &asked)
 {
     if (element_bytes(asked.gradient_dtype) == 0 || element_bytes(asked.scratch_dtype) == 0 ||
-        asked.element_count == 0 || asked.gradient == asked.scratch) {
+        asked.element_count == 0 || asked.gradient == asked.scratch ||
+        asked.element_begin > asked.gradient_elements ||
+        asked.element_count > asked.gradient_elements - asked.element_begin) {
         return Status::error(STW_ERROR_INVALID,
                              "A sum takes elements of F32, F16 or BF16 of two tensors; asked were "
                              "%" PRIu64 " elements of dtypes %u and %u of tensors %u and %u.",

@@ -10,7 +10,8 @@ namespace stepwell::update {
 
 uint64_t elements_to_block_end(const Layout &layout, uint64_t element, uint64_t block_bytes)
 {
-    const uint64_t begin = layout.pack_offset + element * layout.element_bytes;
+    const uint64_t begin =
+        layout.pack_offset + (element - layout.first_element) * layout.element_bytes;
     const uint64_t end = (begin / block_bytes + 1) * block_bytes;
     STW_ASSERT(end - begin >= layout.element_bytes);
     return std::max<uint64_t>((end - begin) / layout.element_bytes, 1);
@@ -43,7 +44,7 @@ uint32_t make_pieces(const Layout &layout, Access access, uint64_t element, uint
         const uint64_t run = std::min(count, elements_to_block_end(layout, element, block_bytes));
         pieces[n].tensor = layout.tensor;
         pieces[n].access = access;
-        pieces[n].byte_begin = element * layout.element_bytes;
+        pieces[n].byte_begin = (element - layout.first_element) * layout.element_bytes;
         pieces[n].byte_count = run * layout.element_bytes;
         ++n;
         element += run;

@@ -14,6 +14,7 @@ struct Layout {
     TensorId tensor = kNone;
     uint64_t pack_offset = 0;
     uint32_t element_bytes = 0;
+    uint64_t first_element = 0;  // of the walk, that is this tensor's first
 };
 
 // Elements from `element` to the end of the block it lies in; at least 1.

@@ -52,7 +52,9 @@ struct Accumulation {
     uint32_t gradient_dtype = 0;  // STW_F32, STW_F16, STW_BF16
     TensorId scratch = kNone;     // nobody else uses it until `done`; it may be destroyed then
     uint32_t scratch_dtype = 0;
-    uint64_t element_count = 0;  // of both
+    uint64_t element_begin = 0;  // of the gradient, where the contribution begins
+    uint64_t element_count = 0;  // of the contribution
+    uint64_t gradient_elements = 0;
     double scale = 1.0;
     // Once, on an update thread, no lock held, after both tensors are unclaimed. May destroy the
     // scratch tensor and may ask for other work; must not wait for the pipeline.
@@ -68,7 +70,8 @@ public:
     Pipeline(const Pipeline &) = delete;
     Pipeline &operator=(const Pipeline &) = delete;
 
-    // gradient += scratch x scale; the first contribution to an EMPTY gradient is taken as it is.
+    // gradient += scratch x scale; the first contribution to an EMPTY gradient is taken as it is,
+    // with zeros around it.
     // Claims both tensors before it returns. Never blocks. Errors: INVALID, LIMIT, CLOSED.
     Status accumulate(const Accumulation &accumulation);
 

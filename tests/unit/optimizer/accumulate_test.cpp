@@ -29,7 +29,7 @@ Accumulation contribution(World &world, TensorId gradient, const std::vector<uin
     sum.gradient_dtype = STW_F16;
     sum.scratch = world.tiers.create(values.size(), 256, false);
     sum.scratch_dtype = STW_F32;
-    sum.element_count = kElements;
+    sum.element_count = sum.gradient_elements = kElements;
     sum.scale = 0.5;
     sum.done = on_done;
     sum.done_user = &done;
@@ -67,6 +67,30 @@ TEST(Accumulate, AddsInTheOrderOfTheCalls)
         EXPECT_EQ(world.tiers.bytes(gradient), expected);
         EXPECT_FALSE(world.pipeline->pending(gradient));
         EXPECT_FALSE(world.tiers.claimed(gradient));
+    }
+}
+
+// Zeros around the first; blocks of gradient and contribution end at different elements.
+TEST(Accumulate, APartIsAddedWhereItBegins)
+{
+    for (const uint64_t begin : {0u, 1u, 4095u, 12000u}) {
+        World world({});
+        const TensorId gradient = world.tiers.create(kElements * 2, 512, false);
+        std::vector<uint8_t> expected(kElements * 2);
+        Done done;
+        const uint64_t counts[] = {kElements - begin - 1, 3000};
+        for (int i = 0; i < 2; ++i) {
+            const std::vector<uint8_t> values = world.random_elements(counts[i], STW_F32);
+            kernels::accumulate(i == 0 ? kernels::Reduce::kFirst : kernels::Reduce::kAdd,
+                                expected.data() + 2 * begin, STW_F16, values.data(), STW_F32,
+                                counts[i], 0.5);
+            Accumulation sum = contribution(world, gradient, values, done);
+            sum.element_begin = begin;
+            sum.element_count = counts[i];
+            ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
+        }
+        ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+        EXPECT_EQ(world.tiers.bytes(gradient), expected) << begin;
     }
 }
 
@@ -127,6 +151,9 @@ TEST(Accumulate, RefusesWhatIsNoSum)
     EXPECT_EQ(world.pipeline->accumulate(sum).code(), STW_ERROR_INVALID);
     sum.scratch_dtype = STW_F32;
     sum.element_count = 0;
+    EXPECT_EQ(world.pipeline->accumulate(sum).code(), STW_ERROR_INVALID);
+    sum.element_count = kElements;
+    sum.element_begin = 1;
     EXPECT_EQ(world.pipeline->accumulate(sum).code(), STW_ERROR_INVALID);
     EXPECT_EQ(done.calls, 0u);
 }

@@ -169,7 +169,7 @@ void prefer_behind_a_sum(double clip_norm)
     sum.gradient = last.gradient;
     sum.scratch = world.tiers.create(36000, 0, false);
     sum.gradient_dtype = sum.scratch_dtype = STW_F32;
-    sum.element_count = 9000;
+    sum.element_count = sum.gradient_elements = 9000;
     world.tiers.set_bytes(sum.scratch, world.random_elements(9000, STW_F32).data());
     world.tiers.pause();
     ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
@@ -358,7 +358,7 @@ TEST(Pipeline, RandomWorkAlwaysEnds)
                 sum.gradient_dtype = entry.gradient_dtype;
                 sum.scratch = world.tiers.create(entry.element_count * 4, 0, false);
                 sum.scratch_dtype = STW_F32;
-                sum.element_count = entry.element_count;
+                sum.element_count = sum.gradient_elements = entry.element_count;
                 const auto values = world.random_elements(entry.element_count, STW_F32);
                 world.tiers.set_bytes(sum.scratch, values.data());
                 ASSERT_TRUE(world.pipeline->accumulate(sum).ok());

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetch, as the program sees it: hits without the lock, everything else through the core; what a
-// granted range became as a view.
+// Fetch, as the program sees it and beyond hits: what is asked of the core, what becomes of the
+// answer; also hints ahead of a fetch, and evictions.
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
-
-#include <algorithm>
-#include <cstring>
 
 namespace stepwell {
 
@@ -25,13 +22,6 @@ residency::Access access_of(uint32_t access)
 
 }  // namespace
 
-// What a wait that begins now is put down to.
-observe::Stall Runtime::cause_of(const Waiter &waiter) const
-{
-    if (core_.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
-    return core_.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
-}
-
 PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
 {
     PlaceId place = residency::kNoPlace;
@@ -47,61 +37,6 @@ uint32_t Runtime::owner_number()
 {
     const ThreadState *state = views_.thread_state();
     return state ? state->number : 0;
-}
-
-// A hit never waits: where the core is busy, it does not hear of this one.
-void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place)
-{
-    if (!mutex_.try_lock()) return;
-    drain_hits();
-    mutex_.unlock();
-    (void)ViewTable::push_hit(state, tensor, place);
-}
-
-bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
-{
-    ThreadState *state = views_.thread_state();
-    if (!state || errors_.load(std::memory_order_relaxed) != 0) return false;
-    const uint32_t index = views_.take_slot(state);
-    if (index == residency::kNone) return false;
-    residency::Door &door = range.tensor->doors[range.place];
-    if (!door.gate.try_pin()) {
-        views_.give_slot(state, index);
-        return false;
-    }
-    if (!ViewTable::push_hit(*state, range.tensor->id, range.place)) {
-        push_after_drain(*state, range.tensor->id, range.place);
-    }
-    const Place &place = places_[range.place];
-    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
-                             : place.base + door.offset.load(std::memory_order_relaxed);
-    ViewSlot &view = views_.slot(index);
-    view.tensor = range.tensor;
-    view.byte_begin = range.byte_begin;
-    view.byte_count = range.byte_count;
-    view.step = step;
-    view.owner = state->number;
-    view.scratch = residency::kNone;
-    view.access = STW_READ;
-    view.place = range.place;
-    view.by_gate = 1;
-    describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
-    return true;
-}
-
-void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
-                            stw_view *view_out)
-{
-    view_out->pointer = pointer;
-    view_out->bytes = range.byte_count;
-    view_out->element_begin = range.element_begin;
-    view_out->element_count = range.element_count;
-    view_out->tensor = range.tensor;
-    view_out->cookie = cookie;
-    view_out->access = range.access;
-    view_out->scope = range.scope;
-    view_out->tier = static_cast<uint32_t>(place.tier);
-    view_out->device = place.device;
 }
 
 residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) const
@@ -122,30 +57,6 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) co
         }
     }
     return asked;
-}
-
-// Would the fetch wait for a view that its own thread or step holds?
-bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out)
-{
-    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        if (!views_.is_open(index)) continue;
-        const ViewSlot &view = views_.slot(index);
-        const bool own = (owner != 0 && view.owner == owner) ||
-                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
-        if (!own || view.scratch != residency::kNone) continue;
-        for (const Range &range : waiter.plan.ranges) {
-            if (range.scratch != residency::kNone) continue;
-            const bool writes = view.access != STW_READ || range.access != STW_READ;
-            const bool claimed = core_.claimed_by(range.tensor->id) != 0;
-            const bool same = range.tensor == view.tensor && (writes || claimed);
-            const bool beside = core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
-                                view.place != range.place && writes;
-            if (!same && !beside) continue;
-            *tensor_out = view.tensor->name;
-            return true;
-        }
-    }
-    return false;
 }
 
 // A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
@@ -251,102 +162,6 @@ Status Runtime::start_fetch(Waiter &waiter)
     return {};
 }
 
-// The views of threads that wait. Threads that are awake open and close theirs meanwhile.
-std::vector<residency::Held> Runtime::held_by_sleepers()
-{
-    std::vector<residency::Held> held;
-    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        if (!views_.is_open(index)) continue;
-        const ViewSlot &view = views_.slot(index);
-        const uint32_t owner = view.owner;
-        const bool sleeps =
-            std::any_of(sleepers_.begin(), sleepers_.end(),
-                        [owner](const residency::Sleeper &at) { return at.owner == owner; });
-        if (!sleeps || views_.hands_over(owner)) continue;
-        residency::Held at;
-        at.owner = owner;
-        at.tensor = view.scratch;
-        at.place = view.place;
-        at.byte_count = view.byte_count;
-        at.writes = view.access != STW_READ;
-        if (at.tensor == residency::kNone) {
-            at.tensor = view.tensor->id;
-            at.byte_begin = view.byte_begin;
-        }
-        held.push_back(at);
-    }
-    return held;
-}
-
-// Asked whenever something has changed and somebody sleeps.
-void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
-{
-    for (;;) {
-        const bool blocked = std::any_of(
-            sleepers_.begin(), sleepers_.end(),
-            [this](const residency::Sleeper &sleeper) { return core_.is_blocked(sleeper.fetch); });
-        if (!blocked) return;
-        const residency::FetchId fetch = core_.find_deadlock(
-            held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
-        if (fetch == 0) return;
-        constexpr uint32_t kLinesMax = 16;
-        if (log_.wants(STW_LOG_INFO)) {
-            log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Waiting:\n" + core_.describe_waiting(kLinesMax)});
-            log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Open views:\n" + describe_views(kLinesMax)});
-        }
-        Commands out;
-        core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
-        execute(out, calls);
-    }
-}
-
-// Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
-void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
-                       residency::Instant deadline, bool until_answered)
-{
-    if (waiter.done) return;
-    const residency::Sleeper sleeper{owner_number(), waiter.fetch};
-    if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
-    std::vector<Waiter *> calls;
-    break_deadlocks(calls);
-    if (!calls.empty() || !log_lines_.empty()) {
-        std::vector<LogLine> lines;
-        lines.swap(log_lines_);
-        lock.unlock();
-        call_out(calls, lines);
-        lock.lock();
-    }
-    while (!waiter.done) {
-        const residency::Instant time = now();
-        if (time >= deadline) break;
-        const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
-        waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
-    }
-    const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(), [&](const auto &at) {
-        return at.owner == sleeper.owner && at.fetch == sleeper.fetch;
-    });
-    if (mine != sleepers_.end()) sleepers_.erase(mine);
-}
-
-void Runtime::await(Waiter &waiter)
-{
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (waiter.done) return;
-    const residency::Instant begin = now();
-    while (!waiter.done) {
-        sleep_on(waiter, lock, waiter.deadline, true);
-        if (waiter.done) break;
-        lock.unlock();
-        act([&](Core &core, Commands &out) { core.tick(now(), out); });
-        lock.lock();
-    }
-    const std::vector<Range> &ranges = waiter.plan.ranges;
-    const residency::TensorId first = ranges.empty() ? 0 : ranges.front().tensor->id;
-    add_stall_of(waiter.plan.step, waiter.cause, first, begin, now());
-}
-
 Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
 {
     for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
@@ -400,64 +215,6 @@ void Runtime::count_pinning_views(ErrorDetail &detail)
         const bool there = static_cast<uint32_t>(at.tier) == detail.tier;
         detail.pinned_views += there && at.device == detail.device;
     }
-}
-
-void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
-{
-    const Place &at = places_[grant.place];
-    if (!at.maps) {
-        return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
-    }
-    if (range.scratch == residency::kNone) {
-        return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
-    }
-    return pack_addresses_[core_.pack_of(range.scratch)][grant.place];
-}
-
-Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
-{
-    const std::vector<Range> &ranges = waiter.plan.ranges;
-    ThreadState *state = views_.thread_state();
-    std::vector<uint32_t> slots;
-    for (size_t i = 0; i < ranges.size(); ++i) {
-        const uint32_t slot = views_.take_slot(state);
-        if (slot == residency::kNone) break;
-        slots.push_back(slot);
-    }
-    if (slots.size() < ranges.size()) {
-        for (const uint32_t slot : slots) views_.give_slot(state, slot);
-        undo_grants(waiter.plan, waiter.grants);
-        return Status::error(STW_ERROR_LIMIT,
-                             "%u views are open, as many as views_max allows; release some, or "
-                             "raise views_max when opening the runtime",
-                             views_.open_views());
-    }
-    for (size_t i = 0; i < ranges.size(); ++i) {
-        const Range &range = ranges[i];
-        const residency::Grant &grant = waiter.grants[i];
-        ViewSlot &view = views_.slot(slots[i]);
-        view.tensor = range.tensor;
-        view.byte_begin = range.byte_begin;
-        view.byte_count = range.byte_count;
-        view.step = waiter.plan.step;
-        const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
-        view.owner = stays ? state->number : 0;
-        view.scratch = range.scratch;
-        view.access = static_cast<uint8_t>(range.access);
-        view.place = grant.place;
-        view.by_gate = grant.by_gate;
-        void *pointer = nullptr;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
-        }
-        const Place &at = places_[grant.place];
-        if (range.access == STW_REDUCE && pointer) {
-            at.ops->zero(at.memory, pointer, range.byte_count);
-        }
-        describe_view(range, at, pointer, views_.open(slots[i]), &views_out[i]);
-    }
-    return {};
 }
 
 // The pins of a granted fetch that becomes no view: contents stay what they were.

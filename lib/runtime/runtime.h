@@ -242,7 +242,7 @@ private:
     void arm_timer(residency::Instant deadline);
     [[nodiscard]] residency::Instant now() const;
 
-    // fetch.cpp
+    // fetch.cpp, granted.cpp, waiting.cpp, release.cpp
     residency::FetchAsked asked_of(const Waiter &waiter, uint32_t owner) const;
     Status start_fetch(Waiter &waiter);
     Status check_places(const FetchPlan &plan) const;

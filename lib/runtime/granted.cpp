@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Granted ranges as views: hits, which pin a gate without the lock, and what the core granted.
+#include "lib/runtime/runtime.h"
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+// A hit never waits: where the core is busy, it does not hear of this one.
+void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place)
+{
+    if (!mutex_.try_lock()) return;
+    drain_hits();
+    mutex_.unlock();
+    (void)ViewTable::push_hit(state, tensor, place);
+}
+
+bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
+{
+    ThreadState *state = views_.thread_state();
+    if (!state || errors_.load(std::memory_order_relaxed) != 0) return false;
+    const uint32_t index = views_.take_slot(state);
+    if (index == residency::kNone) return false;
+    residency::Door &door = range.tensor->doors[range.place];
+    if (!door.gate.try_pin()) {
+        views_.give_slot(state, index);
+        return false;
+    }
+    if (!ViewTable::push_hit(*state, range.tensor->id, range.place)) {
+        push_after_drain(*state, range.tensor->id, range.place);
+    }
+    const Place &place = places_[range.place];
+    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
+                             : place.base + door.offset.load(std::memory_order_relaxed);
+    ViewSlot &view = views_.slot(index);
+    view.tensor = range.tensor;
+    view.byte_begin = range.byte_begin;
+    view.byte_count = range.byte_count;
+    view.step = step;
+    view.owner = state->number;
+    view.scratch = residency::kNone;
+    view.access = STW_READ;
+    view.place = range.place;
+    view.by_gate = 1;
+    describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
+    return true;
+}
+
+void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
+                            stw_view *view_out)
+{
+    view_out->pointer = pointer;
+    view_out->bytes = range.byte_count;
+    view_out->element_begin = range.element_begin;
+    view_out->element_count = range.element_count;
+    view_out->tensor = range.tensor;
+    view_out->cookie = cookie;
+    view_out->access = range.access;
+    view_out->scope = range.scope;
+    view_out->tier = static_cast<uint32_t>(place.tier);
+    view_out->device = place.device;
+}
+
+void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
+{
+    const Place &at = places_[grant.place];
+    if (!at.maps) {
+        return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
+    }
+    if (range.scratch == residency::kNone) {
+        return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
+    }
+    return pack_addresses_[core_.pack_of(range.scratch)][grant.place];
+}
+
+Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
+{
+    const std::vector<Range> &ranges = waiter.plan.ranges;
+    ThreadState *state = views_.thread_state();
+    std::vector<uint32_t> slots;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+        const uint32_t slot = views_.take_slot(state);
+        if (slot == residency::kNone) break;
+        slots.push_back(slot);
+    }
+    if (slots.size() < ranges.size()) {
+        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+        undo_grants(waiter.plan, waiter.grants);
+        return Status::error(STW_ERROR_LIMIT,
+                             "%u views are open, as many as views_max allows; release some, or "
+                             "raise views_max when opening the runtime",
+                             views_.open_views());
+    }
+    for (size_t i = 0; i < ranges.size(); ++i) {
+        const Range &range = ranges[i];
+        const residency::Grant &grant = waiter.grants[i];
+        ViewSlot &view = views_.slot(slots[i]);
+        view.tensor = range.tensor;
+        view.byte_begin = range.byte_begin;
+        view.byte_count = range.byte_count;
+        view.step = waiter.plan.step;
+        const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
+        view.owner = stays ? state->number : 0;
+        view.scratch = range.scratch;
+        view.access = static_cast<uint8_t>(range.access);
+        view.place = grant.place;
+        view.by_gate = grant.by_gate;
+        void *pointer = nullptr;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
+        }
+        const Place &at = places_[grant.place];
+        if (range.access == STW_REDUCE && pointer) {
+            at.ops->zero(at.memory, pointer, range.byte_count);
+        }
+        describe_view(range, at, pointer, views_.open(slots[i]), &views_out[i]);
+    }
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
+// end by the asker itself, and who gives way when sleepers wait for each other.
+#include "lib/runtime/runtime.h"
+
+#include <algorithm>
+
+namespace stepwell {
+
+// What a wait that begins now is put down to.
+observe::Stall Runtime::cause_of(const Waiter &waiter) const
+{
+    if (core_.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
+    return core_.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
+}
+
+// Would the fetch wait for a view that its own thread or step holds?
+bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out)
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const bool own = (owner != 0 && view.owner == owner) ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        if (!own || view.scratch != residency::kNone) continue;
+        for (const Range &range : waiter.plan.ranges) {
+            if (range.scratch != residency::kNone) continue;
+            const bool writes = view.access != STW_READ || range.access != STW_READ;
+            const bool claimed = core_.claimed_by(range.tensor->id) != 0;
+            const bool same = range.tensor == view.tensor && (writes || claimed);
+            const bool beside = core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
+                                view.place != range.place && writes;
+            if (!same && !beside) continue;
+            *tensor_out = view.tensor->name;
+            return true;
+        }
+    }
+    return false;
+}
+
+// The views of threads that wait. Threads that are awake open and close theirs meanwhile.
+std::vector<residency::Held> Runtime::held_by_sleepers()
+{
+    std::vector<residency::Held> held;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t owner = view.owner;
+        const bool sleeps =
+            std::any_of(sleepers_.begin(), sleepers_.end(),
+                        [owner](const residency::Sleeper &at) { return at.owner == owner; });
+        if (!sleeps || views_.hands_over(owner)) continue;
+        residency::Held at;
+        at.owner = owner;
+        at.tensor = view.scratch;
+        at.place = view.place;
+        at.byte_count = view.byte_count;
+        at.writes = view.access != STW_READ;
+        if (at.tensor == residency::kNone) {
+            at.tensor = view.tensor->id;
+            at.byte_begin = view.byte_begin;
+        }
+        held.push_back(at);
+    }
+    return held;
+}
+
+// Asked whenever something has changed and somebody sleeps.
+void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
+{
+    for (;;) {
+        const bool blocked = std::any_of(
+            sleepers_.begin(), sleepers_.end(),
+            [this](const residency::Sleeper &sleeper) { return core_.is_blocked(sleeper.fetch); });
+        if (!blocked) return;
+        const residency::FetchId fetch = core_.find_deadlock(
+            held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
+        if (fetch == 0) return;
+        constexpr uint32_t kLinesMax = 16;
+        if (log_.wants(STW_LOG_INFO)) {
+            log_lines_.push_back(
+                {STW_LOG_INFO, "deadlock", "Waiting:\n" + core_.describe_waiting(kLinesMax)});
+            log_lines_.push_back(
+                {STW_LOG_INFO, "deadlock", "Open views:\n" + describe_views(kLinesMax)});
+        }
+        Commands out;
+        core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
+        execute(out, calls);
+    }
+}
+
+// Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
+void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
+                       residency::Instant deadline, bool until_answered)
+{
+    if (waiter.done) return;
+    const residency::Sleeper sleeper{owner_number(), waiter.fetch};
+    if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
+    std::vector<Waiter *> calls;
+    break_deadlocks(calls);
+    if (!calls.empty() || !log_lines_.empty()) {
+        std::vector<LogLine> lines;
+        lines.swap(log_lines_);
+        lock.unlock();
+        call_out(calls, lines);
+        lock.lock();
+    }
+    while (!waiter.done) {
+        const residency::Instant time = now();
+        if (time >= deadline) break;
+        const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
+        waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
+    }
+    const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(), [&](const auto &at) {
+        return at.owner == sleeper.owner && at.fetch == sleeper.fetch;
+    });
+    if (mine != sleepers_.end()) sleepers_.erase(mine);
+}
+
+void Runtime::await(Waiter &waiter)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (waiter.done) return;
+    const residency::Instant begin = now();
+    while (!waiter.done) {
+        sleep_on(waiter, lock, waiter.deadline, true);
+        if (waiter.done) break;
+        lock.unlock();
+        act([&](Core &core, Commands &out) { core.tick(now(), out); });
+        lock.lock();
+    }
+    const std::vector<Range> &ranges = waiter.plan.ranges;
+    const residency::TensorId first = ranges.empty() ? 0 : ranges.front().tensor->id;
+    add_stall_of(waiter.plan.step, waiter.cause, first, begin, now());
+}
+
+}  // namespace stepwell

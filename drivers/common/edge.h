@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 #include <system_error>
@@ -76,6 +77,18 @@ try {
         "The driver could not start its threads; raise the limit on processes (ulimit -u).");
 } catch (...) {
     return fail(error_out, STW_ERROR_INTERNAL, {}, "The driver failed in an unexpected way.");
+}
+
+// What `open` makes becomes the caller's, behind the handle of C; only a success writes it.
+template <class Object, class Handle, class Open>
+stw_status open_handle(Handle **handle_out, stw_driver_error *error_out, Open &&open) noexcept
+{
+    return guard_open(error_out, [&] {
+        std::unique_ptr<Object> object;
+        const stw_status status = open(&object);
+        if (status == STW_OK) *handle_out = reinterpret_cast<Handle *>(object.release());
+        return status;
+    });
 }
 
 // Reads may reach past the end and come back short; a write there would grow the file.

@@ -41,11 +41,9 @@ private:
     {
         if (const stw_status status = check_memory_options(Memory::kName, options, error_out))
             return status;
-        return guard_open(error_out, [&] {
-            auto memory = std::make_unique<Memory>();
-            const stw_status status = memory->open(*options, error_out);
-            if (status == STW_OK) *memory_out = reinterpret_cast<stw_memory *>(memory.release());
-            return status;
+        return open_handle<Memory>(memory_out, error_out, [&](std::unique_ptr<Memory> *made) {
+            *made = std::make_unique<Memory>();
+            return (*made)->open(*options, error_out);
         });
     }
     static void info(stw_memory *memory, stw_memory_info *info_out)

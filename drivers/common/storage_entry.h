@@ -45,11 +45,8 @@ private:
         if (!options_are_known(options) || storage_out == nullptr)
             return fail(error_out, STW_ERROR_INVALID, {},
                         "The %s driver was given options of another build.", Storage::kName);
-        return guard_open(error_out, [&] {
-            std::unique_ptr<Storage> storage;
-            const stw_status status = Storage::open(services, *options, &storage, error_out);
-            if (status == STW_OK) *storage_out = reinterpret_cast<stw_storage *>(storage.release());
-            return status;
+        return open_handle<Storage>(storage_out, error_out, [&](std::unique_ptr<Storage> *made) {
+            return Storage::open(services, *options, made, error_out);
         });
     }
     static void info(stw_storage *storage, stw_storage_info *info_out)

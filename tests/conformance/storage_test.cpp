@@ -1,57 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every storage driver, driven alike. A driver of which something else holds is wrong, or the
-// contract in stepwell/driver.h is.
+// Every storage driver, driven alike: what becomes of requests. A driver of which something else
+// holds is wrong, or the contract in stepwell/driver.h is.
 #include "tests/conformance/support.h"
 
 #include <algorithm>
-#include <csignal>
+#include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <thread>
 
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-
 namespace conformance {
 namespace {
-
-class StorageConformance : public testing::TestWithParam<StorageCase> {
-protected:
-    Directory directory_;
-    Storage storage_{GetParam().driver, GetParam().options};
-
-    void open(uint64_t bytes = 4 * kMiB, uint32_t queue_depth = 8)
-    {
-        ASSERT_EQ(storage_.open(directory_.path(), bytes, queue_depth), STW_OK)
-            << storage_.sentence();
-    }
-    const stw_storage_ops &ops() { return *storage_.ops(); }
-};
-
-TEST_P(StorageConformance, InfoSaysWhatWasOpened)
-{
-    open(4 * kMiB, 8);
-    EXPECT_EQ(storage_.info().bytes, 4 * kMiB);
-    EXPECT_EQ(storage_.info().queue_depth, 8u);
-    EXPECT_NE(storage_.info().file_system[0], '\0');
-    const uint32_t alignment = storage_.info().alignment_bytes;
-    EXPECT_TRUE(alignment != 0 && (alignment & (alignment - 1)) == 0) << alignment;
-}
-
-TEST_P(StorageConformance, SpaceIsReservedAtOpen)
-{
-    struct statvfs before = {};
-    struct statvfs after = {};
-    ASSERT_EQ(statvfs(directory_.path().c_str(), &before), 0);
-    open(64 * kMiB);
-    ASSERT_EQ(statvfs(directory_.path().c_str(), &after), 0);
-    const uint64_t taken = (before.f_bfree - after.f_bfree) * before.f_frsize;
-    if (after.f_bfree > before.f_bfree) GTEST_SKIP() << "somebody else frees space here";
-    EXPECT_GE(taken, 48 * kMiB);  // others may free some meanwhile
-}
 
 TEST_P(StorageConformance, DataComesBackAtEveryAlignedOffset)
 {
@@ -310,135 +269,6 @@ TEST_P(StorageConformance, ACloseThatTimesOutLosesNoCompletion)
     }
 }
 
-TEST_P(StorageConformance, NothingIsLeftInTheDirectoryWhileOpen)
-{
-    open();
-    EXPECT_EQ(directory_.entries(), 0u);
-    storage_.close();
-    EXPECT_EQ(directory_.entries(), 0u);
-}
-
-TEST_P(StorageConformance, NothingIsLeftAfterSigkill)
-{
-    const int status = in_child([&] {
-        Storage storage(GetParam().driver, GetParam().options);
-        if (storage.open(directory_.path(), kMiB, 4) != STW_OK) return 1;
-        raise(SIGKILL);
-        return 2;
-    });
-    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    EXPECT_EQ(directory_.entries(), 0u);
-}
-
-TEST_P(StorageConformance, MissingPathIsNotFound)
-{
-    const std::string path = directory_.path() + "/missing";
-    EXPECT_EQ(storage_.open(path, kMiB, 4), STW_ERROR_NOT_FOUND);
-    EXPECT_NE(storage_.sentence().find(path), std::string::npos);
-    EXPECT_EQ(storage_.error().os_errno, ENOENT);
-}
-
-TEST_P(StorageConformance, AFileIsNotADirectory)
-{
-    const std::string path = directory_.path() + "/file";
-    std::ofstream(path) << "x";
-    EXPECT_EQ(storage_.open(path, kMiB, 4), STW_ERROR_INVALID);
-    EXPECT_NE(storage_.sentence().find("not a directory"), std::string::npos);
-}
-
-TEST_P(StorageConformance, ASymbolicLinkIsNotFollowed)
-{
-    const std::string path = directory_.path() + "/link";
-    ASSERT_EQ(symlink(directory_.path().c_str(), path.c_str()), 0);
-    EXPECT_EQ(storage_.open(path, kMiB, 4), STW_ERROR_INVALID);
-    EXPECT_NE(storage_.sentence().find("symbolic link"), std::string::npos);
-}
-
-TEST_P(StorageConformance, NotWritableIsPermission)
-{
-    ASSERT_EQ(chmod(directory_.path().c_str(), 0555), 0);
-    const int status = in_child([&] {
-        // Root may write everywhere, and nobody may not enter the directories above: go in first.
-        if (chdir(directory_.path().c_str()) != 0) return 1;
-        if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 2;
-        Storage storage(GetParam().driver, GetParam().options);
-        if (storage.open(".", kMiB, 4) != STW_ERROR_PERMISSION) return 3;
-        return storage.sentence().find("not writable") == std::string::npos ? 4 : 0;
-    });
-    EXPECT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-TEST_P(StorageConformance, OpenWithoutRoomIsNoSpaceAndLeavesNothing)
-{
-    struct statvfs before = {};
-    ASSERT_EQ(statvfs(directory_.path().c_str(), &before), 0);
-    const uint64_t free = before.f_bavail * before.f_frsize;
-    const uint64_t needed = free + 1024 * kMiB;
-    ASSERT_EQ(storage_.open(directory_.path(), needed, 4), STW_ERROR_NO_SPACE);
-    EXPECT_EQ(storage_.error().needed_bytes, needed);
-    EXPECT_LT(storage_.error().free_bytes, needed);
-    EXPECT_GT(storage_.error().free_bytes, 0u);
-    EXPECT_NE(storage_.sentence().find(directory_.path()), std::string::npos);
-    EXPECT_EQ(directory_.entries(), 0u);
-}
-
-TEST_P(StorageConformance, OpenOnTmpfsIsRefusedWithTheReason)
-{
-    struct stat shm = {};
-    if (stat("/dev/shm", &shm) != 0) GTEST_SKIP() << "no /dev/shm here";
-    EXPECT_EQ(storage_.open("/dev/shm", kMiB, 4), STW_ERROR_UNSUPPORTED);
-    EXPECT_NE(storage_.sentence().find("tmpfs"), std::string::npos);
-    EXPECT_NE(storage_.sentence().find("memory"), std::string::npos);
-}
-
-TEST_P(StorageConformance, UnknownOptionIsRefusedByName)
-{
-    Storage storage(GetParam().driver, std::string(GetParam().options) + ";colour=blue");
-    EXPECT_EQ(storage.open(directory_.path(), kMiB, 4), STW_ERROR_INVALID);
-    EXPECT_NE(storage.sentence().find("colour=blue"), std::string::npos);
-}
-
-TEST_P(StorageConformance, OptionsOfAnotherBuildAreRefused)
-{
-    struct Newer {
-        stw_storage_options known;
-        uint64_t unknown;
-    } newer = {};
-    const std::string path = directory_.path();
-    newer.known.path = path.c_str();
-    newer.known.bytes = kMiB;
-    newer.known.options = GetParam().options;
-    newer.known.struct_size = sizeof newer;
-    newer.unknown = 1;
-    stw_storage *storage = nullptr;
-    stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    EXPECT_EQ(ops().open(nullptr, &newer.known, &storage, &error), STW_ERROR_INVALID);
-    EXPECT_EQ(error.sentence, "The " + std::string(GetParam().driver) +
-                                  " driver was given options of another build.");
-    newer.known.struct_size = sizeof newer.known - 8;
-    EXPECT_EQ(ops().open(nullptr, &newer.known, &storage, nullptr), STW_ERROR_INVALID);
-    newer.known.struct_size = sizeof newer;
-    newer.unknown = 0;  // more room, nothing asked
-    ASSERT_EQ(ops().open(nullptr, &newer.known, &storage, nullptr), STW_OK);
-    EXPECT_EQ(ops().close(storage, kPatience), STW_OK);
-}
-
-TEST_P(StorageConformance, NoFileOrThreadOutlivesClose)
-{
-    const auto count = [](const char *path) {
-        size_t n = 0;
-        for ([[maybe_unused]] const auto &entry : std::filesystem::directory_iterator(path)) ++n;
-        return n;
-    };
-    const size_t files = count("/proc/self/fd");
-    const size_t threads = count("/proc/self/task");
-    open();
-    storage_.close();
-    EXPECT_EQ(count("/proc/self/fd"), files);
-    EXPECT_EQ(count("/proc/self/task"), threads);
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Drivers, StorageConformance,
     testing::Values(StorageCase{"aio", "aio", ""}, StorageCase{"posix", "posix", ""},
@@ -446,76 +276,6 @@ INSTANTIATE_TEST_SUITE_P(
                     StorageCase{"fault_over_aio", "fault", "inner=aio"},
                     StorageCase{"fault_over_posix", "fault", "inner=posix;inner.buffered=1"}),
     [](const auto &info) { return std::string(info.param.label); });
-
-TEST(AioStorage, WithoutSlotsItSaysTheNumbersAndTheSysctl)
-{
-    uint64_t most = 0;
-    std::ifstream("/proc/sys/fs/aio-max-nr") >> most;
-    if (most > 1 << 22) GTEST_SKIP() << "fs.aio-max-nr is " << most << ", too many to ask for more";
-    Directory directory;
-    Storage storage("aio", "");
-    EXPECT_EQ(storage.open(directory.path(), kMiB, static_cast<uint32_t>(most + 1)),
-              STW_ERROR_UNSUPPORTED);
-    EXPECT_NE(storage.sentence().find(std::to_string(most)), std::string::npos);
-    EXPECT_NE(storage.sentence().find("sysctl fs.aio-max-nr="), std::string::npos);
-    EXPECT_NE(storage.sentence().find("posix"), std::string::npos);
-}
-
-TEST(PosixStorage, BufferedIoLeavesNothingInThePageCache)
-{
-    const auto cached_kib = [] {
-        std::ifstream meminfo("/proc/meminfo");
-        std::string key;
-        uint64_t value = 0;
-        for (std::string rest; meminfo >> key >> value; std::getline(meminfo, rest))
-            if (key == "Cached:") return value;
-        return uint64_t{0};
-    };
-    Directory directory;
-    Storage storage("posix", "buffered=1");
-    ASSERT_EQ(storage.open(directory.path(), 256 * kMiB, 8), STW_OK) << storage.sentence();
-    EXPECT_NE(std::string(storage.info().remark).find("buffered"), std::string::npos);
-    Buffer data(8 * kMiB);
-    const uint64_t before = cached_kib();
-    for (uint64_t i = 0; i < 32; ++i)
-        ASSERT_EQ(storage.run(STW_IO_WRITE, data.data(), i * data.bytes(), data.bytes()),
-                  static_cast<int64_t>(data.bytes()));
-    for (uint64_t i = 0; i < 32; ++i)
-        ASSERT_EQ(storage.run(STW_IO_READ, data.data(), i * data.bytes(), data.bytes()),
-                  static_cast<int64_t>(data.bytes()));
-    const uint64_t after = cached_kib();
-    EXPECT_LT(after, before + 128 * 1024) << "of 256 MiB, more than half stayed";
-}
-
-TEST(PosixStorage, ItWorksOnTmpfsWhenToldAndSaysWhatThatIs)
-{
-    struct stat shm = {};
-    if (stat("/dev/shm", &shm) != 0) GTEST_SKIP() << "no /dev/shm here";
-    Storage storage("posix", "allow_tmpfs=1");
-    ASSERT_EQ(storage.open("/dev/shm", kMiB, 4), STW_OK) << storage.sentence();
-    EXPECT_STREQ(storage.info().file_system, "tmpfs");
-    EXPECT_NE(std::string(storage.info().remark).find("memory"), std::string::npos);
-    Buffer data(64 << 10);
-    data.fill(1);
-    EXPECT_EQ(storage.run(STW_IO_WRITE, data.data(), 0, data.bytes()), 64 << 10);
-    std::memset(data.data(), 0, data.bytes());
-    EXPECT_EQ(storage.run(STW_IO_READ, data.data(), 0, data.bytes()), 64 << 10);
-    EXPECT_TRUE(data.holds(1));
-}
-
-TEST(PosixStorage, PastTheFileSizeLimitItIsRefusedAndNotKilled)
-{
-    Directory directory;
-    const int status = in_child([&] {
-        const rlimit limit = {kMiB, kMiB};
-        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
-        Storage storage("posix", "");
-        if (storage.open(directory.path(), 2 * kMiB, 4) != STW_ERROR_NO_SPACE) return 2;
-        return storage.sentence().find("ulimit -f") == std::string::npos ? 3 : 0;
-    });
-    EXPECT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 0);
-}
 
 }  // namespace
 }  // namespace conformance

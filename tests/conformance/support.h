@@ -120,6 +120,20 @@ private:
     Recorder recorder_;
 };
 
+// The suite of every storage driver; storage_test.cpp lists the drivers.
+class StorageConformance : public testing::TestWithParam<StorageCase> {
+protected:
+    Directory directory_;
+    Storage storage_{GetParam().driver, GetParam().options};
+
+    void open(uint64_t bytes = 4 * kMiB, uint32_t queue_depth = 8)
+    {
+        ASSERT_EQ(storage_.open(directory_.path(), bytes, queue_depth), STW_OK)
+            << storage_.sentence();
+    }
+    const stw_storage_ops &ops() { return *storage_.ops(); }
+};
+
 // An open memory driver.
 class Memory {
 public:

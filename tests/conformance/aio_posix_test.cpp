@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the drivers of real disks promise each for itself, beyond the suite that all of them pass.
+#include "tests/conformance/support.h"
+
+#include <cstring>
+#include <fstream>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+namespace conformance {
+namespace {
+
+TEST(AioStorage, WithoutSlotsItSaysTheNumbersAndTheSysctl)
+{
+    uint64_t most = 0;
+    std::ifstream("/proc/sys/fs/aio-max-nr") >> most;
+    if (most > 1 << 22) GTEST_SKIP() << "fs.aio-max-nr is " << most << ", too many to ask for more";
+    Directory directory;
+    Storage storage("aio", "");
+    EXPECT_EQ(storage.open(directory.path(), kMiB, static_cast<uint32_t>(most + 1)),
+              STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(storage.sentence().find(std::to_string(most)), std::string::npos);
+    EXPECT_NE(storage.sentence().find("sysctl fs.aio-max-nr="), std::string::npos);
+    EXPECT_NE(storage.sentence().find("posix"), std::string::npos);
+}
+
+TEST(PosixStorage, BufferedIoLeavesNothingInThePageCache)
+{
+    const auto cached_kib = [] {
+        std::ifstream meminfo("/proc/meminfo");
+        std::string key;
+        uint64_t value = 0;
+        for (std::string rest; meminfo >> key >> value; std::getline(meminfo, rest))
+            if (key == "Cached:") return value;
+        return uint64_t{0};
+    };
+    Directory directory;
+    Storage storage("posix", "buffered=1");
+    ASSERT_EQ(storage.open(directory.path(), 256 * kMiB, 8), STW_OK) << storage.sentence();
+    EXPECT_NE(std::string(storage.info().remark).find("buffered"), std::string::npos);
+    Buffer data(8 * kMiB);
+    const uint64_t before = cached_kib();
+    for (uint64_t i = 0; i < 32; ++i)
+        ASSERT_EQ(storage.run(STW_IO_WRITE, data.data(), i * data.bytes(), data.bytes()),
+                  static_cast<int64_t>(data.bytes()));
+    for (uint64_t i = 0; i < 32; ++i)
+        ASSERT_EQ(storage.run(STW_IO_READ, data.data(), i * data.bytes(), data.bytes()),
+                  static_cast<int64_t>(data.bytes()));
+    const uint64_t after = cached_kib();
+    EXPECT_LT(after, before + 128 * 1024) << "of 256 MiB, more than half stayed";
+}
+
+TEST(PosixStorage, ItWorksOnTmpfsWhenToldAndSaysWhatThatIs)
+{
+    struct stat shm = {};
+    if (stat("/dev/shm", &shm) != 0) GTEST_SKIP() << "no /dev/shm here";
+    Storage storage("posix", "allow_tmpfs=1");
+    ASSERT_EQ(storage.open("/dev/shm", kMiB, 4), STW_OK) << storage.sentence();
+    EXPECT_STREQ(storage.info().file_system, "tmpfs");
+    EXPECT_NE(std::string(storage.info().remark).find("memory"), std::string::npos);
+    Buffer data(64 << 10);
+    data.fill(1);
+    EXPECT_EQ(storage.run(STW_IO_WRITE, data.data(), 0, data.bytes()), 64 << 10);
+    std::memset(data.data(), 0, data.bytes());
+    EXPECT_EQ(storage.run(STW_IO_READ, data.data(), 0, data.bytes()), 64 << 10);
+    EXPECT_TRUE(data.holds(1));
+}
+
+TEST(PosixStorage, PastTheFileSizeLimitItIsRefusedAndNotKilled)
+{
+    Directory directory;
+    const int status = in_child([&] {
+        const rlimit limit = {kMiB, kMiB};
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+        Storage storage("posix", "");
+        if (storage.open(directory.path(), 2 * kMiB, 4) != STW_ERROR_NO_SPACE) return 2;
+        return storage.sentence().find("ulimit -f") == std::string::npos ? 3 : 0;
+    });
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace conformance

@@ -38,20 +38,28 @@ private:
     void create();
     void destroy();
     void discard();
-    void fetch();
-    void hit();
-    void scribble();
-    void release_one();
-    void release(View view);
-    void release_by_gate(const ModelView &view);
-    void release_by_core(const ModelView &view);
-    void cancel();
     void deliver_idle();
     void evict();
     void change_policy();
     void hint();
     void pass_time();
     void fail_one();
+
+    // fetches.cpp
+    void fetch();
+    void ask(const FetchAsked &asked);
+    Request choose_request(TensorId id, bool prefetch);
+    [[nodiscard]] bool agreed_has_room(TensorId id) const;
+    [[nodiscard]] Claim *claim_of(FetchId id);
+    void hit();
+    void cancel();
+
+    // views.cpp
+    void scribble();
+    void release_one();
+    void release(View view);
+    void release_by_gate(const ModelView &view);
+    void release_by_core(const ModelView &view);
 
     // owners.cpp: threads of the program, and what the shell does for them
     [[nodiscard]] uint64_t awake_owner();
@@ -73,11 +81,7 @@ private:
     void read_back(TensorId id);
     void destroy_everything();
 
-    void ask(const FetchAsked &asked);
-    Request choose_request(TensorId id, bool prefetch);
-    [[nodiscard]] bool agreed_has_room(TensorId id) const;
     [[nodiscard]] TensorId any_tensor();
-    [[nodiscard]] Claim *claim_of(FetchId id);
     void check(const char *after);
     void execute() { machine_.execute(out_); }
 

@@ -147,6 +147,14 @@ protected:
         release(id);
         finish_all();
     }
+    // Out of the device, to where it lives else.
+    void evict(TensorId tensor)
+    {
+        Commands out;
+        core_->evict(tensor, kDevice, out);
+        take(out);
+        finish_all();
+    }
     bool resident(TensorId tensor, PlaceId place)
     {
         return (core_->residence(tensor) & (1u << place)) != 0;

@@ -236,10 +236,7 @@ TEST_F(CoreTest, APrefetchBringsTheBytesAndPinsNothing)
     open(2, 0, 16);
     const TensorId a = create("a", kBlock);
     fill(a);
-    Commands out;
-    core_->evict(a, kDevice, out);
-    take(out);
-    finish_all();
+    evict(a);
     ASSERT_FALSE(resident(a, kDevice));
     const FetchId hint = ask({all_of(a, Access::kRead)}, kFetchPrefetch);
     finish_all();
@@ -254,10 +251,7 @@ TEST_F(CoreTest, ADemandPromotesThePrefetchThatIsUnderWay)
     open(2, 0, 16);
     const TensorId a = create("a", kBlock);
     fill(a);
-    Commands out;
-    core_->evict(a, kDevice, out);
-    take(out);
-    finish_all();
+    evict(a);
     ask({all_of(a, Access::kRead)}, kFetchPrefetch);
     ASSERT_EQ(transfers_.size(), 1u);
     EXPECT_EQ(transfers_[0].urgency, Class::kHint);
@@ -281,10 +275,7 @@ TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
     EXPECT_TRUE(granted(ask({all_of(a, Access::kRead)}, kFetchTry)));
     const TensorId b = create("b", kBlock);
     fill(b, kDevice);
-    Commands out;
-    core_->evict(b, kDevice, out);
-    take(out);
-    finish_all();
+    evict(b);
     EXPECT_EQ(refusal(ask({all_of(b, Access::kRead)}, kFetchTry)), STW_ERROR_BUSY);
 }
 
@@ -293,13 +284,11 @@ TEST_F(CoreTest, ATimeoutUndoesTheFetch)
     open(2, 0, 16);
     const TensorId a = create("a", kBlock);
     fill(a);
-    Commands out;
-    core_->evict(a, kDevice, out);
-    take(out);
-    finish_all();
+    evict(a);
     const FetchId late = ask({all_of(a, Access::kRead)}, 0, 100);
     EXPECT_EQ(core_->next_deadline(), 100u);
     now_ = 100;
+    Commands out;
     core_->tick(now_, out);
     take(out);
     EXPECT_EQ(refusal(late), STW_ERROR_TIMEOUT);
@@ -340,10 +329,7 @@ TEST_F(CoreTest, AFailedReadIsTheFetchesErrorAndTheNextOneTriesAgain)
     open(2, 0, 16);
     const TensorId a = create("a", kBlock);
     fill(a);
-    Commands out;
-    core_->evict(a, kDevice, out);
-    take(out);
-    finish_all();
+    evict(a);
     const FetchId fails = ask(a, Access::kRead);
     finish_next(failure());
     EXPECT_EQ(refusal(fails), STW_ERROR_IO);

@@ -34,15 +34,6 @@ static int is_refused(int fd)
     return strstr(path, refusing_directory) != NULL;
 }
 
-static int control(int fd, int command, long argument)
-{
-    if (command == F_SETFL && (argument & O_DIRECT) && is_refused(fd)) {
-        errno = EINVAL;
-        return -1;
-    }
-    return (int)syscall(SYS_fcntl, fd, command, argument);
-}
-
 int fcntl(int fd, int command, ...)
 {
     va_list arguments;
@@ -50,15 +41,12 @@ int fcntl(int fd, int command, ...)
     va_start(arguments, command);
     argument = va_arg(arguments, long);
     va_end(arguments);
-    return control(fd, command, argument);
+    if (command == F_SETFL && (argument & O_DIRECT) && is_refused(fd)) {
+        errno = EINVAL;
+        return -1;
+    }
+    return (int)syscall(SYS_fcntl, fd, command, argument);
 }
 
-int fcntl64(int fd, int command, ...)
-{
-    va_list arguments;
-    long argument;
-    va_start(arguments, command);
-    argument = va_arg(arguments, long);
-    va_end(arguments);
-    return control(fd, command, argument);
-}
+/* What <fcntl.h> may call it instead. */
+int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));

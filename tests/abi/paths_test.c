@@ -78,6 +78,23 @@ static void bytes_come_back(stw_runtime *runtime)
     tensor_expect_sequence(tensor, ELEMENTS, 5);
 }
 
+static void expect_drivers(stw_runtime *runtime, const char *plain, const char *refusing)
+{
+    char words[32];
+    snprintf(words, sizeof words, "\"%s\"", plain);
+    report_expect(runtime, PLAIN, words);
+    snprintf(words, sizeof words, "\"%s\"", refusing);
+    report_expect(runtime, REFUSING, words);
+}
+
+/* Each directory with the driver it has come to works, and nothing is left in it. */
+static void use_and_close(stw_runtime *runtime)
+{
+    bytes_come_back(runtime);
+    machine_close(runtime);
+    remove_directories();
+}
+
 static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void **state)
 {
     two_paths paths;
@@ -91,13 +108,10 @@ static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void *
     assert_true(logged("'" REFUSING "': driver posix is used instead of aio: "));
     assert_true(logged("'" REFUSING "' refuses O_DIRECT"));
     assert_false(logged("'" PLAIN "': driver"));
-    report_expect(runtime, PLAIN, "\"aio\"");
-    report_expect(runtime, REFUSING, "\"posix\"");
+    expect_drivers(runtime, "aio", "posix");
     report_expect(runtime, REFUSING, "driver posix is used instead of aio: ");
     report_expect(runtime, REFUSING, "I/O is buffered");
-    bytes_come_back(runtime);
-    machine_close(runtime);
-    remove_directories();
+    use_and_close(runtime);
 }
 
 static void every_directory_that_falls_back_says_so_once(void **state)
@@ -112,11 +126,8 @@ static void every_directory_that_falls_back_says_so_once(void **state)
     assert_int_equal(times_logged("is used instead of"), 2);
     assert_int_equal(times_logged("'" PLAIN "': driver posix is used instead of aio: "), 1);
     assert_int_equal(times_logged("'" REFUSING "': driver posix is used instead of aio: "), 1);
-    report_expect(runtime, PLAIN, "\"posix\"");
-    report_expect(runtime, REFUSING, "\"posix\"");
-    bytes_come_back(runtime);
-    machine_close(runtime);
-    remove_directories();
+    expect_drivers(runtime, "posix", "posix");
+    use_and_close(runtime);
 }
 
 static void a_driver_that_was_named_is_not_replaced(void **state)
@@ -138,10 +149,8 @@ static void a_driver_that_was_named_is_not_replaced(void **state)
     /* What was not named still may, beside it. */
     paths.nvme[0].driver = "aio", paths.nvme[1].driver = NULL;
     ok(stw_runtime_open(&paths.options, &runtime));
-    report_expect(runtime, PLAIN, "\"aio\"");
-    report_expect(runtime, REFUSING, "\"posix\"");
-    machine_close(runtime);
-    remove_directories();
+    expect_drivers(runtime, "aio", "posix");
+    use_and_close(runtime);
 }
 
 /* From now on io_setup for that many slots is refused in this process, as when none are left. */
@@ -173,8 +182,7 @@ static int open_without_slots(two_paths *paths)
                 "slots for '" REFUSING "'"))
         return 3;
     if (!logged("sysctl fs.aio-max-nr=")) return 4;
-    report_expect(runtime, PLAIN, "\"aio\"");
-    report_expect(runtime, REFUSING, "\"posix\"");
+    expect_drivers(runtime, "aio", "posix");
     bytes_come_back(runtime);
     if (stw_runtime_close(runtime, 0, 0) != STW_OK) return 5;
     paths->nvme[1].driver = "aio";
@@ -215,9 +223,7 @@ static void each_path_has_the_queue_that_it_was_given(void **state)
     ok(stw_runtime_open(&paths.options, &runtime));
     report_expect(runtime, PLAIN, "\"queue_depth\": 8,");
     report_expect(runtime, REFUSING, "\"queue_depth\": 32,");
-    bytes_come_back(runtime);
-    machine_close(runtime);
-    remove_directories();
+    use_and_close(runtime);
 }
 
 int main(void)

@@ -47,6 +47,17 @@ static void *fetch_first_async(void *argument)
     return NULL;
 }
 
+/* By another thread, to its end. */
+static void fetch_elsewhere(meeting *here)
+{
+    pthread_t thread;
+    pthread_barrier_init(&here->barrier, NULL, 2);
+    pthread_create(&thread, NULL, fetch_first, here);
+    pthread_barrier_wait(&here->barrier);
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&here->barrier);
+}
+
 /* Asked for by another thread, and certainly waiting when this returns. */
 static void ask_elsewhere(meeting *here)
 {
@@ -89,7 +100,6 @@ static void a_wait_ends_at_its_timeout_with_the_tensor_named(void **state)
 {
     machine small = machine_small();
     meeting here;
-    pthread_t thread;
     stw_view view;
     (void)state;
     memset(&here, 0, sizeof here);
@@ -98,10 +108,7 @@ static void a_wait_ends_at_its_timeout_with_the_tensor_named(void **state)
     here.timeout_ns = 200 * MILLISECOND_NS;
     tensor_fill_sequence(here.first, 100, 0);
     view = view_get(here.runtime, here.first, STW_READ);
-    pthread_barrier_init(&here.barrier, NULL, 2);
-    pthread_create(&thread, NULL, fetch_first, &here);
-    pthread_barrier_wait(&here.barrier);
-    pthread_join(thread, NULL);
+    fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_TIMEOUT);
     assert_non_null(strstr(here.sentence, "'contended'"));
     assert_true(here.waited_ns >= 200 * MILLISECOND_NS);
@@ -117,7 +124,6 @@ static void room_that_another_thread_holds_is_waited_for_when_asked(void **state
 {
     machine small = machine_small();
     meeting here;
-    pthread_t thread;
     stw_tensor *held;
     stw_view view;
     (void)state;
@@ -128,11 +134,8 @@ static void room_that_another_thread_holds_is_waited_for_when_asked(void **state
     tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
     tensor_fill_sequence(here.first, 4 * BLOCK / 4, 0);
     view = view_get(here.runtime, held, STW_READ);
-    pthread_barrier_init(&here.barrier, NULL, 2);
     /* Without the flag: at once, with the arithmetic. */
-    pthread_create(&thread, NULL, fetch_first, &here);
-    pthread_barrier_wait(&here.barrier);
-    pthread_join(thread, NULL);
+    fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_BUDGET);
     assert_non_null(strstr(here.sentence, "384.0 KiB is pinned"));
     here.flags = STW_FETCH_WAIT_ROOM;
@@ -142,9 +145,7 @@ static void room_that_another_thread_holds_is_waited_for_when_asked(void **state
     /* And it does not wait beyond its timeout. */
     view = view_get(here.runtime, held, STW_READ);
     here.timeout_ns = 100 * MILLISECOND_NS;
-    pthread_create(&thread, NULL, fetch_first, &here);
-    pthread_barrier_wait(&here.barrier);
-    pthread_join(thread, NULL);
+    fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_TIMEOUT);
     view_put(&view);
     machine_close(here.runtime);
@@ -154,7 +155,9 @@ typedef struct party {
     stw_runtime *runtime;
     stw_tensor *mine;
     stw_tensor *wanted;
-    pthread_barrier_t *both_hold;
+    uint32_t access; /* to what it wants */
+    uint32_t flags;
+    pthread_barrier_t *all_hold;
     stw_status status;
     char sentence[768];
 } party;
@@ -165,11 +168,11 @@ static void *hold_then_want(void *argument)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(me->mine, STW_READ);
     stw_view held, view;
-    options.flags = STW_FETCH_WAIT_ROOM;
     me->status = stw_fetch(me->runtime, NULL, &request, 1, &held);
-    pthread_barrier_wait(me->both_hold);
+    pthread_barrier_wait(me->all_hold);
     if (me->status != STW_OK) return NULL;
-    request.tensor = me->wanted;
+    options.flags = me->flags;
+    request = request_of(me->wanted, me->access);
     me->status = stw_fetch(me->runtime, &options, &request, 1, &view);
     snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
     if (me->status == STW_OK) (void)stw_release(&view, 1, STW_STREAM_HOST, 0);
@@ -177,11 +180,25 @@ static void *hold_then_want(void *argument)
     return NULL;
 }
 
+/* Each in its own thread, to their ends. */
+static void hold_then_want_all(party *parties, uint32_t n)
+{
+    pthread_barrier_t barrier;
+    pthread_t threads[4];
+    uint32_t i;
+    assert_true(n <= COUNT(threads));
+    pthread_barrier_init(&barrier, NULL, n);
+    for (i = 0; i < n; ++i) {
+        parties[i].all_hold = &barrier;
+        pthread_create(&threads[i], NULL, hold_then_want, &parties[i]);
+    }
+    for (i = 0; i < n; ++i) pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&barrier);
+}
+
 static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
 {
     machine small = machine_small();
-    pthread_barrier_t barrier;
-    pthread_t threads[2];
     party parties[2];
     stw_tensor *tensors[4];
     stw_runtime *runtime = machine_open(&small);
@@ -192,14 +209,13 @@ static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
         tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4);
         tensor_fill_sequence(tensors[i], 3 * BLOCK / 4, 0);
     }
-    pthread_barrier_init(&barrier, NULL, 2);
     memset(parties, 0, sizeof parties);
     for (i = 0; i < 2; ++i) {
-        parties[i].runtime = runtime, parties[i].both_hold = &barrier;
+        parties[i].runtime = runtime;
         parties[i].mine = tensors[i], parties[i].wanted = tensors[2 + i];
-        pthread_create(&threads[i], NULL, hold_then_want, &parties[i]);
+        parties[i].access = STW_READ, parties[i].flags = STW_FETCH_WAIT_ROOM;
     }
-    for (i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+    hold_then_want_all(parties, 2);
     /* One gave way, the other was served, and nobody waited for the timeout. */
     assert_true((parties[0].status == STW_OK) != (parties[1].status == STW_OK));
     i = parties[0].status == STW_OK;
@@ -209,29 +225,11 @@ static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
     machine_close(runtime);
 }
 
-static void *hold_then_write(void *argument)
-{
-    party *me = argument;
-    stw_fetch_request request = request_of(me->mine, STW_READ);
-    stw_view held, view;
-    me->status = stw_fetch(me->runtime, NULL, &request, 1, &held);
-    pthread_barrier_wait(me->both_hold);
-    if (me->status != STW_OK) return NULL;
-    request = request_of(me->wanted, STW_READ_WRITE);
-    me->status = stw_fetch(me->runtime, NULL, &request, 1, &view);
-    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
-    if (me->status == STW_OK) (void)stw_release(&view, 1, STW_STREAM_HOST, 0);
-    (void)stw_release(&held, 1, STW_STREAM_HOST, 0);
-    return NULL;
-}
-
 /* Each reads what the next one wants to write: there is room for all of it. */
 static void a_cycle_of_conflicting_views_ends_with_the_youngest(void **state)
 {
     enum { kParties = 3 };
     machine small = machine_small();
-    pthread_barrier_t barrier;
-    pthread_t threads[kParties];
     party parties[kParties];
     stw_tensor *tensors[kParties];
     stw_runtime *runtime = machine_open(&small);
@@ -242,14 +240,12 @@ static void a_cycle_of_conflicting_views_ends_with_the_youngest(void **state)
         tensors[i] = tensor_f32(runtime, NULL, 100);
         tensor_fill_sequence(tensors[i], 100, 0);
     }
-    pthread_barrier_init(&barrier, NULL, kParties);
     memset(parties, 0, sizeof parties);
     for (i = 0; i < kParties; ++i) {
-        parties[i].runtime = runtime, parties[i].both_hold = &barrier;
+        parties[i].runtime = runtime, parties[i].access = STW_READ_WRITE;
         parties[i].mine = tensors[i], parties[i].wanted = tensors[(i + 1) % kParties];
-        pthread_create(&threads[i], NULL, hold_then_write, &parties[i]);
     }
-    for (i = 0; i < kParties; ++i) pthread_join(threads[i], NULL);
+    hold_then_want_all(parties, kParties);
     for (i = 0; i < kParties; ++i) {
         if (parties[i].status == STW_OK) continue;
         ++refused;

@@ -52,18 +52,9 @@ static machine machine_on(const char *directory, const char *driver, uint32_t bl
     return wanted;
 }
 
-static stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name)
-{
-    stw_tensor *tensor = tensor_f32(runtime, name, ELEMENTS);
-    tensor_fill_sequence(tensor, ELEMENTS, 1);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
-    return tensor;
-}
-
 static void bytes_come_back(stw_runtime *runtime)
 {
-    tensor_expect_sequence(tensor_on_disk(runtime, "t"), ELEMENTS, 1);
+    tensor_expect_sequence(tensor_on_disk(runtime, "t", ELEMENTS, 1), ELEMENTS, 1);
 }
 
 /* ------------------------------------------------------------------------------- no space -- */
@@ -292,9 +283,9 @@ static void expect_served(stw_runtime *runtime, stw_tensor *tensor, uint32_t tie
 static three one_in_each_tier(stw_runtime *runtime)
 {
     three tensors;
-    tensors.far = tensor_on_disk(runtime, "far");
-    tensors.host = tensor_on_disk(runtime, "host");
-    tensors.device = tensor_on_disk(runtime, "device");
+    tensors.far = tensor_on_disk(runtime, "far", ELEMENTS, 1);
+    tensors.host = tensor_on_disk(runtime, "host", ELEMENTS, 1);
+    tensors.device = tensor_on_disk(runtime, "device", ELEMENTS, 1);
     expect_served(runtime, tensors.host, STW_TIER_HOST);
     expect_served(runtime, tensors.device, STW_TIER_DEVICE);
     ok(stw_runtime_drain(runtime, 0));

@@ -32,15 +32,6 @@ static const char *each(const char *direction, int first, int count, const char 
     return text;
 }
 
-static stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name)
-{
-    stw_tensor *tensor = tensor_f32(runtime, name, ELEMENTS);
-    tensor_fill_sequence(tensor, ELEMENTS, 0);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
-    return tensor;
-}
-
 static void close_with_errors(stw_runtime *runtime)
 {
     ok(stw_runtime_clear_error(runtime));
@@ -51,7 +42,7 @@ static void a_read_error_is_retried_and_not_seen(void **state)
 {
     machine wanted = machine_with("at=read:1:eio;at=read:3:eio");
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     stw_link_stats stats = STW_LINK_STATS_INIT;
     uint64_t retries = 0;
     uint32_t link;
@@ -70,7 +61,7 @@ static void a_lasting_read_error_names_path_offset_and_errno(void **state)
     machine wanted = machine_with(each("read", 1, 60, "eio"));
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *other = tensor_f32(runtime, "other", ELEMENTS);
-    stw_tensor *tensor = tensor_on_disk(runtime, "lost");
+    stw_tensor *tensor = tensor_on_disk(runtime, "lost", ELEMENTS, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_view view, before;
@@ -107,8 +98,7 @@ static void expect_second_named(const char *kind, stw_status code, const char *w
     tensors[1] = tensor_f32(runtime, "second", BLOCK / 4);
     for (i = 0; i < 2; ++i) {
         tensor_fill_sequence(tensors[i], BLOCK / 4, 1);
-        ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_DEVICE, 0, 0));
-        ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_HOST, 0, 0));
+        tensor_to_disk(runtime, tensors[i]);
         requests[i] = request_of(tensors[i], STW_READ);
     }
     fails(stw_fetch(runtime, NULL, requests, 2, views), code,
@@ -140,8 +130,7 @@ static void expect_shared_named(const char *kind, stw_status code)
     tensor_fill_sequence(beside, 100, 1);
     tensor_fill_sequence(asked, 100, 1);
     tensor_fill_sequence(large, BLOCK / 4, 1);
-    ok(stw_evict(runtime, &asked, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &asked, 1, STW_TIER_HOST, 0, 0));
+    tensor_to_disk(runtime, asked);
     requests[0] = request_of(large, STW_READ);
     requests[1] = request_of(asked, STW_READ);
     fails(stw_fetch(runtime, NULL, requests, 2, views), code, "tensor 'asked' cannot be fetched: ");
@@ -165,13 +154,10 @@ static void a_disk_that_recovers_is_read_again(void **state)
     /* The first block's request and its two retries. */
     machine wanted = machine_with(each("read", 1, 3, "eio"));
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_tensor *tensor = tensor_on_disk(runtime, "t", 100, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
     (void)state;
-    tensor_fill_sequence(tensor, 100, 0);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "Input/output error");
     ok(stw_runtime_clear_error(runtime));
     tensor_expect_sequence(tensor, 100, 0);
@@ -185,7 +171,7 @@ static void short_counts_are_not_seen(void **state)
     stw_tensor *tensors[6];
     int i, round;
     (void)state;
-    for (i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL);
+    for (i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL, ELEMENTS, 0);
     for (round = 0; round < 3; ++round) {
         for (i = 0; i < 6; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)round);
         for (i = 0; i < 6; ++i) tensor_fill_sequence(tensors[i], ELEMENTS, (float)round + 1);
@@ -197,7 +183,7 @@ static void one_flip_on_the_way_is_healed(void **state)
 {
     machine wanted = machine_with("at=read:2:flip");
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     (void)state;
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     machine_close(runtime);
@@ -208,13 +194,10 @@ static void expect_checksum(const char *script)
     machine wanted = machine_with(script);
     stw_runtime *runtime = machine_open(&wanted);
     /* All of a block, without zeros: a cut would not show in what is zero anyway. */
-    stw_tensor *tensor = tensor_f32(runtime, "rotten", BLOCK / 4);
+    stw_tensor *tensor = tensor_on_disk(runtime, "rotten", BLOCK / 4, 1);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_error_info info;
     stw_view view;
-    tensor_fill_sequence(tensor, BLOCK / 4, 1);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "'.'");
     assert_non_null(strstr(stw_last_error(), "offset"));
     assert_non_null(strstr(stw_last_error(), "checksum"));
@@ -245,8 +228,7 @@ static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
     (void)state;
     for (round = 0; round < 2; ++round) {
         tensor_fill_sequence(tensor, 100, (float)round * 50);
-        ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-        ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+        tensor_to_disk(runtime, tensor);
     }
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "not what was written");
     close_with_errors(runtime);
@@ -256,7 +238,7 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
 {
     machine wanted = machine_with("at=read:1:delay:1500000000");
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_on_disk(runtime, "slow");
+    stw_tensor *tensor = tensor_on_disk(runtime, "slow", ELEMENTS, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     const int descriptors = descriptors_open();
@@ -284,7 +266,7 @@ static void a_write_that_fails_half_way_is_told_to_readers(void **state)
 {
     machine wanted = machine_with(each("read", 2, 8, "eio"));
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_on_disk(runtime, "torn");
+    stw_tensor *tensor = tensor_on_disk(runtime, "torn", ELEMENTS, 0);
     stw_copy_options options = STW_COPY_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_tensor_info info;
@@ -311,7 +293,7 @@ static void a_throttled_disk_shows_as_stall(void **state)
 {
     machine wanted = machine_with("throttle_bytes_per_s=4194304");
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_on_disk(runtime, "t");
+    stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     stw_phase *phase = NULL;
     stw_step_stats stats;
     stw_view view;

@@ -36,11 +36,8 @@ static void one_write_error_is_retried_and_not_seen(void **state)
 {
     machine wanted = machine_failing(1);
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     (void)state;
-    tensor_fill_sequence(tensor, ELEMENTS, 0);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
     ok(stw_runtime_drain(runtime, 0));
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     machine_close(runtime);

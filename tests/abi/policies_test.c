@@ -185,8 +185,7 @@ static void evict_names_the_view_that_is_in_the_way(void **state)
     view = view_get(runtime, tensor, STW_READ);
     fails(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "'held'");
     view_put(&view);
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
-    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    tensor_to_disk(runtime, tensor);
     assert_int_equal(info_of(tensor).residence, STW_ALLOW_NVME);
     tensor_expect_sequence(tensor, 2 * BLOCK / 4, 0);
     machine_close(runtime);

@@ -182,6 +182,20 @@ void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first)
     free(values);
 }
 
+void tensor_to_disk(stw_runtime *runtime, stw_tensor *tensor)
+{
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+}
+
+stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elements, float first)
+{
+    stw_tensor *tensor = tensor_f32(runtime, name, elements);
+    tensor_fill_sequence(tensor, elements, first);
+    tensor_to_disk(runtime, tensor);
+    return tensor;
+}
+
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin, uint64_t count)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;

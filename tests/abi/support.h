@@ -67,6 +67,10 @@ stw_tensor *tensor_f32(stw_runtime *runtime, const char *name, uint64_t elements
 /* Elements count from `first`. */
 void tensor_fill_sequence(stw_tensor *tensor, uint64_t elements, float first);
 void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first);
+/* Out of the device and the host: only the disk has it. */
+void tensor_to_disk(stw_runtime *runtime, stw_tensor *tensor);
+/* A new one with such a sequence, there. */
+stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elements, float first);
 
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access);
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin,

@@ -52,11 +52,13 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
         }
     }
     if (here.filling || here.doomed) return;
+    const bool elsewhere = target.wanted_slot != kNoSlot && here.slot != target.wanted_slot;
+    if (here.valid && !elsewhere) return;
     Transfer transfer;
     transfer.block = target.block;
     transfer.to = target.place;
     transfer.urgency = fetch.asked.urgency;
-    if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) {
+    if (elsewhere) {
         const bool whole = packs_[block.pack].agreed;
         transfer.kind = here.valid ? TransferKind::kRelocate : TransferKind::kMap;
         transfer.from = target.place;
@@ -68,8 +70,6 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
             return;
         }
         here.slot = target.wanted_slot;
-    } else if (here.valid) {
-        return;
     } else if (const PlaceId from = choose_source(target.block, target.place, target.tried);
                from != kNoPlace && target.needs_bytes) {
         transfer.kind = TransferKind::kMove;

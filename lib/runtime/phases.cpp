@@ -180,7 +180,7 @@ void Runtime::empty_behind(residency::TensorId tensor)
     piece.byte_count = 1;
     fetch(
         work->claim, &piece, 1, residency::Class::kDemand,
-        [](void *user, Status status, uint64_t ticket, void *const *) {
+        [](void *user, const Status &status, uint64_t ticket, void *const *) {
             auto *mine = static_cast<Emptying *>(user);
             if (status.ok()) mine->runtime->release(ticket, 0);
             mine->runtime->unclaim_empty(mine->claim, mine->tensor);

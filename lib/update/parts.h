@@ -132,7 +132,8 @@ struct Pipeline::Parts {
     void pump() STW_EXCLUDES(mutex);
     Chunk *next_chunk() STW_REQUIRES(mutex);
     bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
-    static void fetch_done(void *user, Status status, uint64_t ticket, void *const *pointers);
+    static void fetch_done(void *user, const Status &status, uint64_t ticket,
+                           void *const *pointers);
     void free_chunk(Chunk &chunk) STW_REQUIRES(mutex);
     void free_chunks_of(Chunk *list) STW_REQUIRES(mutex);
 

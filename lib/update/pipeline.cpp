@@ -123,14 +123,15 @@ void Pipeline::Parts::pump()
     if (!first) end_activity();
 }
 
-void Pipeline::Parts::fetch_done(void *user, Status status, uint64_t ticket, void *const *pointers)
+void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t ticket,
+                                 void *const *pointers)
 {
     Chunk &chunk = *static_cast<Chunk *>(user);
     Parts &parts = *chunk.pipeline;
     MutexLock lock(parts.mutex);
     STW_ASSERT(!chunk.answered);
     chunk.answered = true;
-    chunk.status = std::move(status);
+    chunk.status = status;
     chunk.ticket = ticket;
     if (chunk.status.ok()) std::copy(pointers, pointers + chunk.piece_count, chunk.pointers);
     chunk.next = nullptr;

@@ -32,7 +32,8 @@ struct Piece {
 // The answer to a fetch: from any thread or from inside the call, with no lock held. `pointers`,
 // one per piece, is good for the call; what they point to is good until the release of the ticket.
 // Neither is given when the status is an error. It only queues, and calls nothing of the tiers.
-using FetchDone = void (*)(void *user, Status status, uint64_t ticket, void *const *pointers);
+using FetchDone = void (*)(void *user, const Status &status, uint64_t ticket,
+                           void *const *pointers);
 
 class Tiers {
 public:

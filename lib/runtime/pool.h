@@ -24,10 +24,8 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         if (!base_ && !reserve()) return nullptr;
         T *object = nullptr;
-        if (free_ && free_->size() > kReuseAfter) {
-            object = free_->front();
-            free_->pop_front();
-        } else if (used_ < objects_max_) {
+        const bool rested = free_ && free_->size() > kReuseAfter;
+        if (!rested && used_ < objects_max_) {
             object = base_ + used_++;
             new (object) T();
         } else if (free_ && !free_->empty()) {

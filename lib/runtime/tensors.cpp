@@ -93,12 +93,13 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
 void Runtime::release_pack(residency::PackId pack)
 {
     if (pack >= pack_addresses_.size()) return;
-    for (PlaceId place = 0; place < pack_addresses_[pack].size(); ++place) {
-        const Place &at = places_[place];
-        void *address = pack_addresses_[pack][place];
+    std::vector<void *> &addresses = pack_addresses_[pack];
+    for (size_t device = 0; device < addresses.size(); ++device) {
+        const Place &at = places_[device];
+        void *address = addresses[device];
         if (address) at.ops->release_address(at.memory, address, pack_blocks_[pack] * block_bytes_);
     }
-    pack_addresses_[pack].clear();
+    addresses.clear();
 }
 
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)

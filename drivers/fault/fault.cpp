@@ -180,6 +180,11 @@ stw_status FaultStorage::send(Slot *slot, bool *sent_out)
         hold(slot, -EIO);
         return STW_OK;
     }
+    if (slot->plan.has(FaultKind::kNoSpace)) {
+        counts_.count(FaultKind::kNoSpace);
+        hold(slot, -ENOSPC);
+        return STW_OK;
+    }
     if (slot->plan.has(FaultKind::kLost)) {
         counts_.count(FaultKind::kLost);
         hold(slot, static_cast<int64_t>(slot->io.bytes));

@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kRulesMax = 256;
 constexpr const char *kFaultNames[kFaultKinds] = {
     "eio", "short", "torn", "lost", "misdirect", "flip", "hang", "delay", "partial", "throttle",
+    "enospc",
 };
 
 struct RateKey {
@@ -22,6 +23,7 @@ struct RateKey {
 constexpr RateKey kRateKeys[] = {
     {"read_eio", FaultKind::kEio, Direction::kRead},
     {"write_eio", FaultKind::kEio, Direction::kWrite},
+    {"write_enospc", FaultKind::kNoSpace, Direction::kWrite},
     {"flush_eio", FaultKind::kEio, Direction::kFlush},
     {"read_short", FaultKind::kShort, Direction::kRead},
     {"write_short", FaultKind::kShort, Direction::kWrite},

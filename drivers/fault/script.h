@@ -5,11 +5,11 @@
 // Options, separated by ';' (N counts from 0, reads, writes and flushes each on their own):
 //   inner=NAME                the driver to wrap (default aio); inner.KEY=VALUE is passed on to it
 //   seed=S                    default 0
-//   read_eio, write_eio, read_short, write_short, torn_write, lost_write, misdirect, flip_read,
+//   read_eio, write_eio, write_enospc, read_short, write_short, torn_write, lost_write, misdirect, flip_read,
 //   hang_read, hang_write, flush_eio, submit_partial = P (a probability) or at:N
 //   delay_read, delay_write = P:NS or at:N:NS
-//   at=read|write|flush:N:KIND[:NS], KIND one of eio, short, torn, lost, misdirect, flip, hang,
-//                             delay; may be given again and again
+//   at=read|write|flush:N:KIND[:NS], KIND one of eio, enospc, short, torn, lost, misdirect, flip,
+//                             hang, delay; may be given again and again
 //   throttle_bytes_per_s=B    the device moves no more than that
 //   open_enospc=1             open says that there is no space
 //   hang_until=close|release  who ends a hang: close (default) as well as fault_release, or only
@@ -37,8 +37,9 @@ enum class FaultKind : uint8_t {
     kDelay,
     kPartial,
     kThrottle,
+    kNoSpace,
 };
-constexpr size_t kFaultKinds = 10;
+constexpr size_t kFaultKinds = 11;
 const char *fault_name(FaultKind kind);
 
 struct FaultCounts {

@@ -107,7 +107,7 @@ private:
                                  "0) moved no bytes.",
                                  what, name_.c_str(), wide(bytes));
         }
-        return Status::os_error(STW_ERROR_IO, os_errno,
+        return Status::os_error(os_errno == ENOSPC ? STW_ERROR_NO_SPACE : STW_ERROR_IO, os_errno,
                                 "%s the superblock of '%s' (%llu bytes at offset 0) failed", what,
                                 name_.c_str(), wide(bytes));
     }

@@ -319,7 +319,9 @@ void StorageThread::answered(uint32_t index, int64_t result)
         request.errors = parts_.options.retries_max;
     }
     if (result < 0) {
-        try_again(index, Status::os_error(STW_ERROR_IO, static_cast<int>(-result),
+        const int cause = static_cast<int>(-result);
+        const bool full = cause == ENOSPC || cause == EDQUOT;
+        try_again(index, Status::os_error(full ? STW_ERROR_NO_SPACE : STW_ERROR_IO, cause,
                                           "%s block %u in '%s' failed: %llu bytes at offset %llu, "
                                           "after %u retries",
                                           what, task.job.transfer.block, name, wide(request.bytes),

@@ -90,6 +90,29 @@ static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **
     (void)stw_runtime_close(runtime, 0, 0);
 }
 
+/* A file system that copies on write cannot promise the space it reserved. */
+static void a_disk_that_becomes_full_is_said_with_the_tensor(void **state)
+{
+    machine wanted = machine_failing(0);
+    stw_runtime *runtime;
+    stw_tensor *hurt;
+    (void)state;
+    /* Two blocks, three attempts each; the superblock was written. */
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:enospc;at=write:2:enospc;"
+                          "at=write:3:enospc;at=write:4:enospc;at=write:5:enospc;at=write:6:enospc";
+    runtime = machine_open(&wanted);
+    hurt = tensor_f32(runtime, "hurt", ELEMENTS);
+    tensor_fill_sequence(hurt, ELEMENTS, 3);
+    push_out(runtime, hurt);
+    fails(stw_runtime_drain(runtime, 0), STW_ERROR_NO_SPACE, "tensor 'hurt'");
+    assert_non_null(strstr(stw_last_error(), "No space left on device"));
+    assert_int_equal(error_numbers().os_errno, 28);
+    /* The newest bytes are where they were. */
+    ok(stw_runtime_clear_error(runtime));
+    tensor_expect_sequence(hurt, ELEMENTS, 3);
+    (void)stw_runtime_close(runtime, 0, 0);
+}
+
 static void a_hurt_view_is_released_and_says_so(void **state)
 {
     machine wanted = machine_failing(100);
@@ -170,6 +193,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_write_error_is_retried_and_not_seen),
         cmocka_unit_test(a_lasting_write_error_sticks_until_cleared_and_loses_nothing),
+        cmocka_unit_test(a_disk_that_becomes_full_is_said_with_the_tensor),
         cmocka_unit_test(a_hurt_view_is_released_and_says_so),
         cmocka_unit_test(a_log_callback_may_ask_the_runtime_back),
         cmocka_unit_test(a_hung_write_does_not_hold_evict_beyond_its_timeout),

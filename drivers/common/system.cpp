@@ -123,14 +123,20 @@ void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::s
 
 std::string read_text(const std::string &path)
 {
+    struct File {
+        int fd;
+        ~File()
+        {
+            if (fd >= 0) close(fd);
+        }
+    };
     std::string text;
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return text;
+    const File file{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (file.fd < 0) return text;
     char buffer[8192];
     ssize_t bytes = 0;
-    while (text.size() < kFileBytesMax && (bytes = read(fd, buffer, sizeof buffer)) > 0)
+    while (text.size() < kFileBytesMax && (bytes = read(file.fd, buffer, sizeof buffer)) > 0)
         text.append(buffer, static_cast<size_t>(bytes));
-    close(fd);
     return text;
 }
 

@@ -58,9 +58,9 @@ typedef struct stw_reduce_options {
     uint32_t struct_size;
     uint32_t flags;      /* STW_REDUCE_MORE */
     uint32_t dtype;      /* of `local`; 0: the tensor's */
-    uint32_t wire_dtype; /* what crosses the links; 0: the wider of local and tensor */
-    uint32_t tier;       /* where `local` is */
-    uint32_t device;
+    uint32_t wire_dtype; /* what crosses to other ranks; 0, as one rank sends nothing */
+    uint32_t tier;       /* where `local` is; 0 or STW_TIER_HOST */
+    uint32_t device;     /* 0 */
     void *stream;        /* the producer's */
     double scale;        /* of this contribution; 0: 1.0 */
     uint64_t timeout_ns;

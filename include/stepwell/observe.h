@@ -20,13 +20,15 @@ typedef struct stw_tier_stats {
     uint64_t pinned_bytes;   /* by views */
     uint64_t dirty_bytes;
     uint64_t staging_bytes;
-    uint64_t metadata_bytes;
+    uint64_t metadata_bytes; /* host tier: the library's own tables, of all tiers; not in used_bytes */
     uint64_t tensors;
     uint64_t exports;        /* views that live in DLPack capsules */
     uint64_t evictions;
+    uint64_t metadata_budget_bytes; /* host tier: what they may become */
 } stw_tier_stats;
-#define STW_TIER_STATS_INIT { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_TIER_STATS_INIT { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* Moves from one device of a process to another are on no link of these. */
 enum { /* link */
     STW_LINK_NVME_TO_HOST = 1, STW_LINK_HOST_TO_NVME = 2, STW_LINK_HOST_TO_DEVICE = 3,
     STW_LINK_DEVICE_TO_HOST = 4, STW_LINK_NVME_TO_DEVICE = 5, STW_LINK_DEVICE_TO_NVME = 6,

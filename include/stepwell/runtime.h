@@ -18,11 +18,11 @@ typedef void (*stw_log_fn)(void *user, uint32_t level, const char *topic, const 
 
 typedef struct stw_device_options {
     uint32_t struct_size;
-    int32_t ordinal;        /* of the driver; cpu: 0 */
+    int32_t ordinal;        /* of the driver; 0: cpu has one device, anything else is refused */
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
                                storage and update kernels never touch its memory directly */
     uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier */
-    uint64_t staging_bytes; /* within the budget; 0: derived */
+    uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
 } stw_device_options;
 #define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0 }
 
@@ -62,9 +62,12 @@ typedef struct stw_runtime_options {
     void *log_user;
     uint32_t log_level;                /* 0: STW_LOG_WARNING */
     uint32_t reserved;
+    uint64_t metadata_bytes;           /* budget of the library's own tables, beside the tiers'; 0:
+                                          what the other limits can need. What is used of it: host
+                                          tier's stw_tier_stats */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
-    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and

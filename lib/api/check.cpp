@@ -11,6 +11,7 @@ namespace {
 
 struct LastError {
     stw_status code = STW_OK;
+    const char *plain = nullptr;  // the sentence, where there was no memory for one of its own
     ErrorDetail detail;
 };
 
@@ -18,6 +19,15 @@ LastError &last_error()
 {
     thread_local LastError error;
     return error;
+}
+
+stw_status keep(stw_status code, ErrorDetail &&detail) noexcept
+{
+    LastError &error = last_error();
+    error.code = code;
+    error.plain = nullptr;
+    error.detail = std::move(detail);
+    return code;
 }
 
 Status stale(const char *what)
@@ -38,8 +48,14 @@ const ErrorDetail &last_detail() noexcept
 {
     return last_error().detail;
 }
+const char *last_sentence() noexcept
+{
+    const LastError &error = last_error();
+    return error.plain ? error.plain : error.detail.sentence.c_str();
+}
 
-void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept
+void fill_error_info(stw_status code, const char *sentence, const ErrorDetail &detail,
+                     stw_error_info *info_out) noexcept
 {
     stw_error_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
@@ -54,7 +70,7 @@ void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info 
     info.offset_bytes = detail.offset_bytes;
     info.pinned_views = detail.pinned_views;
     std::snprintf(info.tensor, sizeof info.tensor, "%s", detail.tensor.c_str());
-    std::snprintf(info.sentence, sizeof info.sentence, "%s", detail.sentence.c_str());
+    std::snprintf(info.sentence, sizeof info.sentence, "%s", sentence);
     std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
 }
 
@@ -62,13 +78,20 @@ stw_status report(const Status &status) noexcept
 {
     if (status.code() >= STW_OK) return status.code();
     try {
-        LastError &error = last_error();
-        error.code = status.code();
-        error.detail = status.detail() ? *status.detail() : ErrorDetail{};
+        ErrorDetail detail = status.detail() ? *status.detail() : ErrorDetail{};
+        return keep(status.code(), std::move(detail));
     } catch (...) {
-        // No memory for the sentence: the code is still right.
+        return report_plain(status.code(), "there is no memory for the sentence of this error");
     }
-    return status.code();
+}
+
+stw_status report_plain(stw_status code, const char *sentence) noexcept
+{
+    LastError &error = last_error();
+    error.code = code;
+    error.plain = sentence;
+    error.detail = ErrorDetail{};
+    return code;
 }
 
 stw_status report_invalid(const char *format, ...) noexcept
@@ -76,12 +99,15 @@ stw_status report_invalid(const char *format, ...) noexcept
     va_list arguments;
     va_start(arguments, format);
     ErrorDetail detail;
+    bool written = true;
     try {
         detail.sentence = format_text_list(format, arguments);
     } catch (...) {
+        written = false;
     }
     va_end(arguments);
-    return report(Status(STW_ERROR_INVALID, std::move(detail)));
+    if (written) return keep(STW_ERROR_INVALID, std::move(detail));
+    return report_plain(STW_ERROR_INVALID, "there is no memory for the sentence of this error");
 }
 
 Status enter(const stw_runtime *runtime)
@@ -189,13 +215,13 @@ Status check_stream(void *stream)
 
 const char *stw_last_error(void)
 {
-    return stepwell::api::last_detail().sentence.c_str();
+    return stepwell::api::last_sentence();
 }
 
 stw_status stw_last_error_info(stw_error_info *info_out)
 {
     if (!info_out || info_out->struct_size < 8) return STW_ERROR_INVALID;
-    stepwell::api::fill_error_info(stepwell::api::last_code(), stepwell::api::last_detail(),
-                                   info_out);
+    stepwell::api::fill_error_info(stepwell::api::last_code(), stepwell::api::last_sentence(),
+                                   stepwell::api::last_detail(), info_out);
     return STW_OK;
 }

@@ -16,21 +16,27 @@ namespace stepwell::api {
 
 // Remembers a failure for this thread and returns its code.
 stw_status report(const Status &status) noexcept;
+// The same without asking for memory; the sentence lives for ever.
+stw_status report_plain(stw_status code, const char *sentence) noexcept;
 stw_status report_invalid(const char *format, ...) noexcept __attribute__((format(printf, 1, 2)));
 
 stw_status last_code() noexcept;
 const ErrorDetail &last_detail() noexcept;
+const char *last_sentence() noexcept;
 // The numbers of a failure, as far as the caller's struct goes.
-void fill_error_info(stw_status code, const ErrorDetail &detail, stw_error_info *info_out) noexcept;
+void fill_error_info(stw_status code, const char *sentence, const ErrorDetail &detail,
+                     stw_error_info *info_out) noexcept;
 
 // Nothing may unwind into C.
 template <class Body> stw_status guard(Body &&body) noexcept
 try {
     return report(body());
 } catch (const std::bad_alloc &) {
-    return report(Status::error(STW_ERROR_MEMORY, "the process cannot have more memory"));
+    return report_plain(STW_ERROR_MEMORY,
+                        "the process cannot have more memory, and the library's tables need it; free "
+                        "some and try again");
 } catch (...) {
-    return report(Status::error(STW_ERROR_INTERNAL, "an exception inside the library"));
+    return report_plain(STW_ERROR_INTERNAL, "an exception inside the library; please report it");
 }
 
 // The runtime may be used by this call: open, this process's, no failed assertion.

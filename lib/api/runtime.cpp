@@ -73,6 +73,14 @@ Status gather(const stw_runtime_options *from, Opening *opening)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         stw_device_options device{};
         STW_TRY(take(&device, &element(options.devices, i), "options.devices[]"));
+        if (device.ordinal != 0 || device.staging_bytes != 0) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "options.devices[%u] has ordinal %d and staging_bytes %llu, but "
+                                 "the drivers of this release have one device, 0, and derive their "
+                                 "staging: leave both 0",
+                                 i, device.ordinal,
+                                 static_cast<unsigned long long>(device.staging_bytes));
+        }
         opening->devices.push_back(device);
     }
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
@@ -93,17 +101,15 @@ stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **ru
         if (!runtime_out) return Status::error(STW_ERROR_INVALID, "runtime_out is null");
         Opening opening;
         STW_TRY(gather(options, &opening));
-        stw_runtime *handle = runtime_pool.take();
+        const auto give = [](stw_runtime *unused) { runtime_pool.give(unused); };
+        std::unique_ptr<stw_runtime, decltype(give)> handle(runtime_pool.take(), give);
         if (!handle) return Status::error(STW_ERROR_LIMIT, "too many runtimes are open");
-        Result<Runtime *> opened = Runtime::open(opening.options, handle);
-        if (!opened.ok()) {
-            runtime_pool.give(handle);
-            return std::move(opened.status());
-        }
+        Result<Runtime *> opened = Runtime::open(opening.options, handle.get());
+        if (!opened.ok()) return std::move(opened.status());
         handle->body = opened.value();
         handle->fork_epoch.store(fork_epoch.load());
         handle->life.store(Life::kOpen, std::memory_order_release);
-        *runtime_out = handle;
+        *runtime_out = handle.release();
         return {};
     });
 }
@@ -188,7 +194,8 @@ stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out)
         if (info_out) {
             STW_TRY(check_output(info_out, 8, "info_out"));
             const ErrorDetail none;
-            fill_error_info(status.code(), status.detail() ? *status.detail() : none, info_out);
+            fill_error_info(status.code(), status.sentence(),
+                            status.detail() ? *status.detail() : none, info_out);
         }
         return status;
     });

@@ -240,6 +240,13 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
         if (options) STW_TRY(take(&copy, options, "options"));
         STW_TRY(check_stream(copy.stream));
         STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
+        const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
+        if (!host || copy.device != 0 || copy.wire_dtype != 0) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "options has tier %u, device %u and wire_dtype %u, but one rank "
+                                 "sums from host memory and sends nothing: leave them 0",
+                                 copy.tier, copy.device, copy.wire_dtype);
+        }
         STW_TRY(refuse_read_only(gradient));
         return gradient->runtime->body->reduce(gradient, local, copy);
     });

@@ -40,6 +40,7 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("promised_bytes", tier.promised_bytes);
     json.member("staging_bytes", stats.staging_bytes);
     json.member("metadata_bytes", stats.metadata_bytes);
+    json.member("metadata_budget_bytes", stats.metadata_budget_bytes);
     json.member("open_views", stats.open_views);
     json.member("exports", stats.exports);
     json.member("tensors", stats.tensors);

@@ -21,6 +21,11 @@ public:
     [[nodiscard]] uint32_t whole_slots() const { return whole_slots_; }
     [[nodiscard]] uint32_t used() const { return used_ + used_whole_; }
     [[nodiscard]] uint32_t peak() const { return peak_; }
+    [[nodiscard]] uint64_t metadata_bytes() const
+    {
+        return owners_.size() * sizeof(BlockId) + free_.capacity() * sizeof(Slot) +
+               listed_.size() + aside_.size();
+    }
     [[nodiscard]] bool counts_only() const { return counts_only_; }
 
     // A slot for the block: `wanted` if that is free, else one that nobody has set aside, else any.

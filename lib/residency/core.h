@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/residency/arena.h"
+#include "lib/residency/block_ids.h"
 #include "lib/residency/gate.h"
 #include "lib/residency/model.h"
 #include "lib/residency/policy.h"
@@ -26,7 +27,7 @@ public:
 
     // ---- tensors -------------------------------------------------------------------------------
     // Promises room in a farthest allowed tier, so that what is accepted can always be put there.
-    Result<TensorId> create(const TensorSpec &spec);
+    Result<TensorId> create(TensorSpec spec);
     // BUSY with views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out);
     Status may_destroy(TensorId tensor, Commands &out);  // OK, or the BUSY that destroy would say
@@ -108,6 +109,12 @@ public:
     [[nodiscard]] PlaceUsage usage(PlaceId place) const;
     [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return arenas_[place].used(); }
     [[nodiscard]] uint64_t metadata_bytes() const;
+    // What creating a tensor can add to it, and what it can become within budgets and tensors_max.
+    [[nodiscard]] uint64_t metadata_growth(const TensorSpec &spec) const;
+    [[nodiscard]] uint64_t metadata_bytes_max() const;
+    [[nodiscard]] uint32_t tensors_max() const { return config_.tensors_max; }
+    [[nodiscard]] uint32_t tensor_ids() const { return static_cast<uint32_t>(tensors_.size()); }
+    [[nodiscard]] uint32_t pack_ids() const { return static_cast<uint32_t>(packs_.size()); }
     [[nodiscard]] uint32_t block_ids() const { return static_cast<uint32_t>(blocks_.size()); }
     [[nodiscard]] uint32_t waiting_fetches() const;
     [[nodiscard]] uint32_t transfers_in_flight() const;
@@ -137,7 +144,11 @@ private:
     [[nodiscard]] Status can_promise(PlaceId place, uint32_t blocks) const;
     Status promise(Pack &pack);
     void unpromise(const Pack &pack);
-    Result<PackId> new_pack(const TensorSpec &spec, uint32_t blocks, bool shared);
+    void prepare_tensor();
+    void prepare_pack(uint32_t blocks);
+    PackId take_pack(Pack &&pack);
+    [[nodiscard]] PackId open_pack(const PackKey &key, const TensorSpec &spec) const;
+    Result<PackId> new_pack(const TensorSpec &spec, const PackKey &key, bool shared);
     void bury(PackId pack, Commands &out);
     void free_pack(PackId pack, Commands &out);
     void drop_contents(TensorId tensor, Commands &out);
@@ -212,6 +223,7 @@ private:
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
     void pump_write_back(Commands &out);
     void queue_clean(BlockId block);
+    void clean_soon(BlockId block, PlaceId place);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place) const;
@@ -267,6 +279,8 @@ private:
     [[nodiscard]] std::string place_name(PlaceId place) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
+    static constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
+
     Config config_;
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;
@@ -284,7 +298,7 @@ private:
     std::map<PackKey, PackId> open_packs_;  // shared ones that take more tensors
     std::vector<Block> blocks_;
     std::vector<Replica> replicas_;                         // blocks x places
-    std::map<uint32_t, std::vector<BlockId>> free_ranges_;  // by their exact length
+    BlockIds free_blocks_;
     std::unordered_map<FetchId, Fetch> fetches_;
     std::map<QueueKey, FetchId> queue_;  // those that wait
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;

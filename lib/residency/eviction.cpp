@@ -10,6 +10,7 @@ namespace stepwell::residency {
 namespace {
 
 constexpr uint32_t kVisitedMax = 4096;   // of the list of recency, per choice
+constexpr uint32_t kReserveShare = 8;  // of a place: less free than that is little room
 constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
 
 }  // namespace
@@ -173,6 +174,17 @@ void Core::queue_clean(BlockId block)
     clean_queue_.push_back(block);
 }
 
+// What rests elsewhere stays off the disk as long as there is room for it: a gradient may be summed
+// into many times before it is used up.
+void Core::clean_soon(BlockId block, PlaceId place)
+{
+    const bool rests_below = is_nvme(packs_[blocks_[block].pack].key.policy.home);
+    const Arena &arena = arenas_[place];
+    if (rests_below || arena.free() + coming_[place] < arena.slots() / kReserveShare) {
+        queue_clean(block);
+    }
+}
+
 // Early write-back, so that what leaves later is a duplicate and leaves at once: first what the
 // program said it does not need for long, then the coldest of a place that has little room.
 void Core::pump_write_back(Commands &out)
@@ -199,7 +211,7 @@ void Core::pump_write_back(Commands &out)
         }
     }
     for (PlaceId place = 0; place < last; ++place) {
-        const uint32_t reserve = arenas_[place].slots() / 8;
+        const uint32_t reserve = arenas_[place].slots() / kReserveShare;
         uint32_t ready = arenas_[place].free() + coming_[place];
         uint32_t visited = 0;
         for (BlockId block = coldest_[place];

@@ -339,7 +339,7 @@ void Core::release(const Release &release, Instant, Commands &out)
         --count;
         if (release.far) {
             cool(block, release.place);
-            queue_clean(block);
+            clean_soon(block, release.place);
         } else if (release.near) {
             heat(block, release.place);
         }
@@ -384,7 +384,7 @@ void Core::release_hint(TensorId id, PlaceId place, bool far, Instant, Commands 
         if (!replica(block, place).listed) continue;
         if (far) {
             cool(block, place);
-            queue_clean(block);
+            clean_soon(block, place);
         } else {
             heat(block, place);
         }

@@ -2,15 +2,16 @@
 // Tensors and the packs they lie in: creation with its promise of room, discard, destruction.
 #include "lib/residency/core.h"
 #include "lib/support/assert.h"
+#include "lib/support/growth.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
+#include <new>
 
 namespace stepwell::residency {
 namespace {
 
-constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
 constexpr size_t kPackTensorsMax = 4096;
 
 uint64_t align_up(uint64_t value, uint64_t alignment)
@@ -89,44 +90,87 @@ void Core::unpromise(const Pack &pack)
     if (pack.promised_home != kNoPlace) promised_[pack.promised_home] -= pack.blocks;
 }
 
-Result<PackId> Core::new_pack(const TensorSpec &spec, uint32_t blocks, bool shared)
+// What follows makes room in the tables for one more, so that nothing can fail once it is taken.
+void Core::prepare_tensor()
 {
-    Pack pack;
-    pack.blocks = blocks;
-    pack.shared = shared;
-    pack.agreed = spec.agreed;
-    pack.key = {spec.role, spec.neighbour, spec.policy};
-    if (spec.policy.retention == Retention::kPin) pack.pinned_home = spec.policy.home;
-    STW_TRY(promise(pack));
-    PackId id;
+    if (!free_tensors_.empty()) return;
+    const size_t ids = tensors_.size() + 1;
+    grow_to_hold(free_tensors_, ids);
+    if (doors_.size() * kDoorsChunk < ids) doors_.push_back(std::make_unique<Doors[]>(kDoorsChunk));
+    tensors_.emplace_back();
+    free_tensors_.push_back(static_cast<TensorId>(ids - 1));
+}
+
+void Core::prepare_pack(uint32_t blocks)
+{
     if (free_packs_.empty()) {
-        id = static_cast<PackId>(packs_.size());
+        grow_to_hold(free_packs_, packs_.size() + 1);
         packs_.emplace_back();
-    } else {
-        id = free_packs_.back();
-        free_packs_.pop_back();
+        free_packs_.push_back(static_cast<PackId>(packs_.size() - 1));
     }
-    std::vector<BlockId> &ranges = free_ranges_[blocks];
-    if (ranges.empty()) {
-        pack.first = static_cast<BlockId>(blocks_.size());
-        blocks_.resize(blocks_.size() + blocks);
-        replicas_.resize(blocks_.size() * places());
-    } else {
-        pack.first = ranges.back();
-        ranges.pop_back();
-    }
-    for (uint32_t i = 0; i < blocks; ++i) {
-        const uint32_t epoch = blocks_[pack.first + i].epoch + 1;
-        blocks_[pack.first + i] = Block{};
-        blocks_[pack.first + i].pack = id;
-        blocks_[pack.first + i].index = i;
-        blocks_[pack.first + i].epoch = epoch;
+    if (free_blocks_.has(blocks)) return;
+    const size_t first = blocks_.size();
+    grow_to_hold(blocks_, first + blocks);
+    grow_to_hold(replicas_, (first + blocks) * places());
+    free_blocks_.give(static_cast<BlockId>(first), blocks);
+    blocks_.resize(first + blocks);
+    replicas_.resize((first + blocks) * places());
+}
+
+// Of a pack that keeps its promise, over what was prepared.
+PackId Core::take_pack(Pack &&pack)
+{
+    const PackId id = free_packs_.back();
+    free_packs_.pop_back();
+    pack.first = free_blocks_.take(pack.blocks);
+    for (uint32_t i = 0; i < pack.blocks; ++i) {
+        Block &block = blocks_[pack.first + i];
+        const uint32_t epoch = block.epoch + 1;
+        block = Block{};
+        block.pack = id;
+        block.index = i;
+        block.epoch = epoch;
     }
     packs_[id] = std::move(pack);
     return id;
 }
 
-Result<TensorId> Core::create(const TensorSpec &spec)
+// A shared block with room for the tensor; kNone when there is none.
+PackId Core::open_pack(const PackKey &key, const TensorSpec &spec) const
+{
+    const auto open = open_packs_.find(key);
+    if (open == open_packs_.end()) return kNone;
+    const uint64_t offset = align_up(packs_[open->second].used_bytes, spec.align_bytes);
+    return offset + spec.bytes <= config_.block_bytes ? open->second : kNone;
+}
+
+Result<PackId> Core::new_pack(const TensorSpec &spec, const PackKey &key, bool shared)
+{
+    const uint64_t blocks = (spec.bytes + config_.block_bytes - 1) / config_.block_bytes;
+    if (blocks >= kNone) {
+        return Status::error(STW_ERROR_LIMIT, "the tensor has too many blocks");
+    }
+    Pack pack;
+    pack.blocks = static_cast<uint32_t>(blocks);
+    pack.shared = shared;
+    pack.agreed = spec.agreed;
+    pack.key = key;
+    if (spec.policy.retention == Retention::kPin) pack.pinned_home = spec.policy.home;
+    pack.tensors.reserve(1);
+    prepare_pack(pack.blocks);
+    std::map<PackKey, PackId> entry;
+    if (shared) entry.emplace(key, free_packs_.back());
+    STW_TRY(promise(pack));
+    const PackId id = take_pack(std::move(pack));
+    if (shared) {
+        open_packs_.erase(key);
+        open_packs_.merge(entry);
+    }
+    return id;
+}
+
+// Memory that is refused on the way is refused before anything has changed.
+Result<TensorId> Core::create(TensorSpec spec)
 {
     if (free_tensors_.empty() && tensors_.size() >= config_.tensors_max) {
         Status status = Status::error(STW_ERROR_LIMIT,
@@ -135,51 +179,32 @@ Result<TensorId> Core::create(const TensorSpec &spec)
                                       config_.tensors_max);
         return status;
     }
-    const uint64_t block = config_.block_bytes;
-    const uint64_t bytes = std::max<uint64_t>(spec.bytes, 1);
-    const bool shares = bytes < block && !spec.no_packing && !spec.agreed &&
+    spec.bytes = std::max<uint64_t>(spec.bytes, 1);
+    const bool shares = spec.bytes < config_.block_bytes && !spec.no_packing && !spec.agreed &&
                         spec.policy.retention != Retention::kPin;
     const PackKey key{spec.role, spec.neighbour, spec.policy};
-    PackId pack_id = kNone;
-    uint64_t offset = 0;
-    if (shares) {
-        const auto open = open_packs_.find(key);
-        if (open != open_packs_.end()) {
-            offset = align_up(packs_[open->second].used_bytes, spec.align_bytes);
-            if (offset + bytes <= block) pack_id = open->second;
-        }
-    }
+    prepare_tensor();
+    PackId pack_id = shares ? open_pack(key, spec) : kNone;
     if (pack_id == kNone) {
-        offset = 0;
-        const uint64_t blocks = (bytes + block - 1) / block;
-        if (blocks >= kNone)
-            return Status::error(STW_ERROR_LIMIT, "the tensor has too many blocks");
-        Result<PackId> made = new_pack(spec, static_cast<uint32_t>(blocks), shares);
+        Result<PackId> made = new_pack(spec, key, shares);
         if (!made.ok()) return std::move(made.status());
         pack_id = made.value();
-        if (shares) open_packs_[key] = pack_id;
-    }
-    TensorId id;
-    if (free_tensors_.empty()) {
-        id = static_cast<TensorId>(tensors_.size());
-        if (id % kDoorsChunk == 0) doors_.push_back(std::make_unique<Doors[]>(kDoorsChunk));
-        tensors_.emplace_back();
     } else {
-        id = free_tensors_.back();
-        free_tensors_.pop_back();
+        std::vector<TensorId> &tensors = packs_[pack_id].tensors;
+        if (tensors.size() == tensors.capacity()) tensors.reserve(2 * tensors.size());
     }
+    const TensorId id = free_tensors_.back();
+    free_tensors_.pop_back();
+    Pack &pack = packs_[pack_id];
     Tensor &tensor = tensors_[id];
     tensor = Tensor{};
-    tensor.spec = spec;
-    tensor.spec.bytes = bytes;
+    tensor.offset = pack.tensors.empty() ? 0 : align_up(pack.used_bytes, spec.align_bytes);
+    tensor.spec = std::move(spec);
     tensor.pack = pack_id;
-    tensor.offset = offset;
     tensor.alive = true;
-    tensor.contents = Contents::kEmpty;
-    set_contents(id, spec.reads_zero ? Contents::kValid : Contents::kEmpty);
-    Pack &pack = packs_[pack_id];
+    set_contents(id, tensor.spec.reads_zero ? Contents::kValid : Contents::kEmpty);
     tensor.index_in_pack = static_cast<uint32_t>(pack.tensors.size());
-    pack.used_bytes = offset + bytes;
+    pack.used_bytes = tensor.offset + tensor.spec.bytes;
     pack.tensors.push_back(id);
     if (pack.shared && pack.tensors.size() >= kPackTensorsMax) open_packs_.erase(key);
     return id;
@@ -266,7 +291,11 @@ void Core::free_pack(PackId id, Commands &out)
 {
     Pack &pack = packs_[id];
     unpromise(pack);
-    free_ranges_[pack.blocks].push_back(pack.first);
+    try {
+        free_blocks_.give(pack.first, pack.blocks);
+    } catch (const std::bad_alloc &) {
+        // The numbers are not used again; everything else is.
+    }
     pack = Pack{};
     free_packs_.push_back(id);
     out.freed_packs.push_back(id);
@@ -317,7 +346,7 @@ Status Core::set_policy(TensorId id, const Policy &policy)
 {
     Tensor &tensor = tensors_[id];
     Pack &pack = packs_[tensor.pack];
-    if (pack.shared) {
+    if (pack.tensors.size() > 1) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "tensor '%s' shares its block with others, so its policy cannot "
                              "change alone; give it a neighbour number of its own at creation",
@@ -334,6 +363,9 @@ Status Core::set_policy(TensorId id, const Policy &policy)
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
+    // Alone in its block, it stays that; those of the new policy may have another one open.
+    const auto open = open_packs_.find({pack.key.role, pack.key.neighbour, before});
+    if (open != open_packs_.end() && open->second == tensor.pack) open_packs_.erase(open);
     tensor.spec.policy = policy;
     return {};
 }
@@ -345,9 +377,10 @@ void Core::advise(TensorId id, Advice advice, Commands &out)
     for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
         if (advice != Advice::kCold) break;
         for (PlaceId place = 0; place < places(); ++place) {
-            if (replica(block, place).listed) cool(block, place);
+            if (!replica(block, place).listed) continue;
+            cool(block, place);
+            clean_soon(block, place);
         }
-        queue_clean(block);
     }
     advance(out);
 }

@@ -88,6 +88,9 @@ Status Runtime::make_scratch(Range &range)
     spec.policy = default_policy(STW_ROLE_GRAD);
     Status status;
     act([&](Core &core, Commands &) {
+        status = metadata_room(spec);
+        if (!status.ok()) return;
+        prepare_tables(spec);
         Result<residency::TensorId> made = core.create(spec);
         if (!made.ok()) {
             status = std::move(made.status());
@@ -127,6 +130,7 @@ Status Runtime::check_places(const FetchPlan &plan) const
 Status Runtime::start_fetch(Waiter &waiter)
 {
     STW_TRY(check_places(waiter.plan));
+    for (const Range &range : waiter.plan.ranges) STW_TRY(write_zeros(range.tensor));
     Status prepared = prepare_reduces(waiter.plan);
     if (!prepared.ok()) {
         for (Range &range : waiter.plan.ranges) {
@@ -244,6 +248,7 @@ void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
 Status Runtime::fits(const std::vector<Range> &ranges)
 {
     std::vector<residency::Request> requests;
+    requests.reserve(ranges.size());
     for (const Range &range : ranges) {
         requests.push_back({range.tensor->id, access_of(range.access), range.place,
                             range.byte_begin, range.byte_count});
@@ -272,7 +277,8 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
 
 Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
 {
-    const residency::Instant deadline = now() + timeout(timeout_ns);
+    const residency::Instant begin = now();
+    const residency::Instant deadline = begin + timeout(timeout_ns);
     std::vector<stw_tensor *> wanted(tensors, tensors + n);
     for (;;) {
         uint64_t left = 0;
@@ -302,6 +308,7 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
         }
         std::unique_lock<std::mutex> lock(mutex_);
         while (progress_made_ == seen) {
+            STW_TRY(interrupted_since(begin));
             if (wait_progress(lock, deadline)) continue;
             lock.unlock();
             Status status = Status::error(

@@ -70,7 +70,7 @@ void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) c
     if (range.scratch == residency::kNone) {
         return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
     }
-    return pack_addresses_[core_.pack_of(range.scratch)][grant.place];
+    return pack_addresses_[core_.pack_of(range.scratch)].at[grant.place];
 }
 
 Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)

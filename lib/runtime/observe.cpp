@@ -59,8 +59,8 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     stats.pinned_bytes = usage.pinned_blocks * block_bytes_;
     stats.dirty_bytes = usage.dirty_blocks * block_bytes_;
     if (host) {
-        stats.metadata_bytes =
-            core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes();
+        stats.metadata_bytes = metadata_bytes();
+        stats.metadata_budget_bytes = metadata_budget_;
     }
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;

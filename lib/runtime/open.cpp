@@ -5,6 +5,7 @@
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
+#include "lib/support/signals.h"
 
 #include "drivers/registry.h"
 
@@ -17,6 +18,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <new>
 
 namespace stepwell {
 namespace {
@@ -167,7 +169,13 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
 {
     watch_forks();
     std::unique_ptr<Runtime> runtime(new Runtime(options, handle));
-    Status status = runtime->open_tiers(options);
+    Status status;
+    try {
+        status = runtime->open_tiers(options);
+    } catch (const std::bad_alloc &) {
+        status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of the runtime '%s'",
+                               runtime->name_.c_str());
+    }
     if (!status.ok()) {
         (void)runtime->close_tiers(runtime->timeout_default_ns_);
         return status;
@@ -235,9 +243,11 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
     STW_TRY(open_engine(std::move(store)));
+    STW_TRY(open_metadata(options));
     STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
+    const SignalsBlocked signals;
     timer_ = std::thread([this] { run_timer(); });
     return {};
 }
@@ -436,8 +446,8 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         if ((open > 0 && !deferred) || operations_ > 0) {
             return Status::error(STW_ERROR_BUSY,
                                  "the runtime '%s' has %u open views and %u operations; release "
-                                 "and free them first, or close with STW_CLOSE_DEFERRED",
-                                 name_.c_str(), open, operations_);
+                                 "and free them first, or close with STW_CLOSE_DEFERRED:\n%s",
+                                 name_.c_str(), open, operations_, describe_views(8).c_str());
         }
     }
     if (open > 0) return Status::remark(STW_PENDING);

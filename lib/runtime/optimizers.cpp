@@ -3,6 +3,7 @@
 // keep whose they are. The arithmetic, the order and the streaming are update/'s.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/runtime.h"
+#include "lib/support/growth.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -91,9 +92,10 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
         *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
+    std::lock_guard<std::mutex> lock(mutex_);
+    grow_to_hold(optimizers_, optimizers_.size() + 1);
     stw_optimizer *optimizer = optimizer_pool.take();
     if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
-    std::lock_guard<std::mutex> lock(mutex_);
     optimizer->runtime = handle_;
     optimizer->index = static_cast<uint32_t>(optimizers_.size());
     body->handle = optimizer;
@@ -111,11 +113,16 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
                              "stw_runtime_drain",
                              body.name.c_str());
     }
-    for (OwnedState &state : body.states) state.tensor->optimizer = nullptr;
-    Status first;
-    for (OwnedState &state : body.states) {
-        Status status = destroy_tensors(&state.tensor, 1);
-        if (first.ok() && !status.ok()) first = std::move(status);
+    // All of its states or none: an open view of one is BUSY, and then nothing has changed.
+    std::vector<stw_tensor *> states;
+    for (const OwnedState &state : body.states) states.push_back(state.tensor);
+    for (stw_tensor *tensor : states) tensor->optimizer = nullptr;
+    if (!states.empty()) {
+        Status status = destroy_tensors(states.data(), static_cast<uint32_t>(states.size()));
+        if (!status.ok()) {
+            for (stw_tensor *tensor : states) tensor->optimizer = &body;
+            return status;
+        }
     }
     for (stw_tensor *tensor : body.held) tensor->optimizer = nullptr;
     body.states.clear();
@@ -123,7 +130,7 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
     body.optimizer.reset();
     body.handle = nullptr;
     optimizer_pool.give(optimizer);
-    return first;
+    return {};
 }
 
 // One state of a parameter: found when an entry for another part of it made it before.
@@ -278,6 +285,7 @@ void fill_result(const update::StepResult &from, stw_update_result *result_out)
 Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
                                stw_update_result *result_out)
 {
+    STW_TRY(write_all_zeros());
     OptimizerBody &body = *optimizers_[optimizer->index];
     std::vector<residency::TensorId> parameters;
     for (uint32_t i = 0; i < options.parameter_count && options.parameters; ++i) {

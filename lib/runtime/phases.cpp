@@ -2,6 +2,7 @@
 // Phases and their steps: what belongs to a step, what it cost, and how a failed one is undone.
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
+#include "lib/support/growth.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -12,14 +13,16 @@ namespace stepwell {
 // A step's number: the phase in the upper half, its count in the lower; 0 is no step.
 Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 {
+    auto body = std::make_unique<Phase>();
+    body->name = name ? name : "";
+    std::lock_guard<std::mutex> lock(mutex_);
+    grow_to_hold(phases_, phases_.size() + 1);
     stw_phase *phase = phase_pool.take();
     if (!phase) return Status::error(STW_ERROR_LIMIT, "no handle is left for another phase");
-    std::lock_guard<std::mutex> lock(mutex_);
     phase->runtime = handle_;
     phase->index = static_cast<uint32_t>(phases_.size());
-    phases_.push_back(std::make_unique<Phase>());
-    phases_.back()->name = name ? name : "";
-    phases_.back()->handle = phase;
+    body->handle = phase;
+    phases_.push_back(std::move(body));
     *phase_out = phase;
     return {};
 }

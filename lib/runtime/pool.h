@@ -18,11 +18,11 @@ template <class T> class Pool {
 public:
     constexpr Pool(uint32_t objects_max, uint32_t tag) : objects_max_(objects_max), tag_(tag) {}
 
-    // Null when there are too many, or no memory.
+    // Null when there are too many. Throws bad_alloc.
     T *take()
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!base_ && !reserve()) return nullptr;
+        if (!base_) reserve();
         T *object = nullptr;
         const bool rested = free_ && free_->size() > kReuseAfter;
         if (!rested && used_ < objects_max_) {
@@ -41,8 +41,14 @@ public:
         object->tag.store(0, std::memory_order_release);
         std::lock_guard<std::mutex> lock(mutex_);
         if (!free_) free_ = new (std::nothrow) std::deque<T *>();
-        if (free_) free_->push_back(object);
+        if (!free_) return;
+        try {
+            free_->push_back(object);
+        } catch (const std::bad_alloc &) {
+            return;  // rests for ever
+        }
     }
+    [[nodiscard]] uint32_t objects_max() const { return objects_max_; }
 
     // Was it ever handed out by this pool, and is it in use now?
     [[nodiscard]] bool is_live(const T *object) const
@@ -58,14 +64,13 @@ private:
     // So many objects rest before the oldest is used again: a stale handle stays stale for long.
     static constexpr size_t kReuseAfter = 64;
 
-    bool reserve()
+    void reserve()
     {
         void *memory =
             mmap(nullptr, sizeof(T) * static_cast<size_t>(objects_max_), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) return false;
+        if (memory == MAP_FAILED) throw std::bad_alloc();
         base_.store(static_cast<T *>(memory), std::memory_order_release);
-        return true;
     }
 
     const uint32_t objects_max_;

@@ -4,6 +4,8 @@
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
 
+#include <new>
+
 namespace stepwell {
 namespace {
 
@@ -80,15 +82,12 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     release.near = (flags & STW_RELEASE_NEAR) != 0;
     release.discard = (flags & STW_RELEASE_DISCARD) != 0;
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
-    bool zeros_lost = false;
     act([&](Core &core, Commands &out) {
         core.release(release, now(), out);
         if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
-        zeros_lost = core.spec(tensor->id).reads_zero &&
-                     core.contents(tensor->id) == residency::Contents::kEmpty;
+        note_zeros(tensor->id);
         if (copy.access == STW_REDUCE && !release.abandon) note_reduced(tensor, copy.step);
     });
-    if (zeros_lost && status.ok()) status = restore_zeros(tensor);
     if (!status.ok()) return status;
     return sticky_error(tensor->id);
 }
@@ -110,6 +109,7 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
         drop_scratch(slot.scratch);
         return {};
     }
+    STW_TRY(write_zeros(slot.tensor));
     return accumulate(slot.tensor, slot.scratch, slot.byte_begin, slot.byte_count);
 }
 
@@ -157,10 +157,28 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
         }
         ++operations_;
     }
-    stw_operation *operation = operation_pool.take();
-    if (!operation) return Status::error(STW_ERROR_MEMORY, "no memory for an operation");
-    auto *waiter = new Waiter();
+    const auto uncount = [this](stw_operation *unused) {
+        if (unused) operation_pool.give(unused);
+        std::lock_guard<std::mutex> lock(mutex_);
+        --operations_;
+    };
+    stw_operation *operation = nullptr;
+    Waiter *waiter = nullptr;
+    try {
+        operation = operation_pool.take();
+        if (operation) waiter = new Waiter();
+    } catch (const std::bad_alloc &) {
+        uncount(operation);
+        throw;
+    }
+    if (!operation) {
+        uncount(operation);
+        return Status::error(STW_ERROR_LIMIT,
+                             "this process has as many operations as there are handles for; free "
+                             "those that are over");
+    }
     waiter->plan = std::move(plan);
+    waiter->asynchronous = true;
     operation->runtime = handle_;
     operation->waiter = waiter;
     Status status = start_fetch(*waiter);
@@ -193,15 +211,19 @@ Status Runtime::poll(stw_operation *operation)
 
 Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
 {
-    const residency::Instant deadline = now() + timeout(timeout_ns);
+    const residency::Instant begin = now();
+    const residency::Instant deadline = begin + timeout(timeout_ns);
     for (;;) {
         Status status = poll(operation);
         if (status.code() != STW_PENDING) return status;
         std::unique_lock<std::mutex> lock(mutex_);
+        STW_TRY(interrupted_since(begin));
         Waiter &waiter = *operation->waiter;
         // Who comes back by himself may still release.
         sleep_on(waiter, lock, deadline, timeout_ns == 0);
-        if (!waiter.done) return Status::remark(STW_PENDING);
+        if (waiter.done) continue;
+        STW_TRY(interrupted_since(begin));
+        return Status::remark(STW_PENDING);
     }
 }
 

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -78,6 +79,7 @@ struct Waiter {
     void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
     void *user = nullptr;
     FetchPlan plan;
+    bool asynchronous = false;  // of an operation, that outlives the wait for it
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
@@ -300,7 +302,9 @@ private:
 
     Status accumulate(stw_tensor *gradient, residency::TensorId scratch, uint64_t byte_begin,
                       uint64_t byte_count);
-    Status restore_zeros(stw_tensor *tensor);
+    void note_zeros(residency::TensorId tensor);
+    Status write_zeros(const stw_tensor *tensor);
+    Status write_all_zeros();
 
     // metadata.cpp
     static uint64_t name_bytes(size_t length);
@@ -310,6 +314,7 @@ private:
     // tensors.cpp
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
     Status register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor);
+    void prepare_tables(const residency::TensorSpec &wanted);
     void unregister_tensor(stw_tensor *tensor, Commands &out);
 
     // phases.cpp
@@ -327,6 +332,7 @@ private:
     void report_drivers(report::ReportData &data);
     void report_waste(report::ReportData &data) const;
     bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
+    [[nodiscard]] Status interrupted_since(residency::Instant begin) const;
 
     stw_runtime *const handle_;
     const uint64_t serial_;
@@ -359,8 +365,11 @@ private:
     std::vector<residency::Sleeper> sleepers_;  // threads of the program in await() or wait()
     std::condition_variable progress_;
     uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
-    std::vector<std::vector<void *>> pack_addresses_;  // per pack, per device; null: none
-    std::vector<uint32_t> pack_blocks_;
+    struct PackAddresses {
+        uint32_t blocks = 0;
+        void *at[residency::kDevicesMax] = {};  // per device; null: none
+    };
+    std::vector<PackAddresses> pack_addresses_;  // by pack
     std::map<std::string, stw_tensor *, std::less<>> names_;
     stw_tensor *first_tensor_ = nullptr;
     stw_tensor *last_tensor_ = nullptr;
@@ -374,12 +383,15 @@ private:
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
     Status first_error_;
     std::unordered_map<residency::TensorId, Status> tensor_errors_;
+    std::set<residency::TensorId> zeros_owed_;  // empty, but read as zeros
     residency::Instant timer_target_ = residency::kNever;
     bool closing_ = false;
+    residency::Instant interrupted_at_ = 0;  // waits that began before it end
 
     std::atomic<uint64_t> current_step_{0};
     std::atomic<uint32_t> stuck_{0};
     std::atomic<uint64_t> errors_{0};
+    std::atomic<size_t> zeros_owed_count_{0};
     std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
     int timer_fd_ = -1;
     std::thread timer_;

@@ -27,7 +27,7 @@ char *Runtime::pointer_of(PlaceId place, residency::Slot slot, residency::PackId
 {
     const Place &at = places_[place];
     if (!at.maps) return at.base + static_cast<uint64_t>(slot) * block_bytes_;
-    return static_cast<char *>(pack_addresses_[pack][place]) + pack_offset;
+    return static_cast<char *>(pack_addresses_[pack].at[place]) + pack_offset;
 }
 
 transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
@@ -214,9 +214,13 @@ void Runtime::run_timer()
             // What began to wait after the call is none of its business.
             const residency::Instant interrupted = interrupted_ns_.exchange(0);
             if (interrupted == 0) return;
+            interrupted_at_ = std::max(interrupted_at_, interrupted);
+            progress_.notify_all();
             std::vector<residency::FetchId> waiting_fetches;
             for (const auto &[fetch, waiter] : waiters_) {
-                if (!waiter->call && waiter->begin <= interrupted) waiting_fetches.push_back(fetch);
+                if (waiter->asynchronous) waiter->cv.notify_all();
+                if (waiter->call || waiter->asynchronous) continue;
+                if (waiter->begin <= interrupted) waiting_fetches.push_back(fetch);
             }
             for (const residency::FetchId fetch : waiting_fetches) {
                 core.cancel(fetch,
@@ -227,6 +231,14 @@ void Runtime::run_timer()
             if (pipeline_) pipeline_->interrupt();
         });
     }
+}
+
+// Under the lock.
+Status Runtime::interrupted_since(residency::Instant begin) const
+{
+    if (begin > interrupted_at_) return {};
+    return Status::error(STW_ERROR_INTERRUPTED,
+                         "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
 }
 
 void Runtime::arm_timer(residency::Instant deadline)
@@ -269,10 +281,12 @@ Status Runtime::sticky_error(residency::TensorId tensor)
 
 Status Runtime::drain(uint64_t timeout_ns)
 {
-    const residency::Instant deadline = now() + timeout(timeout_ns);
+    const residency::Instant begin = now();
+    const residency::Instant deadline = begin + timeout(timeout_ns);
     if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));
     std::unique_lock<std::mutex> lock(mutex_);
     while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0) {
+        STW_TRY(interrupted_since(begin));
         if (wait_progress(lock, deadline)) continue;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,

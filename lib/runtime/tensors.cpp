@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 
 namespace stepwell {
 
@@ -56,24 +58,19 @@ Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *by
 }  // namespace
 
 // Addresses of the pack on every device that maps; the handle may be null (the library's own).
+// Allocates nothing after prepare_tables().
 Status Runtime::address_pack(TensorId id, stw_tensor *handle)
 {
     const residency::PackId pack = core_.pack_of(id);
-    if (pack >= pack_addresses_.size()) {
-        pack_addresses_.resize(pack + 1);
-        pack_blocks_.resize(pack + 1);
-    }
-    std::vector<void *> &addresses = pack_addresses_[pack];
+    if (pack >= pack_addresses_.size()) pack_addresses_.resize(pack + 1);
+    PackAddresses &addresses = pack_addresses_[pack];
     const uint64_t bytes = core_.pack_blocks(id) * block_bytes_;
-    if (addresses.empty()) {
-        addresses.assign(host_place_, nullptr);
-        pack_blocks_[pack] = core_.pack_blocks(id);
-    }
+    addresses.blocks = core_.pack_blocks(id);
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
         if (!at.memory || !at.maps) continue;
-        if (!addresses[place]) {
-            const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses[place]);
+        if (!addresses.at[place]) {
+            const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses.at[place]);
             if (code != STW_OK) {
                 return Status::error(code,
                                      "no range of addresses of %s is left on device %u for tensor "
@@ -84,7 +81,7 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
         }
         if (handle) {
             handle->addresses[place] =
-                static_cast<char *>(addresses[place]) + core_.pack_offset(id);
+                static_cast<char *>(addresses.at[place]) + core_.pack_offset(id);
         }
     }
     return {};
@@ -93,13 +90,13 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
 void Runtime::release_pack(residency::PackId pack)
 {
     if (pack >= pack_addresses_.size()) return;
-    std::vector<void *> &addresses = pack_addresses_[pack];
-    for (size_t device = 0; device < addresses.size(); ++device) {
-        const Place &at = places_[device];
-        void *address = addresses[device];
-        if (address) at.ops->release_address(at.memory, address, pack_blocks_[pack] * block_bytes_);
+    for (PlaceId place = 0; place < host_place_; ++place) {
+        const Place &at = places_[place];
+        void *address = pack_addresses_[pack].at[place];
+        if (!address) continue;
+        at.ops->release_address(at.memory, address, pack_addresses_[pack].blocks * block_bytes_);
     }
-    addresses.clear();
+    pack_addresses_[pack] = PackAddresses();
 }
 
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
@@ -118,20 +115,26 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0;
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
-    stw_tensor *tensor = tensor_pool.take();
-    if (!tensor) return Status::error(STW_ERROR_LIMIT, "no handle is left for another tensor");
+    std::string handle_name = name;
+    const auto give = [](stw_tensor *unused) { tensor_pool.give(unused); };
+    std::unique_ptr<stw_tensor, decltype(give)> tensor(tensor_pool.take(), give);
+    if (!tensor) {
+        return Status::error(STW_ERROR_LIMIT,
+                             "this process has as many tensors as there are handles for, %u; "
+                             "destroy tensors that are not needed",
+                             tensor_pool.objects_max());
+    }
     Status status;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (*name && names_.count(name) > 0) {
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
-            status = register_tensor(wanted, tensor);
+            status = register_tensor(wanted, tensor.get());
         }
     }
     if (!status.ok()) {
         status.mutable_detail().tensor = name;
-        tensor_pool.give(tensor);
         return status;
     }
     tensor->elements = elements;
@@ -139,19 +142,24 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     tensor->capacity_bytes = bytes;
     tensor->dtype = spec.dtype;
     tensor->element_bits = stw_dtype_bits(spec.dtype);
-    tensor->name = name;
+    tensor->name = std::move(handle_name);
     tensor->role = spec.role;
     tensor->flags = spec.flags;
     tensor->dimensions = spec.dimensions;
     std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
-    *tensor_out = tensor;
+    *tensor_out = tensor.release();
     return {};
 }
 
-// Under the lock: the core's tensor, its addresses, its place in the lists.
+// Under the lock: the core's tensor, its addresses, its place in the lists. All memory that may be
+// refused is asked for before the core has it.
 Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor)
 {
-    Result<TensorId> made = core_.create(wanted);
+    const Status room = metadata_room(wanted);
+    prepare_tables(wanted);
+    std::map<std::string, stw_tensor *, std::less<>> named;
+    if (!wanted.name.empty()) named.emplace(wanted.name, tensor);
+    Result<TensorId> made = room.ok() ? core_.create(wanted) : Result<TensorId>(room);
     if (!made.ok()) {
         Status status = std::move(made.status());
         ErrorDetail &detail = status.mutable_detail();
@@ -179,31 +187,47 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor 
     if (id >= handles_.size()) handles_.resize(id + 1, nullptr);
     handles_[id] = tensor;
     tensor_errors_.erase(id);
-    if (!wanted.name.empty()) names_[wanted.name] = tensor;
+    names_.merge(named);
     ++tensors_live_;
-    if (engine_->store()) engine_->store()->reserve_ids(core_.block_ids());
+    handles_bytes_ += sizeof(stw_tensor) + name_bytes(wanted.name.size());
     return {};
 }
 
 Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out)
 {
     std::vector<stw_tensor *> made;
+    made.reserve(n);
+    Commands undone;  // going back must not need memory
+    undone.freed_packs.reserve(n);
     const auto *at = reinterpret_cast<const char *>(specs);
-    for (uint32_t i = 0; i < n; ++i, at += specs[0].struct_size) {
-        stw_tensor *tensor = nullptr;
-        stw_tensor_spec spec{};
-        std::memcpy(&spec, at, std::min<size_t>(specs[0].struct_size, sizeof spec));
-        Status status = create_one(spec, &tensor);
-        if (!status.ok()) {
-            if (!made.empty()) {
-                (void)destroy_tensors(made.data(), static_cast<uint32_t>(made.size()));
-            }
-            return status;
+    const auto create_all = [&]() -> Status {
+        for (uint32_t i = 0; i < n; ++i, at += specs[0].struct_size) {
+            stw_tensor *tensor = nullptr;
+            stw_tensor_spec spec{};
+            std::memcpy(&spec, at, std::min<size_t>(specs[0].struct_size, sizeof spec));
+            STW_TRY(create_one(spec, &tensor));
+            made.push_back(tensor);
         }
-        made.push_back(tensor);
+        return {};
+    };
+    const auto undo = [&] {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (stw_tensor *tensor : made) unregister_tensor(tensor, undone);
+        for (const residency::PackId pack : undone.freed_packs) release_pack(pack);
+    };
+    Status status;
+    try {
+        status = create_all();
+    } catch (const std::bad_alloc &) {
+        undo();
+        throw;
     }
-    std::copy(made.begin(), made.end(), tensors_out);
-    return {};
+    if (status.ok()) {
+        std::copy(made.begin(), made.end(), tensors_out);
+    } else {
+        undo();
+    }
+    return status;
 }
 
 Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
@@ -236,11 +260,14 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
     STW_ASSERT(status.ok());
     handles_[tensor->id] = nullptr;
     tensor_errors_.erase(tensor->id);
+    zeros_owed_.erase(tensor->id);
+    zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
     const auto named = names_.find(tensor->name);
     if (named != names_.end() && named->second == tensor) names_.erase(named);
     (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
     (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
     tensor->runtime = nullptr;
+    handles_bytes_ -= sizeof(stw_tensor) + name_bytes(tensor->name.size());
     std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
     tensor_pool.give(tensor);
     --tensors_live_;
@@ -269,7 +296,9 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
     std::lock_guard<std::mutex> lock(mutex_);
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
-    info.state = static_cast<uint32_t>(core_.contents(tensor->id));
+    const bool zeros = zeros_owed_.count(tensor->id) > 0;
+    info.state = static_cast<uint32_t>(zeros ? residency::Contents::kValid
+                                             : core_.contents(tensor->id));
     info.dtype = tensor->dtype;
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;
@@ -327,30 +356,58 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
 Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
 {
     Status first;
-    std::vector<stw_tensor *> zeros;
     act([&](Core &core, Commands &out) {
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
             Status status = core.discard(tensors[i]->id, out);
             if (first.ok() && !status.ok()) first = std::move(status);
             tensor_errors_.erase(tensors[i]->id);
-            if (!core.spec(tensors[i]->id).reads_zero) continue;
-            if (core.contents(tensors[i]->id) == residency::Contents::kEmpty) {
-                zeros.push_back(tensors[i]);
-            }
+            note_zeros(tensors[i]->id);
         }
     });
-    for (stw_tensor *tensor : zeros) {
-        Status status = restore_zeros(tensor);
-        if (first.ok() && !status.ok()) first = std::move(status);
-    }
     return first;
 }
 
-// A tensor that reads as zeros and shares its block with live ones: the zeros are written.
-Status Runtime::restore_zeros(stw_tensor *tensor)
+// Under the lock, after the contents went. What reads as zeros and shares its block with live ones
+// needs them written: when it is used next, as this call must not wait for the block.
+void Runtime::note_zeros(TensorId tensor)
 {
-    return fill(tensor, 0.0, STW_COPY_OPTIONS_INIT);
+    if (!core_.spec(tensor).reads_zero || core_.contents(tensor) != residency::Contents::kEmpty) {
+        return;
+    }
+    zeros_owed_.insert(tensor);
+    zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
+}
+
+// Before the tensor is used: its zeros are on their way, and who uses it waits for them alone.
+Status Runtime::write_zeros(const stw_tensor *tensor)
+{
+    if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
+    const auto is_owed = [&] { return zeros_owed_.count(tensor->id) > 0; };
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!is_owed()) return {};
+    }
+    STW_TRY(pipeline_->zero(tensor->id, tensor->bytes));
+    std::lock_guard<std::mutex> lock(mutex_);
+    zeros_owed_.erase(tensor->id);
+    zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
+    return {};
+}
+
+// Of all tensors: an optimizer asks for many.
+Status Runtime::write_all_zeros()
+{
+    if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
+    std::vector<stw_tensor *> owed;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const TensorId tensor : zeros_owed_) {
+            if (tensor < handles_.size() && handles_[tensor]) owed.push_back(handles_[tensor]);
+        }
+    }
+    for (const stw_tensor *tensor : owed) STW_TRY(write_zeros(tensor));
+    return {};
 }
 
 Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)

@@ -81,7 +81,7 @@ void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece 
         return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
     }
     const residency::PackId pack = core_.pack_of(piece.tensor);
-    return static_cast<char *>(pack_addresses_[pack][grant.place]) +
+    return static_cast<char *>(pack_addresses_[pack].at[grant.place]) +
            core_.pack_offset(piece.tensor) + piece.byte_begin;
 }
 

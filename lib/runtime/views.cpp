@@ -110,6 +110,7 @@ ThreadState *ViewTable::register_thread()
         break;
     }
     if (!state) {
+        states_.reserve(states_.size() + 1);
         state = states.take();
         if (!state) return nullptr;
         state->slot_count = 0;

@@ -82,6 +82,7 @@ public:
 
     ViewSlot &slot(uint32_t index) { return slots_[index]; }
     [[nodiscard]] const ViewSlot &slot(uint32_t index) const { return slots_[index]; }
+    [[nodiscard]] uint64_t metadata_bytes() const { return views_max_ * sizeof(ViewSlot); }
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
     // Opens the slot and returns its cookie.
     uint64_t open(uint32_t index);

@@ -94,6 +94,7 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
                        residency::Instant deadline, bool until_answered)
 {
     if (waiter.done) return;
+    const residency::Instant begin = now();
     const residency::Sleeper sleeper{owner_number(), waiter.fetch};
     if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
     std::vector<Waiter *> calls;
@@ -107,7 +108,7 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
     }
     while (!waiter.done) {
         const residency::Instant time = now();
-        if (time >= deadline) break;
+        if (time >= deadline || begin <= interrupted_at_) break;
         const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
         waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
     }

@@ -7,10 +7,25 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr size_t kRecordedMax = 1u << 22;  // accesses of one step that are remembered
-constexpr uint64_t kSkipMax = 256;         // an access farther ahead than this is a deviation
+constexpr uint64_t kSkipMax = 256;  // an access farther ahead than this is a deviation
+// Of one access at most: twice in a vector that doubles, and a list of uses of its own.
+constexpr uint64_t kAccessBytes = 4 * sizeof(uint32_t) + sizeof(std::vector<uint32_t>);
 
 }  // namespace
+
+uint64_t Trace::Phase::bytes() const
+{
+    uint64_t bytes = order.capacity() * sizeof(order[0]) + uses.capacity() * sizeof(uses[0]);
+    for (const std::vector<uint32_t> &positions : uses) {
+        bytes += positions.capacity() * sizeof(uint32_t);
+    }
+    return bytes;
+}
+
+uint64_t Trace::metadata_bytes() const
+{
+    return learned_bytes_ + recorded_.size() * kAccessBytes;
+}
 
 bool Trace::begin_step(uint32_t phase)
 {
@@ -25,6 +40,7 @@ void Trace::end_step(uint32_t phase, bool learn)
 {
     if (phase != phase_ || !learn) return;
     Phase &done = phases_[phase];
+    learned_bytes_ -= done.bytes();
     done.order.swap(recorded_);
     recorded_.clear();
     for (std::vector<uint32_t> &uses : done.uses) uses.clear();
@@ -33,13 +49,15 @@ void Trace::end_step(uint32_t phase, bool learn)
         if (tensor >= done.uses.size()) done.uses.resize(tensor + 1);
         done.uses[tensor].push_back(position);
     }
+    if (learned_bytes_ + done.bytes() > limit_) done = Phase();
+    learned_bytes_ += done.bytes();
     cursor_ = 0;
 }
 
 void Trace::access(residency::TensorId tensor)
 {
     if (phase_ == UINT32_MAX) return;
-    if (recorded_.size() < kRecordedMax) recorded_.push_back(tensor);
+    if (metadata_bytes() + kAccessBytes <= limit_) recorded_.push_back(tensor);
     const uint64_t distance = next_use(tensor);
     if (distance > kSkipMax) return;
     cursor_ = (cursor_ + distance + 1) % std::max<size_t>(forecast().size(), 1);

@@ -24,10 +24,18 @@ public:
     // kNever when the phase's last step did not use it, or none was recorded.
     [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
 
+    // What a step does beyond the limit is not learned.
+    static constexpr uint64_t kBytesMax = 32ull << 20;
+    void set_limit(uint64_t bytes) { limit_ = bytes; }
+    [[nodiscard]] uint64_t limit() const { return limit_; }
+    // Including what the step under way may grow to when it is learned.
+    [[nodiscard]] uint64_t metadata_bytes() const;
+
 private:
     struct Phase {
         std::vector<residency::TensorId> order;
         std::vector<std::vector<uint32_t>> uses;  // per tensor, ascending positions
+        [[nodiscard]] uint64_t bytes() const;
     };
     [[nodiscard]] const std::vector<residency::TensorId> &forecast() const
     {
@@ -36,6 +44,8 @@ private:
 
     std::vector<Phase> phases_;
     std::vector<residency::TensorId> recorded_;
+    uint64_t limit_ = kBytesMax;
+    uint64_t learned_bytes_ = 0;  // of all phases
     uint32_t phase_ = UINT32_MAX;
     uint64_t cursor_ = 0;  // in the forecast, of the next access expected
 };

@@ -4,6 +4,7 @@
 
 #include "lib/store/checksum.h"
 #include "lib/support/assert.h"
+#include "lib/support/growth.h"
 
 #include <algorithm>
 #include <cstring>
@@ -164,7 +165,15 @@ void Store::forget(BlockId block)
 void Store::reserve_ids(uint64_t ids)
 {
     MutexLock lock(mutex_);
-    if (ids > index_.size()) index_.resize(std::max<size_t>(ids, index_.size() * 2), kNowhere);
+    if (ids <= index_.size()) return;
+    grow_to_hold(index_, ids);
+    index_.resize(ids, kNowhere);
+}
+
+uint64_t Store::growth_bytes(uint64_t ids) const
+{
+    MutexLock lock(mutex_);
+    return stepwell::growth_bytes(index_, ids);
 }
 
 bool Store::holds(BlockId block) const

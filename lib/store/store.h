@@ -95,6 +95,7 @@ public:
     void forget(BlockId block);
     // Room for block ids below that, so that begin_write does not allocate.
     void reserve_ids(uint64_t ids);
+    [[nodiscard]] uint64_t growth_bytes(uint64_t ids) const;  // that reserve_ids() would add
     [[nodiscard]] bool holds(BlockId block) const;
 
     // What striping goes by: requests of the path in flight, told by whoever sends them.

@@ -2,11 +2,13 @@
 // Opening, closing and abandoning the engine. The opening or closing thread.
 #include "lib/transfer/engine.h"
 
+#include "lib/support/signals.h"
 #include "lib/transfer/parts.h"
 #include "lib/transfer/storage_thread.h"
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace stepwell::transfer {
 
@@ -101,6 +103,7 @@ Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void
 
 Status Engine::Parts::start_threads()
 {
+    const SignalsBlocked signals;
     for (const std::unique_ptr<StorageThread> &thread : storage_threads) {
         STW_TRY(start_thread("stw-storage", &StorageThread::start, thread.get()));
     }
@@ -141,12 +144,21 @@ Result<std::unique_ptr<Engine>> Engine::open(EngineOptions options)
     auto parts = std::make_unique<Parts>(std::move(options));
     STW_TRY(parts->check_options());
     parts->prepare();
-    Status started = parts->start_threads();
+    // All that may be refused comes before the first thread, but for the sentence of a failure.
+    auto engine = std::unique_ptr<Engine>(new Engine(nullptr));
+    Status started;
+    try {
+        started = parts->start_threads();
+    } catch (const std::bad_alloc &) {
+        parts->stop_threads();
+        throw;
+    }
     if (!started.ok()) {
         parts->stop_threads();
         return started;
     }
-    return std::unique_ptr<Engine>(new Engine(parts.release()));
+    engine->parts_ = parts.release();
+    return engine;
 }
 
 // --------------------------------------------------------------------------------------- close --
@@ -241,6 +253,7 @@ void Engine::Parts::abandon()
 
 Engine::~Engine()
 {
+    if (!parts_) return;  // its threads did not start
     if (parts_->closed) {
         delete parts_;
     } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums into gradients: one job per contribution. The queue for the gradient keeps them in the order
-// of the calls, so the sum has the same bits whatever completes first.
+// Sums into gradients, and zeros: one job per contribution. The queue for the gradient keeps them in
+// the order of the calls, so the sum has the same bits whatever completes first.
 #include "lib/update/cuts.h"
 #include "lib/update/parts.h"
 
@@ -18,7 +18,8 @@ struct AccumulateJob final : Job {
 
     void cut(Chunk &chunk) override;
     [[nodiscard]] bool more() const override { return zone < zone_count; }
-    [[nodiscard]] uint32_t chunk_pieces() const override { return kTensors; }
+    [[nodiscard]] uint32_t chunk_pieces() const override { return turn_count; }
+    [[nodiscard]] bool only_zeros() const { return sum.scratch == kNone; }
     Chunk *settle(Chunk &chunk) override;
     Status opened() override;
     Status run(Chunk &chunk) override;
@@ -42,12 +43,15 @@ AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
     : pipeline(parts), sum(asked), cursor(asked.element_begin)
 {
     layouts[kGradient] = {sum.gradient, parts.tiers.pack_offset(sum.gradient),
-                          element_bytes(sum.gradient_dtype), 0};
-    layouts[kScratch] = {sum.scratch, parts.tiers.pack_offset(sum.scratch),
-                         element_bytes(sum.scratch_dtype), sum.element_begin};
+                          only_zeros() ? 1 : element_bytes(sum.gradient_dtype), 0};
     turns[kGradient].tensor = sum.gradient;
-    turns[kScratch].tensor = sum.scratch;
-    turn_count = kTensors;
+    turn_count = kScratch;
+    if (!only_zeros()) {
+        layouts[kScratch] = {sum.scratch, parts.tiers.pack_offset(sum.scratch),
+                             element_bytes(sum.scratch_dtype), sum.element_begin};
+        turns[kScratch].tensor = sum.scratch;
+        turn_count = kTensors;
+    }
     zones[0] = {sum.element_begin, sum.element_begin + sum.element_count};
 }
 
@@ -55,7 +59,7 @@ void AccumulateJob::cut(Chunk &chunk)
 {
     chunk.scans = false;
     chunk.element_begin = cursor;
-    const uint32_t tensors = zone == 0 ? kTensors : kScratch;  // zeros need the gradient alone
+    const uint32_t tensors = zone == 0 ? turn_count : kScratch;  // zeros need the gradient alone
     chunk.element_count =
         common_run(layouts, tensors, cursor, zones[zone].end - cursor, pipeline.block_bytes);
     chunk.piece_count = 0;
@@ -80,6 +84,7 @@ Status AccumulateJob::opened()
     const bool empty = pipeline.tiers.contents(sum.gradient) == Contents::kEmpty;
     if (!empty) return {};
     mode = kernels::Reduce::kFirst;
+    if (only_zeros()) return {};
     const Zone around[] = {{zones[0].end, sum.gradient_elements}, {0, zones[0].begin}};
     for (const Zone &at : around) {
         if (at.begin == at.end) continue;
@@ -92,6 +97,7 @@ Status AccumulateJob::opened()
 Status AccumulateJob::run(Chunk &chunk)
 {
     if (chunk.piece_count == kScratch) {
+        if (mode != kernels::Reduce::kFirst) return {};  // written meanwhile
         std::memset(chunk.pointers[kGradient], 0,
                     chunk.element_count * layouts[kGradient].element_bytes);
         return {};
@@ -111,7 +117,7 @@ void AccumulateJob::end()
         pipeline.report(sum.gradient, status);
     }
     pipeline.tiers.unclaim(claim, sum.gradient);
-    pipeline.tiers.unclaim(claim, sum.scratch);
+    if (!only_zeros()) pipeline.tiers.unclaim(claim, sum.scratch);
     {
         MutexLock lock(pipeline.mutex);
         pipeline.retire(*this);
@@ -120,6 +126,33 @@ void AccumulateJob::end()
     MutexLock lock(pipeline.mutex);
     --pipeline.accumulations;
     pipeline.job_gone();
+}
+
+Status start(Pipeline::Parts &parts, const Accumulation &asked)
+{
+    auto made = std::make_unique<AccumulateJob>(parts, asked);
+    {
+        MutexLock claiming(parts.claiming);
+        {
+            MutexLock lock(parts.mutex);
+            if (parts.closing) {
+                return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more sums.");
+            }
+            if (parts.accumulations == kAccumulationsMax) {
+                return Status::error(STW_ERROR_LIMIT, "%u sums into gradients are pending already.",
+                                     kAccumulationsMax);
+            }
+            ++parts.accumulations;
+            parts.enqueue(*made);
+        }
+        AccumulateJob *job = made.release();  // its own from here on, see end()
+        const TensorId tensors[] = {asked.gradient, asked.scratch};
+        const ClaimId claim = parts.tiers.claim(tensors, job->turn_count);
+        MutexLock lock(parts.mutex);
+        parts.activate(*job, claim);
+    }
+    parts.pump();
+    return {};
 }
 
 }  // namespace
@@ -136,29 +169,16 @@ Status Pipeline::accumulate(const Accumulation &asked)
                              asked.element_count, asked.gradient_dtype, asked.scratch_dtype,
                              asked.gradient, asked.scratch);
     }
-    auto made = std::make_unique<AccumulateJob>(*parts_, asked);
-    {
-        MutexLock claiming(parts_->claiming);
-        {
-            MutexLock lock(parts_->mutex);
-            if (parts_->closing) {
-                return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more sums.");
-            }
-            if (parts_->accumulations == kAccumulationsMax) {
-                return Status::error(STW_ERROR_LIMIT, "%u sums into gradients are pending already.",
-                                     kAccumulationsMax);
-            }
-            ++parts_->accumulations;
-            parts_->enqueue(*made);
-        }
-        AccumulateJob *job = made.release();  // its own from here on, see end()
-        const TensorId tensors[] = {asked.gradient, asked.scratch};
-        const ClaimId claim = parts_->tiers.claim(tensors, kTensors);
-        MutexLock lock(parts_->mutex);
-        parts_->activate(*job, claim);
-    }
-    parts_->pump();
-    return {};
+    return start(*parts_, asked);
+}
+
+Status Pipeline::zero(TensorId tensor, uint64_t bytes)
+{
+    Accumulation zeros;
+    zeros.gradient = tensor;
+    zeros.gradient_dtype = STW_U8;
+    zeros.element_count = zeros.gradient_elements = bytes;
+    return start(*parts_, zeros);
 }
 
 }  // namespace stepwell::update

@@ -75,6 +75,10 @@ public:
     // Claims both tensors before it returns. Never blocks. Errors: INVALID, LIMIT, CLOSED.
     Status accumulate(const Accumulation &accumulation);
 
+    // Zeros into a tensor, of `bytes`, unless it has contents when its turn comes. Claims it before
+    // it returns. Never blocks. Errors: LIMIT, CLOSED.
+    Status zero(TensorId tensor, uint64_t bytes);
+
     // Somebody waits for this tensor: what it still has to go through comes next, as a demand. Any
     // thread, with or without the runtime's lock; takes a leaf lock and calls nothing.
     void prefer(TensorId tensor);

@@ -4,8 +4,8 @@
 #include "lib/update/parts.h"
 
 #include "lib/support/assert.h"
+#include "lib/support/signals.h"
 
-#include <csignal>
 #include <pthread.h>
 
 namespace stepwell::update {
@@ -13,11 +13,7 @@ namespace stepwell::update {
 Status Pipeline::Parts::start_threads()
 {
     threads.reserve(options.thread_count);
-    // Signals are for the threads of the program.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked signals;
     const auto main = [](void *parts) -> void * {
         static_cast<Parts *>(parts)->worker_main();
         return nullptr;
@@ -30,7 +26,6 @@ Status Pipeline::Parts::start_threads()
         pthread_setname_np(thread, "stw-update");
         threads.push_back(thread);
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (error == 0) return {};
     return Status::os_error(STW_ERROR_LIMIT, error,
                             "The system starts no more threads for updates: %zu of %u run",

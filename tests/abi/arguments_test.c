@@ -140,6 +140,32 @@ static void null_arguments_of_a_live_runtime_are_refused(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
+/* What nothing would honour is not taken in silence. */
+static void options_without_effect_are_refused(void **state)
+{
+    stw_runtime *runtime = *state, *second = NULL;
+    stw_tensor *tensor = tensor_f32(runtime, "sum", 16);
+    stw_reduce_options reduce = STW_REDUCE_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    const float local[16] = {0};
+    reduce.wire_dtype = STW_BF16;
+    fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "wire_dtype 3");
+    reduce.wire_dtype = 0, reduce.tier = STW_TIER_DEVICE;
+    fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "tier 1");
+    reduce.tier = STW_TIER_HOST, reduce.device = 9;
+    fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "device 9");
+    reduce.device = 0;
+    ok(stw_reduce(tensor, local, &reduce));
+    options.devices = &device, options.device_count = 1;
+    device.budget_bytes = 8 * MIB, device.staging_bytes = MIB;
+    fails(stw_runtime_open(&options, &second), STW_ERROR_UNSUPPORTED, "staging_bytes 1048576");
+    device.staging_bytes = 0, device.ordinal = 77;
+    fails(stw_runtime_open(&options, &second), STW_ERROR_UNSUPPORTED, "ordinal 77");
+    assert_null(second);
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
 static void unknown_flags_and_enumerators_are_refused(void **state)
 {
     stw_runtime *runtime = *state;
@@ -315,6 +341,7 @@ int main(void)
         cmocka_unit_test(null_objects_of_a_step_are_refused_everywhere),
         cmocka_unit_test(memory_that_never_was_a_handle_is_refused),
         cmocka_unit_test(null_arguments_of_a_live_runtime_are_refused),
+        cmocka_unit_test(options_without_effect_are_refused),
         cmocka_unit_test(unknown_flags_and_enumerators_are_refused),
         cmocka_unit_test(options_of_open_are_checked),
         cmocka_unit_test(a_status_is_known_by_text_and_number),

@@ -162,6 +162,17 @@ static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void *
     refused(&wanted, STW_ERROR_LIMIT, "'sysctl vm.max_map_count=");
 }
 
+static void tables_that_do_not_fit_their_budget_are_refused(void **state)
+{
+    machine wanted = machine_small();
+    (void)state;
+    wanted.metadata_bytes = 512 * KIB;
+    refused(&wanted, STW_ERROR_BUDGET, "metadata_bytes is 512.0 KiB, but the tables");
+    assert_true(error_numbers().needed_bytes > wanted.metadata_bytes);
+    wanted.metadata_bytes = error_numbers().needed_bytes;
+    machine_close(machine_open(&wanted));
+}
+
 static void a_device_across_a_bus_needs_room_for_staging(void **state)
 {
     machine wanted = machine_small();
@@ -215,6 +226,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
         cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
         cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
+        cmocka_unit_test(tables_that_do_not_fit_their_budget_are_refused),
         cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),
         cmocka_unit_test(the_second_directory_failing_closes_the_first),
         cmocka_unit_test(the_store_has_no_name_in_its_directory),

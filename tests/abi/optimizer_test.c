@@ -282,6 +282,23 @@ static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
     ok(stw_runtime_close(here.runtime, 0, 0));
 }
 
+static void destroying_with_a_view_of_a_state_is_busy_and_changes_nothing(void **state)
+{
+    trainee here = trainee_open(STW_OPTIMIZER_ADAMW, STW_F32, NULL);
+    stw_tensor *moment = NULL;
+    stw_view view;
+    (void)state;
+    ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &moment));
+    view = view_get(here.runtime, moment, STW_READ);
+    fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "open views");
+    view_put(&view);
+    /* Its own still, and it works. */
+    fails(stw_tensor_destroy(&moment, 1), STW_ERROR_BUSY, "belongs to an optimizer");
+    give_gradient(&here, 1);
+    ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+    trainee_close(&here);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -290,6 +307,7 @@ int main(void)
         cmocka_unit_test(a_bf16_parameter_has_a_master_in_f32),
         cmocka_unit_test(sgd_with_momentum_follows_its_formula),
         cmocka_unit_test(a_kernel_of_the_callers_is_streamed_like_ours),
+        cmocka_unit_test(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing),
     };
     return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
 }

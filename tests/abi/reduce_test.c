@@ -169,6 +169,31 @@ static void integers_are_not_summed(void **state)
     machine_close(runtime);
 }
 
+/* A gradient rests in the host tier: it stays off the disk as long as there is room for it. */
+static void gradients_are_not_written_to_disk_while_there_is_room(void **state)
+{
+    static float local[ELEMENTS];
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    stw_fetch_request request = request_of(gradient, STW_READ_WRITE);
+    const uint32_t links[] = {STW_LINK_HOST_TO_NVME, STW_LINK_DEVICE_TO_NVME};
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    stw_view view;
+    int i;
+    for (i = 0; i < 3; ++i) ok(stw_reduce(gradient, local, NULL));
+    view = view_get(runtime, gradient, STW_REDUCE);
+    view_put(&view);
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_FAR));
+    ok(stw_advise(&gradient, 1, STW_ADVICE_COLD));
+    ok(stw_runtime_drain(runtime, 0));
+    for (i = 0; i < 2; ++i) {
+        ok(stw_link_stats_get(runtime, links[i], 0, &stats));
+        assert_int_equal(stats.bytes, 0);
+    }
+    machine_close(runtime);
+}
+
 static void sums_survive_eviction_between_micro_batches(void **state)
 {
     stw_runtime *runtime = machine_open(*state);
@@ -200,6 +225,7 @@ static int run_on(const char *name, machine *wanted)
         cmocka_unit_test_prestate(a_part_of_a_gradient_is_summed_with_zeros_around_it, wanted),
         cmocka_unit_test_prestate(memory_of_the_callers_is_summed_with_scale_and_dtype, wanted),
         cmocka_unit_test_prestate(integers_are_not_summed, wanted),
+        cmocka_unit_test_prestate(gradients_are_not_written_to_disk_while_there_is_room, wanted),
         cmocka_unit_test_prestate(sums_survive_eviction_between_micro_batches, wanted),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);

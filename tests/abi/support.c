@@ -90,6 +90,7 @@ stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
     options.tensors_max = wanted->tensors_max;
     options.views_max = wanted->views_max;
     options.operations_max = wanted->operations_max;
+    options.metadata_bytes = wanted->metadata_bytes;
     options.block_bytes = STW_BLOCK_64K;
     options.log = log_line;
     return stw_runtime_open(&options, runtime_out);

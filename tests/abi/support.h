@@ -38,6 +38,7 @@ typedef struct machine {
     uint32_t tensors_max;
     uint32_t views_max;
     uint32_t operations_max;
+    uint64_t metadata_bytes;
     uint64_t timeout_ns;
     int errors_expected; /* the log may hold errors: faults are injected */
 } machine;

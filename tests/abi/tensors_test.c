@@ -293,6 +293,38 @@ static void zero_tensors_read_as_zeros_alone_and_in_shared_blocks(void **state)
     ok(stw_tensor_destroy(&large, 1));
 }
 
+/* The block it shares lies on a disk that does not answer: the zeros come when somebody asks. */
+static void discarding_never_waits_for_the_block(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor_spec spec = spec_f32(NULL, 100);
+    stw_tensor *zero, *other;
+    stw_tensor_info info;
+    float value;
+    stw_copy_options options = STW_COPY_OPTIONS_INIT;
+    (void)state;
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=read:1:hang;at=read:2:hang";
+    wanted.host_blocks = 0;
+    runtime = machine_open(&wanted);
+    spec.flags = STW_TENSOR_ZERO;
+    zero = tensor_make(runtime, &spec);
+    other = tensor_f32(runtime, NULL, 100);
+    tensor_fill_sequence(zero, 100, 1);
+    tensor_fill_sequence(other, 100, 1);
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+    ok(stw_tensor_discard(&zero, 1));
+    ok(stw_tensor_discard(&zero, 1));
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(zero, &info));
+    assert_int_equal(info.state, STW_STATE_VALID);
+    options.element_count = 1, options.timeout_ns = 50 * MILLISECOND_NS;
+    fails(stw_tensor_read(zero, &value, &options), STW_ERROR_TIMEOUT, "");
+    (void)stw_runtime_close(runtime, 0, MILLISECOND_NS);
+}
+
 static void read_only_tensors_are_written_by_write_alone(void **state)
 {
     stw_runtime *runtime = *state;
@@ -373,6 +405,38 @@ static void crowd_thin(crowd *all, const char *base, uint64_t blocks)
     all->count = kept;
 }
 
+/* As many as the tables have room for: the next one is refused with the arithmetic, and room comes
+ * back with what is destroyed. */
+static void tensors_past_the_budget_of_the_tables_are_refused(void **state)
+{
+    enum { TENSORS_MAX = 20000 };
+    static stw_tensor *tensors[TENSORS_MAX];
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_tensor_spec spec = spec_f32(NULL, 4);
+    uint32_t count = 0, again;
+    (void)state;
+    wanted.views_max = 64;
+    wanted.metadata_bytes = 8 * MIB;
+    runtime = machine_open(&wanted);
+    while (count < TENSORS_MAX && stw_tensor_create(runtime, &spec, 1, &tensors[count]) == STW_OK) {
+        ++count;
+        ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats));
+        assert_int_equal(stats.metadata_budget_bytes, wanted.metadata_bytes);
+        assert_true(stats.metadata_bytes <= wanted.metadata_bytes);
+    }
+    assert_in_range(count, 500, TENSORS_MAX - 1);
+    fails(stw_tensor_create(runtime, &spec, 1, &tensors[count]), STW_ERROR_BUDGET,
+          "metadata_bytes is 8.0 MiB, of which");
+    assert_true(error_numbers().needed_bytes > error_numbers().free_bytes);
+    ok(stw_tensor_destroy(tensors, count));
+    for (again = 0; again < count; ++again) {
+        ok(stw_tensor_create(runtime, &spec, 1, &tensors[again]));
+    }
+    machine_close(runtime);
+}
+
 static void addresses_last_as_long_as_the_room_does(void **state)
 {
     stw_runtime *runtime = *state;
@@ -404,8 +468,10 @@ int main(void)
         cmocka_unit_test(reshape_keeps_to_the_created_size_and_empties),
         cmocka_unit_test(reading_what_was_never_written_is_refused),
         cmocka_unit_test(zero_tensors_read_as_zeros_alone_and_in_shared_blocks),
+        cmocka_unit_test(discarding_never_waits_for_the_block),
         cmocka_unit_test(read_only_tensors_are_written_by_write_alone),
         cmocka_unit_test(tensors_max_is_a_limit_with_its_number),
+        cmocka_unit_test(tensors_past_the_budget_of_the_tables_are_refused),
         cmocka_unit_test(addresses_last_as_long_as_the_room_does),
     };
     return cmocka_run_group_tests_name("tensors", tests, open_runtime, close_runtime);

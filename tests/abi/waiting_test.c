@@ -294,6 +294,73 @@ static void an_interrupt_from_a_signal_handler_ends_waits(void **state)
     machine_close(here.runtime);
 }
 
+static void *drain_it(void *argument)
+{
+    meeting *me = argument;
+    pthread_barrier_wait(&me->barrier);
+    me->status = stw_runtime_drain(me->runtime, 0);
+    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
+    return NULL;
+}
+
+static void *evict_it(void *argument)
+{
+    meeting *me = argument;
+    pthread_barrier_wait(&me->barrier);
+    me->status = stw_evict(me->runtime, &me->first, 1, STW_TIER_DEVICE, 0, 0);
+    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
+    return NULL;
+}
+
+static stw_operation *awaited;
+static void *wait_for_it(void *argument)
+{
+    meeting *me = argument;
+    pthread_barrier_wait(&me->barrier);
+    me->status = stw_operation_wait(awaited, 0);
+    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
+    return NULL;
+}
+
+/* The disk hangs until the end: without the interrupt nobody would come back. The asynchronous
+ * fetch itself goes on; the wait for it ends. */
+static void an_interrupt_ends_every_wait(void **state)
+{
+    void *(*const waits[])(void *) = {drain_it, evict_it, wait_for_it};
+    stw_tensor *other;
+    machine wanted = machine_small();
+    meeting here;
+    pthread_t thread;
+    stw_fetch_request request;
+    size_t i;
+    (void)state;
+    wanted.nvme_driver = "fault";
+    /* All but the superblock. */
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:hang;at=write:2:hang;"
+                          "at=write:3:hang;at=write:4:hang;at=write:5:hang;at=write:6:hang";
+    wanted.host_blocks = 0;
+    memset(&here, 0, sizeof here);
+    here.runtime = machine_open(&wanted);
+    here.first = tensor_f32(here.runtime, "t", 4 * BLOCK / 4);
+    other = tensor_f32(here.runtime, "u", 8 * BLOCK / 4);
+    tensor_fill_sequence(here.first, 4 * BLOCK / 4, 0);
+    request = request_of(other, STW_WRITE);
+    /* Its room comes when the first one has left. */
+    ok(stw_fetch_async(here.runtime, NULL, &request, 1, &awaited));
+    pthread_barrier_init(&here.barrier, NULL, 2);
+    for (i = 0; i < COUNT(waits); ++i) {
+        pthread_create(&thread, NULL, waits[i], &here);
+        pthread_barrier_wait(&here.barrier);
+        while (pthread_tryjoin_np(thread, NULL) != 0) ok(stw_runtime_interrupt(here.runtime));
+        assert_int_equal(here.status, STW_ERROR_INTERRUPTED);
+        assert_non_null(strstr(here.sentence, "stw_runtime_interrupt"));
+        assert_int_equal(stw_operation_poll(awaited), STW_PENDING);
+    }
+    pthread_barrier_destroy(&here.barrier);
+    ok(stw_operation_free(awaited));
+    fails(stw_runtime_close(here.runtime, 0, MILLISECOND_NS), STW_ERROR_TIMEOUT, "");
+}
+
 enum { WORKERS = 4, ROUNDS = 300 };
 
 typedef struct worker {
@@ -370,6 +437,7 @@ int main(void)
         cmocka_unit_test(room_that_another_thread_holds_is_waited_for_when_asked),
         cmocka_unit_test(a_cycle_of_waits_for_room_ends_with_the_youngest),
         cmocka_unit_test(a_cycle_of_conflicting_views_ends_with_the_youngest),
+        cmocka_unit_test(an_interrupt_ends_every_wait),
         cmocka_unit_test(an_interrupt_from_a_signal_handler_ends_waits),
         cmocka_unit_test(no_increment_of_many_threads_is_lost),
     };

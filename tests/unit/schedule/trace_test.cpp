@@ -81,5 +81,18 @@ TEST(Trace, PhasesLearnApart)
     EXPECT_EQ(trace.next_use(5), kNever);
 }
 
+TEST(Trace, LearnsNoMoreThanItsLimitAllows)
+{
+    Trace trace;
+    trace.set_limit(4096);
+    trace.begin_step(0);
+    for (residency::TensorId tensor = 0; tensor < 10000; ++tensor) trace.access(tensor % 50);
+    EXPECT_LE(trace.metadata_bytes(), 4096u);
+    trace.end_step(0, true);
+    EXPECT_LE(trace.metadata_bytes(), 4096u);
+    EXPECT_TRUE(trace.begin_step(0));
+    EXPECT_EQ(trace.next_use(49), 49u);
+}
+
 }  // namespace
 }  // namespace stepwell::schedule

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's own tables: counted, and a tensor that would take them past their budget refused.
+// They lie in ordinary memory whatever tiers there are, so their budget is beside the tiers'.
+#include "lib/runtime/runtime.h"
+#include "lib/support/growth.h"
+
+namespace stepwell {
+namespace {
+
+constexpr uint64_t kNameBytes = 32;     // of a tensor's name, for the derived budget
+constexpr uint64_t kNameCopies = 3;     // handle, core, list of names
+constexpr uint64_t kNodeBytes = 96;     // of the list of names, with the allocator's share
+constexpr uint64_t kOtherBytes = 8u << 20;  // what is in flight: transfers, fetches, operations
+
+}  // namespace
+
+uint64_t Runtime::name_bytes(size_t length)
+{
+    return length == 0 ? 0 : kNodeBytes + kNameCopies * (length + 1);
+}
+
+// Under the lock. The table of views counts whole: it may become that by hits, which ask nobody.
+uint64_t Runtime::metadata_bytes() const
+{
+    return core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes() +
+           trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
+           handles_.capacity() * sizeof(stw_tensor *) +
+           pack_addresses_.capacity() * sizeof(PackAddresses);
+}
+
+// Without a wish: what all tensors and blocks need that the other limits allow, learned order of
+// accesses included.
+Status Runtime::open_metadata(const stw_runtime_options &options)
+{
+    const uint64_t fixed = metadata_bytes();
+    if (options.metadata_bytes == 0) {
+        metadata_budget_ = fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax +
+                           uint64_t{core_.tensors_max()} *
+                               (sizeof(stw_tensor) + name_bytes(kNameBytes) + sizeof(void *) +
+                                sizeof(PackAddresses)) +
+                           kOtherBytes;
+        return {};
+    }
+    metadata_budget_ = options.metadata_bytes;
+    trace_.set_limit(metadata_budget_ / 4);
+    if (fixed <= metadata_budget_ - metadata_budget_ / 4) return {};
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "metadata_bytes is %s, but the tables for these budgets take %s before the first tensor "
+        "(%s of them for views_max), and a quarter is kept for the learned order of accesses; "
+        "raise it to %s or more, or lower views_max",
+        bytes_text(metadata_budget_).c_str(), bytes_text(fixed).c_str(),
+        bytes_text(views_.metadata_bytes()).c_str(), bytes_text(fixed + fixed / 3 + 1).c_str());
+    status.mutable_detail().needed_bytes = fixed + fixed / 3 + 1;
+    status.mutable_detail().free_bytes = metadata_budget_;
+    return status;
+}
+
+// Under the lock: may a tensor more be made? Asked before anything is.
+Status Runtime::metadata_room(const residency::TensorSpec &spec) const
+{
+    const uint64_t blocks = core_.block_ids() + (spec.bytes + block_bytes_ - 1) / block_bytes_;
+    const uint64_t growth = core_.metadata_growth(spec) + sizeof(stw_tensor) +
+                            name_bytes(spec.name.size()) +
+                            growth_bytes(handles_, core_.tensor_ids() + 1) +
+                            growth_bytes(pack_addresses_, core_.pack_ids() + 1) +
+                            (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
+    const uint64_t used = metadata_bytes() - trace_.metadata_bytes();
+    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, used + trace_.limit());
+    if (growth <= free) return {};
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "the tables of the library have no room for it: %s more needed, metadata_bytes is %s, of "
+        "which %s is used and %s is kept for the learned order of accesses; raise metadata_bytes "
+        "when opening the runtime, or make fewer and larger tensors",
+        bytes_text(growth).c_str(), bytes_text(metadata_budget_).c_str(), bytes_text(used).c_str(),
+        bytes_text(trace_.limit()).c_str());
+    status.mutable_detail().needed_bytes = growth;
+    status.mutable_detail().free_bytes = free;
+    return status;
+}
+
+// So that nothing is left to be refused once the core has the tensor.
+void Runtime::prepare_tables(const residency::TensorSpec &wanted)
+{
+    grow_to_hold(handles_, core_.tensor_ids() + 1);
+    grow_to_hold(pack_addresses_, core_.pack_ids() + 1);
+    const uint64_t blocks = (wanted.bytes + block_bytes_ - 1) / block_bytes_;
+    if (engine_->store()) engine_->store()->reserve_ids(core_.block_ids() + blocks);
+}
+
+}  // namespace stepwell

@@ -204,7 +204,7 @@ TEST(Views, AreAbandonedWhenAnExceptionUnwinds)
 
 TEST(Step, IsAbortedWhenAnExceptionUnwinds)
 {
-    const stw::Runtime runtime = open_runtime();
+    stw::Runtime runtime = open_runtime();
     const stw::Tensor gradient =
         stw::Tensor::create(runtime, "g", {kElements}, STW_F32, STW_ROLE_GRAD).value();
     const stw::Phase phase = stw::Phase::create(runtime, "train").value();
@@ -219,7 +219,7 @@ TEST(Step, IsAbortedWhenAnExceptionUnwinds)
     } catch (const std::runtime_error &) {
     }
     EXPECT_EQ(open_views(runtime), 0u);
-    stw_runtime_drain(runtime.get(), 0);
+    runtime.drain();
     EXPECT_EQ(gradient.info().value().state, uint32_t{STW_STATE_EMPTY})
         << "what the step summed is dropped";
     stw::Step again = stw::Step::begin(phase).value();

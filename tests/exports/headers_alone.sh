@@ -24,7 +24,7 @@ for header in stepwell/*.h; do
     alone c c99 "$cc" "$header"
     alone c++ c++17 "$cxx" "$header"
 done
-for header in stepwell/*.hpp; do
+for header in stepwell/*.hpp stepwell/hpp/*.hpp; do
     alone c++ c++17 "$cxx" "$header"
 done
 printf '1..%d\n' "$number"

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stepwell/hpp/runtime.hpp: open and close, tiers and devices, hints, what can be observed.
+#ifndef STEPWELL_HPP_RUNTIME_HPP
+#define STEPWELL_HPP_RUNTIME_HPP
+
+#include <stepwell/hpp/owner.hpp>
+#include <stepwell/hpp/tensor_ref.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace stw {
+
+namespace detail {
+
+struct CloseRuntime {
+    stw_status operator()(stw_runtime *runtime) const noexcept
+    {
+        return stw_runtime_close(runtime, 0, 0);
+    }
+};
+
+/// Whether a close with this outcome has left the runtime open. Any other failure is one of earlier
+/// background work, told by a close that took place.
+inline bool stays_open(stw_status closed) noexcept
+{
+    return closed == STW_ERROR_BUSY || closed == STW_ERROR_TIMEOUT || closed == STW_ERROR_FORKED ||
+           closed == STW_ERROR_INVALID || closed == STW_ERROR_INTERNAL;
+}
+
+}  // namespace detail
+
+/// Tiers, budgets and threads.
+///
+/// The destructor closes and waits for I/O in flight; views that are still open make it give up and
+/// leak, as the C API says (close() tells).
+class Runtime : public detail::Owner<stw_runtime, detail::CloseRuntime> {
+public:
+    using Owner::Owner;
+    /// Blocks until everything stands. Errors: as stw_runtime_open().
+    static Result<Runtime> open(const stw_runtime_options &options)
+    {
+        stw_runtime *runtime = nullptr;
+        const stw_status code = stw_runtime_open(&options, &runtime);
+        if (code < 0) return Result<Runtime>(code);
+        return Runtime(runtime);
+    }
+    /// Blocks until I/O in flight is done. BUSY while views or operations are open; with
+    /// STW_CLOSE_DEFERRED views may be, and the memory goes with the last of them.
+    Status close(uint32_t flags = 0, uint64_t timeout_ns = 0)
+    {
+        if (!get()) return Status();
+        const stw_status code = stw_runtime_close(get(), flags, timeout_ns);
+        if (!detail::stays_open(code)) drop_handle();
+        return Status(code);
+    }
+    /// Blocks until updates, reduces and write-back are done. Returns the first background error.
+    Status drain(uint64_t timeout_ns = 0) { return Status(stw_runtime_drain(get(), timeout_ns)); }
+    /// Wakes every waiting thread with INTERRUPTED. Never blocks.
+    Status interrupt() { return Status(stw_runtime_interrupt(get())); }
+    /// The first background error since the last clear; its status is OK when there is none. Told,
+    /// not thrown. Never blocks.
+    stw_error_info background_error() const noexcept
+    {
+        stw_error_info info{};
+        info.struct_size = detail::size_of<stw_error_info>();
+        const stw_status code = stw_runtime_error(get(), &info);
+        return info.status == code ? info : detail::last_error(code);
+    }
+    Status clear_error() { return Status(stw_runtime_clear_error(get())); }
+
+    /// By name. Never blocks. NOT_FOUND when there is none.
+    Result<TensorRef> find(const char *name) const
+    {
+        stw_tensor *tensor = nullptr;
+        const stw_status code = stw_tensor_find(get(), name, &tensor);
+        if (code < 0) return Result<TensorRef>(code);
+        return TensorRef(tensor);
+    }
+    /// The tensor created after `previous`, the first without one; empty after the last.
+    Result<TensorRef> next(TensorRef previous = TensorRef()) const
+    {
+        stw_tensor *tensor = nullptr;
+        const stw_status code = stw_tensor_next(get(), previous.get(), &tensor);
+        if (code < 0) return Result<TensorRef>(code);
+        return TensorRef(tensor);
+    }
+
+    /// Hints that these fetches come. Never blocks, never fails for lack of room.
+    Status prefetch(const std::vector<stw_fetch_request> &requests)
+    {
+        const auto n = static_cast<uint32_t>(requests.size());
+        return Status(stw_prefetch(get(), requests.data(), n));
+    }
+    /// Could these be fetched together if nothing else were pinned? BUDGET if not. Never blocks.
+    Status fits(const std::vector<stw_fetch_request> &requests) const
+    {
+        const auto n = static_cast<uint32_t>(requests.size());
+        return Status(stw_fetch_fits(get(), requests.data(), n));
+    }
+    /// Makes every tensor leave a tier; blocks until they have. BUSY names open views.
+    Status evict_all(uint32_t tier, uint32_t device = 0, uint64_t timeout_ns = 0)
+    {
+        return Status(stw_evict(get(), nullptr, 0, tier, device, timeout_ns));
+    }
+    /// Makes these leave it. None named: none leave.
+    Status evict(const std::vector<stw_tensor *> &tensors, uint32_t tier, uint32_t device = 0,
+                 uint64_t timeout_ns = 0)
+    {
+        if (tensors.empty()) return Status();
+        const auto n = static_cast<uint32_t>(tensors.size());
+        return Status(stw_evict(get(), tensors.data(), n, tier, device, timeout_ns));
+    }
+
+    /// Totals of a tier since open. Never blocks.
+    Result<stw_tier_stats> tier(uint32_t tier, uint32_t device = 0) const
+    {
+        stw_tier_stats stats = STW_TIER_STATS_INIT;
+        const stw_status code = stw_tier_stats_get(get(), tier, device, &stats);
+        if (code < 0) return Result<stw_tier_stats>(code);
+        return stats;
+    }
+    /// Totals of a link (STW_LINK_*) since open. Never blocks.
+    Result<stw_link_stats> link(uint32_t link, uint32_t device = 0) const
+    {
+        stw_link_stats stats = STW_LINK_STATS_INIT;
+        const stw_status code = stw_link_stats_get(get(), link, device, &stats);
+        if (code < 0) return Result<stw_link_stats>(code);
+        return stats;
+    }
+    Result<stw_device_info> device(uint32_t device = 0) const
+    {
+        stw_device_info info{};
+        info.struct_size = detail::size_of<stw_device_info>();
+        const stw_status code = stw_device_info_get(get(), device, &info);
+        if (code < 0) return Result<stw_device_info>(code);
+        return info;
+    }
+    /// A JSON report. Blocks for the file.
+    Status write_report(const char *path) const { return Status(stw_report_write(get(), path)); }
+    /// A Chrome trace. Blocks for the file.
+    Status write_timeline(const char *path) const
+    {
+        return Status(stw_timeline_write(get(), path));
+    }
+};
+
+}  // namespace stw
+
+#endif  // STEPWELL_HPP_RUNTIME_HPP

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stepwell/hpp/tensor_ref.hpp: what can be done with a tensor, whoever owns it, and requests for
+// its bytes.
+#ifndef STEPWELL_HPP_TENSOR_REF_HPP
+#define STEPWELL_HPP_TENSOR_REF_HPP
+
+#include <stepwell/hpp/error.hpp>
+#include <stepwell/hpp/span.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+namespace stw {
+
+namespace detail {
+
+/// The calls that Tensor and TensorRef have in common. `Self` has the handle.
+template <class Self> class TensorCalls {
+public:
+    /// Copies all of it from the caller's memory; blocks until the source is free again.
+    Status write(const void *source) { return Status(stw_tensor_write(handle(), source, nullptr)); }
+    Status write(const void *source, const stw_copy_options &options)
+    {
+        return Status(stw_tensor_write(handle(), source, &options));
+    }
+    /// Copies all of it to the caller's memory; blocks until it is there.
+    Status read(void *destination) const
+    {
+        return Status(stw_tensor_read(handle(), destination, nullptr));
+    }
+    Status read(void *destination, const stw_copy_options &options) const
+    {
+        return Status(stw_tensor_read(handle(), destination, &options));
+    }
+    /// One value throughout, converted to nearest; blocks until every block is filled.
+    Status fill(double value) { return Status(stw_tensor_fill(handle(), value, nullptr)); }
+    Status fill(double value, const stw_copy_options &options)
+    {
+        return Status(stw_tensor_fill(handle(), value, &options));
+    }
+    /// Adds memory of the caller's to all of it; null adds zeros. Blocks until it is added.
+    Status reduce(const void *local) { return Status(stw_reduce(handle(), local, nullptr)); }
+    Status reduce(const void *local, const stw_reduce_options &options)
+    {
+        return Status(stw_reduce(handle(), local, &options));
+    }
+    /// The contents are dead: EMPTY from now on, nothing is written back. BUSY with views open.
+    Status discard()
+    {
+        stw_tensor *tensor = handle();
+        return Status(stw_tensor_discard(&tensor, 1));
+    }
+    /// As many elements as at creation or fewer; EMPTY from now on. BUSY with views open.
+    Status reshape(std::initializer_list<uint64_t> shape)
+    {
+        const auto dimensions = static_cast<uint32_t>(shape.size());
+        return Status(stw_tensor_reshape(handle(), shape.begin(), dimensions));
+    }
+    /// From the next decision on. Never blocks. Errors: as stw_tensor_set_policy().
+    Status set_policy(const stw_policy &policy)
+    {
+        return Status(stw_tensor_set_policy(handle(), &policy));
+    }
+    /// STW_ADVICE_*. Never blocks.
+    Status advise(uint32_t advice)
+    {
+        stw_tensor *tensor = handle();
+        return Status(stw_advise(&tensor, 1, advice));
+    }
+    /// Its range of addresses on a device, the same for life. Only a view makes the bytes be there.
+    Result<Span<std::byte>> address(uint32_t device = 0) const
+    {
+        void *pointer = nullptr;
+        uint64_t bytes = 0;
+        const stw_status code = stw_tensor_address(handle(), device, &pointer, &bytes);
+        if (code < 0) return Result<Span<std::byte>>(code);
+        return Span<std::byte>(static_cast<std::byte *>(pointer), static_cast<size_t>(bytes));
+    }
+    Result<stw_tensor_info> info() const
+    {
+        stw_tensor_info info{};
+        info.struct_size = size_of<stw_tensor_info>();
+        const stw_status code = stw_tensor_info_get(handle(), &info);
+        if (code < 0) return Result<stw_tensor_info>(code);
+        return info;
+    }
+
+protected:
+    TensorCalls() noexcept = default;
+
+private:
+    stw_tensor *handle() const noexcept { return static_cast<const Self *>(this)->get(); }
+};
+
+}  // namespace detail
+
+/// A tensor that somebody else owns: found by name, a state of an optimizer, or a Tensor passed on.
+/// Copies are the same tensor; it ends with its owner.
+class TensorRef : public detail::TensorCalls<TensorRef> {
+public:
+    TensorRef() noexcept = default;
+    TensorRef(stw_tensor *tensor) noexcept : tensor_(tensor) {}
+    stw_tensor *get() const noexcept { return tensor_; }
+    explicit operator bool() const noexcept { return tensor_ != nullptr; }
+    friend bool operator==(TensorRef one, TensorRef other) noexcept
+    {
+        return one.tensor_ == other.tensor_;
+    }
+    friend bool operator!=(TensorRef one, TensorRef other) noexcept { return !(one == other); }
+
+private:
+    stw_tensor *tensor_ = nullptr;
+};
+
+/// What to fetch: `stw::want(w)`, `stw::want(gradient, STW_REDUCE)`, or a range of elements.
+inline stw_fetch_request want(TensorRef tensor, uint32_t access = STW_READ,
+                              uint32_t tier = STW_TIER_DEFAULT, uint64_t element_begin = 0,
+                              uint64_t element_count = 0) noexcept
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    request.tensor = tensor.get();
+    request.access = access;
+    request.tier = tier;
+    request.element_begin = element_begin;
+    request.element_count = element_count;
+    return request;
+}
+
+}  // namespace stw
+
+#endif  // STEPWELL_HPP_TENSOR_REF_HPP

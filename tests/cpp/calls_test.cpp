@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// stepwell.hpp: every call of the C API through the wrapper, each with an effect that shows which
+// one it was. Lifetimes are wrapper_test.cpp's.
+#include <stepwell/stepwell.hpp>
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t kElements = 40000;  // three blocks, the last in part
+
+stw::Runtime open_runtime(const char *fault_script = nullptr)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    device.budget_bytes = 1u << 20;
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    nvme.path = ".";
+    nvme.budget_bytes = 8u << 20;
+    nvme.driver = fault_script ? "fault" : nullptr;
+    nvme.driver_options = fault_script;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    options.devices = &device;
+    options.device_count = 1;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    options.host_bytes = 1u << 20;
+    options.block_bytes = STW_BLOCK_64K;
+    options.timeout_ns = 10ull * 1000000000;
+    return stw::Runtime::open(options).value();
+}
+
+stw::Tensor tensor_of(const stw::Runtime &runtime, const char *name, double value,
+                      uint32_t role = STW_ROLE_OTHER)
+{
+    stw::Tensor tensor = stw::Tensor::create(runtime, name, {kElements}, STW_F32, role).value();
+    tensor.fill(value);
+    return tensor;
+}
+
+template <class Body> stw_status code_of(Body &&body)
+{
+    try {
+        body();
+    } catch (const stw::Error &error) {
+        return error.code();
+    }
+    return STW_OK;
+}
+
+std::string text_of_file(const char *path)
+{
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Library, SaysItsVersionItsTextsAndItsDtypes)
+{
+    EXPECT_NE(std::strlen(stw::version()), 0u);
+    EXPECT_EQ(stw::abi_version(), 0u);
+    EXPECT_STREQ(stw::text_of(STW_OK), "success");
+    EXPECT_EQ(stw::dtype_bits(STW_BF16), 16u);
+    EXPECT_EQ(stw::dtype_bits(stw::dtype_of<double>()), 64u);
+    EXPECT_EQ(stw::dtype_bits(99), 0u);
+}
+
+TEST(Error, WithoutASentenceSaysWhatTheCodeMeans)
+{
+    stw::Runtime runtime = open_runtime();
+    EXPECT_EQ(code_of([&] { (void)runtime.find("none"); }), STW_ERROR_NOT_FOUND);
+    EXPECT_NE(std::string(stw::last_error()).find("none"), std::string::npos);
+    runtime.close();
+    try {
+        runtime.interrupt();
+        ADD_FAILURE() << "a closed runtime was interrupted";
+    } catch (const stw::Error &error) {
+        EXPECT_STREQ(error.what(), stw::text_of(STW_ERROR_CLOSED));
+    }
+}
+
+TEST(Runtime, FindsTensorsByNameAndInOrder)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor a = stw::Tensor::create(runtime, "a", {8}).value();
+    const stw::Tensor b = stw::Tensor::create(runtime, "b", {8}).value();
+    EXPECT_EQ(runtime.find("b").value(), b);
+    EXPECT_EQ(runtime.next().value(), a);
+    EXPECT_EQ(runtime.next(a).value(), b);
+    EXPECT_FALSE(runtime.next(b).value());
+}
+
+TEST(Runtime, PrefetchMovesAndEvictMovesBack)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor a = tensor_of(runtime, "a", 1);
+    stw::Tensor b = tensor_of(runtime, "b", 2);
+    runtime.evict_all(STW_TIER_DEVICE);
+    EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().used_bytes, 0u);
+    runtime.prefetch({stw::want(a, STW_READ, STW_TIER_DEVICE)});
+    runtime.drain();
+    EXPECT_NE(a.info().value().residence & STW_ALLOW_DEVICE, 0u);
+    runtime.evict({b.get()}, STW_TIER_DEVICE);
+    EXPECT_NE(a.info().value().residence & STW_ALLOW_DEVICE, 0u) << "b alone was to leave";
+    runtime.evict({a.get()}, STW_TIER_DEVICE);
+    EXPECT_EQ(a.info().value().residence & STW_ALLOW_DEVICE, 0u);
+}
+
+TEST(Runtime, SaysWhatFitsTogether)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor half = stw::Tensor::create(runtime, "half", {160000}).value();
+    const stw::Tensor other = stw::Tensor::create(runtime, "other", {160000}).value();
+    const auto here = [](const stw::Tensor &tensor) {
+        return stw::want(tensor, STW_WRITE, STW_TIER_DEVICE);
+    };
+    EXPECT_EQ(code_of([&] { runtime.fits({here(half)}); }), STW_OK);
+    EXPECT_EQ(code_of([&] { runtime.fits({here(half), here(other)}); }), STW_ERROR_BUDGET);
+}
+
+TEST(Runtime, TellsDeviceLinksAndFiles)
+{
+    stw::Runtime runtime = open_runtime();
+    const stw_device_info device = runtime.device().value();
+    EXPECT_STREQ(device.driver, "cpu");
+    EXPECT_NE(device.flags & STW_DEVICE_STABLE_ADDRESS, 0u);
+    EXPECT_EQ(code_of([&] { (void)runtime.device(7); }), STW_ERROR_INVALID);
+    stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    runtime.evict_all(STW_TIER_DEVICE);
+    runtime.evict_all(STW_TIER_HOST);
+    const uint64_t written = runtime.link(STW_LINK_HOST_TO_NVME).value().bytes +
+                             runtime.link(STW_LINK_DEVICE_TO_NVME).value().bytes;
+    EXPECT_GE(written, kElements * sizeof(float));
+    runtime.write_report("calls-report.json");
+    runtime.write_timeline("calls-timeline.json");
+    EXPECT_NE(text_of_file("calls-report.json").find("\"tiers\""), std::string::npos);
+    EXPECT_NE(text_of_file("calls-timeline.json").find("\"traceEvents\""), std::string::npos);
+    std::remove("calls-report.json");
+    std::remove("calls-timeline.json");
+}
+
+TEST(Runtime, TellsBackgroundErrorsWithoutThrowing)
+{
+    stw::Runtime runtime = open_runtime();
+    EXPECT_EQ(runtime.background_error().status, STW_OK);
+    runtime.clear_error();
+    runtime.close();
+    EXPECT_EQ(runtime.background_error().status, STW_ERROR_CLOSED);
+}
+
+TEST(Runtime, IsClosedThoughTheCloseTellsABackgroundError)
+{
+    // Three blocks, three attempts each; write 0 is the superblock's.
+    std::string script = "inner=posix";
+    for (int i = 1; i <= 9; ++i) script += ";at=write:" + std::to_string(i) + ":eio";
+    stw::Runtime runtime = open_runtime(script.c_str());
+    const stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    (void)code_of([&] { runtime.evict_all(STW_TIER_DEVICE); });
+    (void)code_of([&] { runtime.evict_all(STW_TIER_HOST); });
+    EXPECT_EQ(runtime.background_error().status, STW_ERROR_IO);
+    EXPECT_STREQ(runtime.background_error().tensor, "t");
+    EXPECT_EQ(code_of([&] { runtime.close(); }), STW_ERROR_IO);
+    EXPECT_FALSE(runtime) << "the handle is dead, and may become another runtime's";
+}
+
+TEST(Runtime, ClosedWithViewsOpenItsMemoryGoesWithTheLast)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 3);
+    stw::Views views = stw::Views::fetch(runtime, {stw::want(tensor)}).value();
+    EXPECT_EQ(code_of([&] { runtime.close(); }), STW_ERROR_BUSY);
+    EXPECT_TRUE(runtime);
+    runtime.close(STW_CLOSE_DEFERRED);
+    EXPECT_FALSE(runtime);
+    EXPECT_EQ(views[0].as<const float>()[kElements - 1], 3);
+    EXPECT_EQ(code_of([&] { (void)tensor.info(); }), STW_ERROR_CLOSED);
+    views.release();
+}
+
+TEST(Tensor, TakesCallsThroughAReferenceToo)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    stw::TensorRef same = runtime.find("t").value();
+    same.fill(4);
+    std::vector<float> out(kElements);
+    stw_copy_options last = STW_COPY_OPTIONS_INIT;
+    last.element_begin = kElements - 1;
+    last.element_count = 1;
+    tensor.fill(9, last);
+    same.read(out.data());
+    EXPECT_EQ(out.front(), 4);
+    EXPECT_EQ(out.back(), 9);
+    same.write(out.data(), last);
+    tensor.read(out.data() + 1, last);
+    EXPECT_EQ(out[1], 4) << "the range was written from the first element of the source";
+    EXPECT_EQ(same.info().value().elements, kElements);
+    same.discard();
+    EXPECT_EQ(tensor.info().value().state, uint32_t{STW_STATE_EMPTY});
+}
+
+TEST(Tensor, IsReshapedAdvisedAndGivenAPolicy)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    tensor.advise(STW_ADVICE_HOT);
+    EXPECT_EQ(code_of([&] { tensor.advise(99); }), STW_ERROR_INVALID);
+    stw_policy policy = STW_POLICY_INIT;
+    policy.allowed_tiers = STW_ALLOW_HOST | STW_ALLOW_NVME;
+    tensor.set_policy(policy);
+    EXPECT_EQ(code_of([&] {
+                  (void)stw::Views::fetch(runtime, {stw::want(tensor, STW_READ, STW_TIER_DEVICE)});
+              }),
+              STW_ERROR_INVALID);
+    tensor.reshape({100, 20});
+    const stw_tensor_info info = tensor.info().value();
+    EXPECT_EQ(info.dimensions, 2u);
+    EXPECT_EQ(info.elements, 2000u);
+    EXPECT_EQ(info.state, uint32_t{STW_STATE_EMPTY});
+}
+
+TEST(Tensor, HasOneAddressForLife)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    const stw::Span<std::byte> address = tensor.address().value();
+    EXPECT_EQ(address.size(), kElements * sizeof(float));
+    const stw::Views views =
+        stw::Views::fetch(runtime, {stw::want(tensor, STW_READ, STW_TIER_DEVICE)}).value();
+    EXPECT_EQ(views[0].data(), address.data());
+    EXPECT_EQ(code_of([&] { (void)tensor.address(1); }), STW_ERROR_UNSUPPORTED);
+}
+
+TEST(Tensor, SumsWhatIsReduced)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor gradient = stw::Tensor::create(runtime, "g", {kElements}).value();
+    const std::vector<float> ones(kElements, 1);
+    gradient.reduce(ones.data());
+    stw_reduce_options twice = STW_REDUCE_OPTIONS_INIT;
+    twice.scale = 2;
+    gradient.reduce(ones.data(), twice);
+    std::vector<float> out(kElements);
+    gradient.read(out.data());
+    EXPECT_EQ(out, std::vector<float>(kElements, 3));
+}
+
+TEST(Views, AreSharedByReaders)
+{
+    const stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 2);
+    stw::Views views = stw::Views::fetch(runtime, {stw::want(tensor)}).value();
+    const stw::Views more = views.share().value();
+    EXPECT_EQ(more[0].data(), views[0].data());
+    views.release();
+    EXPECT_EQ(tensor.info().value().open_views, 1u);
+    EXPECT_EQ(more[0].as<const float>()[0], 2);
+}
+
+TEST(Operation, IsPolledWaitedForAndCancelled)
+{
+    const stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 5);
+    stw::Operation done = stw::Operation::fetch(runtime, {stw::want(tensor)}).value();
+    EXPECT_EQ(done.wait().code(), STW_OK);
+    EXPECT_EQ(done.poll().code(), STW_OK);
+    const stw::Views views = done.collect().value();
+    const stw::Tensor other = tensor_of(runtime, "other", 5);
+    // Not this thread's when waits are judged: else a fetch of its own would be BUSY.
+    stw_fetch_options handed = STW_FETCH_OPTIONS_INIT;
+    handed.flags = STW_FETCH_HAND_OVER;
+    const stw::Views held =
+        stw::Views::fetch(runtime, {stw::want(other, STW_READ_WRITE)}, &handed).value();
+    stw::Operation waits = stw::Operation::fetch(runtime, {stw::want(other)}).value();
+    EXPECT_EQ(waits.poll().code(), STW_PENDING);
+    waits.cancel();
+    EXPECT_EQ(code_of([&] { waits.poll(); }), STW_ERROR_CANCELLED);
+}
+
+TEST(Optimizer, TellsStatesCountsAndVerdicts)
+{
+    stw::Runtime runtime = open_runtime();
+    const stw::Tensor weights = tensor_of(runtime, "w", 1, STW_ROLE_PARAM);
+    stw::Tensor gradient = tensor_of(runtime, "g", 0.5, STW_ROLE_GRAD);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    stw::Optimizer optimizer = stw::Optimizer::create(runtime, options).value();
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    entry.parameter = weights.get();
+    entry.gradient = gradient.get();
+    optimizer.add({entry});
+    optimizer.set_count(weights, 9);
+    stw_update_options step = STW_UPDATE_OPTIONS_INIT;
+    step.flags = STW_UPDATE_WAIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    optimizer.step(step, &result);
+    EXPECT_EQ(result.updated, 1u);
+    EXPECT_EQ(optimizer.count(weights).value(), 10u);
+    stw_update_result later = STW_UPDATE_RESULT_INIT;
+    EXPECT_EQ(optimizer.result(&later).code(), STW_OK);
+    EXPECT_EQ(later.norm, result.norm);
+    const stw::TensorRef moment = optimizer.state(weights, "exp_avg").value();
+    std::vector<float> out(kElements);
+    moment.read(out.data());
+    EXPECT_FLOAT_EQ(out[0], 0.05F);
+    runtime.drain();
+    optimizer.destroy();
+    EXPECT_FALSE(optimizer);
+    gradient.destroy();
+}
+
+TEST(Step, IsAbortedByName)
+{
+    const stw::Runtime runtime = open_runtime();
+    stw::Phase phase = stw::Phase::create(runtime, "train").value();
+    stw::Step step = stw::Step::begin(phase).value();
+    EXPECT_EQ(code_of([&] { phase.destroy(); }), STW_ERROR_BUSY);
+    step.abort();
+    phase.destroy();
+    EXPECT_FALSE(phase);
+}
+
+}  // namespace

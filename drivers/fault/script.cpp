@@ -154,7 +154,7 @@ stw_status FaultScript::parse(const char *text, FaultScript *script_out,
     Option option;
     while (next_option(&rest, &option)) {
         if (script_out->take(option.key, option.value)) continue;
-        return unknown_option("fault", option, "its options are listed in drivers/fault/script.h",
+        return unknown_option("fault", option, "its options are listed in docs/drivers.md",
                               error_out);
     }
     return STW_OK;

@@ -262,6 +262,13 @@ TEST_F(Fault, UnclearScriptsAreRefused)
     }
 }
 
+TEST_F(Fault, AnUnknownOptionIsToldWhereTheyAreListed)
+{
+    Storage storage("fault", "torn_read=1");
+    EXPECT_EQ(storage.open(directory_.path(), kMiB, 4), STW_ERROR_INVALID);
+    EXPECT_NE(storage.sentence().find("docs/drivers.md"), std::string::npos) << storage.sentence();
+}
+
 std::vector<bool> faults_of(const char *text, uint64_t n)
 {
     FaultScript script;

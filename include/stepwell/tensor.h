@@ -114,7 +114,8 @@ STW_API stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape,
 STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
 /**
  * The device address of WHOLE, the same for life, whether bytes are there or not. Touching it
- * without a view is a fault: SIGSEGV, or a lost CUDA context.
+ * without a view is undefined: a fault (SIGSEGV, a lost CUDA context), or bytes that are not the
+ * tensor's any more.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management).

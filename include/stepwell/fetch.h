@@ -16,8 +16,8 @@ enum { /* access */
     STW_WRITE = 1,      /* alone; contents undefined at fetch, nothing is read */
     STW_READ_WRITE = 2, /* alone */
     STW_REDUCE = 3      /* zeros to add into; at release the view is summed into the tensor (an
-                           EMPTY one counts as nothing). The whole tensor, never a range of it. Many
-                           at once: micro-batches, tied weights, two uses in one graph */
+                           EMPTY one counts as nothing, and is zeros around a range). Many at once:
+                           micro-batches, tied weights, two uses in one graph */
 };
 enum { STW_WHOLE = 0, STW_SHARD = 1 };
 typedef struct stw_fetch_request {
@@ -106,8 +106,9 @@ enum { /* flags of stw_release */
     STW_RELEASE_NEAR = 2,    /* needed again soon: leave last */
     STW_RELEASE_DISCARD = 4, /* the contents are dead: EMPTY, no write-back (a used activation) */
     STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later; on one rank nothing changes */
-    STW_RELEASE_ABANDON = 8  /* the write failed half way: the tensor is EMPTY (or reads as zeros)
-                                from now on; REDUCE: nothing is added */
+    STW_RELEASE_ABANDON = 8  /* the write failed half way: the contents, all of the tensor's, become
+                                EMPTY (or zeros), not what they were before; REDUCE: nothing is
+                                added */
 };
 /**
  * Give views back. Write access makes the replica dirty; REDUCE starts the sum. The bytes are

@@ -11,7 +11,11 @@
 extern "C" {
 #endif
 
-/* One asynchronous call. Every *_async function makes one; each is freed once, by its owner. */
+/*
+ * One asynchronous call. Every *_async function makes one; each is freed once, by its owner. There
+ * is no callback: poll it, or wait for it.
+ */
+
 /* OK, PENDING or the error. Any thread. Blocks: never. */
 STW_API stw_status stw_operation_poll(stw_operation *operation);
 /* As poll, after waiting at most timeout_ns. PENDING is no failure: wait again (so that an

@@ -22,7 +22,7 @@ typedef struct stw_hyper {
     uint32_t struct_size;
     uint32_t flags;      /* STW_HYPER_* */
     double lr;
-    double beta1;        /* Lion too */
+    double beta1;
     double beta2;
     double eps;
     double weight_decay;
@@ -63,7 +63,7 @@ typedef struct stw_optimizer_options {
     uint32_t struct_size;
     uint32_t algorithm;              /* STW_OPTIMIZER_* */
     const char *name;                /* prefix of the state tensors' names; NULL: "optimizer" */
-    uint32_t state_dtype;            /* of the moments; 0: F32 */
+    uint32_t state_dtype;            /* of the moments: 0 or F32, others are UNSUPPORTED yet */
     uint32_t flags;                  /* none yet */
     const stw_custom_update *custom; /* copied */
     const stw_policy *state_policy;  /* copied; NULL: by preset */
@@ -74,14 +74,14 @@ typedef struct stw_optimizer_entry {
     uint32_t struct_size;
     uint32_t parameter_group;
     stw_tensor *parameter;
-    stw_tensor *gradient;    /* same shape, group and partition */
+    stw_tensor *gradient;    /* as many elements */
     uint64_t element_begin;  /* a part of a packed parameter; 0, 0: all. Parts do not overlap */
     uint64_t element_count;
 } stw_optimizer_entry;
 #define STW_OPTIMIZER_ENTRY_INIT { sizeof(stw_optimizer_entry), 0, 0, 0, 0, 0 }
 
 /* Ownership: *optimizer_out is the caller's. Threads: any. Blocks: never. Errors: INVALID,
- * LIMIT. */
+ * UNSUPPORTED, LIMIT. */
 STW_API stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_options *options,
                                         stw_optimizer **optimizer_out);
 STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
@@ -101,8 +101,7 @@ STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimiz
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
 /* A state as a tensor: "master", "exp_avg", "exp_avg_sq", "momentum", or a custom
- * name. Owned by the optimizer; fetch, read, write and export it like any other. NOT_FOUND,
- * INVALID. */
+ * name. Owned by the optimizer; fetch, read and write it like any other. NOT_FOUND, INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
 /* Updates done to this parameter (bias correction counts them). */

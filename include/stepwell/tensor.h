@@ -37,7 +37,7 @@ typedef struct stw_policy {
 enum { /* stw_tensor_spec.flags */
     /* 1 is kept for durable tensors */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
-    STW_TENSOR_READ_ONLY = 4 /* frozen: written only by stw_tensor_write and import */
+    STW_TENSOR_READ_ONLY = 4 /* frozen: written only by stw_tensor_write */
 };
 
 typedef struct stw_tensor_spec {
@@ -50,8 +50,8 @@ typedef struct stw_tensor_spec {
     uint32_t dimensions;          /* 0: a scalar */
     uint64_t shape[8];            /* [0, dimensions); products are checked */
     uint64_t align_bytes;         /* of the first element, a power of two up to 4096; 0: 256 */
-    uint64_t neighbour;           /* same non-zero value: lie side by side, move as one I/O and one
-                                     collective (the tensors of one layer) */
+    uint64_t neighbour;           /* small tensors share blocks, and so move as one I/O, only with
+                                     those of the same value (the tensors of one layer) */
     stw_group *group;             /* ranks it is sharded over; NULL: the runtime's */
     const stw_policy *policy;     /* copied; NULL: by preset and role */
 } stw_tensor_spec;
@@ -104,7 +104,10 @@ STW_API stw_status stw_tensor_find(stw_runtime *runtime, const char *name, stw_t
 STW_API stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous,
                                    stw_tensor **next_out);
 STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info_out);
-/* Replace the policy; takes effect at the next decision. Any thread. Blocks: never. */
+/* Replace the policy; takes effect at the next decision. Any thread. Blocks: never. UNSUPPORTED for
+ * a tensor smaller than a block unless it was created with STW_RETAIN_PIN: it may share its block
+ * with others, and what shares a block has one policy. BUDGET: no room is left where it would rest.
+ */
 STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
 /* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
  * lengths: one handle, one trace identity. BUSY with views open. Blocks: never. */

@@ -23,7 +23,7 @@ typedef struct stw_operation stw_operation;
 #define STW_STREAM_PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
 #define STW_STREAM_SYNCED ((void *)-1)    /* the caller has synchronised: order nothing */
 
-enum { /* dtype; opaque block formats are U8 with partition_multiple = block bytes */
+enum { /* dtype; opaque block formats are U8 */
     STW_F32 = 1, STW_F16 = 2, STW_BF16 = 3, STW_F64 = 4, STW_F8_E4M3 = 5, STW_F8_E5M2 = 6,
     STW_I64 = 7, STW_I32 = 8, STW_I16 = 9, STW_I8 = 10, STW_U8 = 11, STW_BOOL = 12
 };

@@ -3,7 +3,9 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [--nvme DIR] [--json FILE]
-                        [--pairs N] [--bytes N]
+                        [--pairs N] [--bytes N] [--train-pairs N] [--train-steps N]
+
+Without a group all of them are measured, in one run and into one JSON file.
 
 Every ratio is ours over the reference, higher is better, and is the median of the ratios of pairs
 measured one right after the other, because disks and virtual machines change speed by the minute.
@@ -23,11 +25,23 @@ from pathlib import Path
 from statistics import median
 
 from blas import use_widest_kernels
-from bench_tools import GB, MIB, BenchError, Fio, Program, in_turn, need_space, result, run_lines, say
+from bench_tools import (
+    GB,
+    MIB,
+    BenchError,
+    Fio,
+    Program,
+    in_turn,
+    need_space,
+    result,
+    run_lines,
+    say,
+    three_digits,
+)
 
 GROUPS = ("nvme", "fetch", "update", "train")
+# For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
-FIO_MIXED_GRID = [(block, depth) for block in ("1m", "4m") for depth in (16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
 UPDATE_READ, UPDATE_WRITE = 16, 12
 MIX_READ_PERCENT = round(100 * UPDATE_READ / (UPDATE_READ + UPDATE_WRITE))
@@ -206,7 +220,7 @@ def bench_update(options):
     command = [*program, "nvme", "--dir", options.nvme, "--host-bytes", host_bytes]
     with Fio(options.nvme, options.bytes, MIX_READ_PERCENT) as fio, Program(command) as ours:
         ours.ask("step")  # the first one also makes the states
-        best = fio.best_setting("rw", FIO_MIXED_GRID)
+        best = fio.best_setting("rw", FIO_GRID)
         for number in range(options.pairs):
             rate, step = in_turn(number, lambda: fio.run("rw", *best), lambda: ours.ask("step"))
             disk_seconds = (UPDATE_READ + UPDATE_WRITE) * step["parameters"] / rate
@@ -265,7 +279,7 @@ def bench_train(options):
     pairs = []
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         with Fio(options.nvme, options.bytes) as fio:
-            best = fio.best_setting("rw", FIO_MIXED_GRID)
+            best = fio.best_setting("rw", FIO_GRID)
             for number in range(options.train_pairs):
                 memory, tiered = in_turn(
                     number,
@@ -330,8 +344,8 @@ def print_table(results):
             f"{r['value']:.4g} {r['unit']}",
             f"{r['reference_value']:.4g}",
             r["against"],
-            f"{r['ratio']:.3f}",
-            f"{r['spread'][0]:.3f}..{r['spread'][1]:.3f}",
+            three_digits(r["ratio"]),
+            f"{three_digits(r['spread'][0])}..{three_digits(r['spread'][1])}",
         )
         for r in results
     ]
@@ -349,14 +363,14 @@ def print_table(results):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="dev bench", description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--build", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--nvme", type=Path, help="an existing directory on the drive to measure")
     parser.add_argument("--json", type=Path, help="write the results there too")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs (7)")
     parser.add_argument("--bytes", type=int, default=2 << 30, help="working set on the drive")
-    parser.add_argument("--train-pairs", type=int, default=3, help="of runs of train_gpt (3)")
+    parser.add_argument("--train-pairs", type=int, default=7, help="of runs of train_gpt (7)")
     parser.add_argument("--train-steps", type=int, default=8, help="of each of these runs (8)")
     options = parser.parse_args(arguments)
     for group in options.groups:
@@ -397,7 +411,9 @@ def main(arguments):
     print_table(results)
     say("ratio: ours over the reference, higher is better, median of the pairs")
     if options.json:
-        text = json.dumps({"results": results, "machine": about}, indent=2)
+        taken = {name: getattr(options, name) for name in ("pairs", "train_pairs", "train_steps")}
+        taken |= {"groups": options.groups or list(GROUPS), "bytes": options.bytes}
+        text = json.dumps({"results": results, "taken": taken, "machine": about}, indent=2)
         options.json.write_text(text + "\n", encoding="utf-8")
     return 0
 

@@ -2,6 +2,7 @@
 """What scripts/bench.py measures with: programs that answer commands, fio, and pairs in turn."""
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,12 @@ def say(text):
     print(text, flush=True)
 
 
+def three_digits(ratio):
+    """What pairs that differ by a tenth can tell."""
+    digits = 2 - math.floor(math.log10(abs(ratio))) if ratio else 2
+    return f"{ratio:.{max(digits, 0)}f}"
+
+
 def result(name, value, unit, against, ratios, **details):
     """One line of the table. ratios: of the pairs; the headline is their median."""
     return {
@@ -27,8 +34,8 @@ def result(name, value, unit, against, ratios, **details):
         "value": value,
         "unit": unit,
         "against": against,
-        "ratio": median(ratios),
-        "spread": [min(ratios), max(ratios)],
+        "ratio": float(three_digits(median(ratios))),
+        "spread": [float(three_digits(min(ratios))), float(three_digits(max(ratios)))],
         "pairs": len(ratios),
         **details,
     }

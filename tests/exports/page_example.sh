@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The C program in README.md, as printed there, compiles as C99 without a warning and runs.
-# usage: readme_example.sh README INCLUDE_DIRECTORY LIBRARY CC [FLAG...]
+# The first C program on a page, as printed there, compiles as C99 without a warning and runs.
+# usage: page_example.sh PAGE INCLUDE_DIRECTORY LIBRARY CC [FLAG...]
 set -euo pipefail
 
-readme=$1 include=$2 library=$3 cc=$4
+page=$1 include=$2 library=$3 cc=$4
 shift 4
 
 # In the build directory, on whatever file system the build is on: /tmp may be a tmpfs.
-work=$(mktemp -d "$PWD/readme-example-XXXXXX")
+work=$(mktemp -d "$PWD/page-example-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 # shellcheck disable=SC2016  # the fence of a code block, not a command
-sed -n '/^```c$/,/^```$/p' "$readme" | sed '1d;$d' >"$work/program.c"
-[[ -s $work/program.c ]] || { echo "README.md has no C program" && exit 1; }
+awk '/^```c$/ { inside = 1; next } /^```$/ && inside { exit } inside' "$page" >"$work/program.c"
+[[ -s $work/program.c ]] || { echo "$page has no C program" && exit 1; }
 "$cc" -std=c99 -Wall -Wextra -Wpedantic -Werror "$@" -I"$include" "$work/program.c" "$library" \
     -Wl,-rpath,"$(dirname "$library")" -o "$work/program"
 cd "$work"
 ./program
-left=$(find . -type f ! -name program ! -name program.c)
+left=$(find . -type f ! -name program ! -name program.c ! -name report.json)
 [[ -z $left ]] || { echo "the program left files behind: $left" && exit 1; }

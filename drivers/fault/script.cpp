@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kRulesMax = 256;
 constexpr const char *kFaultNames[kFaultKinds] = {
-    "eio", "short", "torn", "lost", "misdirect", "flip", "hang", "delay", "partial", "throttle",
-    "enospc",
+    "eio",  "short", "torn",    "lost",     "misdirect", "flip",
+    "hang", "delay", "partial", "throttle", "enospc",
 };
 
 struct RateKey {

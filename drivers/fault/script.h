@@ -5,8 +5,8 @@
 // Options, separated by ';' (N counts from 0, reads, writes and flushes each on their own):
 //   inner=NAME                the driver to wrap (default aio); inner.KEY=VALUE is passed on to it
 //   seed=S                    default 0
-//   read_eio, write_eio, write_enospc, read_short, write_short, torn_write, lost_write, misdirect, flip_read,
-//   hang_read, hang_write, flush_eio, submit_partial = P (a probability) or at:N
+//   read_eio, write_eio, write_enospc, read_short, write_short, torn_write, lost_write, misdirect,
+//   flip_read, hang_read, hang_write, flush_eio, submit_partial = P (a probability) or at:N
 //   delay_read, delay_write = P:NS or at:N:NS
 //   at=read|write|flush:N:KIND[:NS], KIND one of eio, enospc, short, torn, lost, misdirect, flip,
 //                             hang, delay; may be given again and again

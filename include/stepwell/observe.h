@@ -20,7 +20,7 @@ typedef struct stw_tier_stats {
     uint64_t pinned_bytes;   /* by views */
     uint64_t dirty_bytes;
     uint64_t staging_bytes;
-    uint64_t metadata_bytes; /* host tier: the library's own tables, of all tiers; not in used_bytes */
+    uint64_t metadata_bytes; /* host tier: the library's own tables, beside used_bytes */
     uint64_t tensors;
     uint64_t exports;        /* views that live in DLPack capsules */
     uint64_t evictions;

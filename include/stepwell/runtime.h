@@ -93,7 +93,8 @@ enum { STW_CLOSE_DEFERRED = 1 };
  * Errors:    BUSY, TIMEOUT, FORKED, and the first unreported background error.
  */
 STW_API stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t timeout_ns);
-/* Wake every thread that waits in this runtime with INTERRUPTED. Async-signal-safe. Blocks:
+/* End every wait in this runtime with INTERRUPTED: fetches, copies, drains, evictions, waits for
+ * operations and updates. Operations and updates themselves go on. Async-signal-safe. Blocks:
  * never. */
 STW_API stw_status stw_runtime_interrupt(stw_runtime *runtime);
 /* Wait until no background work is left (updates, reduces, write-back); timing, suspend, tests. */

@@ -105,9 +105,8 @@ STW_API stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous,
                                    stw_tensor **next_out);
 STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info_out);
 /* Replace the policy; takes effect at the next decision. Any thread. Blocks: never. UNSUPPORTED for
- * a tensor smaller than a block unless it was created with STW_RETAIN_PIN: it may share its block
- * with others, and what shares a block has one policy. BUDGET: no room is left where it would rest.
- */
+ * a tensor that shares its block with others, as what shares a block has one policy: give it a
+ * neighbour number of its own. BUDGET: no room is left where it would rest. */
 STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
 /* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
  * lengths: one handle, one trace identity. BUSY with views open. Blocks: never. */

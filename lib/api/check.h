@@ -32,9 +32,10 @@ template <class Body> stw_status guard(Body &&body) noexcept
 try {
     return report(body());
 } catch (const std::bad_alloc &) {
-    return report_plain(STW_ERROR_MEMORY,
-                        "the process cannot have more memory, and the library's tables need it; free "
-                        "some and try again");
+    return report_plain(
+        STW_ERROR_MEMORY,
+        "the process cannot have more memory, and the library's tables need it; free "
+        "some and try again");
 } catch (...) {
     return report_plain(STW_ERROR_INTERNAL, "an exception inside the library; please report it");
 }

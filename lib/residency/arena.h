@@ -23,8 +23,8 @@ public:
     [[nodiscard]] uint32_t peak() const { return peak_; }
     [[nodiscard]] uint64_t metadata_bytes() const
     {
-        return owners_.size() * sizeof(BlockId) + free_.capacity() * sizeof(Slot) +
-               listed_.size() + aside_.size();
+        return owners_.size() * sizeof(BlockId) + free_.capacity() * sizeof(Slot) + listed_.size() +
+               aside_.size();
     }
     [[nodiscard]] bool counts_only() const { return counts_only_; }
 

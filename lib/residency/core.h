@@ -297,7 +297,7 @@ private:
     std::vector<PackId> free_packs_;
     std::map<PackKey, PackId> open_packs_;  // shared ones that take more tensors
     std::vector<Block> blocks_;
-    std::vector<Replica> replicas_;                         // blocks x places
+    std::vector<Replica> replicas_;  // blocks x places
     BlockIds free_blocks_;
     std::unordered_map<FetchId, Fetch> fetches_;
     std::map<QueueKey, FetchId> queue_;  // those that wait

@@ -10,7 +10,7 @@ namespace stepwell::residency {
 namespace {
 
 constexpr uint32_t kVisitedMax = 4096;   // of the list of recency, per choice
-constexpr uint32_t kReserveShare = 8;  // of a place: less free than that is little room
+constexpr uint32_t kReserveShare = 8;    // of a place: less free than that is little room
 constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
 
 }  // namespace

@@ -107,7 +107,8 @@ uint64_t Core::metadata_bytes() const
     uint64_t bytes = tensors_.size() * sizeof(Tensor) +
                      doors_.size() * kDoorsChunk * sizeof(Doors) + packs_.size() * sizeof(Pack) +
                      free_tensors_.capacity() * sizeof(TensorId) +
-                     free_packs_.capacity() * sizeof(PackId) + blocks_.capacity() * sizeof(Block) + replicas_.capacity() * sizeof(Replica);
+                     free_packs_.capacity() * sizeof(PackId) + blocks_.capacity() * sizeof(Block) +
+                     replicas_.capacity() * sizeof(Replica);
     for (PlaceId place = 0; place < places(); ++place) bytes += arenas_[place].metadata_bytes();
     return bytes;
 }

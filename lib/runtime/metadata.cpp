@@ -7,9 +7,9 @@
 namespace stepwell {
 namespace {
 
-constexpr uint64_t kNameBytes = 32;     // of a tensor's name, for the derived budget
-constexpr uint64_t kNameCopies = 3;     // handle, core, list of names
-constexpr uint64_t kNodeBytes = 96;     // of the list of names, with the allocator's share
+constexpr uint64_t kNameBytes = 32;         // of a tensor's name, for the derived budget
+constexpr uint64_t kNameCopies = 3;         // handle, core, list of names
+constexpr uint64_t kNodeBytes = 96;         // of the list of names, with the allocator's share
 constexpr uint64_t kOtherBytes = 8u << 20;  // what is in flight: transfers, fetches, operations
 
 }  // namespace
@@ -34,11 +34,11 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
 {
     const uint64_t fixed = metadata_bytes();
     if (options.metadata_bytes == 0) {
-        metadata_budget_ = fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax +
-                           uint64_t{core_.tensors_max()} *
-                               (sizeof(stw_tensor) + name_bytes(kNameBytes) + sizeof(void *) +
-                                sizeof(PackAddresses)) +
-                           kOtherBytes;
+        metadata_budget_ =
+            fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax +
+            uint64_t{core_.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
+                                             sizeof(void *) + sizeof(PackAddresses)) +
+            kOtherBytes;
         return {};
     }
     metadata_budget_ = options.metadata_bytes;

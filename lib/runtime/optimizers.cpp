@@ -3,8 +3,8 @@
 // keep whose they are. The arithmetic, the order and the streaming are update/'s.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/runtime.h"
-#include "lib/support/growth.h"
 #include "lib/support/assert.h"
+#include "lib/support/growth.h"
 
 #include <algorithm>
 #include <cstring>

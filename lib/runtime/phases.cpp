@@ -2,8 +2,8 @@
 // Phases and their steps: what belongs to a step, what it cost, and how a failed one is undone.
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
-#include "lib/support/growth.h"
 #include "lib/support/assert.h"
+#include "lib/support/growth.h"
 
 #include <algorithm>
 #include <cstring>

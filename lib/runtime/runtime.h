@@ -375,7 +375,7 @@ private:
     stw_tensor *last_tensor_ = nullptr;
     std::vector<stw_tensor *> handles_;  // by id; null: the library's own
     uint64_t tensors_made_ = 0;
-    uint64_t handles_bytes_ = 0;         // of the tensors' handles, names included
+    uint64_t handles_bytes_ = 0;  // of the tensors' handles, names included
     uint64_t tensors_live_ = 0;
     uint32_t operations_ = 0;
     std::vector<std::unique_ptr<Phase>> phases_;

@@ -237,8 +237,9 @@ void Runtime::run_timer()
 Status Runtime::interrupted_since(residency::Instant begin) const
 {
     if (begin > interrupted_at_) return {};
-    return Status::error(STW_ERROR_INTERRUPTED,
-                         "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
+    return Status::error(
+        STW_ERROR_INTERRUPTED,
+        "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
 }
 
 void Runtime::arm_timer(residency::Instant deadline)

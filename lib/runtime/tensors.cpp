@@ -297,8 +297,8 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     const bool zeros = zeros_owed_.count(tensor->id) > 0;
-    info.state = static_cast<uint32_t>(zeros ? residency::Contents::kValid
-                                             : core_.contents(tensor->id));
+    info.state =
+        static_cast<uint32_t>(zeros ? residency::Contents::kValid : core_.contents(tensor->id));
     info.dtype = tensor->dtype;
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums into gradients, and zeros: one job per contribution. The queue for the gradient keeps them in
-// the order of the calls, so the sum has the same bits whatever completes first.
+// Sums into gradients, and zeros: one job per contribution. The queue for the gradient keeps them
+// in the order of the calls, so the sum has the same bits whatever completes first.
 #include "lib/update/cuts.h"
 #include "lib/update/parts.h"
 

@@ -87,9 +87,8 @@ void creating(bool all_after)
         specs[2].name = name.c_str();
         stw_tensor *made[3] = {};
         stw_status status = STW_OK;
-        const bool met = refusing(at, all_after, [&] {
-            status = stw_tensor_create(runtime, specs, 3, made);
-        });
+        const bool met =
+            refusing(at, all_after, [&] { status = stw_tensor_create(runtime, specs, 3, made); });
         CHECK(status == STW_OK || (met && status == STW_ERROR_MEMORY));
         if (status == STW_OK) {
             expected += 3;
@@ -123,9 +122,8 @@ void phases_and_optimizers(bool all_after)
         stw_optimizer *optimizer = nullptr;
         options.algorithm = STW_OPTIMIZER_ADAMW;
         options.name = "an optimizer with a name of some length";
-        met |= refusing(at, all_after, [&] {
-            status = stw_optimizer_create(runtime, &options, &optimizer);
-        });
+        met |= refusing(at, all_after,
+                        [&] { status = stw_optimizer_create(runtime, &options, &optimizer); });
         CHECK(status == STW_OK || (met && status == STW_ERROR_MEMORY));
         if (!met) break;
     }
@@ -159,9 +157,8 @@ void opening(bool all_after)
         options.block_bytes = STW_BLOCK_64K;
         options.thread_count = 2;
         stw_status status = STW_OK;
-        const bool met = refusing(at, all_after, [&] {
-            status = stw_runtime_open(&options, &runtime);
-        });
+        const bool met =
+            refusing(at, all_after, [&] { status = stw_runtime_open(&options, &runtime); });
         CHECK(status == STW_OK || (met && status < 0));
         if (status == STW_OK) CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
         CHECK(descriptors() == before);
@@ -185,10 +182,22 @@ void *operator new(std::size_t bytes, std::align_val_t alignment)
     if (!memory) throw std::bad_alloc();
     return memory;
 }
-void operator delete(void *memory) noexcept { std::free(memory); }
-void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void *memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void *memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void *memory) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void *memory, std::size_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void *memory, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void *memory, std::size_t, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
 
 int main()
 {

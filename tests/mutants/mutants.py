@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Planted bugs: every one must be found by the simulation, and the code as it is must pass.
+"""Planted bugs: every one must be found by its judge, and the code as it is must pass.
 
-Each mutant is one file of lib/residency with one text replaced. The file is compiled in the build
-folder and linked with the other objects; the tree is never touched. What was compiled before is
-used again as long as its text and all headers are the same.
+Each mutant is one file of the library with one text replaced. The file is compiled in the build
+folder and linked with the other objects of its judge: the simulation for lib/residency, the unit
+tests of the engine for lib/transfer. The tree is never touched. What was compiled before is used
+again as long as its text and all headers are the same.
 """
 import argparse
 import concurrent.futures
@@ -18,10 +19,39 @@ PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100
 TIMEOUT_S = 120
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-Wno-unused"]
+SUPPORT = ["lib/support/assert.cpp", "lib/support/status.cpp"]
 
-# name, simulation, file, text that occurs once, what stands there instead, why it is a bug; several
+
+class Judge:
+    """A program made of these sources: exit status 1 and a line that `found` knows is a catch."""
+
+    def __init__(self, folder, sources, libraries, arguments, found):
+        self.folder = folder  # of the mutants' files
+        self.sources = sources  # patterns
+        self.libraries = libraries
+        self.arguments = arguments
+        self.found = re.compile(found)
+
+
+def simulation(mode, seeds):
+    return Judge("lib/residency", ["lib/residency/*.cpp", *SUPPORT, "tests/simulation/*.cpp"], [],
+                 [mode, "1", str(seeds)], r"failed by (seed \d+ after \d+ events: .*)")
+
+
+JUDGES = {
+    "program": simulation("program", PROGRAM_SEEDS),
+    "ranks": simulation("ranks", RANKS_SEEDS),
+    "engine": Judge("lib/transfer",
+                    ["lib/transfer/*.cpp", "lib/store/*.cpp", *SUPPORT,
+                     "tests/unit/transfer/engine_faults_test.cpp"],
+                    ["-lgtest_main", "-lgtest"], ["--gtest_brief=1"], r"\[  FAILED  \] (\S+)"),
+}
+
+# name, judge, file, text that occurs once, what stands there instead, why it is a bug; several
 # texts of one file are a tuple
 MUTANTS = [
+    # There is no dirty bit to forget: dirty is derived from which replicas are valid. These three
+    # are what a forgotten bit would do, planted where it is derived and where it changes.
     ("evict-the-last-replica", "program", "eviction.cpp",
      "    const bool duplicate = is_duplicate(block, place);\n"
      "    const PlaceId to =",
@@ -112,6 +142,14 @@ MUTANTS = [
       "    core_.claim_tensor(queue_.front().claim, tensors.shard);\n"
       "    asked.claim = queue_.front().claim;\n"),
      "an update that was called later changes the shard before it is gathered, on some ranks"),
+    ("short-read-is-whole", "engine", "storage_thread.cpp",
+     "result == static_cast<int64_t>(request.bytes)) {",
+     "result == static_cast<int64_t>(request.bytes) || (request.reads && result > 0)) {",
+     "a short read is taken for a whole one"),
+    ("short-write-is-whole", "engine", "storage_thread.cpp",
+     "result == static_cast<int64_t>(request.bytes)) {",
+     "result == static_cast<int64_t>(request.bytes) || (!request.reads && result > 0)) {",
+     "a short write is taken for a whole one"),
 ]
 
 
@@ -129,7 +167,8 @@ class Builder:
         self.build = arguments.build
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
-        folders = ["lib/residency", "lib/support", "tests/simulation", "include/stepwell"]
+        folders = ["lib/residency", "lib/store", "lib/support", "lib/transfer", "tests/simulation",
+                   "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)
@@ -155,43 +194,42 @@ class Builder:
         key_file.write_text(key)
         return target
 
-    def sources(self):
-        names = sorted((self.source / "lib/residency").glob("*.cpp"))
-        names += [self.source / "lib/support" / f for f in ("assert.cpp", "status.cpp")]
-        names += [path for path in sorted((self.source / "tests/simulation").glob("*.cpp"))
-                  if not path.name.endswith("_test.cpp")]
+    def sources(self, judge):
+        names = [path for pattern in judge.sources for path in sorted(self.source.glob(pattern))
+                 if "*" not in pattern or not path.name.endswith("_test.cpp")]
         return [str(path.relative_to(self.source)) for path in names]
 
-    def objects(self, pool):
+    def objects(self, judge, pool):
         def one(name):
             text = (self.source / name).read_text()
             folder = "base/" + str(pathlib.Path(name).parent)
             return name, self.compile(text, name, folder)
-        return dict(pool.map(one, self.sources()))
+        return dict(pool.map(one, self.sources(judge)))
 
-    def link(self, objects, name):
-        program = self.build / name / "explore"
+    def link(self, objects, judge, name):
+        program = self.build / name / "judge"
         program.parent.mkdir(parents=True, exist_ok=True)
-        command = [self.compiler, *(str(path) for path in objects), "-o", str(program), "-pthread"]
+        command = [self.compiler, *(str(path) for path in objects), "-o", str(program), "-pthread",
+                   *judge.libraries]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             raise RuntimeError(f"{name}: does not link\n{result.stderr}")
         return program
 
 
-def explore(program, mode, seeds):
+def ask(program, judge):
     """(found, what was said): a crash and a run without end count as found."""
     try:
-        result = subprocess.run([str(program), mode, "1", str(seeds)], capture_output=True,
+        result = subprocess.run([str(program), *judge.arguments], capture_output=True,
                                 text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return True, f"did not end within {TIMEOUT_S} s"
     said = result.stdout.strip().splitlines()
     if result.returncode == 0:
         return False, said[-1]
-    if result.returncode == 1:
-        match = re.search(r"failed by seed (\d+) after (\d+) events: (.*)", result.stdout)
-        return True, f"caught by seed {match[1]} after {match[2]} events: {match[3]}"
+    match = judge.found.search(result.stdout)
+    if result.returncode == 1 and match:
+        return True, f"caught by {match[1]}"
     if result.returncode < 0:
         return True, f"ended by signal {-result.returncode}"
     raise RuntimeError(f"{program}: status {result.returncode}: {result.stderr}")
@@ -199,7 +237,8 @@ def explore(program, mode, seeds):
 
 def run_mutant(builder, objects, mutant):
     name, mode, file, find, replace, why = mutant
-    source = f"lib/residency/{file}"
+    judge = JUDGES[mode]
+    source = f"{judge.folder}/{file}"
     text = (builder.source / source).read_text()
     pairs = [(find, replace)] if isinstance(find, str) else list(zip(find, replace))
     for old, new in pairs:
@@ -207,9 +246,9 @@ def run_mutant(builder, objects, mutant):
             return False, f"{name}: {old!r} occurs {text.count(old)} times in {source}"
         text = text.replace(old, new)
     mutated = builder.compile(text, source, f"mutant/{name}")
-    linked = [mutated if at == source else path for at, path in objects.items()]
-    program = builder.link(linked, f"mutant/{name}")
-    found, said = explore(program, mode, PROGRAM_SEEDS if mode == "program" else RANKS_SEEDS)
+    linked = [mutated if at == source else path for at, path in objects[mode].items()]
+    program = builder.link(linked, judge, f"mutant/{name}")
+    found, said = ask(program, judge)
     return found, f"{name} ({why}): {said}"
 
 
@@ -223,10 +262,9 @@ def main():
     builder = Builder(arguments)
     passed = failed = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        objects = builder.objects(pool)
-        clean = builder.link(objects.values(), "base")
-        for mode, seeds in (("program", PROGRAM_SEEDS), ("ranks", RANKS_SEEDS)):
-            found, said = explore(clean, mode, seeds)
+        objects = {mode: builder.objects(judge, pool) for mode, judge in JUDGES.items()}
+        for mode, judge in JUDGES.items():
+            found, said = ask(builder.link(objects[mode].values(), judge, f"clean/{mode}"), judge)
             print(f"{'FAIL' if found else 'ok'}   no mutant, {mode}: {said}", flush=True)
             passed, failed = passed + (not found), failed + found
         runs = [pool.submit(run_mutant, builder, objects, mutant) for mutant in MUTANTS]

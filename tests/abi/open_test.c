@@ -8,11 +8,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <linux/capability.h>
 
 #define TMPFS 0x01021994
 
@@ -183,6 +187,55 @@ static void a_device_across_a_bus_needs_room_for_staging(void **state)
     refused(&wanted, STW_ERROR_UNSUPPORTED, "'abacus'");
 }
 
+/* Root may lock all it wants until this bit is gone. */
+static int drop_lock_capability(void)
+{
+    struct __user_cap_header_struct header;
+    struct __user_cap_data_struct data[2];
+    memset(&header, 0, sizeof header);
+    memset(data, 0, sizeof data);
+    header.version = _LINUX_CAPABILITY_VERSION_3;
+    if (syscall(SYS_capget, &header, data) != 0) return 0;
+    data[0].effective &= ~(UINT32_C(1) << CAP_IPC_LOCK);
+    return syscall(SYS_capset, &header, data) == 0;
+}
+
+enum { CHILD_FINE = 0, CHILD_CANNOT_TRY = 77 };
+
+static int open_and_use_without_locks(void)
+{
+    const struct rlimit limit = {64 * KIB, 64 * KIB};
+    machine wanted = machine_small();
+    stw_runtime *runtime = NULL;
+    stw_tensor_spec spec = spec_f32("t", 40 * BLOCK / 4);
+    stw_tensor *tensor = NULL;
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || !drop_lock_capability()) return CHILD_CANNOT_TRY;
+    log_reset();
+    if (machine_try_open(&wanted, &runtime) != STW_OK) return 1;
+    if (times_logged("host: ") != 1 || times_logged("Not locked: 1024 KiB asked") != 1) return 2;
+    if (!logged("RLIMIT_MEMLOCK is 64 KiB") || !logged("'ulimit -l unlimited'")) return 3;
+    /* Use says nothing again, and what is not locked works. */
+    if (stw_tensor_create(runtime, &spec, 1, &tensor) != STW_OK) return 4;
+    if (stw_tensor_fill(tensor, 1, NULL) != STW_OK) return 5;
+    if (stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0) != STW_OK) return 6;
+    if (stw_runtime_close(runtime, 0, 0) != STW_OK) return 7;
+    return times_logged("Not locked") == 1 ? CHILD_FINE : 8;
+}
+
+static void pages_that_may_not_be_locked_are_logged_once_with_the_remedy(void **state)
+{
+    int status = 0;
+    pid_t child = fork();
+    (void)state;
+    if (child == 0) _exit(open_and_use_without_locks());
+    assert_true(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == CHILD_CANNOT_TRY) {
+        print_message("skipped: this process cannot give up its right to lock memory\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), CHILD_FINE);
+}
+
 static void the_second_directory_failing_closes_the_first(void **state)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -228,6 +281,7 @@ int main(void)
         cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
         cmocka_unit_test(tables_that_do_not_fit_their_budget_are_refused),
         cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),
+        cmocka_unit_test(pages_that_may_not_be_locked_are_logged_once_with_the_remedy),
         cmocka_unit_test(the_second_directory_failing_closes_the_first),
         cmocka_unit_test(the_store_has_no_name_in_its_directory),
     };

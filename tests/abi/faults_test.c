@@ -261,6 +261,39 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
     assert_true(descriptors_open() < descriptors);
 }
 
+/* The clock of a loaded machine may be late once, not always. */
+static void a_wait_ends_no_more_than_a_tenth_after_its_timeout(void **state)
+{
+    enum { TRIES = 3 };
+    /* Each answer comes long after the timeout. Each tensor is one block and so one request. */
+    machine wanted = machine_with(each("read", 1, TRIES, "delay:4500000000"));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_tensor *tensors[TRIES];
+    uint64_t waited_ns = UINT64_MAX;
+    stw_view view;
+    int i;
+    (void)state;
+    for (i = 0; i < TRIES; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, BLOCK / 4);
+        tensor_fill_sequence(tensors[i], BLOCK / 4, (float)i);
+    }
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+    options.timeout_ns = 2 * SECOND_NS;
+    for (i = 0; i < TRIES && waited_ns >= 2200 * MILLISECOND_NS; ++i) {
+        stw_fetch_request request = request_of(tensors[i], STW_READ);
+        const uint64_t begin = clock_ns();
+        fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_TIMEOUT, "in flight");
+        waited_ns = clock_ns() - begin;
+        assert_true(waited_ns >= 2 * SECOND_NS);
+        assert_true(waited_ns < 4 * SECOND_NS);
+    }
+    assert_true(waited_ns < 2200 * MILLISECOND_NS);
+    while (i-- > 0) tensor_expect_sequence(tensors[i], BLOCK / 4, (float)i);
+    machine_close(runtime);
+}
+
 /* The first block is written when the third cannot be read. */
 static void a_write_that_fails_half_way_is_told_to_readers(void **state)
 {
@@ -324,6 +357,7 @@ int main(void)
         cmocka_unit_test(wrong_bytes_are_never_handed_out),
         cmocka_unit_test(a_lost_overwrite_is_not_taken_for_the_new_bytes),
         cmocka_unit_test(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again),
+        cmocka_unit_test(a_wait_ends_no_more_than_a_tenth_after_its_timeout),
         cmocka_unit_test(a_write_that_fails_half_way_is_told_to_readers),
         cmocka_unit_test(a_throttled_disk_shows_as_stall),
     };

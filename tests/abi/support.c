@@ -71,27 +71,29 @@ stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    const uint64_t block = wanted->block_bytes ? wanted->block_bytes : BLOCK;
     device.driver = wanted->device_driver;
-    device.budget_bytes = wanted->device_blocks * BLOCK;
+    device.budget_bytes = wanted->device_blocks * block;
     nvme.path = wanted->nvme_path ? wanted->nvme_path : ".";
     nvme.driver = wanted->nvme_driver;
     /* The build directory may lie on tmpfs. */
     nvme.driver_options = wanted->nvme_options ? wanted->nvme_options : "allow_tmpfs=1";
     /* 1 MiB is kept for the superblock. */
-    nvme.budget_bytes = MIB + wanted->nvme_blocks * BLOCK;
+    nvme.budget_bytes = MIB + wanted->nvme_blocks * block;
     options.name = "test";
     options.devices = &device;
     options.device_count = wanted->device_blocks > 0;
     options.nvme = &nvme;
     options.nvme_count = wanted->nvme_blocks > 0;
-    options.host_bytes = wanted->host_blocks * BLOCK;
-    options.thread_count = 2;
+    options.host_bytes = wanted->host_blocks * block;
+    options.thread_count = wanted->thread_count ? wanted->thread_count : 2;
+    options.preset = wanted->preset;
     options.timeout_ns = wanted->timeout_ns ? wanted->timeout_ns : 60 * SECOND_NS;
     options.tensors_max = wanted->tensors_max;
     options.views_max = wanted->views_max;
     options.operations_max = wanted->operations_max;
     options.metadata_bytes = wanted->metadata_bytes;
-    options.block_bytes = STW_BLOCK_64K;
+    options.block_bytes = (uint32_t)block;
     options.log = log_line;
     return stw_runtime_open(&options, runtime_out);
 }

@@ -26,7 +26,7 @@
 #define MILLISECOND_NS UINT64_C(1000000)
 #define COUNT(array)   (sizeof(array) / sizeof(array)[0])
 
-/* Budgets in blocks of 64 KiB; what is 0 is no such tier. */
+/* Budgets in blocks; what is 0 is no such tier. */
 typedef struct machine {
     uint32_t device_blocks;
     uint32_t host_blocks;
@@ -40,6 +40,9 @@ typedef struct machine {
     uint32_t operations_max;
     uint64_t metadata_bytes;
     uint64_t timeout_ns;
+    uint32_t block_bytes;  /* 0: BLOCK */
+    uint32_t thread_count; /* 0: 2 */
+    uint32_t preset;
     int errors_expected; /* the log may hold errors: faults are injected */
 } machine;
 

@@ -3,6 +3,7 @@
 #include "tests/conformance/support.h"
 
 #include <cstring>
+#include <filesystem>
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -68,6 +69,23 @@ TEST(Numa, TheHostTierPrefersTheNodeOfTheThreadThatOpensIt)
     });
     ASSERT_TRUE(WIFEXITED(status));
     if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "this process may not run on processor 0";
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Numa, ANodeThatCannotBeBoundToIsARemarkAndNoMore)
+{
+    if (std::filesystem::exists("/sys/devices/system/node/node1"))
+        GTEST_SKIP() << "this machine has a second node";
+    const int status = in_child([] {
+        Binding binding{};
+        if (!run_on(1)) return 77;
+        if (!open_bound(&binding)) return 4;
+        constexpr int kDefault = 0;  // MPOL_DEFAULT
+        if (binding.numa_node != -1 || !binding.refused) return 1;
+        return binding.mode == kDefault ? 0 : 2;
+    });
+    ASSERT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "this process may not run on processor 1";
     EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 

@@ -118,6 +118,27 @@ static contest give_back(uint32_t access, uint32_t older_flags, uint32_t newer_f
     return here;
 }
 
+/* Hits are told to the core later than the release that follows them. */
+static void what_was_hit_and_then_released_far_leaves_first(void **state)
+{
+    contest here = contest_open(NULL, NULL);
+    stw_view newer = view_get(here.runtime, here.newer, STW_READ);
+    (void)state;
+    ok(stw_release(&newer, 1, STW_STREAM_HOST, STW_RELEASE_FAR));
+    contest_close(&here, here.newer);
+}
+
+static void what_was_hit_and_then_released_near_leaves_last(void **state)
+{
+    contest here = contest_open(NULL, NULL);
+    stw_view older = view_get(here.runtime, here.older, STW_READ);
+    stw_view newer = view_get(here.runtime, here.newer, STW_READ);
+    (void)state;
+    ok(stw_release(&newer, 1, STW_STREAM_HOST, 0));
+    ok(stw_release(&older, 1, STW_STREAM_HOST, STW_RELEASE_NEAR));
+    contest_close(&here, here.newer);
+}
+
 static void what_is_released_far_leaves_first_and_what_is_near_last(void **state)
 {
     const uint32_t accesses[] = {STW_READ, STW_READ_WRITE};
@@ -392,6 +413,8 @@ int main(void)
         cmocka_unit_test(without_a_preference_the_least_recently_used_leaves),
         cmocka_unit_test(the_lower_priority_leaves_first),
         cmocka_unit_test(what_is_advised_cold_leaves_first_and_what_is_hot_last),
+        cmocka_unit_test(what_was_hit_and_then_released_far_leaves_first),
+        cmocka_unit_test(what_was_hit_and_then_released_near_leaves_last),
         cmocka_unit_test(what_is_released_far_leaves_first_and_what_is_near_last),
         cmocka_unit_test(the_larger_priority_of_waiting_fetches_is_served_first),
         cmocka_unit_test(a_preset_says_where_each_role_rests),

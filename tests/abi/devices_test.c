@@ -74,6 +74,7 @@ static void bytes_go_from_one_device_to_the_other_and_back(void **state)
     there_and_back(NULL, NULL, 16);
     there_and_back(NULL, "cpu-discrete", 16);
     there_and_back("cpu-discrete", NULL, 16);
+    there_and_back("cpu-discrete", "cpu-discrete", 16);
 }
 
 static void each_device_has_a_budget_of_its_own(void **state)
@@ -101,10 +102,27 @@ static void each_device_has_a_budget_of_its_own(void **state)
     machine_close(runtime);
 }
 
+/* With no farther tier each device can still promise its own room. */
+static void devices_alone_hold_as_much_as_their_budgets_together(void **state)
+{
+    stw_runtime *runtime = open_two(NULL, NULL, 0);
+    stw_policy policy = STW_POLICY_INIT;
+    uint32_t i;
+    (void)state;
+    policy.home = STW_TIER_DEVICE;
+    for (i = 0; i < 2; ++i) {
+        stw_tensor_spec spec = spec_f32(NULL, BLOCKS * BLOCK / 4);
+        spec.policy = &policy, policy.home_device = i;
+        (void)tensor_make(runtime, &spec);
+    }
+    machine_close(runtime);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_go_from_one_device_to_the_other_and_back),
+        cmocka_unit_test(devices_alone_hold_as_much_as_their_budgets_together),
         cmocka_unit_test(each_device_has_a_budget_of_its_own),
     };
     return cmocka_run_group_tests_name("devices", tests, NULL, NULL);

@@ -147,6 +147,7 @@ private:
     void prepare_tensor();
     void prepare_pack(uint32_t blocks);
     PackId take_pack(Pack &&pack);
+    [[nodiscard]] PlaceId device_to_promise(const Pack &pack, PlaceId last) const;
     [[nodiscard]] PackId open_pack(const PackKey &key, const TensorSpec &spec) const;
     Result<PackId> new_pack(const TensorSpec &spec, const PackKey &key, bool shared);
     void bury(PackId pack, Commands &out);

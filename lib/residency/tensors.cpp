@@ -58,6 +58,24 @@ Status Core::can_promise(PlaceId place, uint32_t blocks) const
     return status;
 }
 
+// Of devices alone none is farther than another: its home, or where most room is left.
+PlaceId Core::device_to_promise(const Pack &pack, PlaceId last) const
+{
+    const Policy &policy = pack.key.policy;
+    PlaceId best = kNoPlace;
+    uint32_t most = 0;
+    for (PlaceId place = 0; place <= last; ++place) {
+        if (!exists(place) || !(policy.allowed & (1u << place))) continue;
+        const uint32_t left =
+            arenas_[place].slots() - arenas_[place].whole_slots() - promised_[place];
+        if (place == policy.home && left >= pack.blocks) return place;
+        if (best != kNoPlace && left <= most) continue;
+        best = place;
+        most = left;
+    }
+    return best;
+}
+
 // The farthest tier it may live in keeps room for it, so that eviction always has somewhere to go;
 // and so does the home of what never leaves it.
 Status Core::promise(Pack &pack)
@@ -67,6 +85,9 @@ Status Core::promise(Pack &pack)
     PlaceId farthest = kNoPlace;
     for (PlaceId place = 0; place < places(); ++place) {
         if (exists(place) && (policy.allowed & (1u << place))) farthest = place;
+    }
+    if (farthest != kNoPlace && config_.places[farthest].tier == Tier::kDevice) {
+        farthest = device_to_promise(pack, farthest);
     }
     if (farthest == kNoPlace) {
         return Status::error(STW_ERROR_INVALID,

@@ -56,6 +56,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
         act([&](Core &core, Commands &out) {
             const bool far = (flags & STW_RELEASE_FAR) != 0;
             const bool near = (flags & STW_RELEASE_NEAR) != 0;
+            if (far || near) drain_hits();  // the hit itself is older than the hint
             core.gate_idle(tensor->id, now(), out);
             if (far || near) core.release_hint(tensor->id, place, far, now(), out);
             if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);

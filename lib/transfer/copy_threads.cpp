@@ -3,11 +3,32 @@
 // They wait for work on a condition and for nothing else: never for storage or for a ring slot.
 #include "lib/transfer/parts.h"
 
+#include <algorithm>
 #include <cinttypes>
 
 namespace stepwell::transfer {
 
 using residency::TransferKind;
+
+namespace {
+
+constexpr uint64_t kBounceBytes = 64 * 1024;  // on the copying thread's stack
+
+// Between two memories that the CPU cannot reach, neither of which knows the other.
+stw_status bounce(const Memory &into, char *target, const Memory &out_of, const char *source,
+                  uint64_t bytes)
+{
+    alignas(4096) char buffer[kBounceBytes];
+    for (uint64_t at = 0; at < bytes; at += kBounceBytes) {
+        const uint64_t n = std::min(kBounceBytes, bytes - at);
+        stw_status code = out_of.ops->copy(out_of.memory, buffer, source + at, n);
+        if (code >= 0) code = into.ops->copy(into.memory, target + at, buffer, n);
+        if (code < 0) return code;
+    }
+    return STW_OK;
+}
+
+}  // namespace
 
 Task *Engine::Parts::next_copy()
 {
@@ -112,14 +133,11 @@ Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, ui
     const Memory &into = options.memories[to];
     const Memory &out_of = options.memories[from];
     const residency::Transfer &transfer = task.job.transfer;
-    if (to != from && !into.cpu_access && !out_of.cpu_access) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "Block %u cannot be copied from memory '%s' to '%s': neither reaches "
-                             "the other.",
-                             transfer.block, out_of.name.c_str(), into.name.c_str());
-    }
     const Memory &mover = into.cpu_access ? out_of : into;
-    const stw_status code = mover.ops->copy(mover.memory, target, source, transfer.bytes);
+    const stw_status code = to != from && !into.cpu_access && !out_of.cpu_access
+                                ? bounce(into, static_cast<char *>(target), out_of,
+                                         static_cast<const char *>(source), transfer.bytes)
+                                : mover.ops->copy(mover.memory, target, source, transfer.bytes);
     if (code >= 0) return {};
     return Status::error(code,
                          "Copying block %u (%" PRIu64 " bytes) from memory '%s' to '%s' "

@@ -393,17 +393,30 @@ static void the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone(void **
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_f32(runtime, "small", 100);
+    stw_tensor *beside, *later;
     stw_policy policy = STW_POLICY_INIT;
     (void)state;
     tensor_fill_sequence(tensor, 100, 1);
     policy.allowed_tiers = STW_ALLOW_HOST;
+    /* Alone in its block it may; the next one of the old policy gets another block. */
+    ok(stw_tensor_set_policy(tensor, &policy));
+    later = tensor_f32(runtime, "later", 100);
+    tensor_fill_sequence(later, 100, 2);
+    ok(stw_evict(runtime, &later, 1, STW_TIER_HOST, 0, 0));
+    assert_true((info_of(tensor).residence & (STW_ALLOW_DEVICE | STW_ALLOW_HOST)) != 0);
+    tensor_expect_sequence(tensor, 100, 1);
+    tensor_expect_sequence(later, 100, 2);
+    tensor = later;
+    beside = tensor_f32(runtime, "beside", 100);
+    tensor_fill_sequence(beside, 100, 3);
     fails(stw_tensor_set_policy(tensor, &policy), STW_ERROR_UNSUPPORTED,
-          "tensor 'small' shares its block with others, so its policy cannot change alone");
+          "tensor 'later' shares its block with others, so its policy cannot change alone");
     /* Nothing changed: it still leaves for nvme. */
     ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
     assert_int_equal(info_of(tensor).residence, STW_ALLOW_NVME);
-    tensor_expect_sequence(tensor, 100, 1);
+    tensor_expect_sequence(tensor, 100, 2);
+    tensor_expect_sequence(beside, 100, 3);
     machine_close(runtime);
 }
 

@@ -130,7 +130,10 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     settle_source(flight, status.ok(), out);
     if (!status.ok() && flight.writes_back && flight.epoch == block.epoch) {
         block.write_failed = true;
-        out.errors.push_back({flight.transfer.tensor, status});
+        // All that have bytes in the block.
+        for (const TensorId at : packs_[block.pack].tensors) {
+            if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
+        }
     }
     may_write_back_ = true;
     wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);

@@ -104,9 +104,16 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
     return {};
 }
 
+// The list may grow meanwhile, by another thread; what it names stays where it is.
+Runtime::OptimizerBody &Runtime::body_of(const stw_optimizer *optimizer)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return *optimizers_[optimizer->index];
+}
+
 Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
 {
-    OptimizerBody &body = *optimizers_[optimizer->index];
+    OptimizerBody &body = body_of(optimizer);
     if (body.optimizer->pending()) {
         return Status::error(STW_ERROR_BUSY,
                              "optimizer '%s' has a step under way; wait for it with "
@@ -183,7 +190,7 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
 Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
                                uint32_t n)
 {
-    OptimizerBody &body = *optimizers_[optimizer->index];
+    OptimizerBody &body = body_of(optimizer);
     const size_t states_before = body.states.size();
     std::vector<update::Entry> wanted;
     Status status;
@@ -237,13 +244,13 @@ Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_ent
 
 Status Runtime::set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper)
 {
-    return optimizers_[optimizer->index]->optimizer->set_hyper(group, hyper);
+    return body_of(optimizer).optimizer->set_hyper(group, hyper);
 }
 
 Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
                                 stw_tensor **tensor_out)
 {
-    for (const OwnedState &owned : optimizers_[optimizer->index]->states) {
+    for (const OwnedState &owned : body_of(optimizer).states) {
         if (owned.parameter != parameter || owned.name != state) continue;
         *tensor_out = owned.tensor;
         return {};
@@ -254,7 +261,7 @@ Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
 
 Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out)
 {
-    Result<uint64_t> count = optimizers_[optimizer->index]->optimizer->count(parameter->id);
+    Result<uint64_t> count = body_of(optimizer).optimizer->count(parameter->id);
     if (!count.ok()) return std::move(count.status());
     *count_out = count.value();
     return {};
@@ -262,7 +269,7 @@ Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint6
 
 Status Runtime::set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count)
 {
-    return optimizers_[optimizer->index]->optimizer->set_count(parameter->id, count);
+    return body_of(optimizer).optimizer->set_count(parameter->id, count);
 }
 
 namespace {
@@ -286,7 +293,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
                                stw_update_result *result_out)
 {
     STW_TRY(write_all_zeros());
-    OptimizerBody &body = *optimizers_[optimizer->index];
+    OptimizerBody &body = body_of(optimizer);
     std::vector<residency::TensorId> parameters;
     for (uint32_t i = 0; i < options.parameter_count && options.parameters; ++i) {
         parameters.push_back(options.parameters[i]->id);
@@ -320,7 +327,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
 Status Runtime::optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out)
 {
     update::StepResult result;
-    Status status = optimizers_[optimizer->index]->optimizer->result(&result);
+    Status status = body_of(optimizer).optimizer->result(&result);
     if (status.ok() && status.code() != STW_PENDING) fill_result(result, result_out);
     return status;
 }

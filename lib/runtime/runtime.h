@@ -285,6 +285,7 @@ private:
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name, bool is_master,
                       residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
+    OptimizerBody &body_of(const stw_optimizer *optimizer);
 
     // copy.cpp
     struct ChunkFetch;

@@ -90,6 +90,31 @@ static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **
     (void)stw_runtime_close(runtime, 0, 0);
 }
 
+static void all_tensors_of_a_block_are_hurt_by_its_failure(void **state)
+{
+    machine wanted = machine_failing(3);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *first = tensor_f32(runtime, "first", 100);
+    stw_tensor *second = tensor_f32(runtime, "second", 100);
+    stw_tensor *unwritten = tensor_f32(runtime, "unwritten", 100);
+    float value[100] = {0};
+    stw_view view;
+    (void)state;
+    /* While one of them is written, the block stays. */
+    view = view_get(runtime, unwritten, STW_WRITE);
+    tensor_fill_sequence(first, 100, 1);
+    tensor_fill_sequence(second, 100, 2);
+    ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
+    push_out(runtime, first);
+    fails(stw_tensor_read(first, value, NULL), STW_ERROR_IO, "tensor 'first'");
+    fails(stw_tensor_read(second, value, NULL), STW_ERROR_IO, "tensor 'second'");
+    ok(stw_tensor_write(unwritten, value, NULL));
+    ok(stw_runtime_clear_error(runtime));
+    tensor_expect_sequence(first, 100, 1);
+    tensor_expect_sequence(second, 100, 2);
+    ok(stw_runtime_close(runtime, 0, 0));
+}
+
 /* A file system that copies on write cannot promise the space it reserved. */
 static void a_disk_that_becomes_full_is_said_with_the_tensor(void **state)
 {
@@ -193,6 +218,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_write_error_is_retried_and_not_seen),
         cmocka_unit_test(a_lasting_write_error_sticks_until_cleared_and_loses_nothing),
+        cmocka_unit_test(all_tensors_of_a_block_are_hurt_by_its_failure),
         cmocka_unit_test(a_disk_that_becomes_full_is_said_with_the_tensor),
         cmocka_unit_test(a_hurt_view_is_released_and_says_so),
         cmocka_unit_test(a_log_callback_may_ask_the_runtime_back),

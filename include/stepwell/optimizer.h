@@ -12,8 +12,11 @@ extern "C" {
 #endif
 
 enum { /* algorithm */
-    STW_OPTIMIZER_ADAMW = 1, STW_OPTIMIZER_ADAM = 2, STW_OPTIMIZER_SGD = 3,
-    /* 4 and 5 are kept for Adagrad and Lion */
+    STW_OPTIMIZER_ADAMW = 1,   /* decay decoupled (Loshchilov, Hutter 2019) */
+    STW_OPTIMIZER_ADAM = 2,    /* decay added to the gradient (Kingma, Ba 2015) */
+    STW_OPTIMIZER_SGD = 3,     /* with momentum, if that is not 0 */
+    STW_OPTIMIZER_ADAGRAD = 4, /* decay added to the gradient (Duchi, Hazan, Singer 2011) */
+    STW_OPTIMIZER_LION = 5,    /* decay decoupled (Chen and others 2023) */
     STW_OPTIMIZER_CUSTOM = 6
 };
 
@@ -28,7 +31,7 @@ typedef struct stw_hyper {
     double weight_decay;
     double momentum;     /* SGD */
     double dampening;
-    double lr_decay;     /* kept for Adagrad */
+    double lr_decay;     /* Adagrad: lr / (1 + (step - 1) x lr_decay) */
 } stw_hyper;
 enum { STW_HYPER_NESTEROV = 1, STW_HYPER_MAXIMIZE = 2 };
 #define STW_HYPER_INIT { sizeof(stw_hyper), 0, 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0, 0.0 }
@@ -100,8 +103,9 @@ STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimiz
  * blocks. */
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
-/* A state as a tensor: "master", "exp_avg", "exp_avg_sq", "momentum", or a custom
- * name. Owned by the optimizer; fetch, read and write it like any other. NOT_FOUND, INVALID. */
+/* A state as a tensor: "master"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD "momentum";
+ * Adagrad "sum"; or a custom name. Owned by the optimizer; fetch, read and write it like any other.
+ * NOT_FOUND, INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
 /* Updates done to this parameter (bias correction counts them). */

@@ -21,6 +21,12 @@ bool is_adam(uint32_t algorithm)
     return algorithm == STW_OPTIMIZER_ADAMW || algorithm == STW_OPTIMIZER_ADAM;
 }
 
+bool is_ours(uint32_t algorithm)
+{
+    return is_adam(algorithm) || algorithm == STW_OPTIMIZER_SGD ||
+           algorithm == STW_OPTIMIZER_ADAGRAD || algorithm == STW_OPTIMIZER_LION;
+}
+
 bool overlap(uint64_t a_begin, uint64_t a_count, uint64_t b_begin, uint64_t b_count)
 {
     return a_begin < b_begin + b_count && b_begin < a_begin + a_count;
@@ -36,6 +42,10 @@ StateNames state_names(uint32_t algorithm, const stw_hyper &hyper, const stw_cus
         names.names[names.count++] = "exp_avg_sq";
     } else if (algorithm == STW_OPTIMIZER_SGD && hyper.momentum != 0.0) {
         names.names[names.count++] = "momentum";
+    } else if (algorithm == STW_OPTIMIZER_ADAGRAD) {
+        names.names[names.count++] = "sum";
+    } else if (algorithm == STW_OPTIMIZER_LION) {
+        names.names[names.count++] = "exp_avg";
     } else if (algorithm == STW_OPTIMIZER_CUSTOM && custom != nullptr) {
         names.count = std::min(custom->state_count, kStatesMax);
         std::copy(custom->state_names, custom->state_names + names.count, names.names);
@@ -54,7 +64,7 @@ Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_
                                                      const stw_custom_update *custom)
 {
     const bool needs_custom = algorithm == STW_OPTIMIZER_CUSTOM;
-    if (!is_adam(algorithm) && algorithm != STW_OPTIMIZER_SGD && !needs_custom) {
+    if (!is_ours(algorithm) && !needs_custom) {
         return Status::error(STW_ERROR_INVALID, "This build has no optimizer number %u.",
                              algorithm);
     }

@@ -197,6 +197,60 @@ static void sgd_with_momentum_follows_its_formula(void **state)
     }
 }
 
+static void adagrad_follows_its_formula(void **state)
+{
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_tensor *sum = NULL;
+    trainee here;
+    int step;
+    uint64_t i;
+    (void)state;
+    hyper.lr = 0.05, hyper.lr_decay = 0.1, hyper.weight_decay = 0.01, hyper.eps = 1e-3;
+    here = trainee_open(STW_OPTIMIZER_ADAGRAD, STW_F32, &hyper);
+    for (step = 1; step <= STEPS; ++step) {
+        give_gradient(&here, step);
+        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+        for (i = 0; i < ELEMENTS; ++i) {
+            const double gradient =
+                (double)gradient_at(step, i) + hyper.weight_decay * here.values[i];
+            here.first[i] += gradient * gradient;
+            here.values[i] -= hyper.lr / (1 + (step - 1) * hyper.lr_decay) * gradient /
+                              (sqrt(here.first[i]) + hyper.eps);
+        }
+        expect_reference(&here, here.parameter, here.values, 1e-5);
+    }
+    ok(stw_optimizer_state(here.optimizer, here.parameter, "sum", &sum));
+    expect_reference(&here, sum, here.first, 1e-5);
+    trainee_close(&here);
+}
+
+/* Steps in one direction, so that no sign hangs on a rounding. */
+static void lion_follows_its_formula(void **state)
+{
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_tensor *moment = NULL;
+    trainee here;
+    int step;
+    uint64_t i;
+    (void)state;
+    hyper.lr = 0.05, hyper.beta1 = 0.9, hyper.beta2 = 0.99, hyper.weight_decay = 0.1;
+    here = trainee_open(STW_OPTIMIZER_LION, STW_F32, &hyper);
+    for (step = 1; step <= STEPS; ++step) {
+        give_gradient(&here, 1);
+        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+        for (i = 0; i < ELEMENTS; ++i) {
+            const double gradient = (double)gradient_at(1, i);
+            here.values[i] -= hyper.lr * hyper.weight_decay * here.values[i];
+            here.values[i] -= hyper.lr * ((gradient > 0) - (gradient < 0));
+            here.first[i] = hyper.beta2 * here.first[i] + (1 - hyper.beta2) * gradient;
+        }
+        expect_reference(&here, here.parameter, here.values, 1e-5);
+    }
+    ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &moment));
+    expect_reference(&here, moment, here.first, 1e-5);
+    trainee_close(&here);
+}
+
 typedef struct kernel_calls {
     stw_tensor *parameter;
     int wrong;
@@ -306,6 +360,8 @@ int main(void)
         cmocka_unit_test(adam_follows_its_formula),
         cmocka_unit_test(a_bf16_parameter_has_a_master_in_f32),
         cmocka_unit_test(sgd_with_momentum_follows_its_formula),
+        cmocka_unit_test(adagrad_follows_its_formula),
+        cmocka_unit_test(lion_follows_its_formula),
         cmocka_unit_test(a_kernel_of_the_callers_is_streamed_like_ours),
         cmocka_unit_test(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing),
     };

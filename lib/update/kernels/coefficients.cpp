@@ -27,7 +27,7 @@ void set_decay(Algorithm algorithm, const stw_hyper &hyper, Coefficients &c)
     c.decay = Decay::kNone;
     c.decay_factor = 0.0F;
     if (hyper.weight_decay == 0.0) return;
-    if (algorithm == Algorithm::kAdamW) {
+    if (algorithm == Algorithm::kAdamW || algorithm == Algorithm::kLion) {
         c.decay = Decay::kDecoupled;
         c.decay_factor = static_cast<float>(1.0 - hyper.lr * hyper.weight_decay);
     } else {
@@ -52,11 +52,21 @@ void set_decay(Algorithm algorithm, const stw_hyper &hyper, Coefficients &c)
         c.negative_step_size = static_cast<float>(-hyper.lr);
         return c;
     }
+    c.eps = static_cast<float>(hyper.eps);
+    if (algorithm == Algorithm::kAdagrad) {
+        const double steps_before = static_cast<double>(step) - 1.0;
+        c.negative_step_size =
+            static_cast<float>(-(hyper.lr / (1.0 + steps_before * hyper.lr_decay)));
+        return c;
+    }
     c.beta1 = static_cast<float>(hyper.beta1);
     c.one_minus_beta1 = static_cast<float>(1.0 - hyper.beta1);
     c.beta2 = static_cast<float>(hyper.beta2);
     c.one_minus_beta2 = static_cast<float>(1.0 - hyper.beta2);
-    c.eps = static_cast<float>(hyper.eps);
+    if (algorithm == Algorithm::kLion) {
+        c.negative_step_size = static_cast<float>(-hyper.lr);
+        return c;
+    }
     c.correction2_sqrt = static_cast<float>(std::sqrt(1.0 - power(hyper.beta2, step)));
     c.negative_step_size = static_cast<float>(-(hyper.lr / (1.0 - power(hyper.beta1, step))));
     return c;
@@ -79,7 +89,13 @@ Coefficients make_coefficients(Algorithm algorithm, const stw_hyper &hyper, uint
 
 uint32_t state_count(Algorithm algorithm, const stw_hyper &hyper)
 {
-    if (algorithm != Algorithm::kSgd) return 2;
+    switch (algorithm) {
+    case Algorithm::kAdamW:
+    case Algorithm::kAdam: return 2;
+    case Algorithm::kAdagrad:
+    case Algorithm::kLion: return 1;
+    case Algorithm::kSgd: break;
+    }
     return hyper.momentum != 0.0 ? 1 : 0;
 }
 

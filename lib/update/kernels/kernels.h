@@ -20,6 +20,8 @@ enum class Algorithm : uint32_t {
     kAdamW = STW_OPTIMIZER_ADAMW,  // decay decoupled from the gradient
     kAdam = STW_OPTIMIZER_ADAM,    // decay added to the gradient
     kSgd = STW_OPTIMIZER_SGD,
+    kAdagrad = STW_OPTIMIZER_ADAGRAD,
+    kLion = STW_OPTIMIZER_LION,  // decay decoupled
 };
 
 enum class Decay : uint32_t { kNone, kDecoupled, kCoupled };
@@ -35,7 +37,7 @@ struct Coefficients {
     float one_minus_beta2;
     float eps;
     float correction2_sqrt;    // sqrt(1 - beta2^step)
-    float negative_step_size;  // -lr / (1 - beta1^step), or -lr
+    float negative_step_size;  // Adam: -lr / (1 - beta1^step); Adagrad: decayed; else -lr
     float momentum;
     float one_minus_dampening;
     Decay decay;
@@ -50,7 +52,8 @@ struct Coefficients {
 Coefficients make_coefficients(Algorithm algorithm, const stw_hyper &hyper, uint64_t step,
                                double gradient_scale);
 
-// fp32 arrays that the algorithm keeps for each parameter: Adam's two moments, SGD's momentum.
+// fp32 arrays that the algorithm keeps for each parameter: Adam's two moments, SGD's momentum,
+// Adagrad's sum of squares, Lion's moment.
 uint32_t state_count(Algorithm algorithm, const stw_hyper &hyper);
 
 // A run of elements of one parameter; arrays do not overlap, but for values and master of an fp32

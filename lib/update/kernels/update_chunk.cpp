@@ -79,6 +79,43 @@ struct SgdMomentum {
     }
 };
 
+// Duchi, Hazan, Singer 2011, with the decaying rate of the reference implementation.
+struct Adagrad {
+    static constexpr uint32_t kStates = 1;
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V step(D d, const Coefficients &c, V gradient, V parameter, V (&states)[2])
+    {
+        gradient = Sgd::decayed(d, c, gradient, parameter);
+        states[0] = hn::Add(states[0], hn::Mul(gradient, gradient));
+        const V denominator = hn::Add(hn::Sqrt(states[0]), hn::Set(d, c.eps));
+        const V numerator = hn::Mul(gradient, hn::Set(d, c.negative_step_size));
+        return hn::Add(parameter, hn::Div(numerator, denominator));
+    }
+};
+
+// Chen and others 2023 (arXiv 2302.06675): the sign of an interpolation, a moment of its own rate.
+struct Lion {
+    static constexpr uint32_t kStates = 1;
+
+    template <class D, class V = hn::Vec<D>>
+    static HWY_INLINE V step(D d, const Coefficients &c, V gradient, V parameter, V (&states)[2])
+    {
+        if (c.decay == Decay::kDecoupled) {
+            parameter = hn::Mul(parameter, hn::Set(d, c.decay_factor));
+        }
+        const V mean = hn::Add(hn::Mul(states[0], hn::Set(d, c.beta1)),
+                               hn::Mul(gradient, hn::Set(d, c.one_minus_beta1)));
+        states[0] = hn::Add(hn::Mul(states[0], hn::Set(d, c.beta2)),
+                            hn::Mul(gradient, hn::Set(d, c.one_minus_beta2)));
+        const V down = hn::Set(d, c.negative_step_size);
+        const V zero = hn::Zero(d);
+        // Zero moves nothing, and a NaN stays one.
+        const V up_or_none = hn::IfThenElse(hn::Lt(mean, zero), hn::Neg(down), mean);
+        return hn::Add(parameter, hn::IfThenElse(hn::Gt(mean, zero), down, up_or_none));
+    }
+};
+
 template <class Gradient, class Value> struct Arrays {
     const typename Gradient::Stored *HWY_RESTRICT gradient;
     typename Value::Stored *HWY_RESTRICT values;  // not used when fp32
@@ -169,7 +206,13 @@ template <class Rule> HWY_INLINE void by_gradient(const Coefficients &c, const C
 
 HWY_NOINLINE void run_update(Algorithm algorithm, const Coefficients &c, const Chunk &chunk)
 {
-    if (algorithm != Algorithm::kSgd) return by_gradient<Moments>(c, chunk);
+    switch (algorithm) {
+    case Algorithm::kAdamW:
+    case Algorithm::kAdam: return by_gradient<Moments>(c, chunk);
+    case Algorithm::kAdagrad: return by_gradient<Adagrad>(c, chunk);
+    case Algorithm::kLion: return by_gradient<Lion>(c, chunk);
+    case Algorithm::kSgd: break;
+    }
     if (c.has_momentum) return by_gradient<SgdMomentum>(c, chunk);
     return by_gradient<Sgd>(c, chunk);
 }

@@ -144,7 +144,7 @@ TEST(Entries, OptionsOfAStep)
 TEST(Entries, OptimizersThisBuildDoesNotHave)
 {
     World world({});
-    EXPECT_EQ(Optimizer::create(*world.pipeline, 4, nullptr).status().code(), STW_ERROR_INVALID);
+    EXPECT_EQ(Optimizer::create(*world.pipeline, 7, nullptr).status().code(), STW_ERROR_INVALID);
     EXPECT_EQ(Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, nullptr).status().code(),
               STW_ERROR_INVALID);
 }

@@ -92,9 +92,12 @@ public:
         entry.parameter = create(shape.dtype, 0, false);
         entry.gradient = create(shape.gradient_dtype, 256, false);
         if (has_master) entry.master = create(STW_F32, 512, false);
-        const bool adam = setup_.algorithm != STW_OPTIMIZER_SGD;
-        entry.state_count = adam ? 2 : (with_momentum ? 1 : 0);
-        if (setup_.custom != nullptr) entry.state_count = setup_.custom->state_count;
+        stw_hyper hyper = STW_HYPER_INIT;
+        hyper.momentum = with_momentum ? 0.9 : 0.0;
+        entry.state_count =
+            setup_.custom != nullptr
+                ? setup_.custom->state_count
+                : kernels::state_count(static_cast<kernels::Algorithm>(setup_.algorithm), hyper);
         for (uint32_t i = 0; i < entry.state_count; ++i) {
             entry.states[i] = create(STW_F32, 768 + 256 * i, true);
         }

@@ -45,7 +45,8 @@ void train(const Conditions &setup)
 TEST(Update, EqualsTheKernelOnTheWholeArray)
 {
     uint64_t seed = 1;
-    for (const uint32_t algorithm : {STW_OPTIMIZER_ADAMW, STW_OPTIMIZER_ADAM, STW_OPTIMIZER_SGD}) {
+    for (const uint32_t algorithm : {STW_OPTIMIZER_ADAMW, STW_OPTIMIZER_ADAM, STW_OPTIMIZER_SGD,
+                                     STW_OPTIMIZER_ADAGRAD, STW_OPTIMIZER_LION}) {
         for (const uint32_t threads : {1u, 4u}) {
             for (const uint64_t window : {1u, 11u, 60u}) {
                 Conditions setup;

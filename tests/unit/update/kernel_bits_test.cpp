@@ -73,6 +73,8 @@ constexpr Rule kRules[] = {
     {Algorithm::kSgd, 0.0, 0, 1},
     {Algorithm::kSgd, 0.9, 0, 1},
     {Algorithm::kSgd, 0.9, STW_HYPER_NESTEROV, 2},
+    {Algorithm::kAdagrad, 0.0, 0, 4},
+    {Algorithm::kLion, 0.0, STW_HYPER_MAXIMIZE, 5},
 };
 
 std::vector<uint32_t> update_bits(const Manner &manner, const Rule &rule, uint32_t values_dtype,

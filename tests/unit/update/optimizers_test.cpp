@@ -36,6 +36,12 @@ stw_hyper with_momentum(stw_hyper h, double momentum, double dampening, uint32_t
     return h;
 }
 
+stw_hyper with_lr_decay(stw_hyper h, double lr_decay)
+{
+    h.lr_decay = lr_decay;
+    return h;
+}
+
 stw_hyper with_flags(stw_hyper h, uint32_t flags)
 {
     h.flags = flags;
@@ -61,6 +67,13 @@ const std::vector<Case> &cases()
          with_momentum(hyper(0.1, 0.1), 0.8, 0.0, STW_HYPER_NESTEROV)},
         {"sgd, nesterov, maximizing", Algorithm::kSgd,
          with_momentum(hyper(0.1, 0.1), 0.8, 0.0, STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE)},
+        {"adagrad", Algorithm::kAdagrad, hyper(0.1, 0.0)},
+        {"adagrad, decaying rate and weights", Algorithm::kAdagrad,
+         with_lr_decay(hyper(0.1, 0.2), 0.3)},
+        {"adagrad maximizing", Algorithm::kAdagrad,
+         with_flags(hyper(0.1, 0.0), STW_HYPER_MAXIMIZE)},
+        {"lion", Algorithm::kLion, with_betas(hyper(1e-2, 0.0), 0.9, 0.99)},
+        {"lion with decay", Algorithm::kLion, with_betas(hyper(1e-2, 0.3), 0.8, 0.95)},
     };
     return kCases;
 }
@@ -106,12 +119,42 @@ void reference_sgd(const Case &c, uint64_t step, Tracked gradient, Element &e)
     e.parameter = e.parameter + Tracked::constant(-h.lr) * gradient;
 }
 
+void reference_adagrad(const Case &c, uint64_t step, Tracked gradient, Element &e)
+{
+    const stw_hyper &h = c.hyper;
+    if (h.weight_decay != 0.0) {
+        gradient = gradient + Tracked::constant(h.weight_decay) * e.parameter;
+    }
+    e.states[0] = e.states[0] + gradient * gradient;
+    const double rate = h.lr / (1.0 + (static_cast<double>(step) - 1.0) * h.lr_decay);
+    e.parameter = e.parameter + Tracked::constant(-rate) * gradient /
+                                    (square_root(e.states[0]) + Tracked::constant(h.eps));
+}
+
+// Where the sign is not certain, either is right.
+void reference_lion(const Case &c, const Tracked &gradient, Element &e)
+{
+    const stw_hyper &h = c.hyper;
+    if (h.weight_decay != 0.0) {
+        e.parameter = e.parameter * Tracked::constant(1.0 - h.lr * h.weight_decay);
+    }
+    const Tracked mean =
+        Tracked::constant(h.beta1) * e.states[0] + Tracked::constant(1.0 - h.beta1) * gradient;
+    e.states[0] =
+        Tracked::constant(h.beta2) * e.states[0] + Tracked::constant(1.0 - h.beta2) * gradient;
+    Tracked move = Tracked::constant(mean.value > 0 ? -h.lr : h.lr);
+    if (std::abs(mean.value) <= mean.error) move.error += 2 * h.lr;
+    e.parameter = e.parameter + move;
+}
+
 void reference(const Case &c, uint64_t step, double scale, double raw_gradient, Element &e)
 {
     const bool maximize = (c.hyper.flags & STW_HYPER_MAXIMIZE) != 0;
     const Tracked gradient =
         Tracked::exact(maximize ? -raw_gradient : raw_gradient) * Tracked::constant(scale);
     if (c.algorithm == Algorithm::kSgd) return reference_sgd(c, step, gradient, e);
+    if (c.algorithm == Algorithm::kAdagrad) return reference_adagrad(c, step, gradient, e);
+    if (c.algorithm == Algorithm::kLion) return reference_lion(c, gradient, e);
     reference_adam(c, step, gradient, e);
 }
 
@@ -232,6 +275,15 @@ TEST_F(Optimizers, NoGradientAndNoDecayMoveNothing)
     }
 }
 
+TEST_F(Optimizers, LionMovesByItsRateOrNotAtAll)
+{
+    const stw_hyper h = with_betas(hyper(0.25, 0.0), 0.5, 0.5);
+    EXPECT_EQ(step_one(Algorithm::kLion, h, 1, {1.0F, {}}, 1e-30F).parameter, 0.75F);
+    EXPECT_EQ(step_one(Algorithm::kLion, h, 1, {1.0F, {}}, -1e30F).parameter, 1.25F);
+    EXPECT_EQ(step_one(Algorithm::kLion, h, 1, {1.0F, {-2.0F, 0.0F}}, 2.0F).parameter, 1.0F);
+    EXPECT_TRUE(std::isnan(step_one(Algorithm::kLion, h, 1, {1.0F, {}}, NAN).parameter));
+}
+
 // Decoupled decay does not pass through the moments; coupled decay does.
 TEST_F(Optimizers, DecayIsDecoupledInAdamWOnly)
 {
@@ -322,6 +374,8 @@ TEST_F(Optimizers, StatesAreCounted)
     stw_hyper h = hyper(1.0, 0.0);
     EXPECT_EQ(state_count(Algorithm::kAdamW, h), 2U);
     EXPECT_EQ(state_count(Algorithm::kAdam, h), 2U);
+    EXPECT_EQ(state_count(Algorithm::kAdagrad, h), 1U);
+    EXPECT_EQ(state_count(Algorithm::kLion, h), 1U);
     EXPECT_EQ(state_count(Algorithm::kSgd, h), 0U);
     h.momentum = 0.9;
     EXPECT_EQ(state_count(Algorithm::kSgd, h), 1U);

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers.h"
+
+#include "directory.h"
+#include "text.h"
+
+#include <stepwell/stepwell.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+
+#include <nlohmann/json.hpp>
+
+namespace stepwell::cli {
+
+namespace {
+
+constexpr uint64_t kProbeBytes = 16 << 20;  // of a memory driver: a few blocks
+constexpr uint64_t kSecond = 1'000'000'000;
+
+struct Known {
+    const char *name;
+    const char *used_for;
+    const char *options;
+};
+constexpr Known kDevices[] = {
+    {"cpu", "device tier", nullptr},
+    {"cpu-discrete", "device tier, as if behind a bus", nullptr},
+};
+constexpr Known kStorage[] = {
+    {"aio", "nvme tier", nullptr},
+    {"posix", "nvme tier where aio cannot work", nullptr},
+    {"fault", "tests: breaks another storage driver", "inner=posix"},
+};
+
+stw_runtime_options small_options()
+{
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    options.name = "stepwell info";
+    options.thread_count = 1;
+    options.timeout_ns = 10 * kSecond;
+    options.tensors_max = 16;
+    options.views_max = 16;
+    options.operations_max = 16;
+    return options;
+}
+
+// "" or why not; look(runtime) is called in between.
+std::string open_and_look(const stw_runtime_options &options,
+                          const std::function<void(stw_runtime *)> &look)
+{
+    stw_runtime *runtime = nullptr;
+    if (stw_runtime_open(&options, &runtime) < 0) return stw_last_error();
+    look(runtime);
+    if (stw_runtime_close(runtime, 0, 0) < 0) return stw_last_error();
+    return "";
+}
+
+// A directory of our own for a report, gone when this is.
+class Scratch {
+public:
+    Scratch()
+    {
+        std::error_code error;
+        std::string name = (std::filesystem::temp_directory_path(error) / "stepwell-XXXXXX");
+        for (std::string place : {name, std::string("/dev/shm/stepwell-XXXXXX")}) {
+            if (mkdtemp(place.data()) == nullptr) continue;
+            path_ = place;
+            return;
+        }
+    }
+    Scratch(const Scratch &) = delete;
+    Scratch &operator=(const Scratch &) = delete;
+    ~Scratch()
+    {
+        std::error_code ignored;
+        if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    }
+    // "" where no directory can be made.
+    std::string file() const { return path_.empty() ? "" : path_ + "/report.json"; }
+
+private:
+    std::string path_;
+};
+
+// The entry of a report's "drivers" that has this kind.
+std::optional<Chosen> parse_entry(const std::string &text, const char *kind)
+{
+    const auto report = nlohmann::json::parse(text, nullptr, false);
+    if (!report.is_object() || !report.contains("drivers") || !report["drivers"].is_array())
+        return std::nullopt;
+    for (const auto &driver : report["drivers"]) {
+        if (!driver.is_object() || driver.value("kind", "") != kind) continue;
+        Chosen entry;
+        entry.driver = driver.value("name", "");
+        entry.remark = driver.value("remark", "");
+        entry.file_system = driver.value("file_system", "");
+        entry.queue_depth = driver.value("queue_depth", uint64_t{0});
+        return entry;
+    }
+    return std::nullopt;
+}
+
+// Where the library's report cannot be had, the remark says why.
+Chosen read_entry(stw_runtime *runtime, const char *kind)
+{
+    const Scratch scratch;
+    const std::string file = scratch.file();
+    Chosen unknown;
+    if (file.empty()) {
+        unknown.remark = "No directory for a report can be made; set TMPDIR to one that can be "
+                         "written.";
+        return unknown;
+    }
+    if (stw_report_write(runtime, file.c_str()) < 0) {
+        unknown.remark = stw_last_error();
+        return unknown;
+    }
+    if (auto entry = parse_entry(read_text(file), kind)) return *entry;
+    unknown.remark = "The report of the library does not name the driver.";
+    return unknown;
+}
+
+// With whatever tier of memory the options have.
+void try_memory(const stw_runtime_options &options, Driver *driver)
+{
+    std::string remark;
+    driver->reason = open_and_look(options, [&](stw_runtime *runtime) {
+        stw_device_info info = {};
+        info.struct_size = sizeof info;
+        driver->works = true;
+        remark = read_entry(runtime, "memory").remark;
+        if (options.device_count > 0 && stw_device_info_get(runtime, 0, &info) >= 0)
+            driver->unified = (info.flags & STW_DEVICE_UNIFIED) != 0;
+    });
+    if (driver->reason.empty()) driver->reason = remark;
+}
+
+Driver try_device(const Known &known)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    device.driver = known.name;
+    device.budget_bytes = kProbeBytes;
+    stw_runtime_options options = small_options();
+    options.devices = &device;
+    options.device_count = 1;
+    Driver driver = {known.name, "memory", known.used_for, false, "", std::nullopt};
+    try_memory(options, &driver);
+    return driver;
+}
+
+Driver try_host()
+{
+    stw_runtime_options options = small_options();
+    options.host_bytes = kProbeBytes;
+    Driver driver = {"host", "memory", "host tier", false, "", std::nullopt};
+    try_memory(options, &driver);
+    return driver;
+}
+
+// name: nullptr leaves the choice to the library.
+std::string try_storage(const std::string &path, const char *name, const char *driver_options,
+                        const std::function<void(stw_runtime *)> &look)
+{
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    nvme.path = path.c_str();
+    nvme.budget_bytes = kStoreBytesMin;
+    nvme.driver = name;
+    nvme.driver_options = driver_options;
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    device.budget_bytes = kStoreBytesMin;
+    stw_runtime_options options = small_options();
+    options.block_bytes = STW_BLOCK_64K;
+    options.devices = &device;
+    options.device_count = 1;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    return open_and_look(options, look);
+}
+
+}  // namespace
+
+std::optional<Chosen> parse_report(const std::string &text)
+{
+    return parse_entry(text, "storage");
+}
+
+std::vector<Driver> try_memory_drivers()
+{
+    std::vector<Driver> drivers;
+    for (const Known &known : kDevices) drivers.push_back(try_device(known));
+    drivers.push_back(try_host());
+    return drivers;
+}
+
+std::vector<Driver> untried_storage_drivers()
+{
+    std::vector<Driver> drivers;
+    for (const Known &known : kStorage)
+        drivers.push_back({known.name, "storage", known.used_for, std::nullopt,
+                           "not tried: name a directory on the drive (stepwell info DIRECTORY)",
+                           std::nullopt});
+    return drivers;
+}
+
+StorageDrivers try_storage_drivers(const std::string &path)
+{
+    StorageDrivers result;
+    const std::string none = try_storage(path, nullptr, nullptr, [&](stw_runtime *runtime) {
+        result.chosen = read_entry(runtime, "storage");
+    });
+    if (!none.empty()) result.chosen.remark = none;
+    for (const Known &known : kStorage) {
+        Driver driver = {known.name, "storage", known.used_for, false, "", std::nullopt};
+        driver.reason = try_storage(path, known.name, known.options,
+                                    [&](stw_runtime *) { driver.works = true; });
+        result.drivers.push_back(std::move(driver));
+    }
+    return result;
+}
+
+}  // namespace stepwell::cli

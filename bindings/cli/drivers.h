@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which drivers of the library work here, found out by opening a small runtime with each and by
+// reading its report. Nothing is left of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stepwell::cli {
+
+struct Driver {
+    std::string name;
+    std::string kind;  // "memory", "storage"
+    std::string used_for;
+    std::optional<bool> works;    // nothing: not tried, the reason says why
+    std::string reason;           // why not, in the library's words; else its remark
+    std::optional<bool> unified;  // of a device: its memory is the host's
+};
+
+// What the library uses in a directory when it is left to choose.
+struct Chosen {
+    std::string driver;  // "" where none works; the reason is in `remark`
+    std::string remark;
+    std::string file_system;
+    uint64_t queue_depth = 0;
+};
+
+struct StorageDrivers {
+    Chosen chosen;
+    std::vector<Driver> drivers;
+};
+
+std::vector<Driver> try_memory_drivers();
+// Those of storage as long as no directory was given.
+std::vector<Driver> untried_storage_drivers();
+StorageDrivers try_storage_drivers(const std::string &path);
+
+// "drivers" of a report: the entry of kind "storage". Nothing when the text is no report.
+std::optional<Chosen> parse_report(const std::string &text);
+
+}  // namespace stepwell::cli

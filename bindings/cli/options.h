@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace stepwell::cli {
+
+enum class Command { kNone, kInfo, kVersion };
+
+struct Options {
+    Command command = Command::kNone;
+    std::vector<std::string> paths;
+    bool json = false;
+};
+
+// What is wrong is one sentence in `error`; what was asked for and ends the program (--help) is in
+// `text`. Both "": run the command.
+struct Parsed {
+    Options options;
+    std::string text;
+    std::string error;
+};
+
+Parsed parse_options(int argc, const char *const *argv);
+
+}  // namespace stepwell::cli

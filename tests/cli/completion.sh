@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The completion of the command offers commands first, then flags and directories.
+# usage: completion.sh COMPLETION
+set -euo pipefail
+
+# shellcheck source=/dev/null
+source "$1"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/disk"
+: >"$work/file"
+
+# offers EXPECTED WORD...: the last word is the one to complete.
+offers() {
+    local expected=$1
+    shift
+    COMP_WORDS=(stepwell "$@")
+    COMP_CWORD=$#
+    COMPREPLY=()
+    _stepwell
+    [[ ${COMPREPLY[*]} == "$expected" ]] && return
+    echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
+    exit 1
+}
+offers 'info version --help' ''
+offers 'info' in
+offers '--help --json' info -
+offers '--help' version -
+offers "$work/disk" info "$work/"
+offers '' version x

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program itself, in a process of its own, on this machine. Limits are set in the child before
+// it starts; file systems are mounted in a mount namespace of the child's own, so that nothing is
+// left of them.
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/capability.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr int kSetupFailed = 99;
+
+struct Outcome {
+    int status = -1;
+    std::string out;
+    std::string err;
+};
+
+std::string drain(int fd)
+{
+    std::string text;
+    char buffer[4096];
+    lseek(fd, 0, SEEK_SET);
+    for (ssize_t n = 0; (n = read(fd, buffer, sizeof buffer)) > 0;)
+        text.append(buffer, static_cast<size_t>(n));
+    close(fd);
+    return text;
+}
+
+int scratch_file()
+{
+    return open(".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+}
+
+// `before` runs in the child; where it says false the status is kSetupFailed.
+Outcome run(const std::vector<std::string> &words, const std::function<bool()> &before = nullptr)
+{
+    const char *program = std::getenv("STEPWELL_COMMAND");
+    if (program == nullptr) {
+        ADD_FAILURE() << "STEPWELL_COMMAND names no program";
+        return {};
+    }
+    std::vector<char *> arguments = {const_cast<char *>("stepwell")};
+    for (const std::string &word : words) arguments.push_back(const_cast<char *>(word.c_str()));
+    arguments.push_back(nullptr);
+    const int out = scratch_file();
+    const int err = scratch_file();
+    EXPECT_TRUE(out >= 0 && err >= 0) << std::strerror(errno);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(out, 1);
+        dup2(err, 2);
+        if (before && !before()) _exit(kSetupFailed);
+        execv(program, arguments.data());
+        _exit(kSetupFailed);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    Outcome result;
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    result.out = drain(out);
+    result.err = drain(err);
+    return result;
+}
+
+json entry_of(const json &list, const std::string &name)
+{
+    for (const json &entry : list)
+        if (entry["name"] == name) return entry;
+    ADD_FAILURE() << "nothing is named " << name;
+    return {};
+}
+
+// A directory here, on whatever file system the build is on.
+class Here {
+public:
+    Here()
+    {
+        std::string name = std::filesystem::current_path() / "cli-program-XXXXXX";
+        if (mkdtemp(name.data()) != nullptr) path_ = name;
+    }
+    ~Here()
+    {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    const std::string &path() const { return path_; }
+
+private:
+    std::string path_;
+};
+
+bool own_mounts()
+{
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+}
+
+// Runs `info WORDS` with a file system at the directory.
+Outcome run_mounted(const std::vector<std::string> &words, const std::string &directory,
+                    const char *type, const char *options,
+                    const std::function<bool()> &then = nullptr)
+{
+    return run(words, [&] {
+        return own_mounts() && mount("test", directory.c_str(), type, 0, options) == 0 &&
+               (!then || then());
+    });
+}
+
+#define SKIP_WITHOUT_MOUNTS(result)                                                                \
+    if ((result).status == kSetupFailed)                                                           \
+    GTEST_SKIP() << "this machine does not allow mounts in a namespace of one's own"
+
+TEST(Program, VersionNamesLibraryAndAbi)
+{
+    const Outcome result = run({"version"});
+    EXPECT_EQ(result.status, 0);
+    EXPECT_THAT(result.out, testing::StartsWith("stepwell 0."));
+    EXPECT_THAT(result.out, HasSubstr("ABI "));
+    EXPECT_EQ(result.err, "");
+}
+
+TEST(Program, AnUnknownCommandOrFlagIsStatus2AndASentence)
+{
+    for (const std::vector<std::string> &words :
+         {std::vector<std::string>{"fly"}, {"info", "--fast"}, {"version", "x"}, {}}) {
+        const Outcome result = run(words);
+        EXPECT_EQ(result.status, 2);
+        EXPECT_EQ(result.out, "");
+        EXPECT_THAT(result.err, HasSubstr("it knows "));
+    }
+}
+
+TEST(Program, JsonParsesAndHasItsKeysAndNothingIsLeft)
+{
+    const Here here;
+    const Outcome result = run({"info", "--json", here.path()});
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    const json info = json::parse(result.out);
+    EXPECT_EQ(info["format"], 1);
+    EXPECT_GT(info["machine"]["memory_bytes"], 0);
+    EXPECT_GT(info["machine"]["cores"], 0);
+    EXPECT_EQ(info["topology"]["type"], "machine");
+    for (const char *name : {"cpu", "cpu-discrete", "host", "aio", "posix", "fault"})
+        EXPECT_EQ(entry_of(info["drivers"], name)["built_in"], true) << name;
+    EXPECT_EQ(entry_of(info["drivers"], "cpu")["unified_memory"], true);
+    EXPECT_EQ(entry_of(info["drivers"], "cpu-discrete")["unified_memory"], false);
+    for (const char *name :
+         {"aio_slots", "locked_memory", "transparent_huge_pages", "reserved_huge_pages", "mappings",
+          "open_files", "file_size", "addresses", "cgroup_memory", "cgroup_processor", "overcommit",
+          "swap"}) {
+        const json limit = entry_of(info["limits"], name);
+        EXPECT_TRUE(limit["verdict"] == "ok" || limit["verdict"] == "warn") << name;
+        EXPECT_EQ(limit["verdict"] == "warn", limit["remedy"].is_string()) << name;
+    }
+    ASSERT_EQ(info["paths"].size(), 1u);
+    EXPECT_EQ(info["paths"][0]["path"], here.path());
+    EXPECT_TRUE(info["paths"][0]["error"].is_null());
+    for (const char *name :
+         {"path", "file_system", "space", "direct_io", "unnamed_files", "device", "driver"})
+        EXPECT_TRUE(entry_of(info["paths"][0]["checks"], name).is_object());
+    EXPECT_TRUE(std::filesystem::is_empty(here.path()));
+}
+
+TEST(Program, WithoutADirectoryStorageDriversAreNotTried)
+{
+    const json info = json::parse(run({"info", "--json"}).out);
+    EXPECT_EQ(entry_of(info["drivers"], "host")["works"], true);
+    EXPECT_TRUE(entry_of(info["drivers"], "aio")["works"].is_null());
+    EXPECT_EQ(info["paths"], json::array());
+}
+
+// As `ulimit -l 64` in a shell of a user who may not exceed it.
+TEST(Program, ASmallLimitOnLockedMemoryIsAWarningWithItsRemedy)
+{
+    const auto lower = [] {
+        const rlimit small = {64 << 10, 64 << 10};
+        prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
+        return setrlimit(RLIMIT_MEMLOCK, &small) == 0;
+    };
+    const Outcome text = run({"info"}, lower);
+    EXPECT_EQ(text.status, 0);
+    EXPECT_THAT(text.out, HasSubstr("warn  locked memory    64 KiB"));
+    EXPECT_THAT(text.out, HasSubstr("prlimit --pid $$ --memlock=unlimited:unlimited"));
+    const json info = json::parse(run({"info", "--json"}, lower).out);
+    const json limit = entry_of(info["limits"], "locked_memory");
+    EXPECT_EQ(limit["verdict"], "warn");
+    EXPECT_EQ(limit["facts"]["soft_bytes"], 64 << 10);
+    EXPECT_EQ(limit["facts"]["may_exceed_it"], false);
+    EXPECT_THAT(entry_of(info["drivers"], "host")["reason"].get<std::string>(),
+                HasSubstr("RLIMIT_MEMLOCK"));
+}
+
+TEST(Program, ADirectoryInMemoryIsNamedAsSuch)
+{
+    const Outcome result = run({"info", "--json", "/dev/shm"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    const json path = json::parse(result.out)["paths"][0];
+    const json check = entry_of(path["checks"], "file_system");
+    EXPECT_EQ(check["facts"]["type"], "tmpfs");
+    EXPECT_EQ(check["facts"]["memory"], true);
+    EXPECT_EQ(check["verdict"], "warn");
+    EXPECT_EQ(entry_of(path["drivers"], "aio")["works"], false);
+    EXPECT_THAT(entry_of(path["drivers"], "aio")["reason"].get<std::string>(), HasSubstr("tmpfs"));
+}
+
+TEST(Program, ADirectoryThatRefusesDirectIoIsToldSo)
+{
+    const Here here;
+    const Outcome result =
+        run_mounted({"info", "--json", here.path()}, here.path(), "ramfs", nullptr);
+    SKIP_WITHOUT_MOUNTS(result);
+    EXPECT_EQ(result.status, 0) << result.err;
+    const json path = json::parse(result.out)["paths"][0];
+    const json check = entry_of(path["checks"], "direct_io");
+    EXPECT_EQ(check["verdict"], "warn");
+    EXPECT_EQ(check["facts"]["taken"], false);
+    EXPECT_EQ(entry_of(path["checks"], "file_system")["facts"]["type"], "ramfs");
+}
+
+TEST(Program, WhatIsMissingOrNoDirectoryIsToldAfterAllElseWithStatus1)
+{
+    const Here here;
+    const std::string missing = here.path() + "/missing";
+    const Outcome result = run({"info", missing, "/proc/version", here.path()});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.out, HasSubstr("directory " + here.path() + "\n"));
+    EXPECT_THAT(result.out, HasSubstr("mkdir -p " + missing));
+    EXPECT_THAT(result.out, HasSubstr(", 2 errors\n"));
+    EXPECT_EQ(result.err, "stepwell info: '" + missing + "' does not exist.\n" +
+                              "stepwell info: '/proc/version' is not a directory.\n");
+}
+
+TEST(Program, AReadOnlyDirectoryIsToldWithStatus1)
+{
+    const Here here;
+    const Outcome result = run_mounted({"info", here.path()}, here.path(), "tmpfs", "size=8m", [&] {
+        return mount(nullptr, here.path().c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY,
+                     nullptr) == 0;
+    });
+    SKIP_WITHOUT_MOUNTS(result);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is mounted read-only."));
+}
+
+TEST(Program, AFullDirectoryIsToldWithStatus1)
+{
+    const Here here;
+    const Outcome result = run_mounted({"info", here.path()}, here.path(), "tmpfs", "size=512k");
+    SKIP_WITHOUT_MOUNTS(result);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is full: 512 KiB are available"));
+}
+
+TEST(Program, ADirectoryOfSomebodyElseIsToldWithStatus1)
+{
+    const Here here;
+    chmod(here.path().c_str(), 0555);
+    const Outcome result = run({"info", here.path()}, [] {
+        return geteuid() != 0 || (setgid(65534) == 0 && setuid(65534) == 0);
+    });
+    if (result.status == 126 || result.out.empty())
+        GTEST_SKIP() << "another user may not come to the build directory";
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is not writable for this user."));
+}
+
+TEST(Program, ALinkIsToldAndItsTargetLookedAt)
+{
+    const Here here;
+    const std::string link = here.path() + "/link";
+    ASSERT_EQ(symlink(".", link.c_str()), 0);
+    const Outcome result = run({"info", link});
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("a symbolic link to " + here.path()));
+    EXPECT_THAT(result.out, HasSubstr("remedy: give " + here.path()));
+}
+
+TEST(Program, ALinkToNothingIsToldWithStatus1)
+{
+    const Here here;
+    const std::string link = here.path() + "/link";
+    ASSERT_EQ(symlink("nowhere", link.c_str()), 0);
+    const Outcome result = run({"info", link});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is a symbolic link to nothing."));
+}
+
+TEST(Program, OutputThatCannotBeWrittenIsStatus1)
+{
+    const Outcome result =
+        run({"version"}, [] { return dup2(open("/dev/full", O_WRONLY), 1) == 1; });
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("could not be written"));
+}
+
+}  // namespace

@@ -103,10 +103,9 @@ void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::s
                        MemoryRoom *room)
 {
     if (mount.root != "/") {  // in a container the mount shows a part of the tree
-        if (!cgroup.starts_with(mount.root))
-            cgroup.clear();
-        else
-            cgroup.erase(0, mount.root.size());
+        const bool inside = cgroup.starts_with(mount.root) && (cgroup.size() == mount.root.size() ||
+                                                               cgroup[mount.root.size()] == '/');
+        cgroup.erase(0, inside ? mount.root.size() : cgroup.size());
     }
     const CgroupFiles &files = mount.version2 ? kVersion2 : kVersion1;
     const std::string top = root + std::string(mount.point);

@@ -464,5 +464,18 @@ TEST(MemoryRoom, Version1InAContainerIsFoundThroughItsMount)
     EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
 }
 
+// "/jobs" does not lie in "/job".
+TEST(MemoryRoom, AGroupBesideTheMountsRootIsNotInside)
+{
+    FakeMachine machine;
+    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
+    machine.file("/proc/self/cgroup", "0::/jobs\n");
+    machine.file("/proc/self/mountinfo",
+                 "30 24 0:26 /job /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+    machine.file("/sys/fs/cgroups/memory.max", "1000\n");
+    machine.file("/sys/fs/cgroups/memory.current", "0\n");
+    EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
+}
+
 }  // namespace
 }  // namespace conformance

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stepwell: tiers of memory for programs whose data is larger than the memory they compute in.
+
+    with stepwell.Runtime(host_bytes=256 << 20,
+                          nvme=stepwell.Nvme(".", 1 << 30)) as runtime:
+        w = runtime.create("w", (1024, 1024), "f32", role="param")
+        w.fill(1.0)
+        with w.fetch() as view:      # the bytes are here, and stay
+            print(view.numpy().sum())
+"""
+from . import errors
+from ._abi import (
+    ABI_MAJOR, STW_BLOCK_2M as BLOCK_2M, STW_BLOCK_64K as BLOCK_64K,
+    STW_BLOCK_512K as BLOCK_512K,
+)
+from ._dtypes import Dtype
+from ._enums import (
+    Access, Advice, Allow, DeviceFlag, Link, Preset, Release, Retain, Role, State, Tier,
+)
+from ._library import lib as _lib
+from ._operation import Operation
+from ._optimizer import Hyper, Optimizer, UpdateResult
+from ._options import Device, DeviceInfo, LinkStats, Nvme, TierStats
+from ._phase import Phase, Step, StepStats
+from ._runtime import Runtime
+from ._tensor import Policy, Request, Tensor, TensorInfo, TensorSpec
+from ._views import Member, View, Views
+from .errors import *  # noqa: F401,F403
+from .errors import last_error, status_string
+
+READ, WRITE, READ_WRITE, REDUCE = Access.READ, Access.WRITE, Access.READ_WRITE, Access.REDUCE
+
+#: The library's version, "0.1.0+abc1234".
+__version__: str = _lib.stw_version_string().decode()
+
+__all__ = [
+    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "Device",
+    "DeviceFlag", "DeviceInfo", "Dtype", "Hyper", "Link", "LinkStats", "Member", "Nvme",
+    "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE",
+    "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats", "Tensor",
+    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateResult", "View", "Views", "WRITE",
+    "errors", "last_error", "status_string", *errors.__all__,
+]

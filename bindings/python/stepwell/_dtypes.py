@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types, and memory of the caller's as pointer and size. NumPy is used when it is there."""
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from . import _abi
+from ._library import lib
+
+numpy: Any
+try:
+    import numpy
+except ImportError:  # buffers and bytes work without it
+    numpy = None
+
+
+class Dtype(IntEnum):
+    F32 = _abi.STW_F32
+    F16 = _abi.STW_F16
+    BF16 = _abi.STW_BF16
+    F64 = _abi.STW_F64
+    F8_E4M3 = _abi.STW_F8_E4M3
+    F8_E5M2 = _abi.STW_F8_E5M2
+    I64 = _abi.STW_I64
+    I32 = _abi.STW_I32
+    I16 = _abi.STW_I16
+    I8 = _abi.STW_I8
+    U8 = _abi.STW_U8
+    BOOL = _abi.STW_BOOL
+
+
+# What NumPy calls them. It has no bf16 and no f8: their arrays have the bits as integers.
+NUMPY_NAMES: Dict[int, str] = {
+    Dtype.F32: "float32", Dtype.F16: "float16", Dtype.BF16: "uint16", Dtype.F64: "float64",
+    Dtype.F8_E4M3: "uint8", Dtype.F8_E5M2: "uint8", Dtype.I64: "int64", Dtype.I32: "int32",
+    Dtype.I16: "int16", Dtype.I8: "int8", Dtype.U8: "uint8", Dtype.BOOL: "bool",
+}
+FROM_NUMPY: Dict[str, Dtype] = {
+    name: Dtype(code) for code, name in NUMPY_NAMES.items()
+    if code not in (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
+}
+ITEM_BYTES: Dict[int, int] = {int(code): lib.stw_dtype_bits(code) // 8 for code in Dtype}
+# Letters of the buffer protocol. Plain bytes have no dtype of their own.
+FORMATS: Dict[str, Optional[Dtype]] = {
+    "B": None, "c": None, "f": Dtype.F32, "d": Dtype.F64, "e": Dtype.F16, "?": Dtype.BOOL,
+    "b": Dtype.I8, "h": Dtype.I16, "i": Dtype.I32, "l": Dtype.I64, "q": Dtype.I64,
+}
+NUMPY_DTYPES: Dict[int, Any] = (
+    {int(code): numpy.dtype(name) for code, name in NUMPY_NAMES.items()} if numpy else {}
+)
+
+
+def dtype_of(value: Any) -> Dtype:
+    """From a Dtype, its number or name ("bf16"), or what NumPy takes for a dtype ("float32")."""
+    if isinstance(value, int):
+        return Dtype(value)
+    if isinstance(value, str):
+        if value.upper() in Dtype.__members__:
+            return Dtype[value.upper()]
+        if value == "bfloat16":
+            return Dtype.BF16
+    name = value if isinstance(value, str) else None
+    if numpy:
+        name = numpy.dtype(value).name
+    if name not in FROM_NUMPY:
+        raise TypeError(f"{value!r} is no dtype of Stepwell")
+    return FROM_NUMPY[name]
+
+
+class Memory(NamedTuple):
+    """Contiguous memory of the caller's. owner keeps it alive."""
+
+    owner: Any
+    pointer: int
+    bytes: int
+    dtype: Optional[Dtype]  # None: not said, then it is the tensor's
+
+
+def readable(source: Any, dtype: int) -> Memory:
+    """Memory to read from. What is neither an array nor a buffer is made an array of `dtype`."""
+    if numpy and isinstance(source, (numpy.ndarray, numpy.generic)):
+        array = numpy.ascontiguousarray(source, source.dtype.newbyteorder("="))
+        return memory_of(array, numpy_code(array, dtype))
+    try:
+        view = memoryview(source)
+    except TypeError:
+        if not numpy:
+            raise
+        numbers = Dtype.F32 if dtype == Dtype.BF16 else dtype
+        array = numpy.ascontiguousarray(source, NUMPY_DTYPES[numbers])
+        return memory_of(array, numpy_code(array, dtype))
+    if view.c_contiguous and not view.readonly:
+        return writable(view, dtype)
+    if numpy:
+        flat = view.cast("B") if view.c_contiguous else view.tobytes()
+        return memory_of(numpy.frombuffer(flat, numpy.uint8), buffer_code(view, dtype))
+    held = ctypes.create_string_buffer(view.tobytes(), max(view.nbytes, 1))
+    return Memory(held, ctypes.addressof(held), view.nbytes, buffer_code(view, dtype))
+
+
+def numpy_code(array: Any, dtype: int) -> Optional[Dtype]:
+    """The array's dtype, where it is not what `dtype` looks like there."""
+    return None if array.dtype == NUMPY_DTYPES[dtype] else dtype_of(array.dtype)
+
+
+def buffer_code(view: memoryview, dtype: int) -> Optional[Dtype]:
+    letter = view.format.lstrip("@=<")
+    if letter == "H" and dtype == Dtype.BF16:
+        return None  # its bits
+    if letter == "l" and view.itemsize == 4:
+        return Dtype.I32  # of standard size
+    if letter not in FORMATS:
+        raise TypeError(f"a buffer of format '{view.format}' is no dtype of Stepwell")
+    return FORMATS[letter]
+
+
+def memory_of(array: Any, code: Optional[Dtype]) -> Memory:
+    return Memory(array, array.__array_interface__["data"][0], array.nbytes, code)
+
+
+def writable(target: Any, dtype: int) -> Memory:
+    """Memory to write to, in place."""
+    if numpy and isinstance(target, numpy.ndarray):
+        if not (target.flags.c_contiguous and target.flags.writeable and target.dtype.isnative):
+            raise ValueError("the array must be writeable, C-contiguous and of native byte order")
+        return memory_of(target, numpy_code(target, dtype))
+    view = memoryview(target)
+    if view.readonly or not view.c_contiguous:
+        raise ValueError("the buffer must be writeable and C-contiguous")
+    code = buffer_code(view, dtype)
+    if not view.nbytes:
+        return Memory(view, 0, 0, code)
+    held = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
+    return Memory(held, ctypes.addressof(held), view.nbytes, code)
+
+
+def made_for(count: int, dtype: int) -> Tuple[Any, Memory]:
+    """New memory for `count` elements, and the same as Memory."""
+    if numpy:
+        array = numpy.empty(count, NUMPY_DTYPES[dtype])
+        return array, memory_of(array, None)
+    held = bytearray(count * ITEM_BYTES[dtype])
+    return held, writable(held, dtype)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches of a runtime: at once where the bytes are there, else with a wait or an operation."""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union, cast
+
+from . import _abi, _waiting
+from ._enums import Access, Tier, number
+from ._library import lib, unchecked
+from ._operation import Operation
+from ._tensor import Request, Tensor, nanoseconds
+from ._views import View, Views
+from .errors import Error, check, error_of
+
+if TYPE_CHECKING:
+    from ._phase import Phase, Step
+    from ._runtime import Runtime
+
+Item = Union[Tensor, Request]
+
+_fetch = unchecked("stw_fetch")
+_TRY = _abi.stw_fetch_options.initial(flags=_abi.STW_FETCH_TRY)
+_AT_ONCE = ctypes.byref(_TRY)
+_byref, _new_view = ctypes.byref, _abi.stw_view
+_new: Callable[[Any], Any] = object.__new__
+_READ, _NEAREST = Access.READ, Tier.DEFAULT
+# The library's hit path takes so many requests of a call; more in one call take its lock.
+_HITS_MAX = 16
+_ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
+
+
+class Fetches:
+    """The part of Runtime that fetches."""
+
+    _handle: ctypes.c_void_p
+    _operations: "weakref.WeakSet[Operation]"
+    _step: "Optional[Step]"
+
+    def _use(self) -> ctypes.c_void_p:
+        raise NotImplementedError
+
+    def fetch(self, tensor: Item, access: Union[Access, str] = _READ, begin: int = 0,
+              count: int = 0, *, tier: Union[Tier, str] = _NEAREST, device: int = 0,
+              **options: Any) -> View:
+        """Pin a tensor, or elements [begin, begin + count) of it, at a tier.
+
+        Blocks until the bytes are there. options: those of fetch_many().
+        """
+        kind: Any = access if type(access) is not str else number(Access, access)
+        if begin or count or tier or device:
+            tensor = tensor.tensor.request(kind, begin, count, tier=tier, device=device)
+        # View(self, tensor), without the call: this is the way of every hit.
+        view: View = _new(View)
+        view.tensor = tensor if type(tensor) is Tensor else tensor.tensor
+        view._runtime = self  # type: ignore[assignment]
+        view._views = struct = _new_view()
+        view._at = at = _byref(struct)
+        view._ended = False
+        view._step = self._step
+        view._export = view._stream = None
+        if not options:
+            status = _fetch(self._handle, _AT_ONCE, tensor._requests[kind], 1, at)
+            if status == 0:
+                return view
+            if status != _abi.STW_ERROR_BUSY:
+                raise self._refused(status, [tensor])
+        self._fetch_slowly([tensor], tensor._requests[kind], view, options)
+        return view
+
+    def fetch_many(self, items: Sequence[Item], access: Union[Access, str] = _READ,
+                   **options: Any) -> Views:
+        """Pin tensors, or requests made by Tensor.request(), together: all or nothing.
+
+        options: phase, timeout, priority, stream; at_once: BusyError instead of any wait;
+        wait_room: wait for views of other threads to go; hand_over: another thread will release.
+        """
+        kind: Any = access if type(access) is not str else number(Access, access)
+        wanted = list(items)
+        if not wanted:
+            raise ValueError("nothing to fetch")
+        requests = b"".join([item._requests[kind] for item in wanted])
+        views = Views(cast("Runtime", self), wanted)
+        if options or not self._hits(requests, views._views, len(wanted)):
+            self._fetch_slowly(wanted, requests, views, options)
+        return views
+
+    def _hits(self, requests: bytes, views: Any, n: int) -> bool:
+        """Whether all were resident and are pinned now: in parts, each on the hit path."""
+        size = len(requests) // n
+        # Not in parts what writes: a part could not be given back as it was.
+        if n > _HITS_MAX and any(requests[_ACCESS_AT::size]):
+            return False
+        each = ctypes.sizeof(_new_view)
+        handle = self._handle
+        for at in range(0, n, _HITS_MAX):
+            part = min(_HITS_MAX, n - at)
+            if _fetch(handle, _AT_ONCE, requests[at * size:(at + part) * size], part,
+                      ctypes.byref(views, at * each)) != 0:
+                if at:
+                    lib.stw_release(views, at, None, 0)
+                return False
+        return True
+
+    def _fetch_slowly(self, items: Sequence[Item], requests: bytes, views: Any,
+                      options: Mapping[str, Any]) -> None:
+        settings = self._fetch_options(views, **options)
+        status = _waiting.call(self, _fetch, self._handle, ctypes.byref(settings), requests,
+                               len(items), views._at)
+        if status < 0:
+            raise self._refused(status, items)
+
+    def _refused(self, status: int, items: Sequence[Item]) -> Error:
+        error = error_of(status)
+        self._use()
+        if status == _abi.STW_ERROR_INVALID:
+            for item in items:
+                item.tensor._use()  # says so when it was destroyed
+        return error
+
+    def _fetch_options(self, views: Any, *, phase: "Optional[Phase]" = None,
+                       timeout: Optional[float] = None, priority: int = 0,
+                       stream: Optional[int] = None, at_once: bool = False,
+                       wait_room: bool = False,
+                       hand_over: bool = False) -> _abi.stw_fetch_options:
+        if phase is not None:
+            views._step = phase._open
+        if stream and not isinstance(views, Operation):
+            views._stream = ctypes.c_void_p(stream)
+        return _abi.stw_fetch_options.initial(
+            flags=(_abi.STW_FETCH_TRY * at_once | _abi.STW_FETCH_WAIT_ROOM * wait_room
+                   | _abi.STW_FETCH_HAND_OVER * hand_over),
+            stream=stream, phase=None if phase is None else phase._use(),
+            timeout_ns=nanoseconds(timeout), priority=priority,
+        )
+
+    def fetch_async(self, tensor: Item, access: Union[Access, str] = _READ,
+                    **options: Any) -> Operation:
+        """As fetch(), not blocking: an Operation, whose collect() gives the View."""
+        return self._start([tensor], access, options, True)
+
+    def fetch_many_async(self, items: Sequence[Item], access: Union[Access, str] = _READ,
+                         **options: Any) -> Operation:
+        """As fetch_many(), not blocking: an Operation, whose collect() gives the Views."""
+        return self._start(list(items), access, options, False)
+
+    def _start(self, items: List[Item], access: Union[Access, str], options: Mapping[str, Any],
+               single: bool) -> Operation:
+        operation = Operation(cast("Runtime", self), items, single)
+        settings = self._fetch_options(operation, **options)
+        requests = self._requests(items, access)
+        check(lib.stw_fetch_async(self._use(), settings, requests, len(items), operation._handle))
+        self._operations.add(operation)
+        return operation
+
+    def _requests(self, items: Sequence[Item], access: Union[Access, str]) -> Any:
+        kind = number(Access, access)
+        text = b"".join([item._requests[kind] for item in items])
+        return (_abi.stw_fetch_request * max(len(items), 1)).from_buffer_copy(
+            text or bytes(_abi.stw_fetch_request()))
+
+    def fits(self, items: Sequence[Item], access: Union[Access, str] = _READ) -> bool:
+        """Could these be fetched together if nothing else were pinned? Never blocks."""
+        status = lib.stw_fetch_fits(self._use(), self._requests(items, access), len(items))
+        return status != _abi.STW_ERROR_BUDGET and check(status) >= 0
+
+    def prefetch(self, items: Sequence[Item], access: Union[Access, str] = _READ) -> None:
+        """A hint that these fetches come. Never blocks, never fails for lack of room."""
+        if items:
+            check(lib.stw_prefetch(self._use(), self._requests(items, access), len(items)))

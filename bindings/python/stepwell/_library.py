@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library: where it is found, its functions with their prototypes."""
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any, List
+
+from . import _abi
+
+NAME = f"libstepwell.so.{_abi.ABI_MAJOR}"
+
+
+def candidates() -> List[str]:
+    """What is tried, in order: the environment, a wheel's own copy, the loader's."""
+    named = os.environ.get("STEPWELL_LIBRARY")
+    if named:
+        if not os.path.isabs(named):
+            raise ImportError(f"STEPWELL_LIBRARY is '{named}'; it must be an absolute path")
+        return [named]
+    here = Path(__file__).resolve().parent
+    beside = (here / "lib" / NAME, here.parent / ".stepwell.mesonpy.libs" / NAME)
+    return [str(path) for path in beside if path.exists()] + [NAME]
+
+
+def load() -> ctypes.CDLL:
+    reasons = []
+    for path in candidates():
+        try:
+            return with_prototypes(ctypes.CDLL(path), path)
+        except OSError as error:
+            reasons.append(str(error))
+    raise ImportError(
+        "the Stepwell library cannot be loaded; install it, or say where it is in STEPWELL_LIBRARY "
+        f"({'; '.join(reasons)})"
+    )
+
+
+def with_prototypes(library: ctypes.CDLL, path: str) -> ctypes.CDLL:
+    try:
+        library.stw_abi_version.restype = ctypes.c_uint32
+        major = library.stw_abi_version()
+    except AttributeError:
+        raise ImportError(f"{path} is not a Stepwell library") from None
+    if major != _abi.ABI_MAJOR:
+        raise ImportError(
+            f"{path} has the ABI major {major}, and this package is made for {_abi.ABI_MAJOR}"
+        )
+    for name, (result, arguments) in _abi.FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(f"{path} is older than this package: it has no {name}") from None
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+lib = load()
+
+
+def unchecked(name: str) -> Any:
+    """The same function without conversions of arguments, for the calls that are made most."""
+    function = lib[name]  # a new object, unlike the attribute
+    function.restype = ctypes.c_int32
+    return function

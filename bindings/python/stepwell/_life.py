@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends that nobody calls for: the interpreter's exit, and a fork. The epoch changes at both:
+what was opened before is not ours to give back any more.
+"""
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+EXIT_TIMEOUT_SECONDS = 30.0
+CALLS_TIMEOUT_SECONDS = 1.0
+
+_epoch = 0
+_open: "weakref.WeakSet[Runtime]" = weakref.WeakSet()
+_kept: List[Any] = []
+
+
+def epoch() -> int:
+    return _epoch
+
+
+def opened(runtime: "Runtime") -> None:
+    _open.add(runtime)
+
+
+def closed(runtime: "Runtime") -> None:
+    _open.discard(runtime)
+
+
+def _end_calls(runtime: "Runtime") -> bool:
+    """Daemon threads may still wait in the library; whether they are out."""
+    deadline = time.monotonic() + CALLS_TIMEOUT_SECONDS
+    while runtime._inside and time.monotonic() < deadline:
+        runtime.interrupt()
+        time.sleep(0.01)
+    return not runtime._inside
+
+
+def _at_exit() -> None:
+    """Close what is open. Memory that views still pin stays until the process is gone, as arrays in
+    it may be looked at by whatever ends later."""
+    global _epoch
+    for runtime in list(_open):
+        _kept.append(runtime._log)
+        try:
+            if _end_calls(runtime):
+                for operation in list(runtime._operations):
+                    operation.free()
+                runtime.close(deferred=True, timeout=EXIT_TIMEOUT_SECONDS)
+        except Exception:  # nobody is left who could be told
+            pass
+    _epoch += 1
+
+
+def _in_child() -> None:
+    global _epoch
+    _epoch += 1
+    for runtime in _open:
+        _kept.append(runtime)  # the handle is the parent's, as is all it stands for
+    _open.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer steps streamed through the tiers."""
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple
+
+from . import _abi, _waiting
+from ._dtypes import dtype_of
+from ._library import lib
+from ._tensor import Policy, Tensor, nanoseconds
+from .errors import check, raised
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+ALGORITHMS = {
+    "adamw": _abi.STW_OPTIMIZER_ADAMW,
+    "adam": _abi.STW_OPTIMIZER_ADAM,
+    "sgd": _abi.STW_OPTIMIZER_SGD,
+    "adagrad": _abi.STW_OPTIMIZER_ADAGRAD,
+    "lion": _abi.STW_OPTIMIZER_LION,
+}
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of one parameter group, used exactly as given."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    lr_decay: float = 0.0  # Adagrad's
+    nesterov: bool = False
+    maximize: bool = False
+
+    def _struct(self) -> _abi.stw_hyper:
+        flags = _abi.STW_HYPER_NESTEROV * self.nesterov | _abi.STW_HYPER_MAXIMIZE * self.maximize
+        return _abi.stw_hyper.initial(
+            flags=flags, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps,
+            weight_decay=self.weight_decay, momentum=self.momentum, dampening=self.dampening,
+            lr_decay=self.lr_decay,
+        )
+
+
+class UpdateResult(NamedTuple):
+    """The verdict of a step."""
+
+    skipped: bool
+    norm: float
+    clip_coefficient: float
+    nonfinite: int
+    updated: int
+    without_gradient: int
+
+    @classmethod
+    def _of(cls, result: _abi.stw_update_result) -> "UpdateResult":
+        return cls(bool(result.skipped), result.norm, result.clip_coefficient, result.nonfinite,
+                   result.updated, result.without_gradient)
+
+
+class Optimizer:
+    """From Runtime.adamw(), adam(), sgd(), adagrad() and lion().
+
+    It lives until destroy() or the runtime's end.
+    """
+
+    def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
+                 name: Optional[str] = None, state_dtype: Any = None,
+                 state_policy: Optional[Policy] = None) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
+        self._runtime = runtime
+        self._handle: Optional[int] = None
+        self.algorithm = algorithm
+        policy = state_policy._struct() if state_policy is not None else None
+        options = _abi.stw_optimizer_options.initial(
+            algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
+            state_dtype=0 if state_dtype is None else dtype_of(state_dtype),
+        )
+        if policy is not None:
+            options.state_policy = ctypes.pointer(policy)
+        handle = ctypes.c_void_p()
+        check(lib.stw_optimizer_create(runtime._use(), options, handle))
+        self._handle = handle.value
+        self.set_hyper(hyper)
+
+    def _use(self) -> int:
+        self._runtime._use()
+        if self._handle is None:
+            raise raised(_abi.STW_ERROR_CLOSED, "the optimizer was destroyed")
+        return self._handle
+
+    def add(self, parameter: Tensor, gradient: Tensor, *, group: int = 0, begin: int = 0,
+            count: int = 0) -> None:
+        """Take a parameter and its gradient in. begin, count: a part of a packed parameter."""
+        self._add([(parameter, gradient, group, begin, count)])
+
+    def add_many(self, pairs: Sequence[Tuple[Tensor, Tensor]], *, group: int = 0) -> None:
+        """Take (parameter, gradient) pairs in, all or none."""
+        self._add([(parameter, gradient, group, 0, 0) for parameter, gradient in pairs])
+
+    def _add(self, entries: Sequence[Tuple[Tensor, Tensor, int, int, int]]) -> None:
+        array = (_abi.stw_optimizer_entry * max(len(entries), 1))()
+        for at, (parameter, gradient, group, begin, count) in zip(array, entries):
+            at.struct_size = ctypes.sizeof(at)
+            at.parameter_group = group
+            at.parameter, at.gradient = parameter._use(), gradient._use()
+            at.element_begin, at.element_count = begin, count
+        check(lib.stw_optimizer_add(self._use(), array, len(entries)))
+
+    def set_hyper(self, hyper: Hyper, group: int = 0) -> None:
+        """For the next step on: call it every step for a schedule."""
+        check(lib.stw_optimizer_set_hyper(self._use(), group, hyper._struct()))
+
+    def step(self, parameters: Optional[Sequence[Tensor]] = None, *, scale: float = 1.0,
+             clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
+             keep_gradients: bool = False, wait: bool = False, measure: bool = False,
+             verdict: bool = True, timeout: Optional[float] = None) -> Optional[UpdateResult]:
+        """Update parameters from their gradients; the update goes on behind the call.
+
+        verdict: wait until norm and skip are known, and return them; False waits for the step
+        before at most, and returns None. wait: until the last byte. measure: the norm alone.
+        """
+        flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
+                 | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients
+                 | _abi.STW_UPDATE_WAIT * wait | _abi.STW_UPDATE_MEASURE * measure)
+        if scale == 0 or not math.isfinite(scale):
+            raise ValueError(f"a scale of {scale}")
+        options = _abi.stw_update_options.initial(
+            flags=flags, gradient_scale=scale, clip_norm=clip_norm, norm_type=norm_type,
+            timeout_ns=nanoseconds(timeout),
+        )
+        if parameters is not None:
+            if not parameters:
+                raise ValueError("no parameters; None means all of them")
+            handles = (ctypes.c_void_p * len(parameters))(*(at._use() for at in parameters))
+            options.parameters, options.parameter_count = handles, len(parameters)
+        result = _abi.stw_update_result.initial() if verdict else None
+        check(_waiting.call(self._runtime, lib.stw_optimizer_step, self._use(), options, result,
+                            again=False))
+        return None if result is None else UpdateResult._of(result)
+
+    def result(self) -> Optional[UpdateResult]:
+        """The verdict of the last step; None while it is not known. Never blocks."""
+        result = _abi.stw_update_result.initial()
+        if check(lib.stw_optimizer_result(self._use(), result)) == _abi.STW_PENDING:
+            return None
+        return UpdateResult._of(result)
+
+    def state(self, parameter: Tensor, name: str) -> Tensor:
+        """A state as a tensor ("exp_avg", ...), owned by the optimizer."""
+        handle = ctypes.c_void_p()
+        check(lib.stw_optimizer_state(self._use(), parameter._use(), name.encode(), handle))
+        return self._runtime._tensor(handle.value)
+
+    def count(self, parameter: Tensor) -> int:
+        """Updates done to this parameter."""
+        count = ctypes.c_uint64()
+        check(lib.stw_optimizer_get_count(self._use(), parameter._use(), count))
+        return count.value
+
+    def set_count(self, parameter: Tensor, count: int) -> None:
+        check(lib.stw_optimizer_set_count(self._use(), parameter._use(), count))
+
+    def destroy(self) -> None:
+        """End it and its states. Busy in the middle of a step: Runtime.drain() waits for it."""
+        check(lib.stw_optimizer_destroy(self._use()))
+        self._handle = None
+        self._runtime._look_for_ended()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases and steps: what repeats, and what one run of it cost."""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from . import _abi
+from ._library import lib
+from .errors import check, raised
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+
+class StepStats(NamedTuple):
+    """What one step cost; times in nanoseconds."""
+
+    planned: int
+    step: int
+    wall_ns: int
+    bound_ns: int
+    stall_ns: int
+    stall_nvme_ns: int
+    stall_host_device_ns: int
+    stall_collective_ns: int
+    stall_room_ns: int
+    stall_update_ns: int
+    nvme_read_bytes: int
+    nvme_write_bytes: int
+    host_to_device_bytes: int
+    device_to_host_bytes: int
+    collective_bytes: int
+
+
+class Phase:
+    """A repeating unit: "train", "eval", "decode". From Runtime.phase()."""
+
+    def __init__(self, runtime: "Runtime", name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+        self._open: Optional[Step] = None
+        self._handle: Optional[int] = None
+        handle = ctypes.c_void_p()
+        check(lib.stw_phase_create(runtime._use(), name.encode(), handle))
+        self._handle = handle.value
+
+    def _use(self) -> int:
+        self._runtime._use()
+        if self._handle is None:
+            raise raised(_abi.STW_ERROR_CLOSED, f"phase '{self.name}' was destroyed")
+        return self._handle
+
+    def step(self) -> "Step":
+        """One run of it: `with phase.step() as step:`. It begins there."""
+        return Step(self)
+
+    def destroy(self) -> None:
+        """Busy while a step is open."""
+        check(lib.stw_phase_destroy(self._use()))
+        self._handle = None
+
+
+class Step:
+    """One run of a phase. Leaving by an exception aborts it: every view fetched in it is given back
+    as abandoned, its gradients are dropped, nothing is learned.
+
+    While arrays made from views of the step live, an abort waits for the last of them.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.stats: Optional[StepStats] = None  # after the end
+        self.aborted = False
+        self._since = 0
+
+    def __enter__(self) -> "Step":
+        self.begin()
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self.phase._open is not self:
+            return  # ended or aborted inside
+        if kind is None:
+            self.end()
+            return
+        try:
+            self.abort()
+        except Exception:  # the one under way says more
+            pass
+
+    def begin(self) -> None:
+        """Busy when the phase has an open step."""
+        phase, runtime = self.phase, self.phase._runtime
+        runtime._finish_aborts()
+        if phase._open is not None and phase._open.aborted:
+            raise raised(_abi.STW_ERROR_BUSY,
+                         f"the aborted step of phase '{phase.name}' still has arrays made from "
+                         "its views; delete them first")
+        check(lib.stw_step_begin(phase._use()))
+        phase._open = self
+        self._since = next(runtime._export_numbers)
+        runtime._begun(self)
+
+    def _close(self) -> None:
+        self.phase._open = None
+        self.phase._runtime._over(self)
+
+    def end(self) -> StepStats:
+        """End it: what it cost. Does not wait for updates. Raises the first background error."""
+        stats = _abi.stw_step_stats.initial()
+        status = lib.stw_step_end(self.phase._use(), stats)
+        if status != _abi.STW_ERROR_INVALID:
+            self._close()
+            self.stats = StepStats(*(getattr(stats, name) for name in StepStats._fields))
+        check(status)
+        assert self.stats is not None
+        return self.stats
+
+    def abort(self) -> None:
+        """Undo it. Views of the step end; put off while arrays made from them live."""
+        self.aborted = True
+        runtime = self.phase._runtime
+        runtime._over(self)
+        if not runtime._exports_since(self._since):
+            self._abort_now()
+        else:
+            runtime._aborting.append(self)
+
+    def _abort_now(self) -> None:
+        handle = self.phase._use()
+        self.phase._open = None
+        check(lib.stw_step_abort(handle, None))

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtimes: open and close, tensors, fetches, hints, what can be observed."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+import warnings
+import weakref
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
+
+from . import _abi, _life, _waiting
+from ._enums import Advice, Link, Preset, Tier, number
+from ._fetching import Fetches
+from ._library import lib
+from ._operation import Operation
+from ._optimizer import Hyper, Optimizer
+from ._options import (
+    Device, DeviceInfo, LinkStats, Log, Nvme, TierStats, device_of, levels_of, log_function,
+    nvme_of,
+)
+from ._phase import Phase, Step
+from ._tensor import Tensor, TensorSpec, nanoseconds
+from .errors import Error, check, error_of, raised
+
+DeviceLike = Union[int, Device, Mapping[str, Any]]
+NvmeLike = Union[Nvme, Mapping[str, Any]]
+
+_BUSY = _abi.STW_ERROR_BUSY
+# After these a close has not taken place; other errors are told by a close that has.
+_STAYS_OPEN = frozenset((
+    _abi.STW_ERROR_BUSY, _abi.STW_ERROR_TIMEOUT, _abi.STW_ERROR_FORKED, _abi.STW_ERROR_INVALID,
+    _abi.STW_ERROR_INTERNAL, _abi.STW_ERROR_INTERRUPTED,
+))
+
+
+class Runtime(Fetches):
+    """Tiers, budgets and threads. A context manager; the end of the `with` closes it.
+
+    A budget of 0 is no such tier; sizes are bytes, times are seconds. devices: budgets, Device or
+    dicts; nvme: Nvme or dicts. log: a logging.Logger, or a function of (level, topic, line) with a
+    level of the logging module; it is called on threads of the library and may call nothing here
+    that blocks.
+    """
+
+    def __init__(self, *, host_bytes: int = 0,
+                 devices: Union[DeviceLike, Sequence[DeviceLike]] = (),
+                 nvme: Union[NvmeLike, Sequence[NvmeLike]] = (),
+                 name: Optional[str] = None, preset: Union[Preset, str] = Preset.AUTO,
+                 thread_count: int = 0, timeout: Optional[float] = None, tensors_max: int = 0,
+                 views_max: int = 0, operations_max: int = 0, block_bytes: int = 0,
+                 log: Log = None, log_level: Optional[int] = None,
+                 metadata_bytes: int = 0) -> None:
+        self._handle = ctypes.c_void_p()
+        self._epoch = _life.epoch()
+        self._inside: Set[int] = set()  # threads that wait in the library
+        self._interrupts = 0
+        self._tensors: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+        self._operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
+        self._steps: List[Step] = []
+        self._step: Optional[Step] = None  # whose the fetches are that name no phase
+        self._aborting: List[Step] = []
+        # Finalisers come at any time, in the middle of these too: each touch is one step.
+        self._exports: Dict[int, None] = {}
+        self._export_numbers = itertools.count(1)
+        self._log = log_function(log)
+        one = (int, Device, Nvme, Mapping)
+        device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
+                                                else devices)]
+        nvme_list = [nvme_of(at) for at in ([nvme] if isinstance(nvme, one) else nvme)]
+        options = _abi.stw_runtime_options.initial(
+            name=None if name is None else name.encode(),
+            devices=(_abi.stw_device_options * max(len(device_list), 1))(*device_list),
+            nvme=(_abi.stw_nvme_options * max(len(nvme_list), 1))(*nvme_list),
+            device_count=len(device_list), nvme_count=len(nvme_list), host_bytes=host_bytes,
+            preset=number(Preset, preset), thread_count=thread_count,
+            timeout_ns=nanoseconds(timeout), tensors_max=tensors_max, views_max=views_max,
+            operations_max=operations_max, block_bytes=block_bytes, log=self._log,
+            log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
+        )
+        check(lib.stw_runtime_open(options, self._handle))
+        _life.opened(self)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return not self._handle
+
+    def close(self, *, deferred: bool = False, timeout: Optional[float] = None) -> None:
+        """Close, with all that was made from it; blocks until I/O in flight is done.
+
+        Busy while views or operations are open, or another thread waits in it. deferred: views,
+        and arrays made from them, may stay; the memory goes with the last. A second close is
+        nothing.
+        """
+        if not self._handle:
+            return
+        others = self._inside - {threading.get_ident()}
+        if others and self._may_finalise():
+            raise raised(_BUSY, f"{len(others)} other threads wait in the runtime; join them first")
+        self._finish_aborts()
+        flags = _abi.STW_CLOSE_DEFERRED if deferred else 0
+        status = lib.stw_runtime_close(self._handle, flags, nanoseconds(timeout))
+        error = error_of(status) if status < 0 else None
+        if status not in _STAYS_OPEN:
+            self._handle = ctypes.c_void_p()
+            _life.closed(self)
+            for tensor in list(self._tensors.values()):
+                tensor._end()
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        for operation in list(self._operations):
+            operation.free()
+        try:
+            self.close(deferred=True)
+        except Error:
+            if kind is None:
+                raise
+
+    def __del__(self) -> None:
+        try:
+            if self._handle and self._may_finalise():
+                warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
+                self.close(deferred=True)
+        except (AttributeError, TypeError, Error):
+            pass  # half made, or told to nobody
+
+    def __repr__(self) -> str:
+        return f"<stepwell.Runtime at {self._handle.value or 0:#x}{', closed' * self.closed}>"
+
+    def _may_finalise(self) -> bool:
+        """Finalisers leave alone what is a parent process's, and what goes with the process."""
+        return self._epoch == _life.epoch()
+
+    def _use(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise raised(_abi.STW_ERROR_CLOSED, "the runtime was closed")
+        return self._handle
+
+    def drain(self, timeout: Optional[float] = None) -> None:
+        """Wait for updates, sums and write-back. Raises the first background error."""
+        check(_waiting.call(self, lib.stw_runtime_drain, self._use(), nanoseconds(timeout)))
+
+    def interrupt(self) -> None:
+        """End every wait in this runtime with WaitInterruptedError. Never blocks."""
+        self._interrupts += 1
+        status = lib.stw_runtime_interrupt(self._use())
+        if status < 0:
+            raise raised(status, lib.stw_status_string(status).decode())
+
+    def background_error(self) -> Optional[Error]:
+        """The first one since the last clear_error(), not raised; None without one."""
+        info = _abi.stw_error_info.initial()
+        status = lib.stw_runtime_error(self._use(), info)
+        return error_of(status, info if info.status == status else None) if status < 0 else None
+
+    def clear_error(self) -> None:
+        check(lib.stw_runtime_clear_error(self._use()))
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def create(self, name: Optional[str] = None, shape: Union[int, Sequence[int]] = (),
+               dtype: Any = "f32", **details: Any) -> Tensor:
+        """One tensor; details: fields of TensorSpec. Takes no memory; EMPTY until written."""
+        return self.create_many([TensorSpec(shape=shape, dtype=dtype, name=name, **details)])[0]
+
+    def create_many(self, specs: Sequence[TensorSpec]) -> List[Tensor]:
+        """All or none."""
+        if not specs:
+            return []
+        array = (_abi.stw_tensor_spec * len(specs))()
+        keep: List[Any] = []
+        for at, spec in zip(array, specs):
+            spec._fill(at, keep)
+        handles = (ctypes.c_void_p * len(specs))()
+        check(lib.stw_tensor_create(self._use(), array, len(specs), handles))
+        return [self._tensor(handle) for handle in handles]
+
+    def destroy(self, tensors: Sequence[Tensor]) -> None:
+        """All or none. Busy with views, or held by an optimizer."""
+        if tensors:
+            check(lib.stw_tensor_destroy(self._handles(tensors), len(tensors)))
+            for tensor in tensors:
+                self._forget(tensor)
+
+    def discard(self, tensors: Sequence[Tensor]) -> None:
+        """Their contents are dead. Busy with views open."""
+        if tensors:
+            check(lib.stw_tensor_discard(self._handles(tensors), len(tensors)))
+
+    def advise(self, tensors: Sequence[Tensor], advice: Union[Advice, str]) -> None:
+        if tensors:
+            check(lib.stw_advise(self._handles(tensors), len(tensors), number(Advice, advice)))
+
+    def find(self, name: str) -> Tensor:
+        """By name. NotFoundError, a KeyError, when there is none."""
+        handle = ctypes.c_void_p()
+        check(lib.stw_tensor_find(self._use(), name.encode(), handle))
+        return self._tensor(handle.value)
+
+    __getitem__ = find
+
+    def __contains__(self, name: str) -> bool:
+        handle = ctypes.c_void_p()
+        status = lib.stw_tensor_find(self._use(), name.encode(), handle)
+        return status != _abi.STW_ERROR_NOT_FOUND and check(status) >= 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Tensors in the order of creation. Do not destroy the one at which it stands."""
+        handle = ctypes.c_void_p()
+        check(lib.stw_tensor_next(self._use(), None, handle))
+        while handle.value:
+            yield self._tensor(handle.value)
+            check(lib.stw_tensor_next(self._use(), handle.value, handle))
+
+    def _tensor(self, handle: Optional[int]) -> Tensor:
+        assert handle is not None
+        tensor = self._tensors.get(handle)
+        if tensor is None:
+            tensor = self._tensors.setdefault(handle, Tensor(self, handle))
+        return tensor
+
+    def _forget(self, tensor: Tensor) -> None:
+        if tensor._handle is not None:
+            self._tensors.pop(tensor._handle, None)
+            tensor._end()
+
+    def _look_for_ended(self) -> None:
+        """States go with their optimizer."""
+        info = _abi.stw_tensor_info.initial()
+        for tensor in list(self._tensors.values()):
+            if lib.stw_tensor_info_get(tensor._handle, info) == _abi.STW_ERROR_INVALID:
+                self._forget(tensor)
+
+    def _handles(self, tensors: Sequence[Tensor]) -> Any:
+        return (ctypes.c_void_p * max(len(tensors), 1))(*(tensor._use() for tensor in tensors))
+
+    def evict(self, tensors: Optional[Sequence[Tensor]] = None,
+              tier: Union[Tier, str] = Tier.DEVICE, device: int = 0, *,
+              timeout: Optional[float] = None) -> None:
+        """Make these (None: all) leave a tier; blocks until they have. Busy names open views."""
+        if tensors is not None and not tensors:
+            return
+        handles = None if tensors is None else self._handles(tensors)
+        check(_waiting.call(self, lib.stw_evict, self._use(), handles, len(tensors or ()),
+                            number(Tier, tier), device, nanoseconds(timeout)))
+
+    # -- phases, steps and what lives in them -------------------------------------------------
+
+    def phase(self, name: str) -> Phase:
+        return Phase(self, name)
+
+    def _begun(self, step: Step) -> None:
+        self._steps.append(step)
+        self._step = step
+
+    def _over(self, step: Step) -> None:
+        if step in self._steps:
+            self._steps.remove(step)
+        self._step = self._steps[-1] if self._steps else None
+
+    def _exported(self) -> int:
+        made = next(self._export_numbers)
+        self._exports[made] = None
+        return made
+
+    def _unexported(self, export: int) -> None:
+        self._exports.pop(export, None)
+        if self._aborting:
+            self._finish_aborts()
+
+    def _exports_since(self, begin: int) -> bool:
+        return any(export > begin for export in list(self._exports))
+
+    def _finish_aborts(self) -> None:
+        """Aborts that waited for arrays."""
+        for step in list(self._aborting):
+            if self._exports_since(step._since) or not self._may_finalise():
+                continue
+            self._aborting.remove(step)
+            try:
+                step._abort_now()
+            except Error:
+                pass  # the runtime was closed meanwhile
+
+    # -- optimizers ---------------------------------------------------------------------------
+
+    def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
+        """AdamW. details: name, state_policy, state_dtype."""
+        return Optimizer(self, "adamw", hyper, **details)
+
+    def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:
+        return Optimizer(self, "adam", hyper, **details)
+
+    def sgd(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:
+        return Optimizer(self, "sgd", hyper, **details)
+
+    def adagrad(self, hyper: Hyper = Hyper(lr=1e-2, eps=1e-10), **details: Any) -> Optimizer:
+        return Optimizer(self, "adagrad", hyper, **details)
+
+    def lion(self, hyper: Hyper = Hyper(lr=1e-4, beta2=0.99), **details: Any) -> Optimizer:
+        return Optimizer(self, "lion", hyper, **details)
+
+    # -- observing ----------------------------------------------------------------------------
+
+    def tier_stats(self, tier: Union[Tier, str], device: int = 0) -> TierStats:
+        """Totals since open. Never blocks."""
+        stats = _abi.stw_tier_stats.initial()
+        check(lib.stw_tier_stats_get(self._use(), number(Tier, tier), device, stats))
+        return TierStats(*(getattr(stats, name) for name in TierStats._fields))
+
+    def link_stats(self, link: Union[Link, str], device: int = 0) -> LinkStats:
+        """Totals since open. Never blocks."""
+        stats = _abi.stw_link_stats.initial()
+        check(lib.stw_link_stats_get(self._use(), number(Link, link), device, stats))
+        return LinkStats(*(getattr(stats, name) for name in LinkStats._fields))
+
+    def device_info(self, device: int = 0) -> DeviceInfo:
+        info = _abi.stw_device_info.initial()
+        check(lib.stw_device_info_get(self._use(), device, info))
+        return DeviceInfo._of(info)
+
+    def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """A JSON report. Blocks for the file."""
+        check(lib.stw_report_write(self._use(), os.fsencode(path)))
+
+    def write_timeline(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """A Chrome trace, for Perfetto. Blocks for the file."""
+        check(lib.stw_timeline_write(self._use(), os.fsencode(path)))

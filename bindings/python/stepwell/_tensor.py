@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors, requests for ranges of them, and the plain data that describes them."""
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _abi, _waiting
+from ._dtypes import ITEM_BYTES, Dtype, Memory, dtype_of, made_for, readable, writable
+from ._enums import Access, Advice, Allow, Retain, Role, State, Tier, number
+from ._library import lib
+from .errors import check, raised
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+    from ._views import View
+
+_request = _abi.stw_fetch_request
+_TENSOR_AT = _request.tensor.offset
+# Requests of a whole tensor: what stands before and behind its handle.
+_OF_NOTHING = tuple(bytes(_request.initial(access=int(access))) for access in Access)
+_HEADS = [request[:_TENSOR_AT] for request in _OF_NOTHING]
+_TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
+
+
+def nanoseconds(seconds: Optional[float]) -> int:
+    """None: the runtime's default, which the library calls 0."""
+    if seconds is None:
+        return 0
+    if seconds < 0:
+        raise ValueError(f"a timeout of {seconds} s")
+    return max(1, min(round(seconds * 1e9), 2**64 - 1))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Where a tensor rests, where it may be, and what leaves first."""
+
+    home: Union[Tier, str] = Tier.DEFAULT
+    allowed_tiers: int = 0  # Allow.HOST | Allow.NVME; 0: all
+    retention: Union[Retain, str] = Retain.DEFAULT
+    priority: int = 0
+    home_device: int = 0
+
+    def _struct(self) -> _abi.stw_policy:
+        return _abi.stw_policy.initial(
+            home=number(Tier, self.home), allowed_tiers=int(self.allowed_tiers),
+            retention=number(Retain, self.retention), priority=self.priority,
+            home_device=self.home_device,
+        )
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to be created, for Runtime.create_many()."""
+
+    shape: Union[int, Sequence[int]]
+    dtype: Any = Dtype.F32
+    name: Optional[str] = None
+    role: Union[Role, str] = Role.OTHER
+    zero: bool = False       # reads as zeros until written; costs no bytes
+    read_only: bool = False  # written only by Tensor.write()
+    align_bytes: int = 0
+    neighbour: int = 0
+    policy: Optional[Policy] = None
+
+    def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
+        spec.struct_size = ctypes.sizeof(spec)
+        spec.flags = _abi.STW_TENSOR_ZERO * self.zero
+        spec.flags |= _abi.STW_TENSOR_READ_ONLY * self.read_only
+        spec.name = None if self.name is None else self.name.encode()
+        spec.role = number(Role, self.role)
+        spec.dtype = dtype_of(self.dtype)
+        shape = dimensions_of(self.shape)
+        spec.dimensions = len(shape)
+        spec.shape[:len(shape)] = shape
+        spec.align_bytes = self.align_bytes
+        spec.neighbour = self.neighbour
+        if self.policy is not None:
+            keep.append(self.policy._struct())
+            spec.policy = ctypes.pointer(keep[-1])
+
+
+def dimensions_of(shape: Union[int, Sequence[int]]) -> Tuple[int, ...]:
+    dimensions = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    if len(dimensions) > _abi.STW_DIMENSIONS_MAX:
+        raise ValueError(f"{len(dimensions)} dimensions; at most {_abi.STW_DIMENSIONS_MAX}")
+    if any(size < 0 or size >= 2**64 for size in dimensions):
+        raise ValueError(f"no shape: {dimensions}")
+    return dimensions
+
+
+class TensorInfo(NamedTuple):
+    """What a tensor is and where its bytes are, at one moment."""
+
+    name: Optional[str]
+    state: State
+    dtype: Dtype
+    role: Role
+    shape: Tuple[int, ...]
+    elements: int
+    residence: Allow
+    shard_begin: int
+    shard_elements: int
+    shard_bytes: int
+    whole_bytes: int
+    version: int
+    open_views: int
+
+
+class Request:
+    """A range of a tensor at a tier, made once and fetched often. From Tensor.request()."""
+
+    __slots__ = ("tensor", "access", "_requests")
+
+    def __init__(self, tensor: "Tensor", access: int, request: _abi.stw_fetch_request) -> None:
+        self.tensor = tensor
+        self.access = Access(access)
+        # Every access gives this one, so that a list may have tensors and requests.
+        self._requests = (bytes(request),) * len(Access)
+
+
+class Tensor:
+    """A tensor of a runtime, until destroy() or the runtime's end; dropping the object is neither.
+
+    Runtime.create(), find() and iteration give the same object for the same tensor.
+    """
+
+    __slots__ = ("_runtime", "_handle", "_dtype", "_shape", "_elements", "_requests",
+                 "_told", "__weakref__")
+
+    def __init__(self, runtime: "Runtime", handle: int) -> None:
+        self._runtime = runtime
+        self._handle: Optional[int] = handle
+        self._told: Optional[str] = None
+        info = self.info()
+        self._told = info.name
+        self._dtype = int(info.dtype)
+        self._shape, self._elements = info.shape, info.elements
+        at = handle.to_bytes(8, "little")
+        self._requests = tuple([head + at + _TAIL for head in _HEADS])
+
+    @property
+    def tensor(self) -> "Tensor":
+        """Itself: a list for fetch_many() may have tensors and requests."""
+        return self
+
+    @property
+    def runtime(self) -> "Runtime":
+        return self._runtime
+
+    @property
+    def name(self) -> Optional[str]:
+        return self._told
+
+    @property
+    def dtype(self) -> Dtype:
+        return Dtype(self._dtype)
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    @property
+    def elements(self) -> int:
+        return self._elements
+
+    @property
+    def nbytes(self) -> int:
+        return self._elements * ITEM_BYTES[self._dtype]
+
+    def __repr__(self) -> str:
+        state = "" if self._handle else ", destroyed"
+        return f"<stepwell.Tensor {self._label()}, {self.dtype.name} {self._shape}{state}>"
+
+    def _label(self) -> str:
+        return f"'{self._told}'" if self._told else "a tensor without a name"
+
+    def _use(self) -> int:
+        """The handle, of a tensor that is still there."""
+        self._runtime._use()
+        if self._handle is None:
+            raise raised(_abi.STW_ERROR_CLOSED, f"tensor {self._label()} was destroyed")
+        return self._handle
+
+    def _end(self) -> None:
+        self._handle = None
+        self._requests = _OF_NOTHING
+
+    def _alone(self) -> Any:
+        """Itself, as functions over several take it."""
+        return (ctypes.c_void_p * 1)(self._use())
+
+    # -- what is known of it ------------------------------------------------------------------
+
+    def info(self) -> TensorInfo:
+        """Never blocks."""
+        info = _abi.stw_tensor_info.initial()
+        check(lib.stw_tensor_info_get(self._use(), info))
+        return TensorInfo(
+            info.name.decode() if info.name else None, State(info.state), Dtype(info.dtype),
+            Role(info.role), tuple(info.shape[:info.dimensions]), info.elements,
+            Allow(info.residence), info.shard_begin, info.shard_elements, info.shard_bytes,
+            info.whole_bytes, info.version, info.open_views,
+        )
+
+    def address(self, device: int = 0) -> Tuple[int, int]:
+        """Address and bytes on a device, the same for life. A view makes the bytes be there."""
+        pointer, count = ctypes.c_void_p(), ctypes.c_uint64()
+        check(lib.stw_tensor_address(self._use(), device, pointer, count))
+        return pointer.value or 0, count.value
+
+    # -- views --------------------------------------------------------------------------------
+
+    def request(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0, *,
+                tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0) -> Request:
+        """What a fetch asks for. begin, count: elements of the flattened tensor; 0, 0: all."""
+        kind = number(Access, access)
+        return Request(self, kind, _request.initial(
+            access=kind, tensor=self._use(), tier=number(Tier, tier), device=device,
+            element_begin=begin, element_count=count,
+        ))
+
+    def fetch(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0,
+              **options: Any) -> "View":
+        """Runtime.fetch() of this tensor."""
+        return self._runtime.fetch(self, access, begin, count, **options)
+
+    # -- copies -------------------------------------------------------------------------------
+
+    def _range(self, begin: int, count: int) -> int:
+        if begin < 0 or count < 0 or begin + count > self._elements:
+            raise ValueError(
+                f"elements [{begin}, +{count}) are not inside {self._label()} of {self._elements}")
+        return count or (self._elements if begin == 0 else 0)
+
+    def _fits(self, memory: Memory, count: int) -> None:
+        """The library believes the sizes, so they are looked at here."""
+        each = ITEM_BYTES[self._dtype if memory.dtype is None else memory.dtype]
+        if memory.bytes != count * each:
+            raise ValueError(f"{memory.bytes} bytes of the caller's for {count} elements of "
+                             f"{each} bytes of {self._label()}")
+
+    @staticmethod
+    def _options(memory: Optional[Memory], begin: int, count: int,
+                 timeout: Optional[float]) -> _abi.stw_copy_options:
+        return _abi.stw_copy_options.initial(
+            dtype=0 if memory is None or memory.dtype is None else memory.dtype,
+            element_begin=begin, element_count=count, timeout_ns=nanoseconds(timeout),
+        )
+
+    def write(self, source: Any, begin: int = 0, count: int = 0, *,
+              timeout: Optional[float] = None) -> None:
+        """Copy from an array, a buffer or a sequence of numbers; blocks until it is copied.
+
+        f32, f16 and bf16 are converted to nearest; other dtypes must be the tensor's. A buffer
+        without a dtype has the tensor's.
+        """
+        handle, memory = self._use(), readable(source, self._dtype)
+        self._fits(memory, self._range(begin, count))
+        check(_waiting.call(self._runtime, lib.stw_tensor_write, handle, memory.pointer,
+                            self._options(memory, begin, count, timeout)))
+
+    def read(self, out: Any = None, begin: int = 0, count: int = 0, *, dtype: Any = None,
+             timeout: Optional[float] = None) -> Any:
+        """Copy to `out`, or to a new array (a bytearray without NumPy), and return it.
+
+        dtype, of a new array: the tensor's, or among f32 and f16 another one.
+        """
+        handle, elements = self._use(), self._range(begin, count)
+        code = self._dtype if dtype is None else int(dtype_of(dtype))
+        if out is None:
+            out, memory = made_for(elements, code)
+            if elements == self._elements and hasattr(out, "reshape"):
+                out = out.reshape(self._shape)
+            memory = memory._replace(dtype=Dtype(code))
+        else:
+            memory = writable(out, self._dtype)
+            if dtype is not None:
+                memory = memory._replace(dtype=Dtype(code))
+        self._fits(memory, elements)
+        check(_waiting.call(self._runtime, lib.stw_tensor_read, handle, memory.pointer,
+                            self._options(memory, begin, count, timeout)))
+        return out
+
+    def fill(self, value: float, begin: int = 0, count: int = 0, *,
+             timeout: Optional[float] = None) -> None:
+        """One value throughout, converted to nearest; blocks until every block is filled."""
+        handle = self._use()
+        self._range(begin, count)
+        check(_waiting.call(self._runtime, lib.stw_tensor_fill, handle, float(value),
+                            self._options(None, begin, count, timeout)))
+
+    def reduce(self, local: Any = None, *, scale: float = 1.0,
+               timeout: Optional[float] = None) -> None:
+        """Add an array to all of the tensor; None adds zeros. Blocks until it is added.
+
+        Not begun anew after Ctrl-C: then it may be half done, and reads of the tensor say so.
+        """
+        handle = self._use()
+        memory = None if local is None else readable(local, self._dtype)
+        if memory is not None:
+            self._fits(memory, self._elements)
+        options = _abi.stw_reduce_options.initial(
+            dtype=0 if memory is None or memory.dtype is None else memory.dtype,
+            scale=scale, timeout_ns=nanoseconds(timeout),
+        )
+        if scale == 0:
+            raise ValueError("a scale of 0; do not reduce what is not to be added")
+        check(_waiting.call(self._runtime, lib.stw_reduce, handle,
+                            None if memory is None else memory.pointer, options, again=False))
+
+    # -- contents and policy ------------------------------------------------------------------
+
+    def discard(self) -> None:
+        """The contents are dead: EMPTY (or zeros) from now on. Busy with views open."""
+        check(lib.stw_tensor_discard(self._alone(), 1))
+
+    def destroy(self) -> None:
+        """End it; its bytes go back to their budgets. Busy with views, or held by an optimizer."""
+        check(lib.stw_tensor_destroy(self._alone(), 1))
+        self._runtime._forget(self)
+
+    def advise(self, advice: Union[Advice, str]) -> None:
+        check(lib.stw_advise(self._alone(), 1, number(Advice, advice)))
+
+    def prefetch(self, access: Union[Access, str] = Access.READ) -> None:
+        """A hint that a fetch comes. Never blocks, never fails for lack of room."""
+        self._runtime.prefetch([self], access)
+
+    def evict(self, tier: Union[Tier, str], device: int = 0, *,
+              timeout: Optional[float] = None) -> None:
+        """Make it leave a tier; blocks until it has."""
+        self._runtime.evict([self], tier, device, timeout=timeout)
+
+    def reshape(self, shape: Union[int, Sequence[int]]) -> None:
+        """As many elements as at creation or fewer; EMPTY from now on. Busy with views open."""
+        dimensions = dimensions_of(shape)
+        sizes = (ctypes.c_uint64 * max(len(dimensions), 1))(*dimensions)
+        check(lib.stw_tensor_reshape(self._use(), sizes, len(dimensions)))
+        info = self.info()
+        self._shape, self._elements = info.shape, info.elements
+
+    def set_policy(self, policy: Policy) -> None:
+        """From the next decision on. Never blocks."""
+        check(lib.stw_tensor_set_policy(self._use(), policy._struct()))

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views: pins, and the memory they show. An array made from a view is a pin too: the release of the
+view happens when the view has ended and the last such array is gone.
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import (
+    TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload,
+)
+
+from . import _abi
+from ._dtypes import NUMPY_DTYPES, Dtype, numpy
+from ._enums import Access, Tier
+from ._library import lib, unchecked
+from .errors import check, error_of, raised
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+    from ._tensor import Request, Tensor
+
+_release = unchecked("stw_release")
+_new_view = _abi.stw_view
+_EMPTY = (ctypes.c_ubyte * 0)
+
+
+class _Export:
+    """What the arrays made from one view hold in common; it goes with the last of them."""
+
+    __slots__ = ("owner", "number", "__weakref__")
+
+    def __init__(self, owner: "_Pins") -> None:
+        self.owner = owner
+        self.number = owner._runtime._exported()
+
+    def __del__(self) -> None:
+        owner = self.owner
+        owner._runtime._unexported(self.number)
+        if owner._ended:
+            owner._give_back_quietly()
+
+
+class _Pins:
+    """Views of one fetch, given back together. cookie: that of the first; 0 when given back."""
+
+    __slots__ = ("_runtime", "_views", "_at", "_ended", "_flags", "_stream", "_step", "_export",
+                 "__weakref__")
+    _n: int
+
+    def __init__(self, runtime: "Runtime", views: Any, at: Any) -> None:
+        self._runtime = runtime
+        self._views = views  # the C structs: one, or an array
+        self._at = at        # a reference to them, as calls take it
+        self._ended = False
+        self._step = runtime._step
+        self._export: Optional["weakref.ref[_Export]"] = None  # alive: there are arrays
+        self._stream: Any = None
+
+    def _cookie(self) -> int:
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        raise NotImplementedError
+
+    # -- the end ------------------------------------------------------------------------------
+
+    @property
+    def released(self) -> bool:
+        """Whether release() was called, or the step of the view was aborted."""
+        return self._ended or (self._step is not None and self._step.aborted)
+
+    def release(self, flags: int = 0) -> None:
+        """Give back, once. Put off while an array made from the view lives. Never blocks.
+
+        Raises ClosedError the second time, and the first background error of the tensors.
+        """
+        if self._ended:
+            raise self._gone()
+        self._flags = flags
+        self._ended = True
+        if self._export is not None:
+            if self._export() is None and self._cookie():
+                self._check(_release(self._at, self._n, self._stream, flags))
+            return
+        status = _release(self._at, self._n, self._stream, flags)
+        if status < 0:
+            self._check(status)
+
+    def _check(self, status: int) -> None:
+        if status < 0:
+            error = error_of(status)
+            if self._step is None or not self._step.aborted:
+                raise error
+            raise raised(_abi.STW_ERROR_CLOSED, f"the view of {self._name()} ended when its step "
+                         "was aborted")
+
+    def _gone(self) -> Exception:
+        why = "was released" if self._ended else "ended when its step was aborted"
+        return raised(_abi.STW_ERROR_CLOSED, f"the view of {self._name()} {why}")
+
+    def _give_back_quietly(self) -> None:
+        if self._cookie() and self._runtime._may_finalise():
+            _release(self._at, self._n, self._stream, self._flags)
+
+    def __del__(self) -> None:
+        try:
+            if not self._ended and self._cookie():
+                self._ended = True
+                self._flags = 0
+                self._give_back_quietly()
+        except (AttributeError, TypeError):
+            pass  # half made, or the interpreter is going
+
+    def _writes(self) -> bool:
+        raise NotImplementedError
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._ended:
+            return
+        if kind is None:
+            self.release()
+            return
+        try:
+            self.release(_abi.STW_RELEASE_ABANDON if self._writes() else 0)
+        except Exception:  # the one under way says more
+            self._ended = True
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def _memory(self, view: _abi.stw_view) -> memoryview:
+        """The bytes of one of the structs; what is made from it is a pin."""
+        if self._ended or not view.cookie or (self._step is not None and self._step.aborted):
+            raise self._gone()
+        if not view.bytes:
+            return memoryview(_EMPTY()).cast("B")
+        export = self._export() if self._export is not None else None
+        if export is None:
+            export = _Export(self)
+            self._export = weakref.ref(export)
+        block = (ctypes.c_ubyte * view.bytes).from_address(view.pointer)
+        block._stepwell_export = export
+        memory = memoryview(block).cast("B")
+        return memory.toreadonly() if view.access == _abi.STW_READ else memory
+
+
+class _Window:
+    """What can be asked of one view, alone or in a set."""
+
+    __slots__ = ()
+    tensor: "Tensor"
+
+    def _struct(self) -> _abi.stw_view:
+        raise NotImplementedError
+
+    def _owner(self) -> _Pins:
+        raise NotImplementedError
+
+    @property
+    def access(self) -> Access:
+        return Access(self._struct().access)
+
+    @property
+    def tier(self) -> Tier:
+        return Tier(self._struct().tier)
+
+    @property
+    def device(self) -> int:
+        return int(self._struct().device)
+
+    @property
+    def begin(self) -> int:
+        """The first element, of the flattened tensor."""
+        return int(self._struct().element_begin)
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return int(self._struct().element_count)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._struct().bytes)
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.tensor.dtype
+
+    @property
+    def address(self) -> int:
+        """Where the bytes are, for other libraries; good while the view is."""
+        owner = self._owner()
+        view = self._struct()
+        if owner.released or not view.cookie:
+            raise owner._gone()
+        return int(view.pointer or 0)
+
+    @property
+    def bytes(self) -> memoryview:
+        """The bytes themselves, flat; read-only for READ. A pin while it, or a slice, lives."""
+        return self._owner()._memory(self._struct())
+
+    def numpy(self) -> Any:
+        """The bytes themselves as an array: the tensor's shape, or one dimension for a range.
+
+        A pin while it, or an array made from it without a copy, lives. bf16 is uint16 (and f8
+        uint8): the bits; .view() of another dtype's package shows the numbers.
+        """
+        if numpy is None:
+            raise ImportError("View.numpy() needs NumPy; View.bytes does not")
+        view = self._struct()
+        tensor = self.tensor
+        dtype = NUMPY_DTYPES[tensor._dtype]
+        memory = self._owner()._memory(view)
+        shape = tensor._shape if view.element_count == tensor._elements else (view.element_count,)
+        if not view.bytes:
+            return numpy.empty(shape, dtype)
+        return numpy.frombuffer(memory, dtype).reshape(shape)
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def share(self) -> "View":
+        """One more pin on the same bytes, for a second consumer. READ views only."""
+        owner = self._owner()
+        if owner.released:
+            raise owner._gone()
+        more = View(owner._runtime, self.tensor)
+        more._step = owner._step
+        check(lib.stw_view_share(self._struct(), more._views))
+        return more
+
+
+class View(_Pins, _Window):
+    """A pin on a range of a tensor: while it is held the bytes neither move nor leave.
+
+    A context manager; leaving by an exception abandons what it was writing.
+    """
+
+    __slots__ = ("tensor",)
+    _n = 1
+
+    def __init__(self, runtime: "Runtime", tensor: "Tensor") -> None:
+        views = _new_view()
+        self.tensor = tensor
+        super().__init__(runtime, views, ctypes.byref(views))
+
+    def _cookie(self) -> int:
+        return int(self._views.cookie)
+
+    def _name(self) -> str:
+        return self.tensor._label()
+
+    def _writes(self) -> bool:
+        return bool(self._views.access != _abi.STW_READ)
+
+    def _struct(self) -> _abi.stw_view:
+        return self._views  # type: ignore[no-any-return]
+
+    def _owner(self) -> _Pins:
+        return self
+
+    def __enter__(self) -> "View":
+        return self
+
+    def __repr__(self) -> str:
+        state = ", released" if self.released else ""
+        what = f"{self._name()}, {self.access.name}, {self.count} elements"
+        return f"<stepwell.View of {what}{state}>"
+
+
+class Member(_Window):
+    """One view of a set. It is given back with its set."""
+
+    __slots__ = ("tensor", "_set", "_view")
+
+    def __init__(self, views: "Views", index: int) -> None:
+        self.tensor = views._items[index].tensor
+        self._set = views
+        self._view = views._views[index]
+
+    def _struct(self) -> _abi.stw_view:
+        return self._view  # type: ignore[no-any-return]
+
+    def _owner(self) -> _Pins:
+        return self._set
+
+
+class Views(_Pins, Sequence[Member]):
+    """The views of one fetch, in the order asked: all or none, given back together.
+
+    A context manager and a sequence; its members are made when they are looked at.
+    """
+
+    __slots__ = ("_items", "_n")
+
+    def __init__(self, runtime: "Runtime", items: List[Union["Tensor", "Request"]]) -> None:
+        n = len(items)
+        views = _array_type(n)()
+        self._items = items
+        self._n = n
+        super().__init__(runtime, views, views)
+
+    def _cookie(self) -> int:
+        return int(self._views[0].cookie)
+
+    def _name(self) -> str:
+        first = self._items[0].tensor._label()
+        return first if self._n == 1 else f"{first} and {self._n - 1} more"
+
+    def _writes(self) -> bool:
+        return any(view.access != _abi.STW_READ for view in self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> List[Member]: ...
+
+    def __getitem__(self, index: Union[int, slice]) -> Union[Member, List[Member]]:
+        if isinstance(index, slice):
+            return [Member(self, at) for at in range(*index.indices(self._n))]
+        at = index + self._n if index < 0 else index
+        if not 0 <= at < self._n:
+            raise IndexError(f"views[{index}] of {self._n}")
+        return Member(self, at)
+
+    def __iter__(self) -> Iterator[Member]:
+        return (Member(self, index) for index in range(self._n))
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __enter__(self) -> "Views":
+        return self
+
+    def arrays(self) -> Tuple[Any, ...]:
+        """numpy() of each."""
+        return tuple(member.numpy() for member in self)
+
+
+_array_types: Dict[int, Any] = {}
+
+
+def _array_type(n: int) -> Any:
+    try:
+        return _array_types[n]
+    except KeyError:
+        if len(_array_types) > 1024:
+            _array_types.clear()
+        made = _array_types[n] = _new_view * n
+        return made

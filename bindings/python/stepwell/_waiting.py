@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that wait. Python's handlers of signals run in the main thread alone, between bytecodes,
+and so not while it waits in the library. Then a small thread hears of Ctrl-C by the wakeup
+descriptor and ends the wait with stw_runtime_interrupt(); back in Python, the handler runs.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, Callable, Optional, Tuple
+
+from . import _abi
+from ._library import lib
+
+# Signals whose handlers, as a rule, end the program. Others run theirs when the call returns.
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
+AGAIN_SECONDS = 0.02
+
+
+class Listener:
+    """The thread, its sockets, and the wait it would end."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.handle: Any = None  # of the runtime that the main thread waits in
+        self.before = -1         # the program's own wakeup descriptor, served meanwhile
+        self.ears, self.mouth = socket.socketpair()
+        self.mouth.setblocking(False)
+        threading.Thread(target=self.listen, name="stepwell-signals", daemon=True).start()
+
+    def listen(self) -> None:
+        while True:
+            heard = self.ears.recv(64)
+            if self.before >= 0:
+                try:
+                    os.write(self.before, heard)
+                except OSError:
+                    pass  # full or closed: the same as without us
+            if not ENDING.isdisjoint(heard):
+                self.end_wait()
+
+    def end_wait(self) -> None:
+        # Again and again: the signal may have come just before the wait began.
+        while True:
+            with self.lock:
+                if self.handle is None:
+                    return
+                lib.stw_runtime_interrupt(self.handle)
+            time.sleep(AGAIN_SECONDS)
+
+    def call(self, handle: Any, function: Callable[..., int], arguments: Tuple[Any, ...]) -> int:
+        mouth = self.mouth.fileno()
+        try:
+            before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        except ValueError:  # embedded: the thread that Python calls main takes no signals
+            return function(*arguments)
+        if before != mouth:  # else a handler's exception has once come before the end below
+            self.before = before
+        try:
+            with self.lock:
+                self.handle = handle
+            return function(*arguments)
+        finally:
+            with self.lock:
+                self.handle = None
+            signal.set_wakeup_fd(self.before)
+
+
+_listener: Optional[Listener] = None
+_main = threading.main_thread().ident
+
+
+def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: bool = True) -> int:
+    """A call that may wait, in `runtime`. again: what was interrupted may be called once more, as
+    it is when a handler of Ctrl-C returns. Interrupts of the program's own are not retried."""
+    me = threading.get_ident()
+    nested = me in runtime._inside
+    runtime._inside.add(me)
+    try:
+        if me != _main:
+            return function(*arguments)
+        global _listener
+        if _listener is None:
+            _listener = Listener()
+        while True:
+            asked = runtime._interrupts
+            status = _listener.call(runtime._handle, function, arguments)
+            if status != _abi.STW_ERROR_INTERRUPTED or not again or asked != runtime._interrupts:
+                return status
+    finally:
+        if not nested:
+            runtime._inside.discard(me)
+
+
+def _forget_listener() -> None:
+    """In a forked child: the thread is the parent's, and so are the sockets."""
+    global _listener, _main
+    if _listener is not None:
+        before = signal.set_wakeup_fd(-1)
+        if before == _listener.mouth.fileno():
+            before = _listener.before
+        if before >= 0:
+            signal.set_wakeup_fd(before)
+    _listener = None
+    _main = threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_forget_listener)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: a small machine, and programs in a process of their own."""
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import stepwell
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+BLOCK = stepwell.BLOCK_64K
+MIB = 1 << 20
+needs_numpy = unittest.skipIf(numpy is None, "NumPy is not installed (python3-numpy)")
+
+
+def open_small(directory, **options):
+    """Eight blocks of device, 16 of host, 256 of nvme."""
+    settings = {
+        "devices": 8 * BLOCK,
+        "host_bytes": 16 * BLOCK,
+        # The build directory may lie on tmpfs.
+        "nvme": stepwell.Nvme(directory, MIB + 256 * BLOCK, driver_options="allow_tmpfs=1"),
+        "block_bytes": BLOCK,
+        "thread_count": 2,
+        "timeout": 60,
+        "name": "test",
+    }
+    settings.update(options)
+    return stepwell.Runtime(**settings)
+
+
+class Machine(unittest.TestCase):
+    """Each test has a runtime, self.runtime, in a directory of its own."""
+
+    options = {}
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="stepwell-python-", dir=".")
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        self.runtime = open_small(self.directory, **self.options)
+        self.addCleanup(self.end)
+
+    def end(self):
+        self.runtime.close(deferred=True)
+
+    def floats(self, count, name=None, value=None):
+        tensor = self.runtime.create(name, count, "f32")
+        if value is not None:
+            tensor.fill(value)
+        return tensor
+
+    def pinned(self):
+        return self.runtime.tier_stats("device").open_views
+
+
+def in_thread(function, *arguments):
+    """Run it in another thread, to its end; what it returned or raised."""
+    result = []
+
+    def body():
+        try:
+            result.append(function(*arguments))
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def run_program(text, *arguments, timeout=60):
+    """A Python program, `text`, in a new process; (status, what it printed)."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", text, *arguments], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False, env=environment(),
+    )
+    return done.returncode, done.stdout
+
+
+def environment():
+    here = os.path.dirname(os.path.abspath(__file__))
+    paths = [here, os.path.dirname(os.path.dirname(os.path.abspath(stepwell.__file__)))]
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+
+
+def main():
+    unittest.main(verbosity=2)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads, signals, forks and the interpreter's exit."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+import stepwell
+import support
+from support import BLOCK
+
+F32 = BLOCK // 4
+
+# A thread holds a view; the main thread waits for it, as argv[1] says, until it is interrupted.
+WAITS = """
+import os, signal, sys, tempfile, threading
+import stepwell, support
+how, directory = sys.argv[1], tempfile.mkdtemp(dir=".")
+runtime = support.open_small(directory)
+tensor = runtime.create("t", 100)
+tensor.fill(1)
+view = support.in_thread(lambda: tensor.fetch(hand_over=True))
+calls = {
+    "fetch": lambda: tensor.fetch("write"),
+    "many": lambda: runtime.fetch_many([tensor], "write"),
+    "write": lambda: tensor.write(bytes(400)),
+    "operation": lambda: runtime.fetch_async(tensor, "write").wait(),
+}
+if how == "handler":
+    heard = []
+    def quiet(*_):
+        heard.append(1)
+        threading.Timer(0.1, view.release).start()
+    signal.signal(signal.SIGINT, quiet)
+    print("waiting", flush=True)
+    tensor.fetch("write").release()
+    print("heard", len(heard) > 0, flush=True)
+    runtime.close()
+else:
+    try:
+        print("waiting", flush=True)
+        calls[how]()
+    except KeyboardInterrupt:
+        print("interrupted", tensor.info().open_views, flush=True)
+    view.release()
+    runtime.close(deferred=True)
+os.rmdir(directory)
+"""
+
+FORKS = """
+import os, sys, tempfile, traceback, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads is what this is about
+import stepwell, support
+directory = tempfile.TemporaryDirectory(dir=".")
+runtime = support.open_small(directory.name)
+tensor = runtime.create("t", 100)
+tensor.fill(1)
+view, operation = tensor.fetch(), runtime.fetch_async(tensor)
+array = tensor.fetch().bytes
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        for use in (tensor.fetch, tensor.read, view.release, operation.poll, runtime.drain,
+                    runtime.close, runtime.interrupt, lambda: runtime.create("u", 4),
+                    lambda: runtime.fetch_many([tensor]), lambda: runtime.phase("p")):
+            try:
+                use()
+            except stepwell.ForkedError as error:
+                assert "fork" in str(error)
+            else:
+                raise AssertionError(use)
+        del view, array, operation, tensor, runtime, use
+        own = support.open_small(directory.name)
+        mine = own.create("t", 100)
+        mine.fill(2)
+        with mine.fetch() as view:
+            assert view.bytes[3] == 0x40
+        own.close()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert runtime.tier_stats("device").open_views == 2
+assert bytes(array[:4]) == b"\\0\\0\\x80\\x3f"
+operation.free()
+del array
+view.release()
+runtime.close()
+print("parent is well")
+"""
+
+# Ends with a view, an array, an operation and a waiting daemon thread.
+EXITS = """
+import atexit, sys, tempfile, threading
+import stepwell, support
+directory = tempfile.TemporaryDirectory(dir=".")
+runtime = support.open_small(directory.name, log=lambda *line: None, log_level=10)
+tensor, other = runtime.create("t", 100), runtime.create("u", 100)
+tensor.fill(1)
+other.fill(1)
+view = tensor.fetch(hand_over=True)
+array = view.bytes if sys.argv[1] == "buffer" else view.numpy()
+operation = runtime.fetch_async(other)
+threading.Thread(target=support.in_thread, args=(tensor.fetch, "write"), daemon=True).start()
+stepwell.kept = array  # outlives this module
+if sys.argv[1] == "raise":
+    raise SystemExit(3)
+"""
+
+
+class Signals(unittest.TestCase):
+    def interrupted(self, how):
+        """SIGINT, until the child has ended: it may not wait yet when the first one comes."""
+        child = subprocess.Popen([sys.executable, "-B", "-c", WAITS, how], stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, env=support.environment())
+        with child:
+            self.assertEqual(child.stdout.readline(), "waiting\n")
+            child.send_signal(signal.SIGINT)
+            text = child.stdout.read()
+        return child.returncode, text
+
+    def test_ctrl_c_ends_every_kind_of_wait(self):
+        for how in ("fetch", "many", "write", "operation"):
+            with self.subTest(how):
+                self.assertEqual(self.interrupted(how), (0, "interrupted 1\n"))
+
+    def test_a_handler_that_returns_lets_the_wait_go_on(self):
+        self.assertEqual(self.interrupted("handler"), (0, "heard True\n"))
+
+
+class Forks(unittest.TestCase):
+    def test_a_child_is_told_so_and_harms_nobody(self):
+        self.assertEqual(support.run_program(FORKS), (0, "parent is well\n"))
+
+
+class Exits(unittest.TestCase):
+    def test_the_interpreter_ends_with_everything_open(self):
+        self.assertEqual(support.run_program(EXITS, "buffer"), (0, ""))
+
+    @support.needs_numpy
+    def test_arrays_may_be_there_to_the_end(self):
+        self.assertEqual(support.run_program(EXITS, "array"), (0, ""))
+        self.assertEqual(support.run_program(EXITS, "raise"), (3, ""))
+
+    def test_a_runtime_that_is_dropped_is_closed_with_a_warning(self):
+        text = ("import gc, support, warnings\n"
+                "import tempfile\nd = tempfile.TemporaryDirectory(dir='.')\n"
+                "with warnings.catch_warnings(record=True) as told:\n"
+                "    warnings.simplefilter('always')\n"
+                "    runtime = support.open_small(d.name)\n    del runtime\n    gc.collect()\n"
+                "    print([str(at.category.__name__) for at in told])\n")
+        self.assertEqual(support.run_program(text), (0, "['ResourceWarning']\n"))
+
+
+class Threads(support.Machine):
+    def test_no_increment_of_many_threads_is_lost(self):
+        tensors = [self.runtime.create(None, 8, "u8", zero=True) for _ in range(4)]
+        failures = []
+
+        def increment(seed):
+            try:
+                for turn in range(200):
+                    with tensors[(turn * seed + turn) % 4].fetch("read_write") as view:
+                        view.bytes[0] = (view.bytes[0] + 1) % 256
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=increment, args=(seed,)) for seed in (1, 2, 3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        total = sum(tensor.read(bytearray(8))[0] for tensor in tensors)
+        self.assertEqual(total % 256, 4 * 200 % 256)
+
+    def test_an_interrupt_ends_the_waits_of_other_threads(self):
+        tensor = self.floats(10, "t", 1.0)
+        results = []
+        with tensor.fetch(hand_over=True):
+            thread = threading.Thread(target=lambda: results.append(
+                support.in_thread(lambda: tensor.fetch("write"))))
+            thread.start()
+            while not self.runtime._inside:
+                pass
+            with self.assertRaises(stepwell.BusyError) as caught:
+                self.runtime.close()
+            self.assertIn("1 other threads wait", str(caught.exception))
+            while thread.is_alive():
+                self.runtime.interrupt()
+                thread.join(0.01)
+        self.assertIsInstance(results[0], stepwell.WaitInterruptedError)
+        self.assertIsInstance(results[0], InterruptedError)
+
+    def test_a_view_may_be_released_by_another_thread(self):
+        view = self.floats(10, "t", 1.0).fetch(hand_over=True)
+        self.assertIsNone(support.in_thread(view.release))
+        self.assertEqual(self.pinned(), 0)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases, steps, optimizers, and what is told of them."""
+import json
+import os
+
+import stepwell
+import support
+from support import BLOCK, numpy
+
+F32 = BLOCK // 4
+
+
+class Steps(support.Machine):
+    def setUp(self):
+        super().setUp()
+        self.phase = self.runtime.phase("train")
+
+    def test_a_step_is_measured(self):
+        tensor = self.floats(10, "t", 1.0)
+        with self.phase.step() as step:
+            with tensor.fetch():
+                pass
+            with self.assertRaises(stepwell.BusyError):
+                self.phase.step().begin()
+        self.assertEqual(step.stats.step, 1)
+        self.assertGreater(step.stats.wall_ns, 0)
+        step = self.phase.step()
+        step.begin()
+        self.assertEqual(step.end().step, 2)
+        with self.assertRaises(stepwell.InvalidError):
+            step.end()
+        self.phase.destroy()
+        with self.assertRaises(stepwell.ClosedError):
+            self.phase.step().begin()
+
+    def test_an_exception_aborts_the_step_and_ends_its_views(self):
+        tensor, before = self.floats(10, "t", 1.0), self.floats(10, "u", 1.0)
+        outside = before.fetch()
+        with self.assertRaises(ZeroDivisionError):
+            with self.phase.step():
+                view = tensor.fetch()
+                views = self.runtime.fetch_many([tensor, tensor])
+                raise ZeroDivisionError
+        self.assertEqual(self.pinned(), 1)
+        for use in (lambda: view.bytes, lambda: view.address, lambda: views[0].bytes, view.share):
+            with self.assertRaises(stepwell.ClosedError) as caught:
+                use()
+            self.assertIn("step was aborted", str(caught.exception))
+        with self.assertRaises(stepwell.ClosedError):
+            view.release()
+        self.assertEqual(len(outside.bytes), 40)
+        outside.release()
+        with self.phase.step():
+            self.assertEqual(len(tensor.fetch().bytes), 40)
+
+    def test_views_that_outlive_a_good_step_go_on(self):
+        tensor = self.floats(10, "t", 1.0)
+        with self.phase.step():
+            view = tensor.fetch()
+        self.assertEqual(len(view.bytes), 40)
+        view.release()
+
+    @support.needs_numpy
+    def test_an_abort_waits_for_the_arrays_of_its_views(self):
+        tensor = self.floats(F32, "t", 3.0)
+        with self.assertRaises(ZeroDivisionError):
+            with self.phase.step():
+                array = tensor.fetch().numpy()
+                raise ZeroDivisionError
+        self.assertEqual((self.pinned(), float(array.sum())), (1, 3.0 * F32))
+        with self.assertRaises(stepwell.BusyError) as caught:
+            self.phase.step().begin()
+        self.assertIn("arrays", str(caught.exception))
+        del array
+        self.assertEqual(self.pinned(), 0)
+        with self.phase.step() as step:
+            pass
+        self.assertEqual(step.stats.step, 2)
+
+    def test_steps_of_two_phases_overlap(self):
+        tensor = self.floats(10, "t", 1.0)
+        other = self.runtime.phase("eval")
+        with self.assertRaises(ZeroDivisionError):
+            with self.phase.step():
+                with other.step():
+                    mine = self.runtime.fetch(tensor, phase=self.phase)
+                    theirs = tensor.fetch()
+                raise ZeroDivisionError
+        self.assertEqual((mine.released, theirs.released), (True, False))
+        self.assertEqual(len(theirs.bytes), 40)
+        theirs.release()
+
+
+class Optimizers(support.Machine):
+    def pair(self, name, count=4 * F32):
+        return self.floats(count, name, 1.0), self.floats(count, name + ".grad", 0.5)
+
+    def test_an_update_gives_its_verdict_and_goes_on(self):
+        weights, gradient = self.pair("w")
+        optimizer = self.runtime.adamw(stepwell.Hyper(lr=0.1), name="opt")
+        optimizer.add(weights, gradient)
+        result = optimizer.step(clip_norm=1.0, skip_nonfinite=True)
+        self.assertAlmostEqual(result.norm, 0.5 * (4 * F32) ** 0.5, places=3)
+        self.assertFalse(result.skipped)
+        self.assertEqual((result.updated, result.nonfinite), (1, 0))
+        self.runtime.drain()
+        self.assertEqual(optimizer.result().norm, result.norm)
+        self.assertEqual(optimizer.count(weights), 1)
+        optimizer.set_count(weights, 7)
+        self.assertEqual(optimizer.count(weights), 7)
+        state = optimizer.state(weights, "exp_avg")
+        self.assertEqual(state.info().role, stepwell.Role.OPTIMIZER_STATE)
+        with self.assertRaises(stepwell.BusyError):
+            weights.destroy()
+        optimizer.destroy()
+        with self.assertRaises(stepwell.ClosedError):
+            state.info()
+        weights.destroy()
+
+    @support.needs_numpy
+    def test_sgd_is_the_arithmetic_of_sgd(self):
+        weights, gradient = self.pair("w", 8)
+        optimizer = self.runtime.sgd(stepwell.Hyper(lr=0.5))
+        optimizer.add_many([(weights, gradient)])
+        optimizer.step(wait=True, keep_gradients=True, scale=0.5)
+        self.assertEqual(weights.read().tolist(), [1 - 0.5 * 0.25] * 8)
+        optimizer.set_hyper(stepwell.Hyper(lr=1.0))
+        self.assertIsNone(optimizer.step([weights], verdict=False))
+        self.runtime.drain()
+        self.assertEqual(weights.read().tolist(), [1 - 0.125 - 0.5] * 8)
+        with self.assertRaises(ValueError):
+            optimizer.step([])
+
+    def test_every_algorithm_has_its_states(self):
+        states = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"),
+                  "sgd": ("momentum",), "adagrad": ("sum",), "lion": ("exp_avg",)}
+        for name, expected in states.items():
+            weights, gradient = self.pair(name, 8)
+            hyper = stepwell.Hyper(momentum=0.9, lr_decay=0.5)
+            optimizer = getattr(self.runtime, name)(hyper, name=name)
+            optimizer.add(weights, gradient)
+            optimizer.step(wait=True)
+            self.assertEqual(optimizer.count(weights), 1)
+            for state in expected:
+                self.assertEqual(optimizer.state(weights, state).shape, weights.shape)
+
+    @support.needs_numpy
+    def test_gradients_that_are_not_finite_skip_the_step(self):
+        weights, gradient = self.pair("w", 8)
+        optimizer = self.runtime.adam()
+        optimizer.add(weights, gradient)
+        gradient.write([numpy.nan] + [1.0] * 7)
+        self.assertTrue(optimizer.step(skip_nonfinite=True, wait=True).skipped)
+        self.assertEqual(weights.read().tolist(), [1.0] * 8)
+
+    @support.needs_numpy
+    def test_gradients_of_a_step_are_summed_by_its_views(self):
+        weights, gradient = self.pair("w", 8)
+        gradient.discard()
+        with self.runtime.phase("train").step():
+            for _ in range(3):
+                with gradient.fetch("reduce") as view:
+                    view.numpy()[:] += 1
+        self.assertEqual(gradient.read().tolist(), [3.0] * 8)
+
+    def test_everything_can_be_observed(self):
+        weights, gradient = self.pair("w")
+        optimizer = self.runtime.adamw()
+        optimizer.add(weights, gradient)
+        with self.runtime.phase("train").step():
+            optimizer.step()
+        self.runtime.drain()
+        stats = self.runtime.tier_stats("host")
+        self.assertEqual(stats.budget_bytes, 16 * BLOCK)
+        self.assertGreater(stats.metadata_bytes, 0)
+        self.assertGreaterEqual(self.runtime.link_stats("nvme_to_device").errors, 0)
+        info = self.runtime.device_info()
+        self.assertEqual((info.driver, info.ordinal), ("cpu", 0))
+        self.assertIn(stepwell.DeviceFlag.STABLE_ADDRESS, info.flags)
+        for write in (self.runtime.write_report, self.runtime.write_timeline):
+            path = os.path.join(self.directory, "told.json")
+            write(path)
+            with open(path, encoding="utf-8") as file:
+                self.assertTrue(json.load(file))
+
+
+if __name__ == "__main__":
+    support.main()

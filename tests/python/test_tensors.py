@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors: made, found, copied, reshaped, moved, ended."""
+import array
+
+import stepwell
+import support
+from support import BLOCK, numpy
+
+F32 = BLOCK // 4
+
+
+class Tensors(support.Machine):
+    def test_a_tensor_is_what_was_asked_for(self):
+        tensor = self.runtime.create("w", (3, 5), "bf16", role="param", zero=True,
+                                     policy=stepwell.Policy(home="host", retention="keep"),
+                                     neighbour=7)
+        info = tensor.info()
+        self.assertEqual((info.name, info.shape, info.elements), ("w", (3, 5), 15))
+        self.assertEqual((info.dtype, info.role), (stepwell.Dtype.BF16, stepwell.Role.PARAM))
+        self.assertEqual((tensor.nbytes, tensor.elements, tensor.shape), (30, 15, (3, 5)))
+        self.assertIn("'w'", repr(tensor))
+
+    def test_tensors_are_found_and_walked_through_as_the_same_objects(self):
+        specs = [stepwell.TensorSpec(shape=4, name=f"t{at}") for at in range(5)]
+        made = self.runtime.create_many(specs)
+        self.assertEqual(list(self.runtime), made)
+        self.assertIs(self.runtime.find("t3"), made[3])
+        self.assertIs(self.runtime["t3"], made[3])
+        self.assertIn("t3", self.runtime)
+        self.assertNotIn("t7", self.runtime)
+        self.assertEqual(self.runtime.create_many([]), [])
+        with self.assertRaises(KeyError):
+            self.runtime.find("t7")
+
+    def test_an_object_that_was_dropped_does_not_end_its_tensor(self):
+        self.floats(10, "kept", 4.0)
+        self.assertEqual(bytes(self.runtime["kept"].read())[:4], b"\0\0\x80\x40")
+
+    def test_a_destroyed_tensor_says_so(self):
+        tensor = self.floats(10, "gone", 1.0)
+        request = tensor.request()
+        tensor.destroy()
+        for use in (tensor.info, tensor.read, tensor.fetch, tensor.destroy,
+                    lambda: self.runtime.fetch(request)):
+            with self.assertRaises(stepwell.ClosedError) as caught:
+                use()
+            self.assertIn("'gone' was destroyed", str(caught.exception))
+        others = [self.floats(4), self.floats(4)]
+        self.runtime.destroy(others)
+        self.assertEqual(list(self.runtime), [])
+
+    def test_buffers_are_written_and_read_without_numpy(self):
+        tensor = self.runtime.create(None, 8, "i16")
+        tensor.write(bytes(range(16)))
+        out = bytearray(16)
+        self.assertIs(tensor.read(out), out)
+        self.assertEqual(bytes(out), bytes(range(16)))
+        tensor.write(bytearray(b"abcd"), begin=2, count=2)
+        self.assertEqual(bytes(tensor.read(bytearray(4), 2, 2)), b"abcd")
+
+    def test_buffers_have_a_dtype_where_they_say_so(self):
+        tensor = self.floats(4, "t")
+        tensor.write(array.array("f", [1, 2, 3, 4]))
+        out = array.array("f", [0] * 4)
+        tensor.read(out)
+        self.assertEqual(out.tolist(), [1, 2, 3, 4])
+        with self.assertRaises(stepwell.InvalidError):
+            tensor.write(array.array("i", [1, 2, 3, 4]))
+        with self.assertRaises(TypeError):
+            tensor.write(array.array("I", [1, 2, 3, 4]))
+        half = self.runtime.create(None, 4, "bf16")
+        half.write(array.array("H", [0x3f80] * 4))
+        half.read(out)
+        self.assertEqual(out.tolist(), [1] * 4)
+
+    def test_sizes_that_do_not_fit_are_refused_here(self):
+        tensor = self.floats(10, "ten", 0.0)
+        for wrong in (lambda: tensor.write(bytes(39)), lambda: tensor.write(bytes(40), 1, 9),
+                      lambda: tensor.read(bytearray(41)), lambda: tensor.read(None, 5, 6),
+                      lambda: tensor.fill(1, -1), lambda: tensor.reduce(bytes(4)),
+                      lambda: tensor.read(b"x" * 40), lambda: tensor.write(bytes(4), 10)):
+            with self.assertRaises(ValueError):
+                wrong()
+        with self.assertRaises(ValueError):
+            self.runtime.create(None, (1,) * 9)
+        with self.assertRaises(ValueError):
+            self.runtime.create(None, 4, role="no role")
+
+    @support.needs_numpy
+    def test_arrays_are_copied_and_converted(self):
+        tensor = self.runtime.create("m", (4, 6), "f32")
+        values = numpy.arange(24, dtype=numpy.float32).reshape(4, 6)
+        tensor.write(values)
+        self.assertTrue((tensor.read() == values).all())
+        tensor.write(values.astype(numpy.float16).T.copy().T)  # not C-contiguous
+        self.assertTrue((tensor.read() == values).all())
+        tensor.write(values.astype(">f4"))
+        self.assertTrue((tensor.read() == values).all())
+        half = tensor.read(dtype="f16")
+        self.assertEqual((half.dtype, half.shape), (numpy.float16, (4, 6)))
+        tensor.write([9, 8, 7], begin=6, count=3)
+        self.assertEqual(tensor.read(begin=6, count=3).tolist(), [9, 8, 7])
+        with self.assertRaises(stepwell.InvalidError):
+            tensor.write(values.astype(numpy.int64))
+        with self.assertRaises(ValueError):
+            tensor.read(numpy.empty((6, 4), numpy.float32).T)
+        with self.assertRaises(ValueError):
+            tensor.read(numpy.empty((4, 6), ">f4"))
+
+    @support.needs_numpy
+    def test_every_dtype_has_its_array(self):
+        for dtype in stepwell.Dtype:
+            tensor = self.runtime.create(None, 5, dtype)
+            tensor.fill(0)
+            array = tensor.read()
+            self.assertEqual(array.nbytes, tensor.nbytes, dtype)
+            tensor.write(array)
+            with tensor.fetch() as view:
+                self.assertEqual(view.numpy().dtype, array.dtype)
+                del array
+
+    @support.needs_numpy
+    def test_bf16_is_shown_as_its_bits(self):
+        tensor = self.runtime.create(None, 3, "bf16")
+        tensor.write([1.0, 2.0, -1.5])
+        with tensor.fetch() as view:
+            bits = view.numpy().copy()
+        self.assertEqual(bits.dtype, numpy.uint16)
+        self.assertEqual((bits.astype(numpy.uint32) << 16).view(numpy.float32).tolist(),
+                         [1.0, 2.0, -1.5])
+        tensor.write(bits[::-1].copy())
+        self.assertEqual(tensor.read(dtype="f32").tolist(), [-1.5, 2.0, 1.0])
+
+    @support.needs_numpy
+    def test_sums_are_added_and_discarded(self):
+        tensor = self.floats(6, "g")
+        tensor.reduce(numpy.ones(6, numpy.float32), scale=2.0)
+        tensor.reduce(numpy.ones(6, numpy.float32))
+        tensor.reduce(None)
+        self.assertEqual(tensor.read().tolist(), [3.0] * 6)
+        tensor.discard()
+        self.assertEqual(tensor.info().state, stepwell.State.EMPTY)
+        with self.assertRaises(stepwell.EmptyError):
+            tensor.read()
+
+    def test_a_tensor_takes_fewer_elements_but_not_more(self):
+        tensor = self.floats(12, "r", 1.0)
+        tensor.reshape((2, 3))
+        self.assertEqual((tensor.shape, tensor.elements), ((2, 3), 6))
+        with self.assertRaises(stepwell.InvalidError):
+            tensor.reshape(13)
+        self.assertEqual(tensor.shape, (2, 3))
+
+    def test_a_tensor_moves_and_has_one_address(self):
+        tensor = self.floats(2 * F32, "big", 1.0)
+        address = tensor.address()
+        tensor.advise("hot")
+        self.runtime.advise([tensor], stepwell.Advice.COLD)
+        tensor.set_policy(stepwell.Policy(home="nvme", priority=-1))
+        tensor.evict("device")
+        tensor.evict(stepwell.Tier.HOST)
+        self.assertEqual(tensor.info().residence, stepwell.Allow.NVME)
+        tensor.prefetch()
+        with tensor.fetch() as view:
+            self.assertEqual((view.address, view.nbytes), (address[0], 2 * BLOCK))
+        self.runtime.evict(tier="device")
+        self.runtime.evict([], "device")
+        self.assertEqual(tensor.address(), address)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure Stepwell beside its references, interleaved, in one run.
 
-usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [--nvme DIR] [--json FILE]
-                        [--pairs N] [--bytes N] [--train-pairs N] [--train-steps N]
+usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [--nvme DIR]
+                        [--json FILE] [--pairs N] [--bytes N] [--train-pairs N] [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
 
@@ -39,13 +39,14 @@ from bench_tools import (
     three_digits,
 )
 
-GROUPS = ("nvme", "fetch", "update", "train")
+GROUPS = ("nvme", "fetch", "update", "train", "python")
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
 UPDATE_READ, UPDATE_WRITE = 16, 12
 MIX_READ_PERCENT = round(100 * UPDATE_READ / (UPDATE_READ + UPDATE_WRITE))
 FETCH_HIT_LIMIT_NS = 100
+PYTHON_LIMITS_NS = {"python.fetch_hit": 3_000, "python.fetch_many": 300_000}
 
 
 # --------------------------------------------------------------------------------------- nvme --
@@ -266,7 +267,7 @@ def train_once(options, folder, arguments):
 
 
 def link_bound_seconds(report, disk_rate):
-    """Seconds a step its slowest link needs: the drive's by fio, the others by their own measure."""
+    """Seconds a step its slowest link needs: the drive's by fio, others by their own measure."""
     disk_bytes = sum(l["bytes_per_step"] for n, l in report["links"].items() if "nvme" in n)
     others = [l["seconds_per_step"] for n, l in report["links"].items() if "nvme" not in n]
     return max([disk_bytes / disk_rate, *others])
@@ -314,6 +315,35 @@ def bench_train(options):
             reference_value=pairs[0][1]["resident_limit_bytes"] / MIB,
         ),
     ]
+
+
+# ------------------------------------------------------------------------------------- python --
+
+
+def bench_python(options):
+    """The package of this tree over the library of this build; Debian's python3."""
+    root = Path(__file__).resolve().parent.parent
+    env = dict(
+        os.environ,
+        PYTHONPATH=str(root / "bindings/python"),
+        STEPWELL_LIBRARY=str(next(options.build.resolve().glob("libstepwell.so.?"))),
+    )
+    command = [sys.executable, "-B", root / "bench/python_bench.py", options.pairs]
+    lines = run_lines(command, env)
+    results = []
+    for name, limit in PYTHON_LIMITS_NS.items():
+        taken = [line["ns"] for line in lines if line["name"] == name]
+        results.append(
+            result(
+                name,
+                median(taken),
+                "ns",
+                f"the limit, {limit} ns",
+                [limit / ns for ns in taken],
+                reference_value=limit,
+            )
+        )
+    return results
 
 
 # --------------------------------------------------------------------------------------- main --
@@ -395,6 +425,7 @@ def main(arguments):
         "fetch": bench_fetch,
         "update": bench_update,
         "train": bench_train,
+        "python": bench_python,
     }
     results = []
     try:

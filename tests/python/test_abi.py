@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -78,6 +79,14 @@ class Abi(unittest.TestCase):
         for kind in classes.values():
             self.assertTrue(issubclass(kind, stepwell.Error))
             self.assertIs(getattr(stepwell, kind.__name__), kind)
+
+
+    def test_every_file_of_the_package_is_installed(self):
+        package = ROOT / "bindings" / "python"
+        files = {f"stepwell/{path.name}" for path in (package / "stepwell").iterdir()
+                 if path.suffix == ".py" or path.name == "py.typed"}
+        build = (package / "meson.build").read_text(encoding="utf-8")
+        self.assertEqual(set(re.findall(r"'(stepwell/[\w.]+)'", build)), files)
 
 
 class Finding(unittest.TestCase):

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Programs outside of the tree build and run from what is installed and from nothing else: through
+# pkg-config, CMake and dlopen; and from a build that is not installed, through pkg-config and as a
+# subproject of Meson.
+# usage: installed.sh SOURCE BUILD PREFIX LIBDIR VERSION CC CXX. Output: TAP.
+set -euo pipefail
+
+source=$1 build=$2 prefix=$3 libdir=$4 version=$5
+export CC=$6 CXX=$7
+outside=$source/tests/packaging/outside
+# shellcheck source=tests/packaging/tap.sh
+. "$source/tests/packaging/tap.sh"
+
+# Only our .pc files: no other stepwell of this machine is found.
+unset PKG_CONFIG_PATH LD_LIBRARY_PATH
+root=$work/root
+library=$root$prefix/$libdir
+install_tree() {
+    meson install -C "$build" --no-rebuild --destdir "$root"
+    [[ -f $library/libstepwell.so.0 && -f $root$prefix/include/stepwell/stepwell.hpp ]]
+}
+installed() { PKG_CONFIG_LIBDIR=$library/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root pkg-config "$@"; }
+uninstalled() { PKG_CONFIG_LIBDIR=$build/meson-uninstalled pkg-config "$@"; }
+
+# compile COMPILER FLAG... SOURCE PROGRAM; link flags come from FOUND_BY, one of the two above.
+compile() {
+    local flags=() at=$#
+    read -r -a flags <<<"$("$FOUND_BY" --cflags --libs stepwell)"
+    "${@:1:at-1}" -Wall -Wextra -Wpedantic -Werror -Wl,--as-needed "${flags[@]}" -o "$work/${!at}"
+}
+# run LIBRARY_DIRECTORY PROGRAM [ARGUMENT...]
+run() { (cd "$work" && LD_LIBRARY_PATH=$1 "${@:2}"); }
+
+requires_nothing() {
+    same "" "$(installed --print-requires stepwell)$(installed --print-requires-private stepwell)"
+    same "-lstepwell" "$(installed --libs-only-l stepwell | tr -d ' ')"
+    same "$version" "$(installed --modversion stepwell)"
+}
+c_program() {
+    compile "$CC" -std=c99 "$outside/round_trip.c" round_trip_c
+    same "libc.so.6 libstepwell.so.0 " "$(needs "$work/round_trip_c")"
+    run "$library" ./round_trip_c
+}
+cpp_program() {
+    compile "$CXX" -std=c++17 "$outside/round_trip.cpp" round_trip_cpp
+    run "$library" ./round_trip_cpp
+}
+dlopen_program() {
+    compile "$CC" -std=c99 -D_GNU_SOURCE -DBY_DLOPEN "$outside/round_trip.c" round_trip_dlopen
+    same "libc.so.6 " "$(needs "$work/round_trip_dlopen")"
+    run "$library" ./round_trip_dlopen libstepwell.so.0
+}
+# Moved first: the files of CMake know no path of the build.
+cmake_project() {
+    cp -a "$root$prefix" "$work/moved"
+    cmake -S "$outside" -B "$work/cmake" -G Ninja -DWANTED="$version" \
+        -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_BUILD_TYPE=
+    ninja -C "$work/cmake"
+    (cd "$work" && cmake/round_trip_c && cmake/round_trip_cpp)
+    same "$work/moved/$libdir" "$(readelf -d "$work/cmake/round_trip_c" |
+        sed -n 's/.*RUNPATH.*\[\(.*\)\]/\1/p')"
+}
+uninstalled_program() {
+    compile "$CC" -std=c99 "$outside/round_trip.c" round_trip_uninstalled
+    run "$build" ./round_trip_uninstalled
+}
+# Compiled and not linked: linking would build the library once more.
+subproject() {
+    cp -r "$outside" "$work/project"
+    mkdir "$work/project/subprojects"
+    ln -s "$source" "$work/project/subprojects/stepwell"
+    meson setup "$work/project/build" "$work/project" --force-fallback-for=stepwell
+    ninja -C "$work/project/build" round_trip.p/round_trip.c.o
+    grep -q '^build round_trip: .*subprojects/stepwell/libstepwell.so' \
+        "$work/project/build/build.ninja"
+}
+
+FOUND_BY=installed
+check "meson install into an empty tree" install_tree
+check "pkg-config requires nothing and links to the library alone" requires_nothing
+check "a C99 program through pkg-config" c_program
+check "a C++17 program through pkg-config" cpp_program
+check "a program that loads what is installed by dlopen" dlopen_program
+if command -v cmake >/dev/null; then
+    check "a project of CMake finds the installed tree where it was moved to" cmake_project
+else
+    skip "a project of CMake" "cmake is not installed"
+fi
+FOUND_BY=uninstalled
+check "a C99 program through pkg-config, from a build that is not installed" uninstalled_program
+check "a project of Meson with the library as its subproject" subproject
+done_testing

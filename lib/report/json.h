@@ -9,8 +9,7 @@
 
 namespace stepwell::report {
 
-// Where the bytes go. A table and no base class: the library is built without RTTI, and programs
-// that have it would look for type information behind a virtual function.
+// Where the bytes go.
 struct ByteSink {
     void (*put)(void *user, std::string_view bytes);
     void *user;

@@ -76,6 +76,17 @@ subproject() {
         "$work/project/build/build.ninja"
 }
 
+# What ./dev package would stumble over: it builds the library once more, so it is no test.
+debian_files() {
+    same "stepwell ($version)" "$(grep -om1 '^stepwell ([^)]*)' "$source/debian/changelog")"
+    ln -s "$root$prefix" "$work/usr"
+    local pattern
+    cat "$source"/debian/*.install | while read -r pattern; do
+        # shellcheck disable=SC2086  # a pattern
+        (cd "$work" && ls -d $pattern)
+    done
+}
+
 FOUND_BY=installed
 check "meson install into an empty tree" install_tree
 check "pkg-config requires nothing and links to the library alone" requires_nothing
@@ -86,6 +97,11 @@ if command -v cmake >/dev/null; then
     check "a project of CMake finds the installed tree where it was moved to" cmake_project
 else
     skip "a project of CMake" "cmake is not installed"
+fi
+if [[ $libdir == lib/* ]]; then
+    check "the Debian packages find their files, and are of this version" debian_files
+else
+    skip "the Debian packages find their files" "this build's libdir is not Debian's"
 fi
 FOUND_BY=uninstalled
 check "a C99 program through pkg-config, from a build that is not installed" uninstalled_program

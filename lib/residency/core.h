@@ -198,6 +198,7 @@ private:
     Room plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out);
     Room plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out);
     [[nodiscard]] bool is_rearranging(PlaceId place) const;
+    [[nodiscard]] static uint32_t targets_at(const Fetch &fetch, PlaceId place);
     Room plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out);
     Slot choose_run(const Fetch &fetch, const Target *first, uint32_t count, bool tight) const;
     bool run_lies(const Target *first, uint32_t count) const;

@@ -195,6 +195,14 @@ Core::Room Core::make_spare_slot(const Fetch &fetch, const Target *first, uint32
     return replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
 }
 
+// What the fetch wants there, all of it: a refusal tells the sum.
+uint32_t Core::targets_at(const Fetch &fetch, PlaceId place)
+{
+    return static_cast<uint32_t>(
+        std::count_if(fetch.targets.begin(), fetch.targets.end(),
+                      [place](const Target &target) { return target.place == place; }));
+}
+
 Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out)
 {
     const PlaceId place = first->place;
@@ -208,9 +216,10 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         if (const Room room = make_spare_slot(fetch, first, count, out); room != Room::kStuck) {
             return room;
         }
-        if (count > slots || !room_will_come(place)) {
-            fetch.error = budget_refusal(fetch, place, count);
-            return count > slots ? Room::kNever : stuck_or_never();
+        const uint32_t all = targets_at(fetch, place);
+        if (all > slots || !room_will_come(place)) {
+            fetch.error = budget_refusal(fetch, place, all);
+            return all > slots ? Room::kNever : stuck_or_never();
         }
         return Room::kComing;
     }
@@ -228,7 +237,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
     }
     if (!clear) {
         if (room_will_come(place)) return Room::kComing;
-        fetch.error = budget_refusal(fetch, place, count);
+        fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
         return stuck_or_never();
     }
     if (own) return Room::kAgain;  // a block that had its place may be of a run planned before

@@ -442,6 +442,19 @@ TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
     EXPECT_NE(resident(a, kDevice), resident(b, kDevice));
 }
 
+TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)
+{
+    open(0, 8, 64);
+    std::vector<Request> all;
+    for (const char *name : {"a", "b", "c"}) {
+        all.push_back(all_of(create(name, 4 * kBlock), Access::kWrite, kHost));
+    }
+    const FetchId id = ask(all);
+    ASSERT_EQ(refusal(id), STW_ERROR_BUDGET);
+    EXPECT_EQ(refused_[id].detail()->needed_bytes, 12 * kBlock);
+    EXPECT_EQ(refused_[id].detail()->free_bytes, 8 * kBlock);
+}
+
 TEST_F(CoreTest, AHitPinsThroughTheGate)
 {
     open(2, 0, 16);

@@ -383,12 +383,13 @@ void Runtime::note_zeros(TensorId tensor)
 Status Runtime::write_zeros(const stw_tensor *tensor)
 {
     if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
-    const auto is_owed = [&] { return zeros_owed_.count(tensor->id) > 0; };
+    uint64_t bytes = 0;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!is_owed()) return {};
+        if (zeros_owed_.count(tensor->id) == 0) return {};
+        bytes = core_.spec(tensor->id).bytes;  // as created, and at least one
     }
-    STW_TRY(pipeline_->zero(tensor->id, tensor->bytes));
+    STW_TRY(pipeline_->zero(tensor->id, bytes));
     std::lock_guard<std::mutex> lock(mutex_);
     zeros_owed_.erase(tensor->id);
     zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);

@@ -336,6 +336,43 @@ static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
     ok(stw_runtime_close(here.runtime, 0, 0));
 }
 
+/* Zeros are a gradient, also where the block is shared and they have yet to be written: the
+ * parameter decays. An EMPTY one would be left alone. */
+static void a_discarded_gradient_that_reads_as_zeros_is_a_gradient(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *parameter = tensor_f32(runtime, "w", 4), *gradient, *beside;
+    stw_tensor_spec spec = spec_f32("g", 4);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_optimizer *optimizer = NULL;
+    float values[4];
+    (void)state;
+    spec.role = STW_ROLE_GRAD, spec.flags = STW_TENSOR_ZERO;
+    gradient = tensor_make(runtime, &spec);
+    spec.name = "beside";
+    beside = tensor_make(runtime, &spec);
+    tensor_fill_sequence(beside, 4, 5);
+    tensor_fill_sequence(gradient, 4, 9);
+    ok(stw_tensor_fill(parameter, 1, NULL));
+    options.algorithm = STW_OPTIMIZER_SGD;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper.lr = 0.5, hyper.weight_decay = 0.5;
+    ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+    entry.parameter = parameter, entry.gradient = gradient;
+    ok(stw_optimizer_add(optimizer, &entry, 1));
+    ok(stw_tensor_discard(&gradient, 1));
+    ok(stw_optimizer_step(optimizer, NULL, NULL));
+    ok(stw_tensor_read(parameter, values, NULL));
+    assert_float(values[3], 0.75F);
+    tensor_expect_sequence(beside, 4, 5);
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
 static void destroying_with_a_view_of_a_state_is_busy_and_changes_nothing(void **state)
 {
     trainee here = trainee_open(STW_OPTIMIZER_ADAMW, STW_F32, NULL);
@@ -363,6 +400,7 @@ int main(void)
         cmocka_unit_test(adagrad_follows_its_formula),
         cmocka_unit_test(lion_follows_its_formula),
         cmocka_unit_test(a_kernel_of_the_callers_is_streamed_like_ours),
+        cmocka_unit_test(a_discarded_gradient_that_reads_as_zeros_is_a_gradient),
         cmocka_unit_test(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing),
     };
     return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);

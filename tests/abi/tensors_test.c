@@ -293,6 +293,27 @@ static void zero_tensors_read_as_zeros_alone_and_in_shared_blocks(void **state)
     ok(stw_tensor_destroy(&large, 1));
 }
 
+/* Without elements there is nothing to write, and using it must end all the same. */
+static void an_empty_shape_that_reads_as_zeros_may_be_discarded(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32(NULL, 0);
+    stw_tensor *beside = tensor_f32(runtime, NULL, 100), *none;
+    stw_view view;
+    spec.flags = STW_TENSOR_ZERO;
+    none = tensor_make(runtime, &spec);
+    tensor_fill_sequence(beside, 100, 1);
+    ok(stw_tensor_discard(&none, 1));
+    view = view_get(runtime, none, STW_READ);
+    assert_int_equal(view.bytes, 0);
+    view_put(&view);
+    ok(stw_tensor_read(none, NULL, NULL));
+    ok(stw_runtime_drain(runtime, 0));
+    tensor_expect_sequence(beside, 100, 1);
+    ok(stw_tensor_destroy(&none, 1));
+    ok(stw_tensor_destroy(&beside, 1));
+}
+
 /* The block it shares lies on a disk that does not answer: the zeros come when somebody asks. */
 static void discarding_never_waits_for_the_block(void **state)
 {
@@ -468,6 +489,7 @@ int main(void)
         cmocka_unit_test(reshape_keeps_to_the_created_size_and_empties),
         cmocka_unit_test(reading_what_was_never_written_is_refused),
         cmocka_unit_test(zero_tensors_read_as_zeros_alone_and_in_shared_blocks),
+        cmocka_unit_test(an_empty_shape_that_reads_as_zeros_may_be_discarded),
         cmocka_unit_test(discarding_never_waits_for_the_block),
         cmocka_unit_test(read_only_tensors_are_written_by_write_alone),
         cmocka_unit_test(tensors_max_is_a_limit_with_its_number),

@@ -42,6 +42,7 @@ struct AccumulateJob final : Job {
 AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
     : pipeline(parts), sum(asked), cursor(asked.element_begin)
 {
+    // Zeros are counted in bytes, whatever the dtype.
     layouts[kGradient] = {sum.gradient, parts.tiers.pack_offset(sum.gradient),
                           only_zeros() ? 1 : element_bytes(sum.gradient_dtype), 0};
     turns[kGradient].tensor = sum.gradient;
@@ -176,7 +177,6 @@ Status Pipeline::zero(TensorId tensor, uint64_t bytes)
 {
     Accumulation zeros;
     zeros.gradient = tensor;
-    zeros.gradient_dtype = STW_U8;
     zeros.element_count = zeros.gradient_elements = bytes;
     return start(*parts_, zeros);
 }

@@ -161,94 +161,87 @@ static void a_bf16_parameter_has_a_master_in_f32(void **state)
     adam_as(STW_OPTIMIZER_ADAMW, STW_BF16);
 }
 
+/* One element's step by the published formula, in double. */
+typedef void element_rule(trainee *here, const stw_hyper *hyper, int step, uint64_t i,
+                          double gradient);
+
+static void sgd_rule(trainee *here, const stw_hyper *hyper, int step, uint64_t i, double gradient)
+{
+    if (hyper->flags & STW_HYPER_MAXIMIZE) gradient = -gradient;
+    gradient += hyper->weight_decay * here->values[i];
+    here->first[i] = step == 1 ? gradient : hyper->momentum * here->first[i] + gradient;
+    if (hyper->flags & STW_HYPER_NESTEROV)
+        gradient += hyper->momentum * here->first[i];
+    else
+        gradient = here->first[i];
+    here->values[i] -= hyper->lr * gradient;
+}
+
+static void adagrad_rule(trainee *here, const stw_hyper *hyper, int step, uint64_t i,
+                         double gradient)
+{
+    gradient += hyper->weight_decay * here->values[i];
+    here->first[i] += gradient * gradient;
+    here->values[i] -= hyper->lr / (1 + (step - 1) * hyper->lr_decay) * gradient /
+                       (sqrt(here->first[i]) + hyper->eps);
+}
+
+static void lion_rule(trainee *here, const stw_hyper *hyper, int step, uint64_t i, double gradient)
+{
+    (void)step;
+    here->values[i] -= hyper->lr * hyper->weight_decay * here->values[i];
+    here->values[i] -= hyper->lr * ((gradient > 0) - (gradient < 0));
+    here->first[i] = hyper->beta2 * here->first[i] + (1 - hyper->beta2) * gradient;
+}
+
+/* Steps with the gradients of step 1, 1 + stride, 1 + 2 x stride ...; the one state is `state`. */
+static void follows(uint32_t algorithm, const stw_hyper *hyper, element_rule *rule, int stride,
+                    const char *state)
+{
+    trainee here = trainee_open(algorithm, STW_F32, hyper);
+    stw_tensor *tensor = NULL;
+    uint64_t i;
+    int step;
+    for (step = 1; step <= STEPS; ++step) {
+        const int number = 1 + (step - 1) * stride;
+        give_gradient(&here, number);
+        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+        for (i = 0; i < ELEMENTS; ++i) rule(&here, hyper, step, i, (double)gradient_at(number, i));
+        expect_reference(&here, here.parameter, here.values, 1e-5);
+    }
+    ok(stw_optimizer_state(here.optimizer, here.parameter, state, &tensor));
+    expect_reference(&here, tensor, here.first, 1e-5);
+    trainee_close(&here);
+}
+
 static void sgd_with_momentum_follows_its_formula(void **state)
 {
     const uint32_t flags[] = {0, STW_HYPER_NESTEROV, STW_HYPER_MAXIMIZE};
     size_t variant;
-    int step;
-    uint64_t i;
     (void)state;
     for (variant = 0; variant < COUNT(flags); ++variant) {
         stw_hyper hyper = STW_HYPER_INIT;
-        stw_tensor *momentum = NULL;
-        trainee here;
         hyper.lr = 0.05, hyper.momentum = 0.9, hyper.weight_decay = 0.01;
         hyper.flags = flags[variant];
-        here = trainee_open(STW_OPTIMIZER_SGD, STW_F32, &hyper);
-        for (step = 1; step <= STEPS; ++step) {
-            give_gradient(&here, step);
-            ok(stw_optimizer_step(here.optimizer, NULL, NULL));
-            for (i = 0; i < ELEMENTS; ++i) {
-                double gradient = (double)gradient_at(step, i);
-                if (hyper.flags & STW_HYPER_MAXIMIZE) gradient = -gradient;
-                gradient += hyper.weight_decay * here.values[i];
-                here.first[i] = step == 1 ? gradient : hyper.momentum * here.first[i] + gradient;
-                if (hyper.flags & STW_HYPER_NESTEROV)
-                    gradient += hyper.momentum * here.first[i];
-                else
-                    gradient = here.first[i];
-                here.values[i] -= hyper.lr * gradient;
-            }
-            expect_reference(&here, here.parameter, here.values, 1e-5);
-        }
-        ok(stw_optimizer_state(here.optimizer, here.parameter, "momentum", &momentum));
-        expect_reference(&here, momentum, here.first, 1e-5);
-        trainee_close(&here);
+        follows(STW_OPTIMIZER_SGD, &hyper, sgd_rule, 1, "momentum");
     }
 }
 
 static void adagrad_follows_its_formula(void **state)
 {
     stw_hyper hyper = STW_HYPER_INIT;
-    stw_tensor *sum = NULL;
-    trainee here;
-    int step;
-    uint64_t i;
     (void)state;
     hyper.lr = 0.05, hyper.lr_decay = 0.1, hyper.weight_decay = 0.01, hyper.eps = 1e-3;
-    here = trainee_open(STW_OPTIMIZER_ADAGRAD, STW_F32, &hyper);
-    for (step = 1; step <= STEPS; ++step) {
-        give_gradient(&here, step);
-        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
-        for (i = 0; i < ELEMENTS; ++i) {
-            const double gradient =
-                (double)gradient_at(step, i) + hyper.weight_decay * here.values[i];
-            here.first[i] += gradient * gradient;
-            here.values[i] -= hyper.lr / (1 + (step - 1) * hyper.lr_decay) * gradient /
-                              (sqrt(here.first[i]) + hyper.eps);
-        }
-        expect_reference(&here, here.parameter, here.values, 1e-5);
-    }
-    ok(stw_optimizer_state(here.optimizer, here.parameter, "sum", &sum));
-    expect_reference(&here, sum, here.first, 1e-5);
-    trainee_close(&here);
+    follows(STW_OPTIMIZER_ADAGRAD, &hyper, adagrad_rule, 1, "sum");
 }
 
-/* Steps in one direction, so that no sign hangs on a rounding. */
+/* In one direction throughout, so that no sign hangs on a rounding. */
 static void lion_follows_its_formula(void **state)
 {
     stw_hyper hyper = STW_HYPER_INIT;
-    stw_tensor *moment = NULL;
-    trainee here;
-    int step;
-    uint64_t i;
     (void)state;
     hyper.lr = 0.05, hyper.beta1 = 0.9, hyper.beta2 = 0.99, hyper.weight_decay = 0.1;
-    here = trainee_open(STW_OPTIMIZER_LION, STW_F32, &hyper);
-    for (step = 1; step <= STEPS; ++step) {
-        give_gradient(&here, 1);
-        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
-        for (i = 0; i < ELEMENTS; ++i) {
-            const double gradient = (double)gradient_at(1, i);
-            here.values[i] -= hyper.lr * hyper.weight_decay * here.values[i];
-            here.values[i] -= hyper.lr * ((gradient > 0) - (gradient < 0));
-            here.first[i] = hyper.beta2 * here.first[i] + (1 - hyper.beta2) * gradient;
-        }
-        expect_reference(&here, here.parameter, here.values, 1e-5);
-    }
-    ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &moment));
-    expect_reference(&here, moment, here.first, 1e-5);
-    trainee_close(&here);
+    follows(STW_OPTIMIZER_LION, &hyper, lion_rule, 0, "exp_avg");
 }
 
 typedef struct kernel_calls {

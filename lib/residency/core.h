@@ -59,6 +59,7 @@ public:
     // empties: the contents are dead, in the same step (a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
     [[nodiscard]] ClaimId claimed_by(TensorId tensor) const;
+    [[nodiscard]] bool has_claims() const;
 
     // ---- transfers -----------------------------------------------------------------------------
     void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);
@@ -73,6 +74,23 @@ public:
     uint64_t write_back_all(Commands &out);
     // Errors of write-back so far are forgiven; the blocks may be tried again.
     void forgive();
+
+    // ---- live budgets (budget.cpp) ---------------------------------------------------------------
+    // OK, or why the place can never hold so little: room that is promised there.
+    Status may_shrink(PlaceId place, uint32_t blocks) const;
+    // From the first call on the place takes nothing over `blocks`; each call starts what can leave,
+    // and returns how many blocks are still too many. Ends with set_budget(), which may be that of
+    // before; fetches of more than `blocks` wait until then.
+    uint64_t shrink(PlaceId place, uint32_t blocks, Commands &out);
+    void set_budget(PlaceId place, uint32_t blocks, Commands &out);
+    // Why nothing more leaves: what is pinned.
+    [[nodiscard]] Status shrink_refusal(PlaceId place, uint32_t blocks) const;
+    // Free slots, at most `n`, that the shell takes the memory from, until no more have any than the
+    // budget says; and slots that it gives memory.
+    std::vector<Slot> make_bare(PlaceId place, uint32_t n);
+    std::vector<Slot> make_backed(PlaceId place, uint32_t n);
+    [[nodiscard]] uint32_t backed_slots(PlaceId place) const { return arenas_[place].backed(); }
+    [[nodiscard]] uint32_t slots(PlaceId place) const { return arenas_[place].slots(); }
 
     // What the program knows of the coming steps: leaves first and is written back now, or leaves
     // last. Of shared blocks the last word counts.
@@ -143,6 +161,9 @@ private:
     // tensors.cpp
     [[nodiscard]] Status can_promise(PlaceId place, uint32_t blocks) const;
     Status promise(Pack &pack);
+    [[nodiscard]] PlaceId place_to_promise(const Pack &pack) const;
+    void keep_promise(Pack &pack, PlaceId place, PlaceId home);
+    void promise_farther(PlaceId place);
     void unpromise(const Pack &pack);
     void prepare_tensor();
     void prepare_pack(uint32_t blocks);
@@ -211,7 +232,8 @@ private:
                     Commands &out);
     [[nodiscard]] Slot neighbour_slot(BlockId block, PlaceId place);
     void set_run(Pack &pack, PlaceId place, Slot begin);
-    void take_room(Fetch &fetch);
+    void take_room(Fetch &fetch, Commands &out);
+    void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
     BlockId pick_victim(PlaceId place, const Fetch &fetch) const;
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
@@ -219,6 +241,7 @@ private:
     Room let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out);
     [[nodiscard]] bool is_own(BlockId block, PlaceId place, const Fetch &fetch) const;
     bool can_drain(const Pack &pack, PlaceId place) const;
+    [[nodiscard]] bool may_rest(const Pack &pack, PlaceId place) const;
     bool is_duplicate(BlockId block, PlaceId place) const;
     PlaceId drain_place(BlockId block, PlaceId place, Commands &out);
     bool start_eviction(BlockId block, PlaceId place, Commands &out);
@@ -265,6 +288,10 @@ private:
     void unlist(BlockId block, PlaceId place);
 
     [[nodiscard]] PlaceId places() const { return static_cast<PlaceId>(config_.places.size()); }
+    [[nodiscard]] bool awaits_budget(const Fetch &fetch) const;
+    [[nodiscard]] bool is_shrinking(PlaceId place) const { return budgets_before_[place] != kNone; }
+    // It has a budget now; without one, routes and promises pass it by.
+    [[nodiscard]] bool is_open(PlaceId place) const { return arenas_[place].budget() > 0; }
     [[nodiscard]] bool exists(PlaceId place) const { return config_.places[place].blocks > 0; }
     [[nodiscard]] bool is_nvme(PlaceId place) const
     {
@@ -281,14 +308,22 @@ private:
     [[nodiscard]] std::string place_name(PlaceId place) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
+    static constexpr std::array<uint32_t, kPlacesMax> none_before()
+    {
+        std::array<uint32_t, kPlacesMax> none{};
+        none.fill(kNone);
+        return none;
+    }
+
     static constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
 
     Config config_;
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;
     std::array<Arena, kPlacesMax> arenas_;
-    std::array<uint32_t, kPlacesMax> coming_{};    // evictions under way
-    std::array<uint32_t, kPlacesMax> promised_{};  // of the budget, to packs
+    std::array<uint32_t, kPlacesMax> coming_{};                        // evictions under way
+    std::array<uint32_t, kPlacesMax> promised_{};                      // of the budget, to packs
+    std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};

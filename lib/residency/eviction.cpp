@@ -33,12 +33,19 @@ bool Core::is_own(BlockId block, PlaceId place, const Fetch &fetch) const
     return at.protector == fetch.id && (at.protected_places & (1u << place)) != 0;
 }
 
+// The nvme place has room for what it is promised to and for nothing else.
+bool Core::may_rest(const Pack &pack, PlaceId place) const
+{
+    if (!is_open(place) || !(pack.key.policy.allowed & (1u << place))) return false;
+    return !is_nvme(place) || pack.promised == place;
+}
+
 // The policy knows a tier behind this one.
 bool Core::can_drain(const Pack &pack, PlaceId place) const
 {
     for (PlaceId to = static_cast<PlaceId>(place + 1); to < places(); ++to) {
         const bool behind = config_.places[to].tier > config_.places[place].tier;
-        if (behind && exists(to) && (pack.key.policy.allowed & (1u << to))) return true;
+        if (behind && may_rest(pack, to)) return true;
     }
     return false;
 }
@@ -102,14 +109,14 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
 // Where the newest bytes go when they leave `place`; kNoPlace when room must be made there first.
 PlaceId Core::drain_place(BlockId block, PlaceId place, Commands &out)
 {
-    const Policy &policy = packs_[blocks_[block].pack].key.policy;
+    const Pack &pack = packs_[blocks_[block].pack];
+    const Policy &policy = pack.key.policy;
     const PlaceId last = static_cast<PlaceId>(places() - 1);
-    const bool to_nvme =
-        is_nvme(last) && exists(last) && (policy.allowed & (1u << last)) && last != place;
+    const bool to_nvme = is_nvme(last) && may_rest(pack, last) && last != place;
     for (PlaceId to = static_cast<PlaceId>(place + 1); to < places(); ++to) {
-        if (config_.places[to].tier != Tier::kHost || !exists(to)) continue;
+        if (config_.places[to].tier != Tier::kHost || !may_rest(pack, to)) continue;
         const Replica &there = replica(block, to);
-        if (!(policy.allowed & (1u << to)) || there.doomed || there.filling) continue;
+        if (there.doomed || there.filling) continue;
         if (to_nvme && policy.retention == Retention::kStream) continue;
         if (there.slot != kNoSlot || arenas_[to].free() > 0) return to;
         const Fetch nobody;
@@ -180,7 +187,7 @@ void Core::clean_soon(BlockId block, PlaceId place)
 {
     const bool rests_below = is_nvme(packs_[blocks_[block].pack].key.policy.home);
     const Arena &arena = arenas_[place];
-    if (rests_below || arena.free() + coming_[place] < arena.slots() / kReserveShare) {
+    if (rests_below || arena.free() + coming_[place] < arena.budget() / kReserveShare) {
         queue_clean(block);
     }
 }
@@ -193,8 +200,7 @@ void Core::pump_write_back(Commands &out)
     if (!may_write_back_ || !is_nvme(last) || !exists(last)) return;
     may_write_back_ = false;
     const auto clean = [&](BlockId block, PlaceId place) {
-        const Policy &policy = packs_[blocks_[block].pack].key.policy;
-        if (!(policy.allowed & (1u << last))) return false;
+        if (!may_rest(packs_[blocks_[block].pack], last)) return false;
         if (!replica(block, place).valid || is_duplicate(block, place)) return false;
         if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
         if (replica(block, last).doomed || replica(block, last).filling) return false;
@@ -211,7 +217,7 @@ void Core::pump_write_back(Commands &out)
         }
     }
     for (PlaceId place = 0; place < last; ++place) {
-        const uint32_t reserve = arenas_[place].slots() / kReserveShare;
+        const uint32_t reserve = arenas_[place].budget() / kReserveShare;
         uint32_t ready = arenas_[place].free() + coming_[place];
         uint32_t visited = 0;
         for (BlockId block = coldest_[place];

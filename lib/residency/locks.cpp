@@ -5,6 +5,7 @@
 #include "lib/support/assert.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace stepwell::residency {
 
@@ -81,11 +82,12 @@ PlaceId Core::choose_cpu_place(const Request &request) const
         const Replica &here = replica(block, place);
         if (here.marks > 0 && blocks_[block].writers > 0) return place;
         if (resident == kNoPlace && !here.doomed && (here.valid || here.filling)) resident = place;
-        // A place the policy allows before one that it does not, then the host before a device.
-        const bool may = (allowed & (1u << place)) != 0;
-        const bool best_may = best != kNoPlace && (allowed & (1u << best)) != 0;
-        const bool host = config_.places[place].tier == Tier::kHost;
-        if (best == kNoPlace || may > best_may || (may == best_may && host)) best = place;
+        // One with a budget, then one that the policy allows, then the host before a device.
+        const auto rank = [&](PlaceId at) {
+            const bool host = config_.places[at].tier == Tier::kHost;
+            return std::tuple(is_open(at), (allowed & (1u << at)) != 0, host);
+        };
+        if (best == kNoPlace || rank(place) > rank(best)) best = place;
     }
     return resident != kNoPlace ? resident : best;
 }
@@ -260,6 +262,12 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
 ClaimId Core::claimed_by(TensorId id) const
 {
     return tensors_[id].claim();
+}
+
+bool Core::has_claims() const
+{
+    return std::any_of(tensors_.begin(), tensors_.end(),
+                       [](const Tensor &tensor) { return !tensor.claims.empty(); });
 }
 
 // All of it at the place, in one run where the place does not map.

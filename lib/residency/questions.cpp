@@ -90,7 +90,7 @@ BlockState Core::block_state(BlockId block, PlaceId place) const
 PlaceUsage Core::usage(PlaceId place) const
 {
     PlaceUsage usage;
-    usage.budget_blocks = arenas_[place].slots();
+    usage.budget_blocks = arenas_[place].budget();
     usage.used_blocks = arenas_[place].used();
     usage.peak_blocks = arenas_[place].peak();
     usage.promised_blocks = promised_[place];
@@ -199,7 +199,7 @@ Status Core::fits(const std::vector<Request> &requests) const
         std::sort(blocks.begin(), blocks.end());
         blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
         const uint32_t needed = static_cast<uint32_t>(blocks.size());
-        if (needed > arenas_[place].slots()) return budget_refusal(fetch, place, needed);
+        if (needed > arenas_[place].budget()) return budget_refusal(fetch, place, needed);
     }
     return {};
 }
@@ -295,7 +295,12 @@ std::string Core::check() const
     }
     for (PlaceId place = 0; place < places(); ++place) {
         if (used[place] != arenas_[place].used()) return format_text("place %u: used", place);
-        if (used[place] > arenas_[place].slots()) return format_text("place %u: budget", place);
+        if (arenas_[place].too_many() > 0 && !is_shrinking(place)) {
+            return format_text("place %u: budget", place);
+        }
+        if (const char *wrong = arenas_[place].check()) {
+            return format_text("place %u: %s", place, wrong);
+        }
         if (coming[place] != coming_[place]) return format_text("place %u: coming", place);
     }
     return check_tensors();

@@ -28,6 +28,7 @@ Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 
 Core::Room Core::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 {
+    if (awaits_budget(fetch)) return Room::kComing;
     Room result = plan_runs(fetch, blocked, out);
     std::array<uint32_t, kPlacesMax> needed{};
     std::array<uint32_t, kPlacesMax> needed_whole{};
@@ -47,7 +48,7 @@ Core::Room Core::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
         result = make_room(fetch, place, needed_whole[place], true, out);
         if (result == Room::kTaken) result = make_room(fetch, place, needed[place], false, out);
     }
-    if (result == Room::kTaken) take_room(fetch);
+    if (result == Room::kTaken) take_room(fetch, out);
     if (result == Room::kTaken || result == Room::kAgain) return result;
     if ((fetch.asked.flags & kFetchPrefetch) != 0) return result;  // nobody waits for a hint
     for (PlaceId place = 0; place < places(); ++place) {
@@ -58,13 +59,13 @@ Core::Room Core::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 
 // Runs first: their slots are known and must not go to single blocks. A block that has to move into
 // its run keeps its old slot until start_fill relocates it.
-void Core::take_room(Fetch &fetch)
+void Core::take_room(Fetch &fetch, Commands &out)
 {
     for (const Target &target : fetch.targets) {
         Replica &here = replica(target.block, target.place);
         if (target.wanted_slot == kNoSlot || here.slot == target.wanted_slot) continue;
         const bool whole = packs_[blocks_[target.block].pack].agreed;
-        arenas_[target.place].take_at(target.block, whole, target.wanted_slot);
+        take_slot(target.place, target.block, whole, target.wanted_slot, out);
         if (here.slot != kNoSlot) continue;
         here.slot = target.wanted_slot;
         ++packs_[blocks_[target.block].pack].resident[target.place];
@@ -82,6 +83,12 @@ void Core::take_room(Fetch &fetch)
     }
 }
 
+void Core::take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out)
+{
+    const Slot bare = arenas_[place].take_at(block, whole, slot);
+    if (bare != kNoSlot) out.swaps.push_back({place, slot, bare});
+}
+
 void Core::hold(BlockId block, PlaceId place)
 {
     Replica &here = replica(block, place);
@@ -94,7 +101,7 @@ void Core::hold(BlockId block, PlaceId place)
 Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out)
 {
     Arena &arena = arenas_[place];
-    const uint32_t budget = whole ? arena.whole_slots() : arena.slots() - arena.whole_slots();
+    const uint32_t budget = whole ? arena.whole_slots() : arena.budget() - arena.whole_slots();
     if (needed > budget) {
         fetch.error = budget_refusal(fetch, place, needed);
         return Room::kNever;
@@ -203,7 +210,7 @@ Status Core::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) 
         "is free and %s is pinned by open views%s; release views, fetch a smaller range, or raise "
         "the budget",
         place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
-        bytes_text(needed * block).c_str(), bytes_text(arena.slots() * block).c_str(),
+        bytes_text(needed * block).c_str(), bytes_text(arena.budget() * block).c_str(),
         bytes_text(arena.free() * block).c_str(), bytes_text(pinned * block).c_str(), failed);
     ErrorDetail &detail = status.mutable_detail();
     detail.tensor = name;

@@ -86,6 +86,7 @@ uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const F
         if (moves && (mine.holds > 0 || is_pinned(first[i].block, place))) return UINT64_MAX;
         const BlockId owner = arenas_[place].owner(begin + i);
         free_inside += owner == kNone;
+        cost += owner == kNone && arenas_[place].is_bare(begin + i);
         if (owner == kNone || owner == first[i].block) continue;
         const Replica &here = replica(owner, place);
         if (here.evicting) {
@@ -136,12 +137,13 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
             return target.place == place && target.wanted_slot == slot;
         });
     };
-    Slot to = 0;
-    while (to < arena.slots() &&
-           (!arena.is_free(to) || (to >= begin && to < begin + count) || wanted(to))) {
-        ++to;
+    Slot to = kNoSlot;
+    for (Slot slot = 0; slot < arena.slots() && (to == kNoSlot || arena.is_bare(to)); ++slot) {
+        const bool inside = slot >= begin && slot < begin + count;
+        const bool better = to == kNoSlot || !arena.is_bare(slot);
+        if (better && arena.is_free(slot) && !inside && !wanted(slot)) to = slot;
     }
-    if (to == arena.slots() || arena.free() == 0 || !close_gates(block, place)) return false;
+    if (to == kNoSlot || arena.free() == 0 || !close_gates(block, place)) return false;
     Replica &here = replica(block, place);
     Transfer transfer;
     transfer.block = block;
@@ -149,7 +151,7 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
     transfer.urgency = fetch.asked.urgency;
     transfer.from = transfer.to = place;
     transfer.from_slot = here.slot;
-    arenas_[place].take_at(block, false, to);
+    take_slot(place, block, false, to, out);
     here.slot = to;
     here.filling = true;
     start_transfer(transfer, false, false, out);
@@ -210,7 +212,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         const Replica &here = replica(first[i].block, place);
         if (here.filling || here.reads > 0) return Room::kComing;
     }
-    const uint32_t slots = arenas_[place].slots();
+    const uint32_t slots = arenas_[place].budget();
     const Slot best = choose_run(fetch, first, count, tight);
     if (best == kNoSlot) {
         if (const Room room = make_spare_slot(fetch, first, count, out); room != Room::kStuck) {

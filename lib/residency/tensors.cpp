@@ -41,7 +41,7 @@ Door &Core::door(TensorId tensor, PlaceId place) const
 
 Status Core::can_promise(PlaceId place, uint32_t blocks) const
 {
-    const uint32_t budget = arenas_[place].slots() - arenas_[place].whole_slots();
+    const uint32_t budget = arenas_[place].budget() - arenas_[place].whole_slots();
     if (blocks <= budget - promised_[place]) return {};
     const uint64_t block = config_.block_bytes;
     Status status = Status::error(
@@ -65,9 +65,9 @@ PlaceId Core::device_to_promise(const Pack &pack, PlaceId last) const
     PlaceId best = kNoPlace;
     uint32_t most = 0;
     for (PlaceId place = 0; place <= last; ++place) {
-        if (!exists(place) || !(policy.allowed & (1u << place))) continue;
+        if (!is_open(place) || !(policy.allowed & (1u << place))) continue;
         const uint32_t left =
-            arenas_[place].slots() - arenas_[place].whole_slots() - promised_[place];
+            arenas_[place].budget() - arenas_[place].whole_slots() - promised_[place];
         if (place == policy.home && left >= pack.blocks) return place;
         if (best != kNoPlace && left <= most) continue;
         best = place;
@@ -76,20 +76,27 @@ PlaceId Core::device_to_promise(const Pack &pack, PlaceId last) const
     return best;
 }
 
+PlaceId Core::place_to_promise(const Pack &pack) const
+{
+    PlaceId farthest = kNoPlace;
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (is_open(place) && (pack.key.policy.allowed & (1u << place))) farthest = place;
+    }
+    if (farthest == kNoPlace || config_.places[farthest].tier != Tier::kDevice) return farthest;
+    return device_to_promise(pack, farthest);
+}
+
 // The farthest tier it may live in keeps room for it, so that eviction always has somewhere to go;
 // and so does the home of what never leaves it.
 Status Core::promise(Pack &pack)
 {
     if (pack.agreed) return {};
     const Policy &policy = pack.key.policy;
-    PlaceId farthest = kNoPlace;
-    for (PlaceId place = 0; place < places(); ++place) {
-        if (exists(place) && (policy.allowed & (1u << place))) farthest = place;
-    }
-    if (farthest != kNoPlace && config_.places[farthest].tier == Tier::kDevice) {
-        farthest = device_to_promise(pack, farthest);
-    }
+    const PlaceId farthest = place_to_promise(pack);
     if (farthest == kNoPlace) {
+        for (PlaceId place = 0; place < places(); ++place) {
+            if (exists(place) && (policy.allowed & (1u << place))) return can_promise(place, 1);
+        }
         return Status::error(STW_ERROR_INVALID,
                              "the tensor's policy allows no tier that exists; every tier it allows "
                              "has a budget of 0");
@@ -98,11 +105,31 @@ Status Core::promise(Pack &pack)
     const bool stays = policy.retention == Retention::kPin && policy.home < places() &&
                        policy.home != farthest && exists(policy.home);
     if (stays) STW_TRY(can_promise(policy.home, pack.blocks));
-    pack.promised = farthest;
-    pack.promised_home = stays ? policy.home : kNoPlace;
-    promised_[farthest] += pack.blocks;
-    if (stays) promised_[policy.home] += pack.blocks;
+    keep_promise(pack, farthest, stays ? policy.home : kNoPlace);
     return {};
+}
+
+void Core::keep_promise(Pack &pack, PlaceId place, PlaceId home)
+{
+    pack.promised = place;
+    pack.promised_home = home;
+    if (place != kNoPlace) promised_[place] += pack.blocks;
+    if (home != kNoPlace) promised_[home] += pack.blocks;
+}
+
+// What was made while the place had no budget may rest there from now on, as far as the room goes.
+void Core::promise_farther(PlaceId place)
+{
+    for (Pack &pack : packs_) {
+        if (pack.blocks == 0 || pack.agreed || pack.promised == kNoPlace) continue;
+        if (pack.promised >= place || config_.places[place].tier == Tier::kDevice) continue;
+        if (pack.pinned_home == pack.promised || pack.promised_home == place) continue;
+        if (!(pack.key.policy.allowed & (1u << place))) continue;
+        if (!can_promise(place, pack.blocks).ok()) continue;
+        promised_[pack.promised] -= pack.blocks;
+        promised_[place] += pack.blocks;
+        pack.promised = place;
+    }
 }
 
 void Core::unpromise(const Pack &pack)
@@ -375,12 +402,13 @@ Status Core::set_policy(TensorId id, const Policy &policy)
     }
     unpromise(pack);
     const Policy before = pack.key.policy;
+    const PlaceId promised = pack.promised;
+    const PlaceId promised_home = pack.promised_home;
     pack.key.policy = policy;
     Status status = promise(pack);
     if (!status.ok()) {
         pack.key.policy = before;
-        Status again = promise(pack);  // its room is still there
-        STW_ASSERT(again.ok());
+        keep_promise(pack, promised, promised_home);  // the room is still there
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;

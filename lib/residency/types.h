@@ -167,9 +167,17 @@ struct BackgroundError {
     Status status;
 };
 
-// What the shell has to do, in this order: forgets, transfers, promotes, then answers.
+// A free slot gives its memory to one that has none, where the budget is below the slots.
+struct Swap {
+    PlaceId place = kNoPlace;
+    Slot backed = kNoSlot;
+    Slot bare = kNoSlot;
+};
+
+// What the shell has to do, in this order: forgets, swaps, transfers, promotes, then answers.
 struct Commands {
-    std::vector<BlockId> forgets;     // the block's nvme replica is gone; its slot may be reused
+    std::vector<BlockId> forgets;  // the block's nvme replica is gone; its slot may be reused
+    std::vector<Swap> swaps;
     std::vector<PackId> freed_packs;  // no transfer uses its addresses any more
     std::vector<Transfer> transfers;
     std::vector<TransferId> promotes;  // queued or not, now of class kDemand
@@ -180,6 +188,7 @@ struct Commands {
     void clear()
     {
         forgets.clear();
+        swaps.clear();
         freed_packs.clear();
         transfers.clear();
         promotes.clear();

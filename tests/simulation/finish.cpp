@@ -73,6 +73,7 @@ void Program::finish()
 {
     journal_.line("---- finish");
     machine_.faults = {};
+    if (shrinking_ != kNoPlace) end_shrinking(shrinks_from_);
     settle();
     if (journal_.failed()) return;
     machine_.core.forgive();
@@ -84,10 +85,9 @@ void Program::finish()
             journal_.fail("place %u: %llu blocks are pinned, no view is open", place,
                           (unsigned long long)usage.pinned_blocks);
         }
-        if (usage.peak_blocks > usage.budget_blocks) {
-            journal_.fail("place %u: peak %llu of %llu blocks", place,
-                          (unsigned long long)usage.peak_blocks,
-                          (unsigned long long)usage.budget_blocks);
+        if (usage.peak_blocks > machine_.core.slots(place)) {
+            journal_.fail("place %u: peak %llu of %u blocks", place,
+                          (unsigned long long)usage.peak_blocks, machine_.core.slots(place));
         }
     }
     destroy_everything();

@@ -83,7 +83,8 @@ bool Model::place_is_short(const FetchAsked &asked, PlaceId place, bool agreed) 
     if (blocks.empty()) return false;
     const PlaceConfig &config = config_.places[place];
     const PlaceUsage usage = machine_.core.usage(place);
-    const uint64_t capacity = agreed ? config.whole_blocks : config.blocks - config.whole_blocks;
+    const uint64_t capacity =
+        agreed ? config.whole_blocks : usage.budget_blocks - config.whole_blocks;
     uint64_t others = machine_.pinned_slots(place);
     for (const auto &[pack, index] : blocks) {
         const Slot slot = machine_.slot_of(place, pack, index);

@@ -25,6 +25,7 @@ void Machine::execute(Commands &commands)
     const Commands now = std::move(commands);
     commands = {};
     for (const BlockId block : now.forgets) forget(block);
+    for (const Swap &at : now.swaps) swap(at);
     for (const PackId pack : now.freed_packs) check_free(pack);
     for (const Transfer &transfer : now.transfers) begin(transfer);
     for (const TransferId id : now.promotes) {
@@ -52,6 +53,29 @@ void Machine::forget(BlockId block)
     memories.nvme.erase(block);
     rotten_.erase(block);
     packs_.erase(block);
+}
+
+void Machine::swap(const Swap &swap)
+{
+    journal_.line("  slot %u of place %u gives its memory to slot %u", swap.bare, swap.place,
+                  swap.backed);
+    if (!pins_[swap.place][swap.backed].bare) {
+        journal_.fail("slot %u of place %u is backed twice", swap.backed, swap.place);
+    }
+    make_bare(swap.place, swap.bare);
+    make_backed(swap.place, swap.backed);
+}
+
+void Machine::make_bare(PlaceId place, Slot slot)
+{
+    Pins &pins = pins_[place][slot];
+    if (pins.views > 0 || pins.sources > 0 || pins.targets > 0 || pins.bare) {
+        journal_.fail("slot %u of place %u loses its memory: %u views, %u readers, %u writers%s",
+                      slot, place, pins.views, pins.sources, pins.targets,
+                      pins.bare ? ", a second time" : "");
+    }
+    pins.bare = true;
+    memories.scramble(memories.slot(place, slot));
 }
 
 void Machine::check_free(PackId pack)
@@ -167,6 +191,10 @@ void Machine::check_target(const Transfer &transfer)
         return;
     }
     Pins &pins = pins_[transfer.to][transfer.to_slot];
+    if (pins.bare) {
+        journal_.fail("transfer %llu writes slot %u of place %u, which has no memory",
+                      (unsigned long long)transfer.id, transfer.to_slot, transfer.to);
+    }
     if (pins.views > 0 || pins.sources > 0 || pins.targets > 0) {
         journal_.fail("transfer %llu writes slot %u of place %u: %u views, %u readers, %u writers",
                       (unsigned long long)transfer.id, transfer.to_slot, transfer.to, pins.views,
@@ -316,8 +344,9 @@ void Machine::pin(PlaceId place, const std::vector<Slot> &slots, bool write)
 {
     for (const Slot slot : slots) {
         Pins &pins = pins_[place][slot];
-        if (pins.targets > 0) {
-            journal_.fail("a view of slot %u of place %u, which a transfer writes", slot, place);
+        if (pins.targets > 0 || pins.bare) {
+            journal_.fail("a view of slot %u of place %u, which %s", slot, place,
+                          pins.bare ? "has no memory" : "a transfer writes");
         }
         if (write && pins.sources > 0) {
             journal_.fail("a writer in slot %u of place %u, which a transfer reads", slot, place);

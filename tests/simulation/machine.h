@@ -48,6 +48,10 @@ public:
         return pins_[place][slot].views > 0;
     }
 
+    // The memory of a free slot goes away, or is there again.
+    void make_bare(PlaceId place, Slot slot);
+    void make_backed(PlaceId place, Slot slot) { pins_[place][slot].bare = false; }
+
     // The bytes are still in another slot of the place.
     [[nodiscard]] bool moving_in(PlaceId place, Slot slot) const
     {
@@ -93,12 +97,14 @@ private:
         uint32_t sources = 0;   // transfers that read it
         uint32_t targets = 0;   // transfers that write it
         uint32_t moves_in = 0;  // of these from a slot of the same place
+        bool bare = false;
     };
     struct Home {
         PackId pack = kNone;
         uint64_t index = 0;
     };
 
+    void swap(const Swap &swap);
     void begin(const Transfer &transfer);
     void check_source(const Transfer &transfer);
     void check_target(const Transfer &transfer);

@@ -62,11 +62,12 @@ void Program::act()
         void (Program::*call)();
     };
     static const Choice kChoices[] = {
-        {6, &Program::create},       {2, &Program::destroy},       {3, &Program::discard},
-        {30, &Program::fetch},       {10, &Program::hit},          {8, &Program::scribble},
-        {30, &Program::release_one}, {2, &Program::cancel},        {8, &Program::deliver_idle},
-        {3, &Program::evict},        {2, &Program::change_policy}, {2, &Program::hint},
-        {3, &Program::pass_time},    {4, &Program::claim},         {1, &Program::fail_one},
+        {6, &Program::create},        {2, &Program::destroy},       {3, &Program::discard},
+        {30, &Program::fetch},        {10, &Program::hit},          {8, &Program::scribble},
+        {30, &Program::release_one},  {2, &Program::cancel},        {8, &Program::deliver_idle},
+        {3, &Program::evict},         {2, &Program::change_policy}, {2, &Program::hint},
+        {3, &Program::pass_time},     {4, &Program::claim},         {1, &Program::fail_one},
+        {3, &Program::change_budget},
     };
     uint32_t total = 0;
     for (const Choice &choice : kChoices) total += choice.weight;

@@ -45,6 +45,11 @@ private:
     void pass_time();
     void fail_one();
 
+    // budgets.cpp
+    void change_budget();
+    void go_on_shrinking();
+    void end_shrinking(uint32_t blocks);
+
     // fetches.cpp
     void fetch();
     void ask(const FetchAsked &asked);
@@ -101,6 +106,9 @@ private:
     FetchId last_fetch_ = 0;
     stw_status last_refusal_ = STW_OK;
     bool reading_back_ = false;
+    PlaceId shrinking_ = kNoPlace;
+    uint32_t shrinks_to_ = 0;
+    uint32_t shrinks_from_ = 0;
     uint64_t grants_ = 0;
     uint64_t refusals_ = 0;
     uint64_t deadlocks_ = 0;

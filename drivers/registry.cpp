@@ -53,6 +53,17 @@ stw_status missing(const char *name, stw_driver_error *error_out)
                 "The driver '%s' lacks an operation that every driver must have.", name);
 }
 
+// The group is the same in both kinds of table.
+template <class Ops>
+stw_status check_shrink(const Ops *ops, bool announced, stw_driver_error *error_out)
+{
+    const int present = (ops->give_back != nullptr) + (ops->take_back != nullptr);
+    if (present == (announced ? 2 : 0)) return STW_OK;
+    return fail(error_out, STW_ERROR_INVALID, {},
+                "The driver '%s' %s CAN_SHRINK and has %d of its 2 operations.", ops->name,
+                announced ? "announces" : "does not announce", present);
+}
+
 }  // namespace
 
 std::span<const stw_storage_ops *const> storage_drivers()
@@ -77,16 +88,19 @@ const stw_memory_ops *memory_driver(const char *name)
 
 stw_status check(const stw_storage_ops *ops, stw_driver_error *error_out)
 {
-    if (const stw_status status = check_head(ops, STW_STORAGE_CAN_WRAP, error_out)) return status;
+    constexpr uint64_t kKnown = STW_STORAGE_CAN_WRAP | STW_STORAGE_CAN_SHRINK;
+    if (const stw_status status = check_head(ops, kKnown, error_out)) return status;
     const bool complete = ops->open != nullptr && ops->info != nullptr && ops->submit != nullptr &&
                           ops->poll != nullptr && ops->wake != nullptr && ops->flush != nullptr &&
                           ops->close != nullptr;
-    return complete ? STW_OK : missing(ops->name, error_out);
+    if (!complete) return missing(ops->name, error_out);
+    return check_shrink(ops, (ops->capabilities & STW_STORAGE_CAN_SHRINK) != 0, error_out);
 }
 
 stw_status check(const stw_memory_ops *ops, stw_driver_error *error_out)
 {
-    constexpr uint64_t kKnown = STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS;
+    constexpr uint64_t kKnown =
+        STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
     if (const stw_status status = check_head(ops, kKnown, error_out)) return status;
     if (ops->open == nullptr || ops->info == nullptr || ops->copy == nullptr ||
         ops->zero == nullptr || ops->close == nullptr)
@@ -94,7 +108,8 @@ stw_status check(const stw_memory_ops *ops, stw_driver_error *error_out)
     const int present = (ops->reserve_address != nullptr) + (ops->release_address != nullptr) +
                         (ops->map != nullptr) + (ops->home != nullptr);
     const bool announced = (ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
-    if (present == (announced ? 4 : 0)) return STW_OK;
+    if (present == (announced ? 4 : 0))
+        return check_shrink(ops, (ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
     return fail(error_out, STW_ERROR_INVALID, {},
                 "The driver '%s' %s STW_MEMORY_CAN_MAP and has %d of its 4 operations.", ops->name,
                 announced ? "announces" : "does not announce", present);

@@ -42,6 +42,14 @@ public:
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
     stw_status flush() { return file_.flush(); }
+    stw_status give_back(uint64_t offset_bytes, uint64_t bytes)
+    {
+        return file_.give_back(offset_bytes, bytes);
+    }
+    stw_status take_back(uint64_t offset_bytes, uint64_t bytes, stw_driver_error *error_out)
+    {
+        return file_.take_back(offset_bytes, bytes, error_out);
+    }
     stw_status close(uint64_t wait_ns);
 
 private:
@@ -288,6 +296,7 @@ stw_status AioStorage::close(uint64_t wait_ns)
 
 }  // namespace
 
-constinit const stw_storage_ops kAioStorage = StorageEntry<AioStorage>::table(0);
+constinit const stw_storage_ops kAioStorage =
+    StorageEntry<AioStorage>::table(STW_STORAGE_CAN_SHRINK);
 
 }  // namespace stepwell::drivers

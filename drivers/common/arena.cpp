@@ -8,6 +8,9 @@
 #include <bit>
 #include <cerrno>
 
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24  // Linux 5.18
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
@@ -103,10 +106,10 @@ void ArenaMemory::info(stw_memory_info *info_out) const
     give_info(info, info_out);
 }
 
-stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out)
+namespace {
+
+stw_status populate(const char *driver, char *base, uint64_t bytes, stw_driver_error *error_out)
 {
-    char *base = arena.mapping.base();
-    const uint64_t bytes = arena.mapping.bytes();
     int cause = 0;
     do {
         cause = madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
@@ -121,6 +124,55 @@ stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_err
     return fail(error_out, STW_ERROR_MEMORY, {cause, bytes, 0},
                 "The kernel could not give all %s of the %s memory; lower the budget.",
                 bytes_text(bytes).c_str(), driver);
+}
+
+// Locked pages go only when the kernel is asked in a way that older ones do not know.
+bool drop_pages(char *base, uint64_t bytes)
+{
+    if (madvise(base, bytes, MADV_DONTNEED) == 0) return true;
+    if (errno != EINVAL) return false;
+    if (madvise(base, bytes, MADV_DONTNEED_LOCKED) == 0) return true;
+    munlock(base, bytes);
+    return madvise(base, bytes, MADV_DONTNEED) == 0;
+}
+
+}  // namespace
+
+stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out)
+{
+    return populate(driver, arena.mapping.base(), arena.mapping.bytes(), error_out);
+}
+
+bool ArenaMemory::has(uint32_t first_block, uint32_t count) const
+{
+    const uint64_t blocks = arena.mapping.bytes() / block_bytes;
+    return count > 0 && first_block < blocks && count <= blocks - first_block;
+}
+
+stw_status ArenaMemory::give_back(uint32_t first_block, uint32_t count)
+{
+    if (!has(first_block, count)) return STW_ERROR_INVALID;
+    char *base = arena.mapping.base() + uint64_t{first_block} * block_bytes;
+    return drop_pages(base, uint64_t{count} * block_bytes) ? STW_OK : STW_ERROR_UNSUPPORTED;
+}
+
+stw_status ArenaMemory::take_back(const char *driver, uint32_t first_block, uint32_t count,
+                                  stw_driver_error *error_out)
+{
+    if (!has(first_block, count))
+        return fail(error_out, STW_ERROR_INVALID, {}, "The %s memory has no block %u of %u.",
+                    driver, first_block, count);
+    char *base = arena.mapping.base() + uint64_t{first_block} * block_bytes;
+    const uint64_t bytes = uint64_t{count} * block_bytes;
+    if (const stw_status status = check_memory_room(bytes, driver, memory_room(), error_out))
+        return status;
+    stw_status status = populate(driver, base, bytes, error_out);
+    if (status == STW_OK && locked && mlock2(base, bytes, 0) != 0)
+        status = fail(error_out, STW_ERROR_MEMORY, {errno, bytes, 0},
+                      "The kernel does not lock %s of the %s memory again (ulimit -l).",
+                      bytes_text(bytes).c_str(), driver);
+    if (status != STW_OK) drop_pages(base, bytes);
+    return status;
 }
 
 }  // namespace stepwell::drivers

@@ -67,10 +67,17 @@ stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_err
 // What a driver of such memory keeps beside its own, and says of it.
 struct ArenaMemory {
     Arena arena;
+    uint32_t block_bytes = 0;
     int32_t numa_node = -1;
     bool locked = false;
 
     void info(stw_memory_info *info_out) const;
+    stw_status give_back(uint32_t first_block, uint32_t count);
+    stw_status take_back(const char *driver, uint32_t first_block, uint32_t count,
+                         stw_driver_error *error_out);
+
+private:
+    bool has(uint32_t first_block, uint32_t count) const;
 };
 
 void add_sentence(std::string *text, const std::string &sentence);

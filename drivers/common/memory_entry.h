@@ -14,7 +14,7 @@
 namespace stepwell::drivers {
 
 // Memory is an ArenaMemory with kName and `open(options, error_out)`. The table has no mappings: a
-// driver that can map adds its four operations.
+// driver that can map adds its four operations, and sends blocks home before they are given back.
 template <class Memory> class MemoryEntry {
 public:
     static constexpr stw_memory_ops table(uint64_t capabilities)
@@ -22,7 +22,7 @@ public:
         return {sizeof(stw_memory_ops),
                 STW_DRIVER_ABI,
                 Memory::kName,
-                capabilities,
+                capabilities | STW_MEMORY_CAN_SHRINK,
                 open,
                 info,
                 copy,
@@ -31,7 +31,9 @@ public:
                 nullptr,
                 nullptr,
                 nullptr,
-                nullptr};
+                nullptr,
+                give_back,
+                take_back};
     }
     static Memory *from(stw_memory *memory) { return reinterpret_cast<Memory *>(memory); }
 
@@ -43,6 +45,7 @@ private:
             return status;
         return open_handle<Memory>(memory_out, error_out, [&](std::unique_ptr<Memory> *made) {
             *made = std::make_unique<Memory>();
+            (*made)->block_bytes = options->block_bytes;
             return (*made)->open(*options, error_out);
         });
     }
@@ -64,6 +67,17 @@ private:
     {
         delete from(memory);
         return STW_OK;
+    }
+    static stw_status give_back(stw_memory *memory, uint32_t first_block, uint32_t count)
+    {
+        return from(memory)->give_back(first_block, count);
+    }
+    static stw_status take_back(stw_memory *memory, uint32_t first_block, uint32_t count,
+                                stw_driver_error *error_out)
+    try {
+        return from(memory)->take_back(Memory::kName, first_block, count, error_out);
+    } catch (const std::bad_alloc &) {
+        return fail(error_out, STW_ERROR_MEMORY, {}, "The driver's own tables found no memory.");
     }
 };
 

@@ -96,6 +96,17 @@ uint64_t free_bytes(int fd)
     return static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
 }
 
+// 0, or the errno.
+int allocate(int fd, int mode, uint64_t offset_bytes, uint64_t bytes)
+{
+    const auto begin = static_cast<off_t>(offset_bytes);
+    int cause = 0;
+    do {
+        cause = fallocate(fd, mode, begin, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    } while (cause == EINTR);
+    return cause;
+}
+
 }  // namespace
 
 void ScratchFile::add_remark(const std::string &text)
@@ -255,10 +266,7 @@ stw_status ScratchFile::choose_direct(const ScratchRequest &request, stw_driver_
 
 stw_status ScratchFile::reserve(const ScratchRequest &request, stw_driver_error *error_out)
 {
-    int cause = 0;
-    do {
-        cause = fallocate(file_.get(), 0, 0, static_cast<off_t>(request.bytes)) == 0 ? 0 : errno;
-    } while (cause == EINTR);
+    const int cause = allocate(file_.get(), 0, 0, request.bytes);
     if (cause == 0) return STW_OK;
     file_ = Descriptor();  // what was half reserved goes back before free space is read
     const uint64_t free = free_bytes(directory_.get());
@@ -317,6 +325,28 @@ void ScratchFile::info(uint32_t queue_depth, stw_storage_info *info_out) const
 stw_status ScratchFile::flush() const
 {
     return fdatasync(file_.get()) == 0 ? STW_OK : STW_ERROR_SYNC;
+}
+
+stw_status ScratchFile::give_back(uint64_t offset_bytes, uint64_t bytes) const
+{
+    if (bytes == 0 || offset_bytes > bytes_ || bytes > bytes_ - offset_bytes)
+        return STW_ERROR_INVALID;
+    constexpr int kHole = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    return allocate(file_.get(), kHole, offset_bytes, bytes) == 0 ? STW_OK : STW_ERROR_UNSUPPORTED;
+}
+
+stw_status ScratchFile::take_back(uint64_t offset_bytes, uint64_t bytes,
+                                  stw_driver_error *error_out) const
+{
+    if (bytes == 0 || offset_bytes > bytes_ || bytes > bytes_ - offset_bytes)
+        return fail(error_out, STW_ERROR_INVALID, {}, "The range is not one of the file's.");
+    const int cause = allocate(file_.get(), 0, offset_bytes, bytes);
+    if (cause == 0) return STW_OK;
+    const bool full = cause == ENOSPC || cause == EDQUOT;
+    return fail(error_out, full ? STW_ERROR_NO_SPACE : STW_ERROR_IO,
+                {cause, bytes, free_bytes(file_.get())},
+                "%s cannot reserve %s again: others have taken the space meanwhile.",
+                file_system_.c_str(), bytes_text(bytes).c_str());
 }
 
 }  // namespace stepwell::drivers

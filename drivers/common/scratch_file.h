@@ -29,6 +29,8 @@ public:
 
     void info(uint32_t queue_depth, stw_storage_info *info_out) const;
     stw_status flush() const;
+    stw_status give_back(uint64_t offset_bytes, uint64_t bytes) const;
+    stw_status take_back(uint64_t offset_bytes, uint64_t bytes, stw_driver_error *error_out) const;
 
     int fd() const { return file_.get(); }
     uint64_t bytes() const { return bytes_; }

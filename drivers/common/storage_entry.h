@@ -34,11 +34,17 @@ public:
                 poll,
                 wake,
                 flush,
-                close};
+                close,
+                can_shrink(capabilities) ? give_back : nullptr,
+                can_shrink(capabilities) ? take_back : nullptr};
     }
     static Storage *from(stw_storage *storage) { return reinterpret_cast<Storage *>(storage); }
 
 private:
+    static constexpr bool can_shrink(uint64_t capabilities)
+    {
+        return (capabilities & STW_STORAGE_CAN_SHRINK) != 0;
+    }
     static stw_status open(const stw_services *services, const stw_storage_options *options,
                            stw_storage **storage_out, stw_driver_error *error_out)
     {
@@ -70,6 +76,16 @@ private:
         const stw_status status = from(storage)->close(wait_ns);
         if (status == STW_OK) delete from(storage);
         return status;
+    }
+    static stw_status give_back(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes)
+    {
+        return from(storage)->give_back(offset_bytes, bytes);
+    }
+    static stw_status take_back(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes,
+                                stw_driver_error *error_out)
+    {
+        return guard_open(error_out,
+                          [&] { return from(storage)->take_back(offset_bytes, bytes, error_out); });
     }
 };
 

@@ -125,6 +125,15 @@ stw_status cpu_home(stw_memory *memory, uint32_t block)
     return map_of(memory).home(block);
 }
 
+stw_status cpu_give_back(stw_memory *memory, uint32_t first_block, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        const stw_status status = map_of(memory).home(first_block + i);
+        if (status != STW_OK) return status;
+    }
+    return MemoryEntry<CpuMemory>::from(memory)->give_back(first_block, count);
+}
+
 constexpr stw_memory_ops cpu_table()
 {
     stw_memory_ops ops = MemoryEntry<CpuMemory>::table(STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP);
@@ -132,6 +141,7 @@ constexpr stw_memory_ops cpu_table()
     ops.release_address = cpu_release_address;
     ops.map = cpu_map;
     ops.home = cpu_home;
+    ops.give_back = cpu_give_back;
     return ops;
 }
 

@@ -47,6 +47,8 @@ public:
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
     stw_status flush();
+    stw_status give_back(uint64_t offset_bytes, uint64_t bytes);
+    stw_status take_back(uint64_t offset_bytes, uint64_t bytes, stw_driver_error *error_out);
     stw_status close(uint64_t wait_ns);
     void release();
     FaultCounts counts();
@@ -365,6 +367,18 @@ FaultCounts FaultStorage::counts()
     return counts_;
 }
 
+stw_status FaultStorage::give_back(uint64_t offset_bytes, uint64_t bytes)
+{
+    if (ops_->give_back == nullptr) return STW_ERROR_UNSUPPORTED;
+    return ops_->give_back(inner_, offset_bytes, bytes);
+}
+
+stw_status FaultStorage::take_back(uint64_t offset_bytes, uint64_t bytes,
+                                   stw_driver_error *error_out)
+{
+    return ops_->take_back(inner_, offset_bytes, bytes, error_out);
+}
+
 // A completion that is held back is in flight to everyone outside.
 uint32_t FaultStorage::unfinished()
 {
@@ -412,7 +426,7 @@ void FaultStorage::log_counts()
 }  // namespace
 
 constinit const stw_storage_ops kFaultStorage =
-    StorageEntry<FaultStorage>::table(STW_STORAGE_CAN_WRAP);
+    StorageEntry<FaultStorage>::table(STW_STORAGE_CAN_WRAP | STW_STORAGE_CAN_SHRINK);
 
 void fault_release(stw_storage *storage)
 {

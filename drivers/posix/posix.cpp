@@ -71,6 +71,14 @@ public:
     uint32_t poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
     void wake();
     stw_status flush() { return file_.flush(); }
+    stw_status give_back(uint64_t offset_bytes, uint64_t bytes)
+    {
+        return file_.give_back(offset_bytes, bytes);
+    }
+    stw_status take_back(uint64_t offset_bytes, uint64_t bytes, stw_driver_error *error_out)
+    {
+        return file_.take_back(offset_bytes, bytes, error_out);
+    }
     stw_status close(uint64_t wait_ns);
 
 private:
@@ -281,6 +289,7 @@ stw_status PosixStorage::close(uint64_t wait_ns)
 
 }  // namespace
 
-constinit const stw_storage_ops kPosixStorage = StorageEntry<PosixStorage>::table(0);
+constinit const stw_storage_ops kPosixStorage =
+    StorageEntry<PosixStorage>::table(STW_STORAGE_CAN_SHRINK);
 
 }  // namespace stepwell::drivers

@@ -81,7 +81,8 @@ typedef struct stw_io_done {
 } stw_io_done;
 
 enum { /* stw_storage_ops.capabilities */
-    STW_STORAGE_CAN_WRAP = 1 /* open takes options->options "inner=<name>" and wraps that driver */
+    STW_STORAGE_CAN_WRAP = 1, /* open takes options->options "inner=<name>" and wraps that driver */
+    STW_STORAGE_CAN_SHRINK = 2 /* space can go back to the file system: give_back, take_back */
 };
 
 typedef struct stw_storage_ops {
@@ -109,6 +110,15 @@ typedef struct stw_storage_ops {
     stw_status (*flush)(stw_storage *storage);
     /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. */
     stw_status (*close)(stw_storage *storage, uint64_t wait_ns);
+    /* STW_STORAGE_CAN_SHRINK. Any thread, beside everything else; of a range that nothing reads or
+     * writes. ------------------------------------------------------------------------------- */
+    /* The space behind the range is the file system's again, its contents are gone. UNSUPPORTED
+     * where that cannot be; nothing has changed then. Blocks. */
+    stw_status (*give_back)(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes);
+    /* It is promised again, as at open. NO_SPACE, and what is not promised now can be given back
+     * again. Blocks. */
+    stw_status (*take_back)(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes,
+                            stw_driver_error *error_out);
 } stw_storage_ops;
 
 /* -------------------------------------------------------------------------------- memory -- */
@@ -138,7 +148,8 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_HOST_ACCESS = 1, /* the CPU and storage may read and write it directly */
     STW_MEMORY_CAN_MAP = 2,     /* blocks can be moved to an address of a tensor's own: map, home,
                                    reserve_address, release_address */
-    STW_MEMORY_STREAMS = 4      /* consumers have streams; no operations of this group yet */
+    STW_MEMORY_STREAMS = 4,     /* consumers have streams; no operations of this group yet */
+    STW_MEMORY_CAN_SHRINK = 8   /* memory can go back to the system: give_back, take_back */
 };
 
 typedef struct stw_memory_ops {
@@ -167,6 +178,13 @@ typedef struct stw_memory_ops {
     stw_status (*map)(stw_memory *memory, uint32_t block, void *address);
     /* Back to its place in the arena. */
     stw_status (*home)(stw_memory *memory, uint32_t block);
+    /* STW_MEMORY_CAN_SHRINK. Any thread, beside calls for other blocks. ----------------------- */
+    /* The memory of arena blocks that hold nothing goes back to the system; a block that is mapped
+     * somewhere goes home first. UNSUPPORTED where that cannot be; nothing has changed then. */
+    stw_status (*give_back)(stw_memory *memory, uint32_t first_block, uint32_t count);
+    /* It is there again, touched and locked as at open. MEMORY, and nothing has changed. Blocks. */
+    stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
+                            stw_driver_error *error_out);
 } stw_memory_ops;
 
 #ifdef __cplusplus

@@ -75,6 +75,32 @@ TEST_P(MemoryConformance, OverAvailableMemoryIsRefusedWithTheNumbers)
     EXPECT_NE(memory_.sentence().find(std::to_string(asked)), std::string::npos);
 }
 
+TEST_P(MemoryConformance, MemoryThatIsGivenBackIsGoneAndComesBack)
+{
+    constexpr uint32_t kCount = 4;
+    if ((ops().capabilities & STW_MEMORY_CAN_SHRINK) == 0) GTEST_SKIP() << "cannot shrink";
+    ASSERT_EQ(memory_.open(64 * kBlock, kBlock, 0), STW_OK) << memory_.sentence();
+    const auto pages = [&] {
+        std::vector<unsigned char> resident(kCount * kBlock / 4096);
+        EXPECT_EQ(mincore(memory_.block(32), kCount * kBlock, resident.data()), 0);
+        return std::count_if(resident.begin(), resident.end(), [](auto page) { return page & 1; });
+    };
+    for (const uint32_t block : {31, 32, 35, 36}) fill_pattern(memory_.block(block), kBlock, block);
+    EXPECT_EQ(pages(), kCount * kBlock / 4096);
+    ASSERT_EQ(ops().give_back(memory_.get(), 32, kCount), STW_OK);
+    EXPECT_EQ(pages(), 0);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    ASSERT_EQ(ops().take_back(memory_.get(), 32, kCount, &error), STW_OK) << error.sentence;
+    EXPECT_EQ(pages(), kCount * kBlock / 4096);
+    EXPECT_FALSE(has_pattern(memory_.block(32), kBlock, 32));
+    EXPECT_TRUE(has_pattern(memory_.block(31), kBlock, 31));
+    EXPECT_TRUE(has_pattern(memory_.block(36), kBlock, 36));
+    EXPECT_EQ(ops().give_back(memory_.get(), 62, 3), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().give_back(memory_.get(), 0, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().take_back(memory_.get(), 64, 1, &error), STW_ERROR_INVALID);
+    EXPECT_NE(error.sentence[0], '\0');
+}
+
 TEST_P(MemoryConformance, NoMappingOutlivesClose)
 {
     ASSERT_EQ(memory_.open(8 * kMiB, kBlock, 64 * kMiB), STW_OK) << memory_.sentence();
@@ -208,6 +234,19 @@ TEST_P(MovingBlocks, UnmappedAddressFaults)
         return static_cast<int>(*static_cast<volatile uint8_t *>(address)) + 3;
     });
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+}
+
+TEST_P(MovingBlocks, AMappedBlockGoesHomeBeforeItsMemoryGoes)
+{
+    if ((ops().capabilities & STW_MEMORY_CAN_SHRINK) == 0) GTEST_SKIP() << "cannot shrink";
+    ASSERT_EQ(map(3, 0), STW_OK);
+    ASSERT_EQ(ops().give_back(memory_.get(), 3, 1), STW_OK);
+    EXPECT_FALSE(is_accessible(place(0)));
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    ASSERT_EQ(ops().take_back(memory_.get(), 3, 1, &error), STW_OK) << error.sentence;
+    fill_pattern(memory_.block(3), bytes(), 77);
+    ASSERT_EQ(map(3, 1), STW_OK);
+    EXPECT_TRUE(has_pattern(place(1), bytes(), 77));
 }
 
 TEST_P(MovingBlocks, ReleaseSendsEveryBlockHome)

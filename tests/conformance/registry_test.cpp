@@ -47,6 +47,9 @@ TEST(Registry, LyingTableIsRefused)
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);
+    memory = *memory_driver("host");
+    memory.take_back = nullptr;
+    EXPECT_NE(refusal(memory).find("has 1 of its 2"), std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities |= uint64_t{1} << 63;
     EXPECT_NE(refusal(memory).find("0x8000000000000000"), std::string::npos);

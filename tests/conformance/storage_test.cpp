@@ -53,6 +53,36 @@ TEST_P(StorageConformance, ReservedSpaceReadsAsZeros)
     EXPECT_TRUE(std::all_of(data.data(), data.data() + kMiB, [](uint8_t b) { return b == 0; }));
 }
 
+TEST_P(StorageConformance, SpaceThatIsGivenBackIsEmptyAndComesBack)
+{
+    if ((ops().capabilities & STW_STORAGE_CAN_SHRINK) == 0) GTEST_SKIP() << "cannot shrink";
+    open(4 * kMiB);
+    Buffer data(kMiB);
+    for (uint64_t i = 0; i < 3; ++i) {
+        data.fill(i);
+        ASSERT_EQ(storage_.run(STW_IO_WRITE, data.data(), i * kMiB, kMiB),
+                  static_cast<int64_t>(kMiB));
+    }
+    const stw_status given = ops().give_back(storage_.get(), kMiB, kMiB);
+    if (given == STW_ERROR_UNSUPPORTED) GTEST_SKIP() << "the file system punches no holes";
+    ASSERT_EQ(given, STW_OK);
+    ASSERT_EQ(storage_.run(STW_IO_READ, data.data(), kMiB, kMiB), static_cast<int64_t>(kMiB));
+    EXPECT_TRUE(std::all_of(data.data(), data.data() + kMiB, [](uint8_t b) { return b == 0; }));
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    ASSERT_EQ(ops().take_back(storage_.get(), kMiB, kMiB, &error), STW_OK) << error.sentence;
+    data.fill(9);
+    ASSERT_EQ(storage_.run(STW_IO_WRITE, data.data(), kMiB, kMiB), static_cast<int64_t>(kMiB));
+    for (const uint64_t seed : {0, 9, 2}) {
+        const uint64_t at = seed == 9 ? 1 : seed;
+        ASSERT_EQ(storage_.run(STW_IO_READ, data.data(), at * kMiB, kMiB),
+                  static_cast<int64_t>(kMiB));
+        EXPECT_TRUE(data.holds(seed)) << seed;
+    }
+    EXPECT_EQ(ops().give_back(storage_.get(), 4 * kMiB, kMiB), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().take_back(storage_.get(), 0, 5 * kMiB, &error), STW_ERROR_INVALID);
+    EXPECT_NE(error.sentence[0], '\0');
+}
+
 TEST_P(StorageConformance, FullQueueIsPartialAcceptance)
 {
     constexpr uint32_t kDepth = 4;

@@ -221,7 +221,7 @@ PathStats Store::path_stats(uint32_t path) const
 {
     MutexLock lock(mutex_);
     const Striping &striping = striping_[path];
-    return {paths_[path].count, paths_[path].count - striping.free.size(),
+    return {paths_[path].count, paths_[path].count - striping.free.size() - striping.resting.size(),
             striping.meter.bytes_per_s()};
 }
 
@@ -229,7 +229,7 @@ uint64_t Store::used_slots() const
 {
     MutexLock lock(mutex_);
     uint64_t used = slots_.size();
-    for (const Striping &path : striping_) used -= path.free.size();
+    for (const Striping &path : striping_) used -= path.free.size() + path.resting.size();
     return used;
 }
 
@@ -237,7 +237,7 @@ uint64_t Store::reserved_bytes() const
 {
     uint64_t bytes = 0;
     for (const Path &path : paths_) bytes += path_bytes(path.count, block_bytes_);
-    return bytes;
+    return bytes - resting_slots() * block_bytes_;
 }
 
 uint64_t Store::metadata_bytes() const
@@ -245,7 +245,9 @@ uint64_t Store::metadata_bytes() const
     MutexLock lock(mutex_);
     uint64_t bytes = slots_.capacity() * sizeof(Slot) + index_.capacity() * sizeof(uint32_t) +
                      paths_.capacity() * sizeof(Path) + striping_.capacity() * sizeof(Striping);
-    for (const Striping &path : striping_) bytes += path.free.capacity() * sizeof(uint32_t);
+    for (const Striping &path : striping_) {
+        bytes += (path.free.capacity() + path.resting.capacity()) * sizeof(uint32_t);
+    }
     return bytes;
 }
 

@@ -93,6 +93,14 @@ public:
     void end_read(const Placement &placement);
     // The block's slot may be reused, once nobody reads or writes it any more.
     void forget(BlockId block);
+    // Live budgets: takes `slots` free slots out of use and gives their space back to the file
+    // systems. BUSY when too few are free yet, UNSUPPORTED when a path cannot; nothing has changed
+    // then. One call of these two at a time. Blocks.
+    Status shrink(uint64_t slots);
+    // Takes that many back into use. NO_SPACE, and nothing has changed. Blocks.
+    Status grow(uint64_t slots);
+    [[nodiscard]] uint64_t resting_slots() const;  // out of use
+
     // Room for block ids below that, so that begin_write does not allocate.
     void reserve_ids(uint64_t ids);
     [[nodiscard]] uint64_t growth_bytes(uint64_t ids) const;  // that reserve_ids() would add
@@ -141,7 +149,8 @@ private:
         uint32_t count = 0;
     };
     struct Striping {
-        std::vector<uint32_t> free;  // slots of the path, lowest on top
+        std::vector<uint32_t> free;     // slots of the path, lowest on top
+        std::vector<uint32_t> resting;  // out of use, without space behind them
         BandwidthMeter meter;
         int64_t credit = 0;
     };
@@ -154,6 +163,10 @@ private:
     Status check_superblock(const StoreOptions &options, uint32_t index);
     Status superblock_io(const StoreOptions &options, uint32_t index, uint32_t kind, uint8_t *out);
     uint32_t choose_path() STW_REQUIRES(mutex_);
+    bool rest(uint64_t slots, std::vector<uint32_t> *rested);
+    void wake(const std::vector<uint32_t> &slots);
+    Status take_space(const std::vector<uint32_t> &slots);
+    bool give_space(uint32_t at);
     void give_back(uint32_t at) STW_REQUIRES(mutex_);
     Placement placement(uint32_t at) const STW_REQUIRES(mutex_);
     uint32_t path_of(uint32_t at) const;

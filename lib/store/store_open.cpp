@@ -225,6 +225,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions &options)
         path.superblock.total_slots = total;
         std::vector<uint32_t> &free = store->striping_[i].free;
         free.reserve(path.count);
+        store->striping_[i].resting.reserve(path.count);
         for (uint32_t slot = path.count; slot > 0; --slot) free.push_back(slot - 1);
     }
     // All are written before the first is read: two paths on one file would show.

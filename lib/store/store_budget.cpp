@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Live budgets of the nvme tier: free slots go out of use and their space back to the file system,
+// and come into use again only once the space is promised again.
+#include "lib/store/store.h"
+
+#include <algorithm>
+
+namespace stepwell::store {
+
+// From the path that has most of them free each time, so that striping keeps its width.
+bool Store::rest(uint64_t slots, std::vector<uint32_t> *rested)
+{
+    rested->reserve(slots);
+    MutexLock lock(mutex_);
+    uint64_t free = 0;
+    for (const Striping &path : striping_) free += path.free.size();
+    if (free < slots) return false;
+    while (rested->size() < slots) {
+        uint32_t most = 0;
+        for (uint32_t i = 1; i < striping_.size(); ++i) {
+            if (striping_[i].free.size() > striping_[most].free.size()) most = i;
+        }
+        std::vector<uint32_t> &from = striping_[most].free;
+        std::swap(from.front(), from.back());  // the lowest are used first
+        striping_[most].resting.push_back(from.back());
+        rested->push_back(paths_[most].first + from.back());
+        from.pop_back();
+    }
+    return true;
+}
+
+void Store::wake(const std::vector<uint32_t> &slots)
+{
+    MutexLock lock(mutex_);
+    for (const uint32_t at : slots) {
+        const uint32_t path = path_of(at);
+        Striping &striping = striping_[path];
+        const uint32_t slot = at - paths_[path].first;
+        const auto found = std::find(striping.resting.rbegin(), striping.resting.rend(), slot);
+        std::swap(*found, striping.resting.back());
+        striping.resting.pop_back();
+        striping.free.push_back(slot);
+    }
+}
+
+bool Store::give_space(uint32_t at)
+{
+    const Path &path = paths_[path_of(at)];
+    const uint64_t offset = kReservedBytes + (at - path.first) * block_bytes_;
+    return path.ops->give_back && path.ops->give_back(path.storage, offset, block_bytes_) == STW_OK;
+}
+
+// All or none.
+Status Store::take_space(const std::vector<uint32_t> &slots)
+{
+    for (size_t i = 0; i < slots.size(); ++i) {
+        const Path &path = paths_[path_of(slots[i])];
+        const uint64_t offset = kReservedBytes + (slots[i] - path.first) * block_bytes_;
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        const stw_status code = path.ops->take_back(path.storage, offset, block_bytes_, &error);
+        if (code == STW_OK) continue;
+        for (size_t j = 0; j < i; ++j) give_space(slots[j]);
+        Status status = Status::error(code, "'%s': %s", path.name.c_str(),
+                                      error.sentence[0] ? error.sentence : "no space");
+        status.mutable_detail().os_errno = error.os_errno;
+        status.mutable_detail().needed_bytes = slots.size() * block_bytes_;
+        status.mutable_detail().free_bytes = error.free_bytes;
+        return status;
+    }
+    return {};
+}
+
+Status Store::shrink(uint64_t slots)
+{
+    std::vector<uint32_t> rested;
+    if (!rest(slots, &rested)) {
+        return Status::error(STW_ERROR_BUSY, "slots of the nvme tier are still being written");
+    }
+    for (size_t i = 0; i < rested.size(); ++i) {
+        // What one path gives, it gives again; what is kept all the same is only not given back.
+        if (give_space(rested[i]) || i > 0) continue;
+        const Path &path = paths_[path_of(rested[i])];
+        wake(rested);
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "'%s' (%s, driver '%s') cannot give back space of a file that is in "
+                             "use, so the budget of the nvme tier stays what it is",
+                             path.name.c_str(), path.info.file_system, path.ops->name);
+    }
+    return {};
+}
+
+Status Store::grow(uint64_t slots)
+{
+    std::vector<uint32_t> wanted;
+    wanted.reserve(slots);
+    {
+        MutexLock lock(mutex_);
+        for (uint32_t i = 0; i < striping_.size(); ++i) {
+            for (const uint32_t slot : striping_[i].resting) {
+                if (wanted.size() < slots) wanted.push_back(paths_[i].first + slot);
+            }
+        }
+    }
+    STW_TRY(take_space(wanted));
+    wake(wanted);
+    return {};
+}
+
+uint64_t Store::resting_slots() const
+{
+    MutexLock lock(mutex_);
+    uint64_t slots = 0;
+    for (const Striping &path : striping_) slots += path.resting.size();
+    return slots;
+}
+
+}  // namespace stepwell::store

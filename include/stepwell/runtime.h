@@ -21,7 +21,8 @@ typedef struct stw_device_options {
     int32_t ordinal;        /* of the driver; 0: cpu has one device, anything else is refused */
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
                                storage and update kernels never touch its memory directly */
-    uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier */
+    uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier. The most that
+                               stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
 } stw_device_options;
 #define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0 }
@@ -102,6 +103,23 @@ STW_API stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns);
 /* The first background error since the last clear: OK when none. Any thread. Blocks: never. */
 STW_API stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out);
 STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
+
+/**
+ * Change a tier's budget while running. A shrink evicts first and then returns; to 0 is "everything
+ * out" (sleep), back up is "everything may come in again". The memory goes back to the system, the
+ * space of files to their file system, and comes from there. Addresses of tensors stay. No more
+ * than the budget at open; counted in bytes as stw_tier_stats counts, in whole blocks. The last tier
+ * that the CPU works in keeps room for an update, 16 blocks and its staging, or goes to 0.
+ *
+ * Ownership: none.  Threads: any thread; one change at a time.
+ * Blocks:    until the tier is within `bytes` (evictions, and with 0 also updates), or timeout_ns.
+ * Errors:    INVALID, LIMIT (more than at open), BUDGET (open views, tensors that may rest nowhere
+ *            farther, or full tiers behind it), BUSY (a view to be summed), MEMORY and NO_SPACE (of
+ *            a grown budget), UNSUPPORTED (driver or file system), TIMEOUT, INTERRUPTED; on error
+ *            the old budget holds.
+ */
+STW_API stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t device,
+                                       uint64_t bytes, uint64_t timeout_ns);
 
 enum { /* stw_device_info.flags */
     STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */

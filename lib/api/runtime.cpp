@@ -219,6 +219,22 @@ stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device, stw_device
     });
 }
 
+stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t device, uint64_t bytes,
+                               uint64_t timeout_ns)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        const residency::PlaceId place = runtime->body->place_of(tier, device);
+        if (place == residency::kNoPlace) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "the runtime was opened without tier %u, device %u, so it has no "
+                                 "budget to change",
+                                 tier, device);
+        }
+        return runtime->body->set_budget(place, bytes, timeout_ns);
+    });
+}
+
 stw_status stw_operation_poll(stw_operation *operation)
 {
     return guard([&]() -> Status {

@@ -132,6 +132,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
 {
     STW_TRY(sticky_error(tensor->id));
     if (element_count == 0) return {};
+    STW_TRY(check_cpu_room());
     STW_TRY(write_zeros(tensor));
     Copy copy;
     copy.tensor = tensor;

@@ -27,15 +27,20 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 
 }  // namespace
 
+// Half of the room that the CPU works in: the rest stays for what the program holds.
+uint64_t Runtime::update_window() const
+{
+    uint64_t room = core_.usage(host_place_).budget_blocks;
+    if (room == 0) room = core_.usage(nearest_place_).budget_blocks;
+    return std::max<uint64_t>(room / 2, 4) * block_bytes_;
+}
+
 Status Runtime::open_update(uint32_t threads)
 {
     update::PipelineOptions options;
     options.tiers = this;
     options.thread_count = std::min(threads, update::kThreadsMax);
-    // Half of the room that the CPU works in: the rest stays for what the program holds.
-    uint64_t room = core_.usage(host_place_).budget_blocks;
-    if (room == 0) room = core_.usage(nearest_place_).budget_blocks;
-    options.window_bytes = std::max<uint64_t>(room / 2, 4) * block_bytes_;
+    options.window_bytes = update_window();
     options.failed_user = this;
     options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
         auto *runtime = static_cast<Runtime *>(user);
@@ -292,6 +297,7 @@ void fill_result(const update::StepResult &from, stw_update_result *result_out)
 Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
                                stw_update_result *result_out)
 {
+    STW_TRY(check_cpu_room());
     STW_TRY(write_all_zeros());
     OptimizerBody &body = body_of(optimizer);
     std::vector<residency::TensorId> parameters;

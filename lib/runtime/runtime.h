@@ -117,6 +117,8 @@ public:
     Status share(const stw_view &view, stw_view *view_out);
     Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
                  uint64_t timeout_ns);
+    // budgets.cpp. In force when it returns OK, else as before.
+    Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
     // Resolves STW_TIER_DEFAULT and the ordinal; kNoPlace when there is no such tier.
     [[nodiscard]] residency::PlaceId place_of(uint32_t tier, uint32_t device) const;
 
@@ -231,6 +233,7 @@ private:
     // With no lock held: both are foreign code.
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
     void submit_transfers(Commands &out);
+    void swap_memory(Commands &out);
     transfer::Job job_of(const residency::Transfer &transfer) const;
     char *pointer_of(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                      uint64_t pack_offset) const;
@@ -318,6 +321,29 @@ private:
     void prepare_tables(const residency::TensorSpec &wanted);
     void unregister_tensor(stw_tensor *tensor, Commands &out);
 
+    // budgets.cpp
+    struct BudgetChange {
+        residency::PlaceId place = 0;
+        uint32_t before = 0;  // blocks
+        uint32_t after = 0;
+        residency::Instant begin = 0;
+        residency::Instant deadline = 0;
+    };
+    [[nodiscard]] std::string tier_name(residency::PlaceId place) const;
+    [[nodiscard]] bool others_work(residency::PlaceId place) const;
+    Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const;
+    Status wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,
+                           const char *what);
+    Status shrink(const BudgetChange &change);
+    Status wait_for_claims(const BudgetChange &change);
+    Status empty_down_to(const BudgetChange &change);
+    Status shrink_store(const BudgetChange &change);
+    Status give_memory_back(const BudgetChange &change);
+    Status grow(const BudgetChange &change);
+    Status take_memory_back(const BudgetChange &change);
+    [[nodiscard]] uint64_t update_window() const;  // bytes
+    [[nodiscard]] Status check_cpu_room() const;
+
     // phases.cpp
     void note_reduced(stw_tensor *gradient, uint64_t step);
     void close_step(Phase &phase);
@@ -387,6 +413,7 @@ private:
     std::set<residency::TensorId> zeros_owed_;  // empty, but read as zeros
     residency::Instant timer_target_ = residency::kNever;
     bool closing_ = false;
+    bool budget_changes_ = false;            // somebody is in set_budget()
     residency::Instant interrupted_at_ = 0;  // waits that began before it end
 
     std::atomic<uint64_t> current_step_{0};

@@ -54,7 +54,9 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
 // What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
 void Runtime::submit_transfers(Commands &out)
 {
-    while (!out.transfers.empty()) {
+    while (!out.transfers.empty() || !out.swaps.empty()) {
+        swap_memory(out);
+        if (out.transfers.empty()) break;
         std::vector<residency::Transfer> transfers;
         transfers.swap(out.transfers);
         std::vector<transfer::Job> jobs;

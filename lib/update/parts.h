@@ -169,6 +169,7 @@ struct Pipeline::Parts {
 
     Mutex claiming;  // before `mutex`
     mutable Mutex mutex;
+    uint64_t window_bytes STW_GUARDED_BY(mutex) = 0;  // of chunks in flight
     Condition work_ready;
     Condition changed;
     std::vector<pthread_t> threads;  // of open and close alone

@@ -33,6 +33,7 @@ Pipeline::Parts::Parts(const PipelineOptions &asked)
       chunks(kChunksMax)
 {
     MutexLock lock(mutex);
+    window_bytes = asked.window_bytes;
     totals.window_bytes = 0;
     for (Chunk &chunk : chunks) {
         chunk.pipeline = this;
@@ -68,7 +69,7 @@ bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
     const bool preferred = job.rank != kNotPreferred;
     if (free_chunk_count <= (preferred ? 0 : kPreferredChunks)) return false;
     if (chunks_in_flight == 0 || (preferred && job.in_flight == 0)) return true;
-    uint64_t limit = options.window_bytes;
+    uint64_t limit = window_bytes;
     if (!preferred && limit >= 3 * cost_bytes) limit -= cost_bytes;
     return totals.window_bytes + cost_bytes <= limit;
 }
@@ -241,6 +242,12 @@ bool Pipeline::pending(TensorId tensor) const
 {
     MutexLock lock(parts_->mutex);
     return tensor < parts_->queues.size() && parts_->queues[tensor].first != nullptr;
+}
+
+void Pipeline::set_window(uint64_t bytes)
+{
+    MutexLock lock(parts_->mutex);
+    parts_->window_bytes = bytes;
 }
 
 Status Pipeline::drain(uint64_t timeout_ns)

@@ -89,6 +89,9 @@ public:
     // prefer().
     [[nodiscard]] uint32_t blocked_chunks() const;
 
+    // Of chunks in flight, from the next one on.
+    void set_window(uint64_t bytes);
+
     // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
     Status drain(uint64_t timeout_ns);
     // Every call that waits in this pipeline now returns INTERRUPTED. Takes the leaf lock, so not

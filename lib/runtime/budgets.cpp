@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
+// cannot be. One change at a time; memory follows the core's decisions, never the other way round.
+#include "lib/runtime/runtime.h"
+
+#include <algorithm>
+
+namespace stepwell {
+namespace {
+
+using residency::PlaceId;
+using residency::Slot;
+
+constexpr uint32_t kSlotsAtOnce = 16;  // whose memory goes or comes under one hold of the lock
+
+// Calls `body(first, count)` for each run of neighbours.
+template <class Body> stw_status each_run(std::vector<Slot> slots, Body &&body)
+{
+    std::sort(slots.begin(), slots.end());
+    for (size_t i = 0; i < slots.size();) {
+        size_t end = i + 1;
+        while (end < slots.size() && slots[end] == slots[end - 1] + 1) ++end;
+        const stw_status status = body(slots[i], static_cast<uint32_t>(end - i));
+        if (status != STW_OK) return status;
+        i = end;
+    }
+    return STW_OK;
+}
+
+}  // namespace
+
+// Under the lock. A slot that is taken gets the memory of one that is free.
+void Runtime::swap_memory(Commands &out)
+{
+    for (const residency::Swap &swap : out.swaps) {
+        const Place &place = places_[swap.place];
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        (void)place.ops->give_back(place.memory, swap.bare, 1);
+        // What is refused here comes with the first touch.
+        (void)place.ops->take_back(place.memory, swap.backed, 1, &error);
+    }
+    out.swaps.clear();
+}
+
+std::string Runtime::tier_name(PlaceId place) const
+{
+    if (place == nvme_place_) return "the nvme tier";
+    if (place == host_place_) return "the host tier";
+    return format_text("device %u", places_[place].device);
+}
+
+// An update that was accepted must find room for one chunk somewhere, or end before there is none.
+bool Runtime::others_work(PlaceId place) const
+{
+    for (PlaceId other = 0; other <= host_place_; ++other) {
+        if (other == place || !places_[other].memory || !places_[other].cpu_access) continue;
+        if (core_.usage(other).budget_blocks >= update::kPiecesMax) return true;
+    }
+    return false;
+}
+
+// Under the lock. Budget and staging of a tier in blocks, as they were at open.
+Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
+{
+    const uint32_t staging = place == host_place_ ? staging_blocks_ : 0;
+    const uint64_t blocks = bytes / block_bytes_;
+    const uint64_t most = uint64_t{core_.slots(place)} + staging;
+    const bool can_shrink =
+        place == nvme_place_ || (places_[place].ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0;
+    if (!can_shrink) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "the driver '%s' of %s cannot give memory back, so its budget stays "
+                             "what it was at open",
+                             places_[place].driver.c_str(), tier_name(place).c_str());
+    }
+    if (blocks > most) {
+        Status status = Status::error(
+            STW_ERROR_LIMIT,
+            "%s was opened with %s and cannot grow to %s; open the runtime with the most that it "
+            "may ever have, and lower the budget afterwards",
+            tier_name(place).c_str(), bytes_text(most * block_bytes_).c_str(),
+            bytes_text(bytes).c_str());
+        status.mutable_detail().needed_bytes = bytes;
+        status.mutable_detail().free_bytes = most * block_bytes_;
+        return status;
+    }
+    const bool works = place != nvme_place_ && places_[place].cpu_access && !others_work(place);
+    const uint64_t floor = std::min<uint64_t>(most, staging + (works ? update::kPiecesMax : 0u));
+    const bool nothing = blocks == 0 && staging == 0;
+    if (blocks < floor && !nothing) {
+        return Status::error(
+            STW_ERROR_BUDGET,
+            "%s cannot do with %s: its staging takes %s, and an update works on up to %u blocks of "
+            "%s at a time; leave it %s%s",
+            tier_name(place).c_str(), bytes_text(bytes).c_str(), bytes_text(staging_bytes_).c_str(),
+            update::kPiecesMax, bytes_text(block_bytes_).c_str(),
+            bytes_text(floor * block_bytes_).c_str(), staging == 0 ? ", or nothing" : "");
+    }
+    *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : staging));
+    return {};
+}
+
+// Updates, sums and copies are refused before they begin, not half way.
+Status Runtime::check_cpu_room() const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool had_room = false;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        if (!places_[place].memory || !places_[place].cpu_access) continue;
+        if (core_.usage(place).budget_blocks > 0) return {};
+        had_room = true;
+    }
+    if (!had_room) return {};  // told by the fetch itself
+    return Status::error(STW_ERROR_BUDGET,
+                         "no tier that the CPU works in has a budget now; raise one with "
+                         "stw_tier_set_budget");
+}
+
+Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
+{
+    BudgetChange change;
+    change.place = place;
+    change.begin = now();
+    change.deadline = change.begin + timeout(timeout_ns);
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (budget_changes_)
+            STW_TRY(wait_for_budget(change, lock, "another change of a budget"));
+        STW_TRY(blocks_of_budget(place, bytes, &change.after));
+        budget_changes_ = true;
+        change.before = static_cast<uint32_t>(core_.usage(place).budget_blocks);
+    }
+    Status status = change.after < change.before ? shrink(change) : grow(change);
+    std::lock_guard<std::mutex> lock(mutex_);
+    budget_changes_ = false;
+    ++progress_made_;
+    progress_.notify_all();
+    if (status.ok()) pipeline_->set_window(update_window());
+    return status;
+}
+
+// Under the lock; until something may have changed.
+Status Runtime::wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,
+                                const char *what)
+{
+    STW_TRY(interrupted_since(change.begin));
+    if (wait_progress(lock, change.deadline)) return {};
+    return Status::error(
+        STW_ERROR_TIMEOUT,
+        "%s still waited for %s when the timeout passed; its budget is what it was",
+        tier_name(change.place).c_str(), what);
+}
+
+Status Runtime::shrink(const BudgetChange &change)
+{
+    STW_TRY(wait_for_claims(change));
+    Status refused;
+    act([&](Core &core, Commands &) {
+        drain_hits();
+        refused = core.may_shrink(change.place, change.after);
+    });
+    STW_TRY(std::move(refused));
+    Status status = empty_down_to(change);
+    if (status.ok() && change.place == nvme_place_) status = shrink_store(change);
+    act([&](Core &core, Commands &out) {
+        core.set_budget(change.place, status.ok() ? change.after : change.before, out);
+    });
+    if (status.ok() && change.place != nvme_place_) status = give_memory_back(change);
+    return status;
+}
+
+// A tier without any room cannot serve what was accepted before: updates, sums, copies.
+Status Runtime::wait_for_claims(const BudgetChange &change)
+{
+    if (change.after > 0 || change.place == nvme_place_) return {};
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!places_[change.place].cpu_access || others_work(change.place)) return {};
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        if (view.scratch == residency::kNone) continue;
+        return Status::error(STW_ERROR_BUSY,
+                             "tensor '%s' has a view open to be summed, which needs room in %s; "
+                             "release it first",
+                             view.tensor->name.c_str(), tier_name(change.place).c_str());
+    }
+    while (core_.has_claims()) STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));
+    return {};
+}
+
+Status Runtime::empty_down_to(const BudgetChange &change)
+{
+    for (;;) {
+        uint64_t left = 0;
+        uint64_t seen = 0;
+        bool moves = false;
+        Status refusal;
+        act([&](Core &core, Commands &out) {
+            left = core.shrink(change.place, change.after, out);
+            moves = core.transfers_in_flight() > 0 || core.has_claims();
+            seen = progress_made_ + 1;  // this call's own counts
+            if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
+        });
+        if (left == 0) return {};
+        if (!moves) return refusal;
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, lock, "blocks to leave it"));
+    }
+}
+
+Status Runtime::shrink_store(const BudgetChange &change)
+{
+    store::Store &store = *engine_->store();
+    for (;;) {
+        uint64_t seen = 0;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            seen = progress_made_;
+        }
+        const uint64_t out_of_use = core_.slots(nvme_place_) - change.after;
+        Status status = store.shrink(out_of_use - store.resting_slots());
+        if (status.code() != STW_ERROR_BUSY) return status;
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, lock, "writes to end"));
+    }
+}
+
+// In pieces, so that nobody waits long for the lock.
+Status Runtime::give_memory_back(const BudgetChange &change)
+{
+    const Place &place = places_[change.place];
+    for (bool first = true;; first = false) {
+        stw_status code = STW_OK;
+        bool done = false;
+        act([&](Core &core, Commands &) {
+            const std::vector<Slot> slots = core.make_bare(change.place, kSlotsAtOnce);
+            done = slots.empty();
+            code = each_run(slots, [&](Slot begin, uint32_t count) {
+                return place.ops->give_back(place.memory, begin, count);
+            });
+        });
+        if (done) return {};
+        if (code == STW_OK) continue;
+        if (!first) {
+            log_.print(STW_LOG_WARNING, "budget",
+                       "%s keeps memory that is not in its budget any "
+                       "more: driver '%s' says %s",
+                       tier_name(change.place).c_str(), place.driver.c_str(),
+                       stw_status_string(code));
+            continue;
+        }
+        BudgetChange back = change;
+        std::swap(back.before, back.after);
+        (void)grow(back);
+        return Status::error(code, "the driver '%s' of %s cannot give memory back",
+                             place.driver.c_str(), tier_name(change.place).c_str());
+    }
+}
+
+Status Runtime::grow(const BudgetChange &change)
+{
+    Status status;
+    if (change.place == nvme_place_) {
+        if (change.after > change.before) {
+            status = engine_->store()->grow(change.after - change.before);
+        }
+    } else {
+        status = take_memory_back(change);
+    }
+    if (!status.ok()) return status;
+    act([&](Core &core, Commands &out) { core.set_budget(change.place, change.after, out); });
+    return {};
+}
+
+Status Runtime::take_memory_back(const BudgetChange &change)
+{
+    const Place &place = places_[change.place];
+    for (bool done = false; !done;) {
+        stw_status code = STW_OK;
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        act([&](Core &core, Commands &) {
+            const uint32_t backed = core.backed_slots(change.place);
+            const uint32_t wanted = change.after - std::min(change.after, backed);
+            done = wanted == 0;
+            const std::vector<Slot> slots =
+                core.make_backed(change.place, std::min(wanted, kSlotsAtOnce));
+            code = each_run(slots, [&](Slot begin, uint32_t count) {
+                return place.ops->take_back(place.memory, begin, count, &error);
+            });
+        });
+        if (code == STW_OK) continue;
+        (void)give_memory_back(change);  // the budget is still that of before
+        Status status =
+            Status::error(code, "%s cannot grow to %s: %s", tier_name(change.place).c_str(),
+                          bytes_text(change.after * block_bytes_).c_str(),
+                          error.sentence[0] ? error.sentence : stw_status_string(code));
+        status.mutable_detail().os_errno = error.os_errno;
+        status.mutable_detail().needed_bytes = error.needed_bytes;
+        status.mutable_detail().free_bytes = error.free_bytes;
+        return status;
+    }
+    return {};
+}
+
+}  // namespace stepwell

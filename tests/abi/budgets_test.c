@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Budgets that change while the program runs: a shrink is in force when the call returns, or changes
+ * nothing; the bytes of every tensor are the same before and after.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TENSORS = 12, ELEMENTS = 4 * 16384 }; /* four blocks each */
+
+static machine machine_large(void)
+{
+    machine large = machine_small();
+    large.device_blocks = 32;
+    large.host_blocks = 32;
+    return large;
+}
+
+static void fill_all(stw_runtime *runtime, stw_tensor **tensors)
+{
+    char name[16];
+    int i;
+    for (i = 0; i < TENSORS; ++i) {
+        snprintf(name, sizeof name, "t%d", i);
+        tensors[i] = tensor_f32(runtime, name, ELEMENTS);
+        tensor_fill_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
+    }
+}
+
+static void expect_all(stw_tensor **tensors)
+{
+    int i;
+    for (i = 0; i < TENSORS; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
+}
+
+static stw_tier_stats stats_of(stw_runtime *runtime, uint32_t tier)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, tier, 0, &stats));
+    return stats;
+}
+
+static stw_status set_blocks(stw_runtime *runtime, uint32_t tier, uint64_t blocks)
+{
+    return stw_tier_set_budget(runtime, tier, 0, blocks * BLOCK, 0);
+}
+
+static void visit_all(stw_runtime *runtime, stw_tensor **tensors)
+{
+    int i;
+    for (i = 0; i < TENSORS; ++i) {
+        stw_view view = view_get(runtime, tensors[i], STW_READ);
+        assert_float(((const float *)view.pointer)[ELEMENTS - 1], (float)(i * 1000 + ELEMENTS - 1));
+        view_put(&view);
+        assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <=
+                    stats_of(runtime, STW_TIER_DEVICE).budget_bytes);
+    }
+}
+
+static void a_shrink_is_in_force_when_it_returns(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    (void)state;
+    fill_all(runtime, tensors);
+    visit_all(runtime, tensors);
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 10));
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 10 * BLOCK);
+    assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <= 10 * BLOCK);
+    visit_all(runtime, tensors);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 32));
+    visit_all(runtime, tensors);
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
+    expect_all(tensors);
+    machine_close(runtime);
+}
+
+static uint64_t resident_bytes(void)
+{
+    unsigned long long size = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu %llu", &size, &resident), 2);
+    fclose(file);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Sleep and wake up: nothing is in memory, nothing is lost, and the addresses are the same. */
+static void everything_goes_out_and_comes_back(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime;
+    stw_tensor *tensors[TENSORS];
+    void *before = NULL, *after = NULL;
+    uint64_t bytes, awake, asleep;
+    stw_view view;
+    stw_fetch_request request;
+    (void)state;
+    wanted.block_bytes = (uint32_t)(2 * MIB);
+    runtime = machine_open(&wanted);
+    fill_all(runtime, tensors);
+    ok(stw_tensor_address(tensors[0], 0, &before, &bytes));
+    visit_all(runtime, tensors);
+    awake = resident_bytes();
+    ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 0, 0));
+    ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 0, 0));
+    asleep = resident_bytes();
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 0);
+    assert_int_equal(stats_of(runtime, STW_TIER_HOST).used_bytes, 0);
+    /* Of 128 MiB the tests' own programs may have freed or taken a few meanwhile. */
+    assert_true(awake - asleep > 120 * MIB);
+    request = request_of(tensors[0], STW_READ);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_BUDGET, "budget 0 bytes");
+    fails(stw_tensor_fill(tensors[0], 1.0, NULL), STW_ERROR_BUDGET, "stw_tier_set_budget");
+    ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 64 * MIB, 0));
+    ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 64 * MIB, 0));
+    assert_true(resident_bytes() > awake - 8 * MIB);
+    visit_all(runtime, tensors);
+    expect_all(tensors);
+    ok(stw_tensor_address(tensors[0], 0, &after, &bytes));
+    assert_ptr_equal(before, after);
+    machine_close(runtime);
+}
+
+static void open_views_refuse_a_shrink_and_nothing_changes(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    stw_view views[5];
+    int i;
+    (void)state;
+    fill_all(runtime, tensors);
+    for (i = 0; i < 5; ++i) views[i] = view_get(runtime, tensors[i], STW_READ);
+    fails(set_blocks(runtime, STW_TIER_DEVICE, 19), STW_ERROR_BUDGET, "pinned by open views");
+    assert_int_equal(error_numbers().pinned_bytes, 20 * BLOCK);
+    assert_int_equal(error_numbers().tier, STW_TIER_DEVICE);
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 20));
+    for (i = 0; i < 5; ++i) {
+        assert_float(((const float *)views[i].pointer)[7], (float)(i * 1000 + 7));
+        view_put(&views[i]);
+    }
+    visit_all(runtime, tensors);
+    machine_close(runtime);
+}
+
+static void what_can_go_nowhere_else_refuses_a_shrink(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime;
+    stw_tensor *tensors[TENSORS];
+    stw_tensor_spec spec;
+    (void)state;
+    wanted.nvme_blocks = 0;
+    runtime = machine_open(&wanted);
+    spec = spec_f32("rests", 20 * 16384);
+    tensor_fill_sequence(tensors[0] = tensor_make(runtime, &spec), 20 * 16384, 5);
+    fails(set_blocks(runtime, STW_TIER_HOST, 19), STW_ERROR_BUDGET, "may rest nowhere farther");
+    assert_int_equal(error_numbers().needed_bytes, 20 * BLOCK);
+    ok(set_blocks(runtime, STW_TIER_HOST, 20));
+    spec = spec_f32("more", 16384);
+    fails(stw_tensor_create(runtime, &spec, 1, &tensors[1]), STW_ERROR_BUDGET, "promise");
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 0));
+    fails(set_blocks(runtime, STW_TIER_HOST, 15), STW_ERROR_BUDGET, "");
+    tensor_expect_sequence(tensors[0], 20 * 16384, 5);
+    ok(stw_tensor_destroy(tensors, 1));
+    fails(set_blocks(runtime, STW_TIER_HOST, 15), STW_ERROR_BUDGET, "an update works on up to 16");
+    ok(set_blocks(runtime, STW_TIER_HOST, 0));
+    /* Made while nothing has room, it is refused; with room again it is not. */
+    fails(stw_tensor_create(runtime, &spec, 1, &tensors[1]), STW_ERROR_BUDGET, "promise");
+    ok(set_blocks(runtime, STW_TIER_HOST, 32));
+    ok(stw_tensor_create(runtime, &spec, 1, &tensors[1]));
+    machine_close(runtime);
+}
+
+static void senseless_budgets_are_refused(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime = machine_open(&wanted);
+    (void)state;
+    fails(set_blocks(runtime, STW_TIER_DEVICE, 33), STW_ERROR_LIMIT, "was opened with 2.0 MiB");
+    fails(set_blocks(runtime, STW_TIER_HOST, 1000000), STW_ERROR_LIMIT, "the host tier");
+    fails(set_blocks(runtime, 9, 1), STW_ERROR_INVALID, "tier 9");
+    fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 1, 0, 0), STW_ERROR_INVALID, "device 1");
+    fails(stw_tier_set_budget(NULL, STW_TIER_DEVICE, 0, 0, 0), STW_ERROR_CLOSED, "not open");
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 32));
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    machine_close(runtime);
+}
+
+/* Space of files that nobody can see by name. */
+static uint64_t file_bytes(void)
+{
+    uint64_t bytes = 0;
+    int fd;
+    for (fd = 3; fd < 256; ++fd) {
+        struct stat about;
+        if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_nlink != 0) continue;
+        bytes += (uint64_t)about.st_blocks * 512;
+    }
+    return bytes;
+}
+
+static void the_disk_gets_its_space_back(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    const uint64_t before = file_bytes();
+    (void)state;
+    fill_all(runtime, tensors);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 0));
+    fails(set_blocks(runtime, STW_TIER_NVME, 4 * TENSORS - 1), STW_ERROR_BUDGET, "promised");
+    ok(set_blocks(runtime, STW_TIER_NVME, 4 * TENSORS));
+    /* The map of what is left may take a few blocks of the file system. */
+    assert_in_range(before - file_bytes(), (256 - 4 * TENSORS - 1) * BLOCK,
+                    (256 - 4 * TENSORS) * BLOCK);
+    expect_all(tensors);
+    ok(set_blocks(runtime, STW_TIER_NVME, 256));
+    assert_in_range(file_bytes(), before, before + BLOCK);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 32));
+    expect_all(tensors);
+    machine_close(runtime);
+}
+
+static void an_eviction_that_hangs_ends_by_its_timeout(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    char script[2048] = "inner=posix;inner.allow_tmpfs=1";
+    int i;
+    (void)state;
+    for (i = 1; i <= 64; ++i) {
+        snprintf(script + strlen(script), sizeof script - strlen(script), ";at=write:%d:hang", i);
+    }
+    wanted.host_blocks = 0;
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = script;
+    wanted.errors_expected = 1;
+    runtime = machine_open(&wanted);
+    tensor = tensor_f32(runtime, "t", 32 * 16384);
+    tensor_fill_sequence(tensor, 32 * 16384, 0);
+    fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 16 * BLOCK, 50 * MILLISECOND_NS),
+          STW_ERROR_TIMEOUT, "its budget is what it was");
+    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    (void)stw_runtime_clear_error(runtime);
+    (void)stw_runtime_close(runtime, 0, 0);
+}
+
+/* What fits by arithmetic fits, wherever the slots lie that have lost their memory. */
+static void a_view_of_all_that_is_left_fits(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime;
+    stw_tensor *small[8], *large;
+    stw_view views[8], view;
+    int i;
+    (void)state;
+    wanted.device_blocks = 0;
+    runtime = machine_open(&wanted);
+    for (i = 0; i < 8; ++i) {
+        char name[16];
+        snprintf(name, sizeof name, "s%d", i);
+        small[i] = tensor_f32(runtime, name, 16384);
+        tensor_fill_sequence(small[i], 16384, (float)i);
+    }
+    large = tensor_f32(runtime, "large", 16 * 16384);
+    tensor_fill_sequence(large, 16 * 16384, 3);
+    for (i = 0; i < 8; ++i) views[i] = view_get(runtime, small[i], STW_READ);
+    ok(set_blocks(runtime, STW_TIER_HOST, 16));
+    for (i = 0; i < 8; ++i) view_put(&views[i]);
+    view = view_get(runtime, large, STW_READ);
+    for (i = 0; i < 16 * 16384; ++i) {
+        if (((const float *)view.pointer)[i] != (float)(i + 3)) fail_msg("element %d", i);
+    }
+    assert_int_equal(stats_of(runtime, STW_TIER_HOST).used_bytes, 16 * BLOCK);
+    view_put(&view);
+    for (i = 0; i < 8; ++i) tensor_expect_sequence(small[i], 16384, (float)i);
+    machine_close(runtime);
+}
+
+typedef struct crowd {
+    stw_runtime *runtime;
+    stw_tensor **tensors;
+    atomic_int stop;
+    atomic_int wrong;
+    atomic_int served;
+} crowd;
+
+static void *fetch_for_ever(void *argument)
+{
+    crowd *here = argument;
+    int i = 0;
+    while (!atomic_load(&here->stop)) {
+        const int at = i++ % TENSORS;
+        stw_fetch_request request = request_of(here->tensors[at], STW_READ);
+        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+        stw_view view;
+        options.flags = STW_FETCH_WAIT_ROOM;
+        if (stw_fetch(here->runtime, &options, &request, 1, &view) != STW_OK) {
+            atomic_fetch_add(&here->wrong, 1);
+            continue;
+        }
+        if (((const float *)view.pointer)[ELEMENTS - 1] != (float)(at * 1000 + ELEMENTS - 1)) {
+            atomic_fetch_add(&here->wrong, 1);
+        }
+        if (stw_release(&view, 1, STW_STREAM_HOST, 0) != STW_OK) atomic_fetch_add(&here->wrong, 1);
+        atomic_fetch_add(&here->served, 1);
+    }
+    return NULL;
+}
+
+static void budgets_change_under_threads_that_fetch(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    pthread_t threads[2];
+    crowd here;
+    int round, shrunk = 0;
+    (void)state;
+    fill_all(runtime, tensors);
+    memset(&here, 0, sizeof here);
+    here.runtime = runtime;
+    here.tensors = tensors;
+    for (round = 0; round < 2; ++round) {
+        assert_int_equal(pthread_create(&threads[round], NULL, fetch_for_ever, &here), 0);
+    }
+    for (round = 0; round < 60 || atomic_load(&here.served) < 200; ++round) {
+        const uint64_t blocks = 8 + (uint64_t)(round * 7 % 25);
+        const uint32_t tier = round % 3 == 0 ? STW_TIER_HOST : STW_TIER_DEVICE;
+        const stw_status status = set_blocks(runtime, tier, tier == STW_TIER_HOST ? 16 : blocks);
+        if (status == STW_OK) ++shrunk;
+        if (status != STW_OK) assert_int_equal(status, STW_ERROR_BUDGET);
+        assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <= 32 * BLOCK);
+        if (round % 3 == 0) ok(set_blocks(runtime, STW_TIER_HOST, 32));
+    }
+    atomic_store(&here.stop, 1);
+    for (round = 0; round < 2; ++round) pthread_join(threads[round], NULL);
+    assert_int_equal(atomic_load(&here.wrong), 0);
+    assert_true(shrunk > 40);
+    expect_all(tensors);
+    machine_close(runtime);
+}
+
+/* An update that was accepted ends before the last room goes; a new one is refused at once. */
+static void updates_end_before_the_last_room_goes(void **state)
+{
+    machine wanted = machine_large();
+    stw_runtime *runtime;
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_tensor_spec spec = spec_f32("gradient", ELEMENTS);
+    stw_tensor *parameter, *gradient;
+    float values[4];
+    stw_copy_options few = STW_COPY_OPTIONS_INIT;
+    (void)state;
+    wanted.device_blocks = 0;
+    runtime = machine_open(&wanted);
+    parameter = tensor_f32(runtime, "parameter", ELEMENTS);
+    spec.role = STW_ROLE_GRAD;
+    gradient = tensor_make(runtime, &spec);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    ok(stw_tensor_fill(gradient, 2.0, NULL));
+    options.algorithm = STW_OPTIMIZER_SGD;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper.lr = 0.25;
+    hyper.momentum = 0;
+    entry.parameter = parameter;
+    entry.gradient = gradient;
+    ok(stw_optimizer_add(optimizer, &entry, 1));
+    ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+    ok(stw_optimizer_step(optimizer, NULL, NULL));
+    ok(set_blocks(runtime, STW_TIER_HOST, 0));
+    fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET, "stw_tier_set_budget");
+    ok(set_blocks(runtime, STW_TIER_HOST, 16));
+    few.element_begin = ELEMENTS - 4;
+    few.element_count = 4;
+    ok(stw_tensor_read(parameter, values, &few));
+    assert_float(values[0], 0.5F);
+    assert_float(values[3], 0.5F);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_shrink_is_in_force_when_it_returns),
+        cmocka_unit_test(everything_goes_out_and_comes_back),
+        cmocka_unit_test(open_views_refuse_a_shrink_and_nothing_changes),
+        cmocka_unit_test(what_can_go_nowhere_else_refuses_a_shrink),
+        cmocka_unit_test(senseless_budgets_are_refused),
+        cmocka_unit_test(the_disk_gets_its_space_back),
+        cmocka_unit_test(an_eviction_that_hangs_ends_by_its_timeout),
+        cmocka_unit_test(a_view_of_all_that_is_left_fits),
+        cmocka_unit_test(budgets_change_under_threads_that_fetch),
+        cmocka_unit_test(updates_end_before_the_last_room_goes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -111,6 +111,18 @@ TEST(Runtime, PrefetchMovesAndEvictMovesBack)
     EXPECT_EQ(a.info().value().residence & STW_ALLOW_DEVICE, 0u);
 }
 
+TEST(Runtime, ABudgetGoesToNothingAndBack)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor a = tensor_of(runtime, "a", 1);
+    const uint64_t before = runtime.tier(STW_TIER_DEVICE).value().budget_bytes;
+    runtime.set_budget(STW_TIER_DEVICE, 0);
+    EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().used_bytes, 0u);
+    EXPECT_EQ(code_of([&] { runtime.set_budget(STW_TIER_DEVICE, 2 * before); }), STW_ERROR_LIMIT);
+    runtime.set_budget(STW_TIER_DEVICE, before);
+    EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().budget_bytes, before);
+}
+
 TEST(Runtime, SaysWhatFitsTogether)
 {
     const stw::Runtime runtime = open_runtime();

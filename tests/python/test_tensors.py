@@ -167,6 +167,19 @@ class Tensors(support.Machine):
         self.runtime.evict([], "device")
         self.assertEqual(tensor.address(), address)
 
+    def test_a_budget_goes_to_nothing_and_back(self):
+        tensor = self.floats(2 * F32, "kept", 1.0)
+        before = self.runtime.tier("device").budget_bytes
+        self.runtime.set_budget("device", 0)
+        self.assertEqual(self.runtime.tier("device").used_bytes, 0)
+        with self.assertRaises(stepwell.BudgetError):
+            tensor.fetch("device")
+        with self.assertRaises(stepwell.LimitError):
+            self.runtime.set_budget("device", 2 * before)
+        self.runtime.set_budget(stepwell.Tier.DEVICE, before, timeout=60.0)
+        with tensor.fetch("device") as view:
+            self.assertEqual(view.array()[-1], numpy.float32(1.0))
+
 
 if __name__ == "__main__":
     support.main()

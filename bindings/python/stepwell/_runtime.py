@@ -252,6 +252,16 @@ class Runtime(Fetches):
         check(_waiting.call(self, lib.stw_evict, self._use(), handles, len(tensors or ()),
                             number(Tier, tier), device, nanoseconds(timeout)))
 
+    def set_budget(self, tier: Union[Tier, str], size: int, device: int = 0, *,
+                   timeout: Optional[float] = None) -> None:
+        """Change a tier's budget to `size` bytes, no more than at open; 0: everything out.
+
+        Blocks until what is too much has left and its memory is the system's again. It is in force
+        at the return; with an error the old budget holds.
+        """
+        check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
+                            size, nanoseconds(timeout)))
+
     # -- phases, steps and what lives in them -------------------------------------------------
 
     def phase(self, name: str) -> Phase:

@@ -112,6 +112,12 @@ public:
         const auto n = static_cast<uint32_t>(tensors.size());
         return Status(stw_evict(get(), tensors.data(), n, tier, device, timeout_ns));
     }
+    /// Changes a tier's budget: in force at return, or as it was. 0: everything out. Blocks until
+    /// what is too much has left.
+    Status set_budget(uint32_t tier, uint64_t bytes, uint32_t device = 0, uint64_t timeout_ns = 0)
+    {
+        return Status(stw_tier_set_budget(get(), tier, device, bytes, timeout_ns));
+    }
 
     /// Totals of a tier since open. Never blocks.
     Result<stw_tier_stats> tier(uint32_t tier, uint32_t device = 0) const

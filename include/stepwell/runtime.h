@@ -86,7 +86,8 @@ enum { STW_CLOSE_DEFERRED = 1 };
 /**
  * Close. Without flags, views or operations still open are STW_ERROR_BUSY and nothing changes. With
  * STW_CLOSE_DEFERRED every call but stw_release() says CLOSED from now on, and the memory goes with
- * the last view (exported arrays outlive an interpreter's runtime this way).
+ * the last view (exported arrays outlive an interpreter's runtime this way). The log callback is
+ * not called after a close, deferred or not, so what it needs may go.
  *
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
  * Threads:   any thread, with no other call under way; after a deferred close, releases on many.

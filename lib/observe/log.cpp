@@ -67,9 +67,23 @@ void Log::print_list(uint32_t level, const char *topic, const char *format, va_l
         char told[96];
         std::snprintf(told, sizeof told, "%u lines of this topic were left out before the next one",
                       held);
-        options_.callback(options_.user, level, topic, told);
+        tell(level, topic, told);
     }
-    options_.callback(options_.user, level, topic, text);
+    tell(level, topic, text);
+}
+
+// Either this sees the flag, or silence() sees the call.
+void Log::tell(uint32_t level, const char *topic, const char *text)
+{
+    calls_.fetch_add(1);
+    if (!silent_.load()) options_.callback(options_.user, level, topic, text);
+    if (calls_.fetch_sub(1) == 1 && silent_.load()) calls_.notify_all();
+}
+
+void Log::silence()
+{
+    silent_.store(true);
+    for (uint32_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }
 
 void Log::line(uint32_t level, const char *topic, const char *text)

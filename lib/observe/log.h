@@ -38,8 +38,12 @@ public:
     // Whether a line of this level would be heard: ask before computing what is costly to tell.
     [[nodiscard]] bool wants(uint32_t level) const
     {
-        return options_.callback != nullptr && level != 0 && level <= options_.level;
+        return options_.callback != nullptr && level != 0 && level <= options_.level &&
+               !silent_.load(std::memory_order_relaxed);
     }
+    // No call begins from now on, and none is under way when this returns: what the callback needs
+    // may go then. Blocks for calls under way, so never from inside one.
+    void silence();
     // Control characters become spaces: one call is one line.
     void print(uint32_t level, const char *topic, const char *format, ...)
         __attribute__((format(printf, 4, 5)));
@@ -63,9 +67,12 @@ private:
     };
 
     bool admit(const char *topic, uint32_t *held_out);
+    void tell(uint32_t level, const char *topic, const char *text);
     Topic &topic_of(const char *name);
 
     const LogOptions options_;
+    std::atomic<bool> silent_{false};
+    std::atomic<uint32_t> calls_{0};  // of the callback, under way
     std::atomic<uint64_t> suppressed_{0};
     std::array<Topic, kLogTopicsMax + 1> topics_;  // the last one is shared
 };

@@ -450,7 +450,10 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
                                  name_.c_str(), open, operations_, describe_views(8).c_str());
         }
     }
-    if (open > 0) return Status::remark(STW_PENDING);
+    if (open > 0) {
+        log_.silence();
+        return Status::remark(STW_PENDING);
+    }
     Status error = drain(timeout_ns);
     if (error.code() == STW_ERROR_TIMEOUT) return error;
     STW_TRY(close_tiers(timeout(timeout_ns)));

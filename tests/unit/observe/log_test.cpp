@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -79,6 +80,41 @@ TEST(Log, IsSilentWithoutACallback)
     EXPECT_FALSE(log.wants(STW_LOG_ERROR));
     EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(Log, SilenceWaitsForTheCallUnderWayAndLetsNoOtherBegin)
+{
+    struct Slow {
+        std::atomic<int> calls{0};
+        std::atomic<bool> inside{false};
+        std::atomic<bool> may_go{false};
+    } slow;
+    LogOptions options;
+    options.user = &slow;
+    options.callback = [](void *user, uint32_t, const char *, const char *) {
+        auto *mine = static_cast<Slow *>(user);
+        ++mine->calls;
+        mine->inside = true;
+        mine->inside.notify_all();
+        mine->may_go.wait(false);
+        mine->inside = false;
+    };
+    Log log(options);
+    std::thread teller([&] { log.print(STW_LOG_ERROR, "t", "first"); });
+    slow.inside.wait(false);
+    bool left_inside = true;
+    std::thread silencer([&] {
+        log.silence();
+        left_inside = slow.inside;
+    });
+    while (log.wants(STW_LOG_ERROR)) std::this_thread::yield();
+    log.print(STW_LOG_ERROR, "t", "second");
+    slow.may_go = true;
+    slow.may_go.notify_all();
+    teller.join();
+    silencer.join();
+    EXPECT_FALSE(left_inside);
+    EXPECT_EQ(slow.calls, 1);
 }
 
 TEST(Log, ALongLineEndsInDotsAndAWholeCharacter)

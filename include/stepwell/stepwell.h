@@ -46,6 +46,7 @@
 
 #include <stepwell/copy.h>
 #include <stepwell/fetch.h>
+#include <stepwell/interop.h>
 #include <stepwell/observe.h>
 #include <stepwell/operation.h>
 #include <stepwell/optimizer.h>

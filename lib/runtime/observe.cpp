@@ -65,7 +65,9 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        stats.open_views += views_.is_open(index) && views_.slot(index).place == place;
+        const bool here = views_.is_open(index) && views_.slot(index).place == place;
+        stats.open_views += here;
+        stats.exports += here && views_.slot(index).exported;
     }
     stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
     std::memcpy(stats_out, &stats, stats.struct_size);
@@ -125,8 +127,9 @@ std::string Runtime::describe_views(uint32_t lines_max)
         const uint32_t owner = view.owner;
         const bool sleeps = std::any_of(sleepers_.begin(), sleepers_.end(),
                                         [&](const auto &at) { return at.owner == owner; });
-        text += format_text("'%s' to %s, of thread %u%s\n", view.tensor->name.c_str(),
+        text += format_text("'%s' to %s, of thread %u%s%s\n", view.tensor->name.c_str(),
                             view.access == STW_READ ? "read" : "write", owner,
+                            view.exported ? ", exported to DLPack" : "",
                             sleeps ? ", which waits itself" : "");
     }
     return text;

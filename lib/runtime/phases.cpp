@@ -134,7 +134,8 @@ void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
     if (phase.step == step) phase.reduced.push_back(gradient->id);
 }
 
-// Views end as abandoned, sums of the step go, nothing is learned from it.
+// Views end as abandoned, sums of the step go, nothing is learned from it. An exported view is in
+// the hands of a consumer that cannot be told.
 Status Runtime::abort_step(stw_phase *phase)
 {
     uint64_t step = 0;
@@ -149,7 +150,7 @@ Status Runtime::abort_step(stw_phase *phase)
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         ViewSlot &slot = views_.slot(index);
         const uint64_t serial = slot.serial.load(std::memory_order_acquire);
-        if ((serial & 1) == 0 || slot.step != step) continue;
+        if ((serial & 1) == 0 || slot.step != step || slot.exported) continue;
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
         (void)end_view(index, slot, STW_RELEASE_ABANDON);
     }

@@ -43,6 +43,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
     Status status;
+    if (slot.exported) slot.exported = 0;
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
     if (slot.by_gate) {
@@ -141,6 +142,31 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     plan.ranges.push_back(range);
     plan.flags = STW_FETCH_TRY;
     return fetch(std::move(plan), view_out);
+}
+
+Status Runtime::check_open(const stw_view &view) const
+{
+    if ((view.cookie >> 24 & 1) != 0 && views_.is_view_of(view.cookie, view.tensor)) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "the view with cookie 0x%llx is not open: it was released or exported "
+                         "before, belongs to an ended step, or its bytes were overwritten",
+                         static_cast<unsigned long long>(view.cookie));
+}
+
+Status Runtime::move_to_export(stw_view *view, stw_view *moved_out)
+{
+    STW_TRY(check_open(*view));
+    const uint32_t index = views_.close(view->cookie);
+    if (index == residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "another thread released or exported the view at the same time");
+    }
+    views_.slot(index).exported = 1;
+    *moved_out = *view;
+    moved_out->cookie = views_.open(index);
+    view->cookie = 0;
+    view->pointer = nullptr;
+    return {};
 }
 
 // ------------------------------------------------------------------------------- operations --

@@ -115,6 +115,9 @@ public:
     Status prefetch(const std::vector<Range> &ranges);
     Status release(stw_view *views, uint32_t n, uint32_t flags);
     Status share(const stw_view &view, stw_view *view_out);
+    [[nodiscard]] Status check_open(const stw_view &view) const;
+    // The pin goes on as `moved_out`, which counts as an export; `view` and its copies are stale.
+    Status move_to_export(stw_view *view, stw_view *moved_out);
     Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
                  uint64_t timeout_ns);
     // budgets.cpp. In force when it returns OK, else as before.

@@ -47,6 +47,7 @@ struct alignas(64) ViewSlot {
     Relaxed<uint8_t> access = 0;                              // STW_READ..STW_REDUCE
     Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
+    Relaxed<uint8_t> exported = 0;  // moved into a DLPack tensor
 };
 static_assert(sizeof(ViewSlot) == 64);
 

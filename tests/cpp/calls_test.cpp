@@ -12,6 +12,24 @@
 #include <utility>
 #include <vector>
 
+// As far as these tests read them.
+struct DlpackTensor {
+    void *data;
+    char rest[40];
+};
+struct DLManagedTensor {
+    DlpackTensor tensor;
+    void *context;
+    void (*deleter)(DLManagedTensor *self);
+};
+struct DLManagedTensorVersioned {
+    uint32_t version[2];
+    void *context;
+    void (*deleter)(DLManagedTensorVersioned *self);
+    uint64_t flags;
+    DlpackTensor tensor;
+};
+
 namespace {
 
 constexpr uint64_t kElements = 40000;  // three blocks, the last in part
@@ -272,6 +290,37 @@ TEST(Views, AreSharedByReaders)
     views.release();
     EXPECT_EQ(tensor.info().value().open_views, 1u);
     EXPECT_EQ(more[0].as<const float>()[0], 2);
+}
+
+TEST(Dlpack, HasTheBytesOfAViewOrOfAnAddress)
+{
+    const stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 2);
+    stw::Tensor other = tensor_of(runtime, "u", 3);
+    stw::Views views =
+        stw::Views::fetch(runtime, {stw::want(tensor), stw::want(other, STW_READ_WRITE)}).value();
+    void *first = views[0].data();
+    DLManagedTensorVersioned *reads = views.to_dlpack().value();
+    EXPECT_EQ(reads->tensor.data, first);
+    ASSERT_EQ(views.size(), 1u) << "the other one moved up";
+    DLManagedTensor *writes = views.to_dlpack_legacy(0).value();
+    EXPECT_EQ(static_cast<float *>(writes->tensor.data)[0], 3);
+    EXPECT_EQ(views.size(), 0u);
+    writes->deleter(writes);
+    EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().exports, 1u);
+    char no_capsule = 0;
+    stw::destroy_dlpack_capsule(&no_capsule);  // there is no Python here to ask
+    reads->deleter(reads);
+
+    views = stw::Views::fetch(runtime, {stw::want(tensor)}).value();
+    EXPECT_EQ(code_of([&] { (void)views.to_dlpack_legacy(); }), STW_ERROR_UNSUPPORTED);
+    ASSERT_EQ(views.size(), 1u);
+    DLManagedTensorVersioned *by_address = tensor.to_dlpack().value();
+    DLManagedTensor *legacy = tensor.to_dlpack_legacy().value();
+    EXPECT_EQ(by_address->tensor.data, views[0].data());
+    EXPECT_EQ(legacy->tensor.data, views[0].data());
+    by_address->deleter(by_address);
+    legacy->deleter(legacy);
 }
 
 TEST(Operation, IsPolledWaitedForAndCancelled)

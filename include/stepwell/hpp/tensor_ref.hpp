@@ -7,6 +7,7 @@
 
 #include <stepwell/hpp/error.hpp>
 #include <stepwell/hpp/span.hpp>
+#include <stepwell/interop.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -77,6 +78,21 @@ public:
         const stw_status code = stw_tensor_address(handle(), device, &pointer, &bytes);
         if (code < 0) return Result<Span<std::byte>>(code);
         return Span<std::byte>(static_cast<std::byte *>(pointer), static_cast<size_t>(bytes));
+    }
+    /// That address as a DLPack tensor without a pin, the caller's by DLPack's rules.
+    Result<DLManagedTensorVersioned *> to_dlpack(uint32_t device = 0) const
+    {
+        DLManagedTensorVersioned *made = nullptr;
+        const stw_status code = stw_tensor_to_dlpack(handle(), device, &made);
+        if (code < 0) return Result<DLManagedTensorVersioned *>(code);
+        return made;
+    }
+    Result<DLManagedTensor *> to_dlpack_legacy(uint32_t device = 0) const
+    {
+        DLManagedTensor *made = nullptr;
+        const stw_status code = stw_tensor_to_dlpack_legacy(handle(), device, &made);
+        if (code < 0) return Result<DLManagedTensor *>(code);
+        return made;
     }
     Result<stw_tensor_info> info() const
     {

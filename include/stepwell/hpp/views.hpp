@@ -6,6 +6,7 @@
 
 #include <stepwell/hpp/runtime.hpp>
 #include <stepwell/hpp/span.hpp>
+#include <stepwell/interop.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -88,6 +89,20 @@ public:
         more.views_.clear();
         return Result<Views>(code);
     }
+    /// One view as a DLPack tensor, the caller's by DLPack's rules. It leaves the set: those behind
+    /// it move up. Errors: as stw_view_to_dlpack(); then it stays.
+    Result<DLManagedTensorVersioned *> to_dlpack(size_t index = 0)
+    {
+        DLManagedTensorVersioned *made = nullptr;
+        const stw_status code = stw_view_to_dlpack(&views_[index], stream_, &made);
+        return exported(index, code, made);
+    }
+    Result<DLManagedTensor *> to_dlpack_legacy(size_t index = 0)
+    {
+        DLManagedTensor *made = nullptr;
+        const stw_status code = stw_view_to_dlpack_legacy(&views_[index], stream_, &made);
+        return exported(index, code, made);
+    }
     /// STW_RELEASE_* for the destructor and for release() without flags.
     void set_release_flags(uint32_t flags) noexcept { flags_ = flags; }
     /// Gives all back now. Never blocks. The views end whatever the status says.
@@ -102,6 +117,13 @@ private:
             stw_release(views_.data(), static_cast<uint32_t>(views_.size()), stream_, flags);
         views_.clear();
         return code;
+    }
+    template <class Managed>
+    Result<Managed *> exported(size_t index, stw_status code, Managed *made)
+    {
+        if (code < 0) return Result<Managed *>(code);
+        views_.erase(views_.begin() + static_cast<std::ptrdiff_t>(index));
+        return made;
     }
     bool unwinding() const noexcept
     {
@@ -125,6 +147,12 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 #endif
 };
+
+/// What the PyCapsule_Destructor of a capsule around either form calls.
+inline void destroy_dlpack_capsule(void *capsule) noexcept
+{
+    stw_dlpack_capsule_destroy(capsule);
+}
 
 }  // namespace stw
 

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/interop.h: DLPack 1.1 tensors, which array libraries take without a copy. Their layout
+ * is that of <dlpack/dlpack.h>, which this header does not need.
+ *
+ * F8_E4M3 is DLPack's float8_e4m3fn, F8_E5M2 its float8_e5m2; the legacy form has neither. All of a
+ * tensor has the tensor's shape; a range, and scope SHARD, is one dimension.
+ */
+#ifndef STEPWELL_INTEROP_H
+#define STEPWELL_INTEROP_H
+
+#include <stepwell/fetch.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+
+/**
+ * Turn a view into a DLPack tensor: the view moves in, its cookie is cleared, and copies of it are
+ * stale. The deleter is a C function for any thread, also after STW_CLOSE_DEFERRED; it releases the
+ * view on `stream`, and in a forked child leaves the parent's view alone. stw_step_abort() leaves
+ * an exported view alone too: what it writes counts. READ sets DLPack's flag READ_ONLY. The legacy
+ * form has no such flag, so a READ view is refused there, as a consumer would believe that it may
+ * write.
+ *
+ * Ownership: *tensor_out is the caller's, by DLPack's rules. On error the view still is.
+ * Threads:   any thread.
+ * Blocks:    never.
+ * Errors:    INVALID (a view that is not open, a stream of another device), UNSUPPORTED (the form
+ *            cannot say READ or the dtype, or DLPack does not know the device).
+ */
+STW_API stw_status stw_view_to_dlpack(stw_view *view, void *stream,
+                                      struct DLManagedTensorVersioned **tensor_out);
+STW_API stw_status stw_view_to_dlpack_legacy(stw_view *view, void *stream,
+                                             struct DLManagedTensor **tensor_out);
+/**
+ * The fixed address of a tensor as a DLPack tensor without a pin: for frameworks that hold a
+ * parameter object all its life and fetch around its uses. The caller sees to it that it is touched
+ * only while fetched; its deleter frees the description alone. STW_TENSOR_READ_ONLY is as READ
+ * above.
+ *
+ * Ownership: *tensor_out is the caller's, by DLPack's rules; the address is the tensor's.
+ * Threads:   any thread.
+ * Blocks:    never.
+ * Errors:    INVALID, UNSUPPORTED (a device without addresses for life, and as above).
+ */
+STW_API stw_status stw_tensor_to_dlpack(stw_tensor *tensor, uint32_t device,
+                                        struct DLManagedTensorVersioned **tensor_out);
+STW_API stw_status stw_tensor_to_dlpack_legacy(stw_tensor *tensor, uint32_t device,
+                                               struct DLManagedTensor **tensor_out);
+/**
+ * The destructor for a Python capsule of either form (its PyCapsule_Destructor; `capsule` is the
+ * PyObject *): calls the tensor's deleter unless a consumer took the tensor and renamed the
+ * capsule. It is C, so it works to the end of the interpreter. The library does not link Python: it
+ * looks PyCapsule_IsValid and PyCapsule_GetPointer up in the process, and where the process has
+ * none it does nothing.
+ *
+ * Ownership: the tensor of a capsule that nobody consumed ends.
+ * Threads:   as Python calls destructors: with its lock held.
+ * Blocks:    never.
+ */
+STW_API void stw_dlpack_capsule_destroy(void *capsule);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_INTEROP_H */

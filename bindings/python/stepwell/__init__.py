@@ -13,6 +13,7 @@ from ._abi import (
     ABI_MAJOR, STW_BLOCK_2M as BLOCK_2M, STW_BLOCK_64K as BLOCK_64K,
     STW_BLOCK_512K as BLOCK_512K,
 )
+from ._dlpack import ByAddress
 from ._dtypes import Dtype
 from ._enums import (
     Access, Advice, Allow, DeviceFlag, Link, Preset, Release, Retain, Role, State, Tier,
@@ -34,8 +35,8 @@ READ, WRITE, READ_WRITE, REDUCE = Access.READ, Access.WRITE, Access.READ_WRITE, 
 __version__: str = _lib.stw_version_string().decode()
 
 __all__ = [
-    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "Device",
-    "DeviceFlag", "DeviceInfo", "Dtype", "Hyper", "Link", "LinkStats", "Member", "Nvme",
+    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
+    "Device", "DeviceFlag", "DeviceInfo", "Dtype", "Hyper", "Link", "LinkStats", "Member", "Nvme",
     "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE",
     "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats", "Tensor",
     "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateResult", "View", "Views", "WRITE",

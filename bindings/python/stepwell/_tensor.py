@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 
 from . import _abi, _waiting
 from ._dtypes import ITEM_BYTES, Dtype, Memory, dtype_of, made_for, readable, writable
+from ._dlpack import ByAddress
 from ._enums import Access, Advice, Allow, Retain, Role, State, Tier, number
 from ._library import lib
 from .errors import check, raised
@@ -210,6 +211,13 @@ class Tensor:
         pointer, count = ctypes.c_void_p(), ctypes.c_uint64()
         check(lib.stw_tensor_address(self._use(), device, pointer, count))
         return pointer.value or 0, count.value
+
+    def by_address(self, device: int = 0) -> ByAddress:
+        """What torch.from_dlpack() and its like make an array from, once, at address(): it pins
+        nothing, and may be touched only while the tensor is fetched there.
+        """
+        self.address(device)
+        return ByAddress(self, device)
 
     # -- views --------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views: pins, and the memory they show. An array made from a view is a pin too: the release of the
-view happens when the view has ended and the last such array is gone.
+view happens when the view has ended and the last such array is gone. A DLPack capsule has a pin of
+its own, which ends in C: a reader's is one more, a writer's is the view's, which moves there.
 """
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import (
     TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload,
 )
 
-from . import _abi
+from . import _abi, _dlpack
 from ._dtypes import NUMPY_DTYPES, Dtype, numpy
 from ._enums import Access, Tier
 from ._library import lib, unchecked
@@ -46,12 +47,12 @@ class _Pins:
 
     __slots__ = ("_runtime", "_views", "_at", "_ended", "_flags", "_stream", "_step", "_export",
                  "__weakref__")
-    _n: int
+    _n: int  # structs at _at
 
     def __init__(self, runtime: "Runtime", views: Any, at: Any) -> None:
         self._runtime = runtime
         self._views = views  # the C structs: one, or an array
-        self._at = at        # a reference to them, as calls take it
+        self._at = at        # a reference to them, as release takes it; None: all were exported
         self._ended = False
         self._step = runtime._step
         self._export: Optional["weakref.ref[_Export]"] = None  # alive: there are arrays
@@ -83,6 +84,8 @@ class _Pins:
             if self._export() is None and self._cookie():
                 self._check(_release(self._at, self._n, self._stream, flags))
             return
+        if self._at is None:
+            return  # a set whose views were exported, all of them
         status = _release(self._at, self._n, self._stream, flags)
         if status < 0:
             self._check(status)
@@ -95,8 +98,12 @@ class _Pins:
             raise raised(_abi.STW_ERROR_CLOSED, f"the view of {self._name()} ended when its step "
                          "was aborted")
 
-    def _gone(self) -> Exception:
-        why = "was released" if self._ended else "ended when its step was aborted"
+    def _gone(self, exported: bool = False) -> Exception:
+        why = "ended when its step was aborted"
+        if exported or (self._ended and self._at is None):
+            why = "was exported to DLPack, where it ends with what was made from it"
+        elif self._ended:
+            why = "was released"
         return raised(_abi.STW_ERROR_CLOSED, f"the view of {self._name()} {why}")
 
     def _give_back_quietly(self) -> None:
@@ -115,6 +122,10 @@ class _Pins:
     def _writes(self) -> bool:
         raise NotImplementedError
 
+    def _moved(self) -> None:
+        """One of the structs has no cookie any more: an export has its pin."""
+        raise NotImplementedError
+
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._ended:
             return
@@ -128,10 +139,13 @@ class _Pins:
 
     # -- memory -------------------------------------------------------------------------------
 
+    def _check_open(self, view: _abi.stw_view) -> None:
+        if self._ended or not view.cookie or (self._step is not None and self._step.aborted):
+            raise self._gone(exported=not self._ended and not view.cookie)
+
     def _memory(self, view: _abi.stw_view) -> memoryview:
         """The bytes of one of the structs; what is made from it is a pin."""
-        if self._ended or not view.cookie or (self._step is not None and self._step.aborted):
-            raise self._gone()
+        self._check_open(view)
         if not view.bytes:
             return memoryview(_EMPTY()).cast("B")
         export = self._export() if self._export is not None else None
@@ -189,10 +203,8 @@ class _Window:
     @property
     def address(self) -> int:
         """Where the bytes are, for other libraries; good while the view is."""
-        owner = self._owner()
         view = self._struct()
-        if owner.released or not view.cookie:
-            raise owner._gone()
+        self._owner()._check_open(view)
         return int(view.pointer or 0)
 
     @property
@@ -223,11 +235,43 @@ class _Window:
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return _dlpack.CPU
+
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: _dlpack.Version = None,
+                   dl_device: Optional[Tuple[int, int]] = None,
+                   copy: Optional[bool] = None) -> Any:
+        """For torch.from_dlpack(view), numpy.from_dlpack(view) and their like.
+
+        What they make is a pin that ends with it, on any thread, after the runtime too. A reader
+        may be exported often. A writer moves into its one export: the view has ended then, and what
+        was written counts, whatever is raised. BufferError where the consumer's form of DLPack
+        cannot hold it: the legacy form has no read-only memory.
+        """
+        owner, view = self._owner(), self._struct()
+        owner._check_open(view)
+        _dlpack.check_device(dl_device)
+        if copy:
+            return _dlpack.copied(self.numpy, self.tensor._dtype, max_version)
+        versioned = _dlpack.is_versioned(max_version, self.tensor._dtype)
+        function = lib.stw_view_to_dlpack if versioned else lib.stw_view_to_dlpack_legacy
+        label = self.tensor._label()
+        if view.access == _abi.STW_READ:
+            more = self.share()
+            made = _dlpack.capsule(versioned, lambda at: function(more._views, stream, at), label)
+            more._moved()
+            return made
+        if owner._export is not None and owner._export() is not None:
+            raise BufferError(f"the view of {owner._name()} writes, and arrays made from it live; "
+                              "delete them before its export")
+        made = _dlpack.capsule(versioned, lambda at: function(view, stream, at), label)
+        owner._moved()
+        return made
+
     def share(self) -> "View":
         """One more pin on the same bytes, for a second consumer. READ views only."""
         owner = self._owner()
-        if owner.released:
-            raise owner._gone()
+        owner._check_open(self._struct())
         more = View(owner._runtime, self.tensor)
         more._step = owner._step
         check(lib.stw_view_share(self._struct(), more._views))
@@ -256,6 +300,10 @@ class View(_Pins, _Window):
 
     def _writes(self) -> bool:
         return bool(self._views.access != _abi.STW_READ)
+
+    def _moved(self) -> None:
+        self._ended = True
+        self._at = None
 
     def _struct(self) -> _abi.stw_view:
         return self._views  # type: ignore[no-any-return]
@@ -305,14 +353,20 @@ class Views(_Pins, Sequence[Member]):
         super().__init__(runtime, views, views)
 
     def _cookie(self) -> int:
-        return int(self._views[0].cookie)
+        return int(self._at[0].cookie) if self._at is not None else 0
 
     def _name(self) -> str:
         first = self._items[0].tensor._label()
-        return first if self._n == 1 else f"{first} and {self._n - 1} more"
+        more = len(self._items) - 1
+        return first if more == 0 else f"{first} and {more} more"
 
     def _writes(self) -> bool:
         return any(view.access != _abi.STW_READ for view in self._views)
+
+    def _moved(self) -> None:
+        left = [view for view in self._views if view.cookie]
+        self._n = len(left)
+        self._at = _array_type(len(left))(*left) if left else None
 
     @overload
     def __getitem__(self, index: int) -> Member: ...
@@ -322,17 +376,17 @@ class Views(_Pins, Sequence[Member]):
 
     def __getitem__(self, index: Union[int, slice]) -> Union[Member, List[Member]]:
         if isinstance(index, slice):
-            return [Member(self, at) for at in range(*index.indices(self._n))]
-        at = index + self._n if index < 0 else index
-        if not 0 <= at < self._n:
-            raise IndexError(f"views[{index}] of {self._n}")
+            return [Member(self, at) for at in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"views[{index}] of {len(self)}")
         return Member(self, at)
 
     def __iter__(self) -> Iterator[Member]:
-        return (Member(self, index) for index in range(self._n))
+        return (Member(self, index) for index in range(len(self)))
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._items)
 
     def __enter__(self) -> "Views":
         return self

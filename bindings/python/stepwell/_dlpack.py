@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack: views and addresses as capsules that other array libraries take. What one holds, its
+names and its destructor are C: it may end on any thread, after the runtime, and in the last moments
+of the interpreter, when no Python can run any more.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+
+from . import _abi
+from ._dtypes import Dtype, numpy
+from ._library import lib
+from .errors import InvalidError, check, error_of
+
+if TYPE_CHECKING:
+    from ._tensor import Tensor
+
+CPU = (1, 0)  # DLPack's kDLCPU: where all tiers of the built-in drivers are
+Version = Optional[Tuple[int, int]]
+
+_python = ctypes.pythonapi
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+)(("PyCapsule_New", _python))
+_destroy = ctypes.cast(lib.stw_dlpack_capsule_destroy, ctypes.c_void_p)
+
+# Never freed: a capsule points to its name, and may go after this module.
+_copy_of_text = ctypes.CDLL(None).strdup
+_copy_of_text.restype = ctypes.c_void_p
+_NAME = _copy_of_text(b"dltensor")
+_NAME_VERSIONED = _copy_of_text(b"dltensor_versioned")
+
+
+def is_versioned(max_version: Version, dtype: int) -> bool:
+    """Which form the consumer asks for; a BufferError for what it does not know yet."""
+    versioned = max_version is not None and max_version[0] >= 1
+    if dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2) and (max_version or (0, 0)) < (1, 1):
+        raise BufferError("8-bit floats are in DLPack 1.1 and later, and the consumer asks for "
+                          f"{max_version or 'the form before 1.0'}")
+    return versioned
+
+
+def check_device(dl_device: Optional[Tuple[int, int]]) -> None:
+    if dl_device is not None and tuple(int(at) for at in dl_device) != CPU:
+        raise BufferError(f"the bytes are on DLPack's device {CPU}, not on {tuple(dl_device)}; a "
+                          "consumer there copies them")
+
+
+def capsule(versioned: bool, make: Callable[[Any], int], label: str) -> Any:
+    """Around what `make` writes to its argument."""
+    made = ctypes.c_void_p()
+    status = make(ctypes.byref(made))
+    if status == _abi.STW_ERROR_UNSUPPORTED:
+        raise BufferError(str(error_of(status)))
+    check(status)
+    if not made.value:
+        raise InvalidError(f"{label}: nothing was exported")
+    return _new_capsule(made, _NAME_VERSIONED if versioned else _NAME, _destroy)
+
+
+def copied(array: Any, dtype: int, max_version: Version) -> Any:
+    """A capsule of NumPy's around a copy, which pins nothing."""
+    if numpy is None or dtype in (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2):
+        raise BufferError("copy=True needs NumPy and a dtype that it has; export without a copy "
+                          "and copy what the consumer made of it")
+    copy = array().copy()
+    try:
+        return copy.__dlpack__(max_version=max_version)
+    except TypeError:  # NumPy before 2.1: the legacy form alone
+        return copy.__dlpack__()
+
+
+class ByAddress:
+    """A tensor's address on a device, for DLPack, without a pin. From Tensor.by_address()."""
+
+    def __init__(self, tensor: "Tensor", device: int) -> None:
+        self.tensor = tensor
+        self.device = device
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return CPU
+
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Version = None,
+                   dl_device: Optional[Tuple[int, int]] = None,
+                   copy: Optional[bool] = None) -> Any:
+        tensor = self.tensor
+        check_device(dl_device)
+        if copy:
+            raise BufferError("the bytes may not be there; copy=True needs a view")
+        if stream is not None:
+            raise InvalidError("a stream, of an address that orders nothing")
+        versioned = is_versioned(max_version, tensor._dtype)
+        function = lib.stw_tensor_to_dlpack if versioned else lib.stw_tensor_to_dlpack_legacy
+        return capsule(versioned, lambda at: function(tensor._use(), self.device, at),
+                       tensor._label())

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Programs outside of the tree build and run from what is installed and from nothing else: through
-# pkg-config, CMake and dlopen; and from a build that is not installed, through pkg-config and as a
-# subproject of Meson.
+# pkg-config, CMake and dlopen, in C, C++, Rust, Go and Python with cffi; and from a build that is
+# not installed, through pkg-config and as a subproject of Meson.
 # usage: installed.sh SOURCE BUILD PREFIX LIBDIR VERSION CC CXX. Output: TAP.
 set -euo pipefail
 
 source=$1 build=$2 prefix=$3 libdir=$4 version=$5
 export CC=$6 CXX=$7
 outside=$source/tests/packaging/outside
+cache=$PWD
 # shellcheck source=tests/packaging/tap.sh
 . "$source/tests/packaging/tap.sh"
 
@@ -50,6 +51,25 @@ dlopen_program() {
     compile "$CC" -std=c99 -D_GNU_SOURCE -DBY_DLOPEN "$outside/round_trip.c" round_trip_dlopen
     same "libc.so.6 " "$(needs "$work/round_trip_dlopen")"
     run "$library" ./round_trip_dlopen libstepwell.so.0
+}
+# The C ABI from other languages.
+rust_program() {
+    rustc --edition 2021 -C linker="$CC" -L "$library" -o "$work/update_rust" "$outside/update.rs"
+    run "$library" ./update_rust
+}
+# Go keeps what it has compiled, its own library above all, for the next time.
+go_program() {
+    (cd "$work" && cp "$outside/update.go" . && GOCACHE=$cache/go-cache GO111MODULE=off \
+        PKG_CONFIG_LIBDIR=$library/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root \
+        go build -o update_go update.go)
+    run "$library" ./update_go
+}
+cffi_program() {
+    mkdir "$work/no_libc" && touch "$work/no_libc/stdint.h"
+    printf '#include <stepwell/stepwell.h>\n' |
+        "$CC" -E -P -x c -std=c99 -nostdinc '-D__attribute__(x)=' -I "$work/no_libc" \
+            -I "$root$prefix/include" - >"$work/stepwell.i"
+    run "$library" python3 -B "$outside/update.py" stepwell.i libstepwell.so.0
 }
 # Moved first: the files of CMake know no path of the build.
 cmake_project() {
@@ -93,6 +113,21 @@ check "pkg-config requires nothing and links to the library alone" requires_noth
 check "a C99 program through pkg-config" c_program
 check "a C++17 program through pkg-config" cpp_program
 check "a program that loads what is installed by dlopen" dlopen_program
+if command -v rustc >/dev/null; then
+    check "a program in Rust, by rustc alone" rust_program
+else
+    skip "a program in Rust" "rustc is not installed"
+fi
+if command -v go >/dev/null; then
+    check "a program in Go, through cgo and pkg-config" go_program
+else
+    skip "a program in Go" "go is not installed (golang-go)"
+fi
+if python3 -c 'import cffi' 2>/dev/null; then
+    check "a program in Python, through cffi" cffi_program
+else
+    skip "a program in Python, through cffi" "cffi is not installed (python3-cffi)"
+fi
 if command -v cmake >/dev/null; then
     check "a project of CMake finds the installed tree where it was moved to" cmake_project
 else

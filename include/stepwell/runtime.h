@@ -90,14 +90,16 @@ enum { STW_CLOSE_DEFERRED = 1 };
  * not called after a close, deferred or not, so what it needs may go.
  *
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
- * Threads:   any thread, with no other call under way; after a deferred close, releases on many.
+ * Threads:   any thread, with no other call under way but stw_runtime_interrupt(); after a deferred
+ *            close, releases on many.
  * Blocks:    until I/O in flight is done, or timeout_ns.
- * Errors:    BUSY, TIMEOUT, FORKED, and the first unreported background error.
+ * Errors:    BUSY, TIMEOUT, INTERRUPTED (the runtime is still open after these), FORKED, and the
+ *            first unreported background error.
  */
 STW_API stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t timeout_ns);
 /* End every wait in this runtime with INTERRUPTED: fetches, copies, drains, evictions, waits for
- * operations and updates. Operations and updates themselves go on. Async-signal-safe. Blocks:
- * never. */
+ * operations and updates, a close. Operations and updates themselves go on. Async-signal-safe, also
+ * beside a close. Blocks: never. */
 STW_API stw_status stw_runtime_interrupt(stw_runtime *runtime);
 /* Wait until no background work is left (updates, reduces, write-back); timing, suspend, tests. */
 STW_API stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns);

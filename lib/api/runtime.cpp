@@ -3,6 +3,7 @@
 #include "lib/api/check.h"
 
 #include <memory>
+#include <thread>
 
 using namespace stepwell;
 using namespace stepwell::api;
@@ -116,9 +117,11 @@ stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **ru
 
 namespace {
 
+// An interrupt may come from a signal handler of another thread while this one closes.
 void finish_close(stw_runtime *runtime)
 {
-    runtime->life.store(Life::kClosed, std::memory_order_release);
+    runtime->life.store(Life::kClosed);
+    while (runtime->interrupts.load() > 0) std::this_thread::yield();
     delete runtime->body;
     runtime->body = nullptr;
     runtime_pool.give(runtime);
@@ -162,7 +165,10 @@ stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t time
             runtime->life.store(Life::kDeferred, std::memory_order_release);
             return {};
         }
-        if (status.code() == STW_ERROR_BUSY || status.code() == STW_ERROR_TIMEOUT) return status;
+        if (status.code() == STW_ERROR_BUSY || status.code() == STW_ERROR_TIMEOUT ||
+            status.code() == STW_ERROR_INTERRUPTED) {
+            return status;
+        }
         finish_close(runtime);
         return status;
     });
@@ -171,11 +177,16 @@ stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t time
 stw_status stw_runtime_interrupt(stw_runtime *runtime)
 {
     if (!runtime_pool.is_live(runtime)) return STW_ERROR_CLOSED;
-    if (runtime->life.load() != Life::kOpen) return STW_ERROR_CLOSED;
     // The descriptor is shared with the parent: a child's interrupt would end the parent's waits.
-    if (runtime->fork_epoch.load() != fork_epoch.load()) return STW_ERROR_FORKED;
-    runtime->body->interrupt();
-    return STW_OK;
+    if (runtime->life.load() == Life::kOpen && runtime->fork_epoch.load() != fork_epoch.load()) {
+        return STW_ERROR_FORKED;
+    }
+    // Either this sees that the runtime is closed, or finish_close() waits for it.
+    runtime->interrupts.fetch_add(1);
+    const bool open = runtime->life.load() == Life::kOpen;
+    if (open) runtime->body->interrupt();
+    runtime->interrupts.fetch_sub(1);
+    return open ? STW_OK : STW_ERROR_CLOSED;
 }
 
 stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns)

@@ -29,6 +29,7 @@ struct stw_runtime {
     std::atomic<stepwell::Life> life{stepwell::Life::kClosed};
     std::atomic<uint64_t> fork_epoch{0};
     stepwell::Runtime *body = nullptr;  // gone when closed
+    std::atomic<uint32_t> interrupts{0};  // calls of stw_runtime_interrupt, under way
     // After a deferred close: releases under way. The last one ends the runtime.
     std::mutex deferred_mutex;
     uint32_t deferred_releases = 0;

@@ -455,7 +455,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         return Status::remark(STW_PENDING);
     }
     Status error = drain(timeout_ns);
-    if (error.code() == STW_ERROR_TIMEOUT) return error;
+    if (error.code() == STW_ERROR_TIMEOUT || error.code() == STW_ERROR_INTERRUPTED) return error;
     STW_TRY(close_tiers(timeout(timeout_ns)));
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;

@@ -312,6 +312,15 @@ static void *evict_it(void *argument)
     return NULL;
 }
 
+static void *close_it(void *argument)
+{
+    meeting *me = argument;
+    pthread_barrier_wait(&me->barrier);
+    me->status = stw_runtime_close(me->runtime, 0, 0);
+    snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
+    return NULL;
+}
+
 static stw_operation *awaited;
 static void *wait_for_it(void *argument)
 {
@@ -322,15 +331,24 @@ static void *wait_for_it(void *argument)
     return NULL;
 }
 
+static void interrupt_until_it_ends(meeting *here, void *(*wait)(void *))
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, wait, here);
+    pthread_barrier_wait(&here->barrier);
+    while (pthread_tryjoin_np(thread, NULL) != 0) ok(stw_runtime_interrupt(here->runtime));
+    assert_int_equal(here->status, STW_ERROR_INTERRUPTED);
+    assert_non_null(strstr(here->sentence, "stw_runtime_interrupt"));
+}
+
 /* The disk hangs until the end: without the interrupt nobody would come back. The asynchronous
- * fetch itself goes on; the wait for it ends. */
+ * fetch itself goes on; the wait for it ends. A close that was interrupted has not taken place. */
 static void an_interrupt_ends_every_wait(void **state)
 {
     void *(*const waits[])(void *) = {drain_it, evict_it, wait_for_it};
     stw_tensor *other;
     machine wanted = machine_small();
     meeting here;
-    pthread_t thread;
     stw_fetch_request request;
     size_t i;
     (void)state;
@@ -349,15 +367,12 @@ static void an_interrupt_ends_every_wait(void **state)
     ok(stw_fetch_async(here.runtime, NULL, &request, 1, &awaited));
     pthread_barrier_init(&here.barrier, NULL, 2);
     for (i = 0; i < COUNT(waits); ++i) {
-        pthread_create(&thread, NULL, waits[i], &here);
-        pthread_barrier_wait(&here.barrier);
-        while (pthread_tryjoin_np(thread, NULL) != 0) ok(stw_runtime_interrupt(here.runtime));
-        assert_int_equal(here.status, STW_ERROR_INTERRUPTED);
-        assert_non_null(strstr(here.sentence, "stw_runtime_interrupt"));
+        interrupt_until_it_ends(&here, waits[i]);
         assert_int_equal(stw_operation_poll(awaited), STW_PENDING);
     }
-    pthread_barrier_destroy(&here.barrier);
     ok(stw_operation_free(awaited));
+    interrupt_until_it_ends(&here, close_it);
+    pthread_barrier_destroy(&here.barrier);
     fails(stw_runtime_close(here.runtime, 0, MILLISECOND_NS), STW_ERROR_TIMEOUT, "");
 }
 

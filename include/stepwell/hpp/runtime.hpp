@@ -25,7 +25,8 @@ struct CloseRuntime {
 /// background work, told by a close that took place.
 inline bool stays_open(stw_status closed) noexcept
 {
-    return closed == STW_ERROR_BUSY || closed == STW_ERROR_TIMEOUT || closed == STW_ERROR_FORKED ||
+    return closed == STW_ERROR_BUSY || closed == STW_ERROR_TIMEOUT ||
+           closed == STW_ERROR_INTERRUPTED || closed == STW_ERROR_FORKED ||
            closed == STW_ERROR_INVALID || closed == STW_ERROR_INTERNAL;
 }
 

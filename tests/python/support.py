@@ -35,6 +35,20 @@ def open_small(directory, **options):
     return stepwell.Runtime(**settings)
 
 
+def open_slow(directory, **options):
+    """The same, with a disk that takes two seconds for a read."""
+    return open_small(directory, nvme=stepwell.Nvme(
+        directory, MIB + 256 * BLOCK, driver="fault",
+        driver_options="inner=posix;inner.allow_tmpfs=1;at=read:1:delay:2000000000"), **options)
+
+
+def start_slow_read(tensor):
+    """The first read after the superblock's goes on when this returns."""
+    tensor.evict("device")
+    tensor.evict("host")
+    tensor.prefetch()
+
+
 class Machine(unittest.TestCase):
     """Each test has a runtime, self.runtime, in a directory of its own."""
 

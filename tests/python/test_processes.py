@@ -18,16 +18,26 @@ WAITS = """
 import os, signal, sys, tempfile, threading
 import stepwell, support
 how, directory = sys.argv[1], tempfile.mkdtemp(dir=".")
-runtime = support.open_small(directory)
-tensor = runtime.create("t", 100)
+runtime = support.open_slow(directory)
+tensor, gradient = runtime.create("t", 100), runtime.create("g", 100)
 tensor.fill(1)
+gradient.fill(1)
+optimizer = runtime.sgd()
+optimizer.add(tensor, gradient)
 view = support.in_thread(lambda: tensor.fetch(hand_over=True))
 calls = {
     "fetch": lambda: tensor.fetch("write"),
     "many": lambda: runtime.fetch_many([tensor], "write"),
     "write": lambda: tensor.write(bytes(400)),
+    "fill": lambda: tensor.fill(2),
     "operation": lambda: runtime.fetch_async(tensor, "write").wait(),
+    "step": lambda: optimizer.step(wait=True),
+    "drain": runtime.drain,
+    "close": runtime.close,
 }
+if how in ("drain", "close"):
+    view.release()
+    support.start_slow_read(tensor)
 if how == "handler":
     heard = []
     def quiet(*_):
@@ -44,7 +54,8 @@ else:
         calls[how]()
     except KeyboardInterrupt:
         print("interrupted", tensor.info().open_views, flush=True)
-    view.release()
+    if not view.released:
+        view.release()
     runtime.close(deferred=True)
 os.rmdir(directory)
 """
@@ -95,6 +106,46 @@ runtime.close()
 print("parent is well")
 """
 
+# As DataLoader's workers are made, in the middle of a read and of an update's write-back.
+WORKERS = """
+import multiprocessing, tempfile, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import stepwell, support
+directory = tempfile.TemporaryDirectory(dir=".")
+runtime = support.open_slow(directory.name)
+tensor, gradient = runtime.create("t", 100), runtime.create("g", 100)
+tensor.fill(1)
+gradient.fill(1)
+optimizer = runtime.sgd(stepwell.Hyper(lr=0.5))
+optimizer.add(tensor, gradient)
+support.start_slow_read(tensor)
+operation = runtime.fetch_async(tensor)
+optimizer.step(verdict=False)
+
+def work(number):
+    try:
+        tensor.fetch()
+    except stepwell.ForkedError:
+        own = support.open_small(directory.name)
+        with own.create("t", 4, zero=True).fetch("read_write") as view:
+            view.bytes[0] = number
+        own.close()
+        return number
+    return -1
+
+assert not operation.poll()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(work, range(4)))
+    pool.close()
+    pool.join()
+with operation.collect() if operation.wait() else None as view:
+    print(bytes(view.bytes[:4]).hex())
+operation.free()
+with tensor.fetch() as view:
+    print(bytes(view.bytes[396:]).hex())
+runtime.close()
+"""
+
 # Ends with a view, an array, an operation and a waiting daemon thread.
 EXITS = """
 import atexit, sys, tempfile, threading
@@ -134,9 +185,14 @@ class Signals(unittest.TestCase):
         return child.returncode, text
 
     def test_ctrl_c_ends_every_kind_of_wait(self):
-        for how in ("fetch", "many", "write", "operation"):
+        for how in ("fetch", "many", "write", "fill", "operation", "step"):
             with self.subTest(how):
                 self.assertEqual(self.interrupted(how), (0, "interrupted 1\n"))
+
+    def test_ctrl_c_ends_a_wait_for_the_disk_and_leaves_the_runtime_open(self):
+        for how in ("drain", "close"):
+            with self.subTest(how):
+                self.assertEqual(self.interrupted(how), (0, "interrupted 0\n"))
 
     def test_a_handler_that_returns_lets_the_wait_go_on(self):
         self.assertEqual(self.interrupted("handler"), (0, "heard True\n"))
@@ -145,6 +201,11 @@ class Signals(unittest.TestCase):
 class Forks(unittest.TestCase):
     def test_a_child_is_told_so_and_harms_nobody(self):
         self.assertEqual(support.run_program(FORKS), (0, "parent is well\n"))
+
+
+    def test_workers_begin_while_transfers_are_under_way(self):
+        self.assertEqual(support.run_program(WORKERS),
+                         (0, "[0, 1, 2, 3]\n0000803f\n0000003f\n"))
 
 
 class Exits(unittest.TestCase):

@@ -10,6 +10,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, List
 
+from . import _waiting
+
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
@@ -46,6 +48,7 @@ def _at_exit() -> None:
     """Close what is open. Memory that views still pin stays until the process is gone, as arrays in
     it may be looked at by whatever ends later."""
     global _epoch
+    _waiting.end()
     for runtime in list(_open):
         _kept.append(runtime._log)
         try:

@@ -93,7 +93,7 @@ class Runtime(Fetches):
 
         Busy while views or operations are open, or another thread waits in it. deferred: views,
         and arrays made from them, may stay; the memory goes with the last. A second close is
-        nothing.
+        nothing. After Ctrl-C the runtime is still open.
         """
         if not self._handle:
             return
@@ -102,15 +102,24 @@ class Runtime(Fetches):
             raise raised(_BUSY, f"{len(others)} other threads wait in the runtime; join them first")
         self._finish_aborts()
         flags = _abi.STW_CLOSE_DEFERRED if deferred else 0
-        status = lib.stw_runtime_close(self._handle, flags, nanoseconds(timeout))
+        try:
+            status = _waiting.call(self, lib.stw_runtime_close, self._handle, flags,
+                                   nanoseconds(timeout))
+        except BaseException:  # of a signal's handler, which may have come just after the end
+            if lib.stw_runtime_error(self._handle, None) == _abi.STW_ERROR_CLOSED:
+                self._closed()
+            raise
         error = error_of(status) if status < 0 else None
         if status not in _STAYS_OPEN:
-            self._handle = ctypes.c_void_p()
-            _life.closed(self)
-            for tensor in list(self._tensors.values()):
-                tensor._end()
+            self._closed()
         if error is not None:
             raise error
+
+    def _closed(self) -> None:
+        self._handle = ctypes.c_void_p()
+        _life.closed(self)
+        for tensor in list(self._tensors.values()):
+            tensor._end()
 
     def __enter__(self) -> "Runtime":
         return self

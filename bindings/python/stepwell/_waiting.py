@@ -71,6 +71,12 @@ class Listener:
 
 _listener: Optional[Listener] = None
 _main = threading.main_thread().ident
+_ending = False  # the interpreter is; no thread begins any more
+
+
+def end() -> None:
+    global _ending
+    _ending = True
 
 
 def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: bool = True) -> int:
@@ -80,7 +86,7 @@ def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: boo
     nested = me in runtime._inside
     runtime._inside.add(me)
     try:
-        if me != _main:
+        if me != _main or _ending:
             return function(*arguments)
         global _listener
         if _listener is None:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases, steps, optimizers, and what is told of them."""
+import ctypes
+import gc
 import json
 import os
+import pathlib
+import shlex
+import subprocess
 
 import stepwell
 import support
@@ -182,6 +187,82 @@ class Optimizers(support.Machine):
             write(path)
             with open(path, encoding="utf-8") as file:
                 self.assertTrue(json.load(file))
+
+
+KERNEL = """
+#include <stepwell/stepwell.h>
+
+/* Counts steps in its state; user: what to return, at the second step. */
+stw_status kernel(void *user, const stw_update_chunk *chunk)
+{
+    const float *gradient = chunk->gradient;
+    for (uint64_t i = 0; i < chunk->element_count; ++i) {
+        chunk->states[0][i] += 1;
+        chunk->master[i] -= (float)(chunk->hyper->lr * chunk->gradient_scale * gradient[i]);
+    }
+    return chunk->step > 1 ? *(int32_t *)user : STW_OK;
+}
+"""
+
+
+class Kernels(support.Machine):
+    """Update kernels of the program's own."""
+
+    def pair(self):
+        return self.floats(4 * F32, "w", 2.0), self.floats(4 * F32, "g", 1.0)
+
+    def library(self):
+        library = os.path.abspath(os.path.join(self.directory, "libkernel.so"))
+        include = pathlib.Path(__file__).resolve().parents[2] / "include"
+        subprocess.run([*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-I",
+                        str(include), "-x", "c", "-", "-o", library],
+                       input=KERNEL, text=True, check=True)
+        self.addCleanup(os.unlink, library)
+        return ctypes.CDLL(library)
+
+    def test_a_c_function_updates_without_python(self):
+        weights, gradient = self.pair()
+        kernel, answer = self.library().kernel, ctypes.c_int32()
+        for name, update in (("pointer", kernel), ("address", ctypes.cast(
+                kernel, ctypes.c_void_p).value)):
+            optimizer = self.runtime.custom(update, ("steps",), stepwell.Hyper(lr=0.5), name=name,
+                                            user=ctypes.addressof(answer))
+            weights.fill(2)
+            gradient.fill(1)
+            optimizer.add(weights, gradient)
+            optimizer.step(scale=0.5, wait=True)
+            self.assertEqual(bytes(weights.read(bytearray(4), 4 * F32 - 1, 1)), b"\0\0\xe0\x3f")
+            state = optimizer.state(weights, "steps")
+            self.assertEqual(bytes(state.read(bytearray(4), 7, 1)), b"\0\0\x80\x3f")
+            if name == "pointer":
+                optimizer.destroy()
+        answer.value = -16
+        gradient.fill(1)
+        optimizer.step()
+        with self.assertRaises(stepwell.UnsupportedError) as caught:
+            self.runtime.drain()
+        self.assertEqual(caught.exception.tensor, "w")
+        self.runtime.clear_error()
+
+    def test_a_python_function_is_wrapped_by_who_means_it(self):
+        weights, gradient = self.pair()
+        seen = []
+
+        def kernel(_user, chunk):
+            seen.append(chunk.contents.element_count)
+            chunk.contents.master[0] = 7
+            return 0
+
+        with self.assertRaises(TypeError) as caught:
+            self.runtime.custom(kernel)
+        self.assertIn("is no C function", str(caught.exception))
+        optimizer = self.runtime.custom(stepwell.UpdateKernel(kernel))
+        optimizer.add(weights, gradient)
+        del kernel  # the runtime has it
+        gc.collect()
+        optimizer.step(wait=True)
+        self.assertEqual(sum(seen), 4 * F32)
+        self.assertEqual(bytes(weights.read(bytearray(4), 0, 1)), b"\0\0\xe0\x40")
 
 
 if __name__ == "__main__":

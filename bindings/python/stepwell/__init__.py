@@ -20,7 +20,7 @@ from ._enums import (
 )
 from ._library import lib as _lib
 from ._operation import Operation
-from ._optimizer import Hyper, Optimizer, UpdateResult
+from ._optimizer import Hyper, Optimizer, UpdateChunk, UpdateKernel, UpdateResult
 from ._options import Device, DeviceInfo, LinkStats, Nvme, TierStats
 from ._phase import Phase, Step, StepStats
 from ._runtime import Runtime
@@ -39,6 +39,6 @@ __all__ = [
     "Device", "DeviceFlag", "DeviceInfo", "Dtype", "Hyper", "Link", "LinkStats", "Member", "Nvme",
     "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE",
     "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats", "Tensor",
-    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateResult", "View", "Views", "WRITE",
-    "errors", "last_error", "status_string", *errors.__all__,
+    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
+    "UpdateResult", "View", "Views", "WRITE", "errors", "last_error", "status_string", *errors.__all__,
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _waiting
 from ._dtypes import dtype_of
@@ -22,7 +22,41 @@ ALGORITHMS = {
     "sgd": _abi.STW_OPTIMIZER_SGD,
     "adagrad": _abi.STW_OPTIMIZER_ADAGRAD,
     "lion": _abi.STW_OPTIMIZER_LION,
+    "custom": _abi.STW_OPTIMIZER_CUSTOM,
 }
+
+#: The ctypes type of an update kernel: a function of (user, pointer to UpdateChunk) that returns 0
+#: or an STW_ERROR_* number.
+UpdateKernel: Any = dict(_abi.stw_custom_update._fields_)["update"]
+UpdateChunk = _abi.stw_update_chunk
+
+
+def kernel_of(update: Any) -> Any:
+    """The C function: its address, or a pointer of ctypes of whatever prototype."""
+    if isinstance(update, UpdateKernel):
+        return update
+    if isinstance(update, int):
+        return UpdateKernel(update)
+    if isinstance(update, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+        return ctypes.cast(update, UpdateKernel)
+    raise TypeError(f"{update!r} is no C function: a function of ctypes, or an address. All threads "
+                    "of an update call it at once, and Python has one lock for them; where that is "
+                    "meant, UpdateKernel(function) makes one of Python's")
+
+
+class Custom(NamedTuple):
+    """An element-wise algorithm of the program's own."""
+
+    update: Any  # as kernel_of() takes it
+    states: Tuple[str, ...] = ()
+    user: Union[int, ctypes.c_void_p, None] = None
+
+    def _struct(self) -> _abi.stw_custom_update:
+        names = (ctypes.c_char_p * max(len(self.states), 1))(
+            *(name.encode() for name in self.states))
+        return _abi.stw_custom_update.initial(
+            state_count=len(self.states), state_names=names, update=kernel_of(self.update),
+            user=self.user)
 
 
 @dataclass(frozen=True)
@@ -66,14 +100,14 @@ class UpdateResult(NamedTuple):
 
 
 class Optimizer:
-    """From Runtime.adamw(), adam(), sgd(), adagrad() and lion().
+    """From Runtime.adamw(), adam(), sgd(), adagrad(), lion() and custom().
 
     It lives until destroy() or the runtime's end.
     """
 
     def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
                  name: Optional[str] = None, state_dtype: Any = None,
-                 state_policy: Optional[Policy] = None) -> None:
+                 state_policy: Optional[Policy] = None, custom: Optional[Custom] = None) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
         self._runtime = runtime
@@ -86,6 +120,10 @@ class Optimizer:
         )
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)
+        if custom is not None:
+            own = custom._struct()
+            options.custom = ctypes.pointer(own)
+            runtime._kernels.append((own.update, custom))  # called until the runtime's end
         handle = ctypes.c_void_p()
         check(lib.stw_optimizer_create(runtime._use(), options, handle))
         self._handle = handle.value

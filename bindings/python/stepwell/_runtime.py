@@ -15,7 +15,7 @@ from ._enums import Advice, Link, Preset, Tier, number
 from ._fetching import Fetches
 from ._library import lib
 from ._operation import Operation
-from ._optimizer import Hyper, Optimizer
+from ._optimizer import Custom, Hyper, Optimizer
 from ._options import (
     Device, DeviceInfo, LinkStats, Log, Nvme, TierStats, device_of, levels_of, log_function,
     nvme_of,
@@ -65,6 +65,7 @@ class Runtime(Fetches):
         self._exports: Dict[int, None] = {}
         self._export_numbers = itertools.count(1)
         self._log = log_function(log)
+        self._kernels: List[Any] = []
         one = (int, Device, Nvme, Mapping)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
@@ -326,6 +327,15 @@ class Runtime(Fetches):
 
     def lion(self, hyper: Hyper = Hyper(lr=1e-4, beta2=0.99), **details: Any) -> Optimizer:
         return Optimizer(self, "lion", hyper, **details)
+
+    def custom(self, update: Any, states: Sequence[str] = (), hyper: Hyper = Hyper(), *,
+               user: Union[int, ctypes.c_void_p, None] = None, **details: Any) -> Optimizer:
+        """An algorithm of the program's own: a C function for each element range, from ctypes or as
+        an address (of numba's cfunc, say). states: names of its fp32 arrays; user: its first
+        argument. See UpdateKernel.
+        """
+        return Optimizer(self, "custom", hyper, custom=Custom(update, tuple(states), user),
+                         **details)
 
     # -- observing ----------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every relative link of every page leads to a file of the tree, and every anchor to a heading."""
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import pages
+
+
+def tracked():
+    """What a clone has: a link to anything else works on one machine alone. None: no repository."""
+    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+                          cwd=pages.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, check=False)
+    return set(done.stdout.splitlines()) if done.returncode == 0 else None
+
+
+def faults_of(page, text, files=None):
+    for link in pages.links_of(text):
+        path, _, anchor = link.partition("#")
+        if "://" in path or path.startswith("mailto:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{link}: there is no {target.name}"
+        elif files is not None and not any(
+                name == (inside := str(target.relative_to(pages.ROOT)))
+                or name.startswith(inside + "/") for name in files):
+            yield f"{link}: {target.name} is not of the tree"
+        elif anchor and anchor not in pages.anchors_of(target.read_text(encoding="utf-8")):
+            yield f"{link}: {target.name} has no such heading"
+
+
+class Links(unittest.TestCase):
+    def test_every_relative_link_of_every_page_leads_somewhere(self):
+        files = tracked()
+        checked = 0
+        for page in pages.pages():
+            text = page.read_text(encoding="utf-8")
+            checked += len(pages.links_of(text))
+            with self.subTest(page=page.name):
+                self.assertEqual(list(faults_of(page, text, files)), [])
+        self.assertGreater(checked, 50)
+
+    def test_what_leads_nowhere_is_found(self):
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            page = pathlib.Path(folder).resolve() / "page.md"
+            text = ("# A page: 2 `words`\n[up](#a-page-2-words) [file](other.md) [head](#b)\n"
+                    "```text\n# no heading\n[no](link.md)\n```\n`[no](link)`\n"
+                    "[too](#no-heading) [far](https://example.org/x)\n")
+            page.write_text(text, encoding="utf-8")
+            self.assertEqual([fault.split(":")[0] for fault in faults_of(page, text)],
+                             ["other.md", "#b", "#no-heading"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

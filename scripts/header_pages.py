@@ -10,6 +10,8 @@ import sys
 
 HEADERS = pathlib.Path(__file__).resolve().parent.parent / "include" / "stepwell"
 COMMENT = re.compile(r"/\*.*?\*/", re.S)
+LABELS = "Ownership|Threads|Blocks|Errors"
+LABEL = re.compile(rf"({LABELS}):\s+")
 
 
 def fail(text):
@@ -27,6 +29,26 @@ def comment_lines(text):
     return [line.rstrip() for line in lines]
 
 
+def parts_of(lines):
+    """The text of a comment, and what its labels say: lines, and (label, lines) of each."""
+    text, fields, current = [], [], None
+    if lines and LABEL.match(lines[0]) and not any(line.startswith("  ") for line in lines):
+        # Labels alone, one behind the other.
+        lines = [re.sub(rf"\.\s+(?=(?:{LABELS}):)", ".  ", " ".join(lines))]
+    for line in lines:
+        if LABEL.match(line):
+            for part in re.split(rf"\s{{2,}}(?=(?:{LABELS}):)", line):
+                label = LABEL.match(part)
+                current = [part[label.end():]]
+                fields.append((label[1], current))
+        elif current is not None and line.startswith("  "):
+            current.append(line.strip())
+        else:
+            current = None
+            text.append(line)
+    return text, fields
+
+
 def ruler(lines):
     """A comment that only draws a line: '---- storage --'."""
     return len(lines) == 1 and re.search(r"-{8}|-- *$", lines[0])
@@ -37,7 +59,7 @@ class Entry:
 
     def __init__(self, kind, title, comment):
         self.kind, self.title, self.comment = kind, title, comment
-        self.signatures, self.members = [], []
+        self.signatures, self.members, self.source = [], [], ""
 
 
 class Page:
@@ -149,6 +171,7 @@ class Page:
         entry = Entry("struct", found[1], comment)
         entry.signatures.append(f".. c:struct:: {found[1]}")
         entry.members = members(found[2], ";", lambda text: f".. c:member:: {text}")
+        entry.source = found[0]
         self.entries.append(entry)
 
     def read_enum(self, found, comment):

@@ -31,7 +31,7 @@ html_show_sphinx = False
 linkcheck_timeout = 20
 linkcheck_anchors = False
 
-# One manual page for each header; scripts/docs adds one for each function, which is its header's.
+# One manual page for each header, beside those of the functions.
 man_show_urls = False
 man_pages = [("reference/index", "stepwell", "the C API of Stepwell", [], 3)] + [
     (f"reference/{page.stem}", f"stepwell_{page.stem}", f"what <stepwell/{page.stem}.h> declares",

@@ -10,6 +10,8 @@ import sys
 
 HEADERS = pathlib.Path(__file__).resolve().parent.parent / "include" / "stepwell"
 COMMENT = re.compile(r"/\*.*?\*/", re.S)
+# What stepwell.h says of functions whose comment is silent.
+SILENT = "Any thread. Blocks: never. Errors: INVALID, CLOSED, FORKED."
 LABELS = "Ownership|Threads|Blocks|Errors"
 LABEL = re.compile(rf"({LABELS}):\s+")
 
@@ -133,11 +135,22 @@ class Page:
             if not found:
                 continue
             trailing = re.compile(r"[ ]*(/\*.*?\*/)", re.S).match(text, found.end())
-            if trailing:
+            if trailing and kind == "function":
+                comment = self.told_behind(found[1], comment, comment_lines(trailing[1]))
+            elif trailing:
                 comment = comment_lines(trailing[1])
             getattr(self, f"read_{kind}")(found, comment)
             return trailing.end() if trailing else found.end()
         return fail(f"{self.name}.h: not understood: {text[at:at + 80]!r}")
+
+    def told_behind(self, declared, comment, behind):
+        """A remark behind a function is of the comment before it, or of the one before that."""
+        last = self.entries[-1] if self.entries else None
+        if comment or not last or last.kind != "function":
+            return comment + behind
+        name = re.search(r"(stw_\w+)\s*\(", declared)[1]
+        last.comment += [f"{name}: {behind[0]}", *behind[1:]]
+        return []
 
     def read_end(self, _found, _comment):
         pass
@@ -149,7 +162,7 @@ class Page:
         if not comment and last and last.kind == "function":
             last.title += f", {name}"  # told together with the one before
         else:
-            last = Entry("function", name, comment)
+            last = Entry("function", name, comment or [SILENT])
             self.entries.append(last)
         last.signatures.append(f".. c:function:: {signature}")
 

@@ -5,7 +5,7 @@ together, with the structs that they take. Names of a group beyond the first are
 import re
 import textwrap
 
-from header_pages import parts_of
+from header_pages import SILENT, parts_of
 
 
 def escaped(text):
@@ -29,7 +29,9 @@ def declaration(signature):
 
 def first_sentence(lines):
     text = re.sub(r"\s+", " ", " ".join(parts_of(lines)[0])).strip()
-    return re.split(r"(?<=[a-z)])[.:;](?: |$)", text)[0].rstrip(".")
+    ends = [found.start() for found in re.finditer(r"(?<=[a-z)])[.:;](?: |$)", text)]
+    ends = [end for end in ends if text.count("(", 0, end) == text.count(")", 0, end)]
+    return text[:ends[0]] if ends else text
 
 
 def structs_of(entry, structs):
@@ -44,7 +46,9 @@ def structs_of(entry, structs):
 def page_of(entry, header, structs, version):
     names = entry.title.split(", ")
     text, fields = parts_of(entry.comment)
-    summary = first_sentence(entry.comment) or f"declared in <stepwell/{header}.h>"
+    summary = first_sentence(entry.comment)
+    if not summary or entry.comment == [SILENT] or summary == "Any thread":
+        summary = f"declared in <stepwell/{header}.h>"
     lines = [
         f'.TH {names[0].upper()} 3 "" "Stepwell {version}" "Stepwell"',
         ".SH NAME", f"{', '.join(names)} \\- {escaped(summary)}",

@@ -22,6 +22,8 @@ nitpick_ignore = [("c:identifier", name) for name in (
     "int32_t", "int64_t", "uint32_t", "uint64_t",
 )]
 
+smartquotes = False
+
 html_theme = "furo"
 html_title = f"Stepwell {version}"
 html_copy_source = False

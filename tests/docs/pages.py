@@ -32,8 +32,11 @@ class Block:
 def blocks_of(page, text):
     """The blocks of a page. A comment stands alone on its line, right above the fence or with other
     comments between: <!-- word: what about it -->."""
-    notes, inside, found = {}, None, []
+    notes, inside, found, before = {}, None, [], ""
     for number, line in enumerate(text.splitlines(), 1):
+        if not inside and not before and re.match(r" {4}\S", line):
+            raise ValueError(f"{page}:{number}: a block by its margin: use a fence")
+        before = line
         fence = re.fullmatch(r"(```+)(\S*)", line)
         note = re.fullmatch(r"<!-- ([a-z ]+): (.*) -->", line)
         if inside and line == "```":

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every relative link of every page leads to a file of the tree, and every anchor to a heading."""
+"""Every relative link of every page leads to a file of the tree, every anchor to a heading; every
+block says what it is."""
 import pathlib
 import subprocess
 import tempfile
 import unittest
 
+import blocks
 import pages
 
 
@@ -52,6 +54,41 @@ class Links(unittest.TestCase):
             page.write_text(text, encoding="utf-8")
             self.assertEqual([fault.split(":")[0] for fault in faults_of(page, text)],
                              ["other.md", "#b", "#no-heading"])
+
+
+def block(text):
+    (made,) = pages.blocks_of("page", text)
+    return made
+
+
+class Blocks(unittest.TestCase):
+    def test_every_block_of_every_page_is_run_or_says_why_not(self):
+        counted = 0
+        for page in pages.pages():
+            for found in pages.blocks_of(page, page.read_text(encoding="utf-8")):
+                counted += 1
+                with self.subTest(block=found.name):
+                    self.assertIsNone(blocks.fault_of(found))
+        self.assertGreater(counted, 20)
+
+    def test_a_block_that_says_nothing_is_found(self):
+        for text in ("```\nx\n```\n", "```rust\nx\n```\n", "<!-- not run: x -->\n```text\nx\n```\n",
+                     "<!-- smaller: y as z -->\n```c\nx\n```\n",
+                     "<!-- often: x -->\n```c\nx\n```\n"):
+            self.assertIsNotNone(blocks.fault_of(block(text)), text)
+        for text in ("```c\nx\n```", "```text\nx\n```", "<!-- not run: x -->\n```rust\nx\n```",
+                     "<!-- smaller: x as z -->\n```c\nx\n```"):
+            self.assertIsNone(blocks.fault_of(block(text)), text)
+
+    def test_what_is_no_fence_is_found(self):
+        for text in ("a\n\n    code\n", "```c\nx\n"):
+            with self.assertRaises(ValueError):
+                pages.blocks_of("page", text)
+
+    def test_a_fragment_stands_in_its_frame_and_smaller(self):
+        notes = "<!-- run in: arrays.py -->\n<!-- smaller: 3 as 2 -->\n"
+        text = notes + "```python\nif 3:\n    f(3)\n```\n"
+        self.assertIn("\n    if 2:\n        f(2)\n    assert", blocks.content_of(block(text)))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Runner:
         self.sanitize = [f"-fsanitize={options.sanitize}"] if options.sanitize != "none" else []
         self.environment = {
             **{name: value for name, value in os.environ.items()
-               if name in ("PATH", "LANG", "LC_ALL", "TMPDIR")},
+               if name in ("PATH", "LANG", "LC_ALL", "TMPDIR") or name.endswith("SAN_OPTIONS")},
             "HOME": str(home),
             "CC": options.cc,
             "PYTHONPATH": str(pages.ROOT / "bindings" / "python"),

@@ -14,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 
 namespace stepwell::residency {
@@ -95,6 +96,19 @@ public:
     // What the program knows of the coming steps: leaves first and is written back now, or leaves
     // last. Of shared blocks the last word counts.
     void advise(TensorId tensor, Advice advice, Commands &out);
+
+    // ---- scores of a policy of the program (ranking.cpp) ----------------------------------------
+    // What may live at the place, from pack `from` on, until about `work_max` blocks and tensors
+    // were looked at; returns the pack to go on with, kNone at the end.
+    PackId candidates(PlaceId place, PackId from, uint64_t work_max,
+                      std::vector<Candidate> *out) const;
+    // Among equals in retention and priority the lower score leaves first, then next use and
+    // recency decide; never scored is 0. Tensors of one block stand side by side, and the highest
+    // score is the block's.
+    void score(PlaceId place, const Score *scores, size_t n);
+    void forget_scores();
+    [[nodiscard]] uint64_t evictions(PlaceId place) const { return evictions_[place]; }
+    [[nodiscard]] uint32_t slots(PlaceId place) const { return arenas_[place].slots(); }
 
     // ---- deadlocks (deadlock.cpp) --------------------------------------------------------------
     // The fetch that gives way where threads of the program wait for each other's views; 0: nobody
@@ -235,6 +249,7 @@ private:
     void take_room(Fetch &fetch, Commands &out);
     void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
     BlockId pick_victim(PlaceId place, const Fetch &fetch) const;
+    [[nodiscard]] bool leaves_before(BlockId block, BlockId other, PlaceId place) const;
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] Room stuck_or_never() const;
@@ -282,6 +297,24 @@ private:
     [[nodiscard]] bool has_somebody_else(PlaceId place, const Knot &knot) const;
     void loosen(Knot &knot) const;
 
+    // ranking.cpp
+    [[nodiscard]] Rank rank_of(PackId pack, PlaceId place) const;
+    void rank(PackId pack, PlaceId place);
+    void unrank(PackId pack, PlaceId place);
+    void count_in(PackId pack, PlaceId place);
+    void count_out(PackId pack, PlaceId place);
+    // Around a change of what a pack is ranked by.
+    template <class Change> void rerank(PackId id, Change &&change)
+    {
+        for (PlaceId place = 0; place < places(); ++place) unrank(id, place);
+        change();
+        for (PlaceId place = 0; place < places(); ++place) rank(id, place);
+    }
+    void note_unscored(PackId pack);
+    void look_at(BlockId block, PlaceId place, const Tensor &tensor, Candidate *candidate) const;
+    BlockId pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const;
+    [[nodiscard]] std::string check_ranks() const;
+
     // recency.cpp
     void heat(BlockId block, PlaceId place);
     void cool(BlockId block, PlaceId place);
@@ -325,6 +358,8 @@ private:
     std::array<uint32_t, kPlacesMax> promised_{};                      // of the budget, to packs
     std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
+    std::array<std::set<Rank>, kPlacesMax> ranked_;  // once scored: packs with blocks there
+    bool scored_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
     std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move

@@ -83,19 +83,15 @@ uint64_t Core::next_use(BlockId block) const
 BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
 {
     BlockId best = kNone;
-    std::tuple<int, int64_t, uint64_t> best_score{};
+    std::tuple<int, int64_t, double, uint64_t> best_score{};
     uint32_t visited = 0;
     uint32_t candidates = 0;
     for (BlockId block = coldest_[place]; block != kNone && visited < kVisitedMax;
          block = replica(block, place).hotter, ++visited) {
         if (!is_movable(block, place, &fetch)) continue;
-        const Pack &pack = packs_[blocks_[block].pack];
-        const Policy &policy = pack.key.policy;
-        const bool first = policy.retention == Retention::kStream || pack.advice == Advice::kCold;
-        const bool last = policy.retention == Retention::kKeep || pack.advice == Advice::kHot;
-        const int retention = first ? 2 : last ? 0 : 1;
-        const std::tuple<int, int64_t, uint64_t> score{
-            retention, -static_cast<int64_t>(policy.priority), next_use(block)};
+        const Rank rank = rank_of(blocks_[block].pack, place);
+        const std::tuple<int, int64_t, double, uint64_t> score{
+            -rank.stays, -static_cast<int64_t>(rank.priority), -rank.score, next_use(block)};
         // Gates last: of a block that many tensors share they are many.
         if ((best == kNone || score > best_score) && !is_pinned(block, place)) {
             best = block;
@@ -103,7 +99,16 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
         }
         if (++candidates >= kCandidatesMax) break;
     }
-    return best;
+    return scored_ ? pick_ranked(place, fetch, best) : best;
+}
+
+// Of two that rest at the place, by what the program scored or the plan knows.
+bool Core::leaves_before(BlockId block, BlockId other, PlaceId place) const
+{
+    const double score = packs_[blocks_[block].pack].score[place];
+    const double score_of_other = packs_[blocks_[other].pack].score[place];
+    if (score != score_of_other) return score < score_of_other;
+    return next_use(block) >= next_use(other);
 }
 
 // Where the newest bytes go when they leave `place`; kNoPlace when room must be made there first.
@@ -121,7 +126,7 @@ PlaceId Core::drain_place(BlockId block, PlaceId place, Commands &out)
         if (there.slot != kNoSlot || arenas_[to].free() > 0) return to;
         const Fetch nobody;
         const BlockId colder = pick_victim(to, nobody);
-        if (colder != kNone && (!to_nvme || next_use(colder) >= next_use(block))) {
+        if (colder != kNone && (!to_nvme || leaves_before(colder, block, to))) {
             if (is_duplicate(colder, to)) {
                 start_eviction(colder, to, out);
                 if (arenas_[to].free() > 0) return to;
@@ -156,7 +161,7 @@ void Core::start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts
     Replica &there = replica(block, to);
     if (there.slot == kNoSlot) {
         there.slot = arenas_[to].take(block, false, neighbour_slot(block, to));
-        ++packs_[blocks_[block].pack].resident[to];
+        count_in(blocks_[block].pack, to);
     }
     there.filling = true;
     there.mapped = false;

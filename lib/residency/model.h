@@ -72,6 +72,7 @@ struct Pack {
     // Where slots matter, per place: the run set aside for it, how many of its blocks are there.
     std::array<Slot, kPlacesMax> run = no_slots();
     std::array<uint32_t, kPlacesMax> resident{};
+    std::array<double, kPlacesMax> score{};  // lower leaves first; 0: no opinion
 
     static constexpr std::array<Slot, kPlacesMax> no_slots()
     {
@@ -105,6 +106,24 @@ struct Tensor {
 
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
 };
+
+// Where a pack stands among those that leave a place, first to last. What is equal in all but the
+// number of the pack is decided by next use and recency, see pick_victim.
+struct Rank {
+    int stays = 0;  // 0: leave first, 2: leave last
+    int32_t priority = 0;
+    double score = 0;
+    PackId pack = kNone;
+    [[nodiscard]] auto reasons() const { return std::tie(stays, priority, score); }
+    bool operator<(const Rank &other) const
+    {
+        if (reasons() != other.reasons()) return reasons() < other.reasons();
+        return pack < other.pack;
+    }
+};
+
+// In a set, with its node. The shell counts them, with what else a policy of the program takes.
+constexpr uint64_t kRankBytes = sizeof(Rank) + 5 * sizeof(void *);
 
 // A block that a fetch needs at a place.
 struct Target {

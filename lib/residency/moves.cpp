@@ -302,8 +302,8 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
     if (is_nvme(place)) out.forgets.push_back(id);
     Pack &pack = packs_[blocks_[id].pack];
     arenas_[place].give(here.slot, pack.agreed);
-    STW_ASSERT(pack.resident[place] > 0);
-    if (--pack.resident[place] == 0) set_run(pack, place, kNoSlot);
+    count_out(blocks_[id].pack, place);
+    if (pack.resident[place] == 0) set_run(pack, place, kNoSlot);
     here.slot = kNoSlot;
     here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
 }

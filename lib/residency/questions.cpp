@@ -303,6 +303,7 @@ std::string Core::check() const
         }
         if (coming[place] != coming_[place]) return format_text("place %u: coming", place);
     }
+    if (std::string broken = check_ranks(); !broken.empty()) return broken;
     return check_tensors();
 }
 

@@ -240,6 +240,7 @@ Result<TensorId> Core::create(TensorSpec spec)
     } else {
         std::vector<TensorId> &tensors = packs_[pack_id].tensors;
         if (tensors.size() == tensors.capacity()) tensors.reserve(2 * tensors.size());
+        note_unscored(pack_id);
     }
     const TensorId id = free_tensors_.back();
     free_tensors_.pop_back();
@@ -404,10 +405,10 @@ Status Core::set_policy(TensorId id, const Policy &policy)
     const Policy before = pack.key.policy;
     const PlaceId promised = pack.promised;
     const PlaceId promised_home = pack.promised_home;
-    pack.key.policy = policy;
+    rerank(tensor.pack, [&] { pack.key.policy = policy; });
     Status status = promise(pack);
     if (!status.ok()) {
-        pack.key.policy = before;
+        rerank(tensor.pack, [&] { pack.key.policy = before; });
         keep_promise(pack, promised, promised_home);  // the room is still there
         return status;
     }
@@ -422,7 +423,7 @@ Status Core::set_policy(TensorId id, const Policy &policy)
 void Core::advise(TensorId id, Advice advice, Commands &out)
 {
     Pack &pack = packs_[tensors_[id].pack];
-    pack.advice = advice;
+    rerank(tensors_[id].pack, [&] { pack.advice = advice; });
     for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
         if (advice != Advice::kCold) break;
         for (PlaceId place = 0; place < places(); ++place) {

@@ -216,6 +216,23 @@ struct Sleeper {
 
 enum class BlockState : uint8_t { kAbsent, kFilling, kValid, kDirty, kStale, kDraining };
 
+// What a policy of the program is told of a tensor that may live at a place.
+struct Candidate {
+    TensorId tensor = kNone;
+    uint64_t bytes = 0;        // of it there, newest
+    uint64_t dirty_bytes = 0;  // of these, newest nowhere farther
+    uint64_t next_use = kNever;
+    bool pinned = false;
+    bool shares = false;  // its block, with others: they leave together
+    bool there = false;   // the block is, with or without newest bytes of this one
+};
+
+// What the policy answered; never NaN.
+struct Score {
+    TensorId tensor = kNone;
+    double score = 0;
+};
+
 struct PlaceUsage {
     uint64_t budget_blocks = 0;
     uint64_t used_blocks = 0;

@@ -67,7 +67,7 @@ void Program::act()
         {30, &Program::release_one},  {2, &Program::cancel},        {8, &Program::deliver_idle},
         {3, &Program::evict},         {2, &Program::change_policy}, {2, &Program::hint},
         {3, &Program::pass_time},     {4, &Program::claim},         {1, &Program::fail_one},
-        {3, &Program::change_budget},
+        {3, &Program::change_budget}, {2, &Program::score},
     };
     uint32_t total = 0;
     for (const Choice &choice : kChoices) total += choice.weight;

@@ -50,6 +50,10 @@ private:
     void go_on_shrinking();
     void end_shrinking(uint32_t blocks);
 
+    // scores.cpp: a policy of the program
+    void score();
+    void check_candidates(PlaceId place, const std::vector<Candidate> &found);
+
     // fetches.cpp
     void fetch();
     void ask(const FetchAsked &asked);

@@ -55,5 +55,6 @@
 #include <stepwell/status.h>
 #include <stepwell/tensor.h>
 #include <stepwell/types.h>
+#include <stepwell/victim.h>
 
 #endif /* STEPWELL_H */

@@ -45,6 +45,8 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("exports", stats.exports);
     json.member("tensors", stats.tensors);
     json.member("evictions", stats.evictions);
+    json.member("policy_calls", stats.policy_calls);
+    json.member("policy_scores", stats.policy_scores);
     json.end_object();
 }
 

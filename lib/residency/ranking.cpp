@@ -136,9 +136,9 @@ void Core::forget_scores()
     scored_ = false;
 }
 
-// `best` is the first of the coldest. What scores let leave before it is taken instead; among equals
-// it stays the choice, as next use and recency found it. Of a pack its end goes first, so that what
-// is read again from its beginning finds that.
+// `best` is the first of the coldest. What scores let leave before it is taken instead; among
+// equals it stays the choice, as next use and recency found it. Of a pack its end goes first, so
+// that what is read again from its beginning finds that.
 BlockId Core::pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const
 {
     const Rank found = best == kNone ? Rank{} : rank_of(blocks_[best].pack, place);

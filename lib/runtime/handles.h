@@ -55,6 +55,7 @@ struct stw_tensor {
     stw_tensor *previous = nullptr;  // in order of creation, under the runtime's lock
     stw_tensor *next = nullptr;
     uint64_t serial = 0;        // counts creations; the order of stw_tensor_next
+    uint64_t last_use = 0;      // number of the access, 0: none; under the runtime's lock
     void *optimizer = nullptr;  // that holds it
 };
 

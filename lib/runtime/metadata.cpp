@@ -25,7 +25,8 @@ uint64_t Runtime::metadata_bytes() const
     return core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes() +
            trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
            handles_.capacity() * sizeof(stw_tensor *) +
-           pack_addresses_.capacity() * sizeof(PackAddresses);
+           pack_addresses_.capacity() * sizeof(PackAddresses) +
+           (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
 }
 
 // Without a wish: what all tensors and blocks need that the other limits allow, learned order of
@@ -38,7 +39,7 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
             fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax +
             uint64_t{core_.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
                                              sizeof(void *) + sizeof(PackAddresses)) +
-            kOtherBytes;
+            policy_bytes(core_.tensors_max()) + kOtherBytes;
         return {};
     }
     metadata_budget_ = options.metadata_bytes;
@@ -60,11 +61,11 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
 Status Runtime::metadata_room(const residency::TensorSpec &spec) const
 {
     const uint64_t blocks = core_.block_ids() + (spec.bytes + block_bytes_ - 1) / block_bytes_;
-    const uint64_t growth = core_.metadata_growth(spec) + sizeof(stw_tensor) +
-                            name_bytes(spec.name.size()) +
-                            growth_bytes(handles_, core_.tensor_ids() + 1) +
-                            growth_bytes(pack_addresses_, core_.pack_ids() + 1) +
-                            (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
+    const uint64_t growth =
+        core_.metadata_growth(spec) + sizeof(stw_tensor) + name_bytes(spec.name.size()) +
+        growth_bytes(handles_, core_.tensor_ids() + 1) +
+        growth_bytes(pack_addresses_, core_.pack_ids() + 1) + (has_policy() ? policy_bytes(1) : 0) +
+        (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
     const uint64_t used = metadata_bytes() - trace_.metadata_bytes();
     const uint64_t free = metadata_budget_ - std::min(metadata_budget_, used + trace_.limit());
     if (growth <= free) return {};

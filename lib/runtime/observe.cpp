@@ -2,6 +2,7 @@
 // What the runtime tells about itself: totals per tier and link, the report, the timeline.
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/scoring.h"
 
 #include <algorithm>
 #include <cstring>
@@ -64,6 +65,10 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     }
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;
+    if (scoring_) {
+        stats.policy_calls = scoring_->calls[place];
+        stats.policy_scores = scoring_->scored[place];
+    }
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         const bool here = views_.is_open(index) && views_.slot(index).place == place;
         stats.open_views += here;

@@ -4,6 +4,7 @@
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/scoring.h"
 #include "lib/support/assert.h"
 #include "lib/support/signals.h"
 
@@ -451,11 +452,13 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         }
     }
     if (open > 0) {
+        STW_TRY(end_policy(timeout_ns));
         log_.silence();
         return Status::remark(STW_PENDING);
     }
     Status error = drain(timeout_ns);
     if (error.code() == STW_ERROR_TIMEOUT || error.code() == STW_ERROR_INTERRUPTED) return error;
+    STW_TRY(end_policy(timeout_ns));
     STW_TRY(close_tiers(timeout(timeout_ns)));
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;

@@ -61,6 +61,7 @@ Status Runtime::begin_step(stw_phase *phase)
     mine.account.begin(mine.begin_ns, links);
     mine.reduced.clear();
     current_step_.store(mine.step, std::memory_order_relaxed);
+    ask_policy();
     return {};
 }
 
@@ -94,6 +95,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
         std::memcpy(stats_out, &stats, stats.struct_size);
     }
     sample_tiers(time);
+    ask_policy();
     return first_error_;
 }
 

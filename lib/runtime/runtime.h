@@ -157,6 +157,9 @@ public:
                           stw_update_result *result_out);
     Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
 
+    // ---- a victim policy of the program (scoring.cpp) ------------------------------------------
+    Status set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns);
+
     // ---- observation (observe.cpp) -------------------------------------------------------------
     Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
     Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
@@ -201,6 +204,8 @@ private:
         std::string text;
     };
     struct Phase;
+    struct Scoring;
+    struct Snapshot;
     struct OptimizerBody;
 
     explicit Runtime(const stw_runtime_options &options, stw_runtime *handle);
@@ -282,6 +287,11 @@ private:
     Status release_reduce(const ViewSlot &slot, uint32_t flags);
     Status sticky_error(residency::TensorId tensor);
     void note_access(residency::TensorId tensor);
+    // Null for the library's own.
+    [[nodiscard]] stw_tensor *handle_of(residency::TensorId tensor) const
+    {
+        return tensor < handles_.size() ? handles_[tensor] : nullptr;
+    }
 
     // tiers.cpp
     residency::ClaimId claim_alone(residency::TensorId tensor);
@@ -353,6 +363,23 @@ private:
     void sample_tiers(residency::Instant time);
     void empty_behind(residency::TensorId tensor);
 
+    // scoring.cpp
+    [[nodiscard]] bool has_policy() const;
+    [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
+    [[nodiscard]] Status check_policy_room() const;
+    Status start_policy_thread();
+    Status await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns);
+    Status end_policy(uint64_t timeout_ns);
+    void ask_policy();
+    void note_departures();
+    bool await_scoring(std::unique_lock<std::mutex> &lock);
+    void run_policy();
+    void score_place(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
+    residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes,
+                                     std::unique_lock<std::mutex> &lock);
+    void show(const residency::Candidate &candidate, uint32_t victim_bytes, Snapshot &snapshot);
+    residency::Instant apply_scores(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
+
     // shared by fetches and copies
     uint32_t owner_number();
     Status address_pack(residency::TensorId tensor, stw_tensor *handle);
@@ -407,8 +434,10 @@ private:
     uint64_t tensors_made_ = 0;
     uint64_t handles_bytes_ = 0;  // of the tensors' handles, names included
     uint64_t tensors_live_ = 0;
+    uint64_t accesses_ = 0;  // of tensors, since open
     uint32_t operations_ = 0;
     std::vector<std::unique_ptr<Phase>> phases_;
+    std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
     Status first_error_;

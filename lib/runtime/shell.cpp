@@ -91,6 +91,7 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     for (const residency::BackgroundError &error : out.errors) {
         background(error.tensor, error.status);
     }
+    note_departures();
     ++progress_made_;
     progress_.notify_all();
     const auto stuck = static_cast<uint32_t>(core_.stuck_fetches().size());
@@ -156,7 +157,7 @@ void Runtime::engine_span(void *user, const transfer::Span &span)
 void Runtime::background(residency::TensorId tensor, const Status &status)
 {
     Status named = status;
-    if (tensor < handles_.size() && handles_[tensor]) {
+    if (handle_of(tensor)) {
         ErrorDetail &detail = named.mutable_detail();
         detail.tensor = handles_[tensor]->name;
         detail.sentence = format_text("work in the background on tensor '%s' failed: %s",
@@ -179,6 +180,8 @@ void Runtime::drain_hits()
 void Runtime::note_access(residency::TensorId tensor)
 {
     trace_.access(tensor);
+    ++accesses_;
+    if (stw_tensor *handle = handle_of(tensor)) handle->last_use = accesses_;
 }
 
 bool Runtime::wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline)

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// A victim policy of the program: when it is asked, what it is shown, and what becomes of its
+// scores. Its thread takes the lock for a part of the snapshot or of the scores at a time, and
+// holds none while it calls the program.
+#include "lib/runtime/scoring.h"
+#include "lib/support/signals.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+namespace stepwell {
+namespace {
+
+using residency::PlaceId;
+
+constexpr uint64_t kPartWork = 4096;   // blocks and tensors looked at under the lock, in one go
+constexpr uint32_t kEvictedShare = 8;  // of a place's blocks: scores are old then
+constexpr uint64_t kPauseFactor = 7;   // of the time it held the lock: an eighth of all at most
+constexpr uint64_t kNodeBytes = 16;    // of an allocation
+
+}  // namespace
+
+bool Runtime::has_policy() const
+{
+    return scoring_ && scoring_->policy.rank;
+}
+
+// What a tensor takes of metadata_bytes while a policy is set: its entry of the snapshot, in
+// vectors that double, and its place in the order of each tier.
+uint64_t Runtime::policy_bytes(uint64_t tensors) const
+{
+    constexpr uint64_t kEntry =
+        sizeof(stw_victim) + sizeof(Snapshot::Named) + sizeof(double) + sizeof(residency::Score);
+    return tensors * (2 * kEntry + (host_place_ + 1) * (residency::kRankBytes + kNodeBytes));
+}
+
+Status Runtime::check_policy_room() const
+{
+    const uint64_t needed = policy_bytes(core_.tensor_ids());
+    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
+    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, used);
+    if (needed <= free) return {};
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "snapshots of %u tensors for a victim policy take %s, but of metadata_bytes, %s, only %s "
+        "is free; raise it when opening the runtime, or make fewer and larger tensors",
+        core_.tensor_ids(), bytes_text(needed).c_str(), bytes_text(metadata_budget_).c_str(),
+        bytes_text(free).c_str());
+    status.mutable_detail().needed_bytes = needed;
+    status.mutable_detail().free_bytes = free;
+    return status;
+}
+
+// Under the lock: until no call is under way, and none begins before the caller is done.
+Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns)
+{
+    if (scoring_->started && pthread_equal(scoring_->thread, pthread_self())) {
+        return Status::error(STW_ERROR_BUSY,
+                             "a victim policy can neither replace itself nor close its runtime: "
+                             "its own call would be waited for");
+    }
+    const residency::Instant begin = now();
+    while (scoring_->calling) {
+        STW_TRY(interrupted_since(begin));
+        if (wait_progress(lock, begin + timeout(timeout_ns))) continue;
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "the victim policy's rank has not returned within %.3f s; nothing "
+                             "was changed. Call again when it has",
+                             static_cast<double>(timeout(timeout_ns)) * 1e-9);
+    }
+    return {};
+}
+
+Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!scoring_ && !policy) return {};
+    if (!scoring_) scoring_ = std::make_unique<Scoring>();
+    ++scoring_->changers;
+    Status status = await_policy(lock, timeout_ns);
+    if (status.ok() && policy && !scoring_->policy.rank) status = check_policy_room();
+    if (status.ok() && policy && !scoring_->started) status = start_policy_thread();
+    --scoring_->changers;
+    if (status.ok()) {
+        scoring_->policy = policy ? *policy : stw_victim_policy{};
+        ++scoring_->turn;
+        scoring_->told_nan = false;
+        scoring_->not_before = 0;
+        if (!policy) scoring_->snapshot = {};
+        core_.forget_scores();
+        ask_policy();
+    }
+    scoring_->wake.notify_all();
+    return status;
+}
+
+Status Runtime::start_policy_thread()
+{
+    const SignalsBlocked signals;
+    const auto main = [](void *runtime) -> void * {
+        static_cast<Runtime *>(runtime)->run_policy();
+        return nullptr;
+    };
+    const int error = pthread_create(&scoring_->thread, nullptr, main, this);
+    if (error != 0) {
+        return Status::os_error(STW_ERROR_LIMIT, error,
+                                "the system starts no thread for the victim policy");
+    }
+    pthread_setname_np(scoring_->thread, "stw-policy");
+    scoring_->started = true;
+    return {};
+}
+
+// Before a close: no call of the program's code from here on.
+Status Runtime::end_policy(uint64_t timeout_ns)
+{
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!scoring_ || !scoring_->started) return {};
+        ++scoring_->changers;
+        Status status = await_policy(lock, timeout_ns);
+        --scoring_->changers;
+        if (status.ok()) {
+            scoring_->policy = {};
+            scoring_->stopping = true;
+        }
+        scoring_->wake.notify_all();
+        if (!status.ok()) return status;
+    }
+    pthread_join(scoring_->thread, nullptr);
+    std::lock_guard<std::mutex> lock(mutex_);
+    scoring_->started = false;
+    return {};
+}
+
+// Under the lock: all scores are worth being renewed.
+void Runtime::ask_policy()
+{
+    if (!has_policy()) return;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        if (places_[place].memory) scoring_->due |= 1u << place;
+    }
+    scoring_->wake.notify_all();
+}
+
+// Under the lock, after every event: where so much has left that scores are old.
+void Runtime::note_departures()
+{
+    if (!has_policy()) return;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const uint64_t left = core_.evictions(place) - scoring_->evictions[place];
+        if (left == 0 || (scoring_->due & (1u << place)) != 0) continue;
+        if (left < core_.slots(place) / kEvictedShare) continue;
+        scoring_->due |= 1u << place;
+        scoring_->wake.notify_all();
+    }
+}
+
+// False when the runtime closes.
+bool Runtime::await_scoring(std::unique_lock<std::mutex> &lock)
+{
+    for (;;) {
+        if (scoring_->stopping) return false;
+        const bool wanted = scoring_->policy.rank && scoring_->due != 0 && scoring_->changers == 0;
+        const residency::Instant time = now();
+        if (wanted && time >= scoring_->not_before) return true;
+        if (wanted) {
+            scoring_->wake.wait_for(lock, std::chrono::nanoseconds(scoring_->not_before - time));
+        } else {
+            scoring_->wake.wait(lock);
+        }
+    }
+}
+
+void Runtime::run_policy()
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (await_scoring(lock)) {
+        const auto place = static_cast<PlaceId>(std::countr_zero(scoring_->due));
+        scoring_->due &= ~(1u << place);
+        scoring_->evictions[place] = core_.evictions(place);
+        scoring_->calling = true;
+        try {
+            score_place(place, lock);
+        } catch (const std::bad_alloc &) {
+            if (lock.owns_lock()) lock.unlock();
+            log_.print(STW_LOG_WARNING, "policy",
+                       "no memory for a snapshot for the victim policy; its last scores stand");
+            lock.lock();
+        }
+        scoring_->calling = false;
+        ++progress_made_;
+        progress_.notify_all();
+    }
+}
+
+void Runtime::score_place(PlaceId place, std::unique_lock<std::mutex> &lock)
+{
+    const stw_victim_policy policy = scoring_->policy;
+    const uint64_t turn = scoring_->turn;
+    Snapshot &snapshot = scoring_->snapshot;
+    residency::Instant held = take_snapshot(place, policy.victim_bytes, lock);
+    const auto n = static_cast<uint32_t>(snapshot.named.size());
+    snapshot.answers.assign(n, 0.0);
+    lock.unlock();
+    if (n > 0) {
+        const auto *victims = reinterpret_cast<const stw_victim *>(snapshot.victims.data());
+        policy.rank(policy.user, static_cast<uint32_t>(places_[place].tier), places_[place].device,
+                    victims, n, snapshot.answers.data());
+    }
+    const uint64_t nans =
+        static_cast<uint64_t>(std::count_if(snapshot.answers.begin(), snapshot.answers.end(),
+                                            [](double answer) { return std::isnan(answer); }));
+    if (nans > 0 && !std::exchange(scoring_->told_nan, true)) {
+        log_.print(STW_LOG_WARNING, "policy",
+                   "the victim policy answered %llu of %u tensors with a score that is not a "
+                   "number; they count as 0. This is said once per policy",
+                   static_cast<unsigned long long>(nans), n);
+    }
+    lock.lock();
+    if (turn != scoring_->turn || n == 0) return;
+    held += apply_scores(place, lock);
+    scoring_->unscored += nans;
+    ++scoring_->calls[place];
+    scoring_->not_before = now() + kPauseFactor * held;
+}
+
+// Returns how long it held the lock.
+residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes,
+                                          std::unique_lock<std::mutex> &lock)
+{
+    Snapshot &snapshot = scoring_->snapshot;
+    snapshot.named.clear();
+    snapshot.victims.clear();
+    residency::Instant held = 0;
+    drain_hits();
+    for (residency::PackId next = 0;;) {
+        const residency::Instant begin = now();
+        snapshot.found.clear();
+        next = core_.candidates(place, next, kPartWork, &snapshot.found);
+        for (const residency::Candidate &candidate : snapshot.found) {
+            show(candidate, victim_bytes, snapshot);
+        }
+        held += now() - begin;
+        if (next == residency::kNone) return held;
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+    }
+}
+
+void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes, Snapshot &snapshot)
+{
+    stw_tensor *tensor = handle_of(candidate.tensor);
+    if (!tensor) return;  // the library's own
+    const residency::Policy &rules = core_.spec(candidate.tensor).policy;
+    stw_victim victim{};
+    victim.tensor = tensor;
+    victim.bytes = candidate.bytes;
+    victim.dirty_bytes = candidate.dirty_bytes;
+    victim.last_use = tensor->last_use == 0 ? residency::kNever : accesses_ - tensor->last_use;
+    victim.next_use = candidate.next_use;
+    victim.role = tensor->role;
+    victim.retention = static_cast<uint32_t>(rules.retention);
+    victim.priority = rules.priority;
+    victim.flags = (candidate.pinned ? uint32_t{STW_VICTIM_PINNED} : 0) |
+                   (candidate.shares ? uint32_t{STW_VICTIM_SHARED} : 0);
+    const size_t at = snapshot.victims.size();
+    snapshot.victims.resize(at + victim_bytes);
+    std::memcpy(snapshot.victims.data() + at, &victim,
+                std::min<size_t>(victim_bytes, sizeof victim));
+    snapshot.named.push_back({candidate.tensor, tensor->serial});
+}
+
+// Tensors destroyed meanwhile are left out. Those of one block are never parted.
+residency::Instant Runtime::apply_scores(PlaceId place, std::unique_lock<std::mutex> &lock)
+{
+    Snapshot &snapshot = scoring_->snapshot;
+    residency::Instant held = 0;
+    for (size_t i = 0; i < snapshot.named.size();) {
+        const residency::Instant begin = now();
+        snapshot.scores.clear();
+        residency::PackId pack = residency::kNone;
+        for (; i < snapshot.named.size(); ++i) {
+            const Snapshot::Named &named = snapshot.named[i];
+            const stw_tensor *tensor = handle_of(named.id);
+            if (!tensor || tensor->serial != named.serial) continue;
+            const residency::PackId own = core_.pack_of(named.id);
+            if (own != pack && snapshot.scores.size() >= kPartWork) break;
+            pack = own;
+            const double answer = snapshot.answers[i];
+            snapshot.scores.push_back({named.id, std::isnan(answer) ? 0.0 : answer});
+        }
+        core_.score(place, snapshot.scores.data(), snapshot.scores.size());
+        scoring_->scored[place] += snapshot.scores.size();
+        held += now() - begin;
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+    }
+    return held;
+}
+
+}  // namespace stepwell

@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Victim policies of the program: what they are shown, what they change, and that nobody waits for
+ * them.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+enum { CYCLE = 12, KEPT = 6, F32S = BLOCK / 4 };
+
+/* A policy whose calls can be held back. */
+typedef struct ranker {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int hold;   /* calls stay inside as long as it is set */
+    int inside; /* calls that are */
+    int calls;
+    double score_of_role[6];
+    double (*score_of)(const stw_victim *victim);
+    stw_tensor *watched;
+    stw_victim seen; /* of the watched tensor at the device, at the last call */
+    int misplaced;   /* calls for no tier that evicts */
+    stw_runtime *set_inside;
+    stw_status inside_status;
+} ranker;
+
+static void rank(void *user, uint32_t tier, uint32_t device, const stw_victim *victims, uint32_t n,
+                 double *scores_out)
+{
+    ranker *mine = user;
+    uint32_t i;
+    pthread_mutex_lock(&mine->mutex);
+    ++mine->calls, ++mine->inside;
+    pthread_cond_broadcast(&mine->changed);
+    mine->misplaced += device != 0 || (tier != STW_TIER_DEVICE && tier != STW_TIER_HOST);
+    for (i = 0; i < n; ++i) {
+        if (victims[i].tensor == mine->watched && tier == STW_TIER_DEVICE) mine->seen = victims[i];
+        scores_out[i] +=
+            mine->score_of ? mine->score_of(&victims[i]) : mine->score_of_role[victims[i].role];
+    }
+    if (mine->set_inside)
+        mine->inside_status = stw_runtime_set_victim_policy(mine->set_inside, NULL, 0);
+    while (mine->hold) pthread_cond_wait(&mine->changed, &mine->mutex);
+    --mine->inside;
+    pthread_mutex_unlock(&mine->mutex);
+}
+
+static void ranker_begin(ranker *mine)
+{
+    memset(mine, 0, sizeof *mine);
+    pthread_mutex_init(&mine->mutex, NULL);
+    pthread_cond_init(&mine->changed, NULL);
+}
+
+static void ranker_hold(ranker *mine, int hold)
+{
+    pthread_mutex_lock(&mine->mutex);
+    mine->hold = hold;
+    pthread_cond_broadcast(&mine->changed);
+    pthread_mutex_unlock(&mine->mutex);
+}
+
+static void ranker_await_inside(ranker *mine)
+{
+    pthread_mutex_lock(&mine->mutex);
+    while (!mine->inside) pthread_cond_wait(&mine->changed, &mine->mutex);
+    pthread_mutex_unlock(&mine->mutex);
+}
+
+static stw_victim ranker_seen(ranker *mine)
+{
+    stw_victim seen;
+    pthread_mutex_lock(&mine->mutex);
+    seen = mine->seen;
+    pthread_mutex_unlock(&mine->mutex);
+    return seen;
+}
+
+static stw_status policy_set(stw_runtime *runtime, ranker *mine)
+{
+    stw_victim_policy policy = STW_VICTIM_POLICY_INIT;
+    policy.rank = rank, policy.user = mine;
+    return stw_runtime_set_victim_policy(runtime, &policy, 0);
+}
+
+static stw_tier_stats stats_of(stw_runtime *runtime, uint32_t tier)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, tier, 0, &stats));
+    return stats;
+}
+
+/* Until scores of `calls` calls more were taken at the device; the test's timeout ends it else. */
+static void await_scores(stw_runtime *runtime, uint64_t before, uint64_t calls)
+{
+    while (stats_of(runtime, STW_TIER_DEVICE).policy_calls < before + calls) sched_yield();
+}
+
+static void set_and_await(stw_runtime *runtime, ranker *mine)
+{
+    const uint64_t before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    ok(policy_set(runtime, mine));
+    await_scores(runtime, before, 1);
+}
+
+static uint64_t bytes_read(stw_runtime *runtime)
+{
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &stats));
+    return stats.bytes;
+}
+
+/* ------------------------------------------------------------------------- what they change -- */
+
+static void read_in_turn(stw_runtime *runtime, stw_tensor *const *tensors, int rounds)
+{
+    int round, i;
+    for (round = 0; round < rounds; ++round) {
+        for (i = 0; i < CYCLE; ++i) {
+            stw_view view = view_get(runtime, tensors[i], STW_READ);
+            assert_float(((const float *)view.pointer)[F32S - 1], (float)(i + F32S - 1));
+            view_put(&view);
+        }
+    }
+}
+
+/* 12 blocks in turn through 8: by recency each is gone when its turn comes again. */
+static void keeping_half_of_a_cycle_saves_reads_that_recency_does_not(void **state)
+{
+    machine wanted = machine_small();
+    ranker mine;
+    stw_runtime *runtime;
+    stw_tensor *tensors[CYCLE];
+    uint64_t begin, by_recency;
+    int i;
+    (void)state;
+    wanted.host_blocks = 0;
+    runtime = machine_open(&wanted);
+    for (i = 0; i < CYCLE; ++i) {
+        stw_tensor_spec spec = spec_f32(NULL, F32S);
+        spec.role = i < KEPT ? STW_ROLE_PARAM : STW_ROLE_OTHER;
+        tensors[i] = tensor_make(runtime, &spec);
+        tensor_fill_sequence(tensors[i], F32S, (float)i);
+    }
+    ok(stw_runtime_drain(runtime, 0));
+    read_in_turn(runtime, tensors, 1);
+    begin = bytes_read(runtime);
+    read_in_turn(runtime, tensors, 4);
+    by_recency = bytes_read(runtime) - begin;
+    assert_int_equal(by_recency, 4 * CYCLE * BLOCK);
+
+    ranker_begin(&mine);
+    mine.score_of_role[STW_ROLE_PARAM] = 1;
+    set_and_await(runtime, &mine);
+    read_in_turn(runtime, tensors, 1);
+    begin = bytes_read(runtime);
+    read_in_turn(runtime, tensors, 4);
+    assert_int_equal(bytes_read(runtime) - begin, 4 * (CYCLE - KEPT) * BLOCK);
+
+    ok(stw_runtime_set_victim_policy(runtime, NULL, 0));
+    read_in_turn(runtime, tensors, 1);
+    begin = bytes_read(runtime);
+    read_in_turn(runtime, tensors, 4);
+    assert_int_equal(bytes_read(runtime) - begin, by_recency);
+    machine_close(runtime);
+}
+
+static double score_by_number(const stw_victim *victim)
+{
+    const uint64_t hash = (uint64_t)(uintptr_t)victim->tensor * UINT64_C(0x9e3779b97f4a7c15);
+    if (hash >> 60 == 0) return NAN;
+    if (hash >> 60 == 1) return -INFINITY;
+    return (double)(hash >> 40) - (double)victim->last_use;
+}
+
+/* Sums of contributions into tensors that do not fit, and their update: the bits at the end. */
+static void train(double (*score_of)(const stw_victim *victim), float *result, uint64_t elements)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer;
+    stw_phase *phase;
+    stw_tensor *parameters[4], *gradients[4];
+    ranker mine;
+    int i, step;
+    float *local = malloc(elements * sizeof *local);
+    ranker_begin(&mine);
+    mine.score_of = score_of;
+    if (score_of) ok(policy_set(runtime, &mine));
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (i = 0; i < 4; ++i) {
+        stw_tensor_spec spec = spec_f32(NULL, elements);
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        parameters[i] = entry.parameter = tensor_make(runtime, &spec);
+        spec.role = STW_ROLE_GRAD;
+        gradients[i] = entry.gradient = tensor_make(runtime, &spec);
+        tensor_fill_sequence(parameters[i], elements, (float)i);
+        ok(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    for (step = 0; step < 4; ++step) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        uint64_t at;
+        ok(stw_step_begin(phase));
+        for (i = 0; i < 4; ++i) {
+            for (at = 0; at < elements; ++at) local[at] = (float)((at * 37 + step) % 11) - 5.0F;
+            ok(stw_reduce(gradients[i], local, NULL));
+        }
+        update.clip_norm = 1;
+        ok(stw_optimizer_step(optimizer, &update, NULL));
+        ok(stw_step_end(phase, NULL));
+    }
+    for (i = 0; i < 4; ++i)
+        ok(stw_tensor_read(parameters[i], result + (uint64_t)i * elements, NULL));
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+    free(local);
+}
+
+static void no_policy_changes_a_bit(void **state)
+{
+    const uint64_t elements = 5 * BLOCK / 4 + 11, bytes = 4 * elements * sizeof(float);
+    float *plain = malloc(bytes), *scored = malloc(bytes);
+    (void)state;
+    train(NULL, plain, elements);
+    train(score_by_number, scored, elements);
+    assert_memory_equal(plain, scored, bytes);
+    log_reset();
+    free(plain), free(scored);
+}
+
+/* ----------------------------------------------------------------------- what they are shown -- */
+
+static void a_policy_is_shown_what_is_there(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor_spec spec = spec_f32("w", F32S + 100);
+    stw_policy rules = STW_POLICY_INIT;
+    stw_tensor *small[2];
+    stw_view view;
+    stw_victim seen;
+    ranker mine;
+    (void)state;
+    ranker_begin(&mine);
+    spec.role = STW_ROLE_CACHE;
+    rules.retention = STW_RETAIN_KEEP, rules.priority = -3;
+    spec.policy = &rules;
+    mine.watched = tensor_make(runtime, &spec);
+    set_and_await(runtime, &mine);
+    seen = ranker_seen(&mine);
+    assert_ptr_equal(seen.tensor, mine.watched);
+    assert_int_equal(seen.bytes, 0);
+    assert_true(seen.last_use == UINT64_MAX && seen.next_use == UINT64_MAX);
+    assert_int_equal(seen.role, STW_ROLE_CACHE);
+    assert_int_equal(seen.retention, STW_RETAIN_KEEP);
+    assert_int_equal(seen.priority, -3);
+    assert_int_equal(seen.flags, 0);
+    tensor_fill_sequence(mine.watched, F32S + 100, 0);
+    small[0] = tensor_f32(runtime, "a", 10), small[1] = tensor_f32(runtime, "b", 10);
+    view = view_get(runtime, mine.watched, STW_READ);
+    set_and_await(runtime, &mine);
+    seen = ranker_seen(&mine);
+    assert_int_equal(seen.bytes, BLOCK + 400);
+    assert_int_equal(seen.flags, STW_VICTIM_PINNED);
+    assert_int_equal(seen.last_use, 0);
+    view_put(&view);
+    ok(stw_runtime_drain(runtime, 0));
+    tensor_fill_sequence(small[0], 10, 0);
+    mine.watched = small[0];
+    set_and_await(runtime, &mine);
+    assert_int_equal(ranker_seen(&mine).flags, STW_VICTIM_SHARED);
+    assert_int_equal(mine.misplaced, 0);
+    assert_true(stats_of(runtime, STW_TIER_DEVICE).policy_scores >= 5);
+    assert_int_equal(stats_of(runtime, STW_TIER_NVME).policy_calls, 0);
+    machine_close(runtime);
+}
+
+static void steps_tell_the_next_use_and_ask_again(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[3];
+    stw_phase *phase;
+    ranker mine;
+    uint64_t before = 0;
+    int i, step;
+    (void)state;
+    for (i = 0; i < 3; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, F32S);
+        tensor_fill_sequence(tensors[i], F32S, 0);
+    }
+    ok(stw_phase_create(runtime, "train", &phase));
+    ranker_begin(&mine);
+    mine.watched = tensors[2];
+    set_and_await(runtime, &mine);
+    for (step = 0; step < 2; ++step) {
+        before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+        ok(stw_step_begin(phase));
+        await_scores(runtime, before, 1);
+        for (i = 0; step == 0 && i < 3; ++i) {
+            stw_view view = view_get(runtime, tensors[i], STW_READ);
+            view_put(&view);
+        }
+        if (step == 1) assert_int_equal(ranker_seen(&mine).next_use, 2);
+        before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+        ok(stw_step_end(phase, NULL));
+        await_scores(runtime, before, 1);
+    }
+    machine_close(runtime);
+}
+
+static void evictions_make_scores_old(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensors[CYCLE];
+    uint64_t before;
+    ranker mine;
+    int i;
+    (void)state;
+    wanted.host_blocks = 0;
+    runtime = machine_open(&wanted);
+    for (i = 0; i < CYCLE; ++i) tensors[i] = tensor_f32(runtime, NULL, F32S);
+    ranker_begin(&mine);
+    set_and_await(runtime, &mine);
+    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    for (i = 0; i < CYCLE; ++i) tensor_fill_sequence(tensors[i], F32S, (float)i);
+    await_scores(runtime, before, 1);
+    read_in_turn(runtime, tensors, 1);
+    machine_close(runtime);
+}
+
+/* --------------------------------------------------------------------- nobody waits for them -- */
+
+static void a_policy_that_hangs_stops_nothing(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *tensors[CYCLE], *gone;
+    stw_tensor_info info;
+    ranker mine;
+    int i;
+    (void)state;
+    wanted.host_blocks = 0;
+    runtime = machine_open(&wanted);
+    for (i = 0; i < CYCLE; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, F32S);
+        tensor_fill_sequence(tensors[i], F32S, (float)i);
+    }
+    gone = tensor_f32(runtime, "gone", 10);
+    ranker_begin(&mine);
+    ranker_hold(&mine, 1);
+    ok(policy_set(runtime, &mine));
+    ranker_await_inside(&mine);
+    read_in_turn(runtime, tensors, 2);
+    ok(stw_tensor_destroy(&gone, 1)); /* it is in the snapshot */
+    info.struct_size = sizeof info;
+    fails(stw_tensor_info_get(gone, &info), STW_ERROR_INVALID, "not alive");
+    fails(stw_runtime_set_victim_policy(runtime, NULL, MILLISECOND_NS), STW_ERROR_TIMEOUT,
+          "has not returned");
+    ok(stw_runtime_drain(runtime, 0));
+    fails(stw_runtime_close(runtime, 0, MILLISECOND_NS), STW_ERROR_TIMEOUT, "has not returned");
+    read_in_turn(runtime, tensors, 1);
+    ranker_hold(&mine, 0);
+    machine_close(runtime);
+    assert_int_equal(mine.inside, 0);
+}
+
+static void a_policy_that_was_replaced_is_called_no_more(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    ranker first, second;
+    stw_phase *phase;
+    uint64_t before;
+    int calls;
+    (void)state;
+    tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
+    ranker_begin(&first), ranker_begin(&second);
+    ok(stw_phase_create(runtime, "p", &phase));
+    set_and_await(runtime, &first);
+    set_and_await(runtime, &second);
+    calls = first.calls;
+    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    ok(stw_step_begin(phase));
+    await_scores(runtime, before, 1);
+    assert_int_equal(first.calls, calls);
+    ok(stw_runtime_set_victim_policy(runtime, NULL, 0));
+    calls = second.calls;
+    ok(stw_step_end(phase, NULL));
+    machine_close(runtime);
+    assert_int_equal(second.calls, calls);
+}
+
+static void a_deferred_close_ends_the_policy(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, NULL, F32S);
+    stw_view view;
+    ranker mine;
+    int calls;
+    (void)state;
+    tensor_fill_sequence(tensor, F32S, 0);
+    ranker_begin(&mine);
+    set_and_await(runtime, &mine);
+    view = view_get(runtime, tensor, STW_READ);
+    ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
+    calls = mine.calls;
+    fails(stw_runtime_set_victim_policy(runtime, NULL, 0), STW_ERROR_CLOSED, "closed");
+    view_put(&view);
+    assert_int_equal(mine.calls, calls);
+}
+
+static void what_is_no_number_is_told_once_and_counts_as_zero(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    uint64_t before;
+    stw_phase *phase;
+    ranker mine;
+    (void)state;
+    log_reset();
+    tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
+    ranker_begin(&mine);
+    mine.score_of_role[STW_ROLE_PARAM] = NAN;
+    set_and_await(runtime, &mine);
+    ok(stw_phase_create(runtime, "p", &phase));
+    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    ok(stw_step_begin(phase));
+    await_scores(runtime, before, 1);
+    ok(stw_step_end(phase, NULL));
+    machine_close(runtime);
+    assert_int_equal(times_logged("not a number"), 1);
+    log_reset();
+}
+
+static void what_is_no_policy_is_refused(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_victim_policy policy = STW_VICTIM_POLICY_INIT;
+    ranker mine;
+    (void)state;
+    fails(stw_runtime_set_victim_policy(NULL, NULL, 0), STW_ERROR_CLOSED, "not open");
+    fails(stw_runtime_set_victim_policy(runtime, &policy, 0), STW_ERROR_INVALID, "rank is null");
+    policy.rank = rank, policy.victim_bytes = 24;
+    fails(stw_runtime_set_victim_policy(runtime, &policy, 0), STW_ERROR_INVALID,
+          "victim_bytes is 24");
+    policy.struct_size = 5;
+    fails(stw_runtime_set_victim_policy(runtime, &policy, 0), STW_ERROR_INVALID, "struct_size");
+    ok(stw_runtime_set_victim_policy(runtime, NULL, 0)); /* there is none */
+    tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
+    ranker_begin(&mine);
+    mine.set_inside = runtime;
+    set_and_await(runtime, &mine);
+    assert_int_equal(mine.inside_status, STW_ERROR_BUSY);
+    machine_close(runtime);
+}
+
+static void snapshots_are_part_of_the_metadata_budget(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    uint64_t without;
+    ranker mine;
+    (void)state;
+    wanted.tensors_max = 100, wanted.views_max = 64;
+    runtime = machine_open(&wanted);
+    tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
+    without = stats_of(runtime, STW_TIER_HOST).metadata_bytes;
+    ranker_begin(&mine);
+    set_and_await(runtime, &mine);
+    assert_true(stats_of(runtime, STW_TIER_HOST).metadata_bytes >= without + sizeof(stw_victim));
+    ok(stw_runtime_set_victim_policy(runtime, NULL, 0));
+    assert_int_equal(stats_of(runtime, STW_TIER_HOST).metadata_bytes, without);
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keeping_half_of_a_cycle_saves_reads_that_recency_does_not),
+        cmocka_unit_test(no_policy_changes_a_bit),
+        cmocka_unit_test(a_policy_is_shown_what_is_there),
+        cmocka_unit_test(steps_tell_the_next_use_and_ask_again),
+        cmocka_unit_test(evictions_make_scores_old),
+        cmocka_unit_test(a_policy_that_hangs_stops_nothing),
+        cmocka_unit_test(a_policy_that_was_replaced_is_called_no_more),
+        cmocka_unit_test(a_deferred_close_ends_the_policy),
+        cmocka_unit_test(what_is_no_number_is_told_once_and_counts_as_zero),
+        cmocka_unit_test(what_is_no_policy_is_refused),
+        cmocka_unit_test(snapshots_are_part_of_the_metadata_budget),
+    };
+    return cmocka_run_group_tests_name("victims", tests, NULL, NULL);
+}

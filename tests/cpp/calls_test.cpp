@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -139,6 +141,28 @@ TEST(Runtime, ABudgetGoesToNothingAndBack)
     EXPECT_EQ(code_of([&] { runtime.set_budget(STW_TIER_DEVICE, 2 * before); }), STW_ERROR_LIMIT);
     runtime.set_budget(STW_TIER_DEVICE, before);
     EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().budget_bytes, before);
+}
+
+TEST(Runtime, APolicyOfTheProgramSaysWhatLeaves)
+{
+    stw::Runtime runtime = open_runtime();
+    stw::Tensor tensor = tensor_of(runtime, "t", 1);
+    std::atomic<const stw_tensor *> seen{nullptr};
+    auto policy = [&](uint32_t tier, uint32_t, const stw_victim *victims, uint32_t n, double *) {
+        if (n > 0 && tier == STW_TIER_DEVICE) seen = victims[n - 1].tensor;
+        throw 1;  // ends in the wrapper
+    };
+    runtime.set_victim_policy(policy);
+    while (runtime.tier(STW_TIER_DEVICE).value().policy_calls == 0) std::this_thread::yield();
+    EXPECT_EQ(seen.load(), tensor.get());
+    runtime.remove_victim_policy();
+    seen = nullptr;
+    stw::Phase phase = stw::Phase::create(runtime, "p").value();
+    {
+        stw::Step step = stw::Step::begin(phase).value();
+        step.end();
+    }
+    EXPECT_EQ(seen.load(), nullptr);
 }
 
 TEST(Runtime, SaysWhatFitsTogether)

@@ -30,6 +30,22 @@ inline bool stays_open(stw_status closed) noexcept
            closed == STW_ERROR_INVALID || closed == STW_ERROR_INTERNAL;
 }
 
+/// Calls the policy's function object. What it throws ends here, and its scores are no opinion.
+template <class Rank>
+void call_rank(void *rank, uint32_t tier, uint32_t device, const stw_victim *victims, uint32_t n,
+               double *scores_out) noexcept
+{
+#if !defined(STW_NO_EXCEPTIONS)
+    try {
+        (*static_cast<Rank *>(rank))(tier, device, victims, n, scores_out);
+    } catch (...) {
+        for (uint32_t i = 0; i < n; ++i) scores_out[i] = 0;
+    }
+#else
+    (*static_cast<Rank *>(rank))(tier, device, victims, n, scores_out);
+#endif
+}
+
 }  // namespace detail
 
 /// Tiers, budgets and threads.
@@ -118,6 +134,21 @@ public:
     Status set_budget(uint32_t tier, uint64_t bytes, uint32_t device = 0, uint64_t timeout_ns = 0)
     {
         return Status(stw_tier_set_budget(get(), tier, device, bytes, timeout_ns));
+    }
+
+    /// Lets rank(tier, device, victims, n, scores_out) say what leaves first: lower scores do, 0 is
+    /// no opinion. `rank` is borrowed until it is replaced or removed, or the runtime closed; it is
+    /// called on a thread of the library. Blocks until a call under way has returned.
+    template <class Rank> Status set_victim_policy(Rank &rank, uint64_t timeout_ns = 0)
+    {
+        stw_victim_policy policy = STW_VICTIM_POLICY_INIT;
+        policy.rank = detail::call_rank<Rank>;
+        policy.user = &rank;
+        return Status(stw_runtime_set_victim_policy(get(), &policy, timeout_ns));
+    }
+    Status remove_victim_policy(uint64_t timeout_ns = 0)
+    {
+        return Status(stw_runtime_set_victim_policy(get(), nullptr, timeout_ns));
     }
 
     /// Totals of a tier since open. Never blocks.

@@ -25,6 +25,7 @@ from ._options import Device, DeviceInfo, LinkStats, Nvme, TierStats
 from ._phase import Phase, Step, StepStats
 from ._runtime import Runtime
 from ._tensor import Policy, Request, Tensor, TensorInfo, TensorSpec
+from ._victims import Victim
 from ._views import Member, View, Views
 from .errors import *  # noqa: F401,F403
 from .errors import last_error, status_string
@@ -40,5 +41,6 @@ __all__ = [
     "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE",
     "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats", "Tensor",
     "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
-    "UpdateResult", "View", "Views", "WRITE", "errors", "last_error", "status_string", *errors.__all__,
+    "UpdateResult", "Victim", "View", "Views", "WRITE", "errors", "last_error", "status_string",
+    *errors.__all__,
 ]

@@ -50,7 +50,7 @@ def _at_exit() -> None:
     global _epoch
     _waiting.end()
     for runtime in list(_open):
-        _kept.append(runtime._log)
+        _kept.append((runtime._log, runtime._rank))
         try:
             if _end_calls(runtime):
                 for operation in list(runtime._operations):

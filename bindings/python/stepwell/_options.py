@@ -69,6 +69,8 @@ class TierStats(NamedTuple):
     exports: int
     evictions: int
     metadata_budget_bytes: int
+    policy_calls: int
+    policy_scores: int
 
 
 class LinkStats(NamedTuple):

@@ -22,6 +22,7 @@ from ._options import (
 )
 from ._phase import Phase, Step
 from ._tensor import Tensor, TensorSpec, nanoseconds
+from ._victims import Rank, rank_function
 from .errors import Error, check, error_of, raised
 
 DeviceLike = Union[int, Device, Mapping[str, Any]]
@@ -66,6 +67,7 @@ class Runtime(Fetches):
         self._export_numbers = itertools.count(1)
         self._log = log_function(log)
         self._kernels: List[Any] = []
+        self._rank: Any = None  # the victim policy, as the library calls it
         one = (int, Device, Nvme, Mapping)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
@@ -271,6 +273,24 @@ class Runtime(Fetches):
         """
         check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
                             size, nanoseconds(timeout)))
+
+    def set_victim_policy(self, rank: Optional[Rank], *,
+                          timeout: Optional[float] = None) -> None:
+        """Let rank(tier, device, victims) say what leaves device and host tiers first; None: end.
+
+        It returns a score for each Victim: lower leaves first, 0 is no opinion. It runs on a thread
+        of the library, with the GIL, now and then: nobody waits for it, and it may call nothing
+        here that waits. What it raises is printed, and its scores are 0. Blocks until a call under
+        way of the policy before has returned.
+        """
+        if rank is None:
+            function, policy = None, None
+        else:
+            function = rank_function(self, rank)
+            policy = _abi.stw_victim_policy.initial(rank=function)
+        check(_waiting.call(self, lib.stw_runtime_set_victim_policy, self._use(), policy,
+                            nanoseconds(timeout)))
+        self._rank = function
 
     # -- phases, steps and what lives in them -------------------------------------------------
 

@@ -183,9 +183,10 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
     range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;
     range.place = nearest_place_;
     waiter.plan.ranges.push_back(range);
+    waiter.owner = owner;
     std::string name;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!waits_for_itself(waiter, owner, &name)) return {};
+    if (!waits_for_itself(waiter, &name)) return {};
     return Status::error(STW_ERROR_BUSY,
                          "the call would wait for a view of tensor '%s' that this thread holds; "
                          "release that view first",

@@ -4,6 +4,8 @@
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
 
+#include <new>
+
 namespace stepwell {
 
 using residency::PlaceId;
@@ -39,10 +41,10 @@ uint32_t Runtime::owner_number()
     return state ? state->number : 0;
 }
 
-residency::FetchAsked Runtime::asked_of(const Waiter &waiter, uint32_t owner) const
+residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
 {
     residency::FetchAsked asked;
-    asked.owner = owner;
+    asked.owner = waiter.owner;
     asked.priority = waiter.plan.priority;
     asked.deadline = waiter.deadline;
     if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
@@ -66,18 +68,18 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
     for (Range &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
-        bool in_use;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            in_use = core_.in_use(range.tensor->id);
-        }
         // In place only what begins as zeros throughout.
         const bool whole = range.byte_count == range.tensor->bytes;
-        if (in_use || !whole) STW_TRY(make_scratch(range));
+        Status status;
+        act([&](Core &core, Commands &) {
+            if (core.in_use(range.tensor->id) || !whole) status = make_scratch(range);
+        });
+        STW_TRY(std::move(status));
     }
     return {};
 }
 
+// Under the lock.
 Status Runtime::make_scratch(Range &range)
 {
     residency::TensorSpec spec;
@@ -86,20 +88,12 @@ Status Runtime::make_scratch(Range &range)
     spec.role = STW_ROLE_GRAD;
     spec.no_packing = true;
     spec.policy = default_policy(STW_ROLE_GRAD);
-    Status status;
-    act([&](Core &core, Commands &) {
-        status = metadata_room(spec);
-        if (!status.ok()) return;
-        prepare_tables(spec);
-        Result<residency::TensorId> made = core.create(spec);
-        if (!made.ok()) {
-            status = std::move(made.status());
-            return;
-        }
-        range.scratch = made.value();
-        status = address_pack(range.scratch, nullptr);
-    });
-    return status;
+    STW_TRY(metadata_room(spec));
+    prepare_tables(spec);
+    Result<residency::TensorId> made = core_.create(spec);
+    if (!made.ok()) return std::move(made.status());
+    range.scratch = made.value();
+    return address_pack(range.scratch, nullptr);
 }
 
 void Runtime::drop_scratch(residency::TensorId scratch)
@@ -139,31 +133,37 @@ Status Runtime::start_fetch(Waiter &waiter)
         }
         return prepared;
     }
-    const uint32_t owner = owner_number();
+    waiter.owner = owner_number();
     waiter.begin = now();
     waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
-    act([&](Core &core, Commands &out) {
+    act([&](Core &, Commands &out) {
         drain_hits();
-        waiter.fetch = core.fetch(asked_of(waiter, owner), now(), out);
-        waiters_[waiter.fetch] = &waiter;
-        if (!core.is_waiting(waiter.fetch)) return;
-        waiter.cause = cause_of(waiter);
-        std::string name;
-        if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, owner, &name)) {
-            core.cancel(waiter.fetch,
-                        Status::error(STW_ERROR_BUSY,
-                                      "the fetch would wait for a view of tensor '%s' that the "
-                                      "same thread or step holds; release that view first",
-                                      name.c_str()),
-                        out);
-        }
-        for (const Range &range : waiter.plan.ranges) {
-            if (range.scratch == residency::kNone && core.claimed_by(range.tensor->id) != 0) {
-                pipeline_->prefer(range.tensor->id);
-            }
-        }
+        ask(waiter, out);
     });
     return {};
+}
+
+// Under the lock.
+void Runtime::ask(Waiter &waiter, Commands &out)
+{
+    waiter.fetch = core_.fetch(asked_of(waiter), now(), out);
+    waiters_[waiter.fetch] = &waiter;
+    if (!core_.is_waiting(waiter.fetch)) return;
+    waiter.cause = cause_of(waiter);
+    std::string name;
+    if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, &name)) {
+        core_.cancel(waiter.fetch,
+                     Status::error(STW_ERROR_BUSY,
+                                   "the fetch would wait for a view of tensor '%s' that the "
+                                   "same thread or step holds; release that view first",
+                                   name.c_str()),
+                     out);
+    }
+    for (const Range &range : waiter.plan.ranges) {
+        if (range.scratch == residency::kNone && core_.claimed_by(range.tensor->id) != 0) {
+            pipeline_->prefer(range.tensor->id);
+        }
+    }
 }
 
 Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
@@ -173,32 +173,44 @@ Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
     waiter.plan = std::move(plan);
     STW_TRY(start_fetch(waiter));
     await(waiter);
-    while (retry_as_private(waiter)) {
-        STW_TRY(start_fetch(waiter));
-        await(waiter);
-    }
     return finish_fetch(waiter, views_out);
 }
 
-// In-place reduction was refused, since there are contents to keep: take a private buffer.
-bool Runtime::retry_as_private(Waiter &waiter)
+// In-place reduction is refused where there are contents to keep: then with a private buffer, for
+// the same waiter. False: the refusal stands.
+bool Runtime::ask_privately(residency::Refused &refused, Commands &out)
 {
-    if (waiter.status.code() != STW_ERROR_EXISTS) return false;
+    const auto found = waiters_.find(refused.fetch);
+    if (refused.status.code() != STW_ERROR_EXISTS || found == waiters_.end()) return false;
+    Waiter &waiter = *found->second;
     bool again = false;
     for (Range &range : waiter.plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
-        waiter.status = make_scratch(range);
-        if (!waiter.status.ok()) return false;
+        Status made;
+        try {
+            made = make_scratch(range);
+        } catch (const std::bad_alloc &) {
+            made = Status::error(STW_ERROR_MEMORY, "no memory for a buffer to sum tensor '%s' in",
+                                 range.tensor->name.c_str());
+        }
+        if (!made.ok()) {
+            refused.status = std::move(made);
+            return false;
+        }
         again = true;
     }
-    waiter.done = false;
-    waiter.grants.clear();
-    return again;
+    if (!again) return false;
+    waiters_.erase(found);
+    ask(waiter, out);
+    for (residency::Sleeper &sleeper : sleepers_) {
+        if (sleeper.fetch == refused.fetch) sleeper.fetch = waiter.fetch;
+    }
+    return true;
 }
 
 Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
 {
-    Status status = std::move(waiter.status);
+    Status status = waiter.status;  // others may poll meanwhile
     if (status.ok()) status = fill_views(waiter, views_out);
     if (status.ok()) return status;
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());

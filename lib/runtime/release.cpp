@@ -221,19 +221,11 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     return {};
 }
 
-// A reduce that cannot add in place goes on with a private buffer once somebody asks.
 Status Runtime::poll(stw_operation *operation)
 {
-    Waiter &waiter = *operation->waiter;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (!waiter.done) return Status::remark(STW_PENDING);
-    }
-    if (retry_as_private(waiter)) {
-        STW_TRY(start_fetch(waiter));
-        return Status::remark(STW_PENDING);
-    }
-    return waiter.status;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Waiter &waiter = *operation->waiter;
+    return waiter.done ? waiter.status : Status::remark(STW_PENDING);
 }
 
 Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)

@@ -80,6 +80,7 @@ struct Waiter {
     void *user = nullptr;
     FetchPlan plan;
     bool asynchronous = false;  // of an operation, that outlives the wait for it
+    uint32_t owner = 0;         // the thread that asked, 0: not known
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
@@ -256,16 +257,17 @@ private:
     [[nodiscard]] residency::Instant now() const;
 
     // fetch.cpp, granted.cpp, waiting.cpp, release.cpp
-    residency::FetchAsked asked_of(const Waiter &waiter, uint32_t owner) const;
+    residency::FetchAsked asked_of(const Waiter &waiter) const;
     Status start_fetch(Waiter &waiter);
+    void ask(Waiter &waiter, Commands &out);
     Status check_places(const FetchPlan &plan) const;
     Status prepare_reduces(FetchPlan &plan);
     Status make_scratch(Range &range);
+    bool ask_privately(residency::Refused &refused, Commands &out);
     void drop_scratch(residency::TensorId scratch);
-    bool waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out);
+    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out);
     void break_deadlocks(std::vector<Waiter *> &calls);
     std::vector<residency::Held> held_by_sleepers();
-    bool retry_as_private(Waiter &waiter);
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const;
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
                       residency::Instant begin, residency::Instant end);

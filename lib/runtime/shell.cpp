@@ -85,8 +85,14 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     for (residency::Granted &granted : out.granted) {
         answer(granted.fetch, Status(), std::move(granted.grants), calls);
     }
+    Commands again;
+    bool more = false;
     for (residency::Refused &refused : out.refused) {
-        answer(refused.fetch, std::move(refused.status), {}, calls);
+        if (ask_privately(refused, again)) {
+            more = true;
+        } else {
+            answer(refused.fetch, std::move(refused.status), {}, calls);
+        }
     }
     for (const residency::BackgroundError &error : out.errors) {
         background(error.tensor, error.status);
@@ -95,11 +101,12 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     ++progress_made_;
     progress_.notify_all();
     const auto stuck = static_cast<uint32_t>(core_.stuck_fetches().size());
-    if (stuck <= stuck_.exchange(stuck)) return;
-    // A view that ended without the lock, between the core's look and stuck_, told nobody.
-    Commands again;
-    core_.tick(now(), again);
-    execute(again, calls);
+    if (stuck > stuck_.exchange(stuck)) {
+        // A view that ended without the lock, between the core's look and stuck_, told nobody.
+        core_.tick(now(), again);
+        more = true;
+    }
+    if (more) execute(again, calls);
 }
 
 void Runtime::call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines)

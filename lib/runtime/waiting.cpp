@@ -15,12 +15,12 @@ observe::Stall Runtime::cause_of(const Waiter &waiter) const
 }
 
 // Would the fetch wait for a view that its own thread or step holds?
-bool Runtime::waits_for_itself(const Waiter &waiter, uint32_t owner, std::string *tensor_out)
+bool Runtime::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
-        const bool own = (owner != 0 && view.owner == owner) ||
+        const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
                          (waiter.plan.step != 0 && view.step == waiter.plan.step);
         if (!own || view.scratch != residency::kNone) continue;
         for (const Range &range : waiter.plan.ranges) {
@@ -113,7 +113,7 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
         waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
     }
     const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(), [&](const auto &at) {
-        return at.owner == sleeper.owner && at.fetch == sleeper.fetch;
+        return at.owner == sleeper.owner && at.fetch == waiter.fetch;
     });
     if (mine != sleepers_.end()) sleepers_.erase(mine);
 }

@@ -115,6 +115,25 @@ static void a_waiting_operation_can_be_cancelled(void **state)
     machine_close(runtime);
 }
 
+static void a_sum_into_contents_gets_its_buffer_before_anybody_asks(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime = machine_open(&small);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_tensor *gradient = tensor_f32(runtime, "gradient", BLOCK / 4);
+    stw_operation *operation;
+    (void)state;
+    tensor_fill_sequence(gradient, BLOCK / 4, 0);
+    operation = ask(runtime, gradient, STW_REDUCE);
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    assert_int_equal(stats.pinned_bytes, BLOCK);
+    ok(stw_operation_poll(operation));
+    ok(stw_operation_free(operation));
+    tensor_expect_sequence(gradient, BLOCK / 4, 0);
+    machine_close(runtime);
+}
+
 static void a_failed_fetch_says_why_when_asked(void **state)
 {
     machine small = machine_small();
@@ -187,6 +206,7 @@ int main(void)
         cmocka_unit_test(an_operation_is_waited_for_collected_once_and_freed),
         cmocka_unit_test(freeing_what_was_not_collected_gives_its_pins_back),
         cmocka_unit_test(a_waiting_operation_can_be_cancelled),
+        cmocka_unit_test(a_sum_into_contents_gets_its_buffer_before_anybody_asks),
         cmocka_unit_test(a_failed_fetch_says_why_when_asked),
         cmocka_unit_test(operations_max_is_a_limit_and_open_ones_keep_the_runtime),
         cmocka_unit_test(views_max_is_a_limit_with_its_number),

@@ -262,6 +262,23 @@ stw_status stw_operation_wait(stw_operation *operation, uint64_t timeout_ns)
     });
 }
 
+stw_status stw_operation_on_done(stw_operation *operation, stw_done_fn done, void *user)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        if (!done) return Status::error(STW_ERROR_INVALID, "done is null");
+        return operation->runtime->body->on_done(operation, done, user);
+    });
+}
+
+stw_status stw_operation_notify_fd(stw_operation *operation, int32_t fd)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(operation));
+        return operation->runtime->body->notify_fd(operation, fd);
+    });
+}
+
 stw_status stw_operation_cancel(stw_operation *operation)
 {
     return guard([&]() -> Status {

@@ -375,6 +375,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
         timer_.join();
     }
     if (engine_) STW_TRY(engine_->close(timeout_ns));
+    stop_callbacks();
     return {};
 }
 
@@ -441,15 +442,21 @@ Status Runtime::to_policy(const stw_policy *from, uint32_t role,
 
 Status Runtime::close(uint64_t timeout_ns, bool deferred)
 {
-    const uint32_t open = views_.open_views();
+    const residency::Instant deadline = now() + timeout(timeout_ns);
+    uint32_t open = 0;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if ((open > 0 && !deferred) || operations_ > 0) {
-            return Status::error(STW_ERROR_BUSY,
-                                 "the runtime '%s' has %u open views and %u operations; release "
-                                 "and free them first, or close with STW_CLOSE_DEFERRED:\n%s",
-                                 name_.c_str(), open, operations_, describe_views(8).c_str());
-        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        do {  // callbacks may make operations while they are waited for
+            open = views_.open_views();
+            if ((open > 0 && !deferred) || operations_ > 0) {
+                return Status::error(
+                    STW_ERROR_BUSY,
+                    "the runtime '%s' has %u open views and %u operations; release and free them "
+                    "first, or close with STW_CLOSE_DEFERRED:\n%s",
+                    name_.c_str(), open, operations_, describe_views(8).c_str());
+            }
+            STW_TRY(await_callbacks(lock, deadline));
+        } while (operations_ > 0 || views_.open_views() != open);
     }
     if (open > 0) {
         STW_TRY(end_policy(timeout_ns));

@@ -36,9 +36,11 @@ public:
         return object;
     }
 
+    // No handle any more, but not to be used again before it is given back.
+    void retire(T *object) { object->tag.store(0, std::memory_order_release); }
     void give(T *object)
     {
-        object->tag.store(0, std::memory_order_release);
+        retire(object);
         std::lock_guard<std::mutex> lock(mutex_);
         if (!free_) free_ = new (std::nothrow) std::deque<T *>();
         if (!free_) return;

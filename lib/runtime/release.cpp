@@ -5,11 +5,17 @@
 #include "lib/support/assert.h"
 
 #include <new>
+#include <utility>
 
 namespace stepwell {
 namespace {
 
 constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;
+
+Status cancelled()
+{
+    return Status::error(STW_ERROR_CANCELLED, "the operation was cancelled");
+}
 
 }  // namespace
 
@@ -206,6 +212,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     }
     waiter->plan = std::move(plan);
     waiter->asynchronous = true;
+    waiter->operation = operation;
     operation->runtime = handle_;
     operation->waiter = waiter;
     Status status = start_fetch(*waiter);
@@ -221,75 +228,106 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     return {};
 }
 
+// A callback may use its operation while another thread frees it: the waiter, which lives until the
+// callback has returned, is looked up under the lock.
+Status Runtime::freed_meanwhile()
+{
+    return Status::error(STW_ERROR_INVALID,
+                         "the operation handle is not alive: another thread freed it during this "
+                         "call");
+}
+
 Status Runtime::poll(stw_operation *operation)
 {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Waiter &waiter = *operation->waiter;
-    return waiter.done ? waiter.status : Status::remark(STW_PENDING);
+    const Waiter *waiter = operation->waiter;
+    if (!waiter) return freed_meanwhile();
+    return waiter->done ? waiter->status : Status::remark(STW_PENDING);
 }
 
 Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
 {
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
-    for (;;) {
-        Status status = poll(operation);
-        if (status.code() != STW_PENDING) return status;
-        std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    Waiter *waiter = operation->waiter;
+    if (!waiter) return freed_meanwhile();
+    if (!waiter->done) {
         STW_TRY(interrupted_since(begin));
-        Waiter &waiter = *operation->waiter;
         // Who comes back by himself may still release.
-        sleep_on(waiter, lock, deadline, timeout_ns == 0);
-        if (waiter.done) continue;
-        STW_TRY(interrupted_since(begin));
-        return Status::remark(STW_PENDING);
+        sleep_on(*waiter, lock, deadline, timeout_ns == 0);
     }
+    if (waiter->done) return waiter->status;
+    STW_TRY(interrupted_since(begin));
+    return Status::remark(STW_PENDING);
 }
 
 Status Runtime::cancel(stw_operation *operation)
 {
+    Status status;
     act([&](Core &core, Commands &out) {
-        if (operation->waiter->done) return;
-        core.cancel(operation->waiter->fetch,
-                    Status::error(STW_ERROR_CANCELLED, "the operation was cancelled"), out);
+        const Waiter *waiter = operation->waiter;
+        if (!waiter) {
+            status = freed_meanwhile();
+        } else if (!waiter->done) {
+            core.cancel(waiter->fetch, cancelled(), out);
+        }
     });
-    return {};
+    return status;
 }
 
 Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t n)
 {
-    Waiter &waiter = *operation->waiter;
-    STW_TRY(Status(poll(operation)));
+    Waiter *waiter = nullptr;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!waiter.done) return Status::remark(STW_PENDING);
-        if (waiter.collected) {
+        waiter = operation->waiter;
+        if (!waiter) return freed_meanwhile();
+        if (!waiter->done) return Status::remark(STW_PENDING);
+        STW_TRY(Status(waiter->status));
+        if (waiter->collected) {
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
         }
-        if (n != waiter.plan.ranges.size()) {
+        if (n != waiter->plan.ranges.size()) {
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
-                                 waiter.plan.ranges.size());
+                                 waiter->plan.ranges.size());
         }
-        waiter.collected = true;
+        waiter->collected = true;
     }
-    return finish_fetch(waiter, views_out);
+    return finish_fetch(*waiter, views_out);
 }
 
 Status Runtime::free_operation(stw_operation *operation)
 {
-    Waiter *waiter = operation->waiter;
-    (void)cancel(operation);
-    if (!waiter->collected) {
+    Waiter *waiter = nullptr;
+    act([&](Core &core, Commands &out) {
+        waiter = std::exchange(operation->waiter, nullptr);
+        if (!waiter) return;
+        operation_pool.retire(operation);
+        if (!waiter->done) core.cancel(waiter->fetch, cancelled(), out);
+    });
+    if (!waiter) return freed_meanwhile();
+    bool collected = false;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        collected = std::exchange(waiter->collected, true);
+    }
+    if (!collected) {
         if (waiter->status.ok()) undo_grants(waiter->plan, waiter->grants);
         for (const Range &range : waiter->plan.ranges) {
             if (range.scratch != residency::kNone) drop_scratch(range.scratch);
         }
     }
-    operation->waiter = nullptr;
-    operation_pool.give(operation);
     std::lock_guard<std::mutex> lock(mutex_);
-    delete waiter;
     --operations_;
+    if (waiter->callback == Callback::kQueued) {
+        // The callback runs, or has still to: when it returns, the rest goes.
+        waiter->freed = true;
+        ++callbacks_freed_;
+        return {};
+    }
+    operation_pool.give(operation);
+    delete waiter;
     return {};
 }
 

@@ -68,6 +68,14 @@ struct FetchPlan {
     uint64_t timeout_ns = 0;
 };
 
+// What became of the callback of an operation.
+enum class Callback : uint8_t {
+    kNone,
+    kWanted,  // when it is over
+    kQueued,  // over: the callback is to come, or runs
+    kCalled
+};
+
 // Somebody who waits for the answer of a fetch.
 struct Waiter {
     residency::FetchId fetch = 0;
@@ -80,7 +88,14 @@ struct Waiter {
     void *user = nullptr;
     FetchPlan plan;
     bool asynchronous = false;  // of an operation, that outlives the wait for it
-    uint32_t owner = 0;         // the thread that asked, 0: not known
+    bool freed = false;         // that operation, before its callback returned
+    Callback callback = Callback::kNone;
+    int notify_fd = -1;  // an eventfd of the program, to be told the end; -1: none
+    uint32_t owner = 0;  // the thread that asked, 0: not known
+    stw_operation *operation = nullptr;
+    stw_done_fn on_done = nullptr;
+    void *on_done_user = nullptr;
+    Waiter *next_callback = nullptr;
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
@@ -130,6 +145,9 @@ public:
     Status wait(stw_operation *operation, uint64_t timeout_ns);
     Status cancel(stw_operation *operation);
     Status free_operation(stw_operation *operation);
+    // Those who wait in no thread (callbacks.cpp).
+    Status on_done(stw_operation *operation, stw_done_fn done, void *user);
+    Status notify_fd(stw_operation *operation, int fd);
 
     // ---- copies from and to the caller's memory (copy.cpp) --------------------------------------
     Status write(stw_tensor *tensor, const void *source, const stw_copy_options &options);
@@ -295,6 +313,15 @@ private:
         return tensor < handles_.size() ? handles_[tensor] : nullptr;
     }
 
+    static Status freed_meanwhile();
+
+    // callbacks.cpp
+    void tell_end(Waiter &waiter);
+    Status start_callbacks();
+    void stop_callbacks();
+    void run_callbacks();
+    Status await_callbacks(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
+
     // tiers.cpp
     residency::ClaimId claim_alone(residency::TensorId tensor);
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const;
@@ -438,6 +465,13 @@ private:
     uint64_t tensors_live_ = 0;
     uint64_t accesses_ = 0;  // of tensors, since open
     uint32_t operations_ = 0;
+    Waiter *callbacks_first_ = nullptr;  // operations that are over, in that order
+    Waiter *callbacks_last_ = nullptr;
+    uint32_t callbacks_freed_ = 0;  // of operations freed before they returned
+    std::condition_variable callbacks_ready_;
+    bool callbacks_run_ = false;  // the thread does
+    bool callbacks_end_ = false;
+    pthread_t callbacks_thread_{};
     std::vector<std::unique_ptr<Phase>> phases_;
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it

@@ -128,6 +128,7 @@ void Runtime::answer(residency::FetchId fetch, Status status, std::vector<reside
     for (size_t i = 0; i < waiter.grants.size() && i < waiter.plan.ranges.size(); ++i) {
         note_access(waiter.plan.ranges[i].tensor->id);
     }
+    if (waiter.asynchronous) tell_end(waiter);
     if (waiter.call) {
         calls.push_back(&waiter);
     } else {

@@ -4,11 +4,14 @@
 #include <stepwell/stepwell.hpp>
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
@@ -365,6 +368,37 @@ TEST(Operation, IsPolledWaitedForAndCancelled)
     EXPECT_EQ(waits.poll().code(), STW_PENDING);
     waits.cancel();
     EXPECT_EQ(code_of([&] { waits.poll(); }), STW_ERROR_CANCELLED);
+}
+
+TEST(Operation, TellsItsEnd)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor tensor = tensor_of(runtime, "t", 5);
+    stw_fetch_options handed = STW_FETCH_OPTIONS_INIT;
+    handed.flags = STW_FETCH_HAND_OVER;
+    stw::Views held =
+        stw::Views::fetch(runtime, {stw::want(tensor, STW_READ_WRITE)}, &handed).value();
+    stw::Operation operation = stw::Operation::fetch(runtime, {stw::want(tensor)}).value();
+    const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    operation.notify_fd(fd);
+    std::promise<stw_status> told;
+    // A promise cannot be copied: what is called is moved to where it is kept.
+    std::future<stw_status> status = told.get_future();
+    operation.on_done([told = std::move(told)](stw_status code) mutable { told.set_value(code); });
+    EXPECT_EQ(code_of([&] { operation.on_done([](stw_status) {}); }), STW_ERROR_EXISTS);
+    EXPECT_EQ(operation.poll().code(), STW_PENDING);
+    held.release();
+    EXPECT_EQ(status.get(), STW_OK);
+    eventfd_t count = 0;
+    EXPECT_EQ(eventfd_read(fd, &count), 0);
+    EXPECT_EQ(count, 1u);
+    stw::Operation over = stw::Operation::fetch(runtime, {stw::want(tensor)}).value();
+    over.wait();
+    int calls = 0;
+    over.on_done([](void *user, stw_operation *, stw_status) { ++*static_cast<int *>(user); },
+                 &calls);
+    EXPECT_EQ(calls, 1);
+    close(fd);
 }
 
 TEST(Optimizer, TellsStatesCountsAndVerdicts)

@@ -23,7 +23,14 @@ int __lsan_is_turned_off(void)
 
 #define FORKED(call) CHECK((call) == STW_ERROR_FORKED && strstr(stw_last_error(), "fork"))
 
-static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view)
+static void not_called(void *user, stw_operation *operation, stw_status status)
+{
+    (void)user, (void)operation, (void)status;
+    CHECK(0);
+}
+
+static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view,
+                  stw_operation *operation)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_tensor *found = NULL;
@@ -36,6 +43,10 @@ static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, st
     FORKED(stw_tensor_find(runtime, "t", &found));
     FORKED(stw_release(view, 1, STW_STREAM_HOST, 0));
     FORKED(stw_step_begin(phase));
+    FORKED(stw_operation_poll(operation));
+    FORKED(stw_operation_on_done(operation, not_called, NULL));
+    FORKED(stw_operation_notify_fd(operation, -1));
+    FORKED(stw_operation_free(operation));
     FORKED(stw_runtime_drain(runtime, 0));
     FORKED(stw_runtime_interrupt(runtime));
     FORKED(stw_runtime_close(runtime, 0, 0));
@@ -48,12 +59,62 @@ static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, st
     exit(0); /* with handlers, as a program would */
 }
 
+#if defined(__has_feature)
+#define STW_THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define STW_THREAD_SANITIZER 0
+#endif
+
+/* The child has no thread but the callback's, and ends when that returns. */
+typedef struct forking {
+    stw_runtime *runtime;
+    pid_t child;
+} forking;
+
+static void fork_and_return(void *user, stw_operation *operation, stw_status status)
+{
+    forking *here = user;
+    (void)operation;
+    CHECK(status == STW_ERROR_CANCELLED);
+    here->child = fork();
+    if (here->child != 0) return;
+    is_child = 1;
+    FORKED(stw_runtime_close(here->runtime, 0, 0));
+#if defined(__SANITIZE_THREAD__) || STW_THREAD_SANITIZER
+    _exit(0); /* that sanitizer cannot end a thread in a child */
+#endif
+}
+
+static void a_callback_forks(stw_runtime *runtime, stw_tensor *tensor)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_operation *operation = NULL;
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    forking here = {runtime, -1};
+    stw_view view;
+    int status;
+    /* It waits for a view that is not this thread's. */
+    options.flags = STW_FETCH_HAND_OVER;
+    request.tensor = tensor, request.access = STW_READ_WRITE, request.element_count = 1000;
+    CHECK(stw_fetch(runtime, &options, &request, 1, &view) == STW_OK);
+    CHECK(stw_fetch_async(runtime, NULL, &request, 1, &operation) == STW_OK);
+    CHECK(stw_operation_on_done(operation, fork_and_return, &here) == STW_OK);
+    CHECK(here.child == -1);
+    CHECK(stw_operation_free(operation) == STW_OK);
+    CHECK(stw_release(&view, 1, STW_STREAM_HOST, 0) == STW_OK);
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK); /* and so after the callback */
+    CHECK(here.child > 0);
+    CHECK(waitpid(here.child, &status, 0) == here.child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void)
 {
     stw_runtime *runtime = open_small(".", NULL);
     stw_tensor *tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     float *values = malloc(40 * BLOCK);
+    stw_operation *operation = NULL;
     stw_phase *phase = NULL;
     stw_view view;
     int round, i, status;
@@ -65,10 +126,12 @@ int main(void)
         pid_t pid;
         request.tensor = tensor, request.element_begin = 100, request.element_count = 1000;
         CHECK(stw_fetch(runtime, NULL, &request, 1, &view) == STW_OK);
+        CHECK(stw_fetch_async(runtime, NULL, &request, 1, &operation) == STW_OK);
         pid = fork();
-        if (pid == 0) child(runtime, tensor, phase, &view);
+        if (pid == 0) child(runtime, tensor, phase, &view, operation);
         /* The parent works on meanwhile. */
         CHECK(stw_release(&view, 1, STW_STREAM_HOST, 0) == STW_OK);
+        CHECK(stw_operation_free(operation) == STW_OK);
         CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
         CHECK(waitpid(pid, &status, 0) == pid);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -76,7 +139,7 @@ int main(void)
         CHECK(stw_tensor_read(tensor, values, NULL) == STW_OK);
         for (i = 0; i < 40 * BLOCK / 4; ++i) CHECK(values[i] == (float)i);
     }
-    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+    a_callback_forks(runtime, tensor);
     free(values);
     return 0;
 }

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,26 @@ public:
     Status poll() { return Status(stw_operation_poll(get())); }
     /// Blocks at most timeout_ns (0: the runtime's default); STW_PENDING is no failure.
     Status wait(uint64_t timeout_ns = 0) { return Status(stw_operation_wait(get(), timeout_ns)); }
+    /// Calls `done` once when it is over, on a thread of the library, or now on this one when it is
+    /// over already. It may call what never blocks, and must not throw. Never blocks.
+    Status on_done(stw_done_fn done, void *user)
+    {
+        return Status(stw_operation_on_done(get(), done, user));
+    }
+    /// The same with anything that takes the stw_status of the end. It is kept until then.
+    template <class Done> Status on_done(Done done)
+    {
+        auto kept = std::make_unique<Done>(std::move(done));
+        const auto call = [](void *user, stw_operation *, stw_status status) {
+            const std::unique_ptr<Done> mine(static_cast<Done *>(user));
+            (*mine)(status);
+        };
+        const stw_status code = stw_operation_on_done(get(), call, kept.get());
+        if (code >= 0) (void)kept.release();  // the call has it, or had
+        return Status(code);
+    }
+    /// Adds 1 to an eventfd of the caller's when it is over; -1 withdraws it. Never blocks.
+    Status notify_fd(int fd) { return Status(stw_operation_notify_fd(get(), fd)); }
     /// Asks it to end early: then with CANCELLED, or with OK when too late. Never blocks.
     Status cancel() { return Status(stw_operation_cancel(get())); }
     /// Waits, then takes the views. Once only.

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous fetches."""
+"""Asynchronous fetches. Their ends come by eventfd, which an event loop waits for with everything
+else: a callback would run on a thread of the library, which may not wait for the interpreter's lock
+while others wait for it, and may not enter an interpreter that is ending.
+"""
 from __future__ import annotations
 
+import asyncio
 import ctypes
-from typing import TYPE_CHECKING, Any, List, Optional, Union
+import os
+from typing import TYPE_CHECKING, Any, Generator, List, Optional, Union
 
 from . import _abi, _waiting
 from ._library import lib
@@ -16,10 +21,29 @@ if TYPE_CHECKING:
     from ._tensor import Request, Tensor
 
 
-class Operation:
-    """One asynchronous fetch. A context manager: at its end, what was not collected is undone."""
+def _eventfd() -> int:
+    flags = os.O_CLOEXEC | os.O_NONBLOCK  # the bits of EFD_CLOEXEC and EFD_NONBLOCK
+    if hasattr(os, "eventfd"):
+        return int(os.eventfd(0, flags))
+    libc = ctypes.CDLL(None, use_errno=True)  # Python 3.9
+    descriptor = int(libc.eventfd(0, flags))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "no eventfd for the operation")
+    return descriptor
 
-    __slots__ = ("_runtime", "_handle", "_items", "_single", "_step", "__weakref__")
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Operation:
+    """One asynchronous fetch. A context manager: at its end, what was not collected is undone.
+
+    In a coroutine, `await operation` is its View or Views, as collect() gives them.
+    """
+
+    __slots__ = ("_runtime", "_handle", "_items", "_single", "_step", "_awaited", "__weakref__")
 
     def __init__(self, runtime: "Runtime", items: "List[Union[Tensor, Request]]",
                  single: bool) -> None:
@@ -28,6 +52,7 @@ class Operation:
         self._items = items
         self._single = single
         self._step = runtime._step
+        self._awaited = False
 
     def _use(self) -> ctypes.c_void_p:
         self._runtime._use()
@@ -53,6 +78,9 @@ class Operation:
         """Wait, then take the View (of fetch_async) or Views (of fetch_many_async). Once only."""
         while not self.wait():
             pass
+        return self._take(stream)
+
+    def _take(self, stream: Optional[int] = None) -> Any:
         taken = (View(self._runtime, self._items[0].tensor) if self._single
                  else Views(self._runtime, self._items))
         taken._step = self._step
@@ -61,6 +89,45 @@ class Operation:
         at = ctypes.byref(taken._views) if self._single else taken._views
         check(lib.stw_fetch_collect(self._use(), stream, at, len(self._items)))
         return taken
+
+    def notify(self, descriptor: Optional[int]) -> None:
+        """Add 1 to an eventfd when it is over: now, if it is. For event loops other than asyncio's.
+
+        The descriptor is non-blocking, stays yours, and stays open until it was written; one serves
+        many operations, and an operation has one at a time. None withdraws it. Never blocks.
+        """
+        check(lib.stw_operation_notify_fd(self._use(), -1 if descriptor is None else descriptor))
+
+    async def _over(self) -> None:
+        if self._awaited:
+            raise raised(_abi.STW_ERROR_BUSY, "another task awaits the operation")
+        loop = asyncio.get_running_loop()
+        descriptor = _eventfd()
+        self._awaited = True
+        try:
+            over = loop.create_future()
+            loop.add_reader(descriptor, _wake, over)
+            try:
+                self.notify(descriptor)
+                await over
+            except asyncio.CancelledError:
+                if self._handle:
+                    self.cancel()
+                raise
+            finally:
+                loop.remove_reader(descriptor)
+                if self._handle and not self._runtime.closed:
+                    self.notify(None)
+        finally:
+            self._awaited = False
+            os.close(descriptor)
+
+    def __await__(self) -> "Generator[Any, None, Any]":
+        """A task that is cancelled while it waits cancels the operation."""
+        if not self.poll():
+            yield from self._over().__await__()
+            self.poll()  # says why, when it failed
+        return self._take()
 
     def free(self) -> None:
         """End it. Views that were not collected are given back. A second time is nothing."""

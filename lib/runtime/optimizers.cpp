@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <utility>
 
 namespace stepwell {
 namespace {
@@ -164,11 +166,12 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     if (!is_master) spec.flags = STW_TENSOR_ZERO;
     spec.neighbour = core_.spec(parameter->id).neighbour;
     if (body.has_policy) spec.policy = &body.policy;
-    stw_tensor *tensor = nullptr;
-    STW_TRY(create_tensors(&spec, 1, &tensor));
-    tensor->optimizer = &body;
-    body.states.push_back({parameter, name, tensor});
-    *id_out = tensor->id;
+    OwnedState state{parameter, name, nullptr};
+    grow_to_hold(body.states, body.states.size() + 1);
+    STW_TRY(create_tensors(&spec, 1, &state.tensor));
+    state.tensor->optimizer = &body;
+    *id_out = state.tensor->id;
+    body.states.push_back(std::move(state));
     return {};
 }
 
@@ -192,58 +195,82 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
     return {};
 }
 
+// What an entry is to the update layer, with the states that its parameter lacks yet.
+Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
+                           update::Entry *entry_out)
+{
+    STW_TRY(check_entry(body, entry));
+    update::Entry out;
+    out.parameter = entry.parameter->id;
+    out.gradient = entry.gradient->id;
+    out.parameter_dtype = entry.parameter->dtype;
+    out.gradient_dtype = entry.gradient->dtype;
+    out.group = entry.parameter_group;
+    out.element_begin = entry.element_begin;
+    out.element_count = entry.element_count ? entry.element_count : entry.parameter->elements;
+    out.handle = entry.parameter;
+    if (entry.parameter->dtype != STW_F32) {
+        STW_TRY(make_state(body, entry.parameter, "master", true, &out.master));
+    }
+    const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
+    const update::StateNames names = update::state_names(
+        body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
+    out.state_count = names.count;
+    for (uint32_t state = 0; state < names.count; ++state) {
+        STW_TRY(make_state(body, entry.parameter, names.names[state], false, &out.states[state]));
+    }
+    *entry_out = out;
+    return {};
+}
+
+Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n)
+{
+    std::vector<update::Entry> wanted(n);
+    grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
+    std::vector<stw_tensor *> held;
+    held.reserve(2 * size_t{n});
+    const auto *at = reinterpret_cast<const char *>(entries);
+    for (uint32_t i = 0; i < n; ++i, at += entries[0].struct_size) {
+        stw_optimizer_entry entry{};
+        std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
+        STW_TRY(make_entry(body, entry, &wanted[i]));
+        held.push_back(entry.parameter);
+        held.push_back(entry.gradient);
+    }
+    STW_TRY(body.optimizer->add(wanted.data(), n));
+    for (stw_tensor *tensor : held) {
+        tensor->optimizer = &body;
+        body.held.push_back(tensor);
+    }
+    return {};
+}
+
+// Those made last, which nobody has used.
+void Runtime::forget_states(OptimizerBody &body, size_t keep, Commands &out)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (body.states.size() > keep) {
+        unregister_tensor(body.states.back().tensor, out);
+        body.states.pop_back();
+    }
+    for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+}
+
 Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
                                uint32_t n)
 {
     OptimizerBody &body = body_of(optimizer);
     const size_t states_before = body.states.size();
-    std::vector<update::Entry> wanted;
+    Commands undone;  // going back must not need memory
+    undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 1));
     Status status;
-    const auto *at = reinterpret_cast<const char *>(entries);
-    std::vector<stw_tensor *> held;
-    for (uint32_t i = 0; i < n && status.ok(); ++i, at += entries[0].struct_size) {
-        stw_optimizer_entry entry{};
-        std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
-        status = check_entry(body, entry);
-        if (!status.ok()) break;
-        update::Entry out;
-        out.parameter = entry.parameter->id;
-        out.gradient = entry.gradient->id;
-        out.parameter_dtype = entry.parameter->dtype;
-        out.gradient_dtype = entry.gradient->dtype;
-        out.group = entry.parameter_group;
-        out.element_begin = entry.element_begin;
-        out.element_count = entry.element_count ? entry.element_count : entry.parameter->elements;
-        out.handle = entry.parameter;
-        if (entry.parameter->dtype != STW_F32) {
-            status = make_state(body, entry.parameter, "master", true, &out.master);
-        }
-        const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
-        const update::StateNames names = update::state_names(
-            body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
-        out.state_count = names.count;
-        for (uint32_t state = 0; state < names.count && status.ok(); ++state) {
-            status =
-                make_state(body, entry.parameter, names.names[state], false, &out.states[state]);
-        }
-        wanted.push_back(out);
-        held.push_back(entry.parameter);
-        held.push_back(entry.gradient);
+    try {
+        status = take_parameters(body, entries, n);
+    } catch (const std::bad_alloc &) {
+        forget_states(body, states_before, undone);
+        throw;
     }
-    if (status.ok()) status = body.optimizer->add(wanted.data(), static_cast<uint32_t>(n));
-    if (status.ok()) {
-        for (stw_tensor *tensor : held) {
-            tensor->optimizer = &body;
-            body.held.push_back(tensor);
-        }
-        return status;
-    }
-    while (body.states.size() > states_before) {
-        stw_tensor *tensor = body.states.back().tensor;
-        tensor->optimizer = nullptr;
-        (void)destroy_tensors(&tensor, 1);
-        body.states.pop_back();
-    }
+    if (!status.ok()) forget_states(body, states_before, undone);
     return status;
 }
 

@@ -330,6 +330,10 @@ private:
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name, bool is_master,
                       residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
+    Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
+                      update::Entry *entry_out);
+    Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
+    void forget_states(OptimizerBody &body, size_t keep, Commands &out);
     OptimizerBody &body_of(const stw_optimizer *optimizer);
 
     // copy.cpp

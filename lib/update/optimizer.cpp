@@ -4,12 +4,14 @@
 #include "lib/update/optimizer.h"
 
 #include "lib/support/assert.h"
+#include "lib/support/growth.h"
 #include "lib/update/optimizer_parts.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <iterator>
+#include <new>
 
 namespace stepwell::update {
 namespace {
@@ -159,16 +161,18 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
         STW_TRY(check_part(entry, *job));
     } else {
         job = &jobs.emplace_back(*this, entry);
-        for (uint32_t i = 0; i < job->turn_count; ++i) {
-            const TensorId tensor = job->turns[i].tensor;
+        const uint32_t tensors_of_it = job->turn_count;
+        // Counts those that are its own as far as they are: going back takes these out again.
+        for (job->turn_count = 0; job->turn_count < tensors_of_it; ++job->turn_count) {
+            const TensorId tensor = job->turns[job->turn_count].tensor;
             if (by_tensor.emplace(tensor, job).second) continue;
-            job->turn_count = i;  // the rest is not its own
-            forget_last_job();
             return Status::error(STW_ERROR_EXISTS,
                                  "Tensor %u of parameter %u is in this optimizer already.", tensor,
                                  entry.parameter);
         }
     }
+    grow_to_hold(part_jobs, part_jobs.size() + 1);
+    grow_to_hold(job->parts, job->parts.size() + 1);
     Part &part = parts.emplace_back();
     part.element_begin = entry.element_begin;
     part.element_count = entry.element_count;
@@ -193,6 +197,17 @@ void Optimizer::Parts::forget_last_job()
     jobs.pop_back();
 }
 
+// What came after these goes.
+void Optimizer::Parts::keep(size_t jobs_kept, size_t parts_kept)
+{
+    while (parts.size() > parts_kept) {
+        part_jobs.back()->parts.pop_back();
+        part_jobs.pop_back();
+        parts.pop_back();
+    }
+    while (jobs.size() > jobs_kept) forget_last_job();
+}
+
 // Steps allocate nothing: what they need is taken with the entries.
 void Optimizer::Parts::reserve()
 {
@@ -207,21 +222,17 @@ Status Optimizer::add(const Entry *entries, uint32_t n)
     if (pending()) {
         return Status::error(STW_ERROR_BUSY, "A step of this optimizer is pending; wait for it.");
     }
-    Parts &parts = *parts_;
-    const size_t jobs_before = parts.jobs.size();
-    const size_t parts_before = parts.parts.size();
+    const size_t jobs_before = parts_->jobs.size();
+    const size_t parts_before = parts_->parts.size();
     Status status;
-    for (uint32_t i = 0; i < n && status.ok(); ++i) status = parts.add_entry(entries[i]);
-    if (status.ok()) {
-        parts.reserve();
-        return status;
+    try {
+        for (uint32_t i = 0; i < n && status.ok(); ++i) status = parts_->add_entry(entries[i]);
+        if (status.ok()) parts_->reserve();
+    } catch (const std::bad_alloc &) {
+        parts_->keep(jobs_before, parts_before);
+        throw;
     }
-    while (parts.parts.size() > parts_before) {
-        parts.part_jobs.back()->parts.pop_back();
-        parts.part_jobs.pop_back();
-        parts.parts.pop_back();
-    }
-    while (parts.jobs.size() > jobs_before) parts.forget_last_job();
+    if (!status.ok()) parts_->keep(jobs_before, parts_before);
     return status;
 }
 

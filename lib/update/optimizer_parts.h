@@ -110,6 +110,7 @@ struct Optimizer::Parts {
     Status check_part(const Entry &entry, const ParameterJob &job) const;
     Status add_entry(const Entry &entry);
     void forget_last_job();
+    void keep(size_t jobs_kept, size_t parts_kept);
     void reserve();
     [[nodiscard]] ParameterJob *find(TensorId parameter) const;
     [[nodiscard]] stw_hyper hyper_of(uint32_t group) const;

@@ -130,6 +130,73 @@ void phases_and_optimizers(bool all_after)
     CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
 }
 
+// A parameter with master and moments: all of its states or none.
+void taking_parameters_in(bool all_after)
+{
+    stw_runtime *runtime = open_small(".", nullptr);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = nullptr;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    CHECK(stw_optimizer_create(runtime, &options, &optimizer) == STW_OK);
+    for (long long at = 0;; ++at) {
+        stw_tensor_spec specs[2] = {STW_TENSOR_SPEC_INIT, STW_TENSOR_SPEC_INIT};
+        const std::string name = "a name too long to lie within a string " + std::to_string(at);
+        for (int i = 0; i < 2; ++i) {
+            specs[i].dtype = i == 0 ? STW_BF16 : STW_F32;
+            specs[i].role = i == 0 ? STW_ROLE_PARAM : STW_ROLE_GRAD;
+            specs[i].dimensions = 1;
+            specs[i].shape[0] = 10;
+        }
+        specs[0].name = name.c_str();
+        stw_tensor *made[2] = {};
+        CHECK(stw_tensor_create(runtime, specs, 2, made) == STW_OK);
+        for (stw_tensor *tensor : made) CHECK(stw_tensor_fill(tensor, 1, nullptr) == STW_OK);
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        entry.parameter = made[0];
+        entry.gradient = made[1];
+        const uint64_t before = tensors_of(runtime);
+        stw_status status = STW_OK;
+        const bool met =
+            refusing(at, all_after, [&] { status = stw_optimizer_add(optimizer, &entry, 1); });
+        CHECK(status == STW_OK || (met && status == STW_ERROR_MEMORY));
+        CHECK(tensors_of(runtime) == before + (status == STW_OK ? 3 : 0));
+        if (status != STW_OK) CHECK(stw_optimizer_add(optimizer, &entry, 1) == STW_OK);
+        CHECK(stw_optimizer_step(optimizer, nullptr, nullptr) == STW_OK);
+        CHECK(stw_runtime_drain(runtime, 0) == STW_OK);
+        if (!met) break;
+    }
+    CHECK(stw_optimizer_destroy(optimizer) == STW_OK);
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+}
+
+// The record of an operation and the thread of its callback.
+void being_told(bool all_after)
+{
+    stw_runtime *runtime = open_small(".", nullptr);
+    stw_tensor *tensor = make_tensor(runtime, "t", 10);
+    use(tensor);
+    for (long long at = 0;; ++at) {
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        stw_operation *operation = nullptr;
+        stw_status status = STW_OK;
+        int calls = 0;
+        request.tensor = tensor;
+        CHECK(stw_fetch_async(runtime, nullptr, &request, 1, &operation) == STW_OK);
+        CHECK(stw_operation_wait(operation, 0) == STW_OK);
+        const bool met = refusing(at, all_after, [&] {
+            status = stw_operation_on_done(
+                operation,
+                [](void *user, stw_operation *, stw_status) { ++*static_cast<int *>(user); },
+                &calls);
+        });
+        CHECK(status == STW_OK || (met && status == STW_ERROR_MEMORY));
+        CHECK(calls == (status == STW_OK ? 1 : 0));
+        CHECK(stw_operation_free(operation) == STW_OK);
+        if (!met) break;
+    }
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+}
+
 int descriptors()
 {
     int count = 0;
@@ -204,6 +271,8 @@ int main()
     for (const bool all_after : {false, true}) {
         creating(all_after);
         phases_and_optimizers(all_after);
+        taking_parameters_in(all_after);
+        being_told(all_after);
         opening(all_after);
     }
     std::puts("every refusal was said");

@@ -70,8 +70,9 @@ typedef struct stw_optimizer_options {
     uint32_t flags;                  /* none yet */
     const stw_custom_update *custom; /* copied */
     const stw_policy *state_policy;  /* copied; NULL: by preset */
+    double ema_decay;                /* 0: none; else, below 1, a state "ema" follows the master */
 } stw_optimizer_options;
-#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0 }
+#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct stw_optimizer_entry {
     uint32_t struct_size;
@@ -90,8 +91,12 @@ STW_API stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimize
 STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
 /**
  * Take parameters in. Makes a state tensor per moment, "master" where the parameter is not fp32
- * (from the parameter's contents at the first update). A parameter is in one optimizer only; frozen
- * ones in none.
+ * (from the parameter's contents at the first update), and "ema" where ema_decay asks for it. A
+ * parameter is in one optimizer only; frozen ones in none.
+ *
+ * "ema" is the exponential moving average of the fp32 parameters (after Polyak, Juditsky 1992): a
+ * copy of them before the first update, and after each update decay x ema + (1 - decay) x the new
+ * parameter, in fp32. EMPTY until the first; what is written into it is averaged on from.
  *
  * Ownership: parameters and gradients must outlive the optimizer.
  * Threads:   one at a time.  Blocks: never.
@@ -103,9 +108,9 @@ STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimiz
  * blocks. */
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
-/* A state as a tensor: "master"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD "momentum";
- * Adagrad "sum"; or a custom name. Owned by the optimizer; fetch, read and write it like any other.
- * NOT_FOUND, INVALID. */
+/* A state as a tensor: "master"; "ema"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD
+ * "momentum"; Adagrad "sum"; or a custom name. Owned by the optimizer; fetch, read and write it
+ * like any other. NOT_FOUND, INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
 /* Updates done to this parameter (bias correction counts them). */

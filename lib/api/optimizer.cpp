@@ -31,6 +31,25 @@ Status check_custom(const stw_optimizer_options &options)
     return {};
 }
 
+Status check_ema(const stw_optimizer_options &options)
+{
+    if (!(options.ema_decay >= 0.0 && options.ema_decay < 1.0)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "options.ema_decay is %g; it is above 0 and below 1, as 0.999, or 0 "
+                             "for no average",
+                             options.ema_decay);
+    }
+    const uint32_t named = options.custom ? options.custom->state_count : 0;
+    for (uint32_t i = 0; options.ema_decay != 0.0 && i < named; ++i) {
+        if (std::strcmp(options.custom->state_names[i], "ema") != 0) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "custom.state_names[%u] is \"ema\", the state that options.ema_decay "
+                             "makes; give it another name",
+                             i);
+    }
+    return {};
+}
+
 Status check_entry(const stw_optimizer *optimizer, const stw_optimizer_entry &from)
 {
     stw_optimizer_entry entry{};
@@ -77,6 +96,7 @@ stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_option
         STW_TRY(take(&copy, options, "options"));
         STW_TRY(check_flags(copy.flags, 0, "options.flags"));
         STW_TRY(check_custom(copy));
+        STW_TRY(check_ema(copy));
         return runtime->body->create_optimizer(copy, optimizer_out);
     });
 }

@@ -75,6 +75,7 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
     }
     auto body = std::make_unique<OptimizerBody>();
     body->algorithm = options.algorithm;
+    body->has_average = options.ema_decay != 0.0;
     body->name = options.name ? options.name : "optimizer";
     if (options.custom) {
         if (options.custom->state_count > update::kStatesMax) {
@@ -96,7 +97,7 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
                     std::min<size_t>(options.state_policy->struct_size, sizeof body->policy));
     }
     Result<std::unique_ptr<update::Optimizer>> made = update::Optimizer::create(
-        *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr);
+        *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr, options.ema_decay);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -149,7 +150,7 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
 
 // One state of a parameter: found when an entry for another part of it made it before.
 Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
-                           bool is_master, residency::TensorId *id_out)
+                           bool starts_empty, residency::TensorId *id_out)
 {
     for (const OwnedState &state : body.states) {
         if (state.parameter != parameter || state.name != name) continue;
@@ -163,7 +164,7 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     spec.dtype = STW_F32;
     spec.dimensions = parameter->dimensions;
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
-    if (!is_master) spec.flags = STW_TENSOR_ZERO;
+    if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
     spec.neighbour = core_.spec(parameter->id).neighbour;
     if (body.has_policy) spec.policy = &body.policy;
     OwnedState state{parameter, name, nullptr};
@@ -211,6 +212,9 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
     out.handle = entry.parameter;
     if (entry.parameter->dtype != STW_F32) {
         STW_TRY(make_state(body, entry.parameter, "master", true, &out.master));
+    }
+    if (body.has_average) {
+        STW_TRY(make_state(body, entry.parameter, "ema", true, &out.average));
     }
     const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
     const update::StateNames names = update::state_names(
@@ -262,7 +266,7 @@ Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_ent
     OptimizerBody &body = body_of(optimizer);
     const size_t states_before = body.states.size();
     Commands undone;  // going back must not need memory
-    undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 1));
+    undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
     Status status;
     try {
         status = take_parameters(body, entries, n);

@@ -23,6 +23,7 @@ struct Runtime::OptimizerBody {
     bool has_policy = false;
     stw_policy policy = STW_POLICY_INIT;
     stw_custom_update custom{};
+    bool has_average = false;
     std::vector<std::string> custom_names;
     std::vector<const char *> custom_pointers;
 };

@@ -327,8 +327,8 @@ private:
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const;
 
     // optimizers.cpp
-    Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name, bool is_master,
-                      residency::TensorId *id_out);
+    Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
+                      bool starts_empty, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
                       update::Entry *entry_out);

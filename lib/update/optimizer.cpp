@@ -63,7 +63,8 @@ Optimizer::~Optimizer()
 }
 
 Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_t algorithm,
-                                                     const stw_custom_update *custom)
+                                                     const stw_custom_update *custom,
+                                                     double average_decay)
 {
     const bool needs_custom = algorithm == STW_OPTIMIZER_CUSTOM;
     if (!is_ours(algorithm) && !needs_custom) {
@@ -76,8 +77,15 @@ Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_
                              "A custom optimizer needs its update function and at most %u states.",
                              kStatesMax);
     }
+    if (!(average_decay >= 0.0 && average_decay < 1.0)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "The decay of the moving average is %g; it is above 0 and below 1, or "
+                             "0 for none.",
+                             average_decay);
+    }
     auto parts = std::make_unique<Parts>(pipeline, algorithm);
     if (needs_custom) parts->custom = *custom;
+    parts->average_decay = average_decay;
     return std::unique_ptr<Optimizer>(new Optimizer(std::move(parts)));
 }
 
@@ -119,6 +127,12 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
                              entry.parameter, entry.state_count, entry.master == kNone ? "no" : "a",
                              needed);
     }
+    if ((entry.average == kNone) != (average_decay == 0.0)) {
+        return Status::error(
+            STW_ERROR_INVALID,
+            "Parameter %u has %s tensor for its moving average, whose decay is %g.",
+            entry.parameter, entry.average == kNone ? "no" : "a", average_decay);
+    }
     return {};
 }
 
@@ -128,10 +142,12 @@ Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job)
     bool same = job.parameter_dtype == entry.parameter_dtype &&
                 job.gradient_dtype == entry.gradient_dtype &&
                 job.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
-                job.state_count == entry.state_count && job.has_master == (entry.master != kNone);
+                job.state_count == entry.state_count && job.has_master == (entry.master != kNone) &&
+                job.has_average == (entry.average != kNone);
     if (same && job.has_master) {
         same = job.layouts[ParameterJob::kOthers].tensor == entry.master;
     }
+    if (same && job.has_average) same = job.layouts[job.average_at()].tensor == entry.average;
     for (uint32_t i = 0; same && i < entry.state_count; ++i) {
         same = job.layouts[job.first_state() + i].tensor == entry.states[i];
     }
@@ -177,6 +193,8 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
     part.element_begin = entry.element_begin;
     part.element_count = entry.element_count;
     part.group = entry.group;
+    part.makes_master = job->made_master;
+    part.makes_average = job->made_average;
     part_jobs.push_back(job);
     job->parts.push_back(&part);
     return {};

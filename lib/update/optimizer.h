@@ -17,19 +17,20 @@
 
 namespace stepwell::update {
 
-constexpr uint32_t kStatesMax = 8;  // of one parameter, the master not counted
+constexpr uint32_t kStatesMax = 8;  // of one parameter, master and average not counted
 
 // A parameter, or a part of a packed one. All parts of a parameter have the same tensors.
 struct Entry {
     TensorId parameter = kNone;
     TensorId gradient = kNone;
-    TensorId master = kNone;  // fp32; kNone where the parameter itself is fp32
+    TensorId master = kNone;   // fp32; kNone where the parameter itself is fp32
+    TensorId average = kNone;  // fp32; kNone where the optimizer keeps none
     TensorId states[kStatesMax] = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
     uint32_t state_count = 0;
     uint32_t parameter_dtype = 0;  // STW_F32, STW_F16, STW_BF16
     uint32_t gradient_dtype = 0;
     uint32_t group = 0;          // of hyper-parameters
-    uint64_t element_begin = 0;  // of the parameter, the gradient, the master and the states
+    uint64_t element_begin = 0;  // of the parameter, the gradient and all states
     uint64_t element_count = 0;
     stw_tensor *handle = nullptr;  // of the parameter, for the caller's own kernel
 };
@@ -68,8 +69,10 @@ struct StepResult {
 class Optimizer {
 public:
     // `custom` is copied and needed for STW_OPTIMIZER_CUSTOM only; its names stay the caller's.
+    // `average_decay`: of the parameters' moving average, between 0 and 1; 0: none is kept.
     static Result<std::unique_ptr<Optimizer>> create(Pipeline &pipeline, uint32_t algorithm,
-                                                     const stw_custom_update *custom);
+                                                     const stw_custom_update *custom,
+                                                     double average_decay = 0.0);
     // Nothing is pending: wait() before.
     ~Optimizer();
     Optimizer(const Optimizer &) = delete;

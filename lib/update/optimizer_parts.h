@@ -22,14 +22,16 @@ struct Part {
     stw_hyper hyper{};                     // as the step began
     uint32_t states_used = 0;              // with these
     kernels::Coefficients coefficients{};  // of the update threads
-    double sum = 0.0;  // of the squares of its gradient, as far as it was scanned
+    double sum = 0.0;           // of the squares of its gradient, as far as it was scanned
+    bool makes_master = false;  // in its first update: others were there before it, and made theirs
+    bool makes_average = false;
 };
 
 enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
 
 // One parameter's way through a step. Between steps nobody but the optimizer's caller uses it.
 struct ParameterJob final : Job {
-    // Order of turns and layouts; the master, where there is one, and the states follow.
+    // Order of turns and layouts; master and average, where there are any, and the states follow.
     enum : uint32_t { kParameter, kGradient, kOthers };
 
     ParameterJob(Optimizer::Parts &parts, const Entry &entry);
@@ -52,17 +54,28 @@ struct ParameterJob final : Job {
     void update(const Chunk &chunk, const Part &part) const;
     Status update_custom(const Chunk &chunk, const Part &part) const;
     void make_fresh(const Chunk &chunk, const Part &part) const;
+    void note_made();
+    [[nodiscard]] float *master_of(const Chunk &chunk) const
+    {
+        return static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
+    }
+    [[nodiscard]] float *average_of(const Chunk &chunk) const
+    {
+        return static_cast<float *>(chunk.pointers[average_at()]);
+    }
     void end_scan();
     void end_update();
     // Unclaims all its tensors and leaves the step.
     void leave(bool empties_gradient);
-    [[nodiscard]] uint32_t first_state() const { return kOthers + (has_master ? 1 : 0); }
+    [[nodiscard]] uint32_t average_at() const { return kOthers + (has_master ? 1 : 0); }
+    [[nodiscard]] uint32_t first_state() const { return average_at() + (has_average ? 1 : 0); }
 
     Optimizer::Parts &owner;
     stw_tensor *const handle;
     const uint32_t parameter_dtype;
     const uint32_t gradient_dtype;
     const bool has_master;
+    const bool has_average;
     const uint32_t state_count;
     const uint32_t index;  // in the order of entries
     Layout layouts[kJobTensorsMax];
@@ -80,6 +93,9 @@ struct ParameterJob final : Job {
     kernels::ScanResult scanned;
     ParameterJob *next_undecided = nullptr;
     bool fresh_master = false;  // of the update threads: made from the parameter in this step
+    bool fresh_average = false;
+    bool made_master = false;  // by a step before, for the parts there were
+    bool made_average = false;
     uint32_t fresh_states = 0;  // bit per state without contents: zeros
 };
 
@@ -133,6 +149,7 @@ struct Optimizer::Parts {
     Pipeline::Parts &pipeline;
     const uint32_t algorithm;
     stw_custom_update custom{};             // update null: none
+    double average_decay = 0.0;             // 0: no average
     std::deque<Part> parts;                 // in the order of entries; grows between steps only
     std::vector<ParameterJob *> part_jobs;  // whose part it is
     std::deque<ParameterJob> jobs;

@@ -12,12 +12,20 @@ namespace stepwell::update {
 
 using kernels::kScanBlockElements;
 
+namespace {
+
+// The average follows while the master is still in the processor's cache.
+constexpr uint64_t kSliceElements = 16384;
+
+}  // namespace
+
 ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     : owner(optimizer),
       handle(entry.handle),
       parameter_dtype(entry.parameter_dtype),
       gradient_dtype(entry.gradient_dtype),
       has_master(entry.master != kNone),
+      has_average(entry.average != kNone),
       state_count(entry.state_count),
       index(static_cast<uint32_t>(optimizer.jobs.size()))
 {
@@ -30,6 +38,7 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     add(entry.parameter, parameter_dtype);
     add(entry.gradient, gradient_dtype);
     if (has_master) add(entry.master, STW_F32);
+    if (has_average) add(entry.average, STW_F32);
     for (uint32_t i = 0; i < state_count; ++i) add(entry.states[i], STW_F32);
 }
 
@@ -162,6 +171,7 @@ Status ParameterJob::opened()
                              parameter);
     }
     fresh_master = has_master && tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty;
+    fresh_average = has_average && tiers.contents(layouts[average_at()].tensor) == Contents::kEmpty;
     fresh_states = 0;
     for (uint32_t i = 0; i < state_count; ++i) {
         const TensorId state = layouts[first_state() + i].tensor;
@@ -209,9 +219,12 @@ void ParameterJob::scan(Chunk &chunk) const
 
 void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
 {
-    if (fresh_master) {
+    if (fresh_master || part.makes_master) {
         kernels::convert(chunk.pointers[kOthers], STW_F32, chunk.pointers[kParameter],
                          parameter_dtype, chunk.element_count);
+    }
+    if (fresh_average || part.makes_average) {
+        std::memcpy(average_of(chunk), master_of(chunk), chunk.element_count * sizeof(float));
     }
     for (uint32_t i = 0; i < part.states_used; ++i) {
         if ((fresh_states >> i & 1) == 0) continue;
@@ -221,18 +234,26 @@ void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
 
 void ParameterJob::update(const Chunk &chunk, const Part &part) const
 {
-    kernels::Chunk work{};
-    work.values = chunk.pointers[kParameter];
-    work.values_dtype = parameter_dtype;
-    work.gradient_dtype = gradient_dtype;
-    work.master = static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
-    work.gradient = chunk.pointers[kGradient];
-    for (uint32_t i = 0; i < part.states_used; ++i) {
-        work.states[i] = static_cast<float *>(chunk.pointers[first_state() + i]);
+    const auto algorithm = static_cast<kernels::Algorithm>(owner.algorithm);
+    const auto pointer = [&](uint32_t piece, uint64_t element, uint32_t dtype) -> void * {
+        return static_cast<char *>(chunk.pointers[piece]) + element * element_bytes(dtype);
+    };
+    const uint64_t slice = has_average ? kSliceElements : chunk.element_count;
+    for (uint64_t at = 0; at < chunk.element_count; at += slice) {
+        kernels::Chunk work{};
+        work.values = pointer(kParameter, at, parameter_dtype);
+        work.values_dtype = parameter_dtype;
+        work.gradient_dtype = gradient_dtype;
+        work.master = master_of(chunk) + at;
+        work.gradient = pointer(kGradient, at, gradient_dtype);
+        for (uint32_t i = 0; i < part.states_used; ++i) {
+            work.states[i] = static_cast<float *>(chunk.pointers[first_state() + i]) + at;
+        }
+        work.count = std::min(slice, chunk.element_count - at);
+        kernels::update_chunk(algorithm, part.coefficients, work);
+        if (!has_average) continue;
+        kernels::average(average_of(chunk) + at, work.master, work.count, owner.average_decay);
     }
-    work.count = chunk.element_count;
-    kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
-                          work);
 }
 
 Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
@@ -246,7 +267,7 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     work.state_count = part.states_used;
     work.parameter = handle;
     work.values = chunk.pointers[kParameter];
-    work.master = static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
+    work.master = master_of(chunk);
     work.gradient = chunk.pointers[kGradient];
     work.states = states;
     work.element_begin = chunk.element_begin;
@@ -265,7 +286,18 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     if (has_master) {
         kernels::convert(work.values, parameter_dtype, work.master, STW_F32, chunk.element_count);
     }
+    if (has_average) {
+        kernels::average(average_of(chunk), work.master, chunk.element_count, owner.average_decay);
+    }
     return {};
+}
+
+// Parts that come later have to make theirs themselves: the tensor has contents by then.
+void ParameterJob::note_made()
+{
+    made_master |= fresh_master;
+    made_average |= fresh_average;
+    for (Part *part : parts) part->makes_master = part->makes_average = false;
 }
 
 // ----------------------------------------------------------------------------- ends of phases ----
@@ -318,6 +350,7 @@ void ParameterJob::end_scan()
 void ParameterJob::end_update()
 {
     const bool updated = error.ok() && !empty;
+    if (updated) note_made();
     if (!error.ok()) {
         for (uint32_t i = 0; i < turn_count; ++i) {
             if (i != kGradient) owner.pipeline.tiers.fail(layouts[i].tensor, error);

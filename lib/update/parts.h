@@ -17,7 +17,7 @@
 namespace stepwell::update {
 
 constexpr uint64_t kNotPreferred = UINT64_MAX;
-constexpr uint32_t kJobTensorsMax = 11;   // parameter, gradient, master and the states
+constexpr uint32_t kJobTensorsMax = 12;   // parameter, gradient, master, average and the states
 constexpr uint32_t kPreferredChunks = 8;  // of kChunksMax, kept for what somebody waits for
 
 struct Job;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The same training on machines that differ in tiers, block size and threads ends in the same bits:
- * parameters, masters, moments, norms. The first machine holds everything on one device; on the
- * others nothing large fits. Gradients span 24 binary orders, so a sum in another order shows.
+ * parameters, masters, moments, averages, norms. The first machine holds everything on one device;
+ * on the others nothing large fits. Gradients span 24 binary orders, so a sum in another order
+ * shows.
  */
 #include "support.h"
 
-enum { STEPS = 4, PARAMETERS_MAX = 6, STATES_MAX = 3, CONTRIBUTIONS = 2 };
+enum { STEPS = 4, PARAMETERS_MAX = 6, STATES_MAX = 4, CONTRIBUTIONS = 2 };
 
 typedef struct parameter {
     uint32_t dtype;
@@ -54,7 +55,7 @@ typedef struct trainee {
     float *scratch;
 } trainee;
 
-static const char *const state_names[STATES_MAX] = {"exp_avg", "exp_avg_sq", "master"};
+static const char *const state_names[STATES_MAX] = {"exp_avg", "exp_avg_sq", "master", "ema"};
 
 /* A function of its arguments alone, so that pieces of any size are filled alike. */
 static uint64_t mix(uint64_t at)
@@ -121,7 +122,7 @@ static trainee trainee_open(const machine *wanted, const course *course)
     here.piece_bytes = wanted->block_bytes + wanted->block_bytes / 2;
     here.scratch = malloc(most * sizeof(float));
     assert_non_null(here.scratch);
-    options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.algorithm = STW_OPTIMIZER_ADAMW, options.ema_decay = 0.9;
     ok(stw_optimizer_create(here.runtime, &options, &here.optimizer));
     hyper.lr = 0.02, hyper.weight_decay = 0.1;
     ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
@@ -296,8 +297,10 @@ static void expect_changed(const outcome *made, const course *course)
         const parameter *of = &course->parameters[i];
         const float *master = made->bytes[i][of->dtype == STW_F32 ? 0 : 3];
         assert_true(master[of->elements - 1] != noise(i, 0, 0, of->elements - 1));
-        for (j = 1; j < 3; ++j)
-            assert_true(((const float *)made->bytes[i][j])[of->elements - 1] != 0);
+        for (j = 1; j < 1 + STATES_MAX; ++j)
+            assert_true(j == 3 || ((const float *)made->bytes[i][j])[of->elements - 1] != 0);
+        assert_true(((const float *)made->bytes[i][4])[of->elements - 1] !=
+                    master[of->elements - 1]);
     }
 }
 

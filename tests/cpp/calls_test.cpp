@@ -408,6 +408,7 @@ TEST(Optimizer, TellsStatesCountsAndVerdicts)
     stw::Tensor gradient = tensor_of(runtime, "g", 0.5, STW_ROLE_GRAD);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.ema_decay = 0.75;
     stw::Optimizer optimizer = stw::Optimizer::create(runtime, options).value();
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     entry.parameter = weights.get();
@@ -427,6 +428,12 @@ TEST(Optimizer, TellsStatesCountsAndVerdicts)
     std::vector<float> out(kElements);
     moment.read(out.data());
     EXPECT_FLOAT_EQ(out[0], 0.05F);
+    float now = 0;
+    stw_copy_options one = STW_COPY_OPTIONS_INIT;
+    one.element_count = 1;
+    weights.read(&now, one);
+    optimizer.state(weights, "ema").value().read(out.data());
+    EXPECT_FLOAT_EQ(out[0], 0.75F + 0.25F * now);
     runtime.drain();
     optimizer.destroy();
     EXPECT_FALSE(optimizer);

@@ -130,13 +130,14 @@ void phases_and_optimizers(bool all_after)
     CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
 }
 
-// A parameter with master and moments: all of its states or none.
+// A parameter with master, average and moments: all of its states or none.
 void taking_parameters_in(bool all_after)
 {
     stw_runtime *runtime = open_small(".", nullptr);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = nullptr;
     options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.ema_decay = 0.9;
     CHECK(stw_optimizer_create(runtime, &options, &optimizer) == STW_OK);
     for (long long at = 0;; ++at) {
         stw_tensor_spec specs[2] = {STW_TENSOR_SPEC_INIT, STW_TENSOR_SPEC_INIT};
@@ -159,7 +160,7 @@ void taking_parameters_in(bool all_after)
         const bool met =
             refusing(at, all_after, [&] { status = stw_optimizer_add(optimizer, &entry, 1); });
         CHECK(status == STW_OK || (met && status == STW_ERROR_MEMORY));
-        CHECK(tensors_of(runtime) == before + (status == STW_OK ? 3 : 0));
+        CHECK(tensors_of(runtime) == before + (status == STW_OK ? 4 : 0));
         if (status != STW_OK) CHECK(stw_optimizer_add(optimizer, &entry, 1) == STW_OK);
         CHECK(stw_optimizer_step(optimizer, nullptr, nullptr) == STW_OK);
         CHECK(stw_runtime_drain(runtime, 0) == STW_OK);

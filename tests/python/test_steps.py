@@ -150,6 +150,23 @@ class Optimizers(support.Machine):
                 self.assertEqual(optimizer.state(weights, state).shape, weights.shape)
 
     @support.needs_numpy
+    def test_parameters_are_averaged_for_evaluation(self):
+        weights, gradient = self.pair("w", 8)
+        optimizer = self.runtime.sgd(stepwell.Hyper(lr=1.0), ema_decay=0.5)
+        optimizer.add(weights, gradient)
+        average = optimizer.state(weights, "ema")
+        with self.assertRaises(stepwell.EmptyError):
+            average.read()
+        expected = 1.0
+        for step in (1, 2):
+            optimizer.step(wait=True, keep_gradients=True)
+            expected = 0.5 * expected + 0.5 * (1 - 0.5 * step)
+            self.assertEqual(average.read().tolist(), [expected] * 8)
+        with self.assertRaises(stepwell.InvalidError) as caught:
+            self.runtime.adam(ema_decay=1.25)
+        self.assertIn("1.25", str(caught.exception))
+
+    @support.needs_numpy
     def test_gradients_that_are_not_finite_skip_the_step(self):
         weights, gradient = self.pair("w", 8)
         optimizer = self.runtime.adam()

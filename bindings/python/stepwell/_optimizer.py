@@ -107,7 +107,8 @@ class Optimizer:
 
     def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
                  name: Optional[str] = None, state_dtype: Any = None,
-                 state_policy: Optional[Policy] = None, custom: Optional[Custom] = None) -> None:
+                 state_policy: Optional[Policy] = None, ema_decay: float = 0.0,
+                 custom: Optional[Custom] = None) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
         self._runtime = runtime
@@ -117,6 +118,7 @@ class Optimizer:
         options = _abi.stw_optimizer_options.initial(
             algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
             state_dtype=0 if state_dtype is None else dtype_of(state_dtype),
+            ema_decay=ema_decay,
         )
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)
@@ -193,7 +195,7 @@ class Optimizer:
         return UpdateResult._of(result)
 
     def state(self, parameter: Tensor, name: str) -> Tensor:
-        """A state as a tensor ("exp_avg", ...), owned by the optimizer."""
+        """A state as a tensor ("exp_avg", "ema", ...), owned by the optimizer."""
         handle = ctypes.c_void_p()
         check(lib.stw_optimizer_state(self._use(), parameter._use(), name.encode(), handle))
         return self._runtime._tensor(handle.value)

@@ -333,7 +333,8 @@ class Runtime(Fetches):
     # -- optimizers ---------------------------------------------------------------------------
 
     def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
-        """AdamW. details: name, state_policy, state_dtype."""
+        """AdamW. details: name, state_policy, state_dtype, ema_decay: a state "ema" averages the
+        parameters so, for evaluation."""
         return Optimizer(self, "adamw", hyper, **details)
 
     def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:

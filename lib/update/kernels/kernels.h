@@ -70,6 +70,11 @@ struct Chunk {
 
 void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const Chunk &chunk);
 
+// The exponential moving average of parameters: decay x average + (1 - decay) x values, computed as
+// average + (values - average) x (1 - decay), so that an average that has come to its values stays
+// there, however decay rounds. Arrays do not overlap.
+void average(float *average, const float *values, uint64_t count, double decay);
+
 // ------------------------------------------------------------------------------------------ scan
 
 // Sums are taken over blocks of this many elements, counted from the beginning of the tensor.

@@ -82,6 +82,34 @@ TEST(Entries, MasterBelongsToNarrowParameters)
     EXPECT_EQ(add(world, {without_one}), STW_ERROR_INVALID);
 }
 
+TEST(Entries, AnAverageNeedsItsTensorAndADecay)
+{
+    World without({});
+    Entry entry = without.make(kShape);
+    entry.average = without.tiers.create(32000, 0, false);
+    EXPECT_EQ(add(without, {entry}), STW_ERROR_INVALID);
+    Conditions conditions;
+    conditions.average_decay = 0.9;
+    World world(conditions);
+    Entry lacks = world.make(kShape);
+    lacks.average = kNone;
+    EXPECT_EQ(add(world, {lacks}), STW_ERROR_INVALID);
+    Entry a = world.make(kShape);
+    a.element_count = 5000;
+    Entry b = a;
+    b.element_begin = 5000;
+    b.element_count = 3000;
+    b.average = world.tiers.create(32000, 0, false);
+    EXPECT_EQ(add(world, {a, b}), STW_ERROR_MISMATCH);
+    b.average = a.average;
+    EXPECT_EQ(add(world, {a, b}), STW_OK);
+    for (const double decay : {1.0, -0.1, std::numeric_limits<double>::quiet_NaN()}) {
+        EXPECT_EQ(
+            Optimizer::create(*world.pipeline, STW_OPTIMIZER_ADAM, nullptr, decay).status().code(),
+            STW_ERROR_INVALID);
+    }
+}
+
 TEST(Entries, MomentumNeedsItsState)
 {
     Conditions conditions;

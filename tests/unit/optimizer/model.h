@@ -34,6 +34,7 @@ struct Mirror {
     std::vector<uint8_t> values;
     std::vector<uint8_t> gradient;
     std::vector<float> master;
+    std::vector<float> average;
     std::vector<float> states[2];
 };
 
@@ -44,6 +45,7 @@ struct Conditions {
     uint64_t window_blocks = 24;
     uint32_t algorithm = STW_OPTIMIZER_ADAMW;
     const stw_custom_update *custom = nullptr;
+    double average_decay = 0.0;
 };
 
 struct Failure {
@@ -69,7 +71,8 @@ public:
         auto opened = Pipeline::open(options);
         EXPECT_TRUE(opened.ok());
         pipeline = opened.take();
-        auto made = Optimizer::create(*pipeline, setup.algorithm, setup.custom);
+        auto made =
+            Optimizer::create(*pipeline, setup.algorithm, setup.custom, setup.average_decay);
         EXPECT_TRUE(made.ok());
         optimizer = made.take();
     }
@@ -92,6 +95,7 @@ public:
         entry.parameter = create(shape.dtype, 0, false);
         entry.gradient = create(shape.gradient_dtype, 256, false);
         if (has_master) entry.master = create(STW_F32, 512, false);
+        if (setup_.average_decay != 0.0) entry.average = create(STW_F32, 640, false);
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.momentum = with_momentum ? 0.9 : 0.0;
         entry.state_count =
@@ -154,8 +158,14 @@ public:
         for (uint32_t i = 0; i < 2; ++i) chunk.states[i] = mirror.states[i].data() + at;
         chunk.count = entry.element_count;
         const auto algorithm = static_cast<kernels::Algorithm>(setup_.algorithm);
+        const auto *before = has_master ? mirror.master.data()
+                                        : reinterpret_cast<const float *>(mirror.values.data());
+        const uint64_t elements = mirror.values.size() / bytes_of(entry.parameter_dtype);
+        if (mirror.average.empty()) mirror.average.assign(before, before + elements);
         kernels::update_chunk(algorithm, kernels::make_coefficients(algorithm, hyper, step, scale),
                               chunk);
+        kernels::average(mirror.average.data() + at, chunk.master, chunk.count,
+                         setup_.average_decay);
     }
     static bool equal(const std::vector<uint8_t> &a, const void *b)
     {
@@ -168,6 +178,9 @@ public:
         EXPECT_TRUE(equal(tiers.bytes(entry.parameter), mirror.values.data()));
         if (entry.master != kNone && !mirror.master.empty()) {
             EXPECT_TRUE(equal(tiers.bytes(entry.master), mirror.master.data()));
+        }
+        if (entry.average != kNone && !mirror.average.empty()) {
+            EXPECT_TRUE(equal(tiers.bytes(entry.average), mirror.average.data()));
         }
         for (uint32_t i = 0; i < entry.state_count; ++i) {
             EXPECT_TRUE(equal(tiers.bytes(entry.states[i]), mirror.states[i].data())) << i;

@@ -55,6 +55,7 @@ TEST(Update, EqualsTheKernelOnTheWholeArray)
                 setup.threads = threads;
                 setup.window_blocks = window;
                 setup.tier_threads = seed % 3;  // 0: answered inside the call
+                setup.average_decay = seed % 2 == 0 ? 0.9 : 0.0;
                 train(setup);
             }
         }
@@ -79,6 +80,58 @@ TEST(Update, MasterIsMadeFromTheParameter)
     world.give_gradient(entry);
     ASSERT_TRUE(world.step_and_wait().ok());
     EXPECT_TRUE(World::equal(world.tiers.bytes(entry.master), other.data()));
+}
+
+TEST(Update, AverageIsMadeOfTheMasterBeforeTheFirstUpdate)
+{
+    for (const uint32_t dtype : {STW_F32, STW_BF16}) {
+        Conditions setup;
+        setup.average_decay = 0.75;
+        World world(setup);
+        const Entry entry = world.add({9000, dtype, STW_F32, 256});
+        std::vector<float> before(9000);
+        kernels::convert(before.data(), STW_F32, world.mirrors[entry.parameter].values.data(),
+                         dtype, 9000);
+        ASSERT_TRUE(world.step_and_wait().ok());
+        const TensorId master = dtype == STW_F32 ? entry.parameter : entry.master;
+        std::vector<float> after(9000);
+        std::memcpy(after.data(), world.tiers.bytes(master).data(), 9000 * sizeof(float));
+        EXPECT_NE(before, after);
+        kernels::average(before.data(), after.data(), 9000, 0.75);
+        EXPECT_TRUE(World::equal(world.tiers.bytes(entry.average), before.data()));
+        // And not again: what is in it counts.
+        std::vector<float> other(9000, 3.0F);
+        world.tiers.set_bytes(entry.average, other.data());
+        world.give_gradient(entry);
+        ASSERT_TRUE(world.step_and_wait().ok());
+        std::memcpy(after.data(), world.tiers.bytes(master).data(), 9000 * sizeof(float));
+        kernels::average(other.data(), after.data(), 9000, 0.75);
+        EXPECT_TRUE(World::equal(world.tiers.bytes(entry.average), other.data()));
+    }
+}
+
+// The tensor has contents by then, but not of this part.
+TEST(Update, APartThatComesLaterMakesItsMasterAndAverage)
+{
+    Conditions setup;
+    setup.average_decay = 0.9;
+    World world(setup);
+    Entry first = world.make({9001, STW_BF16, STW_F32, 512});
+    Entry second = first;
+    first.element_count = 1001;
+    second.element_begin = 1001;
+    second.element_count = 8000;
+    ASSERT_TRUE(world.optimizer->add(&first, 1).ok());
+    for (uint64_t step = 1; step <= 3; ++step) {
+        if (step == 2) {
+            ASSERT_TRUE(world.optimizer->add(&second, 1).ok());
+        }
+        ASSERT_TRUE(world.step_and_wait().ok());
+        world.expect_update(first, STW_HYPER_INIT, step, 1.0);
+        if (step >= 2) world.expect_update(second, STW_HYPER_INIT, step, 1.0);
+        world.give_gradient(first);
+    }
+    world.expect_same(first);
 }
 
 TEST(Update, StatesWithoutContentsAreZeros)

@@ -140,6 +140,25 @@ std::vector<uint32_t> dtype_bits(const Manner &manner, uint32_t to, uint32_t fro
     return all;
 }
 
+std::vector<uint32_t> average_bits(const Manner &manner)
+{
+    Random random(14);
+    Array averages(STW_F32, kCount, manner.offset);
+    Array values(STW_F32, kCount, manner.offset);
+    mix(averages, random);
+    mix(values, random);
+    force_target_for_test(manner.target);
+    in_mode(manner.mxcsr, [&] {
+        in_pieces(manner.split, [&](uint64_t at, uint64_t count) {
+            average(averages.floats(at), values.floats(at), count, 0.997);
+        });
+    });
+    std::vector<uint32_t> all;
+    append(all, averages);
+    append(all, values);
+    return all;
+}
+
 // A scan is split at blocks only: that is its contract.
 std::vector<uint32_t> scan_bits(const Manner &manner, uint32_t dtype)
 {
@@ -172,6 +191,7 @@ std::vector<uint32_t> all_bits(const Manner &manner)
     const auto add = [&all](const std::vector<uint32_t> &bits) {
         all.insert(all.end(), bits.begin(), bits.end());
     };
+    add(average_bits(manner));
     for (const uint32_t a : kDtypes) {
         add(scan_bits(manner, a));
         for (const uint32_t b : kDtypes) {

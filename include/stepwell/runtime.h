@@ -92,9 +92,9 @@ enum { STW_CLOSE_DEFERRED = 1 };
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
  * Threads:   any thread, with no other call under way but stw_runtime_interrupt(); after a deferred
  *            close, releases on many.
- * Blocks:    until I/O in flight is done, or timeout_ns.
- * Errors:    BUSY, TIMEOUT, INTERRUPTED (the runtime is still open after these), FORKED, and the
- *            first unreported background error.
+ * Blocks:    until I/O in flight is done and callbacks have returned, or timeout_ns.
+ * Errors:    BUSY (in a callback of an operation too), TIMEOUT, INTERRUPTED (the runtime is still
+ *            open after these), FORKED, and the first unreported background error.
  */
 STW_API stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint64_t timeout_ns);
 /* End every wait in this runtime with INTERRUPTED: fetches, copies, drains, evictions, waits for

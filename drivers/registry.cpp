@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A list of const tables; nothing is registered at start-up.
+// A list of const tables; nothing is registered at start-up. Modules are the dynamic loader's to
+// remember.
 #include "drivers/registry.h"
 
 #include "drivers/aio/aio.h"
@@ -7,10 +8,14 @@
 #include "drivers/cpu/cpu.h"
 #include "drivers/fault/fault.h"
 #include "drivers/host/host.h"
+#include "drivers/modules/module.h"
 #include "drivers/posix/posix.h"
 
 #include <cinttypes>
 #include <iterator>
+#include <string>
+
+#include <unistd.h>
 
 namespace stepwell::drivers {
 
@@ -64,7 +69,99 @@ stw_status check_shrink(const Ops *ops, bool announced, stw_driver_error *error_
                 announced ? "announces" : "does not announce", present);
 }
 
+// What the two kinds of driver differ in here.
+template <class Ops> struct Kind;
+template <> struct Kind<stw_storage_ops> {
+    static constexpr const char *kName = "storage";
+    static constexpr auto &kBuiltIn = kStorageDrivers;
+    static const stw_storage_ops *of(const Module &module) { return module.storage(); }
+};
+template <> struct Kind<stw_memory_ops> {
+    static constexpr const char *kName = "memory";
+    static constexpr auto &kBuiltIn = kMemoryDrivers;
+    static const stw_memory_ops *of(const Module &module) { return module.memory(); }
+};
+
+// A driver that said another name than it was asked by would be that one in logs and reports.
+template <class Ops>
+stw_status check_name(const Ops *ops, const std::string &name, const std::string &path,
+                      stw_driver_error *error_out)
+{
+    if (storage_driver(ops->name) != nullptr || memory_driver(ops->name) != nullptr)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The module '%s' calls its driver '%s', which is one that is built in; give it "
+                    "another name.",
+                    path.c_str(), ops->name);
+    if (!is_module_name(ops->name) || (name != ops->name && name != path))
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The module '%s' calls its driver '%.64s'; a driver has the name of its file, "
+                    "libstepwell-<name>.so: at most 31 letters, digits, '-' and '_'.",
+                    path.c_str(), ops->name);
+    return STW_OK;
+}
+
+// `name` is what was asked for: the driver's name or the path itself.
+template <class Ops>
+stw_status load_driver(const std::string &name, const std::string &path, const Ops **ops_out,
+                       stw_driver_error *error_out)
+{
+    Module module;
+    if (const stw_status status = Module::load(path, &module, error_out)) return status;
+    const Ops *ops = Kind<Ops>::of(module);
+    if (ops == nullptr)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {}, "The module '%s' has no %s driver.",
+                    path.c_str(), Kind<Ops>::kName);
+    if (const stw_status status = check(ops, error_out)) return status;
+    if (const stw_status status = check_name(ops, name, path, error_out)) return status;
+    module.keep();
+    *ops_out = ops;
+    return STW_OK;
+}
+
+template <class Ops>
+stw_status unknown_name(const char *name, const std::string &path, stw_driver_error *error_out)
+{
+    std::string known;
+    for (const Ops *ops : Kind<Ops>::kBuiltIn)
+        known += (known.empty() ? "\"" : ", \"") + std::string(ops->name) + "\"";
+    return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                "there is no %s driver '%.64s' in this build and no module '%s'; built in are %s",
+                Kind<Ops>::kName, name, path.c_str(), known.c_str());
+}
+
+template <class Ops>
+stw_status find_any(const char *name, const Ops **ops_out, stw_driver_error *error_out,
+                    const char *directory)
+{
+    for (const Ops *ops : Kind<Ops>::kBuiltIn) {
+        if (std::strcmp(ops->name, name) != 0) continue;
+        if (const stw_status status = check(ops, error_out)) return status;
+        *ops_out = ops;
+        return STW_OK;
+    }
+    return guard_open(error_out, [&] {
+        if (std::strchr(name, '/') != nullptr) return load_driver(name, name, ops_out, error_out);
+        const std::string path =
+            module_path(directory != nullptr ? directory : module_directory(), name);
+        const stw_status status = is_module_name(name) ? load_driver(name, path, ops_out, error_out)
+                                                       : stw_status{STW_ERROR_NOT_FOUND};
+        return status == STW_ERROR_NOT_FOUND ? unknown_name<Ops>(name, path, error_out) : status;
+    });
+}
+
 }  // namespace
+
+stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory)
+{
+    return find_any(name, ops_out, error_out, directory);
+}
+
+stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory)
+{
+    return find_any(name, ops_out, error_out, directory);
+}
 
 std::span<const stw_storage_ops *const> storage_drivers()
 {
@@ -88,7 +185,8 @@ const stw_memory_ops *memory_driver(const char *name)
 
 stw_status check(const stw_storage_ops *ops, stw_driver_error *error_out)
 {
-    constexpr uint64_t kKnown = STW_STORAGE_CAN_WRAP | STW_STORAGE_CAN_SHRINK;
+    constexpr uint64_t kKnown =
+        STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY | STW_STORAGE_CAN_SHRINK;
     if (const stw_status status = check_head(ops, kKnown, error_out)) return status;
     const bool complete = ops->open != nullptr && ops->info != nullptr && ops->submit != nullptr &&
                           ops->poll != nullptr && ops->wake != nullptr && ops->flush != nullptr &&

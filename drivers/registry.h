@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drivers that are linked in, by name, and the check that every table passes before use.
+// Drivers by name: those that are linked in, then modules. And the check that every table passes
+// before use.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -12,6 +13,16 @@ namespace stepwell::drivers {
 const stw_storage_ops *storage_driver(const char *name);
 // "cpu", "cpu-discrete", "host".
 const stw_memory_ops *memory_driver(const char *name);
+
+// The same, or the driver of a module: of libstepwell-<name>.so in `directory` (nullptr: where this
+// build has its modules), or of the file whose absolute path `name` is. No module stands in for a
+// driver that is linked in. One that was refused is unloaded again; one that was found stays loaded
+// for good. Any thread.
+// UNSUPPORTED: no such driver here. NOT_FOUND, PERMISSION, INVALID: a module that cannot be used.
+stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory = nullptr);
+stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory = nullptr);
 
 std::span<const stw_storage_ops *const> storage_drivers();
 std::span<const stw_memory_ops *const> memory_drivers();

@@ -5,7 +5,8 @@
  * A table that lies (a bit without its functions, or the reverse) is refused when it is loaded.
  *
  * The core lends the driver clock and log, so a driver links to nothing of ours. Two kinds here:
- * STORAGE behind the nvme tier, MEMORY behind the device and host tiers.
+ * STORAGE behind the nvme tier, MEMORY behind the device and host tiers. Drivers outside of the
+ * library are modules: the end of this file, and docs/driver-authors.md.
  *
  * THREADS. Unless a comment says otherwise, one thread at a time per object. Drivers never print,
  * abort or throw. An open that fails leaves nothing behind and says why in stw_driver_error.
@@ -82,7 +83,9 @@ typedef struct stw_io_done {
 
 enum { /* stw_storage_ops.capabilities */
     STW_STORAGE_CAN_WRAP = 1, /* open takes options->options "inner=<name>" and wraps that driver */
-    STW_STORAGE_CAN_SHRINK = 2 /* space can go back to the file system: give_back, take_back */
+    STW_STORAGE_IN_MEMORY = 2, /* keeps its bytes in memory: options->path is a label, and no
+                                 directory is needed or touched */
+    STW_STORAGE_CAN_SHRINK = 4 /* space can go back to the file system: give_back, take_back */
 };
 
 typedef struct stw_storage_ops {
@@ -186,6 +189,41 @@ typedef struct stw_memory_ops {
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
                             stw_driver_error *error_out);
 } stw_memory_ops;
+
+/* -------------------------------------------------------------------------------- module -- */
+
+/*
+ * Drivers that the library loads at run time. A module is a shared library, linked to nothing of
+ * ours, with at most one driver of each kind. It is used by the name <name> where it lies as
+ * libstepwell-<name>.so in the library's module directory (pkg-config --variable=moduledir
+ * stepwell-driver), or from anywhere by its absolute path; never by a relative path, and never in
+ * place of a driver that is built in. Nobody but root and the user of the process may have been
+ * able to write it: its file and each directory on the way are looked at before it is loaded.
+ */
+typedef struct stw_driver_module {
+    uint32_t struct_size;
+    uint32_t abi;                   /* STW_DRIVER_ABI: others are refused, and not looked into */
+    const stw_storage_ops *storage; /* behind the nvme tier; NULL: none */
+    const stw_memory_ops *memory;   /* behind the device tier; NULL: none */
+} stw_driver_module;
+
+#if defined(__GNUC__)
+#define STW_DRIVER_EXPORT __attribute__((visibility("default")))
+#else
+#define STW_DRIVER_EXPORT
+#endif
+
+/**
+ * The one function that a module defines and exports. NULL: no driver for this machine.
+ *
+ * Ownership: the tables are the module's, constant, and there as long as the process lives: a
+ *            module that was used is never unloaded. One that was refused is, at once.
+ * Threads:   any thread, several at once, any number of times, always with the same answer.
+ * Blocks:    never; what takes time belongs into open.
+ * Errors:    none. A module whose own libraries are absent does not load, and that is said; one
+ *            whose device is absent loads, and its open returns STW_ERROR_UNSUPPORTED.
+ */
+STW_DRIVER_EXPORT const stw_driver_module *stw_driver_module_get(void);
 
 #ifdef __cplusplus
 }

@@ -91,11 +91,8 @@ stw_status FaultStorage::open(const stw_services *services, const stw_storage_op
     FaultScript &script = storage->script_;
     if (const stw_status status = FaultScript::parse(options.options, &script, error_out))
         return status;
-    storage->ops_ = storage_driver(script.inner().c_str());
-    if (storage->ops_ == nullptr)
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "The fault driver is to wrap '%s', and there is no such storage driver.",
-                    script.inner().c_str());
+    if (const stw_status status = find_driver(script.inner().c_str(), &storage->ops_, error_out))
+        return status;
     if (script.open_enospc())
         return fail(error_out, STW_ERROR_NO_SPACE, {ENOSPC, options.bytes, 0},
                     "'%s' cannot reserve %s (injected by the fault driver).", options.path,

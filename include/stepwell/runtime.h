@@ -20,7 +20,8 @@ typedef struct stw_device_options {
     uint32_t struct_size;
     int32_t ordinal;        /* of the driver; 0: cpu has one device, anything else is refused */
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
-                               storage and update kernels never touch its memory directly */
+                               storage and update kernels never touch its memory directly. Or a
+                               module: its name, or its absolute path (docs/drivers.md) */
     uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier. The most that
                                stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
@@ -33,7 +34,8 @@ typedef struct stw_nvme_options {
     const char *path;           /* an existing directory */
     uint64_t budget_bytes;      /* reserved at open */
     const char *driver;         /* NULL: "aio", or "posix" where that one cannot work (said in the
-                                   log and in the report); "fault" wraps one for tests */
+                                   log and in the report); "fault" wraps one for tests. Or a
+                                   module: its name, or its absolute path (docs/drivers.md) */
     const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
     uint32_t queue_depth;       /* requests in flight, 0: 32 */
     uint32_t reserved;

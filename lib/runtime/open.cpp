@@ -37,9 +37,49 @@ uint64_t block_bytes_of(const stw_runtime_options &options)
     return options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
 }
 
-bool is_discrete(const stw_device_options &device)
+Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
 {
-    return device.driver && std::strcmp(device.driver, "cpu-discrete") == 0;
+    Status status = Status::error(code, "%s: %s", what,
+                                  error.sentence[0] ? error.sentence : stw_status_string(code));
+    status.mutable_detail().os_errno = error.os_errno;
+    status.mutable_detail().needed_bytes = error.needed_bytes;
+    status.mutable_detail().free_bytes = error.free_bytes;
+    return status;
+}
+
+// `option`: where the driver was named.
+template <class Ops>
+Status find_driver(const char *driver, const std::string &option, const Ops **ops_out)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    const stw_status code = drivers::find_driver(driver, ops_out, &error);
+    return code == STW_OK ? Status() : from_driver(code, error, option.c_str());
+}
+
+const char *driver_of(const stw_device_options &device)
+{
+    return device.driver ? device.driver : "cpu";
+}
+
+// Before anything is made: the core is told what each device can do. A tier without a budget is not
+// opened, and its driver not asked for.
+Status find_device_drivers(const stw_runtime_options &options)
+{
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        const stw_memory_ops *ops = nullptr;
+        if (options.devices[i].budget_bytes < block_bytes_of(options)) continue;
+        STW_TRY(
+            find_driver(driver_of(options.devices[i]), format_text("devices[%u].driver", i), &ops));
+    }
+    return {};
+}
+
+// One that is not found is absent: its tier has no budget.
+bool device_can(const stw_device_options &device, uint64_t capability)
+{
+    const stw_memory_ops *ops = nullptr;
+    return drivers::find_driver(driver_of(device), &ops, nullptr) != STW_OK ||
+           (ops->capabilities & capability) != 0;
 }
 
 // Rings are needed where storage cannot reach a device's memory by itself.
@@ -47,7 +87,8 @@ uint32_t staging_blocks_of(const stw_runtime_options &options)
 {
     if (options.nvme_count == 0) return 0;
     for (uint32_t i = 0; i < options.device_count; ++i) {
-        if (is_discrete(options.devices[i]) && options.devices[i].budget_bytes > 0) {
+        const stw_device_options &device = options.devices[i];
+        if (device.budget_bytes > 0 && !device_can(device, STW_MEMORY_HOST_ACCESS)) {
             return 2 * kStagingBlocks;
         }
     }
@@ -65,7 +106,8 @@ residency::Config config_of(const stw_runtime_options &options)
         place.tier = Tier::kDevice;
         place.device = i;
         place.blocks = static_cast<uint32_t>(options.devices[i].budget_bytes / block);
-        place.cpu_access = place.maps = !is_discrete(options.devices[i]);
+        place.cpu_access = device_can(options.devices[i], STW_MEMORY_HOST_ACCESS);
+        place.maps = device_can(options.devices[i], STW_MEMORY_CAN_MAP);
         config.places.push_back(place);
     }
     residency::PlaceConfig host;
@@ -121,16 +163,6 @@ observe::LogOptions log_options(const stw_runtime_options &options)
     return log;
 }
 
-Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
-{
-    Status status = Status::error(code, "%s: %s", what,
-                                  error.sentence[0] ? error.sentence : stw_status_string(code));
-    status.mutable_detail().os_errno = error.os_errno;
-    status.mutable_detail().needed_bytes = error.needed_bytes;
-    status.mutable_detail().free_bytes = error.free_bytes;
-    return status;
-}
-
 }  // namespace
 
 Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
@@ -169,6 +201,7 @@ Runtime::~Runtime()
 Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime *handle)
 {
     watch_forks();
+    STW_TRY(find_device_drivers(options));
     std::unique_ptr<Runtime> runtime(new Runtime(options, handle));
     Status status;
     try {
@@ -187,17 +220,9 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
 Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
                             uint64_t address_bytes)
 {
-    place.driver = driver;
-    place.ops = drivers::memory_driver(driver);
-    if (!place.ops) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "there is no memory driver '%s' in this build; use \"cpu\", or "
-                             "\"cpu-discrete\" to try how a device across a bus behaves",
-                             driver);
-    }
+    STW_TRY(find_driver(driver, "the driver of a tier", &place.ops));
+    place.driver = place.ops->name;
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    const stw_status lies = drivers::check(place.ops, &error);
-    if (lies != STW_OK) return from_driver(lies, error, driver);
     stw_memory_options options{};
     options.struct_size = sizeof options;
     options.bytes = bytes;
@@ -212,7 +237,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.remark = info.remark;
     place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
-    if (info.remark[0]) log_.print(STW_LOG_WARNING, driver, "%s", info.remark);
+    if (info.remark[0]) log_.print(STW_LOG_WARNING, place.ops->name, "%s", info.remark);
     return {};
 }
 
@@ -263,8 +288,7 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0) continue;
-        const char *driver = options.devices[i].driver ? options.devices[i].driver : "cpu";
-        STW_TRY(open_memory(places_[i], driver, blocks * block_bytes_,
+        STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
                             address_bytes_of(config_of(options))));
     }
     nearest_place_ = host_place_;
@@ -304,14 +328,8 @@ Status Runtime::open_store(const stw_runtime_options &options,
         }
         store.blocks += path.blocks;
         path.queue_depth = nvme.queue_depth;
-        const char *driver = nvme.driver ? nvme.driver : "aio";
-        path.ops = drivers::storage_driver(driver);
-        if (!path.ops) {
-            return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "there is no storage driver '%s' in this build; use \"aio\" or "
-                                 "\"posix\", or leave the choice to the library",
-                                 driver);
-        }
+        STW_TRY(find_driver(nvme.driver ? nvme.driver : "aio", format_text("nvme[%u].driver", i),
+                            &path.ops));
         // Where aio cannot work (O_DIRECT refused, no slots left), posix can; a driver that was
         // named is the caller's decision.
         if (!nvme.driver) path.fallback = drivers::storage_driver("posix");

@@ -253,13 +253,19 @@ TEST_F(Fault, CountsAreLoggedAtClose)
 TEST_F(Fault, UnclearScriptsAreRefused)
 {
     for (const char *script :
-         {"inner=tape", "read_eio=1.5", "read_eio=x", "at=read:1", "at=read:1:torn",
-          "at=read:x:eio", "at=flush:0:hang", "delay_read=0.5", "torn_read=1", "hang_until=noon",
-          "seed=", "eio"}) {
+         {"read_eio=1.5", "read_eio=x", "at=read:1", "at=read:1:torn", "at=read:x:eio",
+          "at=flush:0:hang", "delay_read=0.5", "torn_read=1", "hang_until=noon", "seed=", "eio"}) {
         Storage storage("fault", script);
         EXPECT_EQ(storage.open(directory_.path(), kMiB, 4), STW_ERROR_INVALID) << script;
         EXPECT_NE(storage.sentence(), "") << script;
     }
+}
+
+TEST_F(Fault, AnInnerDriverThatIsNotThereIsUnsupportedByItsName)
+{
+    Storage storage("fault", "inner=tape");
+    EXPECT_EQ(storage.open(directory_.path(), kMiB, 4), STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(storage.sentence().find("'tape'"), std::string::npos) << storage.sentence();
 }
 
 TEST_F(Fault, AnUnknownOptionIsToldWhereTheyAreListed)

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Drivers from modules: tiers behind them keep their bytes, and what cannot be loaded is told.
+ */
+#include "support.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { ELEMENTS = 20 * 16384 };
+
+/* A copy of the module in a directory of our own: the build's may be others' to write. */
+static char module[64] = "/tmp/stepwell-modules-XXXXXX";
+static char directory[64];
+
+static int copy_module(void **state)
+{
+    static char bytes[1 << 20];
+    size_t n;
+    FILE *from = fopen(RAM_MODULE, "rb");
+    FILE *to;
+    (void)state;
+    if (!from || !mkdtemp(module)) return 1;
+    strcpy(directory, module);
+    strcat(module, "/any_name.so");
+    to = fopen(module, "wb");
+    if (!to) return 1;
+    while ((n = fread(bytes, 1, sizeof bytes, from)) > 0)
+        if (fwrite(bytes, 1, n, to) != n) return 1;
+    fclose(from);
+    return fclose(to) || chmod(module, 0644);
+}
+
+static int remove_module(void **state)
+{
+    (void)state;
+    return unlink(module) || rmdir(directory);
+}
+
+static void bytes_come_back(stw_runtime *runtime)
+{
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    tensor_fill_sequence(tensor, ELEMENTS, 5);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
+    tensor_expect_sequence(tensor, ELEMENTS, 5);
+}
+
+static void an_nvme_tier_of_a_module_keeps_its_bytes(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.nvme_driver = module, wanted.nvme_options = "", wanted.nvme_path = "no directory";
+    runtime = machine_open(&wanted);
+    bytes_come_back(runtime);
+    report_expect(runtime, "no directory", "\"ram\"");
+    machine_close(runtime);
+}
+
+static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
+{
+    machine wanted = machine_small();
+    stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    stw_view view;
+    stw_fetch_request request;
+    (void)state;
+    wanted.device_driver = module;
+    runtime = machine_open(&wanted);
+    ok(stw_device_info_get(runtime, 0, &info));
+    assert_string_equal(info.driver, "ram");
+    /* It says that storage and kernels reach it, and not that it moves blocks. */
+    assert_int_equal(info.flags, STW_DEVICE_UNIFIED);
+    tensor = tensor_on_disk(runtime, "on disk", 16384, 3);
+    request = request_of(tensor, STW_READ);
+    request.tier = STW_TIER_DEVICE;
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    assert_float(((const float *)view.pointer)[16383], 3 + 16383);
+    view_put(&view);
+    machine_close(runtime);
+}
+
+static void the_fault_driver_wraps_a_module(void **state)
+{
+    machine wanted = machine_small();
+    char options[128];
+    stw_runtime *runtime;
+    (void)state;
+    snprintf(options, sizeof options, "inner=%s;at=read:1:eio", module);
+    wanted.nvme_driver = "fault", wanted.nvme_options = options, wanted.errors_expected = 1;
+    runtime = machine_open(&wanted);
+    bytes_come_back(runtime);
+    machine_close(runtime);
+}
+
+static void a_module_that_cannot_be_loaded_leaves_nothing_open(void **state)
+{
+    const int descriptors = descriptors_open();
+    machine wanted = machine_small();
+    stw_runtime *runtime = NULL;
+    (void)state;
+    wanted.nvme_driver = "./any_name.so";
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_INVALID, "nvme[0].driver: ");
+    wanted.nvme_driver = "tape";
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_UNSUPPORTED, "libstepwell-tape.so");
+    wanted.nvme_driver = "/missing/module.so";
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_NOT_FOUND, "'/missing' is not there");
+    assert_int_equal(error_numbers().os_errno, 2);
+    wanted.nvme_driver = module;
+    assert_int_equal(chmod(module, 0666), 0);
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_PERMISSION, "chmod go-w");
+    wanted.nvme_driver = NULL, wanted.device_driver = module;
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_PERMISSION, "devices[0].driver: ");
+    assert_int_equal(chmod(module, 0644), 0);
+    assert_null(runtime);
+    assert_int_equal(descriptors_open(), descriptors);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_module_that_cannot_be_loaded_leaves_nothing_open),
+        cmocka_unit_test(an_nvme_tier_of_a_module_keeps_its_bytes),
+        cmocka_unit_test(a_device_tier_of_a_module_keeps_its_bytes),
+        cmocka_unit_test(the_fault_driver_wraps_a_module),
+    };
+    return cmocka_run_group_tests(tests, copy_module, remove_module);
+}

@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 namespace conformance {
 namespace {
@@ -117,35 +114,6 @@ INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance, testing::Values("cpu", "cpu
                              std::replace(name.begin(), name.end(), '-', '_');
                              return name;
                          });
-
-TEST(HostMemory, LockRefusalIsSaidOnceAndWithItsRemedy)
-{
-    const int status = in_child([] {
-        const rlimit limit = {64 << 10, 64 << 10};
-        if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 1;
-        if (geteuid() == 0 && setuid(65534) != 0) return 2;  // root may lock all it wants
-        Memory memory("host");
-        if (memory.open(4 * kMiB, kBlock, 0) != STW_OK) return 3;
-        const std::string remark = memory.info().remark;
-        if (memory.info().locked != 0) return 4;
-        if (remark.find("ulimit -l") == std::string::npos) return 5;
-        return remark.find("4096 KiB") == std::string::npos ? 6 : 0;
-    });
-    ASSERT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-TEST(HostMemory, WhatIsLockedIsLocked)
-{
-    Memory memory("host");
-    ASSERT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
-    std::ifstream status("/proc/self/status");
-    std::string key;
-    uint64_t locked_kib = 0;
-    for (std::string word; status >> word;)
-        if (word == "VmLck:") status >> locked_kib;
-    EXPECT_EQ(locked_kib >= 4096, memory.info().locked == 1) << memory.info().remark;
-}
 
 // ------------------------------------------------------------------------- blocks that move --
 
@@ -366,155 +334,6 @@ INSTANTIATE_TEST_SUITE_P(Blocks, MovingBlocks,
                          [](const auto &info) {
                              return std::to_string(info.param / 1024) + "KiB";
                          });
-
-uint64_t huge_kib_at(const void *address)
-{
-    std::ifstream smaps("/proc/self/smaps");
-    bool inside = false;
-    for (std::string line; std::getline(smaps, line);) {
-        uint64_t begin = 0;
-        uint64_t end = 0;
-        uint64_t kib = 0;
-        const uint64_t asked = reinterpret_cast<uintptr_t>(address);
-        if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
-            inside = asked >= begin && asked < end;
-        else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %lu kB", &kib) == 1)
-            return kib;
-    }
-    return 0;
-}
-
-TEST(CpuMemory, HugePagesStayHugeThroughAMove)
-{
-    Memory memory("cpu");
-    ASSERT_EQ(memory.open(16 * kMiB, 2 * kMiB, 64 * kMiB), STW_OK) << memory.sentence();
-    if (memory.info().huge_pages == 0) GTEST_SKIP() << memory.info().remark;
-    if (huge_kib_at(memory.block(3)) < 16 * 1024)
-        GTEST_SKIP() << "the kernel had no huge pages for the whole arena";
-    void *address = nullptr;
-    ASSERT_EQ(memory.ops()->reserve_address(memory.get(), 2 * kMiB, &address), STW_OK);
-    ASSERT_EQ(memory.ops()->map(memory.get(), 3, address), STW_OK);
-    EXPECT_EQ(huge_kib_at(address), 2048u);
-    ASSERT_EQ(memory.ops()->home(memory.get(), 3), STW_OK);
-    EXPECT_GE(huge_kib_at(memory.block(3)), 2048u);
-}
-
-TEST(CpuMemory, MoreMappingsThanTheKernelHasAreRefusedWithTheSysctl)
-{
-    const uint64_t most =
-        stepwell::drivers::read_number("/proc/sys/vm/max_map_count").value_or(65530);
-    const uint64_t blocks = most / 4;
-    if (blocks * kBlock > stepwell::drivers::memory_room().bytes)
-        GTEST_SKIP() << "vm.max_map_count is " << most << ": the refusal would be about memory";
-    Memory memory("cpu");
-    EXPECT_EQ(memory.open(blocks * kBlock, kBlock, 8 * blocks * kBlock), STW_ERROR_LIMIT);
-    EXPECT_NE(memory.sentence().find("sysctl vm.max_map_count="), std::string::npos);
-    EXPECT_NE(memory.sentence().find(std::to_string(most / 2)), std::string::npos);
-}
-
-TEST(CpuMemory, TheWorstPatternStaysWithinTheMappingsItPromised)
-{
-    constexpr uint64_t kBlocks = 64;
-    Memory memory("cpu");
-    const uint64_t before = stepwell::drivers::count_mappings();
-    ASSERT_EQ(memory.open(kBlocks * kBlock, kBlock, 1024 * kBlock), STW_OK) << memory.sentence();
-    void *address = nullptr;
-    ASSERT_EQ(memory.ops()->reserve_address(memory.get(), 1024 * kBlock, &address), STW_OK);
-    // Every second address, blocks in an order in which no two neighbours stay neighbours.
-    for (uint32_t i = 0; i < kBlocks; ++i)
-        ASSERT_EQ(memory.ops()->map(memory.get(), i * 37 % kBlocks,
-                                    static_cast<uint8_t *>(address) + (2 * i + 1) * kBlock),
-                  STW_OK);
-    EXPECT_LE(stepwell::drivers::count_mappings(), before + 3 * kBlocks + 1);
-    for (uint32_t i = 0; i < kBlocks; ++i) ASSERT_EQ(memory.ops()->home(memory.get(), i), STW_OK);
-    EXPECT_LE(stepwell::drivers::count_mappings(), before + kBlocks + 4);  // addresses joined again
-}
-
-TEST(CpuMemory, DiscreteIsReachedByCopyOnly)
-{
-    const stw_memory_ops *ops = stepwell::drivers::memory_driver("cpu-discrete");
-    ASSERT_NE(ops, nullptr);
-    EXPECT_EQ(ops->capabilities, 0u);
-    EXPECT_EQ(ops->map, nullptr);
-}
-
-// ----------------------------------------------------------------------------- memory limits --
-
-class FakeMachine {
-public:
-    void file(const std::string &path, const std::string &text)
-    {
-        const std::filesystem::path whole = directory_.path() + path;
-        std::filesystem::create_directories(whole.parent_path());
-        std::ofstream(whole) << text;
-    }
-    stepwell::drivers::MemoryRoom room() const
-    {
-        return stepwell::drivers::memory_room(directory_.path());
-    }
-
-private:
-    Directory directory_;
-};
-
-TEST(MemoryRoom, WithoutACgroupItIsMemAvailable)
-{
-    FakeMachine machine;
-    machine.file("/proc/meminfo", "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n");
-    EXPECT_EQ(machine.room().bytes, 2 * kMiB);
-    EXPECT_EQ(machine.room().cgroup, "");
-}
-
-TEST(MemoryRoom, TheTightestAncestorOfVersion2Binds)
-{
-    FakeMachine machine;
-    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
-    machine.file("/proc/self/cgroup", "0::/job/step\n");
-    machine.file("/proc/self/mountinfo",
-                 "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
-    machine.file("/sys/fs/cgroup/job/step/memory.max", "max\n");
-    machine.file("/sys/fs/cgroup/job/step/memory.current", "1000\n");
-    machine.file("/sys/fs/cgroup/job/memory.max", "1000000\n");
-    machine.file("/sys/fs/cgroup/job/memory.current", "700000\n");
-    machine.file("/sys/fs/cgroup/job/memory.stat", "anon 400000\ninactive_file 200000\n");
-    EXPECT_EQ(machine.room().bytes, 500000u);
-    EXPECT_NE(machine.room().cgroup.find("/job"), std::string::npos);
-    stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    EXPECT_EQ(stepwell::drivers::check_memory_room(500001, "host", machine.room(), &error),
-              STW_ERROR_MEMORY);
-    EXPECT_EQ(error.needed_bytes, 500001u);
-    EXPECT_EQ(error.free_bytes, 500000u);
-    EXPECT_NE(std::string(error.sentence).find("1000000 bytes"), std::string::npos);
-    EXPECT_EQ(stepwell::drivers::check_memory_room(500000, "host", machine.room(), &error), STW_OK);
-}
-
-TEST(MemoryRoom, Version1InAContainerIsFoundThroughItsMount)
-{
-    FakeMachine machine;
-    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
-    machine.file("/proc/self/cgroup", "5:cpu:/docker/x\n4:memory:/docker/x\n0::/\n");
-    machine.file("/proc/self/mountinfo",
-                 "31 24 0:27 /docker/x /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
-                 "32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-    machine.file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000000\n");
-    machine.file("/sys/fs/cgroup/memory/memory.usage_in_bytes", "6000000\n");
-    EXPECT_EQ(machine.room().bytes, 0u);
-    machine.file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
-}
-
-// "/jobs" does not lie in "/job".
-TEST(MemoryRoom, AGroupBesideTheMountsRootIsNotInside)
-{
-    FakeMachine machine;
-    machine.file("/proc/meminfo", "MemAvailable: 9000000 kB\n");
-    machine.file("/proc/self/cgroup", "0::/jobs\n");
-    machine.file("/proc/self/mountinfo",
-                 "30 24 0:26 /job /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
-    machine.file("/sys/fs/cgroups/memory.max", "1000\n");
-    machine.file("/sys/fs/cgroups/memory.current", "0\n");
-    EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
-}
 
 }  // namespace
 }  // namespace conformance

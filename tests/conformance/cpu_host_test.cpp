@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 namespace conformance {
@@ -105,6 +106,28 @@ TEST(CpuMemory, TheWorstPatternStaysWithinTheMappingsItPromised)
     EXPECT_LE(stepwell::drivers::count_mappings(), before + 3 * kBlocks + 1);
     for (uint32_t i = 0; i < kBlocks; ++i) ASSERT_EQ(memory.ops()->home(memory.get(), i), STW_OK);
     EXPECT_LE(stepwell::drivers::count_mappings(), before + kBlocks + 4);  // addresses joined again
+}
+
+TEST(CpuMemory, ABlockOfAnOddSizeIsToldWhatItShouldBe)
+{
+    for (const MemoryCase &one : memory_cases()) {
+        Memory memory(one.ops);
+        EXPECT_EQ(memory.open(3 * kBlock, 3 * kBlock, 0), STW_ERROR_INVALID);
+        EXPECT_NE(memory.sentence().find("power of two"), std::string::npos) << one;
+    }
+}
+
+// Huge pages need it, and O_DIRECT on any disk is served by it.
+TEST(CpuMemory, EveryArenaBeginsAtAHugePage)
+{
+    for (const MemoryCase &one : memory_cases()) {
+        Memory memory(one.ops);
+        ASSERT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.info().base) % (2 * kMiB), 0u) << one;
+        std::vector<unsigned char> resident(4 * kMiB / 4096);
+        ASSERT_EQ(mincore(memory.info().base, 4 * kMiB, resident.data()), 0);
+        for (const unsigned char page : resident) EXPECT_EQ(page & 1, 1) << one;
+    }
 }
 
 TEST(CpuMemory, DiscreteIsReachedByCopyOnly)

@@ -16,9 +16,9 @@ namespace {
 
 constexpr uint32_t kBlock = 64 << 10;
 
-class MemoryConformance : public testing::TestWithParam<const char *> {
+class MemoryConformance : public testing::TestWithParam<MemoryCase> {
 protected:
-    Memory memory_{GetParam()};
+    Memory memory_{GetParam().ops};
     const stw_memory_ops &ops() { return *memory_.ops(); }
 };
 
@@ -26,7 +26,8 @@ TEST_P(MemoryConformance, TheWholeArenaIsThereAndTouched)
 {
     ASSERT_EQ(memory_.open(16 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
     EXPECT_EQ(memory_.info().bytes, 16 * kMiB);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory_.info().base) % (2 * kMiB), 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory_.info().base) % kBlock, 0u);
+    if (!memory_.can(STW_MEMORY_HOST_ACCESS)) return;
     std::vector<unsigned char> resident(16 * kMiB / 4096);
     ASSERT_EQ(mincore(memory_.info().base, 16 * kMiB, resident.data()), 0);
     EXPECT_EQ(std::count_if(resident.begin(), resident.end(), [](auto page) { return page & 1; }),
@@ -46,10 +47,13 @@ TEST_P(MemoryConformance, CopyAndZeroReachTheirBytesOnly)
     ASSERT_EQ(ops().copy(memory_.get(), back.data(), base + 2 * kMiB, kMiB), STW_OK);
     EXPECT_TRUE(back.holds(3));
     ASSERT_EQ(ops().zero(memory_.get(), base + 100, kMiB - 1), STW_OK);
-    EXPECT_EQ(base[99], 0);
-    EXPECT_EQ(base[100 + kMiB - 1], data.data()[kMiB - 1]);
-    EXPECT_EQ(base[100 + kMiB], 0);
-    EXPECT_TRUE(std::all_of(base, base + kMiB, [](uint8_t byte) { return byte == 0; }));
+    Buffer whole(2 * kMiB);  // seen by a copy: not all memory is the CPU's to read
+    ASSERT_EQ(ops().copy(memory_.get(), whole.data(), base, whole.bytes()), STW_OK);
+    EXPECT_EQ(whole.data()[99], 0);
+    EXPECT_EQ(whole.data()[100 + kMiB - 1], data.data()[kMiB - 1]);
+    EXPECT_EQ(whole.data()[100 + kMiB], 0);
+    EXPECT_TRUE(
+        std::all_of(whole.data(), whole.data() + kMiB, [](auto byte) { return byte == 0; }));
 }
 
 TEST_P(MemoryConformance, SenselessSizesAreRefused)
@@ -58,12 +62,15 @@ TEST_P(MemoryConformance, SenselessSizesAreRefused)
     EXPECT_EQ(memory_.open(kBlock + 1, kBlock, 0), STW_ERROR_INVALID);
     EXPECT_EQ(memory_.open(3 * kBlock, 3 * kBlock, 0), STW_ERROR_INVALID);
     EXPECT_EQ(memory_.open(32 << 10, 32 << 10, 0), STW_ERROR_INVALID);
-    EXPECT_NE(memory_.sentence().find("power of two"), std::string::npos);
+    EXPECT_NE(memory_.sentence(), "");
 }
 
 TEST_P(MemoryConformance, OverAvailableMemoryIsRefusedWithTheNumbers)
 {
-    const uint64_t room = stepwell::drivers::memory_room().bytes;
+    // Of a device's memory nothing is known but that it has no petabyte.
+    const uint64_t room = memory_.can(STW_MEMORY_HOST_ACCESS)
+                              ? stepwell::drivers::memory_room().bytes
+                              : uint64_t{1} << 50;
     const uint64_t asked = (room / (2 * kMiB) + 4096) * 2 * kMiB;
     EXPECT_EQ(memory_.open(asked, 2 * kMiB, 0), STW_ERROR_MEMORY);
     EXPECT_EQ(memory_.error().needed_bytes, asked);
@@ -108,19 +115,28 @@ TEST_P(MemoryConformance, NoMappingOutlivesClose)
     EXPECT_EQ(errno, ENOMEM);
 }
 
-INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance, testing::Values("cpu", "cpu-discrete", "host"),
-                         [](const auto &info) {
-                             std::string name = info.param;
-                             std::replace(name.begin(), name.end(), '-', '_');
-                             return name;
-                         });
+// A module need not have a driver of each kind, nor one whose blocks can be moved.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MemoryConformance);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MovingBlocks);
+INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance, testing::ValuesIn(memory_cases()),
+                         [](const auto &info) { return info.param.label; });
 
 // ------------------------------------------------------------------------- blocks that move --
 
-class MovingBlocks : public testing::TestWithParam<uint32_t> {
+struct MovingCase {
+    std::string label;
+    const stw_memory_ops *ops;
+    uint32_t block_bytes;
+};
+std::ostream &operator<<(std::ostream &out, const MovingCase &one)
+{
+    return out << one.ops->name << " in blocks of " << one.block_bytes;
+}
+
+class MovingBlocks : public testing::TestWithParam<MovingCase> {
 protected:
     static constexpr uint32_t kBlocks = 8;
-    Memory memory_{"cpu"};
+    Memory memory_{GetParam().ops};
     uint8_t *tensor_ = nullptr;
 
     void SetUp() override
@@ -133,7 +149,7 @@ protected:
         for (uint32_t i = 0; i < kBlocks; ++i) fill_pattern(memory_.block(i), bytes(), i);
     }
     const stw_memory_ops &ops() { return *memory_.ops(); }
-    uint32_t bytes() const { return GetParam(); }
+    uint32_t bytes() const { return GetParam().block_bytes; }
     uint8_t *place(uint32_t i) const { return tensor_ + uint64_t{i} * bytes(); }
     stw_status map(uint32_t block, uint32_t to)
     {
@@ -195,7 +211,7 @@ TEST_P(MovingBlocks, UnmappedAddressFaults)
     const int status = in_child([] {
         // A signal handler of a sanitizer would report it and exit instead.
         std::signal(SIGSEGV, SIG_DFL);
-        Memory memory("cpu");
+        Memory memory(GetParam().ops);
         if (memory.open(4 * kBlock, kBlock, 16 * kBlock) != STW_OK) return 1;
         void *address = nullptr;
         if (memory.ops()->reserve_address(memory.get(), kBlock, &address) != STW_OK) return 2;
@@ -304,7 +320,9 @@ TEST_P(MovingBlocks, IoIntoAMovedBlockIsRight)
 {
     Directory directory;
     Storage storage("aio", "");
-    ASSERT_EQ(storage.open(directory.path(), 8 * kMiB, 8), STW_OK) << storage.sentence();
+    const stw_status opened = storage.open(directory.path(), 8 * kMiB, 8);
+    if (opened == STW_ERROR_UNSUPPORTED) GTEST_SKIP() << storage.sentence();
+    ASSERT_EQ(opened, STW_OK) << storage.sentence();
     const uint64_t io_bytes = std::min<uint64_t>(bytes(), 2 * kMiB);
     Buffer data(io_bytes);
     for (uint32_t i = 0; i < 4; ++i) {
@@ -328,12 +346,21 @@ TEST_P(MovingBlocks, IoIntoAMovedBlockIsRight)
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Blocks, MovingBlocks,
-                         testing::Values(uint32_t{64} << 10, uint32_t{512} << 10,
-                                         uint32_t{2} << 20),
-                         [](const auto &info) {
-                             return std::to_string(info.param / 1024) + "KiB";
-                         });
+// Every size of block, with each driver whose blocks can be moved and looked at.
+std::vector<MovingCase> moving_cases()
+{
+    constexpr uint64_t kBoth = STW_MEMORY_CAN_MAP | STW_MEMORY_HOST_ACCESS;
+    std::vector<MovingCase> cases;
+    for (const MemoryCase &one : memory_cases())
+        for (const uint32_t bytes : {64u << 10, 512u << 10, 2u << 20})
+            if ((one.ops->capabilities & kBoth) == kBoth)
+                cases.push_back(
+                    {one.label + "_" + std::to_string(bytes >> 10) + "KiB", one.ops, bytes});
+    return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Blocks, MovingBlocks, testing::ValuesIn(moving_cases()),
+                         [](const auto &info) { return info.param.label; });
 
 }  // namespace
 }  // namespace conformance

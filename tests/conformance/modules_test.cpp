@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -275,8 +276,16 @@ TEST_F(Modules, ADriverOfTheOtherKindIsUnsupported)
 TEST_F(Modules, AModuleWhoseStackIsAbsentSaysWhatIsMissing)
 {
     const std::string path = copy("needs_absent");
-    refuses(path, STW_ERROR_UNSUPPORTED, {path, "libstepwell_absent.so"});
-    refuses("needs_absent", STW_ERROR_UNSUPPORTED, {"libstepwell_absent.so"});
+    // Of a name that the search path of the tests does not find either.
+    const std::string known = "libstepwell_absent.so";
+    std::stringstream library;
+    library << std::ifstream(path, std::ios::binary).rdbuf();
+    std::string bytes = library.str();
+    for (size_t at = 0; (at = bytes.find(known, at)) != std::string::npos; ++at)
+        bytes.replace(at, known.size(), "libstepwell_nobody.so");
+    std::ofstream(path, std::ios::binary) << bytes;
+    refuses(path, STW_ERROR_UNSUPPORTED, {path, "libstepwell_nobody.so"});
+    refuses("needs_absent", STW_ERROR_UNSUPPORTED, {"libstepwell_nobody.so"});
 }
 
 }  // namespace

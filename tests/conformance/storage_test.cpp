@@ -299,13 +299,9 @@ TEST_P(StorageConformance, ACloseThatTimesOutLosesNoCompletion)
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Drivers, StorageConformance,
-    testing::Values(StorageCase{"aio", "aio", ""}, StorageCase{"posix", "posix", ""},
-                    StorageCase{"posix_buffered", "posix", "buffered=1;threads=2"},
-                    StorageCase{"fault_over_aio", "fault", "inner=aio"},
-                    StorageCase{"fault_over_posix", "fault", "inner=posix;inner.buffered=1"}),
-    [](const auto &info) { return std::string(info.param.label); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(StorageConformance);
+INSTANTIATE_TEST_SUITE_P(Drivers, StorageConformance, testing::ValuesIn(storage_cases()),
+                         [](const auto &info) { return info.param.label; });
 
 }  // namespace
 }  // namespace conformance

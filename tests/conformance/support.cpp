@@ -8,13 +8,13 @@
 
 namespace conformance {
 
-Directory::Directory()
+Directory::Directory(const std::string &base)
 {
     const char *given = std::getenv("STW_TEST_DIR");
-    const std::filesystem::path base =
-        given != nullptr ? std::filesystem::path(given) : std::filesystem::current_path();
-    path_ = (base / "conformance-XXXXXX").string();
-    if (mkdtemp(path_.data()) == nullptr) ADD_FAILURE() << "no directory in " << base;
+    std::filesystem::path place = base;
+    if (place.empty()) place = given != nullptr ? given : std::filesystem::current_path();
+    path_ = (place / "conformance-XXXXXX").string();
+    if (mkdtemp(path_.data()) == nullptr) ADD_FAILURE() << "no directory in " << place;
 }
 
 Directory::~Directory()

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the conformance tests share: a directory on a real file system, aligned memory, services
-// that record, and the one way to open, drive and close a driver.
+// that record, and the one way to open, drive and close a driver. The suite of all drivers is that
+// of StorageCase and MemoryCase; whoever links it says which these are: built_in.cpp in our tests,
+// driver_conformance.cpp in the program that authors of drivers run.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,10 +25,11 @@ constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint64_t kPatience = 30 * kSecond;  // longer than any healthy wait
 constexpr uint64_t kMiB = 1 << 20;
 
-// STW_TEST_DIR, or a directory made under the working directory; removed when it goes.
+// A directory made under `base`, or under STW_TEST_DIR or the working directory; removed when it
+// goes.
 class Directory {
 public:
-    Directory();
+    explicit Directory(const std::string &base = "");
     ~Directory();
     const std::string &path() const { return path_; }
     size_t entries() const;
@@ -73,22 +77,38 @@ private:
     std::vector<std::string> lines_;
 };
 
+// A driver to put through the suite, with options for its open and a place for its files.
 struct StorageCase {
-    const char *label;
-    const char *driver;
-    const char *options;
+    std::string label;  // a part of the tests' names: letters, digits, '_'
+    const stw_storage_ops *ops;
+    std::string options;
+    std::string directory;  // "": see Directory
 };
 inline std::ostream &operator<<(std::ostream &out, const StorageCase &one)
 {
-    return out << one.driver << " with '" << one.options << "'";
+    return out << one.ops->name << " with '" << one.options << "' in '" << one.directory << "'";
 }
+struct MemoryCase {
+    std::string label;
+    const stw_memory_ops *ops;
+};
+inline std::ostream &operator<<(std::ostream &out, const MemoryCase &one)
+{
+    return out << one.ops->name;
+}
+// Asked for once, when the tests are registered.
+std::vector<StorageCase> storage_cases();
+std::vector<MemoryCase> memory_cases();
 
 // An open storage driver. Closes at the end, and expects that to work.
 class Storage {
 public:
-    Storage(const std::string &driver, const std::string &options) : options_(options)
+    Storage(const stw_storage_ops *ops, const std::string &options) : options_(options), ops_(ops)
     {
-        ops_ = stepwell::drivers::storage_driver(driver.c_str());
+    }
+    Storage(const char *driver, const std::string &options)
+        : Storage(stepwell::drivers::storage_driver(driver), options)
+    {
     }
     ~Storage() { close(); }
     Storage(const Storage &) = delete;
@@ -120,24 +140,30 @@ private:
     Recorder recorder_;
 };
 
-// The suite of every storage driver; storage_test.cpp lists the drivers.
+// The suite of every storage driver.
 class StorageConformance : public testing::TestWithParam<StorageCase> {
 protected:
-    Directory directory_;
-    Storage storage_{GetParam().driver, GetParam().options};
+    Directory directory_{GetParam().directory};
+    Storage storage_{GetParam().ops, GetParam().options};
 
+    // Throws where it does not open: the test has failed, and its body has nothing to call.
     void open(uint64_t bytes = 4 * kMiB, uint32_t queue_depth = 8)
     {
-        ASSERT_EQ(storage_.open(directory_.path(), bytes, queue_depth), STW_OK)
-            << storage_.sentence();
+        const stw_status status = storage_.open(directory_.path(), bytes, queue_depth);
+        if (status != STW_OK)
+            throw std::runtime_error(std::string("open: ") + stw_status_string(status) + ": " +
+                                     storage_.sentence());
     }
     const stw_storage_ops &ops() { return *storage_.ops(); }
+    bool in_memory() { return (ops().capabilities & STW_STORAGE_IN_MEMORY) != 0; }
 };
+constexpr const char *kNoDirectory = "this driver keeps its bytes in memory, not in a directory";
 
 // An open memory driver.
 class Memory {
 public:
-    explicit Memory(const char *driver) : ops_(stepwell::drivers::memory_driver(driver)) {}
+    explicit Memory(const stw_memory_ops *ops) : ops_(ops) {}
+    explicit Memory(const char *driver) : Memory(stepwell::drivers::memory_driver(driver)) {}
     ~Memory() { close(); }
     Memory(const Memory &) = delete;
     Memory &operator=(const Memory &) = delete;
@@ -152,6 +178,7 @@ public:
     const stw_driver_error &error() const { return error_; }
     std::string sentence() const { return error_.sentence; }
     uint32_t block_bytes() const { return block_bytes_; }
+    bool can(uint64_t capability) const { return (ops_->capabilities & capability) != 0; }
 
 private:
     const stw_memory_ops *ops_;

@@ -201,11 +201,13 @@ static const stw_storage_ops storage_ops = {
 /* -------------------------------------------------------------------------------- memory -- */
 
 struct stw_memory {
-    void *base;
-    uint64_t bytes;
+    void *mapped;
+    void *base; /* in it, aligned */
+    uint64_t mapped_bytes, bytes;
 };
 
 enum { ARENA_ALIGNMENT = 2 << 20 };
+#define ARENA_BYTES_MAX (UINT64_C(1) << 30) /* so that nothing looks at what the machine has */
 
 static stw_status memory_open(const stw_services *services, const stw_memory_options *options,
                               stw_memory **memory_out, stw_driver_error *error_out)
@@ -219,15 +221,24 @@ static stw_status memory_open(const stw_services *services, const stw_memory_opt
     if (block < 65536 || (block & (block - 1)) || !options->bytes || options->bytes % block)
         return refuse(error_out, STW_ERROR_INVALID,
                       "The ram driver's blocks are a power of two, not %u bytes.", block);
-    memory = calloc(1, sizeof *memory);
-    if (!memory || posix_memalign(&memory->base, ARENA_ALIGNMENT, options->bytes)) {
-        free(memory);
+    if (options->bytes > ARENA_BYTES_MAX) {
         if (error_out) error_out->needed_bytes = options->bytes;
-        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no %llu bytes.",
+        if (error_out) error_out->free_bytes = ARENA_BYTES_MAX;
+        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver has no %llu bytes.",
                       (unsigned long long)options->bytes);
     }
+    memory = calloc(1, sizeof *memory);
+    if (!memory) return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
     memory->bytes = options->bytes;
-    memset(memory->base, 0, memory->bytes);
+    memory->mapped_bytes = options->bytes + ARENA_ALIGNMENT;
+    memory->mapped = mmap(NULL, memory->mapped_bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (memory->mapped == MAP_FAILED) {
+        free(memory);
+        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
+    }
+    memory->base =
+        (char *)memory->mapped + ARENA_ALIGNMENT - (uintptr_t)memory->mapped % ARENA_ALIGNMENT;
     *memory_out = memory;
     return STW_OK;
 }
@@ -257,7 +268,7 @@ static stw_status memory_zero(stw_memory *memory, void *destination, uint64_t by
 
 static stw_status memory_close(stw_memory *memory)
 {
-    free(memory->base);
+    munmap(memory->mapped, memory->mapped_bytes);
     free(memory);
     return STW_OK;
 }

@@ -13,7 +13,10 @@ public:
     // One request that had begun is over; bytes it moved, 0 if it failed.
     void end(uint64_t bytes, uint64_t now_ns);
 
-    // 0 until the first sample is complete.
+    // What is known from elsewhere: the figure until samples correct it.
+    void expect(uint64_t bytes_per_s) { bytes_per_s_ = bytes_per_s; }
+
+    // 0 until the first sample is complete, where nothing was expected.
     [[nodiscard]] uint64_t bytes_per_s() const { return bytes_per_s_; }
     [[nodiscard]] uint64_t bytes() const { return bytes_; }
     [[nodiscard]] uint64_t busy_ns(uint64_t now_ns) const;

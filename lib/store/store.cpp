@@ -205,6 +205,18 @@ void Store::seal(Placement &place, const void *data) const
     place.sum = sum(place, data);
 }
 
+void Store::set_requests(uint32_t path, const Requests &reads, const Requests &writes)
+{
+    paths_[path].reads = reads;
+    paths_[path].writes = writes;
+}
+
+void Store::expect_bandwidth(uint32_t path, uint64_t bytes_per_s)
+{
+    MutexLock lock(mutex_);
+    striping_[path].meter.expect(bytes_per_s);
+}
+
 void Store::path_begin(uint32_t path, uint64_t now_ns)
 {
     MutexLock lock(mutex_);

@@ -25,6 +25,12 @@ using residency::BlockId;
 constexpr uint32_t kPathsMax = 64;
 constexpr uint32_t kSlotsMax = UINT32_MAX - 1;  // over all paths
 
+// How a path is driven in one direction. 0: the transfer engine puts in what it then does.
+struct Requests {
+    uint64_t bytes = 0;  // of one at most
+    uint32_t depth = 0;  // in flight at most
+};
+
 struct PathOptions {
     const stw_storage_ops *ops = nullptr;  // borrowed until the store is gone
     std::string path;
@@ -106,6 +112,11 @@ public:
     [[nodiscard]] uint64_t growth_bytes(uint64_t ids) const;  // that reserve_ids() would add
     [[nodiscard]] bool holds(BlockId block) const;
 
+    // Before anybody else uses the store: what a path is known to do best, and how fast it is, which
+    // striping goes by until it has a figure of its own (0: not known).
+    void set_requests(uint32_t path, const Requests &reads, const Requests &writes);
+    void expect_bandwidth(uint32_t path, uint64_t bytes_per_s);
+
     // What striping goes by: requests of the path in flight, told by whoever sends them.
     void path_begin(uint32_t path, uint64_t now_ns);
     void path_end(uint32_t path, uint64_t bytes, uint64_t now_ns);
@@ -115,6 +126,10 @@ public:
     [[nodiscard]] stw_storage *storage(uint32_t path) const { return paths_[path].storage; }
     [[nodiscard]] const stw_storage_info &info(uint32_t path) const { return paths_[path].info; }
     [[nodiscard]] const std::string &name(uint32_t path) const { return paths_[path].name; }
+    [[nodiscard]] const Requests &requests(uint32_t path, bool reads) const
+    {
+        return reads ? paths_[path].reads : paths_[path].writes;
+    }
     // Why it is slower than it could be, and why its fallback was taken; "" if not.
     [[nodiscard]] const std::string &remark(uint32_t path) const { return paths_[path].remark; }
     [[nodiscard]] const Superblock &superblock(uint32_t path) const
@@ -147,6 +162,8 @@ private:
         Superblock superblock;
         uint32_t first = 0;  // its slots in slots_
         uint32_t count = 0;
+        Requests reads;
+        Requests writes;
     };
     struct Striping {
         std::vector<uint32_t> free;     // slots of the path, lowest on top

@@ -54,17 +54,29 @@ Status Engine::Parts::check_options()
                              "least 2 blocks of %s in host memory.",
                              bytes_text(block_bytes).c_str());
     }
-    uint64_t io_bytes = options.io_bytes == 0 ? kIoBytes : options.io_bytes;
-    io_bytes = std::min(io_bytes, block_bytes);
     for (uint32_t i = 0; i < store->paths(); ++i) {
         const uint64_t alignment = store->info(i).alignment_bytes;
-        io_bytes = std::max(io_bytes / alignment * alignment, alignment);
+        store->set_requests(i, requests_of(i, true), requests_of(i, false));
         if (staged && reinterpret_cast<uintptr_t>(options.staging) % alignment != 0) {
             return Status::error(STW_ERROR_INVALID, "The staging memory is not aligned.");
         }
     }
-    options.io_bytes = io_bytes;
     return {};
+}
+
+// What the store knows the path does best, within what driver and block allow; 0 becomes ours.
+store::Requests Engine::Parts::requests_of(uint32_t path, bool reads) const
+{
+    const stw_storage_info &info = store->info(path);
+    const uint64_t usual = options.io_bytes == 0 ? kIoBytes : options.io_bytes;
+    store::Requests requests = store->requests(path, reads);
+    if (requests.bytes == 0) requests.bytes = usual;
+    requests.bytes = std::min(requests.bytes, options.block_bytes);
+    requests.bytes = requests.bytes / info.alignment_bytes * info.alignment_bytes;
+    requests.bytes = std::max<uint64_t>(requests.bytes, info.alignment_bytes);
+    if (requests.depth == 0) requests.depth = info.queue_depth;
+    requests.depth = std::min(requests.depth, info.queue_depth);
+    return requests;
 }
 
 void Engine::Parts::prepare()
@@ -276,6 +288,11 @@ void Engine::promote(residency::TransferId id)
 Status Engine::close(uint64_t timeout_ns)
 {
     return parts_->close(timeout_ns);
+}
+
+void Engine::expect_bandwidth(Link link, uint32_t memory, uint64_t bytes_per_s)
+{
+    parts_->links.expect(link, memory, bytes_per_s);
 }
 
 LinkStats Engine::link_stats(Link link, uint32_t memory) const

@@ -96,8 +96,10 @@ struct EngineOptions {
     uint32_t staging_write_blocks = 0;
 
     uint32_t copy_threads = 1;
-    uint32_t retries_max = 2;       // of one request after errors
-    uint64_t io_bytes = 0;          // of one request to storage at most; 0: 1 MiB or the block
+    uint32_t retries_max = 2;  // of one request after errors
+    // Of one request to storage at most, where the store's path does not say; 0: 1 MiB. In any case
+    // no more than a block.
+    uint64_t io_bytes = 0;
     uint32_t jobs_reserved = 1024;  // preallocated; beyond it submit allocates
     uint32_t jobs_max = 65536;      // submit refuses more with LIMIT
 
@@ -132,6 +134,10 @@ public:
     // many are still in flight; they complete later all the same, and close may be called again.
     // After OK no thread of the engine runs and the store is closed. One thread at a time.
     Status close(uint64_t timeout_ns);
+
+    // The link's bandwidth as known from elsewhere: its figure until transfers correct it. Any
+    // thread.
+    void expect_bandwidth(Link link, uint32_t memory, uint64_t bytes_per_s);
 
     // Any thread. `memory` is the memory side: of a copy between host and device, the device.
     [[nodiscard]] LinkStats link_stats(Link link, uint32_t memory) const;

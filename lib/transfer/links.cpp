@@ -29,6 +29,13 @@ void Links::end(Link link, uint32_t memory, uint64_t bytes, bool moved, uint64_t
     ++(moved ? entry.transfers : entry.errors);
 }
 
+void Links::expect(Link link, uint32_t memory, uint64_t bytes_per_s)
+{
+    if (!counted(link, memory)) return;
+    MutexLock lock(mutex_);
+    entries_[static_cast<uint32_t>(link)][memory].meter.expect(bytes_per_s);
+}
+
 void Links::retried(Link link, uint32_t memory)
 {
     if (!counted(link, memory)) return;

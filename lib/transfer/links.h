@@ -15,6 +15,7 @@ class Links {
 public:
     void begin(Link link, uint32_t memory, uint64_t now_ns);
     void end(Link link, uint32_t memory, uint64_t bytes, bool moved, uint64_t now_ns);
+    void expect(Link link, uint32_t memory, uint64_t bytes_per_s);
     void retried(Link link, uint32_t memory);
     [[nodiscard]] LinkStats stats(Link link, uint32_t memory, uint64_t now_ns) const;
 

@@ -56,6 +56,7 @@ struct Engine::Parts {
     [[nodiscard]] uint64_t now() const { return options.services->now_ns(options.services->user); }
 
     Status check_options();
+    [[nodiscard]] store::Requests requests_of(uint32_t path, bool reads) const;
     void prepare();  // takes every list and thread's memory
     Status start_threads();
     Status start_thread(const char *name, void *(*main)(void *), void *argument);

@@ -32,7 +32,9 @@ StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
       storage_(parts.store->storage(path)),
       path_(path),
       alignment_(parts.store->info(path).alignment_bytes),
-      depth_(parts.store->info(path).queue_depth)
+      depth_(parts.store->info(path).queue_depth),
+      writes_(parts.store->requests(path, false)),
+      reads_(parts.store->requests(path, true))
 {
     requests_.resize(depth_);
     done_.resize(depth_);
@@ -94,6 +96,7 @@ bool StorageThread::wait_for_work()
 StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
 {
     Choice best;
+    if (flying_[reads ? 1 : 0] >= (reads ? reads_ : writes_).depth) return best;
     const auto offer = [&best, reads](Source source, Task *task, uint32_t at) {
         const bool better = best.task == nullptr || task->urgency > best.task->urgency;
         if (better) best = {source, task, at, reads};
@@ -153,7 +156,10 @@ void StorageThread::fill()
             if (choice.source == Source::kQueue) take(*choice.task, *parts_.paths[path_]);
         }
         switch (choice.source) {
-        case Source::kNothing: send(); return;
+        case Source::kNothing:
+            send();
+            begin_ahead();
+            return;
         case Source::kQueue:
             send();  // a checksum takes longer than what is ready should wait
             begin(*choice.task);
@@ -170,15 +176,24 @@ void StorageThread::fill()
     begin_ahead();
 }
 
+bool StorageThread::is_full(bool reads) const
+{
+    return free_.empty() || flying_[reads ? 1 : 0] >= (reads ? reads_ : writes_).depth;
+}
+
 // The device's queue is full: have one more block ready for the moment it is not.
 void StorageThread::begin_ahead()
 {
-    if (!free_.empty() || !settling_.empty() || !begun_.empty()) return;
+    if (!settling_.empty() || !begun_.empty()) return;
+    const bool reads = is_full(true);
+    const bool writes = is_full(false);
+    if (!reads && !writes) return;
     Task *next = nullptr;
     {
         MutexLock lock(parts_.mutex);
         PathQueues &queues = *parts_.paths[path_];
-        next = more_urgent(queues.reads.best(), queues.writes.best());
+        next = more_urgent(reads ? queues.reads.best() : nullptr,
+                           writes ? queues.writes.best() : nullptr);
         if (next != nullptr) take(*next, queues);
     }
     if (next != nullptr) begin(*next);
@@ -208,10 +223,11 @@ void StorageThread::give_request(Task &task)
     Request &request = requests_[index];
     request.task = &task;
     request.offset = task.given_bytes;
-    request.bytes = std::min(parts_.options.io_bytes, task.io_bytes - task.given_bytes);
+    request.reads = is_read(task);
+    request.bytes =
+        std::min((request.reads ? reads_ : writes_).bytes, task.io_bytes - task.given_bytes);
     request.errors = 0;
     request.agains = 0;
-    request.reads = is_read(task);
     task.given_bytes += request.bytes;
     ++task.open_requests;
     if (task.given_bytes == task.io_bytes) std::erase(begun_, &task);

@@ -58,6 +58,7 @@ private:
     Choice choose() STW_REQUIRES(parts_.mutex);
     Choice best_of(bool reads, PathQueues &queues) STW_REQUIRES(parts_.mutex);
     void take(Task &task, PathQueues &queues) STW_REQUIRES(parts_.mutex);
+    [[nodiscard]] bool is_full(bool reads) const;
     [[nodiscard]] bool has_room() const { return !free_.empty() || !again_.empty(); }
 
     Engine::Parts &parts_;
@@ -67,6 +68,8 @@ private:
     const uint32_t path_;
     const uint64_t alignment_;
     const uint32_t depth_;
+    const store::Requests writes_;
+    const store::Requests reads_;
 
     std::vector<Request> requests_;  // as many as the device takes
     std::vector<uint32_t> free_;

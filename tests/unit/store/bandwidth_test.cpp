@@ -23,6 +23,17 @@ TEST(BandwidthMeter, CountsOnlyTimeWithSomethingInFlight)
     EXPECT_EQ(meter.bytes(), 30u);
 }
 
+TEST(BandwidthMeter, WhatIsExpectedStandsUntilSamplesCorrectItByAQuarter)
+{
+    BandwidthMeter meter;
+    meter.expect(1000 * kMiB);
+    EXPECT_EQ(meter.bytes_per_s(), 1000 * kMiB);
+    meter.begin(0);
+    meter.end(200 * kMiB, 1'000'000'000);
+    EXPECT_EQ(meter.bytes_per_s(), 800 * kMiB);
+    EXPECT_EQ(meter.bytes(), 200 * kMiB);
+}
+
 TEST(BandwidthMeter, FirstSampleIsTakenWholeLaterOnesByAQuarter)
 {
     BandwidthMeter meter;

@@ -56,6 +56,18 @@ void feed(Store &store, uint32_t path, uint64_t bytes_per_s)
     store.path_end(path, bytes_per_s, 1'000'000'000);
 }
 
+TEST(Store, BlocksGoWhereBandwidthIsExpected)
+{
+    std::vector<FakeStorage> disks(2);
+    auto store = open_store(disks, 80);
+    ASSERT_NE(store, nullptr);
+    store->expect_bandwidth(0, 300 << 20);
+    store->expect_bandwidth(1, 100 << 20);
+    uint32_t first = 0;
+    for (BlockId block = 0; block < 40; ++block) first += write(*store, block).path == 0;
+    EXPECT_EQ(first, 30u);
+}
+
 TEST(Store, CapacityIsBlocksPlusASuperblockPerPath)
 {
     EXPECT_EQ(Store::path_bytes(10, kBlock), kReservedBytes + 10 * kBlock);

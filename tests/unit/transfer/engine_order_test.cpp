@@ -57,6 +57,39 @@ TEST(EngineOrder, ADemandReadOvertakesQueuedPrefetchesAndWriteBacks)
     EXPECT_TRUE(rig.wait_all(20 + 17));
 }
 
+TEST(EngineOrder, EachDirectionHasItsOwnDepthAndRequestSize)
+{
+    Filled rig({.depth = 16, .reads = {kBlock / 4, 6}, .writes = {kBlock / 2, 3}}, 20);
+    std::vector<Job> jobs;
+    for (uint32_t i = 0; i < 8; ++i) jobs.push_back(rig.read(i, kDevice, i, Class::kIdle));
+    for (uint32_t i = 8; i < 16; ++i) jobs.push_back(rig.write(i, kHost, i));
+    rig.submit(jobs);
+    ASSERT_TRUE(rig.disk().wait_pending(9));
+    rig.disk().with_lock([&] { EXPECT_EQ(rig.disk().in_flight_peak, 9u); });
+    uint32_t reads = 0;
+    for (const stw_io &io : rig.log()) {
+        reads += io.kind == STW_IO_READ;
+        EXPECT_EQ(io.bytes, io.kind == STW_IO_READ ? kBlock / 4 : kBlock / 2);
+    }
+    EXPECT_EQ(reads, 6u);
+    rig.by_itself();
+    EXPECT_TRUE(rig.wait_all(20 + 16));
+    rig.disk().with_lock([&] { EXPECT_LE(rig.disk().in_flight_peak, 9u); });
+}
+
+TEST(EngineOrder, RequestsOfAPathAreNeverLargerThanABlockNorDeeperThanTheDriver)
+{
+    Filled rig({.depth = 4, .reads = {64 * kBlock, 900}}, 8);
+    std::vector<Job> jobs;
+    for (uint32_t i = 0; i < 8; ++i) jobs.push_back(rig.read(i, kDevice, i));
+    rig.submit(jobs);
+    ASSERT_TRUE(rig.disk().wait_pending(4));
+    for (const stw_io &io : rig.log()) EXPECT_EQ(io.bytes, kBlock);
+    rig.by_itself();
+    EXPECT_TRUE(rig.wait_all(8 + 8));
+    rig.disk().with_lock([&] { EXPECT_EQ(rig.disk().in_flight_peak, 4u); });
+}
+
 TEST(EngineOrder, ADemandOvertakesThePiecesOfABlockUnderWay)
 {
     Filled rig({.depth = 2, .io_bytes = 4096}, 4);

@@ -81,6 +81,8 @@ struct RigOptions {
     bool device_cpu_access = true;
     uint32_t ring_blocks = 2;
     uint64_t io_bytes = 0;
+    store::Requests reads = {};  // of every path
+    store::Requests writes = {};
     uint32_t copy_threads = 1;
     uint32_t retries_max = 2;
     uint32_t jobs_max = 4096;
@@ -113,6 +115,9 @@ public:
                 disk.log.clear();
                 disk.in_flight_peak = 0;
             });
+        }
+        for (uint32_t i = 0; i < options.paths; ++i) {
+            opened.value()->set_requests(i, options.reads, options.writes);
         }
         open_engine(options, opened.take());
     }

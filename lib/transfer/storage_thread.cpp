@@ -3,6 +3,8 @@
 // report. Checksums and maps run between two fills, while the device works.
 #include "lib/transfer/storage_thread.h"
 
+#include "lib/store/probe.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
@@ -299,6 +301,7 @@ void StorageThread::collect(uint32_t n)
     for (uint32_t i = 0; i < n; ++i) {
         const auto index = static_cast<uint32_t>(done_[i].tag);
         const auto serial = static_cast<uint32_t>(done_[i].tag >> 32);
+        if (index == store::kProbeTag) continue;  // given up when the store was opened
         const bool known =
             index < depth_ && requests_[index].in_flight && requests_[index].serial == serial;
         STW_ASSERT(known);  // of a driver: each accepted tag comes exactly once

@@ -109,6 +109,14 @@ int allocate(int fd, int mode, uint64_t offset_bytes, uint64_t bytes)
 
 }  // namespace
 
+std::string file_system_name(uint64_t magic)
+{
+    const FileSystem *file_system = find_file_system(magic);
+    char name[32];
+    std::snprintf(name, sizeof name, "0x%" PRIx64, magic);
+    return file_system != nullptr ? file_system->name : name;
+}
+
 void ScratchFile::add_remark(const std::string &text)
 {
     if (!remark_.empty()) remark_ += " ";
@@ -156,9 +164,7 @@ stw_status ScratchFile::look_at_file_system(const ScratchRequest &request,
     const uint64_t magic = static_cast<uint32_t>(about.f_type);
     block_bytes_ = static_cast<uint64_t>(about.f_bsize);
     const FileSystem *file_system = find_file_system(magic);
-    char name[32];
-    std::snprintf(name, sizeof name, "0x%" PRIx64, magic);
-    file_system_ = file_system != nullptr ? file_system->name : name;
+    file_system_ = file_system_name(magic);
     if (file_system == nullptr) return STW_OK;
     if (file_system->memory && !request.allow_tmpfs)
         return fail(error_out, STW_ERROR_UNSUPPORTED, {},

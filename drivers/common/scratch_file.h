@@ -12,6 +12,9 @@
 
 namespace stepwell::drivers {
 
+// "ext4"; "0x..." of one that is not known. The number is statfs's.
+std::string file_system_name(uint64_t magic);
+
 enum class DirectIo { kRequired, kPreferred, kNever };
 
 struct ScratchRequest {

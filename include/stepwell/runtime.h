@@ -33,20 +33,25 @@ typedef struct stw_nvme_options {
     uint32_t flags;
     const char *path;           /* an existing directory */
     uint64_t budget_bytes;      /* reserved at open */
-    const char *driver;         /* NULL: "aio", or "posix" where that one cannot work (said in the
-                                   log and in the report); "fault" wraps one for tests. Or a
-                                   module: its name, or its absolute path (docs/drivers.md) */
+    const char *driver;         /* NULL: by the profile, else "aio"; "posix" where that one cannot
+                                   work (said in the log and in the report); "fault" wraps one for
+                                   tests. Or a module: its name, or its absolute path
+                                   (docs/drivers.md) */
     const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
-    uint32_t queue_depth;       /* requests in flight, 0: 32 */
-    uint32_t reserved;
+    uint32_t queue_depth;       /* requests in flight; 0: by the profile, else 32 */
+    uint32_t request_bytes;     /* of one request at most, a multiple of 4 KiB; 0: by the profile,
+                                   else 1 MiB. None is larger than a block */
 } stw_nvme_options;
 #define STW_NVME_OPTIONS_INIT { sizeof(stw_nvme_options), 0, 0, 0, 0, 0, 0, 0 }
 
 enum { STW_BLOCK_2M = 2097152, STW_BLOCK_512K = 524288, STW_BLOCK_64K = 65536 };
 
+enum { /* stw_runtime_options.flags */
+    STW_RUNTIME_NO_PROBE = 4 /* measure no directory; use nothing an earlier open measured */
+};
 typedef struct stw_runtime_options {
     uint32_t struct_size;
-    uint32_t flags;                    /* none yet */
+    uint32_t flags;                    /* STW_RUNTIME_* */
     const char *name;                  /* in errors and reports; NULL: the program's */
     stw_group *group;                  /* NULL: this process alone; nothing else in this release */
     const stw_device_options *devices; /* devices[i] is `device` i in every other struct */
@@ -68,9 +73,12 @@ typedef struct stw_runtime_options {
     uint64_t metadata_bytes;           /* budget of the library's own tables, beside the tiers'; 0:
                                           what the other limits can need. What is used of it: host
                                           tier's stw_tier_stats */
+    const char *profile_path;          /* of `stepwell tune`, used alone; "": none; NULL: the user's
+                                          or the machine's, and a probe of at most 2 s, kept for the
+                                          next open, of what neither knows. See docs/tuning.md */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
-    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
@@ -79,8 +87,9 @@ typedef struct stw_runtime_options {
  * Ownership: *runtime_out is the caller's; stw_runtime_close().
  * Threads:   any thread.
  * Blocks:    until everything stands, or options->timeout_ns.
- * Errors:    INVALID, MEMORY, NO_SPACE, NOT_FOUND, PERMISSION, IO, DEVICE, LIMIT, UNSUPPORTED;
- *            on error nothing is half open and no file is left.
+ * Errors:    INVALID, MEMORY, NO_SPACE, NOT_FOUND, PERMISSION, IO, DEVICE, LIMIT, UNSUPPORTED,
+ *            and of the profile that profile_path names NOT_FOUND, PERMISSION, FORMAT; on error
+ *            nothing is half open and no file is left.
  */
 STW_API stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **runtime_out);
 

@@ -41,6 +41,11 @@ Status check_paths(const Opening &opening)
                                  "options.nvme[%zu].queue_depth is %u, at most 4096", i,
                                  nvme.queue_depth);
         }
+        if (nvme.request_bytes % 4096 != 0) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "options.nvme[%zu].request_bytes is %u, not a multiple of 4096", i,
+                                 nvme.request_bytes);
+        }
     }
     return {};
 }
@@ -49,7 +54,7 @@ Status gather(const stw_runtime_options *from, Opening *opening)
 {
     stw_runtime_options &options = opening->options;
     STW_TRY(take(&options, from, "options"));
-    STW_TRY(check_flags(options.flags, 0, "options.flags"));
+    STW_TRY(check_flags(options.flags, STW_RUNTIME_NO_PROBE, "options.flags"));
     STW_TRY(check_block(options.block_bytes));
     if (options.group || options.reserved) {
         return Status::error(STW_ERROR_UNSUPPORTED,

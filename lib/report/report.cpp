@@ -94,6 +94,26 @@ void write_driver(JsonWriter &json, const DriverReport &driver)
     json.end_object();
 }
 
+void write_profile_directory(JsonWriter &json, const ProfileDirectoryReport &directory)
+{
+    json.begin_object();
+    json.member("path", directory.path);
+    json.member("device", directory.device);
+    json.member("file_system", directory.file_system);
+    json.member("file_system_id", directory.file_system_id);
+    json.member("source", directory.source);
+    json.member("file", directory.file);
+    json.member("created", directory.created);
+    json.member("read_bytes_per_s", directory.read_bytes_per_s);
+    json.member("write_bytes_per_s", directory.write_bytes_per_s);
+    json.member("read_request_bytes", directory.read_request_bytes);
+    json.member("read_queue_depth", directory.read_queue_depth);
+    json.member("write_request_bytes", directory.write_request_bytes);
+    json.member("write_queue_depth", directory.write_queue_depth);
+    json.member("remark", directory.remark);
+    json.end_object();
+}
+
 void write_step(JsonWriter &json, const char *name, const stw_step_stats &stats)
 {
     json.key(name);
@@ -230,6 +250,15 @@ void write_all(JsonWriter &json, const ReportData &data)
                [&](const LinkReport &link) { write_link(json, link, data.elapsed_ns); });
     write_list(json, "drivers", data.drivers,
                [&](const DriverReport &driver) { write_driver(json, driver); });
+    json.key("profile");
+    json.begin_object();
+    json.member("kernel", data.profile.kernel);
+    json.member("processor", data.profile.processor);
+    json.member("cores", data.profile.cores);
+    json.member("host_copy_bytes_per_s", data.profile.host_copy_bytes_per_s);
+    write_list(json, "directories", data.profile.directories,
+               [&](const auto &directory) { write_profile_directory(json, directory); });
+    json.end_object();
     write_list(json, "phases", data.phases,
                [&](const PhaseReport &phase) { write_phase(json, phase); });
     json.key("update");

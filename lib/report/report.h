@@ -81,6 +81,32 @@ struct WasteReport {
     uint64_t charged_bytes = 0;  // the blocks that hold them
 };
 
+// What was known of a directory when the runtime was opened, and how it is driven now.
+struct ProfileDirectoryReport {
+    std::string path;
+    std::string device;  // "254:1"
+    std::string file_system;
+    std::string file_system_id;
+    std::string source = "none";  // "profile", "cache" (of an earlier probe), "probe", "none"
+    std::string file;             // of the profile or cache; "" if none
+    std::string created;
+    std::string remark;  // what of it is not used, and why; "" if nothing
+    uint64_t read_bytes_per_s = 0;
+    uint64_t write_bytes_per_s = 0;
+    uint64_t read_request_bytes = 0;
+    uint64_t write_request_bytes = 0;
+    uint32_t read_queue_depth = 0;
+    uint32_t write_queue_depth = 0;
+};
+
+struct ProfileReport {
+    std::string kernel;
+    std::string processor;
+    uint64_t cores = 0;
+    uint64_t host_copy_bytes_per_s = 0;
+    std::vector<ProfileDirectoryReport> directories;
+};
+
 struct ReportData {
     std::string name;
     std::string version;
@@ -90,6 +116,7 @@ struct ReportData {
     std::vector<TierReport> tiers;
     std::vector<LinkReport> links;
     std::vector<DriverReport> drivers;
+    ProfileReport profile;
     std::vector<PhaseReport> phases;
     UpdateReport update;
     std::vector<ErrorReport> errors;

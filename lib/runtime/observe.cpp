@@ -192,6 +192,14 @@ void Runtime::report_drivers(report::ReportData &data)
         driver.queue_depth = store->info(path).queue_depth;
         data.drivers.push_back(std::move(driver));
     }
+    data.profile = profile_;
+    for (uint32_t path = 0; store && path < store->paths(); ++path) {
+        report::ProfileDirectoryReport &directory = data.profile.directories[path];
+        directory.read_request_bytes = store->requests(path, true).bytes;
+        directory.read_queue_depth = store->requests(path, true).depth;
+        directory.write_request_bytes = store->requests(path, false).bytes;
+        directory.write_queue_depth = store->requests(path, false).depth;
+    }
 }
 
 void Runtime::fill_report(report::ReportData &data)

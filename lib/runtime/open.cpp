@@ -262,13 +262,17 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
                              bytes_text(staging_bytes_).c_str());
     }
     // The store before the memory: a full disk is told before gigabytes were touched.
+    Tuning tuning(options, log_, services_);
+    STW_TRY(tuning.find());
     std::unique_ptr<store::Store> store;
-    STW_TRY(open_store(options, &store));
+    STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
     STW_TRY(open_engine(std::move(store)));
+    expect_bandwidths(tuning);
+    profile_ = tuning.take_report();
     STW_TRY(open_metadata(options));
     STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -306,7 +310,7 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     return {};
 }
 
-Status Runtime::open_store(const stw_runtime_options &options,
+Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
                            std::unique_ptr<store::Store> *store_out)
 {
     if (options.nvme_count == 0) return {};
@@ -328,16 +332,18 @@ Status Runtime::open_store(const stw_runtime_options &options,
         }
         store.blocks += path.blocks;
         path.queue_depth = nvme.queue_depth;
-        STW_TRY(find_driver(nvme.driver ? nvme.driver : "aio", format_text("nvme[%u].driver", i),
-                            &path.ops));
+        STW_TRY(find_driver(nvme.driver ? nvme.driver : tuning.driver(i),
+                            format_text("nvme[%u].driver", i), &path.ops));
         // Where aio cannot work (O_DIRECT refused, no slots left), posix can; a driver that was
         // named is the caller's decision.
         if (!nvme.driver) path.fallback = drivers::storage_driver("posix");
+        tuning.choose(i, path);
         store.paths.push_back(std::move(path));
     }
     Result<std::unique_ptr<store::Store>> opened = store::Store::open(store);
     if (!opened.ok()) return std::move(opened.status());
     *store_out = opened.take();
+    tuning.settle(**store_out);
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string &remark = (*store_out)->remark(i);
         if (remark.empty()) continue;

@@ -10,6 +10,7 @@
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
+#include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/trace.h"
 #include "lib/support/status.h"
@@ -233,7 +234,9 @@ private:
     Status open_tiers(const stw_runtime_options &options);
     Status open_memories(const stw_runtime_options &options);
     Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes);
-    Status open_store(const stw_runtime_options &options, std::unique_ptr<store::Store> *store_out);
+    Status open_store(const stw_runtime_options &options, Tuning &tuning,
+                      std::unique_ptr<store::Store> *store_out);
+    void expect_bandwidths(const Tuning &tuning);
     Status open_engine(std::unique_ptr<store::Store> store);
     Status open_update(uint32_t threads);
     Status open_metadata(const stw_runtime_options &options);
@@ -434,6 +437,7 @@ private:
     uint32_t update_threads_ = 0;
     residency::Instant opened_ns_ = 0;
     report::UpdateReport updates_;
+    report::ProfileReport profile_;
     observe::Log log_;
     stw_services services_{};
     std::unique_ptr<observe::Timeline> timeline_;

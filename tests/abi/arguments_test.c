@@ -252,7 +252,9 @@ static void options_of_open_are_checked(void **state)
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "nvme[0].path is empty");
     nvme.path = ".", nvme.budget_bytes = 1000;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "less than a superblock");
-    nvme.budget_bytes = 4 * MIB, nvme.flags = 1;
+    nvme.budget_bytes = 4 * MIB, nvme.request_bytes = 5000;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "request_bytes is 5000");
+    nvme.request_bytes = 0, nvme.flags = 1;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "flags");
     nvme.flags = 0, nvme.driver = "floppy";
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_UNSUPPORTED, "'floppy'");

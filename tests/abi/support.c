@@ -94,6 +94,10 @@ stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
     options.operations_max = wanted->operations_max;
     options.metadata_bytes = wanted->metadata_bytes;
     options.block_bytes = (uint32_t)block;
+    options.profile_path = wanted->profile_path;
+    options.flags = wanted->flags;
+    nvme.queue_depth = wanted->nvme_depth;
+    nvme.request_bytes = wanted->nvme_request_bytes;
     options.log = log_line;
     return stw_runtime_open(&options, runtime_out);
 }
@@ -113,21 +117,30 @@ void machine_close(stw_runtime *runtime)
     if (log_errors > 0) fail_msg("unexpected errors in the log:\n%s", log_text);
 }
 
-void report_expect(stw_runtime *runtime, const char *used_for, const char *words)
+static char report[65536];
+
+const char *report_text(stw_runtime *runtime)
 {
-    static char text[65536];
-    char wanted[256], path[64];
-    char *at, *begin, *end;
+    char path[64];
     size_t length;
     FILE *file;
     snprintf(path, sizeof path, "report-%d.json", (int)getpid());
     ok(stw_report_write(runtime, path));
     file = fopen(path, "r");
     assert_non_null(file);
-    length = fread(text, 1, sizeof text - 1, file);
+    length = fread(report, 1, sizeof report - 1, file);
     fclose(file);
     remove(path);
-    text[length] = 0;
+    report[length] = 0;
+    return report;
+}
+
+void report_expect(stw_runtime *runtime, const char *used_for, const char *words)
+{
+    char wanted[256];
+    char *at, *begin, *end;
+    char *text = report;
+    (void)report_text(runtime);
     snprintf(wanted, sizeof wanted, "\"used_for\": \"%s\"", used_for);
     at = strstr(text, wanted);
     if (!at) fail_msg("no %s in the report\n%s", wanted, text);

@@ -44,6 +44,10 @@ typedef struct machine {
     uint32_t thread_count; /* 0: 2 */
     uint32_t preset;
     int errors_expected; /* the log may hold errors: faults are injected */
+    const char *profile_path;
+    uint32_t flags;
+    uint32_t nvme_depth;
+    uint32_t nvme_request_bytes;
 } machine;
 
 /* Three tiers: 8 blocks on a cpu device, 16 in the host tier, 256 on nvme. */
@@ -63,6 +67,9 @@ void log_line(void *user, uint32_t level, const char *topic, const char *line);
 
 /* The report's entry of the storage path, or of the memory of a tier, holds these words. */
 void report_expect(stw_runtime *runtime, const char *used_for, const char *words);
+
+/* The text of the report, until the next call. */
+const char *report_text(stw_runtime *runtime);
 
 /* One dimension of f32, role param unless changed afterwards. */
 stw_tensor_spec spec_f32(const char *name, uint64_t elements);

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of belief: a profile the program named, alone; else the user's, the machine's, an earlier
+// probe's, and a probe now. The first that knows a directory's file system is taken for it.
+#include "lib/runtime/tuning.h"
+
+#include "lib/runtime/runtime.h"
+#include "lib/store/probe.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+
+namespace {
+
+constexpr uint64_t kProbeNs = 2'000'000'000;  // of all directories together
+// Below it a probe would cost a larger part of the run than it could win.
+constexpr uint64_t kProbeBudgetMin = uint64_t{1} << 30;
+
+// Of reads and writes in equal parts, one after the other.
+uint64_t both_ways(const profile::Directory &entry)
+{
+    if (entry.mixed_bytes_per_s > 0) return entry.mixed_bytes_per_s;
+    const auto read = static_cast<double>(entry.read.bytes_per_s);
+    const auto write = static_cast<double>(entry.write.bytes_per_s);
+    return static_cast<uint64_t>(2 * read * write / (read + write));
+}
+
+bool is_named(const stw_runtime_options &options)
+{
+    return options.profile_path != nullptr;
+}
+
+}  // namespace
+
+Tuning::Tuning(const stw_runtime_options &options, observe::Log &log, const stw_services &services)
+    : options_(options), log_(log), services_(services)
+{
+    if (options.nvme_count == 0 && !is_named(options)) return;
+    machine_ = profile::this_machine();
+    report_.kernel = machine_.kernel;
+    report_.processor = machine_.processor;
+    report_.cores = machine_.cores;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        Known known;
+        known.path = options.nvme[i].path;
+        report::ProfileDirectoryReport line;
+        line.path = known.path;
+        Result<profile::FileSystem> found = profile::file_system_of(options.nvme[i].path);
+        if (found.ok()) {  // else the store says it, with more to say
+            known.file_system = found.take();
+            line.device = known.file_system->device;
+            line.file_system = known.file_system->type;
+            line.file_system_id = known.file_system->id;
+        }
+        known_.push_back(std::move(known));
+        report_.directories.push_back(std::move(line));
+    }
+}
+
+// ------------------------------------------------------------------------------------- profiles --
+
+Status Tuning::find()
+{
+    if (is_named(options_) && *options_.profile_path == '\0') return {};
+    if (is_named(options_)) {
+        Result<profile::Profile> named = profile::load(options_.profile_path);
+        if (!named.ok()) return std::move(named.status());
+        if (!(named.value().machine == machine_)) {
+            log_.print(STW_LOG_WARNING, "profile",
+                       "The machine profile '%s' was measured on another machine or kernel (%s, "
+                       "Linux %s); it is used because options.profile_path names it.",
+                       options_.profile_path, named.value().machine.processor.c_str(),
+                       named.value().machine.kernel.c_str());
+        }
+        use(named.value(), "profile");
+        for (const Known &known : known_) {
+            if (known.entry) continue;
+            log_.print(STW_LOG_WARNING, "profile",
+                       "The machine profile '%s' knows nothing of '%s'; 'stepwell tune' with this "
+                       "directory measures it.",
+                       options_.profile_path, known.path.c_str());
+        }
+        return {};
+    }
+    if (options_.nvme_count == 0) return {};
+    for (const std::string &file : profile::usual_files()) read_usual(file);
+    if ((options_.flags & STW_RUNTIME_NO_PROBE) != 0) return {};
+    // Nobody wrote it by hand, so nobody has to hear of one that is of no use any more.
+    const std::string file = profile::cache_file();
+    if (file.empty()) return {};
+    Result<profile::Profile> cached = profile::load(file);
+    if (cached.ok() && cached.value().machine == machine_) use(cached.value(), "cache");
+    return {};
+}
+
+void Tuning::read_usual(const std::string &file)
+{
+    Result<profile::Profile> found = profile::load(file);
+    if (!found.ok()) {
+        if (found.status().code() == STW_ERROR_NOT_FOUND) return;
+        log_.print(STW_LOG_WARNING, "profile", "%s It is left out.", found.status().sentence());
+        return;
+    }
+    if (found.value().machine == machine_) {
+        use(found.value(), "profile");
+        return;
+    }
+    log_.print(STW_LOG_WARNING, "profile",
+               "The machine profile '%s' was measured on another machine or kernel (%s, Linux %s) "
+               "and is left out; 'stepwell tune' measures this one.",
+               file.c_str(), found.value().machine.processor.c_str(),
+               found.value().machine.kernel.c_str());
+}
+
+void Tuning::use(const profile::Profile &profile, const char *source)
+{
+    if (report_.host_copy_bytes_per_s == 0)
+        report_.host_copy_bytes_per_s = profile.host_copy_bytes_per_s;
+    for (size_t i = 0; i < known_.size(); ++i) {
+        Known &known = known_[i];
+        if (known.entry || !known.file_system) continue;
+        const profile::Directory *entry = profile.find(*known.file_system);
+        if (!entry) continue;
+        known.entry = *entry;
+        report_.directories[i].source = source;
+        report_.directories[i].file = profile.file;
+        report_.directories[i].created = profile.created;
+    }
+}
+
+const char *Tuning::driver(uint32_t index) const
+{
+    const std::optional<profile::Directory> &entry = known_[index].entry;
+    return entry ? entry->driver.c_str() : "aio";
+}
+
+void Tuning::choose(uint32_t index, store::PathOptions &path) const
+{
+    const std::optional<profile::Directory> &entry = known_[index].entry;
+    if (!entry || entry->driver != path.ops->name) return;
+    if (path.queue_depth != 0) return;
+    path.queue_depth = std::max(entry->read.queue_depth, entry->write.queue_depth);
+}
+
+// ---------------------------------------------------------------------------------------- probe --
+
+bool Tuning::may_probe() const
+{
+    return !is_named(options_) && (options_.flags & STW_RUNTIME_NO_PROBE) == 0;
+}
+
+bool Tuning::wants_probe(uint32_t index, const store::Store &store) const
+{
+    const bool wraps = (store.ops(index).capabilities & STW_STORAGE_CAN_WRAP) != 0;
+    return !known_[index].entry && known_[index].file_system && !wraps &&
+           options_.nvme[index].budget_bytes >= kProbeBudgetMin;
+}
+
+void Tuning::probe_all(store::Store &store)
+{
+    std::vector<profile::FileSystem> seen;
+    std::vector<uint32_t> wanted;
+    for (uint32_t i = 0; i < known_.size(); ++i) {
+        if (!wants_probe(i, store)) continue;
+        if (std::find(seen.begin(), seen.end(), *known_[i].file_system) != seen.end()) continue;
+        seen.push_back(*known_[i].file_system);
+        wanted.push_back(i);
+    }
+    if (wanted.empty()) return;
+    const uint64_t timeout_ns = options_.timeout_ns ? options_.timeout_ns : kProbeNs * 4;
+    const uint64_t time_ns = std::min(kProbeNs, timeout_ns / 4) / wanted.size();
+    std::vector<profile::Directory> fresh;
+    for (const uint32_t i : wanted) {
+        probe_one(i, store, time_ns);
+        if (known_[i].entry) fresh.push_back(*known_[i].entry);
+    }
+    if (!fresh.empty()) keep(fresh);
+}
+
+void Tuning::probe_one(uint32_t index, store::Store &store, uint64_t time_ns)
+{
+    Result<store::Probed> probed = store::probe(store, index, services_, time_ns);
+    if (!probed.ok()) {
+        log_.print(STW_LOG_INFO, "profile",
+                   "The probe of '%s' was given up, and what is usual stays: %s.",
+                   known_[index].path.c_str(), probed.status().sentence());
+        return;
+    }
+    const store::Probed &found = probed.value();
+    profile::Directory entry;
+    entry.path = known_[index].path;
+    entry.file_system = *known_[index].file_system;
+    entry.driver = store.ops(index).name;
+    entry.read = {found.read_bytes_per_s, found.reads.bytes, found.reads.depth};
+    entry.write = {found.write_bytes_per_s, found.writes.bytes, found.writes.depth};
+    profile::Profile now;
+    now.created = profile::now_text();
+    now.directories.push_back(std::move(entry));
+    use(now, "probe");
+}
+
+// For the next open: what was kept before, and this in its place.
+void Tuning::keep(const std::vector<profile::Directory> &fresh)
+{
+    const std::string file = profile::cache_file();
+    if (file.empty()) return;
+    profile::Profile kept;
+    Result<profile::Profile> before = profile::load(file);
+    if (before.ok() && before.value().machine == machine_) kept = before.take();
+    kept.created = profile::now_text();
+    kept.by = "probe";
+    kept.machine = machine_;
+    for (const profile::Directory &entry : fresh) {
+        std::erase_if(kept.directories, [&](const profile::Directory &old) {
+            return old.file_system == entry.file_system;
+        });
+        if (kept.directories.size() == profile::kDirectoriesMax)
+            kept.directories.erase(kept.directories.begin());
+        kept.directories.push_back(entry);
+    }
+    const Status saved = profile::save(kept, file);
+    if (saved.ok()) return;
+    log_.print(STW_LOG_INFO, "profile", "The next open probes again: %s", saved.sentence());
+}
+
+// -------------------------------------------------------------------------------- what follows --
+
+void Tuning::settle(store::Store &store)
+{
+    if (may_probe()) probe_all(store);
+    for (uint32_t i = 0; i < known_.size(); ++i) {
+        apply(i, store);
+        say(i, store);
+    }
+}
+
+// Depth and size belong to the driver they were measured with; bandwidth is the disk's.
+void Tuning::apply(uint32_t index, store::Store &store)
+{
+    const stw_nvme_options &asked = options_.nvme[index];
+    store::Requests reads = {asked.request_bytes, asked.queue_depth};
+    store::Requests writes = reads;
+    if (known_[index].entry) {
+        const profile::Directory &entry = *known_[index].entry;
+        report::ProfileDirectoryReport &line = report_.directories[index];
+        line.read_bytes_per_s = entry.read.bytes_per_s;
+        line.write_bytes_per_s = entry.write.bytes_per_s;
+        store.expect_bandwidth(index, both_ways(entry));
+        if (entry.driver == store.ops(index).name) {
+            if (asked.request_bytes == 0) {
+                reads.bytes = entry.read.request_bytes;
+                writes.bytes = entry.write.request_bytes;
+            }
+            if (asked.queue_depth == 0) {
+                reads.depth = entry.read.queue_depth;
+                writes.depth = entry.write.queue_depth;
+            }
+        } else {
+            line.remark = format_text("Measured with the driver %s, not %s: only the bandwidths "
+                                      "are used.",
+                                      entry.driver.c_str(), store.ops(index).name);
+        }
+    }
+    store.set_requests(index, reads, writes);
+}
+
+void Tuning::say(uint32_t index, const store::Store &store) const
+{
+    const report::ProfileDirectoryReport &line = report_.directories[index];
+    if (!known_[index].entry) return;
+    const store::Requests &reads = store.requests(index, true);
+    const store::Requests &writes = store.requests(index, false);
+    const auto text = [](const store::Requests &requests) {
+        return requests.bytes == 0 || requests.depth == 0
+                   ? std::string("as usual")
+                   : format_text("%s x %u", bytes_text(requests.bytes).c_str(), requests.depth);
+    };
+    log_.print(STW_LOG_INFO, "profile",
+               "'%s': from a %s%s%s%s of %s: driver %s, reads %s at %s/s, writes %s at %s/s.%s%s",
+               line.path.c_str(), line.source.c_str(), line.file.empty() ? "" : " '",
+               line.file.c_str(), line.file.empty() ? "" : "'", line.created.c_str(),
+               store.ops(index).name, text(reads).c_str(),
+               bytes_text(line.read_bytes_per_s).c_str(), text(writes).c_str(),
+               bytes_text(line.write_bytes_per_s).c_str(), line.remark.empty() ? "" : " ",
+               line.remark.c_str());
+}
+
+uint64_t Tuning::read_bytes_per_s() const
+{
+    uint64_t sum = 0;
+    for (const Known &known : known_) {
+        if (!known.entry) return 0;
+        sum += known.entry->read.bytes_per_s;
+    }
+    return sum;
+}
+
+uint64_t Tuning::write_bytes_per_s() const
+{
+    uint64_t sum = 0;
+    for (const Known &known : known_) {
+        if (!known.entry) return 0;
+        sum += known.entry->write.bytes_per_s;
+    }
+    return sum;
+}
+
+// What is known of the disks and of copies is what plans are made with until transfers know better.
+void Runtime::expect_bandwidths(const Tuning &tuning)
+{
+    using residency::PlaceId;
+    using transfer::Link;
+    const auto expect = [this](Link link, PlaceId memory, uint64_t bytes_per_s) {
+        if (bytes_per_s > 0) engine_->expect_bandwidth(link, memory, bytes_per_s);
+    };
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const Place &at = places_[place];
+        if (!at.memory) continue;
+        const bool host = place == host_place_;
+        if (host || at.cpu_access) {
+            expect(host ? Link::kNvmeToHost : Link::kNvmeToDevice, place,
+                   tuning.read_bytes_per_s());
+            expect(host ? Link::kHostToNvme : Link::kDeviceToNvme, place,
+                   tuning.write_bytes_per_s());
+        } else {
+            expect(Link::kHostToDevice, place, tuning.host_copy_bytes_per_s());
+            expect(Link::kDeviceToHost, place, tuning.host_copy_bytes_per_s());
+        }
+    }
+}
+
+}  // namespace stepwell

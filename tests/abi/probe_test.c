@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The probe at a first open: once for a file system, kept for the next open, never the reason that
+ * an open fails. Needs 1 GiB on a disk.
+ */
+#include "support.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define HOME  "probe-home"
+#define CACHE HOME "/stepwell/probe.json"
+
+enum { TMPFS = 0x01021994 };
+
+static char absolute[4096];
+
+static int make_home(void **state)
+{
+    (void)state;
+    assert_non_null(getcwd(absolute, sizeof absolute - sizeof HOME));
+    strcat(absolute, "/" HOME);
+    (void)mkdir(HOME, 0700);
+    return 0;
+}
+
+static int clean_home(void **state)
+{
+    (void)state;
+    setenv("XDG_CONFIG_HOME", absolute, 1);
+    setenv("XDG_CACHE_HOME", absolute, 1);
+    remove(CACHE);
+    return 0;
+}
+
+static machine large(void)
+{
+    struct statfs about;
+    struct statvfs space;
+    machine wanted = machine_small();
+    assert_int_equal(statfs(".", &about), 0);
+    assert_int_equal(statvfs(".", &space), 0);
+    if (about.f_type == TMPFS || (uint64_t)space.f_bavail * space.f_frsize < 1536 * MIB) {
+        print_message("skipped: the build directory has no 1.5 GiB on a disk\n");
+        skip();
+    }
+    wanted.block_bytes = STW_BLOCK_2M;
+    wanted.device_blocks = wanted.host_blocks = 4;
+    wanted.nvme_blocks = 512;
+    wanted.nvme_options = "";
+    return wanted;
+}
+
+static int has(stw_runtime *runtime, const char *words)
+{
+    return strstr(report_text(runtime), words) != NULL;
+}
+
+static void a_large_tier_is_probed_once_and_then_known(void **state)
+{
+    machine wanted = large();
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    struct stat about;
+    stw_runtime *runtime;
+    (void)state;
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    assert_int_equal(stat(CACHE, &about), 0);
+    assert_int_equal(about.st_mode & 07777, 0600);
+    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &stats));
+    assert_true(stats.measured_bytes_per_s > 0);
+    assert_int_equal(stats.bytes, 0); /* a probe is no transfer */
+    tensor_expect_sequence(tensor_on_disk(runtime, "t", 4 * MIB, 1), 4 * MIB, 1);
+    machine_close(runtime);
+
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"cache\""));
+    assert_true(has(runtime, "stepwell/probe.json\""));
+    machine_close(runtime);
+
+    wanted.flags = STW_RUNTIME_NO_PROBE;
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"none\""));
+    machine_close(runtime);
+}
+
+static void without_the_probe_nothing_is_measured_or_kept(void **state)
+{
+    machine wanted = large();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.flags = STW_RUNTIME_NO_PROBE;
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"none\""));
+    machine_close(runtime);
+    wanted.flags = 0;
+    wanted.profile_path = "";
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"none\""));
+    machine_close(runtime);
+    assert_int_equal(access(CACHE, F_OK), -1);
+}
+
+static void a_home_that_cannot_be_written_is_probed_without_a_cache(void **state)
+{
+    machine wanted = large();
+    stw_runtime *runtime;
+    (void)state;
+    setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    assert_int_equal(times_logged("profile"), 0); /* nothing above a remark */
+    machine_close(runtime);
+}
+
+static void a_damaged_cache_is_measured_anew_in_silence(void **state)
+{
+    machine wanted = large();
+    stw_runtime *runtime;
+    FILE *file;
+    (void)state;
+    (void)mkdir(HOME "/stepwell", 0700);
+    file = fopen(CACHE, "w");
+    assert_non_null(file);
+    fputs("{\"kind\": \"stepwell machine profile\", \"format\": 77}", file);
+    fclose(file);
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    assert_int_equal(times_logged("profile"), 0);
+    machine_close(runtime);
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"cache\""));
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_large_tier_is_probed_once_and_then_known, clean_home),
+        cmocka_unit_test_setup(without_the_probe_nothing_is_measured_or_kept, clean_home),
+        cmocka_unit_test_setup(a_home_that_cannot_be_written_is_probed_without_a_cache, clean_home),
+        cmocka_unit_test_setup(a_damaged_cache_is_measured_anew_in_silence, clean_home),
+    };
+    return cmocka_run_group_tests(tests, make_home, clean_home);
+}

@@ -108,7 +108,6 @@ public:
     void score(PlaceId place, const Score *scores, size_t n);
     void forget_scores();
     [[nodiscard]] uint64_t evictions(PlaceId place) const { return evictions_[place]; }
-    [[nodiscard]] uint32_t slots(PlaceId place) const { return arenas_[place].slots(); }
 
     // ---- deadlocks (deadlock.cpp) --------------------------------------------------------------
     // The fetch that gives way where threads of the program wait for each other's views; 0: nobody

@@ -28,7 +28,7 @@ struct stw_runtime {
     std::atomic<uint32_t> tag{0};
     std::atomic<stepwell::Life> life{stepwell::Life::kClosed};
     std::atomic<uint64_t> fork_epoch{0};
-    stepwell::Runtime *body = nullptr;  // gone when closed
+    stepwell::Runtime *body = nullptr;    // gone when closed
     std::atomic<uint32_t> interrupts{0};  // calls of stw_runtime_interrupt, under way
     // After a deferred close: releases under way. The last one ends the runtime.
     std::mutex deferred_mutex;

@@ -39,9 +39,9 @@ def kernel_of(update: Any) -> Any:
         return UpdateKernel(update)
     if isinstance(update, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         return ctypes.cast(update, UpdateKernel)
-    raise TypeError(f"{update!r} is no C function: a function of ctypes, or an address. All threads "
-                    "of an update call it at once, and Python has one lock for them; where that is "
-                    "meant, UpdateKernel(function) makes one of Python's")
+    raise TypeError(f"{update!r} is no C function: a function of ctypes, or an address. All "
+                    "threads of an update call it at once, and Python has one lock for them; where "
+                    "that is meant, UpdateKernel(function) makes one of Python's")
 
 
 class Custom(NamedTuple):

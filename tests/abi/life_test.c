@@ -78,6 +78,39 @@ static void deferred_closing_ends_with_the_last_view(void **state)
     assert_true(stw_release(&views[1], 1, STW_STREAM_HOST, 0) < 0);
 }
 
+static void count_line(void *user, uint32_t level, const char *topic, const char *line)
+{
+    (void)level, (void)topic, (void)line;
+    ++*(int *)user;
+}
+
+/* The driver tells at its close what it did: to nobody, where that comes with the last view. */
+static void the_log_is_silent_after_a_deferred_close(void **state)
+{
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    int deferred, lines, told = 0;
+    (void)state;
+    nvme.path = ".", nvme.budget_bytes = 4 * MIB;
+    nvme.driver = "fault", nvme.driver_options = "inner=posix;inner.allow_tmpfs=1";
+    options.nvme = &nvme, options.nvme_count = 1;
+    options.host_bytes = 2 * MIB, options.block_bytes = STW_BLOCK_64K;
+    options.log = count_line, options.log_user = &told, options.log_level = STW_LOG_INFO;
+    for (deferred = 0; deferred < 2; ++deferred) {
+        stw_runtime *runtime;
+        stw_tensor *tensor;
+        stw_view view;
+        ok(stw_runtime_open(&options, &runtime));
+        tensor = tensor_f32(runtime, "t", 100);
+        view = view_get(runtime, tensor, STW_WRITE);
+        if (!deferred) view_put(&view);
+        lines = told;
+        ok(stw_runtime_close(runtime, deferred ? STW_CLOSE_DEFERRED : 0, 0));
+        if (deferred) view_put(&view);
+        assert_int_equal(told - lines, deferred ? 0 : 1);
+    }
+}
+
 static void deferred_closing_without_views_closes_at_once(void **state)
 {
     machine small = machine_small();
@@ -206,6 +239,7 @@ int main(void)
         cmocka_unit_test(closing_with_views_is_busy_and_changes_nothing),
         cmocka_unit_test(every_use_after_close_is_an_error),
         cmocka_unit_test(deferred_closing_ends_with_the_last_view),
+        cmocka_unit_test(the_log_is_silent_after_a_deferred_close),
         cmocka_unit_test(deferred_closing_without_views_closes_at_once),
         cmocka_unit_test(the_last_views_may_go_on_many_threads_at_once),
         cmocka_unit_test(runtimes_beside_each_other_share_nothing),

@@ -376,6 +376,35 @@ static void an_interrupt_ends_every_wait(void **state)
     fails(stw_runtime_close(here.runtime, 0, MILLISECOND_NS), STW_ERROR_TIMEOUT, "");
 }
 
+static void *interrupt_until_closed(void *runtime)
+{
+    stw_status status;
+    do status = stw_runtime_interrupt(runtime);
+    while (status == STW_OK);
+    return status == STW_ERROR_CLOSED ? NULL : runtime;
+}
+
+/* Who sends it cannot know that the runtime is closed just now. */
+static void an_interrupt_may_come_beside_a_close(void **state)
+{
+    machine wanted = machine_small();
+    int round;
+    (void)state;
+    wanted.nvme_blocks = 0;
+    for (round = 0; round < 50; ++round) {
+        stw_runtime *runtime = machine_open(&wanted);
+        void *wrong = NULL;
+        stw_status status;
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, interrupt_until_closed, runtime), 0);
+        do status = stw_runtime_close(runtime, 0, 0);
+        while (status == STW_ERROR_INTERRUPTED);
+        ok(status);
+        assert_int_equal(pthread_join(thread, &wrong), 0);
+        assert_null(wrong);
+    }
+}
+
 enum { WORKERS = 4, ROUNDS = 300 };
 
 typedef struct worker {
@@ -453,6 +482,7 @@ int main(void)
         cmocka_unit_test(a_cycle_of_waits_for_room_ends_with_the_youngest),
         cmocka_unit_test(a_cycle_of_conflicting_views_ends_with_the_youngest),
         cmocka_unit_test(an_interrupt_ends_every_wait),
+        cmocka_unit_test(an_interrupt_may_come_beside_a_close),
         cmocka_unit_test(an_interrupt_from_a_signal_handler_ends_waits),
         cmocka_unit_test(no_increment_of_many_threads_is_lost),
     };

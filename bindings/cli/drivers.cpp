@@ -2,12 +2,11 @@
 #include "drivers.h"
 
 #include "directory.h"
+#include "report_file.h"
 #include "text.h"
 
 #include <stepwell/stepwell.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <functional>
 
 #include <nlohmann/json.hpp>
@@ -57,33 +56,6 @@ std::string open_and_look(const stw_runtime_options &options,
     return "";
 }
 
-// A directory of our own for a report, gone when this is.
-class Scratch {
-public:
-    Scratch()
-    {
-        std::error_code error;
-        std::string name = (std::filesystem::temp_directory_path(error) / "stepwell-XXXXXX");
-        for (std::string place : {name, std::string("/dev/shm/stepwell-XXXXXX")}) {
-            if (mkdtemp(place.data()) == nullptr) continue;
-            path_ = place;
-            return;
-        }
-    }
-    Scratch(const Scratch &) = delete;
-    Scratch &operator=(const Scratch &) = delete;
-    ~Scratch()
-    {
-        std::error_code ignored;
-        if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-    }
-    // "" where no directory can be made.
-    std::string file() const { return path_.empty() ? "" : path_ + "/report.json"; }
-
-private:
-    std::string path_;
-};
-
 // The entry of a report's "drivers" that has this kind.
 std::optional<Chosen> parse_entry(const std::string &text, const char *kind)
 {
@@ -105,19 +77,10 @@ std::optional<Chosen> parse_entry(const std::string &text, const char *kind)
 // Where the library's report cannot be had, the remark says why.
 Chosen read_entry(stw_runtime *runtime, const char *kind)
 {
-    const Scratch scratch;
-    const std::string file = scratch.file();
     Chosen unknown;
-    if (file.empty()) {
-        unknown.remark = "No directory for a report can be made; set TMPDIR to one that can be "
-                         "written.";
-        return unknown;
-    }
-    if (stw_report_write(runtime, file.c_str()) < 0) {
-        unknown.remark = stw_last_error();
-        return unknown;
-    }
-    if (auto entry = parse_entry(read_text(file), kind)) return *entry;
+    const std::string text = read_report(runtime, &unknown.remark);
+    if (text.empty()) return unknown;
+    if (auto entry = parse_entry(text, kind)) return *entry;
     unknown.remark = "The report of the library does not name the driver.";
     return unknown;
 }

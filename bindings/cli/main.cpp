@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command `stepwell`. Exit status: 0; 1 when a directory cannot have a tier or the output
-// cannot be written; 2 for a wrong command line.
+// The command `stepwell`. Exit status: 0; 1 when a directory cannot have a tier, something could
+// not be measured or the output cannot be written; 2 for a wrong command line.
+#include "bench.h"
 #include "info.h"
+#include "machine_profile.h"
 #include "options.h"
+#include "tune_text.h"
 
 #include <stepwell/stepwell.h>
 
@@ -37,6 +40,65 @@ int run_info(const Options &options)
     return printed && errors.empty() ? EXIT_SUCCESS : kExitFailed;
 }
 
+// All that can be refused is, before a second is spent on measuring.
+int run_tune(const Options &options)
+{
+    setenv("HWLOC_HIDE_ERRORS", "2", 0);
+    TuneOptions wanted;
+    if (options.seconds > 0) wanted.seconds = options.seconds;
+    if (options.bytes > 0) wanted.bytes = options.bytes;
+    const std::vector<Mount> mounts = read_mounts("");
+    bool refused = false;
+    for (const std::string &path : options.paths) {
+        wanted.directories.push_back(look_at_directory(path, mounts, ""));
+        const std::string why = why_not_tuned(wanted.directories.back(), wanted.bytes);
+        if (!why.empty()) std::fprintf(stderr, "stepwell tune: %s\n", why.c_str());
+        refused = refused || !why.empty();
+    }
+    const std::string file = options.output.empty() ? profile_path_usual() : options.output;
+    const std::string why =
+        file.empty() ? "Neither XDG_CONFIG_HOME nor HOME says where a profile could be; name a "
+                       "file with --output."
+                     : why_not_written(file, options.output.empty());
+    if (!why.empty()) std::fprintf(stderr, "stepwell tune: %s\n", why.c_str());
+    if (refused || !why.empty()) return kExitFailed;
+    Tuned tuned;
+    {
+        ProgressLine line(stderr);
+        tuned =
+            tune(wanted, [&](const std::string &what, double share) { line.show(what, share); });
+    }
+    const std::string profile = profile_json(tuned, read_text(file));
+    const std::string unwritten = write_profile(file, profile);
+    if (!unwritten.empty()) {
+        std::fprintf(stderr, "stepwell tune: %s\n", unwritten.c_str());
+        return kExitFailed;
+    }
+    std::fprintf(stderr, "stepwell tune: the profile is in '%s'.\n", printable(file).c_str());
+    return print(options.json ? profile : tuned_text(tuned)) ? EXIT_SUCCESS : kExitFailed;
+}
+
+int run_bench_command(const Options &options)
+{
+    BenchOptions wanted;
+    if (options.seconds > 0) wanted.seconds = options.seconds;
+    if (options.bytes > 0) wanted.bytes = options.bytes;
+    wanted.directory = look_at_directory(options.paths.front(), read_mounts(""), "");
+    // The raw file and the tier are there at once.
+    const std::string why = why_not_tuned(wanted.directory, 2 * wanted.bytes);
+    if (!why.empty()) {
+        std::fprintf(stderr, "stepwell bench: %s\n", why.c_str());
+        return kExitFailed;
+    }
+    std::vector<BenchRow> rows;
+    {
+        ProgressLine line(stderr);
+        rows = run_bench(wanted,
+                         [&](const std::string &what, double share) { line.show(what, share); });
+    }
+    return print(options.json ? bench_json(rows) : bench_text(rows)) ? EXIT_SUCCESS : kExitFailed;
+}
+
 int run(int argc, char **argv)
 {
     const Parsed parsed = parse_options(argc, argv);
@@ -46,6 +108,8 @@ int run(int argc, char **argv)
     }
     if (!parsed.text.empty()) return print(parsed.text) ? EXIT_SUCCESS : kExitFailed;
     if (parsed.options.command == Command::kInfo) return run_info(parsed.options);
+    if (parsed.options.command == Command::kTune) return run_tune(parsed.options);
+    if (parsed.options.command == Command::kBench) return run_bench_command(parsed.options);
     const std::string version = std::string("stepwell ") + stw_version_string() + ", ABI " +
                                 std::to_string(stw_abi_version()) + "\n";
     return print(version) ? EXIT_SUCCESS : kExitFailed;

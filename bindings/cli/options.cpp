@@ -10,14 +10,61 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown = "it knows info and version, and --help";
+constexpr const char *kKnown = "it knows info, tune, bench and version, and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
+constexpr const char *kTuneKnows =
+    "it knows --output, --seconds, --size, --json and --help, and takes directories";
+constexpr const char *kBenchKnows =
+    "it knows --seconds, --size, --json and --help, and takes one directory";
 constexpr const char *kVersionKnows = "it knows --help alone";
+constexpr double kSecondsMin = 1;
+constexpr double kSecondsMax = 3600;
+constexpr uint64_t kBytesMin = 32 << 20;
+constexpr uint64_t kBytesMax = uint64_t{64} << 30;
 
 std::string unknown(const std::string &who, const std::vector<std::string> &words,
                     const char *known)
 {
     return who + " does not know '" + printable(words.front()) + "'; " + known + ".";
+}
+
+// "256m"; nothing for what is no size.
+std::optional<uint64_t> parse_size(std::string text)
+{
+    uint64_t unit = 1;
+    const std::string units = "kmg";
+    const size_t at = text.empty() ? std::string::npos : units.find(text.back());
+    if (at != std::string::npos) {
+        unit = uint64_t{1} << (10 * (at + 1));
+        text.pop_back();
+    }
+    const std::optional<uint64_t> number = parse_number(text);
+    uint64_t bytes = 0;
+    if (!number || __builtin_mul_overflow(*number, unit, &bytes)) return std::nullopt;
+    return bytes;
+}
+
+struct Words {
+    std::string seconds;
+    std::string size;
+};
+
+// "" or what is wrong with the values of flags.
+std::string take_values(const std::string &who, const Words &words, Options *options)
+{
+    if (!words.seconds.empty()) {
+        char *end = nullptr;
+        options->seconds = std::strtod(words.seconds.c_str(), &end);
+        if (*end != '\0' || !(options->seconds >= kSecondsMin && options->seconds <= kSecondsMax))
+            return who + " takes --seconds from 1 to 3600, not '" + printable(words.seconds) + "'.";
+    }
+    if (!words.size.empty()) {
+        const std::optional<uint64_t> bytes = parse_size(words.size);
+        if (!bytes || *bytes < kBytesMin || *bytes > kBytesMax)
+            return who + " takes a --size from 32m to 64g, not '" + printable(words.size) + "'.";
+        options->bytes = *bytes;
+    }
+    return "";
 }
 
 }  // namespace
@@ -26,6 +73,7 @@ Parsed parse_options(int argc, const char *const *argv)
 {
     Parsed parsed;
     Options &options = parsed.options;
+    Words words;
     CLI::App app("Stepwell keeps tensors in device memory, host memory or on NVMe.", "stepwell");
     app.allow_extras();
     app.require_subcommand(0, 1);  // then a directory may be called "version"
@@ -33,9 +81,30 @@ Parsed parse_options(int argc, const char *const *argv)
         "info", "The machine, the drivers that work on it, and every limit that matters with the "
                 "command that lifts it");
     info->add_option("DIRECTORY", options.paths, "directories that an nvme tier could be in");
-    info->add_flag("--json", options.json, "the same as JSON");
+    CLI::App *tune = app.add_subcommand(
+        "tune", "Measure directories and memory, and write the machine profile that the library "
+                "reads by itself");
+    tune->add_option("DIRECTORY", options.paths, "directories that an nvme tier will be in");
+    tune->add_option("--output", options.output, "the file of the profile, not the usual one");
+    CLI::App *bench = app.add_subcommand(
+        "bench", "What the library reaches in a directory, beside what the drive gives");
+    bench->add_option("DIRECTORY", options.paths, "a directory on the drive");
+    for (CLI::App *measures : {tune, bench}) {
+        measures->add_option("--seconds", words.seconds, "how long, about");
+        measures->add_option("--size", words.size, "bytes written there at a time: 256m, 1g");
+    }
+    for (CLI::App *shows : {info, tune, bench})
+        shows->add_flag("--json", options.json, "the same as JSON");
     CLI::App *version = app.add_subcommand("version", "The version of the library and its ABI");
-    for (CLI::App *command : {info, version}) command->allow_extras();
+    const struct {
+        CLI::App *app;
+        Command command;
+        const char *known;
+    } commands[] = {{info, Command::kInfo, kInfoKnows},
+                    {tune, Command::kTune, kTuneKnows},
+                    {bench, Command::kBench, kBenchKnows},
+                    {version, Command::kVersion, kVersionKnows}};
+    for (const auto &command : commands) command.app->allow_extras();
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp &) {
@@ -45,18 +114,25 @@ Parsed parse_options(int argc, const char *const *argv)
         parsed.error = std::string(error.what()) + ".";
         return parsed;
     }
-    if (!app.remaining().empty())
-        parsed.error = unknown("stepwell", app.remaining(), kKnown);
-    else if (!info->remaining().empty())
-        parsed.error = unknown("stepwell info", info->remaining(), kInfoKnows);
-    else if (!version->remaining().empty())
-        parsed.error = unknown("stepwell version", version->remaining(), kVersionKnows);
-    else if (info->parsed())
-        options.command = Command::kInfo;
-    else if (version->parsed())
-        options.command = Command::kVersion;
-    else
-        parsed.error = std::string("stepwell needs a command; ") + kKnown + ".";
+    parsed.error = app.remaining().empty()
+                       ? std::string("stepwell needs a command; ") + kKnown + "."
+                       : unknown("stepwell", app.remaining(), kKnown);
+    if (!app.remaining().empty()) return parsed;
+    for (const auto &command : commands) {
+        if (!command.app->parsed()) continue;
+        const std::string who = "stepwell " + command.app->get_name();
+        options.command = command.command;
+        parsed.error = command.app->remaining().empty()
+                           ? take_values(who, words, &options)
+                           : unknown(who, command.app->remaining(), command.known);
+    }
+    const bool tunes = options.command == Command::kTune;
+    if (parsed.error.empty() && tunes && options.paths.empty())
+        parsed.error = "stepwell tune needs a directory; give those an nvme tier will be in.";
+    if (parsed.error.empty() && tunes && options.paths.size() > 8)
+        parsed.error = "stepwell tune takes 8 directories, as many as a runtime does.";
+    if (parsed.error.empty() && options.command == Command::kBench && options.paths.size() != 1)
+        parsed.error = "stepwell bench needs one directory, on the drive to be measured.";
     return parsed;
 }
 

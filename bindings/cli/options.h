@@ -2,17 +2,21 @@
 // The command line.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace stepwell::cli {
 
-enum class Command { kNone, kInfo, kVersion };
+enum class Command { kNone, kInfo, kTune, kBench, kVersion };
 
 struct Options {
     Command command = Command::kNone;
     std::vector<std::string> paths;
     bool json = false;
+    std::string output;  // of tune; "": where the library looks
+    double seconds = 0;  // 0: the command's own
+    uint64_t bytes = 0;  // 0: the command's own
 };
 
 // What is wrong is one sentence in `error`; what was asked for and ends the program (--help) is in

@@ -5,12 +5,21 @@ _stepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W 'info version --help' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'info tune bench version --help' -- "$word")
+    elif [[ ${COMP_WORDS[COMP_CWORD - 1]} == --output ]]; then
+        compopt -o filenames 2>/dev/null || true
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    elif [[ ${COMP_WORDS[COMP_CWORD - 1]} == --s* ]]; then
+        return # a number
     elif [[ $word == -* ]]; then
         local flags='--help'
-        [[ ${COMP_WORDS[1]} == info ]] && flags='--help --json'
+        case ${COMP_WORDS[1]} in
+        info) flags+=' --json' ;;
+        tune) flags+=' --json --output --seconds --size' ;;
+        bench) flags+=' --json --seconds --size' ;;
+        esac
         mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$word")
-    elif [[ ${COMP_WORDS[1]} == info ]]; then
+    elif [[ ${COMP_WORDS[1]} =~ ^(info|tune|bench)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
     fi

@@ -23,9 +23,14 @@ offers() {
     echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
     exit 1
 }
-offers 'info version --help' ''
+offers 'info tune bench version --help' ''
 offers 'info' in
 offers '--help --json' info -
+offers '--help --json --output --seconds --size' tune -
+offers '--help --json --seconds --size' bench --
 offers '--help' version -
+offers "$work/disk" tune --seconds 5 "$work/"
+offers "$work/file" tune --output "$work/f"
+offers '' tune --size ''
 offers "$work/disk" info "$work/"
 offers '' version x

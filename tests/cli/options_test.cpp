@@ -28,15 +28,53 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
     EXPECT_EQ(parse({"fly"}).error,
-              "stepwell does not know 'fly'; it knows info and version, and --help.");
+              "stepwell does not know 'fly'; it knows info, tune, bench and version, and --help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
               "directories.");
     EXPECT_EQ(parse({"version", "now"}).error,
               "stepwell version does not know 'now'; it knows --help alone.");
-    EXPECT_EQ(parse({}).error, "stepwell needs a command; it knows info and version, and --help.");
+    EXPECT_EQ(parse({}).error,
+              "stepwell needs a command; it knows info, tune, bench and version, and --help.");
+    EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
+              "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
+              "and --help, and takes directories.");
+    EXPECT_EQ(parse({"bench", "/a", "--output", "f"}).error,
+              "stepwell bench does not know '--output'; it knows --seconds, --size, --json and "
+              "--help, and takes one directory.");
     EXPECT_NE(parse({"--json"}).error, "");
     EXPECT_NE(parse({"info", "--json=maybe"}).error, "");
+}
+
+TEST(CommandLine, TuneTakesDirectoriesAFileATimeAndASize)
+{
+    const Parsed parsed =
+        parse({"tune", "/a", "/b", "--output", "f", "--seconds", "2.5", "--size", "64m"});
+    EXPECT_EQ(parsed.error, "");
+    EXPECT_EQ(parsed.options.command, Command::kTune);
+    EXPECT_EQ(parsed.options.paths, (std::vector<std::string>{"/a", "/b"}));
+    EXPECT_EQ(parsed.options.output, "f");
+    EXPECT_EQ(parsed.options.seconds, 2.5);
+    EXPECT_EQ(parsed.options.bytes, 64u << 20);
+    EXPECT_EQ(parse({"tune", "/a"}).options.seconds, 0);
+    EXPECT_EQ(parse({"tune", "--size=1g", "/a"}).options.bytes, 1u << 30);
+    EXPECT_EQ(parse({"bench", "/a"}).options.command, Command::kBench);
+}
+
+TEST(CommandLine, TimesAndSizesAreChecked)
+{
+    for (const char *seconds : {"0", "-1", "4000", "nan", "ten", "5s", "1e99"})
+        EXPECT_EQ(parse({"tune", "/a", "--seconds", seconds}).error,
+                  std::string("stepwell tune takes --seconds from 1 to 3600, not '") + seconds +
+                      "'.");
+    for (const char *size : {"0", "1m", "65g", "-64m", "64M", "1.5g", "99999999999999999999g", "k"})
+        EXPECT_EQ(parse({"bench", "/a", "--size", size}).error,
+                  std::string("stepwell bench takes a --size from 32m to 64g, not '") + size +
+                      "'.");
+    EXPECT_NE(parse({"tune"}).error, "");
+    EXPECT_NE(parse({"tune", "1", "2", "3", "4", "5", "6", "7", "8", "9"}).error, "");
+    EXPECT_NE(parse({"bench"}).error, "");
+    EXPECT_NE(parse({"bench", "/a", "/b"}).error, "");
 }
 
 TEST(CommandLine, HelpIsNoError)

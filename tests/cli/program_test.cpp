@@ -3,9 +3,11 @@
 // it starts; file systems are mounted in a mount namespace of the child's own, so that nothing is
 // left of them.
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -55,28 +57,34 @@ int scratch_file()
     return open(".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 }
 
-// `before` runs in the child; where it says false the status is kSetupFailed.
-Outcome run(const std::vector<std::string> &words, const std::function<bool()> &before = nullptr)
+// `before` runs in the child; where it says false the status is kSetupFailed. -1: no program.
+pid_t start(const std::vector<std::string> &words, const std::function<bool()> &before)
 {
     const char *program = std::getenv("STEPWELL_COMMAND");
     if (program == nullptr) {
         ADD_FAILURE() << "STEPWELL_COMMAND names no program";
-        return {};
+        return -1;
     }
     std::vector<char *> arguments = {const_cast<char *>("stepwell")};
     for (const std::string &word : words) arguments.push_back(const_cast<char *>(word.c_str()));
     arguments.push_back(nullptr);
-    const int out = scratch_file();
-    const int err = scratch_file();
-    EXPECT_TRUE(out >= 0 && err >= 0) << std::strerror(errno);
     const pid_t child = fork();
     if (child == 0) {
-        dup2(out, 1);
-        dup2(err, 2);
         if (before && !before()) _exit(kSetupFailed);
         execv(program, arguments.data());
         _exit(kSetupFailed);
     }
+    return child;
+}
+
+Outcome run(const std::vector<std::string> &words, const std::function<bool()> &before = nullptr)
+{
+    const int out = scratch_file();
+    const int err = scratch_file();
+    EXPECT_TRUE(out >= 0 && err >= 0) << std::strerror(errno);
+    const pid_t child = start(
+        words, [&] { return dup2(out, 1) == 1 && dup2(err, 2) == 2 && (!before || before()); });
+    if (child < 0) return {};
     int status = 0;
     waitpid(child, &status, 0);
     Outcome result;
@@ -308,6 +316,160 @@ TEST(Program, ALinkToNothingIsToldWithStatus1)
     const Outcome result = run({"info", link});
     EXPECT_EQ(result.status, 1);
     EXPECT_THAT(result.err, HasSubstr("is a symbolic link to nothing."));
+}
+
+// ---------------------------------------------------------------------------------------- tune --
+
+bool on_a_disk(const std::string &path)
+{
+    const json entry = json::parse(run({"info", "--json", path}).out)["paths"][0];
+    return entry_of(entry["checks"], "file_system")["facts"]["memory"] == false &&
+           entry_of(entry["checks"], "space")["facts"]["available_bytes"] > (256 << 20);
+}
+
+#define SKIP_WITHOUT_DISK(here)                                                                    \
+    if (!on_a_disk((here).path())) GTEST_SKIP() << "the build directory has no room on a disk"
+
+std::vector<std::string> tune_words(const std::string &directory, const std::string &file)
+{
+    return {"tune", directory, "--seconds", "1", "--size", "32m", "--output", file};
+}
+
+TEST(Program, TuneWritesAProfileAndATableAndLeavesNothingElse)
+{
+    const Here here;
+    SKIP_WITHOUT_DISK(here);
+    const Here output;
+    const std::string file = output.path() + "/p.json";
+    const Outcome result = run(tune_words(here.path(), file));
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("directory " + here.path()));
+    EXPECT_THAT(result.err, HasSubstr("stepwell tune: the profile is in '" + file + "'.\n"));
+    EXPECT_TRUE(std::filesystem::is_empty(here.path()));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(output.path()), {}), 1);
+    std::ifstream stream(file);
+    const json profile = json::parse(stream);
+    ASSERT_EQ(profile["directories"].size(), 1u);
+    const json &directory = profile["directories"][0];
+    EXPECT_EQ(directory["path"], std::filesystem::canonical(here.path()).string());
+    for (const char *way : {"read", "write"}) {
+        EXPECT_GT(directory[way]["bytes_per_s"], 1'000'000) << way;
+        EXPECT_GE(directory[way]["rounds"], 1) << way;
+    }
+    EXPECT_GT(directory["mixed"]["read"]["bytes_per_s"], 1'000'000);
+    EXPECT_GT(profile["host_copy_bytes_per_s"], 100'000'000);
+}
+
+TEST(Program, TuneMeasuresSeveralDirectoriesAloneAndTogetherAndFindsItsPlace)
+{
+    const Here first;
+    SKIP_WITHOUT_DISK(first);
+    const Here second;
+    const Here home;
+    const Outcome result =
+        run({"tune", first.path(), second.path(), "--seconds", "1", "--size", "32m", "--json"},
+            [&] { return setenv("XDG_CONFIG_HOME", home.path().c_str(), 1) == 0; });
+    EXPECT_EQ(result.status, 0) << result.err;
+    const json profile = json::parse(result.out);
+    EXPECT_EQ(profile["directories"].size(), 1u);  // they are on one file system
+    EXPECT_GT(profile["together"]["read"]["bytes_per_s"], 1'000'000);
+    EXPECT_GT(profile["together"]["write"]["bytes_per_s"], 1'000'000);
+    std::ifstream stream(home.path() + "/stepwell/profile.json");
+    EXPECT_EQ(json::parse(stream), profile);
+}
+
+TEST(Program, TuneRefusesWhatIsNoPlaceForATierBeforeItMeasures)
+{
+    const Here here;
+    const std::string file = here.path() + "/p.json";
+    const std::string missing = here.path() + "/missing";
+    Outcome result = run(tune_words(missing, file));
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(result.err, "stepwell tune: '" + missing + "' does not exist.\n");
+    result = run(tune_words("/proc/version", file));
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(result.err, "stepwell tune: '/proc/version' is not a directory.\n");
+    result = run(tune_words("/dev/shm", file));
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("'/dev/shm' is on tmpfs, which is memory"));
+    result = run(tune_words(here.path(), here.path() + "/none/p.json"));
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("The profile cannot be written to '" + here.path() +
+                                      "/none/p.json': No such file or directory"));
+    EXPECT_TRUE(std::filesystem::is_empty(here.path()));
+}
+
+TEST(Program, TuneSaysThatADirectoryIsReadOnlyOrFull)
+{
+    const Here here;
+    const std::string file = here.path() + ".json";
+    const auto read_only = [&] {
+        return mount(nullptr, here.path().c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY,
+                     nullptr) == 0;
+    };
+    Outcome result =
+        run_mounted(tune_words(here.path(), file), here.path(), "tmpfs", "size=8m", read_only);
+    SKIP_WITHOUT_MOUNTS(result);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is mounted read-only."));
+    result = run_mounted(tune_words(here.path(), file), here.path(), "tmpfs", "size=512k");
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is full: 512 KiB are available"));
+    EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(Program, BenchShowsFiguresBesideWhatTheMachineGives)
+{
+    const Here here;
+    SKIP_WITHOUT_DISK(here);
+    const Outcome result = run({"bench", here.path(), "--seconds", "1", "--size", "32m", "--json"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    const json bench = json::parse(result.out);
+    EXPECT_EQ(bench["format"], 1);
+    ASSERT_EQ(bench["results"].size(), 4u);
+    for (const char *name : {"nvme.read", "nvme.write", "fetch.hit", "update.memory"}) {
+        const json row = entry_of(bench["results"], name);
+        EXPECT_GT(row["value"], 0) << name;
+        EXPECT_GT(row["reference_value"], 0) << name;
+        EXPECT_GE(row["ratio"], row["spread"][0]) << name;
+        EXPECT_LE(row["ratio"], row["spread"][1]) << name;
+        EXPECT_EQ(row["rounds"], 7) << name;
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(here.path()));
+    const Outcome refused = run({"bench", here.path() + "/missing"});
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_EQ(refused.err, "stepwell bench: '" + here.path() + "/missing' does not exist.\n");
+}
+
+TEST(Program, TuneThatIsEndedBySignalsLeavesNothing)
+{
+    const Here here;
+    SKIP_WITHOUT_DISK(here);
+    const Here scratch;
+    const Here output;
+    for (const int number : {SIGINT, SIGTERM, SIGKILL}) {
+        int words[2];
+        ASSERT_EQ(pipe(words), 0);
+        const std::vector<std::string> arguments = {"tune", here.path(), "--seconds",
+                                                    "60",   "--output",  output.path() + "/p.json"};
+        const pid_t child = start(arguments, [&] {
+            return dup2(words[1], 2) == 2 && setenv("TMPDIR", scratch.path().c_str(), 1) == 0;
+        });
+        close(words[1]);
+        // It has begun with the directory once it says so, and then a file is open in it.
+        std::string said;
+        char c = 0;
+        while (said.find(here.path()) == std::string::npos && read(words[0], &c, 1) == 1) said += c;
+        EXPECT_THAT(said, HasSubstr(here.path()));
+        kill(child, number);
+        int status = 0;
+        waitpid(child, &status, 0);
+        close(words[0]);
+        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == number);
+        EXPECT_TRUE(std::filesystem::is_empty(here.path()));
+        EXPECT_TRUE(std::filesystem::is_empty(output.path()));
+        EXPECT_TRUE(number == SIGKILL || std::filesystem::is_empty(scratch.path()));
+    }
 }
 
 TEST(Program, OutputThatCannotBeWrittenIsStatus1)

@@ -73,6 +73,8 @@ stw_runtime *open_runtime(const Budgets &budgets)
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     nvme.path = budgets.nvme_path.c_str();
     nvme.budget_bytes = budgets.nvme_bytes;
+    nvme.request_bytes = budgets.nvme_request_bytes;
+    nvme.queue_depth = budgets.nvme_queue_depth;
 
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     options.devices = &device;
@@ -81,6 +83,7 @@ stw_runtime *open_runtime(const Budgets &budgets)
     options.nvme_count = budgets.nvme_bytes > 0 ? 1 : 0;
     options.host_bytes = budgets.host_bytes;
     options.thread_count = budgets.thread_count;
+    options.profile_path = budgets.profile_path.c_str();
     options.log = [](void *, uint32_t, const char *topic, const char *line) {
         std::fprintf(stderr, "bench: %s: %s\n", topic, line);
     };

@@ -36,6 +36,9 @@ struct Budgets {
     uint64_t host_bytes = 0;
     uint64_t nvme_bytes = 0;
     std::string nvme_path;
+    std::string profile_path;         // a machine profile; "": none, and no probe
+    uint32_t nvme_request_bytes = 0;  // 0: the library's choice, as is a depth of 0
+    uint32_t nvme_queue_depth = 0;
     uint32_t thread_count = 0;
 };
 stw_runtime *open_runtime(const Budgets &budgets);

@@ -3,6 +3,7 @@
 // and release, checksums on. The way a program would do it: a few fetches asked ahead.
 //
 // usage: nvme --dir DIR [--bytes N] [--host-bytes N] [--tensor-bytes N] [--ahead N]
+//             [--profile FILE] [--request-bytes N] [--queue-depth N]
 // Then commands on stdin, one a line: write, read, quit. Each answers with one JSON line. The first
 // write goes into reserved space; later ones overwrite.
 #include "measure.h"
@@ -127,6 +128,9 @@ int main(int argc, char **argv)
     bench::Budgets budgets;
     budgets.host_bytes = arguments.number("host-bytes", uint64_t{512} << 20);
     budgets.nvme_path = arguments.text("dir", ".");
+    budgets.profile_path = arguments.text("profile", "");
+    budgets.nvme_request_bytes = static_cast<uint32_t>(arguments.number("request-bytes", 0));
+    budgets.nvme_queue_depth = static_cast<uint32_t>(arguments.number("queue-depth", 0));
     budgets.nvme_bytes = bytes + bytes / 16 + (uint64_t{64} << 20);
     stw_runtime *runtime = bench::open_runtime(budgets);
     {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure Stepwell beside its references, interleaved, in one run.
 
-usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [--nvme DIR]
+usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [--nvme DIR]
                         [--json FILE] [--pairs N] [--bytes N] [--train-pairs N] [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
@@ -35,16 +35,25 @@ from bench_tools import (
     need_space,
     result,
     run_lines,
+    run_text,
     say,
     three_digits,
 )
 
-GROUPS = ("nvme", "fetch", "update", "train", "python")
+GROUPS = ("nvme", "fetch", "update", "train", "python", "tune")
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
 UPDATE_READ, UPDATE_WRITE = 16, 12
 MIX_READ_PERCENT = round(100 * UPDATE_READ / (UPDATE_READ + UPDATE_WRITE))
+# Through the library, beside what `stepwell tune` chose: all of aio that it tries, and more.
+TUNE_GRID = [
+    (kib, depth)
+    for kib in (128, 256, 512, 1024, 2048)
+    for depth in (2, 4, 8, 16, 32, 64)
+    if kib * depth <= 64 * 1024
+]
+TUNE_CANDIDATES = 6  # of the grid's first round are measured again
 FETCH_HIT_LIMIT_NS = 100
 PYTHON_LIMITS_NS = {"python.fetch_hit": 3_000, "python.fetch_many": 300_000}
 
@@ -346,6 +355,82 @@ def bench_python(options):
     return results
 
 
+# --------------------------------------------------------------------------------------- tune --
+
+
+def tune_program(options, *words):
+    program = [options.build / "bench/bench-nvme", "--dir", options.nvme]
+    return Program([*program, "--bytes", options.bytes // 2, "--host-bytes", "256m", *words])
+
+
+def rate_of(program, what):
+    answer = program.ask(what)
+    return answer["bytes"] / answer["seconds"]
+
+
+def grid_rounds(options, settings, rounds):
+    """Rates of every setting in both directions, each from a runtime of its own."""
+    rates = {what: {setting: [] for setting in settings} for what in ("read", "write")}
+    for number in range(rounds):
+        for kib, depth in settings if number % 2 == 0 else reversed(settings):
+            with tune_program(options, "--request-bytes", f"{kib}k", "--queue-depth", depth) as one:
+                one.ask("write")  # into reserved space, which is slower
+                for what in ("write", "read"):
+                    rates[what][kib, depth].append(rate_of(one, what))
+    return rates
+
+
+def best_of_grid(options):
+    """The setting that is best of the whole grid, for reads and for writes."""
+    first = grid_rounds(options, TUNE_GRID, 1)
+    best = {}
+    for what, rates in first.items():
+        best[what] = sorted(rates, key=lambda s: rates[s][0], reverse=True)[:TUNE_CANDIDATES]
+    again = grid_rounds(options, sorted({*best["read"], *best["write"]}), 3)
+    for what, rates in again.items():
+        best[what] = max(best[what], key=lambda s: median(rates[s]))
+        say(f"  best {what} of the grid: {best[what][0]} KiB x {best[what][1]}")
+    return best
+
+
+def bench_tune(options):
+    need_space(options.nvme, 2 * options.bytes + 512 * MIB)
+    with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
+        profile = Path(folder) / "profile.json"
+        command = [options.build / "bindings/cli/stepwell", "tune", "--output", profile]
+        tuned = json.loads(run_text([*command, "--json", options.nvme]))["directories"][0]
+        best = best_of_grid(options)
+        return [tune_result(options, what, profile, tuned, best[what]) for what in best]
+
+
+def tune_result(options, what, profile, tuned, best):
+    kib, depth = best
+    pairs = []
+    best_words = ("--request-bytes", f"{kib}k", "--queue-depth", depth)
+    with tune_program(options, "--profile", profile) as ours, tune_program(
+        options, *best_words
+    ) as theirs:
+        for program in (ours, theirs):
+            program.ask("write")
+        for number in range(options.pairs):
+            pairs.append(
+                in_turn(number, lambda: rate_of(ours, what), lambda: rate_of(theirs, what))
+            )
+            say(f"  {what} {number + 1}/{options.pairs}: " + " and ".join(
+                f"{rate / GB:.2f}" for rate in pairs[-1]) + " GB/s")
+    chosen = tuned[what]
+    return result(
+        f"tune.{what}",
+        median(mine for mine, _ in pairs) / GB,
+        "GB/s",
+        f"best of a grid of {len(TUNE_GRID)}, {kib}k x {depth}",
+        [mine / theirs for mine, theirs in pairs],
+        reference_value=median(theirs for _, theirs in pairs) / GB,
+        chosen={key: chosen[key] for key in ("request_bytes", "queue_depth")},
+        driver=tuned["driver"],
+    )
+
+
 # --------------------------------------------------------------------------------------- main --
 
 
@@ -426,6 +511,7 @@ def main(arguments):
         "update": bench_update,
         "train": bench_train,
         "python": bench_python,
+        "tune": bench_tune,
     }
     results = []
     try:

@@ -41,14 +41,19 @@ def result(name, value, unit, against, ratios, **details):
     }
 
 
-def run_lines(command, env=None):
-    """Run a program to its end; the JSON objects it printed."""
+def run_text(command, env=None):
+    """Run a program to its end; what it printed."""
     done = subprocess.run(
         [str(word) for word in command], stdout=subprocess.PIPE, text=True, env=env, check=False
     )
     if done.returncode != 0:
         raise BenchError(f"{command[0]} ended with status {done.returncode}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+def run_lines(command, env=None):
+    """The same of a program that prints a JSON object a line."""
+    return [json.loads(line) for line in run_text(command, env).splitlines()]
 
 
 class Program:

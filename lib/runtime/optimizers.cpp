@@ -68,13 +68,16 @@ Status Runtime::open_update(uint32_t threads)
 Status Runtime::create_optimizer(const stw_optimizer_options &options,
                                  stw_optimizer **optimizer_out)
 {
-    if (options.state_dtype != 0 && options.state_dtype != STW_F32) {
+    const bool narrow = options.state_dtype == STW_BF16 && !options.custom;
+    if (options.state_dtype != 0 && options.state_dtype != STW_F32 && !narrow) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "states of dtype %u are not supported; moments are kept in f32",
+                             "states of dtype %u are not supported here; moments are kept in f32 "
+                             "or bf16, those of a custom update in f32",
                              options.state_dtype);
     }
     auto body = std::make_unique<OptimizerBody>();
     body->algorithm = options.algorithm;
+    if (narrow) body->state_dtype = STW_BF16;
     body->has_average = options.ema_decay != 0.0;
     body->name = options.name ? options.name : "optimizer";
     if (options.custom) {
@@ -161,7 +164,7 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     const std::string full = body.name + "." + parameter->name + "." + name;
     spec.name = parameter->name.empty() ? nullptr : full.c_str();
     spec.role = STW_ROLE_OPTIMIZER_STATE;
-    spec.dtype = STW_F32;
+    spec.dtype = starts_empty ? uint32_t{STW_F32} : body.state_dtype;
     spec.dimensions = parameter->dimensions;
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
     if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
@@ -206,6 +209,7 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
     out.gradient = entry.gradient->id;
     out.parameter_dtype = entry.parameter->dtype;
     out.gradient_dtype = entry.gradient->dtype;
+    out.state_dtype = body.state_dtype;
     out.group = entry.parameter_group;
     out.element_begin = entry.element_begin;
     out.element_count = entry.element_count ? entry.element_count : entry.parameter->elements;

@@ -24,6 +24,7 @@ struct Runtime::OptimizerBody {
     stw_policy policy = STW_POLICY_INIT;
     stw_custom_update custom{};
     bool has_average = false;
+    uint32_t state_dtype = STW_F32;  // of the moments
     std::vector<std::string> custom_names;
     std::vector<const char *> custom_pointers;
 };

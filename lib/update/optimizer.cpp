@@ -127,6 +127,13 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
                              entry.parameter, entry.state_count, entry.master == kNone ? "no" : "a",
                              needed);
     }
+    const bool narrow = entry.state_dtype == STW_BF16 && custom.update == nullptr;
+    if (entry.state_dtype != STW_F32 && !narrow) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "Parameter %u has states of dtype %u; they are F32, or BF16 beside an "
+                             "update of this library's.",
+                             entry.parameter, entry.state_dtype);
+    }
     if ((entry.average == kNone) != (average_decay == 0.0)) {
         return Status::error(
             STW_ERROR_INVALID,
@@ -140,6 +147,7 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
 Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job) const
 {
     bool same = job.parameter_dtype == entry.parameter_dtype &&
+                job.state_dtype == entry.state_dtype &&
                 job.gradient_dtype == entry.gradient_dtype &&
                 job.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
                 job.state_count == entry.state_count && job.has_master == (entry.master != kNone) &&

@@ -29,8 +29,9 @@ struct Entry {
     uint32_t state_count = 0;
     uint32_t parameter_dtype = 0;  // STW_F32, STW_F16, STW_BF16
     uint32_t gradient_dtype = 0;
-    uint32_t group = 0;          // of hyper-parameters
-    uint64_t element_begin = 0;  // of the parameter, the gradient and all states
+    uint32_t state_dtype = STW_F32;  // or STW_BF16, where the kernel is one of ours
+    uint32_t group = 0;              // of hyper-parameters
+    uint64_t element_begin = 0;      // of the parameter, the gradient and all states
     uint64_t element_count = 0;
     stw_tensor *handle = nullptr;  // of the parameter, for the caller's own kernel
 };

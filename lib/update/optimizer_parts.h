@@ -52,6 +52,9 @@ struct ParameterJob final : Job {
     [[nodiscard]] uint64_t next_run() const;
     void scan(Chunk &chunk) const;
     void update(const Chunk &chunk, const Part &part) const;
+    void update_slice(const Chunk &chunk, const Part &part, uint64_t begin, uint64_t count) const;
+    void update_narrow(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                       uint64_t begin) const;
     Status update_custom(const Chunk &chunk, const Part &part) const;
     void make_fresh(const Chunk &chunk, const Part &part) const;
     void note_made();
@@ -74,6 +77,7 @@ struct ParameterJob final : Job {
     stw_tensor *const handle;
     const uint32_t parameter_dtype;
     const uint32_t gradient_dtype;
+    const uint32_t state_dtype;
     const bool has_master;
     const bool has_average;
     const uint32_t state_count;

@@ -14,8 +14,8 @@ using kernels::kScanBlockElements;
 
 namespace {
 
-// The average follows while the master is still in the processor's cache.
-constexpr uint64_t kSliceElements = 16384;
+// What follows the kernel finds its operands in the processor's cache, and room on the stack.
+constexpr uint64_t kSliceElements = 8192;
 
 }  // namespace
 
@@ -24,6 +24,7 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
       handle(entry.handle),
       parameter_dtype(entry.parameter_dtype),
       gradient_dtype(entry.gradient_dtype),
+      state_dtype(entry.state_dtype),
       has_master(entry.master != kNone),
       has_average(entry.average != kNone),
       state_count(entry.state_count),
@@ -39,7 +40,7 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     add(entry.gradient, gradient_dtype);
     if (has_master) add(entry.master, STW_F32);
     if (has_average) add(entry.average, STW_F32);
-    for (uint32_t i = 0; i < state_count; ++i) add(entry.states[i], STW_F32);
+    for (uint32_t i = 0; i < state_count; ++i) add(entry.states[i], state_dtype);
 }
 
 void ParameterJob::begin(StepPhase next)
@@ -228,31 +229,64 @@ void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
     }
     for (uint32_t i = 0; i < part.states_used; ++i) {
         if ((fresh_states >> i & 1) == 0) continue;
-        std::memset(chunk.pointers[first_state() + i], 0, chunk.element_count * sizeof(float));
+        std::memset(chunk.pointers[first_state() + i], 0,
+                    chunk.element_count * element_bytes(state_dtype));
     }
 }
 
 void ParameterJob::update(const Chunk &chunk, const Part &part) const
 {
-    const auto algorithm = static_cast<kernels::Algorithm>(owner.algorithm);
-    const auto pointer = [&](uint32_t piece, uint64_t element, uint32_t dtype) -> void * {
-        return static_cast<char *>(chunk.pointers[piece]) + element * element_bytes(dtype);
-    };
-    const uint64_t slice = has_average ? kSliceElements : chunk.element_count;
+    const bool sliced = has_average || state_dtype != STW_F32;
+    const uint64_t slice = sliced ? kSliceElements : chunk.element_count;
     for (uint64_t at = 0; at < chunk.element_count; at += slice) {
-        kernels::Chunk work{};
-        work.values = pointer(kParameter, at, parameter_dtype);
-        work.values_dtype = parameter_dtype;
-        work.gradient_dtype = gradient_dtype;
-        work.master = master_of(chunk) + at;
-        work.gradient = pointer(kGradient, at, gradient_dtype);
+        update_slice(chunk, part, at, std::min(slice, chunk.element_count - at));
+    }
+}
+
+void ParameterJob::update_slice(const Chunk &chunk, const Part &part, uint64_t begin,
+                                uint64_t count_here) const
+{
+    const auto pointer = [&](uint32_t piece, uint32_t dtype) -> void * {
+        return static_cast<char *>(chunk.pointers[piece]) + begin * element_bytes(dtype);
+    };
+    kernels::Chunk work{};
+    work.values = pointer(kParameter, parameter_dtype);
+    work.values_dtype = parameter_dtype;
+    work.gradient_dtype = gradient_dtype;
+    work.master = master_of(chunk) + begin;
+    work.gradient = pointer(kGradient, gradient_dtype);
+    work.count = count_here;
+    if (state_dtype != STW_F32) {
+        update_narrow(work, chunk, part, begin);
+    } else {
         for (uint32_t i = 0; i < part.states_used; ++i) {
-            work.states[i] = static_cast<float *>(chunk.pointers[first_state() + i]) + at;
+            work.states[i] = static_cast<float *>(pointer(first_state() + i, STW_F32));
         }
-        work.count = std::min(slice, chunk.element_count - at);
-        kernels::update_chunk(algorithm, part.coefficients, work);
-        if (!has_average) continue;
-        kernels::average(average_of(chunk) + at, work.master, work.count, owner.average_decay);
+        kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
+                              work);
+    }
+    if (!has_average) return;
+    kernels::average(average_of(chunk) + begin, work.master, work.count, owner.average_decay);
+}
+
+// The kernel works on fp32: states of 16 bits are widened for it, and rounded again.
+void ParameterJob::update_narrow(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                                 uint64_t begin) const
+{
+    alignas(64) float wide[2][kSliceElements];
+    STW_ASSERT(work.count <= kSliceElements && part.states_used <= 2);
+    const auto narrow = [&](uint32_t i) {
+        return static_cast<uint16_t *>(chunk.pointers[first_state() + i]) + begin;
+    };
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        kernels::convert(wide[i], STW_F32, narrow(i), state_dtype, work.count);
+        work.states[i] = wide[i];
+    }
+    kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
+                          work);
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        kernels::narrow_state(narrow(i), wide[i], work.count,
+                              {chunk.element_begin + begin, count + 1, i});
     }
 }
 

@@ -166,6 +166,15 @@ class Optimizers(support.Machine):
             self.runtime.adam(ema_decay=1.25)
         self.assertIn("1.25", str(caught.exception))
 
+    def test_moments_are_kept_in_bf16(self):
+        weights, gradient = self.pair("w")
+        optimizer = self.runtime.adamw(state_dtype="bf16")
+        optimizer.add(weights, gradient)
+        optimizer.step(wait=True)
+        self.assertEqual(optimizer.state(weights, "exp_avg").dtype, stepwell.Dtype.BF16)
+        with self.assertRaises(stepwell.UnsupportedError):
+            self.runtime.adamw(state_dtype="f16")
+
     @support.needs_numpy
     def test_gradients_that_are_not_finite_skip_the_step(self):
         weights, gradient = self.pair("w", 8)

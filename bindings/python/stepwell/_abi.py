@@ -187,6 +187,9 @@ class Struct(ctypes.Structure):
 stw_log_fn = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p, c_char_p)
 
 
+stw_done_fn = CFUNCTYPE(None, c_void_p, c_void_p, c_int32)
+
+
 class stw_error_info(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -437,6 +440,7 @@ class stw_optimizer_options(Struct):
         ("flags", c_uint32),
         ("custom", POINTER(stw_custom_update)),
         ("state_policy", POINTER(stw_policy)),
+        ("ema_decay", c_double),
     ]
 
 
@@ -666,6 +670,12 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_operation_wait": (c_int32, [
         c_void_p, c_uint64
+    ]),
+    "stw_operation_on_done": (c_int32, [
+        c_void_p, stw_done_fn, c_void_p
+    ]),
+    "stw_operation_notify_fd": (c_int32, [
+        c_void_p, c_int32
     ]),
     "stw_operation_cancel": (c_int32, [
         c_void_p

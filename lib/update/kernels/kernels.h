@@ -75,6 +75,20 @@ void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const C
 // there, however decay rounds. Arrays do not overlap.
 void average(float *average, const float *values, uint64_t count, double decay);
 
+// Which numbers narrow_state() draws: the same ones for the same element, step and state.
+struct Draw {
+    uint64_t first_element = 0;  // of the tensor; that of from[0]
+    uint64_t step = 0;
+    uint32_t state = 0;  // below 4
+};
+
+// A state kept in bf16: each element becomes one of its two neighbours there, the nearer one the
+// more likely, so that the mean is kept. To nearest, what changes by less than 1 part in 512 a step
+// would never change: a second moment with beta2 0.999 could grow and not shrink. The draw is a
+// function of the element's number, the step and the state: results depend on no split, thread or
+// processor. What bf16 has stays as it is.
+void narrow_state(uint16_t *to, const float *from, uint64_t count, const Draw &draw);
+
 // ------------------------------------------------------------------------------------------ scan
 
 // Sums are taken over blocks of this many elements, counted from the beginning of the tensor.

@@ -82,6 +82,30 @@ TEST(Entries, MasterBelongsToNarrowParameters)
     EXPECT_EQ(add(world, {without_one}), STW_ERROR_INVALID);
 }
 
+TEST(Entries, StatesAreF32OrBf16)
+{
+    Conditions conditions;
+    conditions.state_dtype = STW_BF16;
+    World world(conditions);
+    Entry entry = world.make(kShape);
+    entry.state_dtype = STW_F16;
+    EXPECT_EQ(add(world, {entry}), STW_ERROR_UNSUPPORTED);
+    Entry a = world.make(kShape);
+    a.element_count = 5000;
+    Entry b = a;
+    b.element_begin = 5000;
+    b.element_count = 3000;
+    b.state_dtype = STW_F32;
+    EXPECT_EQ(add(world, {a, b}), STW_ERROR_MISMATCH);
+    stw_custom_update custom{};
+    custom.struct_size = sizeof custom;
+    custom.update = [](void *, const stw_update_chunk *) -> stw_status { return STW_OK; };
+    conditions.algorithm = STW_OPTIMIZER_CUSTOM;
+    conditions.custom = &custom;
+    World own(conditions);
+    EXPECT_EQ(add(own, {own.make(kShape)}), STW_ERROR_UNSUPPORTED);
+}
+
 TEST(Entries, AnAverageNeedsItsTensorAndADecay)
 {
     World without({});

@@ -35,7 +35,7 @@ struct Mirror {
     std::vector<uint8_t> gradient;
     std::vector<float> master;
     std::vector<float> average;
-    std::vector<float> states[2];
+    std::vector<float> states[2];  // rounded as they are kept
 };
 
 struct Conditions {
@@ -46,6 +46,7 @@ struct Conditions {
     uint32_t algorithm = STW_OPTIMIZER_ADAMW;
     const stw_custom_update *custom = nullptr;
     double average_decay = 0.0;
+    uint32_t state_dtype = STW_F32;
 };
 
 struct Failure {
@@ -103,10 +104,11 @@ public:
                 ? setup_.custom->state_count
                 : kernels::state_count(static_cast<kernels::Algorithm>(setup_.algorithm), hyper);
         for (uint32_t i = 0; i < entry.state_count; ++i) {
-            entry.states[i] = create(STW_F32, 768 + 256 * i, true);
+            entry.states[i] = create(setup_.state_dtype, 768 + 256 * i, true);
         }
         entry.parameter_dtype = shape.dtype;
         entry.gradient_dtype = shape.gradient_dtype;
+        entry.state_dtype = setup_.state_dtype;
         entry.element_count = shape.elements;
         Mirror &mirror = mirrors[entry.parameter];
         mirror.values = random_elements(shape.elements, shape.dtype);
@@ -164,8 +166,17 @@ public:
         if (mirror.average.empty()) mirror.average.assign(before, before + elements);
         kernels::update_chunk(algorithm, kernels::make_coefficients(algorithm, hyper, step, scale),
                               chunk);
+        for (uint32_t i = 0; setup_.state_dtype == STW_BF16 && i < entry.state_count; ++i) {
+            round_state(mirror.states[i].data() + at, chunk.count, {at, step, i});
+        }
         kernels::average(mirror.average.data() + at, chunk.master, chunk.count,
                          setup_.average_decay);
+    }
+    static void round_state(float *state, uint64_t count, const kernels::Draw &draw)
+    {
+        std::vector<uint16_t> narrow(count);
+        kernels::narrow_state(narrow.data(), state, count, draw);
+        kernels::convert(state, STW_F32, narrow.data(), STW_BF16, count);
     }
     static bool equal(const std::vector<uint8_t> &a, const void *b)
     {
@@ -183,7 +194,10 @@ public:
             EXPECT_TRUE(equal(tiers.bytes(entry.average), mirror.average.data()));
         }
         for (uint32_t i = 0; i < entry.state_count; ++i) {
-            EXPECT_TRUE(equal(tiers.bytes(entry.states[i]), mirror.states[i].data())) << i;
+            std::vector<uint8_t> expected(mirror.states[i].size() * bytes_of(setup_.state_dtype));
+            kernels::convert(expected.data(), setup_.state_dtype, mirror.states[i].data(), STW_F32,
+                             mirror.states[i].size());
+            EXPECT_TRUE(equal(tiers.bytes(entry.states[i]), expected.data())) << i;
         }
     }
     Status step_and_wait(StepOptions options = {}, StepResult *result = nullptr)

@@ -56,6 +56,7 @@ TEST(Update, EqualsTheKernelOnTheWholeArray)
                 setup.window_blocks = window;
                 setup.tier_threads = seed % 3;  // 0: answered inside the call
                 setup.average_decay = seed % 2 == 0 ? 0.9 : 0.0;
+                setup.state_dtype = seed % 4 < 2 ? STW_F32 : STW_BF16;
                 train(setup);
             }
         }

@@ -159,6 +159,26 @@ std::vector<uint32_t> average_bits(const Manner &manner)
     return all;
 }
 
+std::vector<uint32_t> narrow_bits(const Manner &manner)
+{
+    Random random(15);
+    Array source(STW_F32, kCount, manner.offset);
+    Array narrow(STW_BF16, kCount, manner.offset);
+    mix(source, random);
+    force_target_for_test(manner.target);
+    in_mode(manner.mxcsr, [&] {
+        in_pieces(manner.split, [&](uint64_t at, uint64_t count) {
+            // Past 2^32 elements on the way.
+            const Draw draw = {0xFFFFF000U + at, 5, 1};
+            narrow_state(static_cast<uint16_t *>(narrow.data(at)), source.floats(at), count, draw);
+        });
+    });
+    std::vector<uint32_t> all;
+    append(all, narrow);
+    append(all, source);
+    return all;
+}
+
 // A scan is split at blocks only: that is its contract.
 std::vector<uint32_t> scan_bits(const Manner &manner, uint32_t dtype)
 {
@@ -192,6 +212,7 @@ std::vector<uint32_t> all_bits(const Manner &manner)
         all.insert(all.end(), bits.begin(), bits.end());
     };
     add(average_bits(manner));
+    add(narrow_bits(manner));
     for (const uint32_t a : kDtypes) {
         add(scan_bits(manner, a));
         for (const uint32_t b : kDtypes) {

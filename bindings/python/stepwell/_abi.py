@@ -111,6 +111,7 @@ STW_LOG_DEBUG = 4
 STW_BLOCK_2M = 2097152
 STW_BLOCK_512K = 524288
 STW_BLOCK_64K = 65536
+STW_RUNTIME_NO_PROBE = 4
 STW_CLOSE_DEFERRED = 1
 STW_DEVICE_STREAMS = 1
 STW_DEVICE_STABLE_ADDRESS = 2
@@ -165,6 +166,8 @@ STW_LINK_DEVICE_TO_HOST = 4
 STW_LINK_NVME_TO_DEVICE = 5
 STW_LINK_DEVICE_TO_NVME = 6
 STW_LINK_RANKS = 7
+STW_VICTIM_PINNED = 1
+STW_VICTIM_SHARED = 2
 
 S = TypeVar("S", bound="Struct")
 
@@ -227,7 +230,7 @@ class stw_nvme_options(Struct):
         ("driver", c_char_p),
         ("driver_options", c_char_p),
         ("queue_depth", c_uint32),
-        ("reserved", c_uint32),
+        ("request_bytes", c_uint32),
     ]
 
 
@@ -254,6 +257,7 @@ class stw_runtime_options(Struct):
         ("log_level", c_uint32),
         ("reserved", c_uint32),
         ("metadata_bytes", c_uint64),
+        ("profile_path", c_char_p),
     ]
 
 
@@ -517,6 +521,8 @@ class stw_tier_stats(Struct):
         ("exports", c_uint64),
         ("evictions", c_uint64),
         ("metadata_budget_bytes", c_uint64),
+        ("policy_calls", c_uint64),
+        ("policy_scores", c_uint64),
     ]
 
 
@@ -530,6 +536,31 @@ class stw_link_stats(Struct):
         ("measured_bytes_per_s", c_uint64),
         ("errors", c_uint64),
         ("retries", c_uint64),
+    ]
+
+
+class stw_victim(Struct):
+    _fields_ = [
+        ("tensor", c_void_p),
+        ("bytes", c_uint64),
+        ("dirty_bytes", c_uint64),
+        ("last_use", c_uint64),
+        ("next_use", c_uint64),
+        ("role", c_uint32),
+        ("retention", c_uint32),
+        ("priority", c_int32),
+        ("flags", c_uint32),
+    ]
+
+
+class stw_victim_policy(Struct):
+    _initial_ = {"victim_bytes": ctypes.sizeof(stw_victim)}
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("victim_bytes", c_uint32),
+        ("rank", CFUNCTYPE(
+            None, c_void_p, c_uint32, c_uint32, POINTER(stw_victim), c_uint32, POINTER(c_double))),
+        ("user", c_void_p),
     ]
 
 
@@ -557,6 +588,8 @@ STRUCTS: List[Type[Struct]] = [
     stw_step_stats,
     stw_tier_stats,
     stw_link_stats,
+    stw_victim,
+    stw_victim_policy,
 ]
 
 # Name: result, arguments.
@@ -593,6 +626,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_runtime_clear_error": (c_int32, [
         c_void_p
+    ]),
+    "stw_tier_set_budget": (c_int32, [
+        c_void_p, c_uint32, c_uint32, c_uint64, c_uint64
     ]),
     "stw_device_info_get": (c_int32, [
         c_void_p, c_uint32, POINTER(stw_device_info)
@@ -736,5 +772,23 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_timeline_write": (c_int32, [
         c_void_p, c_char_p
+    ]),
+    "stw_view_to_dlpack": (c_int32, [
+        POINTER(stw_view), c_void_p, POINTER(c_void_p)
+    ]),
+    "stw_view_to_dlpack_legacy": (c_int32, [
+        POINTER(stw_view), c_void_p, POINTER(c_void_p)
+    ]),
+    "stw_tensor_to_dlpack": (c_int32, [
+        c_void_p, c_uint32, POINTER(c_void_p)
+    ]),
+    "stw_tensor_to_dlpack_legacy": (c_int32, [
+        c_void_p, c_uint32, POINTER(c_void_p)
+    ]),
+    "stw_dlpack_capsule_destroy": (None, [
+        c_void_p
+    ]),
+    "stw_runtime_set_victim_policy": (c_int32, [
+        c_void_p, POINTER(stw_victim_policy), c_uint64
     ]),
 }

@@ -51,6 +51,10 @@ public:
     // A release through the gate that asks for more than an unpin: leave first, or last.
     void release_hint(TensorId tensor, PlaceId place, bool far, Instant now, Commands &out);
 
+    // A call comes back for more of the tensor: until it lets go, a destroy is BUSY.
+    void keep(TensorId tensor) { ++tensors_[tensor].fetches; }
+    void let_go(TensorId tensor) { --tensors_[tensor].fetches; }
+
     // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
     // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
     // are served in order. Never blocks. Alone: of no update that has its turn behind others, but
@@ -160,7 +164,9 @@ public:
     [[nodiscard]] bool is_blocked(FetchId fetch) const;
     // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
     [[nodiscard]] bool in_use(TensorId tensor) const;
-    Status fits(const std::vector<Request> &requests) const;
+    // With room for private buffers of so many bytes, made for tensors.
+    [[nodiscard]] Status fits(const std::vector<Request> &requests,
+                              const std::vector<Request> &buffers = {}) const;
     // Every invariant of the design; empty when all hold. For tests and after each simulated event.
     [[nodiscard]] std::string check() const;
 

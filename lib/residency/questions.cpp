@@ -182,10 +182,11 @@ bool Core::in_use(TensorId id) const
     return tensor.readers > 0 || tensor.writer || pins > 0;
 }
 
-Status Core::fits(const std::vector<Request> &requests) const
+Status Core::fits(const std::vector<Request> &requests, const std::vector<Request> &buffers) const
 {
     Fetch fetch;
     fetch.asked.requests = requests;
+    fetch.asked.requests.insert(fetch.asked.requests.end(), buffers.begin(), buffers.end());
     for (PlaceId place = 0; place < places(); ++place) {
         std::vector<BlockId> blocks;
         for (const Request &request : requests) {
@@ -198,8 +199,14 @@ Status Core::fits(const std::vector<Request> &requests) const
         }
         std::sort(blocks.begin(), blocks.end());
         blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
-        const uint32_t needed = static_cast<uint32_t>(blocks.size());
-        if (needed > arenas_[place].budget()) return budget_refusal(fetch, place, needed);
+        uint64_t needed = blocks.size();
+        for (const Request &buffer : buffers) {
+            if (buffer.place != place) continue;
+            needed += (buffer.byte_count + config_.block_bytes - 1) / config_.block_bytes;
+        }
+        if (needed <= arenas_[place].budget()) continue;
+        return budget_refusal(fetch, place,
+                              static_cast<uint32_t>(std::min<uint64_t>(needed, UINT32_MAX)));
     }
     return {};
 }

@@ -81,7 +81,35 @@ TEST_F(CoreTest, APromiseIsGivenBackByDestroy)
     EXPECT_TRUE(core_->create(spec("b", 4 * kBlock)).ok());
 }
 
+TEST_F(CoreTest, WhatIsKeptIsNotDestroyedBetweenTwoFetches)
+{
+    open(4, 0, 4);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->keep(a);
+    release(ask(a, Access::kRead));
+    EXPECT_EQ(core_->destroy(a, out).code(), STW_ERROR_BUSY);
+    core_->let_go(a);
+    EXPECT_TRUE(core_->destroy(a, out).ok());
+}
+
 // ---- room --------------------------------------------------------------------------------------
+
+TEST_F(CoreTest, PrivateBuffersCountBesideTensors)
+{
+    open(4, 0, 16);
+    const TensorId a = create("a", 3 * kBlock);
+    const Request pins{a, Access::kRead, kDevice, 0, 3 * kBlock};
+    const Request buffer{a, Access::kRead, kDevice, 0, kBlock};
+    const Request larger{a, Access::kRead, kDevice, 0, kBlock + 1};
+    EXPECT_TRUE(core_->fits({pins, pins}, {buffer}).ok());
+    const Status refused = core_->fits({pins}, {larger});
+    EXPECT_EQ(refused.code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(refused.detail()->needed_bytes, 5 * kBlock);
+    EXPECT_EQ(core_->fits({}, {buffer, buffer, buffer, larger}).code(), STW_ERROR_BUDGET);
+    EXPECT_TRUE(core_->fits({}, {{a, Access::kRead, kNvme, 0, 5 * kBlock}}).ok());
+}
 
 TEST_F(CoreTest, AFetchTakesRoomForAllOrNothing)
 {

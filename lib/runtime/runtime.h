@@ -225,7 +225,7 @@ private:
     };
     struct Phase;
     struct Scoring;
-    struct Snapshot;
+    struct VictimTable;
     struct OptimizerBody;
 
     explicit Runtime(const stw_runtime_options &options, stw_runtime *handle);
@@ -413,7 +413,7 @@ private:
     void score_place(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
     residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes,
                                      std::unique_lock<std::mutex> &lock);
-    void show(const residency::Candidate &candidate, uint32_t victim_bytes, Snapshot &snapshot);
+    void show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table);
     residency::Instant apply_scores(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
 
     // shared by fetches and copies

@@ -33,7 +33,7 @@ bool Runtime::has_policy() const
 uint64_t Runtime::policy_bytes(uint64_t tensors) const
 {
     constexpr uint64_t kEntry =
-        sizeof(stw_victim) + sizeof(Snapshot::Named) + sizeof(double) + sizeof(residency::Score);
+        sizeof(stw_victim) + sizeof(VictimTable::Named) + sizeof(double) + sizeof(residency::Score);
     return tensors * (2 * kEntry + (host_place_ + 1) * (residency::kRankBytes + kNodeBytes));
 }
 
@@ -89,7 +89,7 @@ Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t time
         ++scoring_->turn;
         scoring_->told_nan = false;
         scoring_->not_before = 0;
-        if (!policy) scoring_->snapshot = {};
+        if (!policy) scoring_->table = {};
         core_.forget_scores();
         ask_policy();
     }
@@ -201,18 +201,18 @@ void Runtime::score_place(PlaceId place, std::unique_lock<std::mutex> &lock)
 {
     const stw_victim_policy policy = scoring_->policy;
     const uint64_t turn = scoring_->turn;
-    Snapshot &snapshot = scoring_->snapshot;
+    VictimTable &table = scoring_->table;
     residency::Instant held = take_snapshot(place, policy.victim_bytes, lock);
-    const auto n = static_cast<uint32_t>(snapshot.named.size());
-    snapshot.answers.assign(n, 0.0);
+    const auto n = static_cast<uint32_t>(table.named.size());
+    table.answers.assign(n, 0.0);
     lock.unlock();
     if (n > 0) {
-        const auto *victims = reinterpret_cast<const stw_victim *>(snapshot.victims.data());
+        const auto *victims = reinterpret_cast<const stw_victim *>(table.victims.data());
         policy.rank(policy.user, static_cast<uint32_t>(places_[place].tier), places_[place].device,
-                    victims, n, snapshot.answers.data());
+                    victims, n, table.answers.data());
     }
     const uint64_t nans =
-        static_cast<uint64_t>(std::count_if(snapshot.answers.begin(), snapshot.answers.end(),
+        static_cast<uint64_t>(std::count_if(table.answers.begin(), table.answers.end(),
                                             [](double answer) { return std::isnan(answer); }));
     if (nans > 0 && !std::exchange(scoring_->told_nan, true)) {
         log_.print(STW_LOG_WARNING, "policy",
@@ -232,17 +232,17 @@ void Runtime::score_place(PlaceId place, std::unique_lock<std::mutex> &lock)
 residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes,
                                           std::unique_lock<std::mutex> &lock)
 {
-    Snapshot &snapshot = scoring_->snapshot;
-    snapshot.named.clear();
-    snapshot.victims.clear();
+    VictimTable &table = scoring_->table;
+    table.named.clear();
+    table.victims.clear();
     residency::Instant held = 0;
     drain_hits();
     for (residency::PackId next = 0;;) {
         const residency::Instant begin = now();
-        snapshot.found.clear();
-        next = core_.candidates(place, next, kPartWork, &snapshot.found);
-        for (const residency::Candidate &candidate : snapshot.found) {
-            show(candidate, victim_bytes, snapshot);
+        table.found.clear();
+        next = core_.candidates(place, next, kPartWork, &table.found);
+        for (const residency::Candidate &candidate : table.found) {
+            show(candidate, victim_bytes, table);
         }
         held += now() - begin;
         if (next == residency::kNone) return held;
@@ -252,7 +252,7 @@ residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes,
     }
 }
 
-void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes, Snapshot &snapshot)
+void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table)
 {
     stw_tensor *tensor = handle_of(candidate.tensor);
     if (!tensor) return;  // the library's own
@@ -268,34 +268,33 @@ void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes,
     victim.priority = rules.priority;
     victim.flags = (candidate.pinned ? uint32_t{STW_VICTIM_PINNED} : 0) |
                    (candidate.shares ? uint32_t{STW_VICTIM_SHARED} : 0);
-    const size_t at = snapshot.victims.size();
-    snapshot.victims.resize(at + victim_bytes);
-    std::memcpy(snapshot.victims.data() + at, &victim,
-                std::min<size_t>(victim_bytes, sizeof victim));
-    snapshot.named.push_back({candidate.tensor, tensor->serial});
+    const size_t at = table.victims.size();
+    table.victims.resize(at + victim_bytes);
+    std::memcpy(table.victims.data() + at, &victim, std::min<size_t>(victim_bytes, sizeof victim));
+    table.named.push_back({candidate.tensor, tensor->serial});
 }
 
 // Tensors destroyed meanwhile are left out. Those of one block are never parted.
 residency::Instant Runtime::apply_scores(PlaceId place, std::unique_lock<std::mutex> &lock)
 {
-    Snapshot &snapshot = scoring_->snapshot;
+    VictimTable &table = scoring_->table;
     residency::Instant held = 0;
-    for (size_t i = 0; i < snapshot.named.size();) {
+    for (size_t i = 0; i < table.named.size();) {
         const residency::Instant begin = now();
-        snapshot.scores.clear();
+        table.scores.clear();
         residency::PackId pack = residency::kNone;
-        for (; i < snapshot.named.size(); ++i) {
-            const Snapshot::Named &named = snapshot.named[i];
+        for (; i < table.named.size(); ++i) {
+            const VictimTable::Named &named = table.named[i];
             const stw_tensor *tensor = handle_of(named.id);
             if (!tensor || tensor->serial != named.serial) continue;
             const residency::PackId own = core_.pack_of(named.id);
-            if (own != pack && snapshot.scores.size() >= kPartWork) break;
+            if (own != pack && table.scores.size() >= kPartWork) break;
             pack = own;
-            const double answer = snapshot.answers[i];
-            snapshot.scores.push_back({named.id, std::isnan(answer) ? 0.0 : answer});
+            const double answer = table.answers[i];
+            table.scores.push_back({named.id, std::isnan(answer) ? 0.0 : answer});
         }
-        core_.score(place, snapshot.scores.data(), snapshot.scores.size());
-        scoring_->scored[place] += snapshot.scores.size();
+        core_.score(place, table.scores.data(), table.scores.size());
+        scoring_->scored[place] += table.scores.size();
         held += now() - begin;
         lock.unlock();
         std::this_thread::yield();

@@ -16,7 +16,7 @@ namespace stepwell {
 constexpr uint32_t kVictimBytesMin = 56;
 
 // What one scoring works on; kept, so that a program at rest allocates nothing.
-struct Runtime::Snapshot {
+struct Runtime::VictimTable {
     struct Named {
         residency::TensorId id;
         uint64_t serial;  // of the handle: numbers are used again
@@ -44,7 +44,7 @@ struct Runtime::Scoring {
     std::array<uint64_t, residency::kPlacesMax> calls{};
     std::array<uint64_t, residency::kPlacesMax> scored{};
     uint64_t unscored = 0;  // answers that were no numbers
-    Snapshot snapshot;
+    VictimTable table;
 };
 
 }  // namespace stepwell

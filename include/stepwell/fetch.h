@@ -27,11 +27,16 @@ typedef struct stw_fetch_request {
     uint32_t scope;          /* STW_WHOLE, STW_SHARD */
     uint32_t tier;           /* STW_TIER_DEVICE, STW_TIER_HOST */
     uint32_t device;
-    uint32_t reserved;       /* 0 */
+    uint32_t dtype;          /* of the view; 0: the tensor's. f32, f16 and bf16 convert. READ: the
+                                bytes rounded to nearest, a copy as of the fetch. REDUCE: what is
+                                added in; the sum is rounded to the tensor's. Others: INVALID */
     uint64_t element_begin;  /* a part of the scope, in elements of the flattened tensor (rows, */
     uint64_t element_count;  /* one expert of a stack); 0, 0: all of it */
+    void *into;              /* NULL: a pin of the library's memory. Else host memory of the
+                                caller's for all elements of the view, which the bytes are copied
+                                to; READ alone, tier 0 or STW_TIER_HOST */
 } stw_fetch_request;
-#define STW_FETCH_REQUEST_INIT { sizeof(stw_fetch_request), 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_FETCH_REQUEST_INIT { sizeof(stw_fetch_request), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 enum { /* stw_fetch_options.flags */
     STW_FETCH_TRY = 1,       /* BUSY instead of any wait: only what is resident and free */
@@ -50,10 +55,11 @@ typedef struct stw_fetch_options {
 } stw_fetch_options;
 #define STW_FETCH_OPTIONS_INIT { sizeof(stw_fetch_options), 0, 0, 0, 0, 0, 0 }
 
-/* A pin. Plain data, 64 bytes in every version: copy it, but release it once. */
+/* A pin. Plain data, 64 bytes in every version: copy it, but release it once. What was fetched into
+ * the caller's memory is a view that pins nothing: it shows that memory, and need not be released. */
 typedef struct stw_view {
     void *pointer;          /* aligned as created; NULL when element_count is 0 */
-    uint64_t bytes;         /* element_count x element size; padding is never shown */
+    uint64_t bytes;         /* element_count x size of the view's dtype; padding is never shown */
     uint64_t element_begin; /* of the flattened tensor */
     uint64_t element_count;
     stw_tensor *tensor;
@@ -75,9 +81,15 @@ typedef struct stw_view {
  * twice has two views and one pointer. On a device with streams the bytes are there for work
  * enqueued on options->stream from now on: the host waits for NVMe, not for the last copy. A stream
  * under capture is INVALID: fetch before the graph, release after its launch.
+ * Requests with `into`, or READ with another dtype, are copies: the newest bytes, block by block
+ * wherever the blocks are, all of one call as of one moment; writers go on afterwards. `into` takes
+ * no room, however large the tensor; a converted view takes its bytes' room at its tier, until its
+ * release. When a call fails the memory at `into` may have been written, and is not touched any
+ * more.
  * `options` NULL: all defaults.
  *
- * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release().
+ * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release(). Memory at
+ *            `into` is ours until return.
  * Threads:   any thread; release may come from another one.
  * Blocks:    until the last copy is enqueued (host tier: done), or options->timeout_ns, which
  *            undoes it.
@@ -88,7 +100,9 @@ STW_API stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *opti
                              const stw_fetch_request *requests, uint32_t n, stw_view *views_out);
 /* The same, not blocking; the order of calls is still the order of collectives. *operation_out is
  * the caller's. Then wait or poll, then collect; one that is freed without, after its fetch was
- * granted, is undone, and a tensor it was to WRITE is EMPTY. Blocks: never. */
+ * granted, is undone, and a tensor it was to WRITE is EMPTY. Memory at `into` is ours until the
+ * operation is over, cancelled ones too, or freed: the free waits for the block that is just being
+ * copied. Blocks: never. */
 STW_API stw_status stw_fetch_async(stw_runtime *runtime, const stw_fetch_options *options,
                                    const stw_fetch_request *requests, uint32_t n,
                                    stw_operation **operation_out);
@@ -122,12 +136,13 @@ enum { /* flags of stw_release */
  */
 STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
 /* One more pin on the same bytes, for a second consumer: it is the calling thread's. READ views
- * only. Blocks: never. */
+ * only, and none that is a copy (`into`, another dtype). Blocks: never. */
 STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
 
 /* A hint that these fetches come: their bytes move to the tier ahead of them. It makes room only
  * from what is not pinned and not prefetched for others; an EMPTY tensor has nothing to move, and
- * WRITE is taken as READ. Moves local shards; a collective starts on a fetch or on an
+ * WRITE is taken as READ. For a request that will be a copy they move to where the CPU reads them.
+ * Moves local shards; a collective starts on a fetch or on an
  * agreed plan, not on a hint. Never fails for lack of room. Errors: INVALID, CLOSED. Any thread.
  * Never blocks. */
 STW_API stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,

@@ -55,7 +55,8 @@ STW_API stw_status stw_operation_notify_fd(stw_operation *operation, int32_t fd)
 /* Ask it to end early; it then finishes with CANCELLED, or with OK when too late. Blocks: never. */
 STW_API stw_status stw_operation_cancel(stw_operation *operation);
 /* Free. A fetch whose views were not collected is cancelled and its pins go. Others run on. Any
- * thread, a callback of this operation too. Blocks: never. */
+ * thread, a callback of this operation too. Blocks: never, but for the block that a fetch with
+ * `into` or a dtype is just copying. */
 STW_API stw_status stw_operation_free(stw_operation *operation);
 
 #ifdef __cplusplus

@@ -3,6 +3,9 @@
 // an allocation or a system call.
 #include "lib/api/check.h"
 
+#include <algorithm>
+#include <cstddef>
+
 using namespace stepwell;
 using namespace stepwell::api;
 
@@ -19,11 +22,52 @@ bool quick_enter(const stw_runtime *runtime)
                fork_epoch.load(std::memory_order_relaxed);
 }
 
+// A view in another dtype is a copy, or a buffer that is added.
+Status resolve_dtype(const stw_fetch_request &request, Range *range)
+{
+    const stw_tensor &tensor = *request.tensor;
+    STW_TRY(Runtime::check_dtype(&tensor, request.dtype));
+    if (request.access == STW_READ || request.access == STW_REDUCE) {
+        range->dtype = request.dtype;
+        return {};
+    }
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%s' of dtype %u cannot be fetched for writing as dtype %u: what "
+                         "was not written would lose bits; fetch it in its own dtype, or convert "
+                         "with stw_tensor_write",
+                         tensor.name.c_str(), tensor.dtype, request.dtype);
+}
+
+// Host memory of the caller's takes a copy; nothing is pinned.
+Status resolve_into(const stw_fetch_request &request, Range *range)
+{
+    const char *name = request.tensor->name.c_str();
+    if (request.access != STW_READ) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s': access %u is not for memory of the caller's, which "
+                             "takes a copy for STW_READ; stw_tensor_write and stw_reduce copy the "
+                             "other way",
+                             name, request.access);
+    }
+    const bool host = request.tier == STW_TIER_DEFAULT || request.tier == STW_TIER_HOST;
+    if (!host || request.device != 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s': memory of the caller's is host memory, not of tier %u, "
+                             "device %u; leave them 0",
+                             name, request.tier, request.device);
+    }
+    range->into = request.into;
+    return {};
+}
+
+// Before `into` was there; such a request asks for a pin.
+constexpr uint32_t kSizeBeforeInto = offsetof(stw_fetch_request, into);
+
 Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range *range)
 {
     stw_fetch_request request{};
     const stw_fetch_request *at = &from;
-    if (from.struct_size != sizeof request) {
+    if (from.struct_size != sizeof request && from.struct_size != kSizeBeforeInto) {
         STW_TRY(take(&request, &from, "request"));
         at = &request;
     }
@@ -32,11 +76,14 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
                              "request.tensor is not a live tensor of this runtime");
     }
     stw_tensor *tensor = at->tensor;
-    if (at->access > STW_REDUCE || at->scope > STW_SHARD || at->reserved != 0) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s': access %u, scope %u or reserved %u is not known",
-                             tensor->name.c_str(), at->access, at->scope, at->reserved);
+    if (at->access > STW_REDUCE || at->scope > STW_SHARD) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s': access %u or scope %u is not known",
+                             tensor->name.c_str(), at->access, at->scope);
     }
+    range->dtype = 0;
+    range->into = nullptr;
+    if (at->dtype != 0 && at->dtype != tensor->dtype) STW_TRY(resolve_dtype(*at, range));
+    if (at->struct_size > kSizeBeforeInto && at->into) STW_TRY(resolve_into(*at, range));
     if (at->access != STW_READ && (tensor->flags & STW_TENSOR_READ_ONLY)) {
         return Status::error(STW_ERROR_INVALID,
                              "tensor '%s' is read-only: stw_tensor_write writes it, a fetch cannot",
@@ -46,7 +93,7 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
     range->access = at->access;
     range->scope = at->scope;
     range->place = runtime->body->place_of(at->tier, at->device);
-    if (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME) {
+    if (!range->into && (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME)) {
         return Status::error(STW_ERROR_INVALID,
                              "tensor '%s' cannot be fetched at tier %u, device %u: there is no "
                              "such tier with a budget",
@@ -85,8 +132,18 @@ Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests
                                  i);
         }
         STW_TRY(resolve(runtime, request, &(*ranges)[i]));
+        (*ranges)[i].index = i;
     }
     return {};
+}
+
+// Copies into memory of the caller's apart from what is pinned.
+void part_copied(FetchPlan *plan)
+{
+    const auto first = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
+                                             [](const Range &range) { return !range.into; });
+    plan->copied.assign(first, plan->ranges.end());
+    plan->ranges.erase(first, plan->ranges.end());
 }
 
 Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
@@ -109,7 +166,9 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     plan->flags = options.flags;
     plan->priority = options.priority;
     plan->timeout_ns = options.timeout_ns;
-    return resolve_all(runtime, requests, n, &plan->ranges);
+    STW_TRY(resolve_all(runtime, requests, n, &plan->ranges));
+    part_copied(plan);
+    return {};
 }
 
 // The hit path: false when the call needs anything else than pins, be it an error. Views go to the
@@ -123,14 +182,17 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
                     options->reserved != 0)) {
         return false;
     }
+    const uint32_t stride = requests->struct_size;
+    if (stride != sizeof(stw_fetch_request) && stride != kSizeBeforeInto) return false;
     stw_view views[kQuickMax];
     Range range;
     const uint64_t step = runtime->body->current_step();
     uint32_t done = 0;
     for (; done < n; ++done) {
-        const stw_fetch_request &request = requests[done];
-        if (request.struct_size != sizeof request || request.access != STW_READ) break;
+        const stw_fetch_request &request = element(requests, done);
+        if (request.struct_size != stride || request.access != STW_READ) break;
         if (!resolve(runtime, request, &range).ok() || range.byte_count == 0) break;
+        if (range.into || range.dtype != 0) break;
         if (!runtime->body->fetch_hit(range, step, &views[done])) break;
     }
     if (done == n) {

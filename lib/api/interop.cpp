@@ -83,14 +83,14 @@ Status check_device(const stw_tensor *tensor, uint32_t tier, uint32_t device)
 }
 
 template <class Managed>
-void describe(Export<Managed> &made, const stw_tensor *tensor, void *data, bool flat,
-              uint64_t elements, bool reads)
+void describe(Export<Managed> &made, const stw_tensor *tensor, uint32_t dtype, void *data,
+              bool flat, uint64_t elements, bool reads)
 {
     DLTensor &at = made.managed.dl_tensor;
     at.data = data;
     at.device = {kDLCPU, 0};
     at.ndim = flat ? 1 : static_cast<int32_t>(tensor->dimensions);
-    at.dtype = type_of(tensor->dtype);
+    at.dtype = type_of(dtype);
     at.shape = made.shape;
     at.strides = made.strides;
     uint64_t stride = 1;  // wraps where another dimension is 0, and is used for nothing then
@@ -123,7 +123,8 @@ template <class Managed> Status export_view(stw_view *view, void *stream, Manage
     auto made = std::make_unique<Export<Managed>>();
     made->stream = stream;
     const bool flat = view->scope == STW_SHARD || view->element_count != tensor->elements;
-    describe(*made, tensor, view->pointer, flat, view->element_count, reads);
+    const uint32_t dtype = tensor->runtime->body->dtype_of(*view);
+    describe(*made, tensor, dtype, view->pointer, flat, view->element_count, reads);
     STW_TRY(tensor->runtime->body->move_to_export(view, &made->view));
     *tensor_out = &made.release()->managed;
     return {};
@@ -141,7 +142,8 @@ Status export_address(stw_tensor *tensor, uint32_t device, Managed **tensor_out)
     STW_TRY(tensor->runtime->body->tensor_address(tensor, device, &pointer, &bytes));
     STW_TRY(check_device(tensor, STW_TIER_DEVICE, device));
     auto made = std::make_unique<Export<Managed>>();
-    describe(*made, tensor, bytes > 0 ? pointer : nullptr, false, tensor->elements, reads);
+    void *data = bytes > 0 ? pointer : nullptr;
+    describe(*made, tensor, tensor->dtype, data, false, tensor->elements, reads);
     *tensor_out = &made.release()->managed;
     return {};
 }

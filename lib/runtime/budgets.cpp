@@ -178,13 +178,15 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
-        if (view.scratch == residency::kNone) continue;
+        if (view.scratch == residency::kNone || view.access != STW_REDUCE) continue;
         return Status::error(STW_ERROR_BUSY,
                              "tensor '%s' has a view open to be summed, which needs room in %s; "
                              "release it first",
                              view.tensor->name.c_str(), tier_name(change.place).c_str());
     }
-    while (core_.has_claims()) STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));
+    while (core_.has_claims() || !snapshots_.empty()) {
+        STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));
+    }
     return {};
 }
 

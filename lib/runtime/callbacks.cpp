@@ -141,7 +141,8 @@ void Runtime::run_callbacks()
         if (!waiter) return;
         callbacks_first_ = waiter->next_callback;
         if (!callbacks_first_) callbacks_last_ = nullptr;
-        const stw_status status = waiter->freed ? STW_ERROR_CANCELLED : waiter->status.code();
+        const bool freed = !waiter->operation->waiter;  // or about to be
+        const stw_status status = freed ? STW_ERROR_CANCELLED : waiter->status.code();
         lock.unlock();
         waiter->on_done(waiter->on_done_user, waiter->operation, status);
         // In a child that the callback forked, the lock may be held by a thread that is not there.

@@ -20,16 +20,6 @@ bool is_float(uint32_t dtype)
     return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
 }
 
-Status check_dtype(const stw_tensor *tensor, uint32_t dtype)
-{
-    if (dtype == 0 || dtype == tensor->dtype) return {};
-    if (is_float(dtype) && is_float(tensor->dtype)) return {};
-    return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' has dtype %u and cannot be converted from or to dtype %u; "
-                         "only f32, f16 and bf16 convert",
-                         tensor->name.c_str(), tensor->dtype, dtype);
-}
-
 Status resolve_range(const stw_tensor *tensor, uint64_t *begin, uint64_t *count)
 {
     if (*begin == 0 && *count == 0) *count = tensor->elements;
@@ -92,6 +82,16 @@ Status half_written(const stw_tensor &tensor, const Status &cause)
 }
 
 }  // namespace
+
+Status Runtime::check_dtype(const stw_tensor *tensor, uint32_t dtype)
+{
+    if (dtype == 0 || dtype == tensor->dtype) return {};
+    if (is_float(dtype) && is_float(tensor->dtype)) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%s' has dtype %u and cannot be converted from or to dtype %u; "
+                         "only f32, f16 and bf16 convert",
+                         tensor->name.c_str(), tensor->dtype, dtype);
+}
 
 // The piece of a copy that lies in one block. Only the piece at work is fetched; those that come
 // are hinted at: what is not yet used holds nothing, so copies never wait for each other's pieces.
@@ -276,52 +276,29 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
                       });
 }
 
-// Chunks are read one after the other; a write that came in between starts the read again: what is
-// handed out is one version, whole.
+// One version, whole: a fetch into the caller's memory that waits for room.
 Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
 {
-    constexpr int kTriesMax = 64;
     STW_TRY(check_dtype(tensor, options.dtype));
-    uint64_t begin = options.element_begin;
-    uint64_t count = options.element_count;
-    STW_TRY(resolve_range(tensor, &begin, &count));
-    const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
-    const uint64_t size = stw_dtype_bits(dtype) / 8;
-    char *to = static_cast<char *>(destination);
-    bool torn = true;
-    Status status;
-    for (int attempt = 0; torn && status.ok() && attempt < kTriesMax; ++attempt) {
-        torn = false;
-        uint64_t first_version = 0;
-        const auto body = [&](void *chunk, uint64_t at, uint64_t n) {
-            const uint64_t now_version = version_of(tensor);
-            if (at == begin) first_version = now_version;
-            torn |= now_version != first_version;
-            if (torn) return Status();
-            char *bytes = to + (at - begin) * size;
-            if (dtype == tensor->dtype) {
-                std::memcpy(bytes, chunk, n * size);
-            } else {
-                kernels::convert(bytes, dtype, chunk, tensor->dtype, n);
-            }
-            return Status();
-        };
-        status = each_chunk(tensor, residency::Access::kRead, false, begin, count,
-                            options.timeout_ns, body);
-    }
-    if (torn && status.ok()) {
-        return Status::error(STW_ERROR_BUSY,
-                             "tensor '%s' was written %d times while it was read; read it when "
-                             "nobody writes",
-                             tensor->name.c_str(), kTriesMax);
-    }
+    Range range;
+    range.tensor = tensor;
+    range.into = destination;
+    range.dtype = options.dtype;
+    range.element_begin = options.element_begin;
+    range.element_count = options.element_count;
+    STW_TRY(resolve_range(tensor, &range.element_begin, &range.element_count));
+    range.byte_begin = range.element_begin * (tensor->element_bits / 8);
+    range.byte_count = range.element_count * (tensor->element_bits / 8);
+    STW_TRY(sticky_error(tensor->id));
+    if (range.element_count == 0) return {};
+    Waiter waiter;
+    waiter.plan.copied.push_back(range);
+    waiter.plan.flags = STW_FETCH_WAIT_ROOM;
+    waiter.plan.timeout_ns = options.timeout_ns;
+    waiter.owner = owner_number();
+    Status status = copy_out(waiter);
+    log_timeout(status);
     return status;
-}
-
-uint64_t Runtime::version_of(const stw_tensor *tensor)
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    return core_.version(tensor->id);
 }
 
 Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &options)
@@ -377,9 +354,10 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 }
 
 // A private buffer of a reduce joins its gradient behind the call, then goes.
-Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch, uint64_t byte_begin,
-                           uint64_t byte_count)
+Status Runtime::accumulate(const ViewSlot &slot)
 {
+    stw_tensor *gradient = slot.tensor;
+    const residency::TensorId scratch = slot.scratch;
     struct Done {
         Runtime *runtime;
         residency::TensorId scratch;
@@ -389,10 +367,11 @@ Status Runtime::accumulate(stw_tensor *gradient, residency::TensorId scratch, ui
     work.gradient = gradient->id;
     work.gradient_dtype = gradient->dtype;
     work.scratch = scratch;
-    work.scratch_dtype = gradient->dtype;
+    const uint32_t dtype = slot.dtype;
+    work.scratch_dtype = dtype ? dtype : gradient->dtype;
     const uint64_t element_bytes = gradient->element_bits / 8;
-    work.element_begin = byte_begin / element_bytes;
-    work.element_count = byte_count / element_bytes;
+    work.element_begin = slot.byte_begin / element_bytes;
+    work.element_count = slot.byte_count / element_bytes;
     work.gradient_elements = gradient->elements;
     work.done_user = done;
     work.done = [](void *user, const Status &) {

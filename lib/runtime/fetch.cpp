@@ -2,6 +2,7 @@
 // Fetch, as the program sees it and beyond hits: what is asked of the core, what becomes of the
 // answer; also hints ahead of a fetch, and evictions.
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
 #include <new>
@@ -24,6 +25,12 @@ residency::Access access_of(uint32_t access)
 
 }  // namespace
 
+// Of a private buffer: what is converted in it is the only replica wanted.
+residency::Access buffer_access(uint32_t access)
+{
+    return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
+}
+
 PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
 {
     PlaceId place = residency::kNoPlace;
@@ -41,6 +48,12 @@ uint32_t Runtime::owner_number()
     return state ? state->number : 0;
 }
 
+uint64_t view_bytes(const Range &range)
+{
+    if (range.dtype == 0) return range.byte_count;
+    return range.element_count * (stw_dtype_bits(range.dtype) / 8);
+}
+
 residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
 {
     residency::FetchAsked asked;
@@ -52,7 +65,7 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
     for (const Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
             asked.requests.push_back(
-                {range.scratch, residency::Access::kWrite, range.place, 0, range.byte_count});
+                {range.scratch, buffer_access(range.access), range.place, 0, view_bytes(range)});
         } else {
             asked.requests.push_back({range.tensor->id, access_of(range.access), range.place,
                                       range.byte_begin, range.byte_count});
@@ -68,8 +81,8 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
     for (Range &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
-        // In place only what begins as zeros throughout.
-        const bool whole = range.byte_count == range.tensor->bytes;
+        // In place only what begins as zeros throughout, in the tensor's dtype.
+        const bool whole = range.byte_count == range.tensor->bytes && range.dtype == 0;
         Status status;
         act([&](Core &core, Commands &) {
             if (core.in_use(range.tensor->id) || !whole) status = make_scratch(range);
@@ -84,7 +97,7 @@ Status Runtime::make_scratch(Range &range)
 {
     residency::TensorSpec spec;
     spec.name = range.tensor->name;
-    spec.bytes = range.byte_count;
+    spec.bytes = view_bytes(range);
     spec.role = STW_ROLE_GRAD;
     spec.no_packing = true;
     spec.policy = default_policy(STW_ROLE_GRAD);
@@ -104,6 +117,14 @@ void Runtime::drop_scratch(residency::TensorId scratch)
     });
 }
 
+void Runtime::drop_scratches(FetchPlan &plan)
+{
+    for (Range &range : plan.ranges) {
+        if (range.scratch != residency::kNone) drop_scratch(range.scratch);
+        range.scratch = residency::kNone;
+    }
+}
+
 // A tensor is fetched only where its policy lets it be.
 Status Runtime::check_places(const FetchPlan &plan) const
 {
@@ -120,22 +141,23 @@ Status Runtime::check_places(const FetchPlan &plan) const
     return {};
 }
 
-// Asks the core. BUSY at once where the answer could only come from the asker.
-Status Runtime::start_fetch(Waiter &waiter)
+Status Runtime::prepare_fetch(Waiter &waiter)
 {
     STW_TRY(check_places(waiter.plan));
     for (const Range &range : waiter.plan.ranges) STW_TRY(write_zeros(range.tensor));
-    Status prepared = prepare_reduces(waiter.plan);
+    return prepare_reduces(waiter.plan);
+}
+
+// Asks the core. BUSY at once where the answer could only come from the asker.
+Status Runtime::start_fetch(Waiter &waiter)
+{
+    Status prepared = prepare_fetch(waiter);
     if (!prepared.ok()) {
-        for (Range &range : waiter.plan.ranges) {
-            if (range.scratch != residency::kNone) drop_scratch(range.scratch);
-            range.scratch = residency::kNone;
-        }
+        drop_scratches(waiter.plan);
         return prepared;
     }
-    waiter.owner = owner_number();
     waiter.begin = now();
-    waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
+    if (!waiter.snapshot) waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
     act([&](Core &, Commands &out) {
         drain_hits();
         ask(waiter, out);
@@ -143,11 +165,17 @@ Status Runtime::start_fetch(Waiter &waiter)
     return {};
 }
 
-// Under the lock.
+// Under the lock. Who sleeps for what it asked before sleeps for this.
 void Runtime::ask(Waiter &waiter, Commands &out)
 {
+    const bool copied = waiter.fetch == 0 && waiter.snapshot;
+    const residency::FetchId before = copied ? waiter.snapshot->chunk.fetch : waiter.fetch;
+    if (copied) std::erase(snapshots_, waiter.snapshot.get());
     waiter.fetch = core_.fetch(asked_of(waiter), now(), out);
     waiters_[waiter.fetch] = &waiter;
+    sleep_follows(before, waiter.fetch);
+    if (!core_.is_waiting(waiter.fetch)) return;
+    if (waiter.cancelled) core_.cancel(waiter.fetch, cancelled(), out);
     if (!core_.is_waiting(waiter.fetch)) return;
     waiter.cause = cause_of(waiter);
     std::string name;
@@ -166,11 +194,21 @@ void Runtime::ask(Waiter &waiter, Commands &out)
     }
 }
 
-Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
+Status Runtime::sticky_errors(const FetchPlan &plan)
 {
     for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
+    for (const Range &range : plan.copied) STW_TRY(sticky_error(range.tensor->id));
+    return {};
+}
+
+Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
+{
+    STW_TRY(sticky_errors(plan));
     Waiter waiter;
     waiter.plan = std::move(plan);
+    waiter.owner = owner_number();
+    if (needs_copies(waiter.plan)) waiter.status = copy_out(waiter);
+    if (!waiter.status.ok() || waiter.plan.ranges.empty()) return finish_fetch(waiter, views_out);
     STW_TRY(start_fetch(waiter));
     await(waiter);
     return finish_fetch(waiter, views_out);
@@ -202,9 +240,6 @@ bool Runtime::ask_privately(residency::Refused &refused, Commands &out)
     if (!again) return false;
     waiters_.erase(found);
     ask(waiter, out);
-    for (residency::Sleeper &sleeper : sleepers_) {
-        if (sleeper.fetch == refused.fetch) sleeper.fetch = waiter.fetch;
-    }
     return true;
 }
 
@@ -215,9 +250,7 @@ Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
     if (status.ok()) return status;
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
     log_timeout(status);
-    for (Range &range : waiter.plan.ranges) {
-        if (range.scratch != residency::kNone) drop_scratch(range.scratch);
-    }
+    drop_scratches(waiter.plan);
     return status;
 }
 
@@ -247,10 +280,10 @@ void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             }
             residency::Release release;
             release.tensor = tensor;
-            release.access = scratch ? residency::Access::kWrite : access_of(range.access);
+            release.access = scratch ? buffer_access(range.access) : access_of(range.access);
             release.place = grants[i].place;
             release.byte_begin = scratch ? 0 : range.byte_begin;
-            release.byte_count = range.byte_count;
+            release.byte_count = scratch ? view_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
             core.release(release, now(), out);
         }
@@ -260,13 +293,20 @@ void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
 Status Runtime::fits(const std::vector<Range> &ranges)
 {
     std::vector<residency::Request> requests;
+    std::vector<residency::Request> buffers;
     requests.reserve(ranges.size());
     for (const Range &range : ranges) {
-        requests.push_back({range.tensor->id, access_of(range.access), range.place,
-                            range.byte_begin, range.byte_count});
+        if (range.into) continue;  // passes through, block by block
+        const residency::Access access = access_of(range.access);
+        if (range.dtype != 0) {
+            buffers.push_back({range.tensor->id, access, range.place, 0, view_bytes(range)});
+        } else {
+            requests.push_back(
+                {range.tensor->id, access, range.place, range.byte_begin, range.byte_count});
+        }
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    return core_.fits(requests);
+    return core_.fits(requests, buffers);
 }
 
 Status Runtime::prefetch(const std::vector<Range> &ranges)
@@ -279,7 +319,9 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
             residency::FetchAsked asked;
             asked.flags = residency::kFetchPrefetch;
             asked.urgency = residency::Class::kHint;
-            asked.requests.push_back({range.tensor->id, residency::Access::kRead, range.place,
+            const bool copied = range.into || (range.dtype != 0 && range.access == STW_READ);
+            asked.requests.push_back({range.tensor->id, residency::Access::kRead,
+                                      copied ? residency::kAnyCpuPlace : range.place,
                                       range.byte_begin, range.byte_count});
             core.fetch(asked, now(), out);
         }

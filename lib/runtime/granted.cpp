@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Granted ranges as views: hits, which pin a gate without the lock, and what the core granted.
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
 
 namespace stepwell {
 
@@ -105,6 +106,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         view.access = static_cast<uint8_t>(range.access);
         view.place = grant.place;
         view.by_gate = grant.by_gate;
+        view.dtype = static_cast<uint8_t>(range.dtype);
         void *pointer = nullptr;
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -112,9 +114,17 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         }
         const Place &at = places_[grant.place];
         if (range.access == STW_REDUCE && pointer) {
-            at.ops->zero(at.memory, pointer, range.byte_count);
+            at.ops->zero(at.memory, pointer, view_bytes(range));
         }
-        describe_view(range, at, pointer, views_.open(slots[i]), &views_out[i]);
+        stw_view &out = views_out[range.index];
+        describe_view(range, at, pointer, views_.open(slots[i]), &out);
+        out.bytes = view_bytes(range);
+    }
+    for (const Range &range : waiter.plan.copied) {
+        stw_view &out = views_out[range.index];
+        void *pointer = range.element_count > 0 ? range.into : nullptr;
+        describe_view(range, places_[host_place_], pointer, kCopyCookie, &out);
+        out.bytes = view_bytes(range);
     }
     return {};
 }

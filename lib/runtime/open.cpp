@@ -389,6 +389,7 @@ Status Runtime::open_engine(std::unique_ptr<store::Store> store)
 Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
+    stop_copier();
     if (timer_.joinable()) {
         {
             std::lock_guard<std::mutex> lock(mutex_);

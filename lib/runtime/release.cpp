@@ -2,8 +2,10 @@
 // Release: the end of views. Read views of resident tensors end without the lock; the others tell
 // the core what became of the bytes. Also operations: fetches that somebody collects later.
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -11,11 +13,6 @@ namespace stepwell {
 namespace {
 
 constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;
-
-Status cancelled()
-{
-    return Status::error(STW_ERROR_CANCELLED, "the operation was cancelled");
-}
 
 }  // namespace
 
@@ -33,6 +30,7 @@ Status Runtime::release_one(stw_view &view, uint32_t flags)
 {
     const uint32_t index =
         views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie) : residency::kNone;
+    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
     if (index == residency::kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "the view with cookie 0x%llx is not open: it was released before, "
@@ -73,10 +71,11 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     }
     const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner, slot.scratch,    slot.access,
-                        slot.place,         0};
+                        slot.place,         0,          slot.dtype};
     views_.give_slot(state, index);
-    if (copy.access == STW_REDUCE && copy.scratch != residency::kNone) {
-        return release_reduce(copy, flags);
+    if (copy.scratch != residency::kNone) {
+        return copy.access == STW_REDUCE ? release_reduce(copy, flags)
+                                         : release_converted(copy, flags);
     }
     residency::Release release;
     release.tensor = tensor->id;
@@ -107,7 +106,7 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
     release.tensor = slot.scratch;
     release.access = residency::Access::kWrite;
     release.place = slot.place;
-    release.byte_count = slot.byte_count;
+    release.byte_count = buffer_bytes(slot);
     const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
     act([&](Core &core, Commands &out) {
         core.release(release, now(), out);
@@ -118,13 +117,55 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
         return {};
     }
     STW_TRY(write_zeros(slot.tensor));
-    return accumulate(slot.tensor, slot.scratch, slot.byte_begin, slot.byte_count);
+    return accumulate(slot);
+}
+
+uint64_t buffer_bytes(const ViewSlot &view)
+{
+    if (view.dtype == 0) return view.byte_count;
+    const stw_tensor *tensor = view.tensor;
+    return view.byte_count / (tensor->element_bits / 8) * (stw_dtype_bits(view.dtype) / 8);
+}
+
+// What was converted goes with its view.
+Status Runtime::release_converted(const ViewSlot &slot, uint32_t flags)
+{
+    stw_tensor *tensor = slot.tensor;
+    residency::Release release;
+    release.tensor = slot.scratch;
+    release.access = residency::Access::kReadWrite;
+    release.place = slot.place;
+    release.byte_count = buffer_bytes(slot);
+    Status status;
+    act([&](Core &core, Commands &out) {
+        core.release(release, now(), out);
+        const Status gone = core.destroy(slot.scratch, out);
+        STW_ASSERT(gone.ok());
+        if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        note_zeros(tensor->id);
+    });
+    if (!status.ok()) return status;
+    return sticky_error(tensor->id);
+}
+
+// A view of the caller's memory: there is nothing to give back.
+Status Runtime::release_copy(stw_view &view, uint32_t flags)
+{
+    view.cookie = 0;
+    view.pointer = nullptr;
+    if (flags & STW_RELEASE_DISCARD) STW_TRY(discard(&view.tensor, 1));
+    return sticky_error(view.tensor->id);
 }
 
 Status Runtime::share(const stw_view &view, stw_view *view_out)
 {
-    constexpr uint64_t kSlotMask = (1ull << 24) - 1;
-    const auto index = static_cast<uint32_t>(view.cookie & kSlotMask);
+    const uint32_t index = ViewTable::index_of(view.cookie);
+    if (view.cookie == kCopyCookie) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of tensor '%s' is a copy in memory of the caller's, which "
+                             "needs no pin: use that memory",
+                             view.tensor->name.c_str());
+    }
     const bool open = index < views_.slots_used() &&
                       views_.slot(index).serial.load() == view.cookie >> 24 &&
                       views_.is_open(index);
@@ -132,6 +173,12 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
         return Status::error(STW_ERROR_INVALID,
                              open ? "only views with access STW_READ can be shared"
                                   : "the view to be shared is not open");
+    }
+    if (views_.slot(index).scratch != residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of tensor '%s' is a converted copy of its own and cannot be "
+                             "shared; fetch it once more",
+                             view.tensor->name.c_str());
     }
     const uint64_t step = views_.slot(index).step;
     Range range;
@@ -153,10 +200,23 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
 Status Runtime::check_open(const stw_view &view) const
 {
     if ((view.cookie >> 24 & 1) != 0 && views_.is_view_of(view.cookie, view.tensor)) return {};
+    if (view.cookie == kCopyCookie) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of tensor '%s' is a copy in memory of the caller's, which "
+                             "keeps itself alive: export that memory",
+                             view.tensor->name.c_str());
+    }
     return Status::error(STW_ERROR_INVALID,
                          "the view with cookie 0x%llx is not open: it was released or exported "
                          "before, belongs to an ended step, or its bytes were overwritten",
                          static_cast<unsigned long long>(view.cookie));
+}
+
+uint32_t Runtime::dtype_of(const stw_view &view) const
+{
+    const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+    const bool converted = slot.scratch != residency::kNone && slot.dtype != 0;
+    return converted ? slot.dtype : view.tensor->dtype;
 }
 
 Status Runtime::move_to_export(stw_view *view, stw_view *moved_out)
@@ -179,7 +239,7 @@ Status Runtime::move_to_export(stw_view *view, stw_view *moved_out)
 
 Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
 {
-    for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
+    STW_TRY(sticky_errors(plan));
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (operations_ >= operations_max_) {
@@ -211,18 +271,20 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
                              "those that are over");
     }
     waiter->plan = std::move(plan);
+    waiter->owner = owner_number();
     waiter->asynchronous = true;
     waiter->operation = operation;
     operation->runtime = handle_;
     operation->waiter = waiter;
-    Status status = start_fetch(*waiter);
+    const bool copies = needs_copies(waiter->plan);
+    Status status = copies ? start_snapshot(*waiter) : start_fetch(*waiter);
     if (!status.ok()) {
         waiter->done = true;
         waiter->status = std::move(status);
     }
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!waiter->done) arm_timer(waiter->deadline);
+        if (!waiter->done && !copies) arm_timer(waiter->deadline);
     }
     *operation_out = operation;
     return {};
@@ -262,15 +324,26 @@ Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
     return Status::remark(STW_PENDING);
 }
 
+// Under the lock. Of copies, the chunk at work is the last: then it is over.
+void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
+{
+    if (waiter.done) return;
+    waiter.cancelled = true;
+    core.cancel(waiter.fetch, cancelled(), out);
+    if (!waiter.snapshot) return;
+    core.cancel(waiter.snapshot->chunk.fetch, cancelled(), out);
+    const auto mine = std::find(copier_queue_.begin(), copier_queue_.end(), waiter.snapshot.get());
+    if (mine != copier_queue_.end()) std::iter_swap(copier_queue_.begin(), mine);
+}
+
 Status Runtime::cancel(stw_operation *operation)
 {
     Status status;
     act([&](Core &core, Commands &out) {
-        const Waiter *waiter = operation->waiter;
-        if (!waiter) {
+        if (operation->waiter) {
+            end_early(*operation->waiter, core, out);
+        } else {
             status = freed_meanwhile();
-        } else if (!waiter->done) {
-            core.cancel(waiter->fetch, cancelled(), out);
         }
     });
     return status;
@@ -288,9 +361,10 @@ Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t 
         if (waiter->collected) {
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
         }
-        if (n != waiter->plan.ranges.size()) {
+        const size_t requests = waiter->plan.ranges.size() + waiter->plan.copied.size();
+        if (n != requests) {
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
-                                 waiter->plan.ranges.size());
+                                 requests);
         }
         waiter->collected = true;
     }
@@ -304,19 +378,19 @@ Status Runtime::free_operation(stw_operation *operation)
         waiter = std::exchange(operation->waiter, nullptr);
         if (!waiter) return;
         operation_pool.retire(operation);
-        if (!waiter->done) core.cancel(waiter->fetch, cancelled(), out);
+        end_early(*waiter, core, out);
     });
     if (!waiter) return freed_meanwhile();
     bool collected = false;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::unique_lock<std::mutex> lock(mutex_);
+        // The chunk that is just being copied is the last one.
+        waiter->cv.wait(lock, [waiter] { return waiter->done; });
         collected = std::exchange(waiter->collected, true);
     }
     if (!collected) {
         if (waiter->status.ok()) undo_grants(waiter->plan, waiter->grants);
-        for (const Range &range : waiter->plan.ranges) {
-            if (range.scratch != residency::kNone) drop_scratch(range.scratch);
-        }
+        drop_scratches(waiter->plan);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     --operations_;

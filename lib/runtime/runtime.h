@@ -22,6 +22,7 @@
 #include <stepwell/stepwell.h>
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,16 +59,25 @@ struct Range {
     uint64_t element_count = 0;
     uint64_t byte_begin = 0;
     uint64_t byte_count = 0;
-    residency::TensorId scratch = residency::kNone;  // private buffer of a reduce
+    residency::TensorId scratch = residency::kNone;  // private buffer: of a reduce, or converted
+    uint32_t dtype = 0;                              // of the view; 0: the tensor's
+    uint32_t index = 0;                              // of the request in its call
+    void *into = nullptr;                            // memory of the caller's
 };
 
+// Of the view, in its dtype.
+uint64_t view_bytes(const Range &range);
+
 struct FetchPlan {
-    std::vector<Range> ranges;
-    uint32_t flags = 0;  // STW_FETCH_*
+    std::vector<Range> ranges;  // to be pinned
+    std::vector<Range> copied;  // into memory of the caller's
+    uint32_t flags = 0;         // STW_FETCH_*
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
 };
+
+struct Snapshot;
 
 // What became of the callback of an operation.
 enum class Callback : uint8_t {
@@ -79,6 +89,11 @@ enum class Callback : uint8_t {
 
 // Somebody who waits for the answer of a fetch.
 struct Waiter {
+    Waiter();
+    ~Waiter();
+    Waiter(const Waiter &) = delete;
+    Waiter &operator=(const Waiter &) = delete;
+
     residency::FetchId fetch = 0;
     bool done = false;
     bool collected = false;
@@ -89,7 +104,8 @@ struct Waiter {
     void *user = nullptr;
     FetchPlan plan;
     bool asynchronous = false;  // of an operation, that outlives the wait for it
-    bool freed = false;         // that operation, before its callback returned
+    bool cancelled = false;
+    bool freed = false;  // that operation, before its callback returned
     Callback callback = Callback::kNone;
     int notify_fd = -1;  // an eventfd of the program, to be told the end; -1: none
     uint32_t owner = 0;  // the thread that asked, 0: not known
@@ -97,6 +113,7 @@ struct Waiter {
     stw_done_fn on_done = nullptr;
     void *on_done_user = nullptr;
     Waiter *next_callback = nullptr;
+    std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
@@ -133,6 +150,7 @@ public:
     Status release(stw_view *views, uint32_t n, uint32_t flags);
     Status share(const stw_view &view, stw_view *view_out);
     [[nodiscard]] Status check_open(const stw_view &view) const;
+    [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // that is open
     // The pin goes on as `moved_out`, which counts as an export; `view` and its copies are stale.
     Status move_to_export(stw_view *view, stw_view *moved_out);
     Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
@@ -151,6 +169,8 @@ public:
     Status notify_fd(stw_operation *operation, int fd);
 
     // ---- copies from and to the caller's memory (copy.cpp) --------------------------------------
+    // INVALID unless the dtypes are equal (or `dtype` 0), or both of those that convert.
+    static Status check_dtype(const stw_tensor *tensor, uint32_t dtype);
     Status write(stw_tensor *tensor, const void *source, const stw_copy_options &options);
     Status read(stw_tensor *tensor, void *destination, const stw_copy_options &options);
     Status fill(stw_tensor *tensor, double value, const stw_copy_options &options);
@@ -281,6 +301,9 @@ private:
     residency::FetchAsked asked_of(const Waiter &waiter) const;
     Status start_fetch(Waiter &waiter);
     void ask(Waiter &waiter, Commands &out);
+    Status prepare_fetch(Waiter &waiter);
+    Status sticky_errors(const FetchPlan &plan);
+    void drop_scratches(FetchPlan &plan);
     Status check_places(const FetchPlan &plan) const;
     Status prepare_reduces(FetchPlan &plan);
     Status make_scratch(Range &range);
@@ -308,6 +331,8 @@ private:
     Status release_one(stw_view &view, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
     Status release_reduce(const ViewSlot &slot, uint32_t flags);
+    Status release_converted(const ViewSlot &slot, uint32_t flags);
+    Status release_copy(stw_view &view, uint32_t flags);
     Status sticky_error(residency::TensorId tensor);
     void note_access(residency::TensorId tensor);
     // Null for the library's own.
@@ -317,6 +342,7 @@ private:
     }
 
     static Status freed_meanwhile();
+    void end_early(Waiter &waiter, Core &core, Commands &out);
 
     // callbacks.cpp
     void tell_end(Waiter &waiter);
@@ -346,15 +372,32 @@ private:
     Status each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
                       uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
                       Body &&body);
-    uint64_t version_of(const stw_tensor *tensor);
     Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
     [[nodiscard]] uint64_t chunk_elements(const Copy &copy, uint64_t at) const;
     void ask_chunk(ChunkFetch &chunk, Copy &copy);
     void *chunk_pointer(const ChunkFetch &chunk, const Copy &copy);
     void release_chunk(const ChunkFetch &chunk, const Copy &copy);
 
-    Status accumulate(stw_tensor *gradient, residency::TensorId scratch, uint64_t byte_begin,
-                      uint64_t byte_count);
+    // snapshot.cpp: the copies of a fetch; copier.cpp: those of operations
+    bool copy_resident(const FetchPlan &plan);
+    Status copy_out(Waiter &waiter);
+    Status prepare_snapshot(Waiter &waiter);
+    bool next_chunk(Snapshot &work);
+    void ask_chunk(Snapshot &work, Core &core, Commands &out);
+    void ask_ahead(Snapshot &work, Core &core, Commands &out);
+    void give_chunk_back(Snapshot &work, Core &core, Commands &out);
+    void start_over(Snapshot &work, Core &core, Commands &out);
+    void end_snapshot(Snapshot &work, Core &core, Commands &out);
+    void copy_chunk(Snapshot &work);
+    [[nodiscard]] bool is_torn(Snapshot &work);
+    void sleep_follows(residency::FetchId before, residency::FetchId after);
+    Status start_snapshot(Waiter &waiter);
+    Status start_copier();
+    void stop_copier();
+    void run_copier();
+    void finish_snapshot(Waiter &waiter);
+
+    Status accumulate(const ViewSlot &slot);
     void note_zeros(residency::TensorId tensor);
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
@@ -473,6 +516,7 @@ private:
     uint64_t tensors_live_ = 0;
     uint64_t accesses_ = 0;  // of tensors, since open
     uint32_t operations_ = 0;
+    std::vector<Snapshot *> snapshots_;  // under way
     Waiter *callbacks_first_ = nullptr;  // operations that are over, in that order
     Waiter *callbacks_last_ = nullptr;
     uint32_t callbacks_freed_ = 0;  // of operations freed before they returned
@@ -499,6 +543,11 @@ private:
     std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
     int timer_fd_ = -1;
     std::thread timer_;
+    // Copies of operations, a chunk at a time; the thread starts with the first one.
+    std::thread copier_;
+    std::condition_variable copier_wakes_;
+    std::deque<Snapshot *> copier_queue_;  // their chunk was granted or refused
+    bool copier_stops_ = false;
 };
 
 }  // namespace stepwell

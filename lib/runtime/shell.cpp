@@ -3,6 +3,7 @@
 // under the lock, so that their order is the core's; answers wake their waiters; callbacks run
 // after the lock is gone.
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
 #include <poll.h>
@@ -235,6 +236,7 @@ void Runtime::run_timer()
                 if (waiter->call || waiter->asynchronous) continue;
                 if (waiter->begin <= interrupted) waiting_fetches.push_back(fetch);
             }
+            for (Snapshot *work : snapshots_) work->whole->cv.notify_all();
             for (const residency::FetchId fetch : waiting_fetches) {
                 core.cancel(fetch,
                             Status::error(STW_ERROR_INTERRUPTED,
@@ -299,14 +301,15 @@ Status Runtime::drain(uint64_t timeout_ns)
     const residency::Instant deadline = begin + timeout(timeout_ns);
     if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));
     std::unique_lock<std::mutex> lock(mutex_);
-    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0) {
+    // Between two of its chunks a copy waits for nothing.
+    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty()) {
         STW_TRY(interrupted_since(begin));
         if (wait_progress(lock, deadline)) continue;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
-            "%u transfers and %u fetches were still under way when the timeout of %.3f s passed:"
-            "\n%s",
-            core_.transfers_in_flight(), core_.waiting_fetches(),
+            "%u transfers, %u fetches and %zu copies were still under way when the timeout of %.3f "
+            "s passed:\n%s",
+            core_.transfers_in_flight(), core_.waiting_fetches(), snapshots_.size(),
             static_cast<double>(timeout(timeout_ns)) * 1e-9,
             engine_->describe_in_flight(16).c_str());
         lock.unlock();

@@ -43,10 +43,11 @@ struct alignas(64) ViewSlot {
     Relaxed<uint64_t> byte_count = 0;
     Relaxed<uint64_t> step = 0;                               // it was fetched in, 0: none
     Relaxed<uint32_t> owner = 0;                              // thread that fetched it
-    Relaxed<residency::TensorId> scratch = residency::kNone;  // the private buffer of a reduce
+    Relaxed<residency::TensorId> scratch = residency::kNone;  // a private buffer
     Relaxed<uint8_t> access = 0;                              // STW_READ..STW_REDUCE
     Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
+    Relaxed<uint8_t> dtype = 0;     // of the private buffer; 0: the tensor's
     Relaxed<uint8_t> exported = 0;  // moved into a DLPack tensor
 };
 static_assert(sizeof(ViewSlot) == 64);
@@ -87,10 +88,14 @@ public:
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
     // Opens the slot and returns its cookie.
     uint64_t open(uint32_t index);
+    static uint32_t index_of(uint64_t cookie)
+    {
+        return static_cast<uint32_t>(cookie & ((1ull << 24) - 1));
+    }
     // Does the cookie name a view of this tensor? A torn struct does not.
     [[nodiscard]] bool is_view_of(uint64_t cookie, const stw_tensor *tensor) const
     {
-        const uint64_t index = cookie & ((1ull << 24) - 1);
+        const uint32_t index = index_of(cookie);
         return index < slots_used() &&
                slots_[index].serial.load(std::memory_order_acquire) == cookie >> 24 &&
                slots_[index].tensor == tensor;

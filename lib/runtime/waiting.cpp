@@ -2,6 +2,7 @@
 // Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
 // end by the asker itself, and who gives way when sleepers wait for each other.
 #include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
 
 #include <algorithm>
 
@@ -59,6 +60,8 @@ std::vector<residency::Held> Runtime::held_by_sleepers()
         if (at.tensor == residency::kNone) {
             at.tensor = view.tensor->id;
             at.byte_begin = view.byte_begin;
+        } else {
+            at.byte_count = buffer_bytes(view);
         }
         held.push_back(at);
     }
@@ -95,7 +98,9 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
 {
     if (waiter.done) return;
     const residency::Instant begin = now();
-    const residency::Sleeper sleeper{owner_number(), waiter.fetch};
+    const bool copies = waiter.fetch == 0 && waiter.snapshot;
+    const residency::Sleeper sleeper{owner_number(),
+                                     copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
     if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
     std::vector<Waiter *> calls;
     break_deadlocks(calls);
@@ -112,9 +117,9 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
         const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
         waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
     }
-    const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(), [&](const auto &at) {
-        return at.owner == sleeper.owner && at.fetch == waiter.fetch;
-    });
+    // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
+    const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(),
+                                   [&](const auto &at) { return at.owner == sleeper.owner; });
     if (mine != sleepers_.end()) sleepers_.erase(mine);
 }
 

@@ -201,9 +201,9 @@ static void unknown_flags_and_enumerators_are_refused(void **state)
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "access 4");
     request.access = 0, request.scope = 2;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "scope 2");
-    request.scope = 0, request.reserved = 1;
-    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "reserved 1");
-    request.reserved = 0, request.tier = STW_TIER_NVME;
+    request.scope = 0, request.dtype = 99;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "dtype 99");
+    request.dtype = 0, request.tier = STW_TIER_NVME;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "tier 3");
     request.tier = STW_TIER_DEVICE, request.device = 3;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "device 3");

@@ -350,6 +350,27 @@ TEST(Dlpack, HasTheBytesOfAViewOrOfAnAddress)
     legacy->deleter(legacy);
 }
 
+TEST(Views, AreCopiesInTheCallersMemoryAndInOtherDtypes)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor tensor = tensor_of(runtime, "t", 1.5);
+    std::vector<float> all(kElements);
+    std::vector<uint16_t> halves(10);
+    const stw_fetch_request part = stw::want(tensor, STW_READ, STW_TIER_DEFAULT, 20000, 10);
+    const stw::Views views =
+        stw::Views::fetch(runtime, {stw::into(stw::want(tensor), all.data()),
+                                    stw::into(stw::converted(part, STW_BF16), halves.data()),
+                                    stw::converted(stw::want(tensor), STW_F16)})
+            .value();
+    EXPECT_EQ(views[0].data(), all.data());
+    EXPECT_EQ(all, std::vector<float>(kElements, 1.5F));
+    EXPECT_EQ(views[1].as<const uint16_t>().size(), 10u);
+    EXPECT_EQ(halves, std::vector<uint16_t>(10, 0x3fc0));
+    EXPECT_EQ(views[2].bytes(), 2 * kElements);
+    EXPECT_EQ(views[2].as<const uint16_t>()[kElements - 1], 0x3e00);
+    EXPECT_EQ(tensor.info().value().open_views, 1u);
+}
+
 TEST(Operation, IsPolledWaitedForAndCancelled)
 {
     const stw::Runtime runtime = open_runtime();

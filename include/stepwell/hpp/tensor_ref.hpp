@@ -143,6 +143,20 @@ inline stw_fetch_request want(TensorRef tensor, uint32_t access = STW_READ,
     request.element_count = element_count;
     return request;
 }
+/// The request as a copy to host memory of the caller's, which holds all its elements; READ alone:
+/// `stw::into(stw::want(w), buffer.data())`. Its view shows that memory and pins nothing.
+inline stw_fetch_request into(stw_fetch_request request, void *memory) noexcept
+{
+    request.into = memory;
+    return request;
+}
+/// The request in another dtype among f32, f16 and bf16; READ or REDUCE:
+/// `stw::converted(stw::want(w), STW_BF16)`, with stw::into() or alone.
+inline stw_fetch_request converted(stw_fetch_request request, uint32_t dtype) noexcept
+{
+    request.dtype = dtype;
+    return request;
+}
 
 }  // namespace stw
 

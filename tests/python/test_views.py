@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views: what they show, and that what was made from them is a pin as long as it lives."""
+import ctypes
 import gc
 import unittest
 
@@ -231,6 +232,90 @@ class Arrays(support.Machine):
             arrays = [view.numpy()]
         support.in_thread(arrays.clear)
         self.assertEqual(self.pinned(), 0)
+
+
+class Copies(support.Machine):
+    """Memory of the caller's, and other dtypes."""
+
+    def test_bytes_are_copied_to_a_buffer_and_nothing_is_pinned(self):
+        tensor = self.floats(100 * F32, "large", 2.0)  # more than the near tiers hold
+        held = bytearray(4 * tensor.elements)
+        with tensor.fetch(into=held) as view:
+            self.assertEqual((view.count, view.dtype, self.pinned()),
+                             (tensor.elements, stepwell.Dtype.F32, 0))
+            tensor.fill(3)  # nobody waits for the view
+            self.assertEqual(held, b"\0\0\0\x40" * tensor.elements)
+            self.assertEqual(bytes(view.bytes[-4:]), b"\0\0\0\x40")
+        tensor.fetch(into=held)  # need not be released
+        self.assertEqual(held, b"\0\0\x40\x40" * tensor.elements)
+        with self.assertRaises(stepwell.InvalidError):
+            tensor.fetch(into=held).share()
+
+    def test_a_set_of_copies_and_pins_keeps_its_order(self):
+        tensors = [self.floats(F32 + 7, None, float(i)) for i in range(4)]
+        outs = [bytearray(4 * 20) for _ in tensors]
+        wanted = [tensor.request(begin=30, count=20, into=out)
+                  for tensor, out in zip(tensors, outs)]
+        wanted.insert(1, tensors[2])
+        for part in (wanted, wanted * 5):  # the second in more than the hit path takes
+            with self.runtime.fetch_many(part) as views:
+                self.assertEqual([view.count for view in views[:3]], [20, F32 + 7, 20])
+                self.assertEqual(views[0].address, ctypes.addressof(
+                    (ctypes.c_char * 80).from_buffer(outs[0])))
+        self.assertEqual(outs[3], b"\0\0\x40\x40" * 20)
+        with self.runtime.fetch_async(tensors[3], into=bytearray(4 * (F32 + 7))) as late:
+            with late.collect() as view:
+                self.assertEqual(bytes(view.bytes[-4:]), b"\0\0\x40\x40")
+                self.assertIs(type(view._item.into), bytearray)
+        self.assertEqual(self.pinned(), 0)
+
+    def test_memory_that_does_not_fit_is_refused_before_anything_is_copied(self):
+        tensor = self.floats(10, "ten", 1.0)
+        for wrong in (bytearray(39), bytearray(41)):
+            with self.assertRaisesRegex(ValueError, "'ten'"):
+                tensor.fetch(into=wrong)
+        with self.assertRaises(ValueError):
+            tensor.fetch(into=bytes(40))
+        with self.assertRaisesRegex(ValueError, "not inside"):
+            tensor.request(begin=8, count=3, into=bytearray(12))
+        with self.assertRaisesRegex(stepwell.InvalidError, "memory of the caller's"):
+            tensor.fetch("write", into=bytearray(40))
+        with self.assertRaisesRegex(stepwell.InvalidError, "for writing"):
+            tensor.fetch("read_write", dtype="bf16")
+        with self.assertRaisesRegex(stepwell.InvalidError, "dtype 8"):
+            tensor.fetch(dtype="i32")
+
+    def test_views_are_converted(self):
+        tensor = self.floats(3 * F32, "t", 1.5)
+        before = self.runtime.tier_stats("device").pinned_bytes
+        with tensor.fetch(dtype="bf16") as view:
+            self.assertEqual((view.dtype, view.nbytes), (stepwell.Dtype.BF16, 6 * F32))
+            self.assertEqual(bytes(view.bytes[-2:]), b"\xc0\x3f")
+            self.assertEqual(self.pinned(), 1)
+        self.assertEqual(self.runtime.tier_stats("device").pinned_bytes, before)
+        grad = self.runtime.create("g", 50, "bf16", role="grad")
+        with grad.fetch("reduce", dtype="f32") as view:
+            view.bytes[:] = b"\0\0\x20\x40" * 50
+        self.assertEqual(bytes(grad.fetch().bytes), b"\x20\x40" * 50)
+
+    @support.needs_numpy
+    def test_arrays_have_the_dtype_of_the_view(self):
+        tensor = self.runtime.create("m", (30, 40), "f32")
+        values = numpy.linspace(-3, 7e4, 1200, dtype="f4").reshape(30, 40)
+        tensor.write(values)
+        half = numpy.empty((30, 40), "f2")
+        with numpy.errstate(over="ignore"), tensor.fetch(into=half) as view:  # its own dtype
+            expected = values.astype("f2")
+            self.assertTrue((half == expected).all() and numpy.isinf(half[-1, -1]))
+            self.assertEqual((view.dtype, view.numpy().shape), (stepwell.Dtype.F16, (30, 40)))
+            self.assertTrue(numpy.shares_memory(view.numpy(), half))
+        with tensor.fetch(dtype="f16") as view:
+            self.assertTrue((view.numpy() == expected).all())
+        array = tensor.fetch(begin=5, count=7, into=numpy.empty(7, "f4")).numpy()
+        gc.collect()
+        self.assertTrue((array == values.ravel()[5:12]).all())  # the memory lives with it
+        with self.assertRaises(ValueError):
+            tensor.fetch(into=half.T)
 
 
 class Late(support.Machine):

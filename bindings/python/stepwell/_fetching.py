@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union, cast
 
@@ -26,6 +27,7 @@ _AT_ONCE = ctypes.byref(_TRY)
 _byref, _new_view = ctypes.byref, _abi.stw_view
 _new: Callable[[Any], Any] = object.__new__
 _READ, _NEAREST = Access.READ, Tier.DEFAULT
+_copies = operator.attrgetter("_copies")
 # The library's hit path takes so many requests of a call; more in one call take its lock.
 _HITS_MAX = 16
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
@@ -43,16 +45,19 @@ class Fetches:
 
     def fetch(self, tensor: Item, access: Union[Access, str] = _READ, begin: int = 0,
               count: int = 0, *, tier: Union[Tier, str] = _NEAREST, device: int = 0,
-              **options: Any) -> View:
+              dtype: Any = None, into: Any = None, **options: Any) -> View:
         """Pin a tensor, or elements [begin, begin + count) of it, at a tier.
 
-        Blocks until the bytes are there. options: those of fetch_many().
+        into: copy to this array or buffer instead, and pin nothing. dtype: a view in another dtype,
+        f32, f16 or bf16. Blocks until the bytes are there. options: those of fetch_many().
         """
         kind: Any = access if type(access) is not str else number(Access, access)
-        if begin or count or tier or device:
-            tensor = tensor.tensor.request(kind, begin, count, tier=tier, device=device)
+        if begin or count or tier or device or dtype is not None or into is not None:
+            tensor = tensor.tensor.request(kind, begin, count, tier=tier, device=device,
+                                           dtype=dtype, into=into)
         # View(self, tensor), without the call: this is the way of every hit.
         view: View = _new(View)
+        view._item = tensor
         view.tensor = tensor if type(tensor) is Tensor else tensor.tensor
         view._runtime = self  # type: ignore[assignment]
         view._views = struct = _new_view()
@@ -60,7 +65,7 @@ class Fetches:
         view._ended = False
         view._step = self._step
         view._export = view._stream = None
-        if not options:
+        if not options and not tensor._copies:
             status = _fetch(self._handle, _AT_ONCE, tensor._requests[kind], 1, at)
             if status == 0:
                 return view
@@ -71,7 +76,8 @@ class Fetches:
 
     def fetch_many(self, items: Sequence[Item], access: Union[Access, str] = _READ,
                    **options: Any) -> Views:
-        """Pin tensors, or requests made by Tensor.request(), together: all or nothing.
+        """Pin tensors, or requests made by Tensor.request(), together: all or nothing. What the
+        requests copy to their `into` is of one moment.
 
         options: phase, timeout, priority, stream; at_once: BusyError instead of any wait;
         wait_room: wait for views of other threads to go; hand_over: another thread will release.
@@ -82,7 +88,8 @@ class Fetches:
             raise ValueError("nothing to fetch")
         requests = b"".join([item._requests[kind] for item in wanted])
         views = Views(cast("Runtime", self), wanted)
-        if options or not self._hits(requests, views._views, len(wanted)):
+        copies = True in map(_copies, wanted)
+        if options or copies or not self._hits(requests, views._views, len(wanted)):
             self._fetch_slowly(wanted, requests, views, options)
         return views
 
@@ -135,9 +142,14 @@ class Fetches:
             timeout_ns=nanoseconds(timeout), priority=priority,
         )
 
-    def fetch_async(self, tensor: Item, access: Union[Access, str] = _READ,
-                    **options: Any) -> Operation:
-        """As fetch(), not blocking: an Operation, whose collect() gives the View."""
+    def fetch_async(self, tensor: Item, access: Union[Access, str] = _READ, *, dtype: Any = None,
+                    into: Any = None, **options: Any) -> Operation:
+        """As fetch(), not blocking: an Operation, whose collect() gives the View.
+
+        What `into` is stays in use until the operation is over or freed.
+        """
+        if dtype is not None or into is not None:
+            tensor = tensor.tensor.request(access, dtype=dtype, into=into)
         return self._start([tensor], access, options, True)
 
     def fetch_many_async(self, items: Sequence[Item], access: Union[Access, str] = _READ,

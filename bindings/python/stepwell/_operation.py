@@ -81,7 +81,7 @@ class Operation:
         return self._take(stream)
 
     def _take(self, stream: Optional[int] = None) -> Any:
-        taken = (View(self._runtime, self._items[0].tensor) if self._single
+        taken = (View(self._runtime, self._items[0]) if self._single
                  else Views(self._runtime, self._items))
         taken._step = self._step
         if stream:

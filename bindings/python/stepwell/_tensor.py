@@ -113,13 +113,24 @@ class TensorInfo(NamedTuple):
 class Request:
     """A range of a tensor at a tier, made once and fetched often. From Tensor.request()."""
 
-    __slots__ = ("tensor", "access", "_requests")
+    __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_copies")
 
-    def __init__(self, tensor: "Tensor", access: int, request: _abi.stw_fetch_request) -> None:
+    def __init__(self, tensor: "Tensor", access: int, request: _abi.stw_fetch_request,
+                 into: Any = None, memory: Optional[Memory] = None) -> None:
         self.tensor = tensor
         self.access = Access(access)
+        self.into = into        # what the bytes are copied to, as given
+        self._memory = memory   # keeps it where it is
+        self._dtype = int(request.dtype) or tensor._dtype
+        # Not to be tried at once: that would be all of the work.
+        self._copies = memory is not None or self._dtype != tensor._dtype
         # Every access gives this one, so that a list may have tensors and requests.
         self._requests = (bytes(request),) * len(Access)
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of the view."""
+        return Dtype(self._dtype)
 
 
 class Tensor:
@@ -130,6 +141,7 @@ class Tensor:
 
     __slots__ = ("_runtime", "_handle", "_dtype", "_shape", "_elements", "_requests",
                  "_told", "__weakref__")
+    _copies = False
 
     def __init__(self, runtime: "Runtime", handle: int) -> None:
         self._runtime = runtime
@@ -222,17 +234,33 @@ class Tensor:
     # -- views --------------------------------------------------------------------------------
 
     def request(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0, *,
-                tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0) -> Request:
-        """What a fetch asks for. begin, count: elements of the flattened tensor; 0, 0: all."""
+                tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0, dtype: Any = None,
+                into: Any = None) -> Request:
+        """What a fetch asks for. begin, count: elements of the flattened tensor; 0, 0: all.
+
+        into: an array or buffer of exactly these elements, which they are copied to; READ alone.
+        dtype, of the view: f32, f16 and bf16 convert; READ or REDUCE. None: that of `into`, else
+        the tensor's.
+        """
         kind = number(Access, access)
+        handle = self._use()
+        code = 0 if dtype is None else int(dtype_of(dtype))
+        memory = None
+        if into is not None:
+            memory = writable(into, code or self._dtype)
+            if code == 0 and memory.dtype is not None:
+                code = int(memory.dtype)
+            self._fits(memory._replace(dtype=Dtype(code or self._dtype)),
+                       self._range(begin, count))
         return Request(self, kind, _request.initial(
-            access=kind, tensor=self._use(), tier=number(Tier, tier), device=device,
+            access=kind, tensor=handle, tier=number(Tier, tier), device=device, dtype=code,
             element_begin=begin, element_count=count,
-        ))
+            into=memory.pointer if memory is not None else None,
+        ), into, memory)
 
     def fetch(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0,
               **options: Any) -> "View":
-        """Runtime.fetch() of this tensor."""
+        """Runtime.fetch() of this tensor: into=, dtype= and the options of fetch_many()."""
         return self._runtime.fetch(self, access, begin, count, **options)
 
     # -- copies -------------------------------------------------------------------------------

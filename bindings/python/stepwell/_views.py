@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _release = unchecked("stw_release")
 _new_view = _abi.stw_view
 _EMPTY = (ctypes.c_ubyte * 0)
+_COPY = 1 << 63  # the cookie of a view of the caller's own memory
 
 
 class _Export:
@@ -163,6 +164,7 @@ class _Window:
 
     __slots__ = ()
     tensor: "Tensor"
+    _item: "Union[Tensor, Request]"  # as asked for; keeps alive what was copied to
 
     def _struct(self) -> _abi.stw_view:
         raise NotImplementedError
@@ -198,7 +200,8 @@ class _Window:
 
     @property
     def dtype(self) -> Dtype:
-        return self.tensor.dtype
+        """The tensor's, or that of the request."""
+        return Dtype(self._item._dtype)
 
     @property
     def address(self) -> int:
@@ -222,7 +225,7 @@ class _Window:
             raise ImportError("View.numpy() needs NumPy; View.bytes does not")
         view = self._struct()
         tensor = self.tensor
-        dtype = NUMPY_DTYPES[tensor._dtype]
+        dtype = NUMPY_DTYPES[self._item._dtype]
         memory = self._owner()._memory(view)
         shape = tensor._shape if view.element_count == tensor._elements else (view.element_count,)
         if not view.bytes:
@@ -244,35 +247,38 @@ class _Window:
         """For torch.from_dlpack(view), numpy.from_dlpack(view) and their like.
 
         What they make is a pin that ends with it, on any thread, after the runtime too. A reader
-        may be exported often. A writer moves into its one export: the view has ended then, and what
-        was written counts, whatever is raised. BufferError where the consumer's form of DLPack
-        cannot hold it: the legacy form has no read-only memory.
+        may be exported often. A writer, and a view in another dtype than the tensor's, moves into
+        its one export: the view has ended then, and what was written counts, whatever is raised.
+        BufferError where the consumer's form of DLPack cannot hold it: the legacy form has no
+        read-only memory; and for a copy `into` memory that is yours to export.
         """
         owner, view = self._owner(), self._struct()
         owner._check_open(view)
         _dlpack.check_device(dl_device)
         if copy:
-            return _dlpack.copied(self.numpy, self.tensor._dtype, max_version)
-        versioned = _dlpack.is_versioned(max_version, self.tensor._dtype)
+            return _dlpack.copied(self.numpy, self._item._dtype, max_version)
+        if view.cookie == _COPY:
+            raise BufferError(f"the view of {owner._name()} shows memory of your own; export that")
+        versioned = _dlpack.is_versioned(max_version, self._item._dtype)
         function = lib.stw_view_to_dlpack if versioned else lib.stw_view_to_dlpack_legacy
         label = self.tensor._label()
-        if view.access == _abi.STW_READ:
+        if view.access == _abi.STW_READ and not self._item._copies:
             more = self.share()
             made = _dlpack.capsule(versioned, lambda at: function(more._views, stream, at), label)
             more._moved()
             return made
         if owner._export is not None and owner._export() is not None:
-            raise BufferError(f"the view of {owner._name()} writes, and arrays made from it live; "
-                              "delete them before its export")
+            raise BufferError(f"the view of {owner._name()} has one export, and arrays made from "
+                              "it live; delete them before")
         made = _dlpack.capsule(versioned, lambda at: function(view, stream, at), label)
         owner._moved()
         return made
 
     def share(self) -> "View":
-        """One more pin on the same bytes, for a second consumer. READ views only."""
+        """One more pin on the same bytes, for a second consumer. READ views only, no copies."""
         owner = self._owner()
         owner._check_open(self._struct())
-        more = View(owner._runtime, self.tensor)
+        more = View(owner._runtime, self._item)
         more._step = owner._step
         check(lib.stw_view_share(self._struct(), more._views))
         return more
@@ -284,12 +290,13 @@ class View(_Pins, _Window):
     A context manager; leaving by an exception abandons what it was writing.
     """
 
-    __slots__ = ("tensor",)
+    __slots__ = ("tensor", "_item")
     _n = 1
 
-    def __init__(self, runtime: "Runtime", tensor: "Tensor") -> None:
+    def __init__(self, runtime: "Runtime", item: "Union[Tensor, Request]") -> None:
         views = _new_view()
-        self.tensor = tensor
+        self._item = item
+        self.tensor = item.tensor
         super().__init__(runtime, views, ctypes.byref(views))
 
     def _cookie(self) -> int:
@@ -323,10 +330,11 @@ class View(_Pins, _Window):
 class Member(_Window):
     """One view of a set. It is given back with its set."""
 
-    __slots__ = ("tensor", "_set", "_view")
+    __slots__ = ("tensor", "_item", "_set", "_view")
 
     def __init__(self, views: "Views", index: int) -> None:
-        self.tensor = views._items[index].tensor
+        self._item = views._items[index]
+        self.tensor = self._item.tensor
         self._set = views
         self._view = views._views[index]
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// fetch.hit, fetch.threads and fetch.scale: what fetch and release cost when nothing has to move.
+// fetch.hit, fetch.threads and fetch.scale: what fetch and release cost when nothing has to move;
+// and, without a figure of its own, what they cost each in a call that names many.
 //
-// usage: fetch --mode hit|threads|scale [--rounds N]
+// usage: fetch --mode hit|many|threads|scale [--rounds N]
 // Prints one JSON line a round.
 #include "measure.h"
 
@@ -62,6 +63,34 @@ void measure_hit(stw_runtime *runtime, uint64_t rounds)
         std::printf("{\"what\": \"hit\", \"ns\": %.3f}\n",
                     hit_seconds(runtime, tensor, kPairs) * 1e9 / kPairs);
     must(stw_tensor_destroy(&tensor, 1), "stw_tensor_destroy");
+}
+
+constexpr uint32_t kManyTensors = 1000;
+
+void measure_many(stw_runtime *runtime, uint64_t rounds)
+{
+    constexpr uint32_t kCalls = 200;
+    std::vector<stw_tensor *> tensors;
+    std::vector<stw_fetch_request> requests;
+    std::vector<stw_view> views(kManyTensors);
+    for (uint32_t i = 0; i < kManyTensors; ++i) {
+        tensors.push_back(
+            bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, 256, STW_TIER_DEVICE));
+        fill(runtime, tensors.back());
+        requests.push_back(bench::request_of(tensors.back(), STW_READ, STW_TIER_DEVICE));
+    }
+    for (uint64_t round = 0; round <= rounds; ++round) {  // the first one opens the gates
+        const double begin = bench::now_s();
+        for (uint32_t i = 0; i < kCalls; ++i) {
+            must(stw_fetch(runtime, nullptr, requests.data(), kManyTensors, views.data()),
+                 "stw_fetch");
+            must(stw_release(views.data(), kManyTensors, STW_STREAM_HOST, 0), "stw_release");
+        }
+        if (round == 0) continue;
+        std::printf("{\"what\": \"many\", \"ns\": %.3f}\n",
+                    (bench::now_s() - begin) * 1e9 / kCalls / kManyTensors);
+    }
+    must(stw_tensor_destroy(tensors.data(), kManyTensors), "stw_tensor_destroy");
 }
 
 void stay_on(uint32_t core)
@@ -209,6 +238,8 @@ int main(int argc, char **argv)
     stw_runtime *runtime = bench::open_runtime(budgets);
     if (mode == "hit")
         measure_hit(runtime, rounds);
+    else if (mode == "many")
+        measure_many(runtime, rounds);
     else if (mode == "threads")
         measure_threads(runtime, rounds);
     else if (mode == "scale")

@@ -11,7 +11,7 @@ using namespace stepwell::api;
 
 namespace {
 
-constexpr uint32_t kQuickMax = 16;  // requests of a call that can pass without the lock
+constexpr uint32_t kOnStackMax = 16;  // views of hits that wait for those of the same call
 
 // Cheap enough for every hit: tags, epochs and one comparison of sizes.
 bool quick_enter(const stw_runtime *runtime)
@@ -63,14 +63,14 @@ Status resolve_into(const stw_fetch_request &request, Range *range)
 // Before `into` was there; such a request asks for a pin.
 constexpr uint32_t kSizeBeforeInto = offsetof(stw_fetch_request, into);
 
-Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range *range)
+constexpr bool is_known(uint32_t struct_size)
 {
-    stw_fetch_request request{};
-    const stw_fetch_request *at = &from;
-    if (from.struct_size != sizeof request && from.struct_size != kSizeBeforeInto) {
-        STW_TRY(take(&request, &from, "request"));
-        at = &request;
-    }
+    return struct_size == sizeof(stw_fetch_request) || struct_size == kSizeBeforeInto;
+}
+
+// Of a size that is_known().
+Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Range *range)
+{
     if (!tensor_pool.is_live(at->tensor) || at->tensor->runtime != runtime) {
         return Status::error(STW_ERROR_INVALID,
                              "request.tensor is not a live tensor of this runtime");
@@ -115,6 +115,14 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
     range->byte_begin = range->element_begin * size;
     range->byte_count = range->element_count * size;
     return {};
+}
+
+Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range *range)
+{
+    if (is_known(from.struct_size)) return resolve_known(runtime, &from, range);
+    stw_fetch_request request{};
+    STW_TRY(take(&request, &from, "request"));
+    return resolve_known(runtime, &request, range);
 }
 
 Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests, uint32_t n,
@@ -171,28 +179,55 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     return {};
 }
 
-// The hit path: false when the call needs anything else than pins, be it an error. Views go to the
-// caller only when all are there.
+// Such a request can be a hit; the range is set when it can.
+bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint32_t stride,
+             Range *range)
+{
+    return request.struct_size == stride && request.access == STW_READ &&
+           resolve_known(runtime, &request, range).ok() && range->byte_count != 0 &&
+           range->dtype == 0 && !range->into;
+}
+
+// Views go to the caller only when all are there; so many are remembered by their slots.
+[[gnu::noinline]] bool fetch_many_quickly(stw_runtime *runtime, const stw_fetch_request *requests,
+                                          uint32_t n, stw_view *views_out)
+{
+    const uint32_t stride = requests->struct_size;
+    const uint64_t step = runtime->body->current_step();
+    HitChain chain;
+    Range range;
+    for (uint32_t i = 0; i < n; ++i) {
+        if (may_hit(runtime, element(requests, i), stride, &range) &&
+            runtime->body->add_hit(&chain, range, step)) {
+            continue;
+        }
+        runtime->body->undo_hits(chain);
+        return false;
+    }
+    runtime->body->open_hits(chain, views_out);
+    for (uint32_t i = 0; i < n; ++i) views_out[i].scope = element(requests, i).scope;
+    return true;
+}
+
+// The hit path: false when the call needs anything else than pins, be it an error.
 bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
                    const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
 {
-    if (n == 0 || n > kQuickMax || !requests || !views_out || !quick_enter(runtime)) return false;
+    if (n == 0 || !requests || !views_out || !quick_enter(runtime)) return false;
     if (options && (options->struct_size != sizeof *options || options->phase || options->stream ||
                     (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0 ||
                     options->reserved != 0)) {
         return false;
     }
     const uint32_t stride = requests->struct_size;
-    if (stride != sizeof(stw_fetch_request) && stride != kSizeBeforeInto) return false;
-    stw_view views[kQuickMax];
+    if (!is_known(stride)) return false;
+    if (n > kOnStackMax) return fetch_many_quickly(runtime, requests, n, views_out);
+    stw_view views[kOnStackMax];
     Range range;
     const uint64_t step = runtime->body->current_step();
     uint32_t done = 0;
     for (; done < n; ++done) {
-        const stw_fetch_request &request = element(requests, done);
-        if (request.struct_size != stride || request.access != STW_READ) break;
-        if (!resolve(runtime, request, &range).ok() || range.byte_count == 0) break;
-        if (range.into || range.dtype != 0) break;
+        if (!may_hit(runtime, element(requests, done), stride, &range)) break;
         if (!runtime->body->fetch_hit(range, step, &views[done])) break;
     }
     if (done == n) {

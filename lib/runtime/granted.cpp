@@ -16,23 +16,20 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     (void)ViewTable::push_hit(state, tensor, place);
 }
 
-bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
+// In line: a hit is short, and a call more is a good part of it.
+[[gnu::always_inline]] inline uint32_t Runtime::pin_hit(const Range &range, uint64_t step)
 {
     ThreadState *state = views_.thread_state();
-    if (!state || errors_.load(std::memory_order_relaxed) != 0) return false;
+    if (!state || errors_.load(std::memory_order_relaxed) != 0) return residency::kNone;
     const uint32_t index = views_.take_slot(state);
-    if (index == residency::kNone) return false;
-    residency::Door &door = range.tensor->doors[range.place];
-    if (!door.gate.try_pin()) {
+    if (index == residency::kNone) return residency::kNone;
+    if (!range.tensor->doors[range.place].gate.try_pin()) {
         views_.give_slot(state, index);
-        return false;
+        return residency::kNone;
     }
     if (!ViewTable::push_hit(*state, range.tensor->id, range.place)) {
         push_after_drain(*state, range.tensor->id, range.place);
     }
-    const Place &place = places_[range.place];
-    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
-                             : place.base + door.offset.load(std::memory_order_relaxed);
     ViewSlot &view = views_.slot(index);
     view.tensor = range.tensor;
     view.byte_begin = range.byte_begin;
@@ -43,8 +40,66 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
     view.access = STW_READ;
     view.place = range.place;
     view.by_gate = 1;
+    return index;
+}
+
+[[gnu::always_inline]] inline void Runtime::open_hit(uint32_t index, const Range &range,
+                                                     stw_view *view_out)
+{
+    const Place &place = places_[range.place];
+    const residency::Door &door = range.tensor->doors[range.place];
+    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
+                             : place.base + door.offset.load(std::memory_order_relaxed);
     describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
+}
+
+bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
+{
+    const uint32_t index = pin_hit(range, step);
+    if (index == residency::kNone) return false;
+    open_hit(index, range, view_out);
     return true;
+}
+
+bool Runtime::add_hit(HitChain *chain, const Range &range, uint64_t step)
+{
+    const uint32_t index = pin_hit(range, step);
+    if (index == residency::kNone) return false;
+    views_.slot(index).next = residency::kNone;
+    (chain->last == residency::kNone ? chain->first : views_.slot(chain->last).next) = index;
+    chain->last = index;
+    return true;
+}
+
+// What a range was is in its slot.
+void Runtime::open_hits(const HitChain &chain, stw_view *views_out)
+{
+    for (uint32_t index = chain.first; index != residency::kNone; ++views_out) {
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t next = view.next;
+        Range range;
+        range.tensor = view.tensor;
+        range.place = view.place;
+        range.byte_begin = view.byte_begin;
+        range.byte_count = view.byte_count;
+        const uint64_t size = range.tensor->element_bits / 8;
+        range.element_begin = range.byte_begin / size;
+        range.element_count = range.byte_count / size;
+        open_hit(index, range, views_out);
+        index = next;
+    }
+}
+
+void Runtime::undo_hits(const HitChain &chain)
+{
+    for (uint32_t index = chain.first; index != residency::kNone;) {
+        stw_view view{};
+        view.tensor = views_.slot(index).tensor;
+        const uint32_t next = views_.slot(index).next;
+        view.cookie = views_.open(index);
+        (void)release_one(view, 0);
+        index = next;
+    }
 }
 
 void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,

@@ -68,6 +68,12 @@ struct Range {
 // Of the view, in its dtype.
 uint64_t view_bytes(const Range &range);
 
+// Slots of views that are pinned and not open yet, in the order of the requests.
+struct HitChain {
+    uint32_t first = residency::kNone;
+    uint32_t last = residency::kNone;
+};
+
 struct FetchPlan {
     std::vector<Range> ranges;  // to be pinned
     std::vector<Range> copied;  // into memory of the caller's
@@ -142,6 +148,10 @@ public:
     // ---- fetch and release (fetch.cpp) ---------------------------------------------------------
     // One read of a resident tensor: no lock, no allocation, no system call. False: the long way.
     bool fetch_hit(const Range &range, uint64_t step, stw_view *view_out);
+    // The same of any number: pinned one after the other, opened when all are.
+    bool add_hit(HitChain *chain, const Range &range, uint64_t step);
+    void open_hits(const HitChain &chain, stw_view *views_out);
+    void undo_hits(const HitChain &chain);
     Status fetch(FetchPlan plan, stw_view *views_out);
     Status fetch_async(FetchPlan plan, stw_operation **operation_out);
     Status collect(stw_operation *operation, stw_view *views_out, uint32_t n);
@@ -324,6 +334,8 @@ private:
     std::string describe_views(uint32_t lines_max);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
+    uint32_t pin_hit(const Range &range, uint64_t step);
+    void open_hit(uint32_t index, const Range &range, stw_view *view_out);
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place);
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);

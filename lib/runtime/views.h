@@ -47,8 +47,9 @@ struct alignas(64) ViewSlot {
     Relaxed<uint8_t> access = 0;                              // STW_READ..STW_REDUCE
     Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
-    Relaxed<uint8_t> dtype = 0;     // of the private buffer; 0: the tensor's
-    Relaxed<uint8_t> exported = 0;  // moved into a DLPack tensor
+    Relaxed<uint8_t> dtype = 0;        // of the private buffer; 0: the tensor's
+    Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
+    uint32_t next = residency::kNone;  // pinned by the same call, until it is open
 };
 static_assert(sizeof(ViewSlot) == 64);
 

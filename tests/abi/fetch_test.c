@@ -232,6 +232,55 @@ static void try_never_waits(void **state)
     machine_close(runtime);
 }
 
+/* As many hits as there may be, or none of them: the one that is held is the last, or first. */
+static void hits_of_a_large_call_are_all_or_nothing(void **state)
+{
+    enum { N = 1000 };
+    static stw_fetch_request requests[N];
+    static stw_view views[N], before[N];
+    static stw_tensor *tensors[N];
+    stw_runtime *runtime = open_here();
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_tensor_info info;
+    stw_view held;
+    int i, round;
+    (void)state;
+    for (i = 0; i < N; ++i) {
+        tensors[i] = tensor_f32(runtime, NULL, 40);
+        tensor_fill_sequence(tensors[i], 40, (float)i);
+        requests[i] = request_range(tensors[i], STW_READ, (uint64_t)i % 7, 1 + (uint64_t)i % 30);
+        requests[i].scope = i % 2 ? STW_SHARD : STW_WHOLE;
+    }
+    memset(before, 0x2f, sizeof before);
+    options.flags = STW_FETCH_TRY;
+    for (round = 0; round < 4; ++round) {
+        ok(stw_fetch(runtime, NULL, requests, N, views));
+        for (i = 0; i < N; ++i) {
+            assert_ptr_equal(views[i].tensor, tensors[i]);
+            assert_int_equal(views[i].element_begin, i % 7);
+            assert_int_equal(views[i].element_count, 1 + i % 30);
+            assert_int_equal(views[i].bytes, 4 * (1 + i % 30));
+            assert_int_equal(views[i].scope, requests[i].scope);
+            assert_int_equal(views[i].access, STW_READ);
+            assert_float(((float *)views[i].pointer)[0], (float)(i + i % 7));
+        }
+        ok(stw_release(views, N, STW_STREAM_HOST, 0));
+        held = view_get(runtime, tensors[round % 2 ? 0 : N - 1], STW_READ_WRITE);
+        memcpy(views, before, sizeof views);
+        fails(stw_fetch(runtime, &options, requests, N, views), STW_ERROR_BUSY, "in the way");
+        assert_memory_equal(views, before, sizeof views);
+        for (i = 0; i < N; ++i) {
+            memset(&info, 0, sizeof info);
+            info.struct_size = sizeof info;
+            ok(stw_tensor_info_get(tensors[i], &info));
+            assert_int_equal(info.open_views, tensors[i] == held.tensor);
+        }
+        view_put(&held);
+    }
+    ok(stw_tensor_destroy(tensors, N));
+    machine_close(runtime);
+}
+
 static void double_stale_and_torn_views_are_found_out(void **state)
 {
     stw_runtime *runtime = open_here();
@@ -466,6 +515,7 @@ static int run_on(const char *name, uint32_t device, uint32_t host, uint32_t nvm
         cmocka_unit_test(a_conflict_with_the_own_thread_is_busy_at_once),
         cmocka_unit_test(pinned_room_is_a_budget_error_with_the_arithmetic),
         cmocka_unit_test(try_never_waits),
+        cmocka_unit_test(hits_of_a_large_call_are_all_or_nothing),
         cmocka_unit_test(double_stale_and_torn_views_are_found_out),
         cmocka_unit_test(a_view_with_another_ones_tensor_is_torn),
         cmocka_unit_test(one_bad_view_does_not_keep_the_good_ones),

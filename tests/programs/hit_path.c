@@ -52,10 +52,14 @@ void free(void *memory)
     __libc_free(memory);
 }
 
+enum { MANY = 300 }; /* more than a call keeps on its stack */
+
 int main(int count, char **arguments)
 {
     const long rounds = count > 1 ? strtol(arguments[1], NULL, 10) : 500;
     stw_runtime *runtime = open_small(".", NULL);
+    static stw_fetch_request many[MANY];
+    static stw_view all[MANY];
     stw_fetch_request requests[4];
     stw_view views[4], shared;
     void *probe;
@@ -73,6 +77,9 @@ int main(int count, char **arguments)
         CHECK(stw_fetch(runtime, NULL, requests, 4, views) == STW_OK);
         CHECK(stw_release(views, 4, STW_STREAM_HOST, 0) == STW_OK);
     }
+    for (i = 0; i < MANY; ++i) many[i] = requests[i % 4];
+    CHECK(stw_fetch(runtime, NULL, many, MANY, all) == STW_OK);
+    CHECK(stw_release(all, MANY, STW_STREAM_HOST, 0) == STW_OK);
     counting = 1;
     probe = malloc(1);
     CHECK(allocations == 1); /* the counter counts */
@@ -85,6 +92,8 @@ int main(int count, char **arguments)
         CHECK(stw_release(&shared, 1, STW_STREAM_HOST, 0) == STW_OK);
         CHECK(stw_release(views, 4, STW_STREAM_HOST, 0) == STW_OK);
     }
+    CHECK(stw_fetch(runtime, NULL, many, MANY, all) == STW_OK);
+    CHECK(stw_release(all, MANY, STW_STREAM_HOST, 0) == STW_OK);
     for (round = 0; round < rounds; ++round) {
         CHECK(stw_fetch(runtime, NULL, requests, 1, views) == STW_OK);
         CHECK(stw_release(views, 1, STW_STREAM_HOST, 0) == STW_OK);

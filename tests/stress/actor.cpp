@@ -111,7 +111,11 @@ void Actor::run(uint64_t operations)
         } else if (kind < 62) {
             own_operation();
         } else if (kind < 72) {
-            read_owned(any_owned(), chance(30));
+            if (chance(40)) {
+                copy_owned();
+            } else {
+                read_owned(any_owned(), chance(30));
+            }
         } else if (kind < 82) {
             train();
         } else if (kind < 87) {

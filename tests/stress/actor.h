@@ -51,8 +51,10 @@ private:
     void restore(Owned &owned);
     void commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust);
     void read_owned(Owned &owned, bool copies);
+    void copy_owned();
+    stw_status copy_behind(const stw_fetch_request *requests, uint32_t n, stw_view *views);
     void check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
-                     uint64_t distrust);
+                     uint64_t distrust, float slack = 0);
     void train();
     void reduce_into(uint32_t parameter, uint64_t amount);
     bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);

@@ -5,6 +5,7 @@
 #include "actor.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace stress {
 namespace {
@@ -109,8 +110,9 @@ void Actor::own_operation()
 
 // ----------------------------------------------------------------------------- everyone's reads --
 
+// slack: of its value may be rounded away.
 void Actor::check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
-                        uint64_t distrust)
+                        uint64_t distrust, float slack)
 {
     const uint64_t ceiling = owned.ceiling.load();
     const float first = values[0];
@@ -118,7 +120,8 @@ void Actor::check_owned(const Owned &owned, const float *values, uint64_t count,
     for (uint64_t i = 0; i < count && bad == count; ++i) {
         if (values[i] != first) bad = i;
     }
-    const bool inside = first >= static_cast<float>(floor) && first <= static_cast<float>(ceiling);
+    const bool inside = first >= static_cast<float>(floor) * (1 - slack) &&
+                        first <= static_cast<float>(ceiling) * (1 + slack);
     if (bad == count && inside) return;
     // What a failure behind a call has touched proves nothing, nor what was rewritten meanwhile.
     if (owned.trusted.load() != distrust || world_.distrust.load() != distrust) return;
@@ -152,6 +155,80 @@ void Actor::read_owned(Owned &owned, bool copies)
     check_owned(owned, values, owned.elements, floor, distrust);
     check_owned(owned, values, owned.elements, floor, distrust);
     accept("release", stw_release(&view, 1, STW_STREAM_HOST, 0), false);
+}
+
+// As an operation, cancelled now and then.
+stw_status Actor::copy_behind(const stw_fetch_request *requests, uint32_t n, stw_view *views)
+{
+    const stw_fetch_options with = options(STW_FETCH_WAIT_ROOM);
+    stw_operation *operation = nullptr;
+    stw_status status = stw_fetch_async(world_.runtime, &with, requests, n, &operation);
+    if (status < 0) return status;
+    const bool leaves = chance(20);
+    if (chance(20)) accept("cancel", stw_operation_cancel(operation), false);
+    status = leaves ? STW_ERROR_CANCELLED : STW_PENDING;
+    while (status == STW_PENDING) status = stw_operation_wait(operation, kWaitNs);
+    if (status == STW_OK) status = stw_fetch_collect(operation, STW_STREAM_HOST, views, n);
+    if (stw_operation_free(operation) < 0) world_.fail("free: %s", stw_last_error());
+    return status;
+}
+
+// Some in one call: in memory of this actor's, as f32 or bf16, or as a bf16 view.
+void Actor::copy_owned()
+{
+    constexpr uint32_t kCopiesMax = 3;
+    struct Copy {
+        Owned *owned = nullptr;
+        uint64_t distrust = 0, empties = 0, floor = 0;
+        std::vector<float> wide;
+        std::vector<uint16_t> half;
+    } copies[kCopiesMax];
+    stw_fetch_request requests[kCopiesMax] = {};
+    stw_view views[kCopiesMax];
+    const auto n = static_cast<uint32_t>(1 + random(kCopiesMax));
+    bool takes_room = false;
+    for (uint32_t i = 0; i < n; ++i) {
+        Copy &copy = copies[i];
+        copy.owned = &any_owned();
+        copy.distrust = copy.owned->trusted.load();
+        copy.empties = copy.owned->empties.load();
+        copy.floor = copy.owned->floor.load();
+        requests[i] = STW_FETCH_REQUEST_INIT;
+        requests[i].tensor = copy.owned->tensor;
+        const uint64_t kind = random(3);
+        if (kind > 0) requests[i].dtype = STW_BF16;
+        if (kind == 0) copy.wide.resize(copy.owned->elements), requests[i].into = copy.wide.data();
+        if (kind == 1) copy.half.resize(copy.owned->elements), requests[i].into = copy.half.data();
+        if (kind == 2) requests[i].tier = a_tier(), takes_room = true;
+    }
+    const stw_fetch_options with = options(STW_FETCH_WAIT_ROOM);
+    const stw_status status = chance(40) ? copy_behind(requests, n, views)
+                                         : stw_fetch(world_.runtime, &with, requests, n, views);
+    bool may_be_empty = false;
+    for (uint32_t i = 0; i < n; ++i) {
+        may_be_empty |=
+            (copies[i].empties & 1) != 0 || copies[i].owned->empties.load() != copies[i].empties;
+    }
+    if (status == STW_ERROR_CANCELLED) world_.counters.cancelled.fetch_add(1);
+    // A converted view is promised room in the farthest tier, which others may have.
+    const bool crowded = status == STW_ERROR_BUDGET && takes_room;
+    if (status == STW_ERROR_CANCELLED || crowded) return;
+    if (!accept("fetch of copies", status, may_be_empty)) return;
+    for (uint32_t i = 0; i < n; ++i) {
+        const Copy &copy = copies[i];
+        scratch_ = copy.wide;
+        if (requests[i].dtype == STW_BF16) {
+            const auto *halves = static_cast<const uint16_t *>(views[i].pointer);
+            scratch_.resize(copy.owned->elements);
+            for (uint64_t k = 0; k < copy.owned->elements; ++k) {
+                const uint32_t bits = static_cast<uint32_t>(halves[k]) << 16;
+                std::memcpy(&scratch_[k], &bits, sizeof bits);
+            }
+        }
+        check_owned(*copy.owned, scratch_.data(), copy.owned->elements, copy.floor, copy.distrust,
+                    requests[i].dtype == STW_BF16 ? 1.0F / 256 : 0);
+    }
+    accept("release", stw_release(views, n, STW_STREAM_HOST, 0), false);
 }
 
 // ------------------------------------------------------------------------ gradients and updates --

@@ -194,6 +194,42 @@ class Optimizers(support.Machine):
                     view.numpy()[:] += 1
         self.assertEqual(gradient.read().tolist(), [3.0] * 8)
 
+    def profile_of(self, runtime):
+        path = os.path.join(self.directory, "report.json")
+        runtime.write_report(path)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["profile"]
+
+    def test_a_profile_decides_what_the_program_leaves_open(self):
+        known = self.profile_of(self.runtime)
+        here = known["directories"][0]
+        way = {"bytes_per_s": 10**9, "request_bytes": 16384, "queue_depth": 5}
+        profile = {
+            "kind": "stepwell machine profile", "format": 1, "created": "once", "by": "tune",
+            "machine": {name: known[name] for name in ("kernel", "processor", "cores")},
+            "directories": [{
+                "path": self.directory, "driver": "posix", "read": way, "write": way,
+                **{name: here[name] for name in ("device", "file_system", "file_system_id")},
+            }],
+        }
+        path = os.path.join(self.directory, "profile.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(profile, file)
+        os.chmod(path, 0o600)
+        nvme = {"path": self.directory, "budget_bytes": support.MIB + 8 * BLOCK,
+                "driver_options": "", "request_bytes": 8192}
+        if here["file_system"] == "tmpfs":
+            nvme["driver_options"] = "allow_tmpfs=1"
+        with support.open_small(self.directory, profile=path, nvme=nvme) as runtime:
+            found = self.profile_of(runtime)["directories"][0]
+        self.assertEqual(found["source"], "profile")
+        self.assertEqual(found["read_queue_depth"], 5)
+        self.assertEqual(found["write_request_bytes"], 8192)
+        with support.open_small(self.directory, profile="", probe=False) as runtime:
+            self.assertEqual(self.profile_of(runtime)["directories"][0]["source"], "none")
+        with self.assertRaises(stepwell.NotFoundError):
+            support.open_small(self.directory, profile=path + ".gone")
+
     def test_everything_can_be_observed(self):
         weights, gradient = self.pair("w")
         optimizer = self.runtime.adamw()

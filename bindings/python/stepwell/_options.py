@@ -39,6 +39,7 @@ class Nvme:
     driver: Optional[str] = None
     driver_options: Optional[str] = None
     queue_depth: int = 0
+    request_bytes: int = 0
 
 
 class DeviceInfo(NamedTuple):
@@ -105,7 +106,7 @@ def nvme_of(value: Union[Nvme, Mapping[str, Any]]) -> _abi.stw_nvme_options:
     return _abi.stw_nvme_options.initial(
         path=os.fsencode(value.path), budget_bytes=value.budget_bytes,
         driver=_encoded(value.driver), driver_options=_encoded(value.driver_options),
-        queue_depth=value.queue_depth,
+        queue_depth=value.queue_depth, request_bytes=value.request_bytes,
     )
 
 

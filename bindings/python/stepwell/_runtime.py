@@ -42,7 +42,8 @@ class Runtime(Fetches):
     A budget of 0 is no such tier; sizes are bytes, times are seconds. devices: budgets, Device or
     dicts; nvme: Nvme or dicts. log: a logging.Logger, or a function of (level, topic, line) with a
     level of the logging module; it is called on threads of the library and may call nothing here
-    that blocks.
+    that blocks. profile: a machine profile of `stepwell tune`, "" for none, None for what the
+    library finds; probe=False: no directory is measured at open.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -52,7 +53,9 @@ class Runtime(Fetches):
                  thread_count: int = 0, timeout: Optional[float] = None, tensors_max: int = 0,
                  views_max: int = 0, operations_max: int = 0, block_bytes: int = 0,
                  log: Log = None, log_level: Optional[int] = None,
-                 metadata_bytes: int = 0) -> None:
+                 metadata_bytes: int = 0,
+                 profile: Union[str, "os.PathLike[str]", None] = None,
+                 probe: bool = True) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
@@ -81,6 +84,8 @@ class Runtime(Fetches):
             timeout_ns=nanoseconds(timeout), tensors_max=tensors_max, views_max=views_max,
             operations_max=operations_max, block_bytes=block_bytes, log=self._log,
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
+            profile_path=None if profile is None else os.fsencode(profile),
+            flags=0 if probe else _abi.STW_RUNTIME_NO_PROBE,
         )
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)

@@ -96,6 +96,34 @@ subproject() {
         "$work/project/build/build.ninja"
 }
 
+# The example of a driver, as its author would build it: its folder and what is installed. Under
+# /tmp, since the folders above a build may be others' to write, and no module is loaded from there.
+driver_built() {
+    cp -r "$source/examples/drivers/zstd" "$work/zstd"
+    same "-I$root$prefix/include" "$(installed --cflags --libs stepwell-driver | tr -d ' ')"
+    same "$library/stepwell" "$(installed --variable=moduledir stepwell-driver)"
+    PKG_CONFIG_LIBDIR=$library/pkgconfig:$(pkg-config --variable pc_path pkg-config) \
+        PKG_CONFIG_SYSROOT_DIR=$root \
+        meson setup "$work/zstd/build" "$work/zstd" --prefix "$prefix" -Dwerror=true
+    meson install -C "$work/zstd/build"
+    same "" "$(needs "$library/stepwell/libstepwell-zstd.so" | grep stepwell || true)"
+    install -m 644 "$library/stepwell/libstepwell-zstd.so" "$safe"
+}
+driver_conforms() {
+    run "$library" "$root$prefix/bin/stepwell-driver-conformance" "$safe/libstepwell-zstd.so"
+}
+driver_by_path() {
+    compile "$CC" -std=c99 "$outside/compressed.c" compressed
+    run "$library" ./compressed "$safe/libstepwell-zstd.so"
+}
+# The library looks below the prefix that it was configured with, so the tree is put there, for
+# this program alone.
+driver_by_name() {
+    # shellcheck disable=SC2016  # the inner shell's
+    unshare --mount sh -ec 'mount --bind "$1$2" "$2"; cd "$3"; LD_LIBRARY_PATH=$2/$4 ./compressed zstd' \
+        sh "$root" "$prefix" "$work" "$libdir"
+}
+
 # What ./dev package would stumble over: it builds the library once more, so it is no test.
 debian_files() {
     same "stepwell ($version)" "$(grep -om1 '^stepwell ([^)]*)' "$source/debian/changelog")"
@@ -132,6 +160,24 @@ if command -v cmake >/dev/null; then
     check "a project of CMake finds the installed tree where it was moved to" cmake_project
 else
     skip "a project of CMake" "cmake is not installed"
+fi
+if pkg-config --exists libzstd; then
+    safe=$(mktemp -d /tmp/stepwell-packaging-XXXXXX)
+    trap 'rm -rf "$work" "$safe"' EXIT
+    check "a driver builds from what is installed and links to nothing of it" driver_built
+    if [[ -x $root$prefix/bin/stepwell-driver-conformance ]]; then
+        check "that driver passes the installed conformance suite" driver_conforms
+    else
+        skip "that driver passes the installed conformance suite" "it is not built (libgtest-dev)"
+    fi
+    check "a program trains through that driver, found by its path" driver_by_path
+    if unshare --mount mount --bind "$root$prefix" "$prefix" 2>"$work/said"; then
+        check "and found by its name in the module directory" driver_by_name
+    else
+        skip "and found by its name in the module directory" "no mount may be made at $prefix"
+    fi
+else
+    skip "a driver from what is installed" "zstd is not installed (libzstd-dev)"
 fi
 if [[ $libdir == lib/* ]]; then
     check "the Debian packages find their files, and are of this version" debian_files

@@ -330,9 +330,10 @@ class stw_fetch_request(Struct):
         ("scope", c_uint32),
         ("tier", c_uint32),
         ("device", c_uint32),
-        ("reserved", c_uint32),
+        ("dtype", c_uint32),
         ("element_begin", c_uint64),
         ("element_count", c_uint64),
+        ("into", c_void_p),
     ]
 
 

@@ -215,8 +215,8 @@ Status Runtime::check_open(const stw_view &view) const
 uint32_t Runtime::dtype_of(const stw_view &view) const
 {
     const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
-    const bool converted = slot.scratch != residency::kNone && slot.dtype != 0;
-    return converted ? slot.dtype : view.tensor->dtype;
+    const uint32_t dtype = slot.scratch != residency::kNone ? uint32_t{slot.dtype} : 0;
+    return dtype != 0 ? dtype : view.tensor->dtype;
 }
 
 Status Runtime::move_to_export(stw_view *view, stw_view *moved_out)

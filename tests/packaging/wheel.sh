@@ -17,18 +17,18 @@ cd -- "$source"
 
 # The commands of the first block after the heading, without their comments.
 commands() {
-    # shellcheck disable=SC2016  # marks of the page
-    sed -n '/^## A Python program/,/^## /p' README.md | sed -n '/^```$/,/^```$/p' |
-        sed '1d;/^```$/,$d;s/ *#.*//'
+    awk '/^## / { here = $0 == "## A Python program" }
+        here && /^```/ { if (++fences == 2) exit; next }
+        here && fences == 1 { sub(/ *#.*/, ""); print }' README.md
 }
 few_commands() {
-    # shellcheck disable=SC2016  # marks of the page
     commands
     local lines
     lines=$(commands | grep -c .)
     ((lines >= 1 && lines <= 3))
 }
 they_run() {
+    few_commands # else they are something else
     local line
     while read -r line; do
         printf '+ %s\n' "$line"

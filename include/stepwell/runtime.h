@@ -151,6 +151,29 @@ typedef struct stw_device_info {
 /* Any thread. Blocks: never. */
 STW_API stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device,
                                        stw_device_info *info_out);
+
+enum { /* stw_driver_info.kinds */
+    STW_DRIVER_MEMORY = 1, /* stw_device_options.driver takes it */
+    STW_DRIVER_STORAGE = 2 /* stw_nvme_options.driver takes it */
+};
+typedef struct stw_driver_info {
+    uint32_t struct_size;
+    uint32_t kinds;    /* STW_DRIVER_* */
+    uint32_t built_in; /* 1: part of the library, 0: a module */
+    uint32_t reserved;
+    char name[32];     /* what it calls itself */
+} stw_driver_info;
+/**
+ * Look a driver up as stw_runtime_open() would: a name, or the absolute path of a module. A module
+ * is loaded, and stays so when it can be used; nothing is opened.
+ *
+ * Ownership: none.
+ * Threads:   any thread.
+ * Blocks:    while a module is loaded.
+ * Errors:    INVALID, NOT_FOUND, PERMISSION, UNSUPPORTED (no such driver here, or the module's own
+ *            libraries are absent); on error info_out is untouched and no module is left.
+ */
+STW_API stw_status stw_driver_info_get(const char *driver, stw_driver_info *info_out);
 #ifdef __cplusplus
 }
 #endif

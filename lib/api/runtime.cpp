@@ -251,6 +251,15 @@ stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t dev
     });
 }
 
+stw_status stw_driver_info_get(const char *driver, stw_driver_info *info_out)
+{
+    return guard([&]() -> Status {
+        if (!driver) return Status::error(STW_ERROR_INVALID, "driver is null");
+        STW_TRY(check_output(info_out, 16, "info_out"));
+        return Runtime::driver_info(driver, info_out);
+    });
+}
+
 stw_status stw_operation_poll(stw_operation *operation)
 {
     return guard([&]() -> Status {

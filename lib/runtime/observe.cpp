@@ -4,6 +4,8 @@
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/scoring.h"
 
+#include "drivers/registry.h"
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -115,10 +117,38 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);
     std::snprintf(info.driver, sizeof info.driver, "%s", place.driver.c_str());
+    const bool pretends = place.driver == "cpu-discrete";
     std::snprintf(info.name, sizeof info.name, "%s",
-                  place.maps ? "this machine's memory"
-                             : "this machine's memory, as if across a bus");
+                  pretends           ? "this machine's memory, as if across a bus"
+                  : place.cpu_access ? "this machine's memory"
+                                     : "memory of its own");
     std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
+    return {};
+}
+
+// A module that is refused is refused as either kind; of one that lacks a kind the other's reason
+// is the better one.
+Status Runtime::driver_info(const char *driver, stw_driver_info *info_out)
+{
+    const stw_memory_ops *memory = nullptr;
+    const stw_storage_ops *storage = nullptr;
+    stw_driver_error errors[2] = {STW_DRIVER_ERROR_INIT, STW_DRIVER_ERROR_INIT};
+    const stw_status as_storage = drivers::find_driver(driver, &storage, &errors[0]);
+    const stw_status as_memory = drivers::find_driver(driver, &memory, &errors[1]);
+    if (!memory && !storage) {
+        const bool second = as_storage == STW_ERROR_UNSUPPORTED;
+        Status status =
+            Status::error(second ? as_memory : as_storage, "%s", errors[second ? 1 : 0].sentence);
+        status.mutable_detail().os_errno = errors[second ? 1 : 0].os_errno;
+        return status;
+    }
+    stw_driver_info info{};
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
+    if (memory) info.kinds |= STW_DRIVER_MEMORY;
+    if (storage) info.kinds |= STW_DRIVER_STORAGE;
+    info.built_in = drivers::memory_driver(driver) || drivers::storage_driver(driver) ? 1 : 0;
+    std::snprintf(info.name, sizeof info.name, "%s", memory ? memory->name : storage->name);
+    std::memcpy(info_out, &info, info.struct_size);
     return {};
 }
 

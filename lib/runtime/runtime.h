@@ -214,6 +214,7 @@ public:
     Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
     Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
     Status device_info(uint32_t device, stw_device_info *info_out);
+    static Status driver_info(const char *driver, stw_driver_info *info_out);
     Status write_report(const char *path);
     Status write_timeline(const char *path);
 

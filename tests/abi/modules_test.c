@@ -81,6 +81,25 @@ static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
     machine_close(runtime);
 }
 
+static void drivers_are_looked_up_without_a_runtime(void **state)
+{
+    stw_driver_info info = {sizeof info, 0, 0, 0, {0}};
+    (void)state;
+    ok(stw_driver_info_get(module, &info));
+    assert_int_equal(info.kinds, STW_DRIVER_MEMORY | STW_DRIVER_STORAGE);
+    assert_int_equal(info.built_in, 0);
+    assert_string_equal(info.name, "ram");
+    ok(stw_driver_info_get("cpu", &info));
+    assert_int_equal(info.kinds, STW_DRIVER_MEMORY);
+    assert_int_equal(info.built_in, 1);
+    fails(stw_driver_info_get("tape", &info), STW_ERROR_UNSUPPORTED, "'tape'");
+    fails(stw_driver_info_get("./ram.so", &info), STW_ERROR_INVALID, "absolute path");
+    fails(stw_driver_info_get("/missing.so", &info), STW_ERROR_NOT_FOUND, "is not there");
+    fails(stw_driver_info_get(NULL, &info), STW_ERROR_INVALID, "driver is null");
+    fails(stw_driver_info_get("cpu", NULL), STW_ERROR_INVALID, "info_out");
+    assert_string_equal(info.name, "cpu");
+}
+
 static void the_fault_driver_wraps_a_module(void **state)
 {
     machine wanted = machine_small();
@@ -123,6 +142,7 @@ int main(void)
         cmocka_unit_test(a_module_that_cannot_be_loaded_leaves_nothing_open),
         cmocka_unit_test(an_nvme_tier_of_a_module_keeps_its_bytes),
         cmocka_unit_test(a_device_tier_of_a_module_keeps_its_bytes),
+        cmocka_unit_test(drivers_are_looked_up_without_a_runtime),
         cmocka_unit_test(the_fault_driver_wraps_a_module),
     };
     return cmocka_run_group_tests(tests, copy_module, remove_module);

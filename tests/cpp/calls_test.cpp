@@ -180,6 +180,15 @@ TEST(Runtime, SaysWhatFitsTogether)
     EXPECT_EQ(code_of([&] { runtime.fits({here(half), here(other)}); }), STW_ERROR_BUDGET);
 }
 
+TEST(Drivers, AreLookedUpByName)
+{
+    const stw_driver_info aio = stw::driver_info("aio").value();
+    EXPECT_STREQ(aio.name, "aio");
+    EXPECT_EQ(aio.kinds, uint32_t{STW_DRIVER_STORAGE});
+    EXPECT_EQ(aio.built_in, 1u);
+    EXPECT_EQ(code_of([] { (void)stw::driver_info("tape"); }), STW_ERROR_UNSUPPORTED);
+}
+
 TEST(Runtime, TellsDeviceLinksAndFiles)
 {
     stw::Runtime runtime = open_runtime();

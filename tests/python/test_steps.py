@@ -244,6 +244,11 @@ class Optimizers(support.Machine):
         info = self.runtime.device_info()
         self.assertEqual((info.driver, info.ordinal), ("cpu", 0))
         self.assertIn(stepwell.DeviceFlag.STABLE_ADDRESS, info.flags)
+        told = stepwell.driver_info("aio")
+        self.assertEqual((told.name, told.memory, told.storage, told.built_in),
+                         ("aio", False, True, True))
+        with self.assertRaises(stepwell.UnsupportedError):
+            stepwell.driver_info("tape")
         for write in (self.runtime.write_report, self.runtime.write_timeline):
             path = os.path.join(self.directory, "told.json")
             write(path)

@@ -21,7 +21,7 @@ from ._enums import (
 from ._library import lib as _lib
 from ._operation import Operation
 from ._optimizer import Hyper, Optimizer, UpdateChunk, UpdateKernel, UpdateResult
-from ._options import Device, DeviceInfo, LinkStats, Nvme, TierStats
+from ._options import Device, DeviceInfo, DriverInfo, LinkStats, Nvme, TierStats, driver_info
 from ._phase import Phase, Step, StepStats
 from ._runtime import Runtime
 from ._tensor import Policy, Request, Tensor, TensorInfo, TensorSpec
@@ -37,10 +37,10 @@ __version__: str = _lib.stw_version_string().decode()
 
 __all__ = [
     "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
-    "Device", "DeviceFlag", "DeviceInfo", "Dtype", "Hyper", "Link", "LinkStats", "Member", "Nvme",
-    "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE",
-    "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats", "Tensor",
-    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
-    "UpdateResult", "Victim", "View", "Views", "WRITE", "errors", "last_error", "status_string",
-    *errors.__all__,
+    "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "Hyper", "Link", "LinkStats",
+    "Member", "Nvme", "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ", "READ_WRITE",
+    "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats",
+    "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
+    "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors", "last_error",
+    "status_string", *errors.__all__,
 ]

@@ -9,6 +9,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
 from . import _abi
 from ._enums import DeviceFlag
+from ._library import lib
+from .errors import check
 
 Log = Union[None, logging.Logger, Callable[[int, str, str], Any]]
 
@@ -53,6 +55,23 @@ class DeviceInfo(NamedTuple):
     def _of(cls, info: _abi.stw_device_info) -> "DeviceInfo":
         return cls(info.driver.decode(), info.name.decode(), info.ordinal, DeviceFlag(info.flags),
                    info.granule_bytes)
+
+
+class DriverInfo(NamedTuple):
+    """What a driver can stand behind: a device tier (memory), an nvme tier (storage)."""
+
+    name: str
+    memory: bool
+    storage: bool
+    built_in: bool
+
+
+def driver_info(driver: Union[str, "os.PathLike[str]"]) -> DriverInfo:
+    """Look a driver up: by its name, or a module's by its absolute path."""
+    info = _abi.stw_driver_info.initial()
+    check(lib.stw_driver_info_get(os.fsencode(driver), info))
+    return DriverInfo(info.name.decode(), bool(info.kinds & _abi.STW_DRIVER_MEMORY),
+                      bool(info.kinds & _abi.STW_DRIVER_STORAGE), bool(info.built_in))
 
 
 class TierStats(NamedTuple):

@@ -184,6 +184,16 @@ public:
     }
 };
 
+/// A driver by its name, or a module's by its absolute path. Blocks while a module is loaded.
+inline Result<stw_driver_info> driver_info(const char *driver)
+{
+    stw_driver_info info{};
+    info.struct_size = detail::size_of<stw_driver_info>();
+    const stw_status code = stw_driver_info_get(driver, &info);
+    if (code < 0) return Result<stw_driver_info>(code);
+    return info;
+}
+
 }  // namespace stw
 
 #endif  // STEPWELL_HPP_RUNTIME_HPP

@@ -7,7 +7,12 @@
 
 #include <stepwell/stepwell.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <string_view>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -142,6 +147,30 @@ std::string try_storage(const std::string &path, const char *name, const char *d
     return open_and_look(options, look);
 }
 
+std::vector<Driver> look_at_module(const std::string &path, const std::string &name)
+{
+    stw_driver_info info = {};
+    info.struct_size = sizeof info;
+    std::string reason;
+    if (stw_driver_info_get(path.c_str(), &info) < 0)
+        reason = stw_last_error();
+    else if (name != info.name)
+        reason = "'" + path + "' calls its driver '" + std::string(info.name) +
+                 "', so its path alone finds it.";
+    if (!reason.empty()) return {{name, "module", "", false, reason, std::nullopt, false}};
+    std::vector<Driver> drivers;
+    if ((info.kinds & STW_DRIVER_MEMORY) != 0) {
+        drivers.push_back(try_device({path.c_str(), "device tier", nullptr}));
+        drivers.back().name = name;
+        drivers.back().built_in = false;
+    }
+    if ((info.kinds & STW_DRIVER_STORAGE) != 0)
+        drivers.push_back({name, "storage", "nvme tier", std::nullopt,
+                           "loads here; not tried, since only its author knows on what",
+                           std::nullopt, false});
+    return drivers;
+}
+
 }  // namespace
 
 std::optional<Chosen> parse_report(const std::string &text)
@@ -164,6 +193,33 @@ std::vector<Driver> untried_storage_drivers()
         drivers.push_back({known.name, "storage", known.used_for, std::nullopt,
                            "not tried: name a directory on the drive (stepwell info DIRECTORY)",
                            std::nullopt});
+    return drivers;
+}
+
+const char *module_directory()
+{
+    return STEPWELL_MODULE_DIRECTORY;
+}
+
+std::vector<Driver> find_modules(const std::string &directory)
+{
+    constexpr std::string_view kBefore = "libstepwell-", kBehind = ".so";
+    std::vector<Driver> drivers;
+    std::error_code error;
+    const std::filesystem::path real = std::filesystem::canonical(directory, error);
+    if (error) return drivers;  // nobody has installed any
+    for (std::filesystem::directory_iterator at(real, error), end; !error && at != end;
+         at.increment(error)) {
+        const std::string file = at->path().filename();
+        if (!file.starts_with(kBefore) || !file.ends_with(kBehind)) continue;
+        const std::string name =
+            file.substr(kBefore.size(), file.size() - kBefore.size() - kBehind.size());
+        const std::vector<Driver> found = look_at_module(at->path(), name);
+        drivers.insert(drivers.end(), found.begin(), found.end());
+    }
+    std::sort(drivers.begin(), drivers.end(), [](const Driver &one, const Driver &other) {
+        return std::tie(one.name, one.kind) < std::tie(other.name, other.kind);
+    });
     return drivers;
 }
 

@@ -17,6 +17,7 @@ struct Driver {
     std::optional<bool> works;    // nothing: not tried, the reason says why
     std::string reason;           // why not, in the library's words; else its remark
     std::optional<bool> unified;  // of a device: its memory is the host's
+    bool built_in = true;
 };
 
 // What the library uses in a directory when it is left to choose.
@@ -35,6 +36,11 @@ struct StorageDrivers {
 std::vector<Driver> try_memory_drivers();
 // Those of storage as long as no directory was given.
 std::vector<Driver> untried_storage_drivers();
+// What lies in a directory as libstepwell-<name>.so, an entry for each kind of driver in it, or one
+// with the reason why it cannot be used. Storage drivers are loaded and not tried.
+std::vector<Driver> find_modules(const std::string &directory);
+// Where the library looks.
+const char *module_directory();
 StorageDrivers try_storage_drivers(const std::string &path);
 
 // "drivers" of a report: the entry of kind "storage". Nothing when the text is no report.

@@ -78,6 +78,8 @@ Info gather_info(const std::vector<std::string> &paths, const std::string &root)
     }
     if (storage.empty()) storage = untried_storage_drivers();
     info.drivers.insert(info.drivers.end(), storage.begin(), storage.end());
+    const std::vector<Driver> modules = find_modules(module_directory());
+    info.drivers.insert(info.drivers.end(), modules.begin(), modules.end());
     return info;
 }
 

@@ -20,7 +20,7 @@ Json check_json(const Check &check)
 Json driver_json(const Driver &driver)
 {
     Json json = {{"name", driver.name}, {"kind", driver.kind}, {"used_for", driver.used_for}};
-    json["built_in"] = true;
+    json["built_in"] = driver.built_in;
     json["works"] = driver.works ? Json(*driver.works) : Json(nullptr);
     json["reason"] = driver.reason.empty() ? Json(nullptr) : Json(driver.reason);
     if (driver.kind == "memory")

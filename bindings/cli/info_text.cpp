@@ -102,8 +102,14 @@ std::string info_text(const Info &info)
     std::string text = "stepwell " + info.version + ", ABI " + std::to_string(info.abi) + "\n\n";
     text += machine_text(info);
     text += "\ntopology\n" + topology_text(info.topology, "  ");
-    text += "\ndrivers, all built in\n";
-    for (const Driver &driver : info.drivers) text += driver_text(driver);
+    const auto is_module = [](const Driver &driver) { return !driver.built_in; };
+    const bool modules = std::any_of(info.drivers.begin(), info.drivers.end(), is_module);
+    text += modules ? "\ndrivers, built in\n" : "\ndrivers, all built in\n";
+    for (const Driver &driver : info.drivers)
+        if (driver.built_in) text += driver_text(driver);
+    if (modules) text += "\ndrivers in " + printable(module_directory()) + "\n";
+    for (const Driver &driver : info.drivers)
+        if (!driver.built_in) text += driver_text(driver);
     text += "\nlimits\n";
     for (const Check &check : info.limits) text += check_text(check);
     for (const DirectoryInfo &entry : info.directories) text += directory_text(entry);

@@ -83,7 +83,7 @@ TEST(Probe, FindsTheRequestSizeThatIsFastestInEachDirection)
 TEST(Probe, KeepsWhatIsUsualWhereNothingIsClearlyFaster)
 {
     ProbeOf probe([](FakeStorage &, const stw_io &io) -> int64_t {
-        virtual_ns += io.bytes + (io.bytes == 1 << 20 ? io.bytes / 50 : 0);
+        virtual_ns += io.bytes + (io.bytes == 1 << 20 ? io.bytes / 6 : 0);
         return static_cast<int64_t>(io.bytes);
     });
     Result<Probed> found = probe.run();

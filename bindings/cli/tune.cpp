@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the time is spent: three quarters on settings, in rounds that go forth and back, of fewer and
 // fewer settings; the rest on what was found. A disk of a virtual machine changes its speed by the
-// minute, so every setting is met again and again, and medians decide.
+// minute, so every setting is met again and again beside the usual one, and medians decide.
 #include "tune.h"
 
 #include "machine_profile.h"
@@ -19,11 +19,14 @@ namespace stepwell::cli {
 namespace {
 
 constexpr double kShareOfSettings = 0.75;
-constexpr double kShareOfFirstRound = 0.5;  // of a directory's part
-constexpr size_t kKeptFirst = 4;            // in each direction, after a first round
-constexpr size_t kKeptLater = 2;
-constexpr size_t kRoundsMax = 15;
-constexpr double kClearlyBetter = 1.02;
+constexpr double kShareOfFirstRound = 0.35;  // of a directory's part
+constexpr size_t kKeptFirst = 5;             // in each direction, after a first round
+constexpr size_t kKeptLater = 3;
+constexpr size_t kRoundsMax = 25;
+constexpr int kPasses = 2;  // of a later round: room was reserved and filled for them anyway
+constexpr double kClearlyBetter = 1.05;
+constexpr double kClearlyBetterOnce = 1.15;  // where there were few rounds
+constexpr size_t kRoundsFew = 4;
 const Setting kUsual = {"aio", 1 << 20, 32};
 
 bool same(const Setting &a, const Setting &b)
@@ -38,15 +41,41 @@ std::string text_of(const Setting &setting)
            std::to_string(setting.queue_depth);
 }
 
+const Tried *usual_of(const std::vector<Tried> &tried)
+{
+    const auto found = std::find_if(tried.begin(), tried.end(),
+                                    [](const Tried &one) { return same(one.setting, kUsual); });
+    return found == tried.end() ? nullptr : &*found;
+}
+
+using Side = std::vector<double> Tried::*;
+
+// How much faster than another one, round by round: what the disk did meanwhile is in both, and one
+// that changed its speed between two rounds decides nothing.
+double faster(const Tried &one, const Tried &other, Side side)
+{
+    std::vector<double> ratios;
+    for (size_t i = 0; i < std::min((one.*side).size(), (other.*side).size()); ++i)
+        ratios.push_back((one.*side)[i] / std::max((other.*side)[i], 1.0));
+    return median(ratios);
+}
+
+// Against the usual one, or as bytes a second where that does not work here.
+double score(const Tried &one, const Tried *usual, Side side)
+{
+    return usual ? faster(one, *usual, side) : median(one.*side);
+}
+
 // Keeps those that are among the first `n` in one direction.
 void keep_best(std::vector<Tried> *tried, size_t n)
 {
+    const Tried *usual = usual_of(*tried);
     std::vector<const Tried *> kept;
     for (auto side : {&Tried::reads, &Tried::writes}) {
         std::vector<const Tried *> order;
         for (const Tried &one : *tried) order.push_back(&one);
-        std::stable_sort(order.begin(), order.end(), [side](const Tried *a, const Tried *b) {
-            return median(a->*side) > median(b->*side);
+        std::stable_sort(order.begin(), order.end(), [&](const Tried *a, const Tried *b) {
+            return score(*a, usual, side) > score(*b, usual, side);
         });
         order.resize(std::min(n, order.size()));
         kept.insert(kept.end(), order.begin(), order.end());
@@ -109,7 +138,8 @@ private:
     // ---- settings --------------------------------------------------------------------------
 
     // False: the setting does not work here; why_ says why.
-    bool measure(const std::string &path, double pass_seconds, Tried *tried, Identity *identity_out)
+    bool measure(const std::string &path, double pass_seconds, int passes, Tried *tried,
+                 Identity *identity_out)
     {
         tell(printable(path) + ": " + text_of(tried->setting));
         TierOptions wanted;
@@ -119,8 +149,12 @@ private:
         try {
             Tier tier(wanted);
             tier.write(pass_seconds);  // the first one goes into reserved space
-            const double write = tier.write(pass_seconds).write_rate();
-            const double read = tier.read(pass_seconds).read_rate();
+            double write = 0;
+            double read = 0;
+            for (int pass = 0; pass < passes; ++pass) {
+                write += tier.write(pass_seconds).write_rate() / passes;
+                read += tier.read(pass_seconds).read_rate() / passes;
+            }
             tried->writes.push_back(write);
             tried->reads.push_back(read);
             if (identity_out && identity_out->device.empty()) *identity_out = identify(tier);
@@ -153,7 +187,7 @@ private:
         for (const Setting &setting : settings_tried()) {
             if (!tried.empty() && now_s() - begin > part * kShareOfFirstRound) break;
             Tried one = {setting, {}, {}};
-            if (measure(found->path, pass_seconds, &one, &found->identity))
+            if (measure(found->path, pass_seconds, 1, &one, &found->identity))
                 tried.push_back(std::move(one));
         }
         if (tried.empty()) throw Failed(why_);
@@ -171,7 +205,7 @@ private:
             if (round % 2 == 0) std::reverse(tried->begin(), tried->end());
             for (Tried &one : *tried) {
                 if (now_s() + cost > until) return;
-                if (!measure(found.path, pass_seconds, &one, nullptr)) throw Failed(why_);
+                if (!measure(found.path, pass_seconds, kPasses, &one, nullptr)) throw Failed(why_);
             }
         }
     }
@@ -280,17 +314,17 @@ std::vector<Setting> settings_tried()
 
 void choose(const std::vector<Tried> &tried, TunedDirectory *directory)
 {
-    const auto best = [&tried](std::vector<double> Tried::*side, const std::string &driver) {
+    const Tried *usual = usual_of(tried);
+    const auto best = [&](Side side, const std::string &driver) {
         const Tried *best = nullptr;
         for (const Tried &one : tried) {
             if (one.setting.driver != driver) continue;
-            if (!best || median(one.*side) > median(best->*side)) best = &one;
+            if (!best || score(one, usual, side) > score(*best, usual, side)) best = &one;
         }
-        for (const Tried &one : tried) {
-            const bool near = best && median(one.*side) * kClearlyBetter >= median(best->*side);
-            if (same(one.setting, kUsual) && one.setting.driver == driver && near) return &one;
-        }
-        return best;
+        if (!best || !usual || usual->setting.driver != driver) return best;
+        const bool few = (best->*side).size() < kRoundsFew;
+        const double needed = few ? kClearlyBetterOnce : kClearlyBetter;
+        return faster(*best, *usual, side) < needed ? usual : best;
     };
     double most = -1;
     for (const char *driver : {"aio", "posix"}) {

@@ -20,13 +20,14 @@ namespace {
 
 constexpr double kShareOfSettings = 0.75;
 constexpr double kShareOfFirstRound = 0.35;  // of a directory's part
-constexpr size_t kKeptFirst = 5;             // in each direction, after a first round
-constexpr size_t kKeptLater = 3;
+constexpr size_t kKeptFirst = 4;             // in each direction, after a first round
+constexpr size_t kKeptLater = 2;
 constexpr size_t kRoundsMax = 25;
 constexpr int kPasses = 2;  // of a later round: room was reserved and filled for them anyway
 constexpr double kClearlyBetter = 1.05;
 constexpr double kClearlyBetterOnce = 1.15;  // where there were few rounds
 constexpr size_t kRoundsFew = 4;
+constexpr double kBetter = 1.01;  // of settings with more bytes in flight than usual
 const Setting kUsual = {"aio", 1 << 20, 32};
 
 bool same(const Setting &a, const Setting &b)
@@ -39,6 +40,11 @@ std::string text_of(const Setting &setting)
 {
     return setting.driver + ", " + bytes_text(setting.request_bytes) + " x " +
            std::to_string(setting.queue_depth);
+}
+
+uint64_t bytes_in_flight(const Setting &setting)
+{
+    return uint64_t{setting.request_bytes} * setting.queue_depth;
 }
 
 const Tried *usual_of(const std::vector<Tried> &tried)
@@ -322,8 +328,10 @@ void choose(const std::vector<Tried> &tried, TunedDirectory *directory)
             if (!best || score(one, usual, side) > score(*best, usual, side)) best = &one;
         }
         if (!best || !usual || usual->setting.driver != driver) return best;
+        // Too little in flight can cost a third of what a disk gives, too much next to nothing.
         const bool few = (best->*side).size() < kRoundsFew;
-        const double needed = few ? kClearlyBetterOnce : kClearlyBetter;
+        const bool deeper = bytes_in_flight(best->setting) > bytes_in_flight(kUsual);
+        const double needed = deeper ? kBetter : few ? kClearlyBetterOnce : kClearlyBetter;
         return faster(*best, *usual, side) < needed ? usual : best;
     };
     double most = -1;

@@ -13,7 +13,7 @@
 
 namespace stepwell::cli {
 
-constexpr double kTuneSeconds = 45;
+constexpr double kTuneSeconds = 50;
 constexpr uint64_t kTuneBytes = 256 << 20;  // written at once in a directory
 constexpr uint64_t kTuneBytesMin = 32 << 20;
 // Beside the bytes themselves: superblock, and blocks on their way.

@@ -76,6 +76,15 @@ TEST(Tune, WhatIsUsualStaysWhereNothingIsClearlyBetter)
     EXPECT_EQ(found.write.setting.queue_depth, 32u);
 }
 
+TEST(Tune, MoreBytesInFlightNeedToBeOnlyALittleBetter)
+{
+    TunedDirectory found;
+    choose({tried("aio", kMiB, 64, {1.02e9}, {1.0e9}), tried("aio", kMiB, 32, {1e9}, {1e9})},
+           &found);
+    EXPECT_EQ(found.read.setting.queue_depth, 64u);
+    EXPECT_EQ(found.write.setting.queue_depth, 32u);
+}
+
 TEST(Tune, ADiskThatChangesItsSpeedBetweenRoundsDecidesNothing)
 {
     // By its median the first is ahead; in most rounds it was a little slower.

@@ -25,10 +25,13 @@ typedef struct stw_tier_stats {
     uint64_t exports;        /* views that live in DLPack capsules */
     uint64_t evictions;
     uint64_t metadata_budget_bytes; /* host tier: what they may become */
-    uint64_t policy_calls;   /* of a victim policy's rank, whose scores were taken */
-    uint64_t policy_scores;  /* of tensors, in all these calls */
+    uint64_t policy_calls;       /* of a victim policy's rank, whose scores were taken */
+    uint64_t policy_scores;      /* of tensors, in all these calls */
+    uint64_t scratch_bytes;      /* host tier: of used_bytes, kept for stw_host_alloc */
+    uint64_t scratch_used_bytes; /* of these, given out */
 } stw_tier_stats;
-#define STW_TIER_STATS_INIT { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_TIER_STATS_INIT                                                                        \
+    { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Moves from one device of a process to another are on no link of these. */
 enum { /* link */

@@ -76,9 +76,11 @@ typedef struct stw_runtime_options {
     const char *profile_path;          /* of `stepwell tune`, used alone; "": none; NULL: the user's
                                           or the machine's, and a probe of at most 2 s, kept for the
                                           next open, of what neither knows. See docs/tuning.md */
+    uint64_t host_scratch_bytes;       /* of host_bytes, kept for stw_host_alloc: whole blocks, up;
+                                          0: none. Used: stw_tier_stats.scratch_used_bytes */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
-    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
@@ -95,10 +97,11 @@ STW_API stw_status stw_runtime_open(const stw_runtime_options *options, stw_runt
 
 enum { STW_CLOSE_DEFERRED = 1 };
 /**
- * Close. Without flags, views or operations still open are STW_ERROR_BUSY and nothing changes. With
- * STW_CLOSE_DEFERRED every call but stw_release() says CLOSED from now on, and the memory goes with
- * the last view (exported arrays outlive an interpreter's runtime this way). The log callback is
- * not called after a close, deferred or not, so what it needs may go.
+ * Close. Without flags, views, operations or pieces of stw_host_alloc() still open are
+ * STW_ERROR_BUSY and nothing changes. With STW_CLOSE_DEFERRED every call but stw_release() and
+ * stw_host_free() says CLOSED from now on, and the memory goes with the last view and piece
+ * (exported arrays outlive an interpreter's runtime this way). The log callback is not called after
+ * a close, deferred or not, so what it needs may go.
  *
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
  * Threads:   any thread, with no other call under way but stw_runtime_interrupt(); after a deferred
@@ -123,7 +126,8 @@ STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
  * out" (sleep), back up is "everything may come in again". The memory goes back to the system, the
  * space of files to their file system, and comes from there. Addresses of tensors stay. No more
  * than the budget at open; counted in bytes as stw_tier_stats counts, in whole blocks. The last tier
- * that the CPU works in keeps room for an update, 16 blocks and its staging, or goes to 0.
+ * that the CPU works in keeps room for an update, 16 blocks, or goes to 0; staging and scratch memory
+ * stay.
  *
  * Ownership: none.  Threads: any thread; one change at a time.
  * Blocks:    until the tier is within `bytes` (evictions, and with 0 also updates), or timeout_ns.

@@ -47,6 +47,7 @@
 #include <stepwell/copy.h>
 #include <stepwell/fetch.h>
 #include <stepwell/interop.h>
+#include <stepwell/memory.h>
 #include <stepwell/observe.h>
 #include <stepwell/operation.h>
 #include <stepwell/optimizer.h>

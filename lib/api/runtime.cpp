@@ -150,7 +150,7 @@ void stepwell::api::leave_deferred(stw_runtime *runtime) noexcept
     {
         std::lock_guard<std::mutex> lock(runtime->deferred_mutex);
         if (--runtime->deferred_releases > 0) return;
-        if (runtime->body->views().open_views() > 0) return;
+        if (runtime->body->views().open_views() + runtime->body->scratch_pieces() > 0) return;
         runtime->life.store(Life::kClosed, std::memory_order_release);
     }
     (void)guard([&]() -> Status {

@@ -23,7 +23,8 @@ struct TierReport {
     uint32_t tier = 0;  // STW_TIER_*
     uint32_t device = 0;
     stw_tier_stats stats = STW_TIER_STATS_INIT;
-    uint64_t promised_bytes = 0;  // to fetches and to tensors that have a right to the room
+    std::string scratch_allocator;  // of the host tier's scratch memory; "" if none
+    uint64_t promised_bytes = 0;    // to fetches and to tensors that have a right to the room
 };
 
 struct LinkReport {

@@ -62,9 +62,12 @@ bool Runtime::others_work(PlaceId place) const
 // Under the lock. Budget and staging of a tier in blocks, as they were at open.
 Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
 {
-    const uint32_t staging = place == host_place_ ? staging_blocks_ : 0;
+    // Of the host tier a part is not the core's.
+    const uint64_t scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;
+    const uint64_t kept_bytes = place == host_place_ ? staging_bytes_ + scratch_bytes : 0;
+    const uint64_t kept = kept_bytes / block_bytes_;
     const uint64_t blocks = bytes / block_bytes_;
-    const uint64_t most = uint64_t{core_.slots(place)} + staging;
+    const uint64_t most = core_.slots(place) + kept;
     const bool can_shrink =
         place == nvme_place_ || (places_[place].ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0;
     if (!can_shrink) {
@@ -85,18 +88,18 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
         return status;
     }
     const bool works = place != nvme_place_ && places_[place].cpu_access && !others_work(place);
-    const uint64_t floor = std::min<uint64_t>(most, staging + (works ? update::kPiecesMax : 0u));
-    const bool nothing = blocks == 0 && staging == 0;
+    const uint64_t floor = std::min<uint64_t>(most, kept + (works ? update::kPiecesMax : 0u));
+    const bool nothing = blocks == 0 && kept == 0;
     if (blocks < floor && !nothing) {
         return Status::error(
             STW_ERROR_BUDGET,
-            "%s cannot do with %s: its staging takes %s, and an update works on up to %u blocks of "
-            "%s at a time; leave it %s%s",
-            tier_name(place).c_str(), bytes_text(bytes).c_str(), bytes_text(staging_bytes_).c_str(),
+            "%s cannot do with %s: staging and scratch memory take %s, and an update works on up to "
+            "%u blocks of %s at a time; leave it %s%s",
+            tier_name(place).c_str(), bytes_text(bytes).c_str(), bytes_text(kept_bytes).c_str(),
             update::kPiecesMax, bytes_text(block_bytes_).c_str(),
-            bytes_text(floor * block_bytes_).c_str(), staging == 0 ? ", or nothing" : "");
+            bytes_text(floor * block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");
     }
-    *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : staging));
+    *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : kept));
     return {};
 }
 

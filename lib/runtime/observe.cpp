@@ -56,9 +56,15 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     const bool host = place == host_place_;
     stats.staging_bytes = host ? staging_bytes_ : 0;
-    stats.budget_bytes = usage.budget_blocks * block_bytes_ + stats.staging_bytes;
-    stats.used_bytes = usage.used_blocks * block_bytes_ + stats.staging_bytes;
-    stats.peak_bytes = usage.peak_blocks * block_bytes_ + stats.staging_bytes;
+    if (host && scratch_) {
+        const Scratch::Usage scratch = scratch_->usage();
+        stats.scratch_bytes = scratch.bytes;
+        stats.scratch_used_bytes = scratch.used_bytes;
+    }
+    const uint64_t kept = stats.staging_bytes + stats.scratch_bytes;
+    stats.budget_bytes = usage.budget_blocks * block_bytes_ + kept;
+    stats.used_bytes = usage.used_blocks * block_bytes_ + kept;
+    stats.peak_bytes = usage.peak_blocks * block_bytes_ + kept;
     stats.pinned_bytes = usage.pinned_blocks * block_bytes_;
     stats.dirty_bytes = usage.dirty_blocks * block_bytes_;
     if (host) {
@@ -246,6 +252,7 @@ void Runtime::fill_report(report::ReportData &data)
         tier.device = at.device;
         if (place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
         (void)tier_stats(tier.tier, tier.device, &tier.stats);
+        if (place == host_place_ && scratch_) tier.scratch_allocator = scratch_->allocator();
         std::lock_guard<std::mutex> lock(mutex_);
         tier.promised_bytes = core_.usage(place).promised_blocks * block_bytes_;
         data.tiers.push_back(tier);

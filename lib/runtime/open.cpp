@@ -95,6 +95,12 @@ uint32_t staging_blocks_of(const stw_runtime_options &options)
     return 0;
 }
 
+uint64_t scratch_blocks_of(const stw_runtime_options &options)
+{
+    const uint64_t block = block_bytes_of(options);
+    return options.host_scratch_bytes / block + (options.host_scratch_bytes % block != 0);
+}
+
 residency::Config config_of(const stw_runtime_options &options)
 {
     residency::Config config;
@@ -111,9 +117,9 @@ residency::Config config_of(const stw_runtime_options &options)
         config.places.push_back(place);
     }
     residency::PlaceConfig host;
-    const uint32_t staging = staging_blocks_of(options);
-    const auto blocks = static_cast<uint32_t>(options.host_bytes / block);
-    host.blocks = blocks > staging ? blocks - staging : 0;
+    const uint64_t kept = staging_blocks_of(options) + scratch_blocks_of(options);
+    const uint64_t blocks = options.host_bytes / block;
+    host.blocks = static_cast<uint32_t>(blocks > kept ? blocks - kept : 0);
     host.cpu_access = true;
     config.places.push_back(host);
     residency::PlaceConfig nvme;
@@ -192,6 +198,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
 
 Runtime::~Runtime()
 {
+    scratch_.reset();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -261,12 +268,22 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
                              bytes_text(options.host_bytes).c_str(),
                              bytes_text(staging_bytes_).c_str());
     }
+    const uint64_t scratch_blocks = scratch_blocks_of(options);
+    if (scratch_blocks > 0 && host_blocks <= staging_blocks_ + scratch_blocks) {
+        return Status::error(STW_ERROR_INVALID,
+                             "host_bytes is %s, but host_scratch_bytes keeps %s of it, staging %s, "
+                             "and the host tier needs at least one block of %s more",
+                             bytes_text(options.host_bytes).c_str(),
+                             bytes_text(options.host_scratch_bytes).c_str(),
+                             bytes_text(staging_bytes_).c_str(), bytes_text(block_bytes_).c_str());
+    }
     // The store before the memory: a full disk is told before gigabytes were touched.
     Tuning tuning(options, log_, services_);
     STW_TRY(tuning.find());
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
+    open_scratch(scratch_blocks * block_bytes_);
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
@@ -469,21 +486,25 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
 {
     const residency::Instant deadline = now() + timeout(timeout_ns);
     uint32_t open = 0;
+    uint64_t pieces = 0;
     {
         std::unique_lock<std::mutex> lock(mutex_);
         do {  // callbacks may make operations while they are waited for
             open = views_.open_views();
-            if ((open > 0 && !deferred) || operations_ > 0) {
-                return Status::error(
-                    STW_ERROR_BUSY,
-                    "the runtime '%s' has %u open views and %u operations; release and free them "
-                    "first, or close with STW_CLOSE_DEFERRED:\n%s",
-                    name_.c_str(), open, operations_, describe_views(8).c_str());
+            pieces = scratch_pieces();
+            if ((open + pieces > 0 && !deferred) || operations_ > 0) {
+                return Status::error(STW_ERROR_BUSY,
+                                     "the runtime '%s' has %u open views, %u operations and %llu "
+                                     "pieces of stw_host_alloc; release and free them first, or "
+                                     "close with STW_CLOSE_DEFERRED:\n%s",
+                                     name_.c_str(), open, operations_,
+                                     static_cast<unsigned long long>(pieces),
+                                     describe_views(8).c_str());
             }
             STW_TRY(await_callbacks(lock, deadline));
-        } while (operations_ > 0 || views_.open_views() != open);
+        } while (operations_ > 0 || views_.open_views() != open || scratch_pieces() != pieces);
     }
-    if (open > 0) {
+    if (open + pieces > 0) {
         STW_TRY(end_policy(timeout_ns));
         log_.silence();
         return Status::remark(STW_PENDING);

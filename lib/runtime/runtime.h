@@ -10,6 +10,7 @@
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
+#include "lib/runtime/scratch.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/trace.h"
@@ -207,6 +208,14 @@ public:
                           stw_update_result *result_out);
     Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
 
+    // ---- scratch memory (host_memory.cpp) ------------------------------------------------------
+    Result<void *> take_scratch(uint64_t bytes, uint64_t align_bytes);
+    Status give_scratch(void *pointer);
+    [[nodiscard]] uint64_t scratch_pieces() const
+    {
+        return scratch_ ? scratch_->usage().pieces : 0;
+    }
+
     // ---- a victim policy of the program (scoring.cpp) ------------------------------------------
     Status set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns);
 
@@ -268,6 +277,7 @@ private:
     Status open_store(const stw_runtime_options &options, Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
     void expect_bandwidths(const Tuning &tuning);
+    void open_scratch(uint64_t bytes);
     Status open_engine(std::unique_ptr<store::Store> store);
     Status open_update(uint32_t threads);
     Status open_metadata(const stw_runtime_options &options);
@@ -504,6 +514,7 @@ private:
     uint64_t staging_bytes_ = 0;
     uint32_t staging_blocks_ = 0;
     uint64_t metadata_budget_ = 0;
+    std::unique_ptr<Scratch> scratch_;  // in the host tier's memory; null: none was kept
     std::unique_ptr<transfer::Engine> engine_;
     ViewTable views_;
 

@@ -253,8 +253,7 @@ static void a_policy_is_shown_what_is_there(void **state)
     mine.watched = tensor_make(runtime, &spec);
     set_and_await(runtime, &mine);
     seen = ranker_seen(&mine);
-    assert_ptr_equal(seen.tensor, mine.watched);
-    assert_int_equal(seen.bytes, 0);
+    assert_true(seen.tensor == mine.watched && seen.bytes == 0);
     assert_true(seen.last_use == UINT64_MAX && seen.next_use == UINT64_MAX);
     assert_int_equal(seen.role, STW_ROLE_CACHE);
     assert_int_equal(seen.retention, STW_RETAIN_KEEP);
@@ -287,7 +286,7 @@ static void steps_tell_the_next_use_and_ask_again(void **state)
     stw_tensor *tensors[3];
     stw_phase *phase;
     ranker mine;
-    uint64_t before = 0;
+    uint64_t before;
     int i, step;
     (void)state;
     for (i = 0; i < 3; ++i) {
@@ -342,7 +341,7 @@ static void a_policy_that_hangs_stops_nothing(void **state)
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor *tensors[CYCLE], *gone;
-    stw_tensor_info info;
+    stw_tensor_info info = {0};
     ranker mine;
     int i;
     (void)state;

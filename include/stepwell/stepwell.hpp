@@ -24,6 +24,7 @@
 #define STEPWELL_HPP
 
 #include <stepwell/hpp/error.hpp>
+#include <stepwell/hpp/memory.hpp>
 #include <stepwell/hpp/operation.hpp>
 #include <stepwell/hpp/optimizer.hpp>
 #include <stepwell/hpp/owner.hpp>

@@ -146,6 +146,35 @@ TEST(Runtime, ABudgetGoesToNothingAndBack)
     EXPECT_EQ(runtime.tier(STW_TIER_DEVICE).value().budget_bytes, before);
 }
 
+TEST(HostMemory, IsFreedWithItsOwnerWhoMayOutliveTheRuntime)
+{
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    options.host_bytes = 4u << 20;
+    options.host_scratch_bytes = 1u << 20;
+    options.block_bytes = STW_BLOCK_64K;
+    stw::HostMemory kept;
+    stw::Runtime runtime = stw::Runtime::open(options).value();
+    {
+        stw::HostMemory piece =
+            stw::HostMemory::allocate(runtime, 5000, 4096, STW_HOST_ZERO).value();
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(piece.data()) % 4096, 0u);
+        EXPECT_EQ(piece.as<float>().size(), 1250u);
+        EXPECT_EQ(piece.as<float>()[1249], 0);
+        EXPECT_EQ(runtime.tier(STW_TIER_HOST).value().scratch_used_bytes, 8192u);
+        kept = std::move(piece);
+        EXPECT_FALSE(bool(piece));
+    }
+    EXPECT_EQ(runtime.tier(STW_TIER_HOST).value().scratch_used_bytes, 8192u);
+    kept.free();
+    EXPECT_EQ(runtime.tier(STW_TIER_HOST).value().scratch_used_bytes, 0u);
+    EXPECT_EQ(code_of([&] { (void)stw::HostMemory::allocate(runtime, 2u << 20); }),
+              STW_ERROR_BUDGET);
+    kept = stw::HostMemory::allocate(runtime, 100).value();
+    EXPECT_EQ(code_of([&] { runtime.close(); }), STW_ERROR_BUSY);
+    runtime.close(STW_CLOSE_DEFERRED);
+    kept.as<char>()[99] = 1;
+}
+
 TEST(Runtime, APolicyOfTheProgramSaysWhatLeaves)
 {
     stw::Runtime runtime = open_runtime();

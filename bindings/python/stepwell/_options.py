@@ -91,6 +91,8 @@ class TierStats(NamedTuple):
     metadata_budget_bytes: int
     policy_calls: int
     policy_scores: int
+    scratch_bytes: int
+    scratch_used_bytes: int
 
 
 class LinkStats(NamedTuple):

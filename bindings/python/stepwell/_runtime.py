@@ -14,6 +14,7 @@ from . import _abi, _life, _waiting
 from ._enums import Advice, Link, Preset, Tier, number
 from ._fetching import Fetches
 from ._library import lib
+from ._memory import HostMemory
 from ._operation import Operation
 from ._optimizer import Custom, Hyper, Optimizer
 from ._options import (
@@ -53,7 +54,7 @@ class Runtime(Fetches):
                  thread_count: int = 0, timeout: Optional[float] = None, tensors_max: int = 0,
                  views_max: int = 0, operations_max: int = 0, block_bytes: int = 0,
                  log: Log = None, log_level: Optional[int] = None,
-                 metadata_bytes: int = 0,
+                 metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
                  probe: bool = True) -> None:
         self._handle = ctypes.c_void_p()
@@ -86,6 +87,7 @@ class Runtime(Fetches):
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
             profile_path=None if profile is None else os.fsencode(profile),
             flags=0 if probe else _abi.STW_RUNTIME_NO_PROBE,
+            host_scratch_bytes=host_scratch_bytes,
         )
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)
@@ -296,6 +298,13 @@ class Runtime(Fetches):
         check(_waiting.call(self, lib.stw_runtime_set_victim_policy, self._use(), policy,
                             nanoseconds(timeout)))
         self._rank = function
+
+    def host_alloc(self, nbytes: int, *, align: int = 0, zero: bool = False) -> HostMemory:
+        """A piece of the memory that host_scratch_bytes kept. align: a power of two, 0: 64.
+
+        Never blocks. BudgetError says what is free.
+        """
+        return HostMemory(self, nbytes, align, zero)
 
     # -- phases, steps and what lives in them -------------------------------------------------
 

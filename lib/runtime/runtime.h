@@ -470,7 +470,7 @@ private:
     [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
     [[nodiscard]] Status check_policy_room() const;
     Status start_policy_thread();
-    Status await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns);
+    Status await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns, bool closes);
     Status end_policy(uint64_t timeout_ns);
     void ask_policy();
     void note_departures();

@@ -54,8 +54,8 @@ Status Runtime::check_policy_room() const
     return status;
 }
 
-// Under the lock: until no call is under way, and none begins before the caller is done.
-Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns)
+// Under the lock: until no call is under way. A close is not interrupted, as no close is.
+Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns, bool closes)
 {
     if (scoring_->started && pthread_equal(scoring_->thread, pthread_self())) {
         return Status::error(STW_ERROR_BUSY,
@@ -64,7 +64,7 @@ Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeou
     }
     const residency::Instant begin = now();
     while (scoring_->calling) {
-        STW_TRY(interrupted_since(begin));
+        if (!closes) STW_TRY(interrupted_since(begin));
         if (wait_progress(lock, begin + timeout(timeout_ns))) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "the victim policy's rank has not returned within %.3f s; nothing "
@@ -80,7 +80,7 @@ Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t time
     if (!scoring_ && !policy) return {};
     if (!scoring_) scoring_ = std::make_unique<Scoring>();
     ++scoring_->changers;
-    Status status = await_policy(lock, timeout_ns);
+    Status status = await_policy(lock, timeout_ns, false);
     if (status.ok() && policy && !scoring_->policy.rank) status = check_policy_room();
     if (status.ok() && policy && !scoring_->started) status = start_policy_thread();
     --scoring_->changers;
@@ -121,7 +121,7 @@ Status Runtime::end_policy(uint64_t timeout_ns)
         std::unique_lock<std::mutex> lock(mutex_);
         if (!scoring_ || !scoring_->started) return {};
         ++scoring_->changers;
-        Status status = await_policy(lock, timeout_ns);
+        Status status = await_policy(lock, timeout_ns, true);
         --scoring_->changers;
         if (status.ok()) {
             scoring_->policy = {};

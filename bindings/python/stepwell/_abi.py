@@ -116,6 +116,8 @@ STW_CLOSE_DEFERRED = 1
 STW_DEVICE_STREAMS = 1
 STW_DEVICE_STABLE_ADDRESS = 2
 STW_DEVICE_UNIFIED = 4
+STW_DRIVER_MEMORY = 1
+STW_DRIVER_STORAGE = 2
 STW_DIMENSIONS_MAX = 8
 STW_RETAIN_DEFAULT = 0
 STW_RETAIN_KEEP = 1
@@ -168,6 +170,7 @@ STW_LINK_DEVICE_TO_NVME = 6
 STW_LINK_RANKS = 7
 STW_VICTIM_PINNED = 1
 STW_VICTIM_SHARED = 2
+STW_HOST_ZERO = 1
 
 S = TypeVar("S", bound="Struct")
 
@@ -258,6 +261,7 @@ class stw_runtime_options(Struct):
         ("reserved", c_uint32),
         ("metadata_bytes", c_uint64),
         ("profile_path", c_char_p),
+        ("host_scratch_bytes", c_uint64),
     ]
 
 
@@ -269,6 +273,16 @@ class stw_device_info(Struct):
         ("granule_bytes", c_uint32),
         ("driver", c_char * 32),
         ("name", c_char * 128),
+    ]
+
+
+class stw_driver_info(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kinds", c_uint32),
+        ("built_in", c_uint32),
+        ("reserved", c_uint32),
+        ("name", c_char * 32),
     ]
 
 
@@ -524,6 +538,8 @@ class stw_tier_stats(Struct):
         ("metadata_budget_bytes", c_uint64),
         ("policy_calls", c_uint64),
         ("policy_scores", c_uint64),
+        ("scratch_bytes", c_uint64),
+        ("scratch_used_bytes", c_uint64),
     ]
 
 
@@ -571,6 +587,7 @@ STRUCTS: List[Type[Struct]] = [
     stw_nvme_options,
     stw_runtime_options,
     stw_device_info,
+    stw_driver_info,
     stw_policy,
     stw_tensor_spec,
     stw_tensor_info,
@@ -633,6 +650,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_device_info_get": (c_int32, [
         c_void_p, c_uint32, POINTER(stw_device_info)
+    ]),
+    "stw_driver_info_get": (c_int32, [
+        c_char_p, POINTER(stw_driver_info)
     ]),
     "stw_tensor_create": (c_int32, [
         c_void_p, POINTER(stw_tensor_spec), c_uint32, POINTER(c_void_p)
@@ -791,5 +811,11 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_runtime_set_victim_policy": (c_int32, [
         c_void_p, POINTER(stw_victim_policy), c_uint64
+    ]),
+    "stw_host_alloc": (c_int32, [
+        c_void_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)
+    ]),
+    "stw_host_free": (c_int32, [
+        c_void_p, c_void_p
     ]),
 }

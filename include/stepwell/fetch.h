@@ -56,7 +56,7 @@ typedef struct stw_fetch_options {
 #define STW_FETCH_OPTIONS_INIT { sizeof(stw_fetch_options), 0, 0, 0, 0, 0, 0 }
 
 /* A pin. Plain data, 64 bytes in every version: copy it, but release it once. What was fetched into
- * the caller's memory is a view that pins nothing: it shows that memory, and need not be released. */
+ * the caller's memory is a view that pins nothing: it shows that memory and needs no release. */
 typedef struct stw_view {
     void *pointer;          /* aligned as created; NULL when element_count is 0 */
     uint64_t bytes;         /* element_count x size of the view's dtype; padding is never shown */

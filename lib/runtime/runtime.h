@@ -410,6 +410,8 @@ private:
     void ask_ahead(Snapshot &work, Core &core, Commands &out);
     void give_chunk_back(Snapshot &work, Core &core, Commands &out);
     void start_over(Snapshot &work, Core &core, Commands &out);
+    void drop_holds(Snapshot &work, Core &core, Commands &out);
+    [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
     void end_snapshot(Snapshot &work, Core &core, Commands &out);
     void copy_chunk(Snapshot &work);
     [[nodiscard]] bool is_torn(Snapshot &work);

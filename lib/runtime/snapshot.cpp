@@ -32,11 +32,12 @@ SnapshotPart part_of(const Range &range)
     return part;
 }
 
-// Tensors that are used by it, each once.
-std::vector<residency::TensorId> tensors_of(const Snapshot &work)
+// Tensors that are used by it, or claimed alone; each once.
+std::vector<residency::TensorId> tensors_of(const Snapshot &work, bool claimed = false)
 {
     std::vector<residency::TensorId> tensors;
     for (const SnapshotPart &part : work.parts) {
+        if (claimed && !part.claimed) continue;
         tensors.push_back(part.tensor->id);
         if (part.scratch != residency::kNone) tensors.push_back(part.scratch);
     }
@@ -189,7 +190,7 @@ void Runtime::ask_chunk(Snapshot &work, Core &core, Commands &out)
     const uint64_t offset = core.pack_offset(part.tensor->id) + at * part.from_size;
     work.count = std::min(run(offset, part.from_size), part.end - at);
     residency::FetchAsked asked;
-    asked.claim = work.claim;
+    asked.claim = part.claimed ? work.claim : 0;
     asked.owner = work.whole->owner;
     asked.priority = work.whole->plan.priority;
     asked.deadline = work.whole->deadline;
@@ -211,7 +212,7 @@ void Runtime::ask_chunk(Snapshot &work, Core &core, Commands &out)
     sleep_follows(before, work.chunk.fetch);
     if (core.is_waiting(work.chunk.fetch)) work.chunk.cause = cause_of(work.chunk);
     if (work.chunk.call) arm_timer(asked.deadline);
-    if (core.claimed_by(part.tensor->id) != work.claim) {
+    if (core.claimed_by(part.tensor->id) != asked.claim) {
         pipeline_->prefer(part.tensor->id);
     } else if ((work.flags & residency::kFetchTry) == 0) {
         ask_ahead(work, core, out);
@@ -239,7 +240,7 @@ void Runtime::ask_ahead(Snapshot &work, Core &core, Commands &out)
         const uint64_t room = (block_bytes_ - byte % block_bytes_) / part.from_size;
         const uint64_t count = std::min(std::max<uint64_t>(room, 1), part.end - hinted.at);
         residency::FetchAsked hint;
-        hint.claim = work.claim;
+        hint.claim = part.claimed ? work.claim : 0;
         hint.flags = residency::kFetchPrefetch;
         hint.urgency = residency::Class::kPlanned;
         hint.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
@@ -255,7 +256,7 @@ void Runtime::give_chunk_back(Snapshot &work, Core &core, Commands &out)
     const std::vector<residency::Grant> &grants = work.chunk.grants;
     residency::Release release;
     release.internal = true;
-    release.claim = work.claim;
+    release.claim = part.claimed ? work.claim : 0;
     if (part.scratch != residency::kNone) {
         release.tensor = part.scratch;
         release.access = residency::Access::kWrite;
@@ -276,38 +277,45 @@ void Runtime::give_chunk_back(Snapshot &work, Core &core, Commands &out)
     if (++work.next.part < work.parts.size()) work.next.at = work.parts[work.next.part].begin;
 }
 
-// From the first element, and nobody writes until it is over. Needed once at most.
+// From the first element, and nobody writes until it is over. A claim would wait for a view of the
+// asker's own, beside which nobody writes anyway.
 void Runtime::start_over(Snapshot &work, Core &core, Commands &out)
 {
+    drop_holds(work, core, out);
     work.torn = false;
     work.next = work.hinted = {0, work.parts.front().begin};
-    for (const residency::FetchId hint : work.hints) {
-        core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
-    }
-    work.hints.clear();
     drain_hits();
     work.claim = core.claim(true);
-    for (const residency::TensorId tensor : tensors_of(work)) core.claim_tensor(work.claim, tensor);
+    for (SnapshotPart &part : work.parts) part.claimed = !has_own_view(*work.whole, part.tensor);
+    for (const residency::TensorId tensor : tensors_of(work, true)) {
+        core.claim_tensor(work.claim, tensor);
+    }
 }
 
 void Runtime::end_snapshot(Snapshot &work, Core &core, Commands &out)
 {
+    drop_holds(work, core, out);
+    // An operation goes on until what is to be pinned is asked for.
+    if (!work.whole->asynchronous) std::erase(snapshots_, &work);
+    for (const residency::TensorId tensor : tensors_of(work)) core.let_go(tensor);
+}
+
+// Hints and claims.
+void Runtime::drop_holds(Snapshot &work, Core &core, Commands &out)
+{
     for (const residency::FetchId hint : work.hints) {
         core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
     }
     work.hints.clear();
-    // An operation goes on until what is to be pinned is asked for.
-    if (!work.whole->asynchronous) std::erase(snapshots_, &work);
-    for (const residency::TensorId tensor : tensors_of(work)) {
-        core.let_go(tensor);
-        if (work.claim != 0) core.unclaim_tensor(work.claim, tensor, false, out);
+    for (const residency::TensorId tensor : tensors_of(work, true)) {
+        core.unclaim_tensor(work.claim, tensor, false, out);
     }
+    for (SnapshotPart &part : work.parts) part.claimed = false;
 }
 
 // Under the lock, of a chunk that is held: what was copied before is still what the tensors are.
 bool Runtime::is_torn(Snapshot &work)
 {
-    if (work.claim != 0) return false;
     SnapshotPart &part = work.parts[work.next.part];
     const uint64_t version = core_.version(part.tensor->id);
     if (work.next.at == part.begin) part.version = version;

@@ -26,6 +26,7 @@ struct SnapshotPart {
     uint64_t begin = 0;  // elements
     uint64_t end = 0;
     uint64_t version = 0;  // of the tensor, when its first chunk was copied
+    bool claimed = false;  // by this copy: nobody else writes
 };
 
 // A place in the order of all elements.
@@ -45,7 +46,7 @@ struct Snapshot {
     bool held = false;  // the chunk was granted and not yet given back
     bool torn = false;  // somebody wrote since the first chunk
     uint32_t flags = 0;
-    residency::ClaimId claim = 0;  // 0: others may write
+    residency::ClaimId claim = 0;  // of the parts that are claimed
     SnapshotCursor hinted;         // up to which hints were given
     std::deque<residency::FetchId> hints;
     Status status;

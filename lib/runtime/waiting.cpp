@@ -39,6 +39,19 @@ bool Runtime::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
     return false;
 }
 
+// Does the thread or step that asks hold a view of it?
+bool Runtime::has_own_view(const Waiter &waiter, const stw_tensor *tensor) const
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        const ViewSlot &view = views_.slot(index);
+        if (!views_.is_open(index) || view.tensor != tensor) continue;
+        const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        if (own && view.scratch == residency::kNone) return true;
+    }
+    return false;
+}
+
 // The views of threads that wait. Threads that are awake open and close theirs meanwhile.
 std::vector<residency::Held> Runtime::held_by_sleepers()
 {

@@ -406,7 +406,7 @@ static void what_ends_early_leaves_nothing_behind(void **state)
     machine_close(runtime);
 }
 
-/* The blocks are lost on the way from the disk: no view, no room taken, and the others are served. */
+/* The blocks are lost on the way from the disk: no view, no room taken; the others are served. */
 static void a_source_that_cannot_be_read_promises_nothing(void **state)
 {
     const char *kinds[] = {"eio", "flip"};

@@ -454,9 +454,10 @@ static void no_copy_is_half_old_and_half_new(void **state)
 {
     writer other;
     pthread_t thread;
-    buffer memories[2];
-    stw_fetch_request requests[2];
-    stw_view views[2];
+    buffer memories[3];
+    stw_fetch_request requests[3];
+    stw_view views[3], held;
+    stw_tensor *still;
     float last = 0;
     int i;
     (void)state;
@@ -469,13 +470,19 @@ static void no_copy_is_half_old_and_half_new(void **state)
         memories[i] = buffer_make(WRITTEN, 4);
         requests[i] = request_into(other.tensors[i], 0, 0, memories[i].memory);
     }
+    /* A view of its own keeps a copy from nothing. */
+    still = tensor_f32(other.runtime, "still", 100);
+    tensor_fill_sequence(still, 100, 4);
+    held = view_get(other.runtime, still, STW_READ);
+    memories[2] = buffer_make(100, 4);
+    requests[2] = request_into(still, 0, 0, memories[2].memory);
     pthread_barrier_init(&other.barrier, NULL, 2);
     pthread_create(&thread, NULL, write_both, &other);
     pthread_barrier_wait(&other.barrier);
     while (last < (float)other.rounds) {
         const float *first = (const float *)memories[0].memory;
         const float *second = (const float *)memories[1].memory;
-        ok(stw_fetch(other.runtime, NULL, requests, 2, views));
+        ok(stw_fetch(other.runtime, NULL, requests, 3, views));
         for (i = 0; i < WRITTEN; ++i) {
             if (first[i] == first[0] && second[i] == second[0]) continue;
             fail_msg("element %d is %g and %g beside %g and %g", i, first[i], second[i], first[0],
@@ -488,7 +495,9 @@ static void no_copy_is_half_old_and_half_new(void **state)
     pthread_join(thread, NULL);
     pthread_barrier_destroy(&other.barrier);
     assert_int_equal(other.worst, STW_OK);
-    buffer_free(&memories[0]), buffer_free(&memories[1]);
+    expect_sequence(memories[2].memory, 100, 4);
+    view_put(&held);
+    buffer_free(&memories[0]), buffer_free(&memories[1]), buffer_free(&memories[2]);
     expect_nothing_pinned(other.runtime);
     machine_close(other.runtime);
 }

@@ -69,8 +69,8 @@ class Ends(support.Machine):
             views.release()
 
     def test_a_set_is_all_or_nothing(self):
-        tensors = [self.floats(10, None, at) for at in range(40)]
-        held = tensors[35].fetch("write")
+        tensors = [self.floats(10, None, at) for at in range(300)]
+        held = tensors[290].fetch("write")
         with self.assertRaises(stepwell.BusyError):
             self.runtime.fetch_many(tensors, at_once=True)
         with self.assertRaises(stepwell.BusyError):
@@ -82,9 +82,9 @@ class Ends(support.Machine):
 
 
     def test_a_refused_set_leaves_what_it_would_have_written(self):
-        tensors = [self.floats(10, None, at + 1) for at in range(40)]
+        tensors = [self.floats(10, None, at + 1) for at in range(300)]
         versions = [tensor.info().version for tensor in tensors]
-        held = tensors[35].fetch()
+        held = tensors[290].fetch()
         for _ in range(2):
             with self.assertRaises(stepwell.BusyError):
                 self.runtime.fetch_many(tensors, "write")
@@ -257,7 +257,7 @@ class Copies(support.Machine):
         wanted = [tensor.request(begin=30, count=20, into=out)
                   for tensor, out in zip(tensors, outs)]
         wanted.insert(1, tensors[2])
-        for part in (wanted, wanted * 5):  # the second in more than the hit path takes
+        for part in (wanted, wanted * 5):
             with self.runtime.fetch_many(part) as views:
                 self.assertEqual([view.count for view in views[:3]], [20, F32 + 7, 20])
                 self.assertEqual(views[0].address, ctypes.addressof(

@@ -28,8 +28,8 @@ _byref, _new_view = ctypes.byref, _abi.stw_view
 _new: Callable[[Any], Any] = object.__new__
 _READ, _NEAREST = Access.READ, Tier.DEFAULT
 _copies = operator.attrgetter("_copies")
-# The library's hit path takes so many requests of a call; more in one call take its lock.
-_HITS_MAX = 16
+# Of a call that only tries: what is not all resident has then cost one part, not all of it twice.
+_HITS_MAX = 256
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
 
 
@@ -88,8 +88,8 @@ class Fetches:
             raise ValueError("nothing to fetch")
         requests = b"".join([item._requests[kind] for item in wanted])
         views = Views(cast("Runtime", self), wanted)
-        copies = True in map(_copies, wanted)
-        if options or copies or not self._hits(requests, views._views, len(wanted)):
+        slow = bool(options) or True in map(_copies, wanted)
+        if slow or not self._hits(requests, views._views, len(wanted)):
             self._fetch_slowly(wanted, requests, views, options)
         return views
 

@@ -138,6 +138,48 @@ static void every_dtype_has_its_code(void **state)
     machine_close(runtime);
 }
 
+static void a_converted_view_is_exported_in_its_dtype(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = matrix(runtime, "m", STW_F32), *sum;
+    stw_tensor_spec spec = spec_f32("sum", 4);
+    stw_fetch_request requests[2];
+    float memory[15];
+    versioned *made = NULL;
+    legacy *old = NULL;
+    stw_view views[2];
+    (void)state;
+    tensor_fill_sequence(tensor, 15, 1);
+    requests[0] = requests[1] = request_of(tensor, STW_READ);
+    requests[0].dtype = STW_BF16;
+    requests[1].tier = STW_TIER_DEFAULT, requests[1].into = memory;
+    ok(stw_fetch(runtime, NULL, requests, 2, views));
+    fails(stw_view_to_dlpack(&views[1], NULL, &made), STW_ERROR_INVALID, "memory of the caller's");
+    ok(stw_view_to_dlpack(&views[0], NULL, &made));
+    assert_true(made->tensor.code == DL_BFLOAT && made->tensor.bits == 16);
+    assert_true(made->tensor.ndim == 2 && made->tensor.shape[1] == 5);
+    assert_int_equal(((const uint16_t *)made->tensor.data)[1], 0x4000);
+    assert_int_equal(exports_of(runtime), 1);
+    made->deleter(made);
+    assert_int_equal(exports_of(runtime), 0);
+    ok(stw_release(&views[1], 1, NULL, 0));
+    /* What is summed from its deleter on. */
+    spec.role = STW_ROLE_GRAD, spec.dtype = STW_BF16;
+    sum = tensor_make(runtime, &spec);
+    requests[0] = request_of(sum, STW_REDUCE);
+    requests[0].dtype = STW_F32;
+    ok(stw_fetch(runtime, NULL, requests, 1, views));
+    ok(stw_view_to_dlpack_legacy(&views[0], NULL, &old));
+    assert_true(old->tensor.code == DL_FLOAT && old->tensor.bits == 32);
+    ((float *)old->tensor.data)[3] = 1.5F;
+    old->deleter(old);
+    views[0] = view_get(runtime, sum, STW_READ);
+    assert_int_equal(((const uint16_t *)views[0].pointer)[3], 0x3fc0);
+    view_put(&views[0]);
+    machine_close(runtime);
+}
+
 static void ranges_are_flat_and_scalars_have_no_dimension(void **state)
 {
     machine wanted = machine_small();
@@ -406,6 +448,7 @@ int main(void)
         cmocka_unit_test(a_reader_is_exported_as_read_only),
         cmocka_unit_test(what_a_writer_exports_counts_from_its_deleter_on),
         cmocka_unit_test(every_dtype_has_its_code),
+        cmocka_unit_test(a_converted_view_is_exported_in_its_dtype),
         cmocka_unit_test(ranges_are_flat_and_scalars_have_no_dimension),
         cmocka_unit_test(what_cannot_be_said_is_refused_and_the_view_stays),
         cmocka_unit_test(an_export_outlives_its_runtime),

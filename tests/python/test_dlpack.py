@@ -88,6 +88,22 @@ class Negotiation(support.Machine):
         taken[1].delete()
         self.assertEqual(self.pinned(), 0)
 
+    def test_a_converted_view_moves_and_a_copy_is_its_owners(self):
+        tensor = self.floats(10, "t", 1.5)
+        with tensor.fetch(dtype="bf16") as view:
+            with self.assertRaises(BufferError):
+                view.__dlpack__()
+            taken = Consumer(newest(view))
+            self.assertTrue(view.released)
+        self.assertEqual((taken.tensor.code, taken.tensor.bits, taken.managed.flags), (4, 16, 1))
+        self.assertEqual(ctypes.c_uint16.from_address(taken.tensor.data).value, 0x3fc0)
+        self.assertEqual((self.exports(), self.pinned()), (1, 1))
+        taken.delete()
+        self.assertEqual(self.pinned(), 0)
+        with tensor.fetch(into=bytearray(40)) as view:
+            with self.assertRaisesRegex(BufferError, "your own"):
+                newest(view)
+
     def test_a_writer_moves_into_its_export(self):
         tensor = self.floats(10, "t", 1.0)
         for ask, name, flags in ((newest, b"dltensor_versioned", 0),

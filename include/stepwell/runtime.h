@@ -80,7 +80,8 @@ typedef struct stw_runtime_options {
                                           0: none. Used: stw_tier_stats.scratch_used_bytes */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
-    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                \
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
@@ -125,9 +126,9 @@ STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
  * Change a tier's budget while running. A shrink evicts first and then returns; to 0 is "everything
  * out" (sleep), back up is "everything may come in again". The memory goes back to the system, the
  * space of files to their file system, and comes from there. Addresses of tensors stay. No more
- * than the budget at open; counted in bytes as stw_tier_stats counts, in whole blocks. The last tier
- * that the CPU works in keeps room for an update, 16 blocks, or goes to 0; staging and scratch memory
- * stay.
+ * than the budget at open; counted in bytes as stw_tier_stats counts, in whole blocks. The last
+ * tier that the CPU works in keeps room for an update, 16 blocks, or goes to 0; staging and scratch
+ * memory stay.
  *
  * Ownership: none.  Threads: any thread; one change at a time.
  * Blocks:    until the tier is within `bytes` (evictions, and with 0 also updates), or timeout_ns.

@@ -80,18 +80,18 @@ public:
     // Errors of write-back so far are forgiven; the blocks may be tried again.
     void forgive();
 
-    // ---- live budgets (budget.cpp) ---------------------------------------------------------------
+    // ---- live budgets (budget.cpp) -------------------------------------------------------------
     // OK, or why the place can never hold so little: room that is promised there.
     Status may_shrink(PlaceId place, uint32_t blocks) const;
-    // From the first call on the place takes nothing over `blocks`; each call starts what can leave,
-    // and returns how many blocks are still too many. Ends with set_budget(), which may be that of
-    // before; fetches of more than `blocks` wait until then.
+    // From the first call on the place takes nothing over `blocks`; each call starts what can
+    // leave, and returns how many blocks are still too many. Ends with set_budget(), which may be
+    // that of before; fetches of more than `blocks` wait until then.
     uint64_t shrink(PlaceId place, uint32_t blocks, Commands &out);
     void set_budget(PlaceId place, uint32_t blocks, Commands &out);
     // Why nothing more leaves: what is pinned.
     [[nodiscard]] Status shrink_refusal(PlaceId place, uint32_t blocks) const;
-    // Free slots, at most `n`, that the shell takes the memory from, until no more have any than the
-    // budget says; and slots that it gives memory.
+    // Free slots, at most `n`, that the shell takes the memory from, until no more have any than
+    // the budget says; and slots that it gives memory.
     std::vector<Slot> make_bare(PlaceId place, uint32_t n);
     std::vector<Slot> make_backed(PlaceId place, uint32_t n);
     [[nodiscard]] uint32_t backed_slots(PlaceId place) const { return arenas_[place].backed(); }

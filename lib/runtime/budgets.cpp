@@ -93,8 +93,8 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
     if (blocks < floor && !nothing) {
         return Status::error(
             STW_ERROR_BUDGET,
-            "%s cannot do with %s: staging and scratch memory take %s, and an update works on up to "
-            "%u blocks of %s at a time; leave it %s%s",
+            "%s cannot do with %s: staging and scratch memory take %s, and an update works on up "
+            "to %u blocks of %s at a time; leave it %s%s",
             tier_name(place).c_str(), bytes_text(bytes).c_str(), bytes_text(kept_bytes).c_str(),
             update::kPiecesMax, bytes_text(block_bytes_).c_str(),
             bytes_text(floor * block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");

@@ -112,8 +112,8 @@ public:
     [[nodiscard]] uint64_t growth_bytes(uint64_t ids) const;  // that reserve_ids() would add
     [[nodiscard]] bool holds(BlockId block) const;
 
-    // Before anybody else uses the store: what a path is known to do best, and how fast it is, which
-    // striping goes by until it has a figure of its own (0: not known).
+    // Before anybody else uses the store: what a path is known to do best, and how fast it is,
+    // which striping goes by until it has a figure of its own (0: not known).
     void set_requests(uint32_t path, const Requests &reads, const Requests &writes);
     void expect_bandwidth(uint32_t path, uint64_t bytes_per_s);
 

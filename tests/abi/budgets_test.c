@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Budgets that change while the program runs: a shrink is in force when the call returns, or changes
- * nothing; the bytes of every tensor are the same before and after.
+ * Budgets that change while the program runs: a shrink is in force when the call returns, or
+ * changes nothing; the bytes of every tensor are the same before and after.
  */
 #include "support.h"
 

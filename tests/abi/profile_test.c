@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Machine profiles, as an opening runtime finds and uses them: what is derived is in the report, what
- * the program says itself wins, and only a profile that the program named can fail an open.
+ * Machine profiles, as an opening runtime finds and uses them: what is derived is in the report,
+ * what the program says itself wins, and only a profile that the program named can fail an open.
  */
 #include "support.h"
 

@@ -227,14 +227,14 @@ TEST(Profile, ThisMachineAndItsFileSystemsHaveNames)
 
 TEST(Profile, TheUsersComesBeforeTheMachinesAndFollowsXdg)
 {
-    setenv("HOME", "/home/a", 1);
+    setenv("HOME", "/nobody", 1);
     setenv("XDG_CONFIG_HOME", "/config", 1);
     setenv("XDG_CACHE_HOME", "relative", 1);
     EXPECT_THAT(usual_files(), testing::ElementsAre("/config/stepwell/profile.json",
                                                     "/etc/stepwell/profile.json"));
-    EXPECT_EQ(cache_file(), "/home/a/.cache/stepwell/probe.json");
+    EXPECT_EQ(cache_file(), "/nobody/.cache/stepwell/probe.json");
     unsetenv("XDG_CONFIG_HOME");
-    EXPECT_EQ(usual_files()[0], "/home/a/.config/stepwell/profile.json");
+    EXPECT_EQ(usual_files()[0], "/nobody/.config/stepwell/profile.json");
     unsetenv("HOME");
     unsetenv("XDG_CACHE_HOME");
     EXPECT_THAT(usual_files(), testing::ElementsAre("/etc/stepwell/profile.json"));

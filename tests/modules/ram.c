@@ -192,10 +192,19 @@ static stw_status storage_close(stw_storage *storage, uint64_t wait_ns)
 }
 
 static const stw_storage_ops storage_ops = {
-    sizeof(stw_storage_ops), STW_DRIVER_ABI, NAME,
-    STW_STORAGE_IN_MEMORY,   storage_open,   storage_info,
-    storage_submit,          storage_poll,   storage_wake,
-    storage_flush,           storage_close,
+    sizeof(stw_storage_ops),
+    STW_DRIVER_ABI,
+    NAME,
+    STW_STORAGE_IN_MEMORY,
+    storage_open,
+    storage_info,
+    storage_submit,
+    storage_poll,
+    storage_wake,
+    storage_flush,
+    storage_close,
+    NULL,
+    NULL,
 };
 
 /* -------------------------------------------------------------------------------- memory -- */
@@ -283,6 +292,8 @@ static const stw_memory_ops memory_ops = {
     memory_copy,
     memory_zero,
     memory_close,
+    NULL,
+    NULL,
     NULL,
     NULL,
     NULL,

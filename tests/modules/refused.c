@@ -23,6 +23,8 @@ static const stw_storage_ops incomplete = {
     NULL,
     NULL,
     NULL,
+    NULL,
+    NULL,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

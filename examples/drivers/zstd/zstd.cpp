@@ -277,7 +277,8 @@ stw_status zstd_close(stw_storage *storage, uint64_t wait_ns)
 // clang-format off
 constexpr stw_storage_ops kOps = {
     sizeof(stw_storage_ops), STW_DRIVER_ABI, "zstd", STW_STORAGE_IN_MEMORY, zstd_open, zstd_info,
-    zstd_submit, zstd_poll, zstd_wake, [](stw_storage *) { return stw_status{}; }, zstd_close};
+    zstd_submit, zstd_poll, zstd_wake, [](stw_storage *) { return stw_status{}; }, zstd_close,
+    nullptr, nullptr};
 // clang-format on
 constexpr stw_driver_module kModule = {sizeof(stw_driver_module), STW_DRIVER_ABI, &kOps, nullptr};
 

@@ -79,6 +79,8 @@ public:
             wake,
             flush,
             close,
+            nullptr,
+            nullptr,
         };
         return table;
     }

@@ -137,7 +137,7 @@ def install(options, home):
     if done.returncode:
         sys.exit(f"meson install failed:\n{done.stdout}")
     (library,) = root.rglob("libstepwell.so")
-    (config,) = root.rglob("pkgconfig/stepwell.pc")
+    configs = list(root.rglob("pkgconfig/*.pc"))
     (include,) = root.rglob("include/stepwell")
     shutil.copytree(library.parent, target / "lib", symlinks=True)
     shutil.copytree(include, target / "include" / "stepwell")
@@ -148,10 +148,11 @@ def install(options, home):
     looked_for = target / library.parent.relative_to(include.parent.parent)
     if not looked_for.exists():
         looked_for.symlink_to(target / "lib")
-    text = config.read_text(encoding="utf-8")
-    text = re.sub(r"^prefix=.*", f"prefix={target}", text, flags=re.M)
-    text = re.sub(r"^libdir=.*", "libdir=${prefix}/lib", text, flags=re.M)
-    (target / "lib" / "pkgconfig" / "stepwell.pc").write_text(text, encoding="utf-8")
+    for config in configs:
+        text = config.read_text(encoding="utf-8")
+        text = re.sub(r"^prefix=.*", f"prefix={target}", text, flags=re.M)
+        text = re.sub(r"^libdir=.*", "libdir=${prefix}/lib", text, flags=re.M)
+        (target / "lib" / "pkgconfig" / config.name).write_text(text, encoding="utf-8")
     shutil.rmtree(root)
 
 

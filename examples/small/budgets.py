@@ -15,7 +15,7 @@ LAYERS, ELEMENTS = 8, 1 << 20  # of 2^20 floats: 4 MiB each
 
 
 def show(runtime, when):
-    stats = runtime.tier("host")
+    stats = runtime.tier_stats("host")
     print(f"{when:14} budget {stats.budget_bytes // MIB:2} MiB, "
           f"used {stats.used_bytes // MIB:2} MiB")
 

@@ -39,8 +39,10 @@ class Library(ctypes.CDLL):
 loader, ctypes.CDLL = ctypes.CDLL, Library
 import stepwell  # noqa: E402  # pylint: disable=wrong-import-position
 ctypes.CDLL = loader
-MODULES = ("test_dlpack", "test_errors", "test_processes.Threads", "test_steps", "test_tensors",
-           "test_views")
+MODULES = ("test_awaits", "test_dlpack", "test_errors", "test_memory", "test_processes.Threads",
+           "test_steps", "test_tensors", "test_victims", "test_views")
+# Ends of operations come by eventfd: a callback would run on a thread of the library.
+NOT_USED = {"stw_operation_on_done"}
 
 
 class ReachesAll(unittest.TestCase):
@@ -50,7 +52,7 @@ class ReachesAll(unittest.TestCase):
         result = unittest.TextTestRunner(verbosity=0).run(suite)
         self.assertTrue(result.wasSuccessful())
         self.assertGreater(len(called), 40)
-        self.assertEqual(sorted(set(stepwell._abi.FUNCTIONS) - called), [])
+        self.assertEqual(set(stepwell._abi.FUNCTIONS) - called, NOT_USED)
 
 
 if __name__ == "__main__":

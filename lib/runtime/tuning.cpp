@@ -13,6 +13,7 @@ namespace stepwell {
 
 namespace {
 
+constexpr const char *kUsualDriver = "aio";
 constexpr uint64_t kProbeNs = 2'000'000'000;  // of all directories together
 // Below it a probe would cost a larger part of the run than it could win.
 constexpr uint64_t kProbeBudgetMin = uint64_t{1} << 30;
@@ -132,7 +133,7 @@ void Tuning::use(const profile::Profile &profile, const char *source)
 const char *Tuning::driver(uint32_t index) const
 {
     const std::optional<profile::Directory> &entry = known_[index].entry;
-    return entry ? entry->driver.c_str() : "aio";
+    return entry ? entry->driver.c_str() : kUsualDriver;
 }
 
 void Tuning::choose(uint32_t index, store::PathOptions &path) const
@@ -150,11 +151,14 @@ bool Tuning::may_probe() const
     return !is_named(options_) && (options_.flags & STW_RUNTIME_NO_PROBE) == 0;
 }
 
-bool Tuning::wants_probe(uint32_t index, const store::Store &store) const
+// What is kept decides the driver of whoever names none here. So a driver that the program named
+// instead of the usual one, a module or a wrapper say, is not measured.
+bool Tuning::wants_probe(uint32_t index) const
 {
-    const bool wraps = (store.ops(index).capabilities & STW_STORAGE_CAN_WRAP) != 0;
-    return !known_[index].entry && known_[index].file_system && !wraps &&
-           options_.nvme[index].budget_bytes >= kProbeBudgetMin;
+    const stw_nvme_options &asked = options_.nvme[index];
+    const bool usual = !asked.driver || std::strcmp(asked.driver, kUsualDriver) == 0;
+    return usual && !known_[index].entry && known_[index].file_system &&
+           asked.budget_bytes >= kProbeBudgetMin;
 }
 
 void Tuning::probe_all(store::Store &store)
@@ -162,7 +166,7 @@ void Tuning::probe_all(store::Store &store)
     std::vector<profile::FileSystem> seen;
     std::vector<uint32_t> wanted;
     for (uint32_t i = 0; i < known_.size(); ++i) {
-        if (!wants_probe(i, store)) continue;
+        if (!wants_probe(i)) continue;
         if (std::find(seen.begin(), seen.end(), *known_[i].file_system) != seen.end()) continue;
         seen.push_back(*known_[i].file_system);
         wanted.push_back(i);

@@ -50,7 +50,7 @@ private:
     void use(const profile::Profile &profile, const char *source);
     void look_at_directories();
     [[nodiscard]] bool may_probe() const;
-    [[nodiscard]] bool wants_probe(uint32_t index, const store::Store &store) const;
+    [[nodiscard]] bool wants_probe(uint32_t index) const;
     void probe_all(store::Store &store);
     void probe_one(uint32_t index, store::Store &store, uint64_t time_ns);
     void keep(const std::vector<profile::Directory> &fresh);

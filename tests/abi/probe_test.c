@@ -103,6 +103,24 @@ static void without_the_probe_nothing_is_measured_or_kept(void **state)
     assert_int_equal(access(CACHE, F_OK), -1);
 }
 
+/* Else one program's choice of a driver would be every other one's. */
+static void a_driver_that_was_named_is_not_measured_for_others(void **state)
+{
+    machine wanted = large();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.nvme_driver = "posix";
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"none\""));
+    machine_close(runtime);
+    assert_int_equal(access(CACHE, F_OK), -1);
+    wanted.nvme_driver = NULL;
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    machine_close(runtime);
+    assert_int_equal(access(CACHE, F_OK), 0);
+}
+
 static void a_home_that_cannot_be_written_is_probed_without_a_cache(void **state)
 {
     machine wanted = large();
@@ -140,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_large_tier_is_probed_once_and_then_known, clean_home),
         cmocka_unit_test_setup(without_the_probe_nothing_is_measured_or_kept, clean_home),
+        cmocka_unit_test_setup(a_driver_that_was_named_is_not_measured_for_others, clean_home),
         cmocka_unit_test_setup(a_home_that_cannot_be_written_is_probed_without_a_cache, clean_home),
         cmocka_unit_test_setup(a_damaged_cache_is_measured_anew_in_silence, clean_home),
     };

@@ -271,7 +271,8 @@ Status Optimizer::Parts::check_hyper(const stw_hyper &hyper) const
     const bool finite = std::all_of(std::begin(values), std::end(values),
                                     [](double v) { return std::isfinite(v); });
     const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
-    const bool betas = !is_adam(algorithm) || (is_beta(hyper.beta1) && is_beta(hyper.beta2));
+    const bool averages = is_adam(algorithm) || algorithm == STW_OPTIMIZER_LION;
+    const bool betas = !averages || (is_beta(hyper.beta1) && is_beta(hyper.beta2));
     if (finite && betas && (hyper.flags & ~kKnownHyperFlags) == 0) return {};
     return Status::error(
         STW_ERROR_INVALID,

@@ -168,6 +168,30 @@ TEST(Entries, HyperParametersAreFinite)
     EXPECT_EQ(world.optimizer->hyper(0).beta2, 0.999);
 }
 
+TEST(Entries, BetasAreThoseOfMovingAverages)
+{
+    struct Case {
+        uint32_t algorithm;
+        stw_status expected;
+    };
+    for (const Case &c :
+         {Case{STW_OPTIMIZER_ADAMW, STW_ERROR_INVALID}, Case{STW_OPTIMIZER_ADAM, STW_ERROR_INVALID},
+          Case{STW_OPTIMIZER_LION, STW_ERROR_INVALID}, Case{STW_OPTIMIZER_SGD, STW_OK},
+          Case{STW_OPTIMIZER_ADAGRAD, STW_OK}}) {
+        Conditions conditions;
+        conditions.algorithm = c.algorithm;
+        World world(conditions);
+        for (const double beta : {-0.1, 1.0}) {
+            stw_hyper hyper = STW_HYPER_INIT;
+            hyper.beta1 = beta;
+            EXPECT_EQ(world.optimizer->set_hyper(0, hyper).code(), c.expected) << c.algorithm;
+            hyper = STW_HYPER_INIT;
+            hyper.beta2 = beta;
+            EXPECT_EQ(world.optimizer->set_hyper(0, hyper).code(), c.expected) << c.algorithm;
+        }
+    }
+}
+
 TEST(Entries, OptionsOfAStep)
 {
     World world({});

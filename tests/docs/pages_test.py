@@ -26,9 +26,9 @@ def faults_of(page, text, files=None):
         target = (page.parent / path).resolve() if path else page
         if not target.exists():
             yield f"{link}: there is no {target.name}"
-        elif files is not None and not any(
-                name == (inside := str(target.relative_to(pages.ROOT)))
-                or name.startswith(inside + "/") for name in files):
+        elif target.is_dir():
+            yield f"{link}: {target.name} is a folder, which a forge shows and Sphinx does not"
+        elif files is not None and str(target.relative_to(pages.ROOT)) not in files:
             yield f"{link}: {target.name} is not of the tree"
         elif anchor and anchor not in pages.anchors_of(target.read_text(encoding="utf-8")):
             yield f"{link}: {target.name} has no such heading"
@@ -50,10 +50,10 @@ class Links(unittest.TestCase):
             page = pathlib.Path(folder).resolve() / "page.md"
             text = ("# A page: 2 `words`\n[up](#a-page-2-words) [file](other.md) [head](#b)\n"
                     "```text\n# no heading\n[no](link.md)\n```\n`[no](link)`\n"
-                    "[too](#no-heading) [far](https://example.org/x)\n")
+                    "[too](#no-heading) [far](https://example.org/x) [here](.)\n")
             page.write_text(text, encoding="utf-8")
             self.assertEqual([fault.split(":")[0] for fault in faults_of(page, text)],
-                             ["other.md", "#b", "#no-heading"])
+                             ["other.md", "#b", "#no-heading", "."])
 
 
 def block(text):

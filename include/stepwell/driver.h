@@ -113,10 +113,10 @@ typedef struct stw_storage_ops {
     stw_status (*flush)(stw_storage *storage);
     /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. */
     stw_status (*close)(stw_storage *storage, uint64_t wait_ns);
-    /* STW_STORAGE_CAN_SHRINK. Any thread, beside everything else; of a range that nothing reads or
-     * writes. ------------------------------------------------------------------------------- */
-    /* The space behind the range is the file system's again, its contents are gone. UNSUPPORTED
-     * where that cannot be; nothing has changed then. Blocks. */
+    /* STW_STORAGE_CAN_SHRINK. Any thread, beside everything else. ---------------------------- */
+    /* Of a range that nothing reads or writes, as take_back. The space behind it is the file
+     * system's again, its contents are gone. UNSUPPORTED where that cannot be; nothing has changed
+     * then. Blocks. */
     stw_status (*give_back)(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes);
     /* It is promised again, as at open. NO_SPACE, and what is not promised now can be given back
      * again. Blocks. */

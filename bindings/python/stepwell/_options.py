@@ -24,7 +24,8 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Device:
-    """A device tier. driver: "cpu", or "cpu-discrete" for one across a bus."""
+    """A device tier. driver: "cpu", "cpu-discrete" for one across a bus, or a module by its name or
+    absolute path."""
 
     budget_bytes: int
     driver: Optional[str] = None
@@ -34,7 +35,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Nvme:
-    """A directory of the nvme tier. driver: "aio" or "posix"; None: what works there."""
+    """A directory of the nvme tier. driver: "aio", "posix", or a module by its name or absolute
+    path; None: what the machine profile says and works there."""
 
     path: Union[str, "os.PathLike[str]"]
     budget_bytes: int

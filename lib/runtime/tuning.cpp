@@ -14,6 +14,7 @@ namespace stepwell {
 namespace {
 
 constexpr const char *kUsualDriver = "aio";
+constexpr const char *kFromProfile = "profile";
 constexpr uint64_t kProbeNs = 2'000'000'000;  // of all directories together
 // Below it a probe would cost a larger part of the run than it could win.
 constexpr uint64_t kProbeBudgetMin = uint64_t{1} << 30;
@@ -74,7 +75,7 @@ Status Tuning::find()
                        options_.profile_path, named.value().machine.processor.c_str(),
                        named.value().machine.kernel.c_str());
         }
-        use(named.value(), "profile");
+        use(named.value(), kFromProfile);
         for (const Known &known : known_) {
             if (known.entry) continue;
             log_.print(STW_LOG_WARNING, "profile",
@@ -104,7 +105,7 @@ void Tuning::read_usual(const std::string &file)
         return;
     }
     if (found.value().machine == machine_) {
-        use(found.value(), "profile");
+        use(found.value(), kFromProfile);
         return;
     }
     log_.print(STW_LOG_WARNING, "profile",
@@ -130,10 +131,12 @@ void Tuning::use(const profile::Profile &profile, const char *source)
     }
 }
 
+// A probe has compared no drivers: what it ran with may only have taken over for a while.
 const char *Tuning::driver(uint32_t index) const
 {
     const std::optional<profile::Directory> &entry = known_[index].entry;
-    return entry ? entry->driver.c_str() : kUsualDriver;
+    const bool compared = entry && report_.directories[index].source == kFromProfile;
+    return compared ? entry->driver.c_str() : kUsualDriver;
 }
 
 void Tuning::choose(uint32_t index, store::PathOptions &path) const
@@ -151,8 +154,8 @@ bool Tuning::may_probe() const
     return !is_named(options_) && (options_.flags & STW_RUNTIME_NO_PROBE) == 0;
 }
 
-// What is kept decides the driver of whoever names none here. So a driver that the program named
-// instead of the usual one, a module or a wrapper say, is not measured.
+// What is kept is believed by whoever names no driver here. So one that the program named instead of
+// the usual one, a module or a wrapper say, is not measured.
 bool Tuning::wants_probe(uint32_t index) const
 {
     const stw_nvme_options &asked = options_.nvme[index];

@@ -121,6 +121,41 @@ static void a_driver_that_was_named_is_not_measured_for_others(void **state)
     assert_int_equal(access(CACHE, F_OK), 0);
 }
 
+/* posix may have taken over for one run alone, as where other programs held all aio slots. */
+static void what_a_probe_ran_with_is_not_the_next_opens_driver(void **state)
+{
+    machine wanted = large();
+    char text[8192], *driver;
+    stw_runtime *runtime;
+    size_t bytes;
+    FILE *file;
+    (void)state;
+    runtime = machine_open(&wanted);
+    if (!has(runtime, "\"name\": \"aio\"")) {
+        machine_close(runtime);
+        print_message("skipped: aio does not work here\n");
+        skip();
+    }
+    machine_close(runtime);
+    file = fopen(CACHE, "r+");
+    assert_non_null(file);
+    bytes = fread(text, 1, sizeof text - 8, file);
+    text[bytes] = '\0';
+    driver = strstr(text, "\"aio\"");
+    assert_non_null(driver);
+    memmove(driver + strlen("\"posix\""), driver + strlen("\"aio\""),
+            strlen(driver + strlen("\"aio\"")) + 1);
+    memcpy(driver, "\"posix\"", strlen("\"posix\""));
+    rewind(file);
+    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
+    assert_int_equal(fclose(file), 0);
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"cache\""));
+    assert_true(has(runtime, "\"name\": \"aio\""));
+    assert_true(has(runtime, "only the bandwidths are used"));
+    machine_close(runtime);
+}
+
 static void a_home_that_cannot_be_written_is_probed_without_a_cache(void **state)
 {
     machine wanted = large();
@@ -159,6 +194,7 @@ int main(void)
         cmocka_unit_test_setup(a_large_tier_is_probed_once_and_then_known, clean_home),
         cmocka_unit_test_setup(without_the_probe_nothing_is_measured_or_kept, clean_home),
         cmocka_unit_test_setup(a_driver_that_was_named_is_not_measured_for_others, clean_home),
+        cmocka_unit_test_setup(what_a_probe_ran_with_is_not_the_next_opens_driver, clean_home),
         cmocka_unit_test_setup(a_home_that_cannot_be_written_is_probed_without_a_cache, clean_home),
         cmocka_unit_test_setup(a_damaged_cache_is_measured_anew_in_silence, clean_home),
     };

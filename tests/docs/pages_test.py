@@ -71,6 +71,12 @@ class Blocks(unittest.TestCase):
                     self.assertIsNone(blocks.fault_of(found))
         self.assertGreater(counted, 20)
 
+    def test_every_frame_is_some_blocks(self):
+        used = {name for page in pages.pages()
+                for found in pages.blocks_of(page, page.read_text(encoding="utf-8"))
+                for name in found.notes.get("run in", [])}
+        self.assertEqual(used, {path.name for path in blocks.FRAGMENTS.iterdir()})
+
     def test_a_block_that_says_nothing_is_found(self):
         for text in ("```\nx\n```\n", "```rust\nx\n```\n", "<!-- not run: x -->\n```text\nx\n```\n",
                      "<!-- smaller: y as z -->\n```c\nx\n```\n",

@@ -154,8 +154,8 @@ bool Tuning::may_probe() const
     return !is_named(options_) && (options_.flags & STW_RUNTIME_NO_PROBE) == 0;
 }
 
-// What is kept is believed by whoever names no driver here. So one that the program named instead of
-// the usual one, a module or a wrapper say, is not measured.
+// What is kept is believed by whoever names no driver here. So one that the program named instead
+// of the usual one, a module or a wrapper say, is not measured.
 bool Tuning::wants_probe(uint32_t index) const
 {
     const stw_nvme_options &asked = options_.nvme[index];

@@ -141,6 +141,7 @@ public:
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const;
     [[nodiscard]] PackId pack_of(TensorId tensor) const;
     [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const;
+    [[nodiscard]] std::string place_name(PlaceId place) const;  // for sentences
     [[nodiscard]] PlaceUsage usage(PlaceId place) const;
     [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return arenas_[place].used(); }
     [[nodiscard]] uint64_t metadata_bytes() const;
@@ -343,7 +344,6 @@ private:
     [[nodiscard]] BlockRange blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const;
     [[nodiscard]] bool lies_whole(TensorId tensor, PlaceId place) const;
     [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
-    [[nodiscard]] std::string place_name(PlaceId place) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
     static constexpr std::array<uint32_t, kPlacesMax> none_before()

@@ -42,13 +42,6 @@ void Runtime::swap_memory(Commands &out)
     out.swaps.clear();
 }
 
-std::string Runtime::tier_name(PlaceId place) const
-{
-    if (place == nvme_place_) return "the nvme tier";
-    if (place == host_place_) return "the host tier";
-    return format_text("device %u", places_[place].device);
-}
-
 // An update that was accepted must find room for one chunk somewhere, or end before there is none.
 bool Runtime::others_work(PlaceId place) const
 {
@@ -74,14 +67,14 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the driver '%s' of %s cannot give memory back, so its budget stays "
                              "what it was at open",
-                             places_[place].driver.c_str(), tier_name(place).c_str());
+                             places_[place].driver.c_str(), core_.place_name(place).c_str());
     }
     if (blocks > most) {
         Status status = Status::error(
             STW_ERROR_LIMIT,
             "%s was opened with %s and cannot grow to %s; open the runtime with the most that it "
             "may ever have, and lower the budget afterwards",
-            tier_name(place).c_str(), bytes_text(most * block_bytes_).c_str(),
+            core_.place_name(place).c_str(), bytes_text(most * block_bytes_).c_str(),
             bytes_text(bytes).c_str());
         status.mutable_detail().needed_bytes = bytes;
         status.mutable_detail().free_bytes = most * block_bytes_;
@@ -95,8 +88,8 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
             STW_ERROR_BUDGET,
             "%s cannot do with %s: staging and scratch memory take %s, and an update works on up "
             "to %u blocks of %s at a time; leave it %s%s",
-            tier_name(place).c_str(), bytes_text(bytes).c_str(), bytes_text(kept_bytes).c_str(),
-            update::kPiecesMax, bytes_text(block_bytes_).c_str(),
+            core_.place_name(place).c_str(), bytes_text(bytes).c_str(),
+            bytes_text(kept_bytes).c_str(), update::kPiecesMax, bytes_text(block_bytes_).c_str(),
             bytes_text(floor * block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");
     }
     *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : kept));
@@ -151,7 +144,7 @@ Status Runtime::wait_for_budget(const BudgetChange &change, std::unique_lock<std
     return Status::error(
         STW_ERROR_TIMEOUT,
         "%s still waited for %s when the timeout passed; its budget is what it was",
-        tier_name(change.place).c_str(), what);
+        core_.place_name(change.place).c_str(), what);
 }
 
 Status Runtime::shrink(const BudgetChange &change)
@@ -185,7 +178,7 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
         return Status::error(STW_ERROR_BUSY,
                              "tensor '%s' has a view open to be summed, which needs room in %s; "
                              "release it first",
-                             view.tensor->name.c_str(), tier_name(change.place).c_str());
+                             view.tensor->name.c_str(), core_.place_name(change.place).c_str());
     }
     while (core_.has_claims() || !snapshots_.empty()) {
         STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));
@@ -250,7 +243,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
             log_.print(STW_LOG_WARNING, "budget",
                        "%s keeps memory that is not in its budget any "
                        "more: driver '%s' says %s",
-                       tier_name(change.place).c_str(), place.driver.c_str(),
+                       core_.place_name(change.place).c_str(), place.driver.c_str(),
                        stw_status_string(code));
             continue;
         }
@@ -258,7 +251,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
         std::swap(back.before, back.after);
         (void)grow(back);
         return Status::error(code, "the driver '%s' of %s cannot give memory back",
-                             place.driver.c_str(), tier_name(change.place).c_str());
+                             place.driver.c_str(), core_.place_name(change.place).c_str());
     }
 }
 
@@ -296,7 +289,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
         if (code == STW_OK) continue;
         (void)give_memory_back(change);  // the budget is still that of before
         Status status =
-            Status::error(code, "%s cannot grow to %s: %s", tier_name(change.place).c_str(),
+            Status::error(code, "%s cannot grow to %s: %s", core_.place_name(change.place).c_str(),
                           bytes_text(change.after * block_bytes_).c_str(),
                           error.sentence[0] ? error.sentence : stw_status_string(code));
         status.mutable_detail().os_errno = error.os_errno;

@@ -446,7 +446,6 @@ private:
         residency::Instant begin = 0;
         residency::Instant deadline = 0;
     };
-    [[nodiscard]] std::string tier_name(residency::PlaceId place) const;
     [[nodiscard]] bool others_work(residency::PlaceId place) const;
     Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const;
     Status wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,

@@ -454,7 +454,7 @@ static void a_source_that_cannot_be_read_promises_nothing(void **state)
     }
 }
 
-static int run_on(const char *name, uint32_t device, uint32_t host, const char *driver)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_range_is_converted_to_nearest_wherever_it_lies),
@@ -466,19 +466,5 @@ static int run_on(const char *name, uint32_t device, uint32_t host, const char *
         cmocka_unit_test(what_ends_early_leaves_nothing_behind),
         cmocka_unit_test(a_source_that_cannot_be_read_promises_nothing),
     };
-    memset(&machine_now, 0, sizeof machine_now);
-    machine_now.device_blocks = device;
-    machine_now.host_blocks = host;
-    machine_now.nvme_blocks = 256;
-    machine_now.device_driver = driver;
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
-}
-
-int main(void)
-{
-    int failed = run_on("converted, three tiers", 12, 16, NULL);
-    failed += run_on("converted, device across a bus", 12, 20, "cpu-discrete");
-    failed += run_on("converted, device and nvme", 12, 0, NULL);
-    failed += run_on("converted, host and nvme", 0, 12, NULL);
-    return failed;
+    return machine_run_each("converted", &machine_now, tests);
 }

@@ -503,8 +503,7 @@ static void every_dtype_and_alignment_survives_a_round_trip(void **state)
     machine_close(runtime);
 }
 
-static int run_on(const char *name, uint32_t device, uint32_t host, uint32_t nvme,
-                  const char *driver)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranges_show_their_elements_alone),
@@ -526,19 +525,5 @@ static int run_on(const char *name, uint32_t device, uint32_t host, uint32_t nvm
         cmocka_unit_test(empty_tensors_and_scalars_are_views_too),
         cmocka_unit_test(every_dtype_and_alignment_survives_a_round_trip),
     };
-    memset(&machine_now, 0, sizeof machine_now);
-    machine_now.device_blocks = device;
-    machine_now.host_blocks = host;
-    machine_now.nvme_blocks = nvme;
-    machine_now.device_driver = driver;
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
-}
-
-int main(void)
-{
-    int failed = run_on("fetch, three tiers", 12, 16, 256, NULL);
-    failed += run_on("fetch, device across a bus", 12, 20, 256, "cpu-discrete");
-    failed += run_on("fetch, device and nvme", 12, 0, 256, NULL);
-    failed += run_on("fetch, host and nvme", 0, 12, 256, NULL);
-    return failed;
+    return machine_run_each("fetch", &machine_now, tests);
 }

@@ -502,7 +502,7 @@ static void no_copy_is_half_old_and_half_new(void **state)
     machine_close(other.runtime);
 }
 
-static int run_on(const char *name, uint32_t device, uint32_t host, const char *driver)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_tensor_larger_than_every_near_tier_is_copied_out),
@@ -517,19 +517,5 @@ static int run_on(const char *name, uint32_t device, uint32_t host, const char *
         cmocka_unit_test(all_of_one_call_is_of_one_moment),
         cmocka_unit_test(no_copy_is_half_old_and_half_new),
     };
-    memset(&machine_now, 0, sizeof machine_now);
-    machine_now.device_blocks = device;
-    machine_now.host_blocks = host;
-    machine_now.nvme_blocks = 256;
-    machine_now.device_driver = driver;
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
-}
-
-int main(void)
-{
-    int failed = run_on("into, three tiers", 12, 16, NULL);
-    failed += run_on("into, device across a bus", 12, 20, "cpu-discrete");
-    failed += run_on("into, device and nvme", 12, 0, NULL);
-    failed += run_on("into, host and nvme", 0, 12, NULL);
-    return failed;
+    return machine_run_each("into", &machine_now, tests);
 }

@@ -25,6 +25,33 @@ machine machine_small(void)
     return small;
 }
 
+int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, size_t n)
+{
+    static const struct {
+        const char *name;
+        uint32_t device_blocks, host_blocks;
+        const char *driver;
+    } kinds[] = {
+        {"three tiers", 12, 16, NULL},
+        {"device across a bus", 12, 20, "cpu-discrete"},
+        {"device and nvme", 12, 0, NULL},
+        {"host and nvme", 0, 12, NULL},
+    };
+    int failed = 0;
+    size_t i;
+    for (i = 0; i < COUNT(kinds); ++i) {
+        char name[128];
+        snprintf(name, sizeof name, "%s, %s", what, kinds[i].name);
+        memset(now, 0, sizeof *now);
+        now->device_blocks = kinds[i].device_blocks;
+        now->host_blocks = kinds[i].host_blocks;
+        now->nvme_blocks = 256;
+        now->device_driver = kinds[i].driver;
+        failed += _cmocka_run_group_tests(name, tests, n, NULL, NULL);
+    }
+    return failed;
+}
+
 void (*log_hook)(const char *topic);
 
 void log_line(void *user, uint32_t level, const char *topic, const char *line)

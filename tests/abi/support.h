@@ -53,6 +53,11 @@ typedef struct machine {
 /* Three tiers: 8 blocks on a cpu device, 16 in the host tier, 256 on nvme. */
 machine machine_small(void);
 
+/* Runs a group on four machines, `now` in turn: three tiers, a device across a bus, no host tier,
+ * no device. Returns how many tests failed. */
+#define machine_run_each(what, now, tests) machine_run(what, now, tests, COUNT(tests))
+int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, size_t n);
+
 stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out);
 stw_runtime *machine_open(const machine *wanted);
 void machine_close(stw_runtime *runtime);

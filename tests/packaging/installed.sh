@@ -116,12 +116,18 @@ driver_by_path() {
     compile "$CC" -std=c99 "$outside/compressed.c" compressed
     run "$library" ./compressed "$safe/libstepwell-zstd.so"
 }
-# The library looks below the prefix that it was configured with, so the tree is put there, for
-# this program alone.
+# The library looks in one directory, which it was compiled with. A copy of it gets another, of a
+# path as long, so that the test needs no right to write below the prefix.
 driver_by_name() {
-    # shellcheck disable=SC2016  # the inner shell's
-    unshare --mount sh -ec 'mount --bind "$1$2" "$2"; cd "$3"; LD_LIBRARY_PATH=$2/$4 ./compressed zstd' \
-        sh "$root" "$prefix" "$work" "$libdir"
+    local modules=$library/stepwell copied=$safe/m
+    modules=${modules#"$root"}
+    mkdir "$copied" "$work/copy"
+    while ((${#copied} < ${#modules})); do copied=$copied/; done
+    same "${#modules}" "${#copied}"
+    same 1 "$(grep -aoF "$modules" "$library/libstepwell.so.0" | wc -l)"
+    sed "s|$modules|$copied|" "$library/libstepwell.so.0" >"$work/copy/libstepwell.so.0"
+    install -m 644 "$library/stepwell/libstepwell-zstd.so" "$copied"
+    run "$work/copy" ./compressed zstd
 }
 
 # What ./dev package would stumble over: it builds the library once more, so it is no test.
@@ -162,7 +168,7 @@ else
     skip "a project of CMake" "cmake is not installed"
 fi
 if pkg-config --exists libzstd; then
-    safe=$(mktemp -d /tmp/stepwell-packaging-XXXXXX)
+    safe=$(mktemp -d /tmp/stw-XXXXXX)
     trap 'rm -rf "$work" "$safe"' EXIT
     check "a driver builds from what is installed and links to nothing of it" driver_built
     if [[ -x $root$prefix/bin/stepwell-driver-conformance ]]; then
@@ -171,11 +177,7 @@ if pkg-config --exists libzstd; then
         skip "that driver passes the installed conformance suite" "it is not built (libgtest-dev)"
     fi
     check "a program trains through that driver, found by its path" driver_by_path
-    if unshare --mount mount --bind "$root$prefix" "$prefix" 2>"$work/said"; then
-        check "and found by its name in the module directory" driver_by_name
-    else
-        skip "and found by its name in the module directory" "no mount may be made at $prefix"
-    fi
+    check "and found by its name in the module directory" driver_by_name
 else
     skip "a driver from what is installed" "zstd is not installed (libzstd-dev)"
 fi

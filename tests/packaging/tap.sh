@@ -7,8 +7,8 @@ work=$(mktemp -d "$PWD/packaging-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cases=0
 
-# check TITLE COMMAND...: a case; what the command said is shown when it failed. The command ends
-# with its first line that fails, which it would not in a condition.
+# check TITLE COMMAND...: a case; what the command said is shown when it failed, on stderr, which
+# Meson prints. The command ends with its first line that fails, which it would not in a condition.
 check() {
     local title=$1 verdict=ok status
     shift
@@ -19,7 +19,7 @@ check() {
     set -e
     ((status == 0)) || verdict='not ok'
     printf '%s %d - %s\n' "$verdict" "$cases" "$title"
-    [[ $verdict == ok ]] || sed 's/^/# /' "$work/said"
+    [[ $verdict == ok ]] || sed 's/^/# /' "$work/said" >&2
 }
 
 # skip TITLE REASON

@@ -130,12 +130,13 @@ driver_by_name() {
     run "$work/copy" ./compressed zstd
 }
 
-# What ./dev package would stumble over: it builds the library once more, so it is no test.
+# What ./dev package would stumble over: it builds the library once more, so it is no test. This
+# build installs no Python package.
 debian_files() {
     same "stepwell ($version)" "$(grep -om1 '^stepwell ([^)]*)' "$source/debian/changelog")"
     ln -s "$root$prefix" "$work/usr"
     local pattern
-    cat "$source"/debian/*.install | while read -r pattern; do
+    cat "$source"/debian/{libstepwell*,stepwell}.install | while read -r pattern; do
         # shellcheck disable=SC2086  # a pattern
         (cd "$work" && ls -d $pattern)
     done

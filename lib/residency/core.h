@@ -134,6 +134,8 @@ public:
     [[nodiscard]] uint64_t version(TensorId tensor) const;
     // Bit per place that holds the newest bytes of all of the tensor.
     [[nodiscard]] uint32_t residence(TensorId tensor) const;
+    // Of a range: its bytes in blocks that lack the newest bytes there.
+    [[nodiscard]] uint64_t missing_bytes(const Request &request) const;
     // Where a pinned or resident tensor lies at a place of slots: the first block's slot, offset.
     [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const;
     [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const;

@@ -63,6 +63,22 @@ uint32_t Core::residence(TensorId id) const
     return mask;
 }
 
+uint64_t Core::missing_bytes(const Request &request) const
+{
+    const Tensor &tensor = tensors_[request.tensor];
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    const uint64_t begin = tensor.offset + request.byte_begin;
+    const uint64_t end = begin + request.byte_count;
+    uint64_t missing = 0;
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        const Replica &here = replica(packs_[tensor.pack].first + index, request.place);
+        if (here.valid && !here.doomed) continue;
+        const uint64_t block_begin = index * config_.block_bytes;
+        missing += std::min(end, block_begin + config_.block_bytes) - std::max(begin, block_begin);
+    }
+    return missing;
+}
+
 Grant Core::location(TensorId id, PlaceId place) const
 {
     const Tensor &tensor = tensors_[id];

@@ -103,7 +103,7 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     Arena &arena = arenas_[place];
     const uint32_t budget = whole ? arena.whole_slots() : arena.budget() - arena.whole_slots();
     if (needed > budget) {
-        fetch.error = budget_refusal(fetch, place, needed);
+        fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
         return Room::kNever;
     }
     if (arena.free(whole) >= needed) return Room::kTaken;
@@ -121,7 +121,7 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     }
     const bool pinned = pinned_blocks(place, whole, &fetch) + own + needed > budget;
     if (!pinned && room_will_come(place)) return Room::kComing;
-    fetch.error = budget_refusal(fetch, place, needed);
+    fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
     return stuck_or_never();
 }
 

@@ -483,6 +483,22 @@ TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)
     EXPECT_EQ(refused_[id].detail()->free_bytes, 8 * kBlock);
 }
 
+TEST_F(CoreTest, ARefusalCountsWhatIsThereAlready)
+{
+    open(4, 0, 16);
+    const TensorId held = create("held", kBlock);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    fill(held);
+    fill(a);
+    ask(held, Access::kRead);
+    release(ask(a, Access::kRead));
+    const FetchId id = ask({all_of(a, Access::kRead), all_of(b, Access::kWrite)});
+    ASSERT_EQ(refusal(id), STW_ERROR_BUDGET);
+    EXPECT_EQ(refused_[id].detail()->needed_bytes, 4 * kBlock);  // two of them need no transfer
+    EXPECT_EQ(refused_[id].detail()->pinned_bytes, kBlock);
+}
+
 TEST_F(CoreTest, AHitPinsThroughTheGate)
 {
     open(2, 0, 16);

@@ -71,6 +71,11 @@ class Errors(support.Machine):
             tensor.fetch(colour=1)
         with self.assertRaises(TypeError):
             self.runtime.create(None, 4, "complex64")
+        for wrong, right in ((lambda: stepwell.Runtime(nvme="/data"), "'/data'.*Nvme"),
+                             (lambda: stepwell.Runtime(devices="8g"), "'8g'.*Device"),
+                             (lambda: self.runtime.adamw(0.1), "0.1.*Hyper")):
+            with self.assertRaisesRegex(TypeError, right):
+                wrong()
         self.assertEqual(self.pinned(), 0)
 
     def test_the_sentence_of_a_status_can_be_asked_for(self):

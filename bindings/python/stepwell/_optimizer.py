@@ -111,6 +111,8 @@ class Optimizer:
                  custom: Optional[Custom] = None) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
+        if not isinstance(hyper, Hyper):
+            raise TypeError(f"{hyper!r} is no Hyper: give Hyper(lr=...)")
         self._runtime = runtime
         self._handle: Optional[int] = None
         self.algorithm = algorithm

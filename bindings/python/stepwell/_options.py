@@ -117,6 +117,8 @@ def device_of(value: Union[int, Device, Mapping[str, Any]]) -> _abi.stw_device_o
         value = Device(value)
     if isinstance(value, Mapping):
         value = Device(**value)
+    if not isinstance(value, Device):
+        raise TypeError(f"{value!r} is no device: give its budget in bytes, or a Device")
     return _abi.stw_device_options.initial(
         ordinal=value.ordinal, driver=_encoded(value.driver), budget_bytes=value.budget_bytes,
         staging_bytes=value.staging_bytes,
@@ -126,6 +128,8 @@ def device_of(value: Union[int, Device, Mapping[str, Any]]) -> _abi.stw_device_o
 def nvme_of(value: Union[Nvme, Mapping[str, Any]]) -> _abi.stw_nvme_options:
     if isinstance(value, Mapping):
         value = Nvme(**value)
+    if not isinstance(value, Nvme):
+        raise TypeError(f"{value!r} is no nvme tier: give Nvme(path, budget_bytes)")
     return _abi.stw_nvme_options.initial(
         path=os.fsencode(value.path), budget_bytes=value.budget_bytes,
         driver=_encoded(value.driver), driver_options=_encoded(value.driver_options),

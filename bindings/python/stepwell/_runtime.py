@@ -72,7 +72,7 @@ class Runtime(Fetches):
         self._log = log_function(log)
         self._kernels: List[Any] = []
         self._rank: Any = None  # the victim policy, as the library calls it
-        one = (int, Device, Nvme, Mapping)
+        one = (int, Device, Nvme, Mapping, str, os.PathLike)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
         nvme_list = [nvme_of(at) for at in ([nvme] if isinstance(nvme, one) else nvme)]

@@ -319,6 +319,17 @@ class Torch(support.Machine):
         self.assertEqual(self.pinned(), 0)
         self.assertEqual(tensor.read(bytearray(2), 0, 1), bytearray(b"\xc0\x40"))
 
+    def test_a_reader_is_a_tensor_that_pins(self):
+        tensor = self.floats(10, "t", 1.5)
+        with tensor.fetch() as view:
+            made = torch.from_dlpack(view)
+            self.assertEqual(made.data_ptr(), view.address)
+        self.assertEqual((float(made.sum()), self.pinned()), (15.0, 1))
+        with self.assertRaises(stepwell.BusyError):
+            tensor.fetch("write")
+        del made
+        self.assertEqual(self.pinned(), 0)
+
     def test_an_address_is_a_parameter_that_is_fetched_around_its_uses(self):
         tensor = self.floats(10, "t", 1.0)
         parameter = torch.nn.Parameter(torch.from_dlpack(tensor.by_address()))

@@ -103,6 +103,7 @@ StepBound StepAccount::end(uint64_t now_ns, std::span<const LinkTotal> links,
     for (uint32_t i = 0; i < std::min<size_t>(links.size(), links_); ++i) {
         const uint64_t bytes = links[i].bytes - begin_bytes_[i];
         add_bytes(links[i].link, bytes, &stats);
+        if (links[i].link < kLinkTable) bound.link_bytes[links[i].link] += bytes;
         const uint64_t ns = time_of(bytes, links[i].bytes_per_s);
         if (ns <= bound.link_ns) continue;
         bound.link_ns = ns;

@@ -21,6 +21,7 @@ constexpr uint32_t kStalls = 5;
 const char *stall_name(Stall stall);
 
 constexpr uint32_t kLinkTotalsMax = 32;
+constexpr uint32_t kLinkTable = STW_LINK_RANKS + 1;  // a table by STW_LINK_* has so many places
 
 // One link's total since open, and what it was measured to do (0: not measured yet).
 struct LinkTotal {
@@ -37,7 +38,8 @@ struct StepBound {
     uint64_t link_ns = 0;     // the slowest link's bytes at its bandwidth
     uint32_t link = 0;        // that link; 0: no link moved anything
     uint32_t device = 0;
-    bool by_link = false;  // else by compute
+    bool by_link = false;                           // else by compute
+    std::array<uint64_t, kLinkTable> link_bytes{};  // by STW_LINK_*, of all devices
 };
 
 // One open step. begin and end on one thread at a time, add_stall on any thread between them.

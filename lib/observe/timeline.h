@@ -18,7 +18,7 @@ constexpr uint32_t kTimelineSpansMax = 1u << 22;
 
 // What a span is, and with it what its lane and bytes mean.
 enum class SpanKind : uint16_t {
-    kTransfer = 1,   // lane: STW_LINK_*; detail: device; id: block
+    kTransfer = 1,   // lane: STW_LINK_*; detail: device; id: see transfer_id()
     kStall = 2,      // lane: Stall; a fetch waited; id: tensor
     kUpdate = 3,     // lane: thread of the update pool; one chunk; id: tensor
     kStep = 4,       // lane: number of the phase; id: number of the step
@@ -35,6 +35,21 @@ struct Span {
     uint32_t detail = 0;
 };
 static_assert(sizeof(Span) == 40);
+
+// Of a transfer: the block in the lower half, the block's first tensor in the upper.
+constexpr uint64_t transfer_id(uint32_t block, uint32_t tensor)
+{
+    return uint64_t{tensor} << 32 | block;
+}
+constexpr uint32_t block_of(const Span &span)
+{
+    return static_cast<uint32_t>(span.id);
+}
+// Of every kind but steps and samples.
+constexpr uint32_t tensor_of(const Span &span)
+{
+    return static_cast<uint32_t>(span.kind == SpanKind::kTransfer ? span.id >> 32 : span.id);
+}
 
 struct TimelineSnapshot {
     std::vector<Span> spans;  // in the order in which they were recorded

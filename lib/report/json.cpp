@@ -68,7 +68,7 @@ void JsonWriter::close(char bracket)
 
 void JsonWriter::line_break()
 {
-    if (indent_ == 0) return;
+    if (indent_ == 0 || compact_) return;
     static constexpr char kSpaces[] = "\n                                                       ";
     const size_t spaces = size_t{depth_} * indent_;
     put({kSpaces, 1 + std::min(spaces, sizeof kSpaces - 2)});

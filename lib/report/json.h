@@ -27,6 +27,8 @@ public:
     void begin_array() { open('['); }
     void end_array() { close(']'); }
     void key(std::string_view name);
+    // Until it is switched off: in one line, for lists of thousands of numbers.
+    void compact(bool on) { compact_ = on; }
 
     void string(std::string_view text);
     void number(uint64_t value);
@@ -59,6 +61,7 @@ private:
     uint32_t depth_ = 0;
     bool filled_[kJsonDepthMax + 1] = {};  // the level has an element already
     bool after_key_ = false;
+    bool compact_ = false;
 };
 
 }  // namespace stepwell::report

@@ -4,6 +4,7 @@
 #include "lib/report/report.h"
 
 #include "lib/report/file.h"
+#include "lib/report/history.h"
 #include "lib/report/json.h"
 
 #include <algorithm>
@@ -276,6 +277,8 @@ void write_all(JsonWriter &json, const ReportData &data)
     json.member("lost", data.timeline_lost);
     json.end_object();
     json.member("log_lines_suppressed", data.log_suppressed);
+    json.key("history");
+    write_history(json, data.history);
     json.end_object();
 }
 

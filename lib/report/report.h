@@ -9,6 +9,7 @@
 
 #include "lib/observe/step_stats.h"
 #include "lib/observe/timeline.h"
+#include "lib/report/history.h"
 #include "lib/support/status.h"
 
 #include <cstdint>
@@ -126,6 +127,7 @@ struct ReportData {
     uint64_t timeline_spans = 0;
     uint64_t timeline_lost = 0;
     uint64_t log_suppressed = 0;
+    HistoryData history;
 };
 
 Status write_report(const char *path, const ReportData &data);

@@ -143,7 +143,8 @@ void TraceWriter::write_span(const Span &span)
     json_.microseconds(span.end_ns - std::min(span.start_ns, span.end_ns));
     json_.key("args");
     json_.begin_object();
-    json_.member("id", span.id);
+    const bool moves = span.kind == SpanKind::kTransfer;
+    json_.member("id", moves ? uint64_t{observe::block_of(span)} : span.id);
     json_.member("bytes", span.bytes);
     json_.end_object();
     json_.end_object();

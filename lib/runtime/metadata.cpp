@@ -25,8 +25,8 @@ uint64_t Runtime::metadata_bytes() const
     return core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes() +
            trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
            handles_.capacity() * sizeof(stw_tensor *) +
-           pack_addresses_.capacity() * sizeof(PackAddresses) +
-           (scratch_ ? scratch_->metadata_bytes() : 0) +
+           pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
+           stalls_.metadata_bytes() + (scratch_ ? scratch_->metadata_bytes() : 0) +
            (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
 }
 

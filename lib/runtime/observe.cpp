@@ -61,7 +61,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.scratch_bytes = scratch.bytes;
         stats.scratch_used_bytes = scratch.used_bytes;
     }
-    const uint64_t kept = stats.staging_bytes + stats.scratch_bytes;
+    const uint64_t kept = host ? kept_bytes() : 0;
     stats.budget_bytes = usage.budget_blocks * block_bytes_ + kept;
     stats.used_bytes = usage.used_blocks * block_bytes_ + kept;
     stats.peak_bytes = usage.peak_blocks * block_bytes_ + kept;
@@ -264,6 +264,7 @@ void Runtime::fill_report(report::ReportData &data)
         if (link_stats(total.link, total.device, &link.stats).ok()) data.links.push_back(link);
     }
     report_drivers(data);
+    data.history.timeline = timeline_->snapshot();
     const update::PipelineStats update = pipeline_->stats();
     std::lock_guard<std::mutex> lock(mutex_);
     data.update = updates_;
@@ -291,6 +292,27 @@ void Runtime::fill_report(report::ReportData &data)
     data.timeline_spans = timeline_->recorded();
     data.timeline_lost = timeline_->overwritten();
     report_waste(data);
+    report_history(data.history);
+}
+
+// Under the lock.
+void Runtime::report_history(report::HistoryData &data) const
+{
+    data.origin_ns = opened_ns_;
+    data.steps = steps_.newest();
+    data.steps_total = steps_.added();
+    data.stalls = stalls_;
+    data.tensors = tensor_names();
+}
+
+// Under the lock.
+std::vector<report::TensorName> Runtime::tensor_names() const
+{
+    std::vector<report::TensorName> names(handles_.size());
+    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        names[tensor->id] = {tensor->name, tensor->created_ns};
+    }
+    return names;
 }
 
 void Runtime::report_waste(report::ReportData &data) const

@@ -287,6 +287,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
+    steps_.open();
     STW_TRY(open_engine(std::move(store)));
     expect_bandwidths(tuning);
     profile_ = tuning.take_report();

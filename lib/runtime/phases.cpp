@@ -81,6 +81,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     stats.planned = mine.planned;
     stats.step = mine.count;
     mine.totals.add(stats, bound);
+    steps_.add({phase->index, mine.begin_ns, time, stats, bound});
     trace_.end_step(phase->index, true);
     observe::Span span;
     span.start_ns = mine.begin_ns;
@@ -102,6 +103,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 // Bytes in use per tier, a point of the timeline's counters.
 void Runtime::sample_tiers(residency::Instant time)
 {
+    sampled_ns_ = time;
     for (residency::PlaceId place = 0; place <= nvme_place_; ++place) {
         observe::Span sample;
         sample.start_ns = sample.end_ns = time;
@@ -109,6 +111,7 @@ void Runtime::sample_tiers(residency::Instant time)
         sample.lane = static_cast<uint16_t>(places_[place].tier);
         sample.detail = places_[place].device;
         sample.bytes = core_.used_blocks(place) * block_bytes_;
+        if (place == host_place_) sample.bytes += kept_bytes();
         timeline_->record(sample);
     }
 }
@@ -205,6 +208,8 @@ void Runtime::add_stall_of(uint64_t step, observe::Stall cause, residency::Tenso
     span.lane = static_cast<uint16_t>(cause);
     span.id = tensor;
     timeline_->record(span);
+    const stw_tensor *handle = handle_of(tensor);
+    stalls_.add(handle ? handle->name : std::string_view(), cause, end - begin);
     if (step == 0) return;
     Phase &phase = *phases_[(step >> 32) - 1];
     if (phase.step == step) phase.account.add_stall(cause, end - begin);

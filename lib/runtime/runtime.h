@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/observe/log.h"
+#include "lib/observe/step_history.h"
 #include "lib/observe/step_stats.h"
 #include "lib/observe/timeline.h"
 #include "lib/report/report.h"
@@ -464,6 +465,11 @@ private:
     void note_reduced(stw_tensor *gradient, uint64_t step);
     void close_step(Phase &phase);
     void sample_tiers(residency::Instant time);
+    // Of the host tier, for staging and scratch memory.
+    [[nodiscard]] uint64_t kept_bytes() const
+    {
+        return staging_bytes_ + (scratch_ ? scratch_->usage().bytes : 0);
+    }
     void empty_behind(residency::TensorId tensor);
 
     // scoring.cpp
@@ -491,6 +497,8 @@ private:
     void fill_report(report::ReportData &data);
     void report_drivers(report::ReportData &data);
     void report_waste(report::ReportData &data) const;
+    void report_history(report::HistoryData &data) const;
+    [[nodiscard]] std::vector<report::TensorName> tensor_names() const;
     bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
     [[nodiscard]] Status interrupted_since(residency::Instant begin) const;
 
@@ -550,6 +558,9 @@ private:
     bool callbacks_end_ = false;
     pthread_t callbacks_thread_{};
     std::vector<std::unique_ptr<Phase>> phases_;
+    observe::StepHistory steps_;
+    observe::StallLedger stalls_;
+    residency::Instant sampled_ns_ = 0;           // when bytes per tier were recorded last
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;

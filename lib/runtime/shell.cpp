@@ -145,6 +145,8 @@ void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
         for (uint32_t i = 0; i < n; ++i) {
             core.transfer_done(list[i].id, list[i].status, time, out);
         }
+        constexpr residency::Instant kSampleNs = 10'000'000;
+        if (time - runtime->sampled_ns_ >= kSampleNs) runtime->sample_tiers(time);
     });
 }
 
@@ -157,7 +159,7 @@ void Runtime::engine_span(void *user, const transfer::Span &span)
     out.kind = observe::SpanKind::kTransfer;
     out.lane = static_cast<uint16_t>(span.link);
     out.detail = span.memory == transfer::kNvme ? 0 : span.memory;
-    out.id = span.block;
+    out.id = observe::transfer_id(span.block, span.tensor);
     out.bytes = span.bytes;
     runtime->timeline_->record(out);
 }

@@ -179,6 +179,7 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor 
     tensor->runtime = handle_;
     tensor->doors = &core_.door(id, 0);
     tensor->serial = ++tensors_made_;
+    tensor->created_ns = now();
     tensor->last_use = 0;
     tensor->optimizer = nullptr;
     tensor->next = nullptr;

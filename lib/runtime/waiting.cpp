@@ -149,7 +149,8 @@ void Runtime::await(Waiter &waiter)
         lock.lock();
     }
     const std::vector<Range> &ranges = waiter.plan.ranges;
-    const residency::TensorId first = ranges.empty() ? 0 : ranges.front().tensor->id;
+    const std::vector<Range> &asked = ranges.empty() ? waiter.plan.copied : ranges;
+    const residency::TensorId first = asked.empty() ? residency::kNone : asked.front().tensor->id;
     add_stall_of(waiter.plan.step, waiter.cause, first, begin, now());
 }
 

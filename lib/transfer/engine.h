@@ -60,6 +60,7 @@ struct Span {
     Link link = Link::kNone;
     uint32_t memory = kNvme;  // the memory side: of a copy the device, if there is one
     residency::BlockId block = residency::kNone;
+    residency::TensorId tensor = residency::kNone;  // the block's first
     uint64_t bytes = 0;
     residency::Class urgency = residency::Class::kIdle;
 };

@@ -286,6 +286,7 @@ void Engine::Parts::hop_end(Task &task, Link link, bool moved)
     span.link = link;
     span.memory = memory;
     span.block = task.job.transfer.block;
+    span.tensor = task.job.transfer.tensor;
     span.bytes = task.job.transfer.bytes;
     span.urgency = task.job.transfer.urgency;
     options.span(options.span_user, span);

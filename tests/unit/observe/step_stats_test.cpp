@@ -60,6 +60,8 @@ TEST(StepAccount, TheBoundIsComputeWhenLinksAreFast)
     EXPECT_FALSE(bound.by_link);
     EXPECT_EQ(bound.link_ns, 20 * kMs);
     EXPECT_EQ(bound.link, uint32_t{STW_LINK_NVME_TO_DEVICE});
+    EXPECT_EQ(bound.link_bytes[STW_LINK_NVME_TO_DEVICE], 40 * kMs);
+    EXPECT_EQ(bound.link_bytes[STW_LINK_NVME_TO_HOST], 0u);
     EXPECT_EQ(largest_stall(stats), static_cast<int>(Stall::kNvme));
 }
 

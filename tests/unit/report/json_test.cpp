@@ -57,6 +57,23 @@ TEST(Json, NestsAndSeparates)
     EXPECT_NE(written(2, body).find("\n  \"a\": 1,\n"), std::string::npos);
 }
 
+TEST(Json, CompactListsAreOneLineAndTheRestIsNot)
+{
+    const std::string text = written(2, [](JsonWriter &writer) {
+        writer.begin_object();
+        writer.key("list");
+        writer.compact(true);
+        writer.begin_array();
+        writer.number(uint64_t{1});
+        writer.number(uint64_t{2});
+        writer.end_array();
+        writer.compact(false);
+        writer.member("next", true);
+        writer.end_object();
+    });
+    EXPECT_EQ(text, "{\n  \"list\": [1,2],\n  \"next\": true\n}\n");
+}
+
 TEST(Json, EveryByteOfAsciiComesBack)
 {
     std::string text;

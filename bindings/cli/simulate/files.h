@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Model and machine files. docs/simulate.md tells every key. Throws Refused.
+#pragma once
+
+#include "located_json.h"
+
+#include "lib/simulate/machine.h"
+#include "lib/simulate/model.h"
+
+#include <string>
+
+namespace stepwell::cli {
+
+simulate::Model parse_model(const Located &root, const std::string &file);
+simulate::Machine parse_machine(const Located &root, const std::string &file);
+simulate::Model read_model(const std::string &file);
+// Also a profile of `stepwell tune`: this host, as far as it was measured.
+simulate::Machine read_machine(const std::string &file);
+
+}  // namespace stepwell::cli

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "files.h"
+
+#include <cmath>
+
+namespace stepwell::cli {
+namespace {
+
+using simulate::Home;
+using simulate::Layer;
+using simulate::Model;
+
+constexpr uint64_t kLayersMax = 100'000;
+constexpr uint64_t kHiddenMax = 1 << 24;
+constexpr uint64_t kHeadsMax = 1 << 16;
+constexpr uint64_t kSequenceMax = 1 << 26;
+constexpr double kBatchMax = 1e6;
+constexpr uint64_t kElementBytesMax = 8;
+constexpr uint64_t kStateBytesMax = 64;
+constexpr uint64_t kParallelMax = 65'536;
+constexpr double kParametersMax = 1e16;
+constexpr double kFlopsMax = 1e24;
+constexpr double kBytesMax = 1e17;
+
+uint64_t rounded(double value)
+{
+    return static_cast<uint64_t>(std::llround(value));
+}
+
+Home home(Keys &keys, const char *key)
+{
+    if (!keys.has(key)) return Home::kAuto;
+    return static_cast<Home>(keys.choice(key, {"auto", "device", "host", "nvme"}));
+}
+
+void read_transformer(Keys keys, Model *model)
+{
+    simulate::Transformer &transformer = model->transformer;
+    transformer.layers = keys.whole("layers", 1, kLayersMax);
+    transformer.hidden = keys.whole("hidden", 1, kHiddenMax);
+    transformer.heads = keys.whole("heads", 1, kHeadsMax);
+    transformer.sequence = keys.whole("sequence", 1, kSequenceMax);
+    transformer.batch_per_gpu = keys.number("batch_per_gpu", 1e-6, kBatchMax);
+    transformer.blocks_per_checkpoint = keys.whole_or("blocks_per_checkpoint", 1, kLayersMax, 1);
+    if (transformer.hidden % transformer.heads != 0)
+        keys.refuse("hidden", "is no multiple of the number of heads");
+    if (transformer.blocks_per_checkpoint > transformer.layers)
+        keys.refuse("blocks_per_checkpoint", "is more than there are layers");
+    keys.source();
+    keys.done();
+    model->is_transformer = true;
+    model->layers = simulate::transformer_layers(transformer);
+    model->working_bytes = simulate::transformer_working_bytes(transformer);
+}
+
+Layer read_layer(Keys &keys, uint64_t parameter_bytes)
+{
+    Layer layer;
+    layer.name = keys.word("name");
+    layer.count = keys.whole_or("count", 1, kLayersMax, 1);
+    layer.checkpoint_bytes = rounded(keys.quantity_or("checkpoint", Unit::kBytes, 0, kBytesMax, 0));
+    const double flops = keys.quantity("forward", Unit::kFlops, 1, kFlopsMax);
+    double all = 0;
+    for (Keys &tensor : keys.objects("tensors")) {
+        simulate::Part part;
+        part.name = tensor.word("name");
+        if (tensor.has("parameters"))
+            part.parameters =
+                rounded(tensor.quantity("parameters", Unit::kCount, 1, kParametersMax));
+        else
+            part.parameters =
+                rounded(tensor.quantity("size", Unit::kBytes, 1, kBytesMax)) / parameter_bytes;
+        if (part.parameters == 0) tensor.refuse("size", "is less than one parameter");
+        tensor.source();
+        tensor.done();
+        all += static_cast<double>(part.parameters);
+        layer.parts.push_back(part);
+    }
+    for (simulate::Part &part : layer.parts)
+        part.forward_flops = flops * static_cast<double>(part.parameters) / all;
+    keys.source();
+    keys.done();
+    return layer;
+}
+
+void read_optimizer(Keys keys, Model *model)
+{
+    // Of a parameter in half precision: master, and what the rule remembers, in single precision.
+    const uint64_t bytes[] = {12, 8, 8, 4};
+    if (keys.has("name"))
+        model->state_bytes = bytes[keys.choice("name", {"adamw", "momentum", "adagrad", "sgd"})];
+    model->state_bytes = keys.whole_or("state_bytes", 1, kStateBytesMax, model->state_bytes);
+    keys.source();
+    keys.done();
+}
+
+void read_placement(Keys keys, simulate::Placement *placement)
+{
+    placement->parameters = home(keys, "parameters");
+    placement->gradients = home(keys, "gradients");
+    placement->states = home(keys, "states");
+    placement->checkpoints = home(keys, "checkpoints");
+    keys.source();
+    keys.done();
+}
+
+}  // namespace
+
+Model parse_model(const Located &root, const std::string &file)
+{
+    Keys keys(file, root, "");
+    keys.choice("kind", {"stepwell model"});
+    keys.whole("format", 1, 1);
+    Model model;
+    model.name = keys.word("name");
+    model.parameter_bytes = keys.whole_or("parameter_bytes", 1, kElementBytesMax, 2);
+    model.gradient_bytes = keys.whole_or("gradient_bytes", 1, kElementBytesMax, 2);
+    model.model_parallel =
+        static_cast<uint32_t>(keys.whole_or("model_parallel", 1, kParallelMax, 1));
+    model.recomputes = keys.boolean_or("recompute", true);
+    if (keys.has("optimizer")) read_optimizer(keys.object("optimizer"), &model);
+    if (keys.has("placement")) read_placement(keys.object("placement"), &model.placement);
+    if (keys.has("transformer") == keys.has("layers"))
+        keys.refuse_all("needs a 'transformer' or a list 'layers', one of them");
+    if (keys.has("transformer")) {
+        read_transformer(keys.object("transformer"), &model);
+    } else {
+        model.working_bytes = rounded(keys.quantity_or("working", Unit::kBytes, 0, kBytesMax, 0));
+        for (Keys &layer : keys.objects("layers"))
+            model.layers.push_back(read_layer(layer, model.parameter_bytes));
+    }
+    keys.source();
+    keys.done();
+    return model;
+}
+
+Model read_model(const std::string &file)
+{
+    return parse_model(read_located(file), file);
+}
+
+}  // namespace stepwell::cli

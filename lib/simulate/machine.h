@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is trained on, as data: nodes, their tiers, their links and who shares them. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stepwell::simulate {
+
+// A way between two tiers; a link may serve several, as a drive that reads or writes does.
+enum class Route : uint8_t { kNvmeToHost, kHostToNvme, kHostToDevice, kDeviceToHost };
+constexpr uint32_t kRoutes = 4;
+
+// One of it for each of these; its bandwidth is divided among the GPUs that use it at the time.
+enum class Per : uint8_t { kGpu, kSwitch, kSocket, kNode };
+
+struct Link {
+    std::string name;
+    uint32_t routes = 0;     // bit per Route
+    double bytes_per_s = 0;  // of one stripe
+    uint32_t stripes = 1;
+    uint64_t latency_ns = 0;
+    Per per = Per::kGpu;
+};
+
+// Every rank sends its slice and receives the others': in the node over the GPUs' own links, between
+// nodes over what a node has in all.
+struct Collectives {
+    double in_node_bytes_per_s = 0;       // of a GPU
+    double across_nodes_bytes_per_s = 0;  // of a node; 0: there is one node
+    uint64_t latency_ns = 0;              // of each
+};
+
+struct Machine {
+    std::string name;
+    uint32_t nodes = 1;
+    uint32_t gpus_per_node = 1;
+    uint32_t gpus_per_switch = 1;
+    uint32_t gpus_per_socket = 1;
+    uint64_t device_bytes = 0;  // of a GPU
+    double device_bytes_per_s = 0;
+    double peak_flops_per_s = 0;      // what its maker says
+    double achieved_flops_per_s = 0;  // what large matrices reach
+    uint64_t host_bytes = 0;          // of a node
+    double host_bytes_per_s = 0;      // of a node, what an update of states in host memory reaches
+    uint64_t nvme_bytes = 0;          // of a node; 0: none
+    std::vector<Link> links;
+    Collectives collectives;
+
+    [[nodiscard]] uint32_t gpus() const { return nodes * gpus_per_node; }
+    // How many GPUs share one of it.
+    [[nodiscard]] uint32_t sharers(Per per) const
+    {
+        switch (per) {
+        case Per::kGpu: return 1;
+        case Per::kSwitch: return gpus_per_switch;
+        case Per::kSocket: return gpus_per_socket;
+        case Per::kNode: return gpus_per_node;
+        }
+        return 1;
+    }
+};
+
+}  // namespace stepwell::simulate

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/simulate/model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stepwell::simulate {
+namespace {
+
+// Of a matrix of so many parameters, for each token: a multiplication and an addition.
+constexpr double kForwardFlops = 2;
+constexpr double kBackwardFlops = 2 * kForwardFlops;
+constexpr uint64_t kActivationBytes = 2;  // half precision
+
+struct Matrix {
+    const char *name;
+    uint64_t tiles;
+};
+constexpr Matrix kMatrices[] = {{"attention_in", 3}, {"attention_out", 1}, {"up", 4}, {"down", 4}};
+
+}  // namespace
+
+uint64_t Model::parameters() const
+{
+    uint64_t sum = 0;
+    for (const Layer &layer : layers)
+        for (const Part &part : layer.parts) sum += layer.count * part.parameters;
+    return sum;
+}
+
+uint64_t Model::layer_count() const
+{
+    uint64_t sum = 0;
+    for (const Layer &layer : layers) sum += layer.count;
+    return sum;
+}
+
+double Model::step_flops() const
+{
+    double forward = 0;
+    for (const Layer &layer : layers)
+        for (const Part &part : layer.parts)
+            forward += static_cast<double>(layer.count) * part.forward_flops;
+    return forward * (1 + kBackwardFlops / kForwardFlops + (recomputes ? 1 : 0));
+}
+
+std::vector<Layer> transformer_layers(const Transformer &transformer)
+{
+    const uint64_t tile = transformer.hidden * transformer.hidden;
+    const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
+    const double flops = kForwardFlops * static_cast<double>(tile) * tokens;
+    Layer layer;
+    layer.name = "layer";
+    for (const Matrix &matrix : kMatrices) {
+        for (uint64_t tile_number = 0; tile_number < matrix.tiles; ++tile_number)
+            layer.parts.push_back({matrix.name, tile, flops});
+    }
+    layer.checkpoint_bytes =
+        kActivationBytes *
+        static_cast<uint64_t>(std::llround(tokens * static_cast<double>(transformer.hidden)));
+    // What lies between two checkpoints is one layer of ours: one input is kept for all of it.
+    const uint64_t every = std::max<uint64_t>(transformer.blocks_per_checkpoint, 1);
+    const auto group_of = [&layer](uint64_t blocks, uint64_t count) {
+        Layer group = layer;
+        group.count = count;
+        for (uint64_t block = 1; block < blocks; ++block)
+            group.parts.insert(group.parts.end(), layer.parts.begin(), layer.parts.end());
+        return group;
+    };
+    std::vector<Layer> layers;
+    if (transformer.layers >= every) layers.push_back(group_of(every, transformer.layers / every));
+    if (transformer.layers % every > 0) layers.push_back(group_of(transformer.layers % every, 1));
+    return layers;
+}
+
+uint64_t transformer_working_bytes(const Transformer &transformer)
+{
+    const double per_token = 16 * static_cast<double>(transformer.hidden) +
+                             2 * static_cast<double>(transformer.heads * transformer.sequence);
+    return static_cast<uint64_t>(
+        std::llround(transformer.batch_per_gpu * static_cast<double>(transformer.sequence) *
+                     static_cast<double>(transformer.blocks_per_checkpoint) * per_token));
+}
+
+Result<Model> scaled(const Model &model, double parameters)
+{
+    if (!model.is_transformer) {
+        return Status::error(STW_ERROR_INVALID,
+                             "a list of layers has no other size; sweep a transformer, or give a "
+                             "file for each size");
+    }
+    // Both grow by the third root, as a wider model is a deeper one.
+    const Transformer &from = model.transformer;
+    const double ratio = std::cbrt(parameters / static_cast<double>(model.parameters()));
+    const uint64_t multiple = std::max<uint64_t>(from.heads, 1);
+    Transformer to = from;
+    const double hidden = static_cast<double>(from.hidden) * ratio / static_cast<double>(multiple);
+    to.hidden = std::max<uint64_t>(1, static_cast<uint64_t>(std::llround(hidden))) * multiple;
+    const double a_layer = 12 * static_cast<double>(to.hidden) * static_cast<double>(to.hidden);
+    to.layers = static_cast<uint64_t>(std::llround(parameters / a_layer));
+    if (to.layers == 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "%.4g parameters are fewer than one layer of %llu heads has",
+                             parameters, static_cast<unsigned long long>(from.heads));
+    }
+    Model result = model;
+    result.transformer = to;
+    result.layers = transformer_layers(to);
+    result.working_bytes = transformer_working_bytes(to);
+    return result;
+}
+
+Model with_layers(const Model &model, uint64_t layers)
+{
+    Model result = model;
+    if (model.is_transformer) {
+        result.transformer.layers = layers;
+        result.layers = transformer_layers(result.transformer);
+        return result;
+    }
+    const double ratio = static_cast<double>(layers) / static_cast<double>(model.layer_count());
+    for (Layer &layer : result.layers)
+        layer.count = static_cast<uint64_t>(static_cast<double>(layer.count) * ratio);
+    return result;
+}
+
+}  // namespace stepwell::simulate

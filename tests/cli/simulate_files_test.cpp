@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Model and machine files: what ships can be read, and what is wrong is told with file, line, key.
+#include "simulate/files.h"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace stepwell::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string text_of(const std::string &file)
+{
+    std::ostringstream text;
+    text << std::ifstream(std::string(TEST_DATA) + "/" + file).rdbuf();
+    return text.str();
+}
+
+// The file's text with one piece replaced, which must be there.
+std::string with(std::string text, const std::string &piece, const std::string &other)
+{
+    const size_t at = text.find(piece);
+    EXPECT_NE(at, std::string::npos) << piece;
+    return at == std::string::npos ? text : text.replace(at, piece.size(), other);
+}
+
+std::string refusal(const std::function<void()> &body)
+{
+    try {
+        body();
+    } catch (const Refused &refused) {
+        return refused.what();
+    }
+    return "taken";
+}
+
+std::string machine_refusal(const std::string &piece, const std::string &other)
+{
+    const std::string text = with(text_of("machines/dgx-2-v100.json"), piece, other);
+    return refusal([&] { parse_machine(parse_located(text, "m.json"), "m.json"); });
+}
+
+std::string model_refusal(const std::string &piece, const std::string &other)
+{
+    const std::string text = with(text_of("models/paper-10t.json"), piece, other);
+    return refusal([&] { parse_model(parse_located(text, "m.json"), "m.json"); });
+}
+
+TEST(SimulateFiles, WhatShipsIsRead)
+{
+    size_t models = 0;
+    size_t machines = 0;
+    for (const auto &entry : std::filesystem::directory_iterator(TEST_DATA "/models")) {
+        SCOPED_TRACE(entry.path());
+        EXPECT_GT(read_model(entry.path()).parameters(), 0u);
+        ++models;
+    }
+    for (const auto &entry : std::filesystem::directory_iterator(TEST_DATA "/machines")) {
+        SCOPED_TRACE(entry.path());
+        EXPECT_GT(read_machine(entry.path()).achieved_flops_per_s, 0);
+        ++machines;
+    }
+    EXPECT_GE(models, 10u);
+    EXPECT_GE(machines, 5u);
+}
+
+TEST(SimulateFiles, TheMachineOfThePaperHasItsNumbers)
+{
+    const simulate::Machine machine = read_machine(TEST_DATA "/machines/dgx-2-v100.json");
+    EXPECT_EQ(machine.gpus(), 512u);
+    EXPECT_EQ(machine.device_bytes, uint64_t{32} << 30);
+    EXPECT_EQ(machine.gpus_per_switch, 2u);
+    EXPECT_EQ(machine.gpus_per_socket, 8u);
+    EXPECT_EQ(machine.links.front().bytes_per_s, 25.6e9);
+    EXPECT_EQ(machine.links.front().latency_ns, 100'000u);
+    EXPECT_EQ(machine.links.front().per, simulate::Per::kNode);
+    EXPECT_EQ(machine.links.front().routes, 3u);
+}
+
+TEST(SimulateFiles, EveryNumberOfAMachineSaysWhereItComesFrom)
+{
+    for (const auto &entry : std::filesystem::directory_iterator(TEST_DATA "/machines")) {
+        SCOPED_TRACE(entry.path());
+        const Located root = read_located(entry.path());
+        for (size_t i = 0; i < root.keys.size(); ++i) {
+            std::vector<const Located *> told = {&root.items[i]};
+            if (root.items[i].kind == Located::Kind::kArray) {
+                told.clear();
+                for (const Located &item : root.items[i].items) told.push_back(&item);
+            }
+            for (const Located *object : told) {
+                if (object->kind != Located::Kind::kObject) continue;
+                EXPECT_THAT(object->keys, testing::Contains("source")) << root.keys[i];
+            }
+        }
+    }
+}
+
+TEST(SimulateFiles, NumbersMayHaveTheirUnitInTheKey)
+{
+    const std::string text = with(text_of("machines/dgx-2-v100.json"), "\"memory\": \"32 GiB\"",
+                                  "\"memory_bytes\": 1e9");
+    EXPECT_EQ(parse_machine(parse_located(text, "m.json"), "m.json").device_bytes, 1'000'000'000u);
+}
+
+TEST(SimulateFiles, WhatIsWrongIsToldWithFileLineAndKey)
+{
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"-32 GiB\""),
+              "m.json:10: gpu.memory is negative: -3.43597e+10.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"0 GiB\""), "m.json:10: gpu.memory is zero.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "32"),
+              "m.json:10: gpu.memory is a number without a unit; write it as text with one, or "
+              "call the key 'memory_bytes'.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32 GB/s\""),
+              "m.json:10: gpu.memory is no value: '32 GB/s' has a unit that is none here; write it "
+              "as '32 GB'.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32\""),
+              "m.json:10: gpu.memory is no value: '32' has no unit; write it as '32 GB'.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"much\""),
+              "m.json:10: gpu.memory is no value: 'much' does not begin with a number; write it as "
+              "'32 GB'.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32000 PB\""),
+              "m.json:10: gpu.memory is 3.2e+19; what can be is 1e+06 to 1e+18.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32 GiB\", \"memory_bytes\": 32"),
+              "m.json:10: gpu.memory is there twice, with its unit in the value and in the key.");
+    EXPECT_EQ(machine_refusal("\"achieved\"", "\"acheived\""),
+              "m.json:9: gpu.achieved is missing.");
+    EXPECT_EQ(machine_refusal("\"peak\"", "\"spare\": 1, \"peak\""),
+              "m.json:12: gpu.spare is not known; what is: memory_bytes, memory, "
+              "memory_bandwidth_bytes_per_s, memory_bandwidth, peak_flop_per_s, peak, "
+              "achieved_flop_per_s, achieved, source.");
+    EXPECT_EQ(machine_refusal("\"47.7 TFLOPS\"", "\"470 TFLOPS\""),
+              "m.json:13: gpu.achieved is more than the peak.");
+    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 0"), "m.json:5: nodes is zero.");
+    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 1.5"),
+              "m.json:5: nodes is 1.5, no whole number.");
+    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": \"32\""),
+              "m.json:5: nodes is text, not a number.");
+    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 32, \"nodes\": 32"),
+              "m.json:5: the key 'nodes' is there twice.");
+    EXPECT_EQ(machine_refusal("\"switches_per_node\": 8", "\"switches_per_node\": 3"),
+              "m.json:7: switches_per_node does not divide the GPUs of a node, 16, evenly.");
+    EXPECT_THAT(machine_refusal("\"per\": \"node\"", "\"per\": \"rack\""),
+                HasSubstr("m.json:28: links[0].per is 'rack'; it can be gpu, switch, socket or "
+                          "node."));
+    EXPECT_THAT(machine_refusal("\"nvme<>host\"", "\"nvme>host\""),
+                HasSubstr("links has none for host>nvme."));
+    EXPECT_THAT(machine_refusal("\"across_nodes_bandwidth_per_node\": \"60 GB/s\",", ""),
+                HasSubstr("across_nodes_bandwidth_per_node is missing, and there are several "
+                          "nodes."));
+}
+
+TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
+{
+    EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": -200"),
+              "m.json:6: transformer.layers is negative: -200.");
+    EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": 2e9"),
+              "m.json:6: transformer.layers is 2e+09; what can be is 1 to 100000.");
+    EXPECT_EQ(model_refusal("\"heads\": 512", "\"heads\": 500"),
+              "m.json:6: transformer.hidden is no multiple of the number of heads.");
+    EXPECT_EQ(model_refusal("\"states\": \"nvme\"", "\"states\": \"tape\""),
+              "m.json:12: placement.states is 'tape'; it can be auto, device, host or nvme.");
+    EXPECT_EQ(model_refusal("\"state_bytes\": 16", "\"state_bytes\": 0"),
+              "m.json:9: optimizer.state_bytes is zero.");
+    EXPECT_EQ(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4, \"layers\": [],"),
+              "m.json:1: the file needs a 'transformer' or a list 'layers', one of them.");
+    EXPECT_EQ(model_refusal("\"stepwell model\"", "\"stepwell machine\""),
+              "m.json:2: kind is 'stepwell machine'; it can be stepwell model.");
+    EXPECT_EQ(model_refusal("\"format\": 1", "\"format\": 2"),
+              "m.json:3: format is 2; what can be is 1 to 1.");
+}
+
+TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
+{
+    EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4"),
+                StartsWith("m.json:8: is no JSON: "));
+    EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": ,"),
+                StartsWith("m.json:7: is no JSON: "));
+    EXPECT_EQ(refusal([] { parse_located("[]", "m.json"); }),
+              "m.json:1: is a list, not an object of keys.");
+    EXPECT_EQ(refusal([] { read_located("/nowhere/at/all.json"); }),
+              "The file '/nowhere/at/all.json' cannot be read: No such file or directory.");
+    EXPECT_THAT(refusal([] { parse_located(std::string(40, '['), "m.json"); }),
+                HasSubstr("nested deeper"));
+}
+
+TEST(SimulateFiles, ALayerListSharesItsWorkByParameters)
+{
+    const simulate::Model model = read_model(TEST_DATA "/models/layers.json");
+    ASSERT_EQ(model.layers.size(), 2u);
+    EXPECT_EQ(model.layers[1].count, 24u);
+    EXPECT_EQ(model.layers[1].parts[1].parameters, 33'500'000u);
+    EXPECT_NEAR(model.layers[1].parts[0].forward_flops + model.layers[1].parts[1].forward_flops,
+                1.7e12, 1);
+    EXPECT_EQ(model.working_bytes, 800'000'000u);
+}
+
+}  // namespace
+}  // namespace stepwell::cli

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/simulate/model.h"
+#include "lib/simulate/paper.h"
+
+#include <gtest/gtest.h>
+
+namespace stepwell::simulate {
+namespace {
+
+Model model_of(const Transformer &transformer)
+{
+    Model model;
+    model.is_transformer = true;
+    model.transformer = transformer;
+    model.layers = transformer_layers(transformer);
+    model.working_bytes = transformer_working_bytes(transformer);
+    return model;
+}
+
+TEST(SimulatedModel, ATransformerHasTheParametersAndTheWorkOfThePaper)
+{
+    const Model model = model_of({80, 10240, 128, 1024, 4, 1});
+    const paper::Shape shape{80, 10240, 128, 4, 1024, 1};
+    EXPECT_EQ(static_cast<double>(model.parameters()), paper::parameters(shape));
+    EXPECT_EQ(model.step_flops(), paper::step_flops(shape));
+    EXPECT_EQ(static_cast<double>(model.working_bytes), paper::activation_working_bytes(shape));
+    EXPECT_EQ(static_cast<double>(80 * model.layers.front().checkpoint_bytes),
+              paper::checkpoint_bytes(shape));
+}
+
+TEST(SimulatedModel, BlocksBetweenCheckpointsShareOne)
+{
+    for (const uint64_t every : {1, 2, 3, 7}) {
+        const Model model = model_of({7, 64, 8, 128, 2, every});
+        uint64_t checkpoints = 0;
+        for (const Layer &layer : model.layers) checkpoints += layer.count;
+        EXPECT_EQ(checkpoints, (7 + every - 1) / every) << every;
+        EXPECT_EQ(model.parameters(), 12u * 7 * 64 * 64) << every;
+    }
+}
+
+TEST(SimulatedModel, ScaledHasAboutAsManyParametersAsAskedAndWholeHeads)
+{
+    const Model model = model_of({128, 25600, 256, 1024, 5, 1});
+    for (const double wanted : {0.1e12, 0.5e12, 5e12, 20e12}) {
+        const Result<Model> made = scaled(model, wanted);
+        ASSERT_TRUE(made.ok());
+        EXPECT_NEAR(static_cast<double>(made.value().parameters()) / wanted, 1, 0.02);
+        EXPECT_EQ(made.value().transformer.hidden % 256, 0u);
+    }
+    Model list = model;
+    list.is_transformer = false;
+    EXPECT_FALSE(scaled(list, 1e12).ok());
+    EXPECT_FALSE(scaled(model, 10).ok());
+}
+
+TEST(SimulatedModel, RecomputingAddsAForwardPass)
+{
+    Model model = model_of({4, 64, 4, 128, 1, 1});
+    const double with = model.step_flops();
+    model.recomputes = false;
+    EXPECT_EQ(model.step_flops() / with, 3.0 / 4);
+}
+
+}  // namespace
+}  // namespace stepwell::simulate

@@ -31,11 +31,12 @@ Status resolve_dtype(const stw_fetch_request &request, Range *range)
         range->dtype = request.dtype;
         return {};
     }
-    return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' of dtype %u cannot be fetched for writing as dtype %u: what "
-                         "was not written would lose bits; fetch it in its own dtype, or convert "
-                         "with stw_tensor_write",
-                         tensor.name.c_str(), tensor.dtype, request.dtype);
+    return Status::error(
+        STW_ERROR_INVALID,
+        "tensor '%s' of dtype %s cannot be fetched for writing as %s: what was not "
+        "written would lose bits; fetch it in its own dtype, or convert with "
+        "stw_tensor_write",
+        tensor.name.c_str(), report::dtype_name(tensor.dtype), report::dtype_name(request.dtype));
 }
 
 // Host memory of the caller's takes a copy; nothing is pinned.
@@ -58,6 +59,21 @@ Status resolve_into(const stw_fetch_request &request, Range *range)
     }
     range->into = request.into;
     return {};
+}
+
+Status no_views_at(const stw_fetch_request &request)
+{
+    const char *name = request.tensor->name.c_str();
+    if (request.tier == STW_TIER_NVME) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' cannot be fetched at the nvme tier, which has no "
+                             "addresses; fetch it at the device or host tier",
+                             name);
+    }
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%s' cannot be fetched at tier %u (%s), device %u: there is no "
+                         "such tier with a budget",
+                         name, request.tier, report::tier_name(request.tier), request.device);
 }
 
 // Before `into` was there; such a request asks for a pin.
@@ -94,10 +110,7 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     range->scope = at->scope;
     range->place = runtime->body->place_of(at->tier, at->device);
     if (!range->into && (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME)) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' cannot be fetched at tier %u, device %u: there is no "
-                             "such tier with a budget",
-                             tensor->name.c_str(), at->tier, at->device);
+        return no_views_at(*at);
     }
     range->element_begin = at->element_begin;
     range->element_count = at->element_count;
@@ -378,7 +391,9 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
         const residency::PlaceId place = runtime->body->place_of(tier, device);
         if (place == residency::kNoPlace || tier == STW_TIER_NVME) {
             return Status::error(STW_ERROR_INVALID,
-                                 "nothing can be evicted from tier %u, device %u", tier, device);
+                                 "nothing can be evicted from tier %u (%s), device %u: it is not "
+                                 "there, or no tier is behind it",
+                                 tier, report::tier_name(tier), device);
         }
         return runtime->body->evict(tensors, n, place, timeout_ns);
     });

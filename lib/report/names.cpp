@@ -14,6 +14,25 @@ const char *tier_name(uint32_t tier)
     }
 }
 
+const char *dtype_name(uint32_t dtype)
+{
+    switch (dtype) {
+    case STW_F32: return "f32";
+    case STW_F16: return "f16";
+    case STW_BF16: return "bf16";
+    case STW_F64: return "f64";
+    case STW_F8_E4M3: return "f8_e4m3";
+    case STW_F8_E5M2: return "f8_e5m2";
+    case STW_I64: return "i64";
+    case STW_I32: return "i32";
+    case STW_I16: return "i16";
+    case STW_I8: return "i8";
+    case STW_U8: return "u8";
+    case STW_BOOL: return "bool";
+    default: return "unknown";
+    }
+}
+
 const char *link_name(uint32_t link)
 {
     switch (link) {

@@ -142,8 +142,9 @@ struct TimelineData {
 Status write_timeline(const char *path, const TimelineData &data);
 
 // Words of the reports, also for sentences elsewhere. Static text; "unknown" for other numbers.
-const char *tier_name(uint32_t tier);  // "device"
-const char *link_name(uint32_t link);  // "nvme_to_host"
-const char *role_name(uint32_t role);  // "param"
+const char *tier_name(uint32_t tier);    // "device"
+const char *dtype_name(uint32_t dtype);  // "bf16"
+const char *link_name(uint32_t link);    // "nvme_to_host"
+const char *role_name(uint32_t role);    // "param"
 
 }  // namespace stepwell::report

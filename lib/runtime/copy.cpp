@@ -87,10 +87,15 @@ Status Runtime::check_dtype(const stw_tensor *tensor, uint32_t dtype)
 {
     if (dtype == 0 || dtype == tensor->dtype) return {};
     if (is_float(dtype) && is_float(tensor->dtype)) return {};
+    if (stw_dtype_bits(dtype) == 0) {
+        return Status::error(STW_ERROR_INVALID, "tensor '%s': dtype %u is not known",
+                             tensor->name.c_str(), dtype);
+    }
     return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' has dtype %u and cannot be converted from or to dtype %u; "
-                         "only f32, f16 and bf16 convert",
-                         tensor->name.c_str(), tensor->dtype, dtype);
+                         "tensor '%s' has dtype %s and cannot be converted from or to %s; only "
+                         "f32, f16 and bf16 convert",
+                         tensor->name.c_str(), report::dtype_name(tensor->dtype),
+                         report::dtype_name(dtype));
 }
 
 // The piece of a copy that lies in one block. Only the piece at work is fetched; those that come
@@ -308,8 +313,8 @@ Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &o
     STW_TRY(resolve_range(tensor, &begin, &count));
     char probe[8];
     if (!fill_elements(probe, tensor->dtype, 1, value)) {
-        return Status::error(STW_ERROR_INVALID, "dtype %u of tensor '%s' cannot hold the value %g",
-                             tensor->dtype, tensor->name.c_str(), value);
+        return Status::error(STW_ERROR_INVALID, "dtype %s of tensor '%s' cannot hold the value %g",
+                             report::dtype_name(tensor->dtype), tensor->name.c_str(), value);
     }
     return each_chunk(tensor, residency::Access::kWrite, true, begin, count, options.timeout_ns,
                       [&](void *chunk, uint64_t, uint64_t n) {
@@ -322,8 +327,10 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 {
     STW_TRY(check_dtype(gradient, options.dtype));
     if (!is_float(gradient->dtype)) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s' of dtype %u cannot be summed into",
-                             gradient->name.c_str(), gradient->dtype);
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' of dtype %s cannot be summed into; only f32, f16 and "
+                             "bf16 can",
+                             gradient->name.c_str(), report::dtype_name(gradient->dtype));
     }
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;

@@ -133,10 +133,10 @@ Status Runtime::check_places(const FetchPlan &plan) const
         const uint32_t allowed = core_.spec(range.tensor->id).policy.allowed;
         if (allowed & (1u << range.place)) continue;
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' cannot be fetched at tier %u: its policy's allowed_tiers "
-                             "leave that tier out",
+                             "tensor '%s' cannot be fetched at the %s tier: its policy's "
+                             "allowed_tiers leave that tier out",
                              range.tensor->name.c_str(),
-                             static_cast<uint32_t>(places_[range.place].tier));
+                             report::tier_name(static_cast<uint32_t>(places_[range.place].tier)));
     }
     return {};
 }

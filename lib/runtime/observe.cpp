@@ -49,7 +49,8 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         place = tier == STW_TIER_HOST ? host_place_ : nvme_place_;
     }
     if (place == residency::kNoPlace) {
-        return Status::error(STW_ERROR_INVALID, "there is no tier %u with device %u", tier, device);
+        return Status::error(STW_ERROR_INVALID, "there is no tier %u (%s) with device %u", tier,
+                             report::tier_name(tier), device);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     const residency::PlaceUsage usage = core_.usage(place);

@@ -204,7 +204,7 @@ static void unknown_flags_and_enumerators_are_refused(void **state)
     request.scope = 0, request.dtype = 99;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "dtype 99");
     request.dtype = 0, request.tier = STW_TIER_NVME;
-    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "tier 3");
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "the nvme tier");
     request.tier = STW_TIER_DEVICE, request.device = 3;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "device 3");
     request = request_of(tensor, STW_READ);

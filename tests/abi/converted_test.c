@@ -283,14 +283,14 @@ static void writing_in_another_dtype_is_refused(void **state)
     ok(stw_tensor_fill(whole, 1, NULL));
     request = request_as(tensor, STW_WRITE, STW_BF16);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID,
-          "tensor 'weights' of dtype 1 cannot be fetched for writing as dtype 3");
+          "tensor 'weights' of dtype f32 cannot be fetched for writing as bf16");
     request.access = STW_READ_WRITE;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "for writing");
     request = request_as(tensor, STW_READ, STW_I32);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID,
-          "'weights' has dtype 1 and cannot be converted from or to dtype 8");
+          "'weights' has dtype f32 and cannot be converted from or to i32");
     request = request_as(whole, STW_READ, STW_F32);
-    fails(stw_prefetch(runtime, &request, 1), STW_ERROR_INVALID, "'counts' has dtype 8");
+    fails(stw_prefetch(runtime, &request, 1), STW_ERROR_INVALID, "'counts' has dtype i32");
     request = request_as(tensor, STW_READ, 55);
     fails(stw_fetch_fits(runtime, &request, 1), STW_ERROR_INVALID, "dtype 55");
     machine_close(runtime);

@@ -152,7 +152,7 @@ static void other_dtypes_must_be_equal(void **state)
     float values[4] = {0};
     spec.dtype = STW_I32;
     tensor = tensor_make(*state, &spec);
-    fails(stw_tensor_write(tensor, values, &options), STW_ERROR_INVALID, "'ints' has dtype 8");
+    fails(stw_tensor_write(tensor, values, &options), STW_ERROR_INVALID, "'ints' has dtype i32");
     options.dtype = 55;
     fails(stw_tensor_write(tensor, values, &options), STW_ERROR_INVALID, "dtype 55");
     options.dtype = STW_I32;

@@ -148,7 +148,7 @@ static void memory_of_the_callers_is_summed_with_scale_and_dtype(void **state)
     options.flags = 8;
     fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "0x8");
     options.flags = 0, options.dtype = STW_I32;
-    fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "dtype 8");
+    fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "to i32");
     options.dtype = 0, options.stream = STW_STREAM_LEGACY;
     fails(stw_reduce(gradient, local, &options), STW_ERROR_INVALID, "STW_STREAM_HOST");
     expect_sum(gradient, 3.5F);

@@ -10,7 +10,7 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown = "it knows info, tune, bench and version, and --help";
+constexpr const char *kKnown = "it knows info, tune, bench, version, --version and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
 constexpr const char *kTuneKnows =
     "it knows --output, --seconds, --size, --json and --help, and takes directories";
@@ -67,6 +67,19 @@ std::string take_values(const std::string &who, const Words &words, Options *opt
     return "";
 }
 
+// "" or what is wrong with the number of directories.
+std::string check_paths(const Options &options)
+{
+    const size_t count = options.paths.size();
+    if (options.command == Command::kTune && count == 0)
+        return "stepwell tune needs a directory; give those an nvme tier will be in.";
+    if (options.command == Command::kTune && count > 8)
+        return "stepwell tune takes 8 directories at most, as a runtime does.";
+    if (options.command == Command::kBench && count != 1)
+        return "stepwell bench needs one directory, on the drive to be measured.";
+    return "";
+}
+
 }  // namespace
 
 Parsed parse_options(int argc, const char *const *argv)
@@ -77,21 +90,28 @@ Parsed parse_options(int argc, const char *const *argv)
     CLI::App app("Stepwell keeps tensors in device memory, host memory or on NVMe.", "stepwell");
     app.allow_extras();
     app.require_subcommand(0, 1);  // then a directory may be called "version"
+    bool asks_version = false;
+    app.add_flag("--version", asks_version, "As the command version");
     CLI::App *info = app.add_subcommand(
         "info", "The machine, the drivers that work on it, and every limit that matters with the "
                 "command that lifts it");
-    info->add_option("DIRECTORY", options.paths, "directories that an nvme tier could be in");
+    info->add_option("DIRECTORY", options.paths, "directories that an nvme tier could be in")
+        ->type_name("");
     CLI::App *tune = app.add_subcommand(
         "tune", "Measure directories and memory, and write the machine profile that the library "
                 "reads by itself");
-    tune->add_option("DIRECTORY", options.paths, "directories that an nvme tier will be in");
-    tune->add_option("--output", options.output, "the file of the profile, not the usual one");
+    tune->add_option("DIRECTORY", options.paths, "directories that an nvme tier will be in, 1 to 8")
+        ->type_name("");
+    tune->add_option("--output", options.output, "where the profile goes, not to the usual file")
+        ->type_name("FILE");
     CLI::App *bench = app.add_subcommand(
         "bench", "What the library reaches in a directory, beside what the drive gives");
-    bench->add_option("DIRECTORY", options.paths, "a directory on the drive");
+    bench->add_option("DIRECTORY", options.paths, "one directory, on the drive")->type_name("");
     for (CLI::App *measures : {tune, bench}) {
-        measures->add_option("--seconds", words.seconds, "how long, about");
-        measures->add_option("--size", words.size, "bytes written there at a time: 256m, 1g");
+        measures->add_option("--seconds", words.seconds, "how long, about: 1 to 3600")
+            ->type_name("N");
+        measures->add_option("--size", words.size, "bytes written there at a time: 32m to 64g")
+            ->type_name("BYTES");
     }
     for (CLI::App *shows : {info, tune, bench})
         shows->add_flag("--json", options.json, "the same as JSON");
@@ -118,6 +138,7 @@ Parsed parse_options(int argc, const char *const *argv)
                        ? std::string("stepwell needs a command; ") + kKnown + "."
                        : unknown("stepwell", app.remaining(), kKnown);
     if (!app.remaining().empty()) return parsed;
+    if (asks_version) options.command = Command::kVersion, parsed.error.clear();
     for (const auto &command : commands) {
         if (!command.app->parsed()) continue;
         const std::string who = "stepwell " + command.app->get_name();
@@ -126,13 +147,7 @@ Parsed parse_options(int argc, const char *const *argv)
                            ? take_values(who, words, &options)
                            : unknown(who, command.app->remaining(), command.known);
     }
-    const bool tunes = options.command == Command::kTune;
-    if (parsed.error.empty() && tunes && options.paths.empty())
-        parsed.error = "stepwell tune needs a directory; give those an nvme tier will be in.";
-    if (parsed.error.empty() && tunes && options.paths.size() > 8)
-        parsed.error = "stepwell tune takes 8 directories, as many as a runtime does.";
-    if (parsed.error.empty() && options.command == Command::kBench && options.paths.size() != 1)
-        parsed.error = "stepwell bench needs one directory, on the drive to be measured.";
+    if (parsed.error.empty()) parsed.error = check_paths(options);
     return parsed;
 }
 

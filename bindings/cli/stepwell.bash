@@ -5,7 +5,7 @@ _stepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W 'info tune bench version --help' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'info tune bench version --help --version' -- "$word")
     elif [[ ${COMP_WORDS[COMP_CWORD - 1]} == --output ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -f -- "$word")

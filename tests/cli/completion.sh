@@ -23,7 +23,7 @@ offers() {
     echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
     exit 1
 }
-offers 'info tune bench version --help' ''
+offers 'info tune bench version --help --version' ''
 offers 'info' in
 offers '--help --json' info -
 offers '--help --json --output --seconds --size' tune -

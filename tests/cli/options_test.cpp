@@ -28,14 +28,16 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
     EXPECT_EQ(parse({"fly"}).error,
-              "stepwell does not know 'fly'; it knows info, tune, bench and version, and --help.");
+              "stepwell does not know 'fly'; it knows info, tune, bench, version, --version and "
+              "--help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
               "directories.");
     EXPECT_EQ(parse({"version", "now"}).error,
               "stepwell version does not know 'now'; it knows --help alone.");
     EXPECT_EQ(parse({}).error,
-              "stepwell needs a command; it knows info, tune, bench and version, and --help.");
+              "stepwell needs a command; it knows info, tune, bench, version, --version and "
+              "--help.");
     EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
               "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
               "and --help, and takes directories.");
@@ -82,6 +84,14 @@ TEST(CommandLine, HelpIsNoError)
     EXPECT_NE(parse({"--help"}).text.find("version"), std::string::npos);
     EXPECT_NE(parse({"info", "--help"}).text.find("--json"), std::string::npos);
     EXPECT_EQ(parse({"--help"}).error, "");
+}
+
+TEST(CommandLine, TheVersionIsACommandAndAFlag)
+{
+    for (const char *word : {"version", "--version"}) {
+        EXPECT_EQ(parse({word}).error, "");
+        EXPECT_EQ(parse({word}).options.command, Command::kVersion);
+    }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "drivers/fault/fault.h"
 #include "drivers/host/host.h"
 #include "drivers/modules/module.h"
+#include "drivers/modules/table.h"
 #include "drivers/posix/posix.h"
 
 #include <cinttypes>
@@ -32,23 +33,31 @@ template <class Ops> const Ops *find(std::span<const Ops *const> drivers, const 
     return nullptr;
 }
 
-// What both kinds of table begin with. A table of another size has operations in other places.
+// What both kinds of table begin with, and no more of a table than it has. `ops_out`: all of it, at
+// the size of this build.
 template <class Ops>
-stw_status check_head(const Ops *ops, uint64_t known, stw_driver_error *error_out)
+stw_status read_table(const Ops *table, Ops *ops_out, stw_driver_error *error_out)
 {
-    if (ops == nullptr) return fail(error_out, STW_ERROR_INVALID, {}, "A driver has no table.");
-    if (ops->struct_size < sizeof(Ops) || ops->abi != STW_DRIVER_ABI)
+    if (table == nullptr) return fail(error_out, STW_ERROR_INVALID, {}, "A driver has no table.");
+    if (table->abi != STW_DRIVER_ABI)
         return fail(error_out, STW_ERROR_INVALID, {},
-                    "A driver was built for driver ABI %u with a table of %u bytes; this build has "
-                    "ABI %d and %zu bytes.",
-                    ops->abi, ops->struct_size, STW_DRIVER_ABI, sizeof(Ops));
-    if (ops->name == nullptr || ops->name[0] == '\0')
+                    "A driver was built for driver ABI %u, and this build has ABI %d.", table->abi,
+                    STW_DRIVER_ABI);
+    if (!has_bytes_enough(*table))
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "A driver has a table of %u bytes; of driver ABI %d it has at least %u, up to "
+                    "the operation 'close', and whole members behind them. Set struct_size to the "
+                    "size of the table.",
+                    table->struct_size, STW_DRIVER_ABI, TableLimits<Ops>::kBytesMin);
+    *ops_out = operations_in_full(*table);
+    if (ops_out->name == nullptr || ops_out->name[0] == '\0')
         return fail(error_out, STW_ERROR_INVALID, {}, "A driver has no name.");
-    if ((ops->capabilities & ~known) != 0)
+    const uint64_t unknown = ops_out->capabilities & ~TableLimits<Ops>::kCapabilities;
+    if (unknown != 0)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The driver '%s' announces capabilities that this build does not know: "
                     "0x%" PRIx64 ".",
-                    ops->name, ops->capabilities & ~known);
+                    ops_out->name, unknown);
     return STW_OK;
 }
 
@@ -60,12 +69,12 @@ stw_status missing(const char *name, stw_driver_error *error_out)
 
 // The group is the same in both kinds of table.
 template <class Ops>
-stw_status check_shrink(const Ops *ops, bool announced, stw_driver_error *error_out)
+stw_status check_shrink(const Ops &ops, bool announced, stw_driver_error *error_out)
 {
-    const int present = (ops->give_back != nullptr) + (ops->take_back != nullptr);
+    const int present = (ops.give_back != nullptr) + (ops.take_back != nullptr);
     if (present == (announced ? 2 : 0)) return STW_OK;
     return fail(error_out, STW_ERROR_INVALID, {},
-                "The driver '%s' %s CAN_SHRINK and has %d of its 2 operations.", ops->name,
+                "The driver '%s' %s CAN_SHRINK and has %d of its 2 operations.", ops.name,
                 announced ? "announces" : "does not announce", present);
 }
 
@@ -113,8 +122,8 @@ stw_status load_driver(const std::string &name, const std::string &path, const O
                     path.c_str(), Kind<Ops>::kName);
     if (const stw_status status = check(ops, error_out)) return status;
     if (const stw_status status = check_name(ops, name, path, error_out)) return status;
+    *ops_out = keep_in_full(ops);
     module.keep();
-    *ops_out = ops;
     return STW_OK;
 }
 
@@ -183,33 +192,31 @@ const stw_memory_ops *memory_driver(const char *name)
     return find(memory_drivers(), name);
 }
 
-stw_status check(const stw_storage_ops *ops, stw_driver_error *error_out)
+stw_status check(const stw_storage_ops *table, stw_driver_error *error_out)
 {
-    constexpr uint64_t kKnown =
-        STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY | STW_STORAGE_CAN_SHRINK;
-    if (const stw_status status = check_head(ops, kKnown, error_out)) return status;
-    const bool complete = ops->open != nullptr && ops->info != nullptr && ops->submit != nullptr &&
-                          ops->poll != nullptr && ops->wake != nullptr && ops->flush != nullptr &&
-                          ops->close != nullptr;
-    if (!complete) return missing(ops->name, error_out);
-    return check_shrink(ops, (ops->capabilities & STW_STORAGE_CAN_SHRINK) != 0, error_out);
+    stw_storage_ops ops = {};
+    if (const stw_status status = read_table(table, &ops, error_out)) return status;
+    const bool complete = ops.open != nullptr && ops.info != nullptr && ops.submit != nullptr &&
+                          ops.poll != nullptr && ops.wake != nullptr && ops.flush != nullptr &&
+                          ops.close != nullptr;
+    if (!complete) return missing(ops.name, error_out);
+    return check_shrink(ops, (ops.capabilities & STW_STORAGE_CAN_SHRINK) != 0, error_out);
 }
 
-stw_status check(const stw_memory_ops *ops, stw_driver_error *error_out)
+stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
 {
-    constexpr uint64_t kKnown =
-        STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
-    if (const stw_status status = check_head(ops, kKnown, error_out)) return status;
-    if (ops->open == nullptr || ops->info == nullptr || ops->copy == nullptr ||
-        ops->zero == nullptr || ops->close == nullptr)
-        return missing(ops->name, error_out);
-    const int present = (ops->reserve_address != nullptr) + (ops->release_address != nullptr) +
-                        (ops->map != nullptr) + (ops->home != nullptr);
-    const bool announced = (ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
+    stw_memory_ops ops = {};
+    if (const stw_status status = read_table(table, &ops, error_out)) return status;
+    if (ops.open == nullptr || ops.info == nullptr || ops.copy == nullptr || ops.zero == nullptr ||
+        ops.close == nullptr)
+        return missing(ops.name, error_out);
+    const int present = (ops.reserve_address != nullptr) + (ops.release_address != nullptr) +
+                        (ops.map != nullptr) + (ops.home != nullptr);
+    const bool announced = (ops.capabilities & STW_MEMORY_CAN_MAP) != 0;
     if (present == (announced ? 4 : 0))
-        return check_shrink(ops, (ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
+        return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
     return fail(error_out, STW_ERROR_INVALID, {},
-                "The driver '%s' %s STW_MEMORY_CAN_MAP and has %d of its 4 operations.", ops->name,
+                "The driver '%s' %s STW_MEMORY_CAN_MAP and has %d of its 4 operations.", ops.name,
                 announced ? "announces" : "does not announce", present);
 }
 

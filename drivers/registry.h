@@ -27,8 +27,9 @@ stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
 std::span<const stw_storage_ops *const> storage_drivers();
 std::span<const stw_memory_ops *const> memory_drivers();
 
-// OK, or INVALID with the sentence that says in what the table lies.
-stw_status check(const stw_storage_ops *ops, stw_driver_error *error_out);
-stw_status check(const stw_memory_ops *ops, stw_driver_error *error_out);
+// OK, or INVALID with the sentence that says in what the table lies. It may be of an older or a
+// newer release with the same ABI; what find_driver gives has the size of this build.
+stw_status check(const stw_storage_ops *table, stw_driver_error *error_out);
+stw_status check(const stw_memory_ops *table, stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers

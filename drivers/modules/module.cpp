@@ -4,6 +4,7 @@
 
 #include "drivers/common/edge.h"
 #include "drivers/modules/safe_file.h"
+#include "drivers/modules/table.h"
 
 #include <climits>
 #include <cstdlib>
@@ -62,11 +63,12 @@ stw_status check_table(const std::string &path, const stw_driver_module *table,
                     "The module '%s' was built for driver ABI %u, and this build has %d; build it "
                     "with the headers of this build.",
                     path.c_str(), table->abi, STW_DRIVER_ABI);
-    if (table->struct_size < sizeof *table)
+    if (!has_bytes_enough(*table))
         return fail(error_out, STW_ERROR_INVALID, {},
-                    "The module '%s' has a table of %u bytes, and driver ABI %d has %zu; set "
-                    "struct_size to sizeof(stw_driver_module).",
-                    path.c_str(), table->struct_size, STW_DRIVER_ABI, sizeof *table);
+                    "The module '%s' has a table of %u bytes, and of driver ABI %d it has at least "
+                    "%u, in whole members; set struct_size to sizeof(stw_driver_module).",
+                    path.c_str(), table->struct_size, STW_DRIVER_ABI,
+                    TableLimits<stw_driver_module>::kBytesMin);
     if (table->storage == nullptr && table->memory == nullptr)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The module '%s' has neither a storage driver nor a memory driver.",
@@ -103,7 +105,7 @@ stw_status Module::load(const std::string &path, Module *module_out, stw_driver_
                     path.c_str(), kEntry);
     const stw_driver_module *table = entry();
     if (const stw_status status = check_table(path, table, error_out)) return status;
-    module.table_ = *table;
+    module.table_ = in_full(*table);
     *module_out = std::move(module);
     return STW_OK;
 }

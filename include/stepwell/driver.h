@@ -8,6 +8,12 @@
  * STORAGE behind the nvme tier, MEMORY behind the device and host tiers. Drivers outside of the
  * library are modules: the end of this file, and docs/driver-authors.md.
  *
+ * RELEASES of one ABI add operations at the end of a table, as a group with a bit of its own. A
+ * table that ends earlier, as its headers did, lacks what comes behind its end: to the library
+ * these operations are NULL. It has all up to `close` at least. In one that is longer than the
+ * library's own, the bits and operations that the library does not know are overlooked. A bit that
+ * may not be, or one operation more that every driver must have, comes with another ABI.
+ *
  * THREADS. Unless a comment says otherwise, one thread at a time per object. Drivers never print,
  * abort or throw. An open that fails leaves nothing behind and says why in stw_driver_error.
  */

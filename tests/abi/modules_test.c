@@ -9,32 +9,40 @@
 
 enum { ELEMENTS = 20 * 16384 };
 
-/* A copy of the module in a directory of our own: the build's may be others' to write. */
-static char module[64] = "/tmp/stepwell-modules-XXXXXX";
-static char directory[64];
+/* Copies of the modules in a directory of our own: the build's may be others' to write. */
+static char directory[] = "/tmp/stepwell-modules-XXXXXX";
+static char module[64];
+static char older[64]; /* its tables end with the operations that every driver has */
 
-static int copy_module(void **state)
+static int copy_module(const char *name, const char *path)
 {
     static char bytes[1 << 20];
+    char built[1024];
     size_t n;
-    FILE *from = fopen(RAM_MODULE, "rb");
-    FILE *to;
-    (void)state;
-    if (!from || !mkdtemp(module)) return 1;
-    strcpy(directory, module);
-    strcat(module, "/any_name.so");
-    to = fopen(module, "wb");
-    if (!to) return 1;
+    FILE *from, *to;
+    snprintf(built, sizeof built, "%s/libstepwell-%s.so", TEST_MODULES, name);
+    from = fopen(built, "rb");
+    to = fopen(path, "wb");
+    if (!from || !to) return 1;
     while ((n = fread(bytes, 1, sizeof bytes, from)) > 0)
         if (fwrite(bytes, 1, n, to) != n) return 1;
     fclose(from);
-    return fclose(to) || chmod(module, 0644);
+    return fclose(to) || chmod(path, 0644);
 }
 
-static int remove_module(void **state)
+static int copy_modules(void **state)
 {
     (void)state;
-    return unlink(module) || rmdir(directory);
+    if (!mkdtemp(directory)) return 1;
+    snprintf(module, sizeof module, "%s/any_name.so", directory);
+    snprintf(older, sizeof older, "%s/older.so", directory);
+    return copy_module("ram", module) || copy_module("older", older);
+}
+
+static int remove_modules(void **state)
+{
+    (void)state;
+    return unlink(module) || unlink(older) || rmdir(directory);
 }
 
 static void bytes_come_back(stw_runtime *runtime)
@@ -78,6 +86,22 @@ static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     assert_float(((const float *)view.pointer)[16383], 3 + 16383);
     view_put(&view);
+    machine_close(runtime);
+}
+
+static void tiers_of_an_older_module_keep_their_bytes_and_their_budgets(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.device_driver = older;
+    wanted.nvme_driver = older, wanted.nvme_options = "", wanted.nvme_path = "no directory";
+    runtime = machine_open(&wanted);
+    fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, UINT64_C(1) << 20, 0),
+          STW_ERROR_UNSUPPORTED, "the driver 'older' of device 0 cannot give memory back");
+    fails(stw_tier_set_budget(runtime, STW_TIER_NVME, 0, UINT64_C(8) << 20, 0),
+          STW_ERROR_UNSUPPORTED, "driver 'older') cannot give back space");
+    bytes_come_back(runtime);
     machine_close(runtime);
 }
 
@@ -142,8 +166,9 @@ int main(void)
         cmocka_unit_test(a_module_that_cannot_be_loaded_leaves_nothing_open),
         cmocka_unit_test(an_nvme_tier_of_a_module_keeps_its_bytes),
         cmocka_unit_test(a_device_tier_of_a_module_keeps_its_bytes),
+        cmocka_unit_test(tiers_of_an_older_module_keep_their_bytes_and_their_budgets),
         cmocka_unit_test(drivers_are_looked_up_without_a_runtime),
         cmocka_unit_test(the_fault_driver_wraps_a_module),
     };
-    return cmocka_run_group_tests(tests, copy_module, remove_module);
+    return cmocka_run_group_tests(tests, copy_modules, remove_modules);
 }

@@ -260,8 +260,43 @@ TEST_F(Modules, TablesThatDoNotFitAreRefused)
     refuses(copy("no_symbol"), STW_ERROR_INVALID, {"does not export stw_driver_module_get"});
     refuses(copy("incomplete"), STW_ERROR_INVALID, {"'incomplete' lacks an operation"});
     refuses(copy("small_table"), STW_ERROR_INVALID, {"sizeof(stw_driver_module)"});
+    refuses(copy("small_driver"), STW_ERROR_INVALID, {"a table of 72 bytes", "at least 80"});
     refuses(copy("no_driver"), STW_ERROR_INVALID, {"neither a storage driver nor a memory"});
     refuses(copy("no_table"), STW_ERROR_UNSUPPORTED, {"no driver for this machine"});
+}
+
+// Built with the headers of the first release of this ABI: behind its end lie operations that would
+// be lies, if anybody read them.
+TEST_F(Modules, ATableThatEndsEarlierIsFilledUp)
+{
+    const std::string path = copy("older");
+    EXPECT_EQ(in_process([&] {
+                  const stw_memory_ops *memory = nullptr;
+                  if (find("older") != STW_OK) return 1;
+                  if (find_driver(path.c_str(), &memory, nullptr) != STW_OK) return 2;
+                  if (ops_->struct_size != sizeof *ops_ || ops_->close == nullptr) return 3;
+                  if (ops_->give_back != nullptr || ops_->take_back != nullptr) return 4;
+                  if (memory->close == nullptr || memory->home != nullptr) return 5;
+                  if (memory->give_back != nullptr || memory->take_back != nullptr) return 6;
+                  const stw_storage_ops *first = ops_;
+                  return find(path) == STW_OK && ops_ == first ? 0 : 7;
+              }),
+              0);
+}
+
+// Of a group that this build does not know nobody can call an operation.
+TEST_F(Modules, ATableThatGoesOnIsCut)
+{
+    const std::string path = copy("newer");
+    EXPECT_EQ(in_process([&] {
+                  const stw_memory_ops *memory = nullptr;
+                  if (find("newer") != STW_OK) return 1;
+                  if (find_driver(path.c_str(), &memory, nullptr) != STW_OK) return 2;
+                  if (ops_->struct_size != sizeof *ops_) return 3;
+                  if (ops_->capabilities != STW_STORAGE_IN_MEMORY) return 4;
+                  return memory->capabilities == STW_MEMORY_HOST_ACCESS ? 0 : 5;
+              }),
+              0);
 }
 
 TEST_F(Modules, ADriverOfTheOtherKindIsUnsupported)

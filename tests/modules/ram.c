@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,33 @@
 
 #if !defined(NAME)
 #define NAME "ram"
+#endif
+
+/*
+ * OLDER: as if built with headers that end at `close`. NEWER: with headers that have one group more
+ * than the library's. What lies behind the end of a table would be a lie, if the library read it.
+ */
+#if defined(OLDER)
+#define STORAGE_BYTES  offsetof(stw_storage_ops, give_back)
+#define MEMORY_BYTES   offsetof(stw_memory_ops, reserve_address)
+#define MODULE_BYTES   sizeof(stw_driver_module)
+#define BEHIND_STORAGE not_there_storage, NULL
+#define BEHIND_MEMORY  NULL, NULL, NULL, not_there_block, not_there_memory, NULL
+#define LATER_GROUP    0
+#else
+#if defined(NEWER)
+#define STORAGE_BYTES sizeof(storage_table)
+#define MEMORY_BYTES  sizeof(memory_table)
+#define MODULE_BYTES  sizeof(module_table)
+#define LATER_GROUP   (UINT64_C(1) << 40)
+#else
+#define STORAGE_BYTES sizeof(stw_storage_ops)
+#define MEMORY_BYTES  sizeof(stw_memory_ops)
+#define MODULE_BYTES  sizeof(stw_driver_module)
+#define LATER_GROUP   0
+#endif
+#define BEHIND_STORAGE NULL, NULL
+#define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 
 enum { ALIGNMENT = 512, QUEUE_DEPTH_DEFAULT = 32, QUEUE_DEPTH_MAX = 1 << 16 };
@@ -70,14 +98,15 @@ static stw_status storage_open(const stw_services *services, const stw_storage_o
     stw_storage *storage;
     (void)services;
     if (!storage_out || !is_known(options, sizeof *options))
-        return refuse(error_out, STW_ERROR_INVALID, "The ram driver takes no such options.");
+        return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver takes no such options.");
     if (options->options && strspn(options->options, ";") != strlen(options->options))
-        return refuse(error_out, STW_ERROR_INVALID, "The ram driver has no option '%s'.",
+        return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver has no option '%s'.",
                       options->options);
     if (options->queue_depth > QUEUE_DEPTH_MAX || options->bytes == 0)
-        return refuse(error_out, STW_ERROR_INVALID, "The ram driver cannot have that size.");
+        return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver cannot have that size.");
     storage = calloc(1, sizeof *storage);
-    if (!storage) return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
+    if (!storage)
+        return refuse(error_out, STW_ERROR_MEMORY, "The " NAME " driver found no memory.");
     pthread_mutex_init(&storage->mutex, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -89,7 +118,7 @@ static stw_status storage_open(const stw_services *services, const stw_storage_o
     storage->done = calloc(storage->depth, sizeof *storage->done);
     if (!storage->bytes || !storage->done) {
         storage_free(storage);
-        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
+        return refuse(error_out, STW_ERROR_MEMORY, "The " NAME " driver found no memory.");
     }
     *storage_out = storage;
     return STW_OK;
@@ -191,20 +220,39 @@ static stw_status storage_close(stw_storage *storage, uint64_t wait_ns)
     return STW_OK;
 }
 
-static const stw_storage_ops storage_ops = {
-    sizeof(stw_storage_ops),
-    STW_DRIVER_ABI,
-    NAME,
-    STW_STORAGE_IN_MEMORY,
-    storage_open,
-    storage_info,
-    storage_submit,
-    storage_poll,
-    storage_wake,
-    storage_flush,
-    storage_close,
-    NULL,
-    NULL,
+#if defined(OLDER)
+static stw_status not_there_storage(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes)
+{
+    (void)storage, (void)offset_bytes, (void)bytes;
+    abort();
+}
+#endif
+static void not_there(void)
+{
+    abort();
+}
+
+typedef struct storage_table {
+    stw_storage_ops ops;
+    void (*later[2])(void);
+} storage_table;
+
+static const storage_table storage_driver = {
+    {
+        STORAGE_BYTES,
+        STW_DRIVER_ABI,
+        NAME,
+        STW_STORAGE_IN_MEMORY | LATER_GROUP,
+        storage_open,
+        storage_info,
+        storage_submit,
+        storage_poll,
+        storage_wake,
+        storage_flush,
+        storage_close,
+        BEHIND_STORAGE,
+    },
+    {not_there, not_there},
 };
 
 /* -------------------------------------------------------------------------------- memory -- */
@@ -225,26 +273,26 @@ static stw_status memory_open(const stw_services *services, const stw_memory_opt
     uint32_t block;
     (void)services;
     if (!memory_out || !is_known(options, sizeof *options))
-        return refuse(error_out, STW_ERROR_INVALID, "The ram driver takes no such options.");
+        return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver takes no such options.");
     block = options->block_bytes;
     if (block < 65536 || (block & (block - 1)) || !options->bytes || options->bytes % block)
         return refuse(error_out, STW_ERROR_INVALID,
-                      "The ram driver's blocks are a power of two, not %u bytes.", block);
+                      "The " NAME " driver's blocks are a power of two, not %u bytes.", block);
     if (options->bytes > ARENA_BYTES_MAX) {
         if (error_out) error_out->needed_bytes = options->bytes;
         if (error_out) error_out->free_bytes = ARENA_BYTES_MAX;
-        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver has no %llu bytes.",
+        return refuse(error_out, STW_ERROR_MEMORY, "The " NAME " driver has no %llu bytes.",
                       (unsigned long long)options->bytes);
     }
     memory = calloc(1, sizeof *memory);
-    if (!memory) return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
+    if (!memory) return refuse(error_out, STW_ERROR_MEMORY, "The " NAME " driver found no memory.");
     memory->bytes = options->bytes;
     memory->mapped_bytes = options->bytes + ARENA_ALIGNMENT;
     memory->mapped = mmap(NULL, memory->mapped_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory->mapped == MAP_FAILED) {
         free(memory);
-        return refuse(error_out, STW_ERROR_MEMORY, "The ram driver found no memory.");
+        return refuse(error_out, STW_ERROR_MEMORY, "The " NAME " driver found no memory.");
     }
     memory->base =
         (char *)memory->mapped + ARENA_ALIGNMENT - (uintptr_t)memory->mapped % ARENA_ALIGNMENT;
@@ -282,27 +330,50 @@ static stw_status memory_close(stw_memory *memory)
     return STW_OK;
 }
 
-static const stw_memory_ops memory_ops = {
-    sizeof(stw_memory_ops),
-    STW_DRIVER_ABI,
-    "ram",
-    STW_MEMORY_HOST_ACCESS,
-    memory_open,
-    memory_info,
-    memory_copy,
-    memory_zero,
-    memory_close,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
+#if defined(OLDER)
+static stw_status not_there_block(stw_memory *memory, uint32_t block)
+{
+    (void)memory, (void)block;
+    abort();
+}
+static stw_status not_there_memory(stw_memory *memory, uint32_t first_block, uint32_t count)
+{
+    (void)memory, (void)first_block, (void)count;
+    abort();
+}
+#endif
+
+typedef struct memory_table {
+    stw_memory_ops ops;
+    void (*later[2])(void);
+} memory_table;
+
+static const memory_table memory_driver = {
+    {
+        MEMORY_BYTES,
+        STW_DRIVER_ABI,
+        NAME,
+        STW_MEMORY_HOST_ACCESS | LATER_GROUP,
+        memory_open,
+        memory_info,
+        memory_copy,
+        memory_zero,
+        memory_close,
+        BEHIND_MEMORY,
+    },
+    {not_there, not_there},
 };
+
+typedef struct module_table {
+    stw_driver_module module;
+    void (*later)(void);
+} module_table;
 
 const stw_driver_module *stw_driver_module_get(void)
 {
-    static const stw_driver_module module = {sizeof(stw_driver_module), STW_DRIVER_ABI,
-                                             &storage_ops, &memory_ops};
-    return &module;
+    static const module_table table = {
+        {MODULE_BYTES, STW_DRIVER_ABI, &storage_driver.ops, &memory_driver.ops},
+        not_there,
+    };
+    return &table.module;
 }

@@ -11,20 +11,15 @@ int absent_stack(void);
 #endif
 
 #if !defined(NO_SYMBOL)
+#if defined(SMALL_DRIVER)
+#define OPS_BYTES offsetof(stw_storage_ops, close)
+#else
+#define OPS_BYTES sizeof(stw_storage_ops)
+#endif
+
 static const stw_storage_ops incomplete = {
-    sizeof(stw_storage_ops),
-    STW_DRIVER_ABI,
-    "incomplete",
-    0,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
+    OPS_BYTES, STW_DRIVER_ABI, "incomplete", 0,    NULL, NULL, NULL,
+    NULL,      NULL,           NULL,         NULL, NULL, NULL,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables of other releases with the same ABI. One of an older release ends before operations that
+// this build knows, one of a newer release goes on behind them: each is read as far as both know
+// it, and lent to callers at the size of this build, what it lacks as NULL. So nobody who calls an
+// operation asks how long a table is.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+namespace stepwell::drivers {
+
+template <class Ops> struct TableLimits;
+// Up to `close`, the last operation that every driver must have: no release of this ABI had less.
+template <> struct TableLimits<stw_storage_ops> {
+    static constexpr uint32_t kBytesMin = offsetof(stw_storage_ops, close) + sizeof(void *);
+    static constexpr uint64_t kCapabilities =
+        STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY | STW_STORAGE_CAN_SHRINK;
+};
+template <> struct TableLimits<stw_memory_ops> {
+    static constexpr uint32_t kBytesMin = offsetof(stw_memory_ops, close) + sizeof(void *);
+    static constexpr uint64_t kCapabilities =
+        STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
+};
+template <> struct TableLimits<stw_driver_module> {
+    static constexpr uint32_t kBytesMin = offsetof(stw_driver_module, memory) + sizeof(void *);
+};
+
+// Whole members alone, and all of those that a table always had.
+template <class Table> bool has_bytes_enough(const Table &table)
+{
+    return table.struct_size >= TableLimits<Table>::kBytesMin &&
+           table.struct_size % alignof(Table) == 0;
+}
+
+// Of a table that has bytes enough.
+template <class Table> Table in_full(const Table &table)
+{
+    Table full = {};
+    std::memcpy(&full, &table, std::min<size_t>(table.struct_size, sizeof full));
+    full.struct_size = sizeof full;
+    return full;
+}
+
+// The same, of a driver. A longer table announces groups that this build cannot call.
+template <class Ops> Ops operations_in_full(const Ops &table)
+{
+    Ops full = in_full(table);
+    if (table.struct_size > sizeof full) full.capabilities &= TableLimits<Ops>::kCapabilities;
+    return full;
+}
+
+// The table itself where its size is this build's, else one in full, made once and there for good,
+// as the module is that has the table. Any thread. Throws bad_alloc.
+template <class Ops> const Ops *keep_in_full(const Ops *table)
+{
+    struct Kept {
+        const Ops *table;
+        Ops full;
+        const Kept *next;
+    };
+    static constinit std::atomic<const Kept *> first{nullptr};
+    if (table->struct_size == sizeof *table) return table;
+    auto made = std::make_unique<Kept>(Kept{table, operations_in_full(*table), nullptr});
+    const Kept *seen = first.load();
+    do {
+        for (const Kept *one = seen; one != nullptr; one = one->next)
+            if (one->table == table) return &one->full;
+        made->next = seen;
+    } while (!first.compare_exchange_weak(seen, made.get()));
+    return &made.release()->full;
+}
+
+}  // namespace stepwell::drivers

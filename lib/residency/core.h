@@ -113,6 +113,16 @@ public:
     void forget_scores();
     [[nodiscard]] uint64_t evictions(PlaceId place) const { return evictions_[place]; }
 
+    // ---- what a plan asks (ahead.cpp) ------------------------------------------------------------
+    [[nodiscard]] Lack lack(const Request &request) const;
+    [[nodiscard]] uint64_t block_bytes() const { return config_.block_bytes; }
+    [[nodiscard]] uint64_t budget_bytes(PlaceId place) const;  // for ordinary blocks
+    [[nodiscard]] uint64_t free_bytes(PlaceId place) const;
+    [[nodiscard]] bool may_rest_at(TensorId tensor, PlaceId place) const;
+    // Writes blocks of the place back early whose next use is more than `beyond` accesses away, as
+    // long as nothing else wants the nvme place; returns how many were started.
+    uint32_t clean_ahead(PlaceId place, uint64_t beyond, Commands &out);
+
     // ---- deadlocks (deadlock.cpp) --------------------------------------------------------------
     // The fetch that gives way where threads of the program wait for each other's views; 0: nobody
     // is in one, or somebody who could still release is awake. `held` may miss what came meanwhile.
@@ -270,8 +280,13 @@ private:
     bool start_eviction(BlockId block, PlaceId place, Commands &out);
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
     void pump_write_back(Commands &out);
+    bool clean(BlockId block, PlaceId place, Commands &out);
     void queue_clean(BlockId block);
     void clean_soon(BlockId block, PlaceId place);
+    [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const;
+    [[nodiscard]] static bool is_blind_hint(const Fetch &fetch);
+    void note_use(BlockId block, PlaceId place);
+    void note_waste(BlockId block, PlaceId place);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place) const;
@@ -365,6 +380,7 @@ private:
     std::array<uint32_t, kPlacesMax> promised_{};                      // of the budget, to packs
     std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
+    std::array<PlannedBlocks, kPlacesMax> planned_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // once scored: packs with blocks there
     bool scored_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};

@@ -63,9 +63,23 @@ bool Core::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
     if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
     if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
     if (fetch && is_own(block, place, *fetch)) return false;
-    if (fetch && here.fresh && (fetch->asked.flags & kFetchPrefetch)) return false;
+    if (fetch && here.fresh && is_blind_hint(*fetch)) return false;
     if (!is_duplicate(block, place) && (at.write_failed || !can_drain(pack, place))) return false;
-    return true;
+    return !fetch || !is_needed_before(block, *fetch);
+}
+
+// Nobody knows when its bytes are needed: it leaves what other hints have brought alone.
+bool Core::is_blind_hint(const Fetch &fetch)
+{
+    return (fetch.asked.flags & kFetchPrefetch) != 0 && fetch.needed_in == kNever;
+}
+
+// A hint takes no room of what is known to be needed sooner than its own bytes.
+bool Core::is_needed_before(BlockId block, const Fetch &fetch) const
+{
+    if ((fetch.asked.flags & kFetchPrefetch) == 0) return false;
+    const uint64_t next = next_use(block);
+    return next != kNever && next <= fetch.needed_in;
 }
 
 uint64_t Core::next_use(BlockId block) const
@@ -197,6 +211,18 @@ void Core::clean_soon(BlockId block, PlaceId place)
     }
 }
 
+// Starts the early write-back of a block; false where there is nothing to write, or not now.
+bool Core::clean(BlockId block, PlaceId place, Commands &out)
+{
+    const PlaceId last = static_cast<PlaceId>(places() - 1);
+    if (!may_rest(packs_[blocks_[block].pack], last)) return false;
+    if (!replica(block, place).valid || is_duplicate(block, place)) return false;
+    if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
+    if (replica(block, last).doomed || replica(block, last).filling) return false;
+    start_write_back(block, place, last, false, out);
+    return true;
+}
+
 // Early write-back, so that what leaves later is a duplicate and leaves at once: first what the
 // program said it does not need for long, then the coldest of a place that has little room.
 void Core::pump_write_back(Commands &out)
@@ -204,21 +230,13 @@ void Core::pump_write_back(Commands &out)
     const PlaceId last = static_cast<PlaceId>(places() - 1);
     if (!may_write_back_ || !is_nvme(last) || !exists(last)) return;
     may_write_back_ = false;
-    const auto clean = [&](BlockId block, PlaceId place) {
-        if (!may_rest(packs_[blocks_[block].pack], last)) return false;
-        if (!replica(block, place).valid || is_duplicate(block, place)) return false;
-        if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
-        if (replica(block, last).doomed || replica(block, last).filling) return false;
-        start_write_back(block, place, last, false, out);
-        return true;
-    };
     while (write_backs_ < config_.writebacks_max && !clean_queue_.empty()) {
         const BlockId block = clean_queue_.front();
         clean_queue_.pop_front();
         blocks_[block].queued_clean = false;
         if (packs_[blocks_[block].pack].dead || packs_[blocks_[block].pack].blocks == 0) continue;
         for (PlaceId place = 0; place < last; ++place) {
-            if (replica(block, place).valid && clean(block, place)) break;
+            if (replica(block, place).valid && clean(block, place, out)) break;
         }
     }
     for (PlaceId place = 0; place < last; ++place) {
@@ -231,7 +249,7 @@ void Core::pump_write_back(Commands &out)
              block = replica(block, place).hotter, ++visited) {
             // Unasked only what rests there: other blocks may be written many times before they go.
             const bool rests = packs_[blocks_[block].pack].key.policy.home == last;
-            if ((rests && clean(block, place)) || may_leave(block, place, nullptr)) ++ready;
+            if ((rests && clean(block, place, out)) || may_leave(block, place, nullptr)) ++ready;
         }
     }
 }

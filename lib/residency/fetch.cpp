@@ -227,7 +227,7 @@ bool Core::finish(FetchId id, Commands &out)
             here.valid = true;
             blocks_[target.block].write_failed = false;
         }
-        here.fresh = here.fresh && prefetch;
+        if (!prefetch) note_use(target.block, target.place);
         heat(target.block, target.place);
     }
     Granted granted;

@@ -27,6 +27,7 @@ struct Replica {
     bool doomed = false;    // goes as soon as no transfer uses it
     bool evicting = false;  // goes when its write-back is done, if nobody came meanwhile
     bool fresh = false;     // prefetched and not used yet
+    bool planned = false;   // by a plan; counted when it is used or goes
 };
 
 struct Block {
@@ -151,7 +152,8 @@ struct Fetch {
     Lacks lacks = Lacks::kNothing;
     bool stuck = false;  // only views of the program are in the way
     uint32_t pending = 0;
-    size_t conflict = 0;  // the request that could not be locked
+    size_t conflict = 0;          // the request that could not be locked
+    uint64_t needed_in = kNever;  // of a prefetch: accesses until its bytes are used
     Status error;
     std::vector<PlaceId> places;     // resolved, per request
     std::vector<Target> targets;     // sorted by place and block, each once

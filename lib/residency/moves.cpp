@@ -83,6 +83,11 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
         return;
     }
     here.fresh = (fetch.asked.flags & kFetchPrefetch) != 0;
+    const bool brings = transfer.kind == TransferKind::kMove && !here.planned;
+    if ((fetch.asked.flags & kFetchPlanned) != 0 && brings) {
+        here.planned = true;
+        ++planned_[target.place].brought;
+    }
     here.filling = true;
     start_transfer(transfer, false, false, out);
 }
@@ -297,6 +302,7 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
 {
     Replica &here = replica(id, place);
     STW_ASSERT(here.holds == 0 || here.doomed);
+    note_waste(id, place);
     STW_ASSERT(here.pins == 0 && here.reads == 0);
     unlist(id, place);
     if (is_nvme(place)) out.forgets.push_back(id);

@@ -49,7 +49,7 @@ void Core::touch(TensorId id, PlaceId place)
     const BlockId first = packs_[tensor.pack].first;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         Replica &here = replica(block, place);
-        here.fresh = false;
+        note_use(block, place);
         if (here.listed) heat(block, place);
     }
 }

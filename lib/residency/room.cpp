@@ -19,6 +19,12 @@ Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     for (const Target &target : fetch.targets) {
         blocks_[target.block].protected_places |= 1u << target.place;
     }
+    fetch.needed_in = kNever;
+    if ((fetch.asked.flags & kFetchPrefetch) != 0) {
+        for (const Target &target : fetch.targets) {
+            fetch.needed_in = std::min(fetch.needed_in, next_use(target.block));
+        }
+    }
     pins_seen_ = false;
     Room result = try_reserve(fetch, blocked, out);
     // Each time one block fewer has to move.

@@ -89,6 +89,7 @@ uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const F
         cost += owner == kNone && arenas_[place].is_bare(begin + i);
         if (owner == kNone || owner == first[i].block) continue;
         const Replica &here = replica(owner, place);
+        if (is_needed_before(owner, fetch)) return UINT64_MAX;
         if (here.evicting) {
             cost += 1;
         } else if (!may_leave(owner, place, nullptr)) {

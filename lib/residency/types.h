@@ -5,6 +5,7 @@
 
 #include "lib/support/status.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -91,6 +92,7 @@ enum FetchFlags : uint32_t {
     kFetchPrefetch = 4,  // a hint: ends when the bytes are there, pins nothing, takes only the room
                          // of what is needed later or not at all
     kFetchInternal = 8,  // the library's own: its views go by themselves, so others wait for them
+    kFetchPlanned = 16,  // of a prefetch: a plan's, so that what it brought is counted apart
 };
 
 struct FetchAsked {
@@ -233,6 +235,23 @@ struct Score {
     double score = 0;
 };
 
+// What a fetch of a request would have to move now. Blocks on their way are not in it.
+struct Lack {
+    PlaceId place = kNoPlace;                 // of the request; resolved where that leaves a choice
+    bool readable = false;                    // the tensor is alive and has contents
+    bool busy = false;                        // somebody writes it, or an update has it or is next
+    uint64_t room_bytes = 0;                  // of the request's blocks, there or not
+    uint64_t bytes = 0;                       // of those whose newest bytes are not there
+    std::array<uint64_t, kPlacesMax> from{};  // of these, by the place they would come from
+};
+
+// What plans have brought to a place, in whole blocks. Each is used, wasted, or still there.
+struct PlannedBlocks {
+    uint64_t brought = 0;
+    uint64_t used = 0;
+    uint64_t wasted = 0;  // left, or were overwritten, before anybody had used them
+};
+
 struct PlaceUsage {
     uint64_t budget_blocks = 0;
     uint64_t used_blocks = 0;
@@ -241,6 +260,7 @@ struct PlaceUsage {
     uint64_t dirty_blocks = 0;
     uint64_t promised_blocks = 0;
     uint64_t evictions = 0;
+    PlannedBlocks planned;
 };
 
 }  // namespace stepwell::residency

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan asks of the core: what a fetch would have to move, whether there is room, and the
+// write-back of what will not be needed for long while nothing else wants the disk.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+namespace {
+
+constexpr uint32_t kCleanedMax = 4;  // in flight at once, so that a read that comes waits for few
+constexpr uint32_t kLookedAtMax = 256;
+
+}  // namespace
+
+Lack Core::lack(const Request &request) const
+{
+    Lack lack;
+    if (request.tensor >= tensors_.size() || !tensors_[request.tensor].alive) return lack;
+    const Tensor &tensor = tensors_[request.tensor];
+    if (request.byte_count == 0 || request.byte_begin + request.byte_count > tensor.spec.bytes) {
+        return lack;
+    }
+    lack.place = request.place == kAnyCpuPlace ? choose_cpu_place(request) : request.place;
+    if (lack.place == kNoPlace || !may_rest_at(request.tensor, lack.place)) return lack;
+    lack.readable = tensor.contents == Contents::kValid && !tensor.spec.agreed;
+    lack.busy = tensor.writer || !tensor.claims.empty();
+    const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+    lack.room_bytes = (range.second - range.first) * config_.block_bytes;
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        const BlockId block = packs_[tensor.pack].first + index;
+        const Replica &here = replica(block, lack.place);
+        if ((here.valid && !here.doomed) || here.filling) continue;
+        const PlaceId from = choose_source(block, lack.place, 0);
+        if (from == kNoPlace) continue;
+        lack.bytes += config_.block_bytes;
+        lack.from[from] += config_.block_bytes;
+    }
+    return lack;
+}
+
+uint64_t Core::budget_bytes(PlaceId place) const
+{
+    const Arena &arena = arenas_[place];
+    if (arena.budget() <= arena.whole_slots()) return 0;
+    return (arena.budget() - arena.whole_slots()) * config_.block_bytes;
+}
+
+uint64_t Core::free_bytes(PlaceId place) const
+{
+    return arenas_[place].free() * config_.block_bytes;
+}
+
+bool Core::may_rest_at(TensorId id, PlaceId place) const
+{
+    return is_open(place) && (tensors_[id].spec.policy.allowed & (1u << place)) != 0;
+}
+
+uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
+{
+    const PlaceId last = static_cast<PlaceId>(places() - 1);
+    if (!is_nvme(last) || !is_open(last) || place == last) return 0;
+    const bool wanted = std::any_of(flights_.begin(), flights_.end(), [&](const auto &at) {
+        const Transfer &transfer = at.second.transfer;
+        const bool there = transfer.from == last || transfer.to == last;
+        return there && transfer.urgency != Class::kIdle;
+    });
+    if (wanted) return 0;
+    const uint32_t most = std::min(kCleanedMax, config_.writebacks_max);
+    uint32_t started = 0;
+    uint32_t looked_at = 0;
+    for (BlockId block = coldest_[place]; block != kNone && write_backs_ < most;
+         block = replica(block, place).hotter) {
+        if (++looked_at > kLookedAtMax) break;
+        // Cheap reasons first: the list is mostly of clean ones.
+        if (!replica(block, place).valid || is_duplicate(block, place)) continue;
+        if (next_use(block) <= beyond) continue;
+        started += clean(block, place, out);
+    }
+    return started;
+}
+
+// Somebody has the bytes that were brought ahead.
+void Core::note_use(BlockId block, PlaceId place)
+{
+    Replica &here = replica(block, place);
+    here.fresh = false;
+    if (!here.planned) return;
+    here.planned = false;
+    ++planned_[place].used;
+}
+
+void Core::note_waste(BlockId block, PlaceId place)
+{
+    Replica &here = replica(block, place);
+    if (!here.planned) return;
+    here.planned = false;
+    ++planned_[place].wasted;
+}
+
+}  // namespace stepwell::residency

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan asks of the core: hints that take no room of what is needed sooner, what a fetch
+// lacks, early write-back, and what became of the blocks a plan brought.
+#include "tests/unit/residency/core_fixture.h"
+
+namespace stepwell::residency {
+namespace {
+
+// The next use of each tensor, as the test says it.
+class Told final : public VictimPolicy {
+public:
+    [[nodiscard]] uint64_t next_use(TensorId tensor) const override
+    {
+        const auto found = uses.find(tensor);
+        return found == uses.end() ? kNever : found->second;
+    }
+    std::map<TensorId, uint64_t> uses;
+};
+
+class AheadTest : public CoreTest {
+protected:
+    void open_told(uint32_t device, uint32_t host, uint32_t nvme)
+    {
+        open(device, host, nvme);
+        core_->set_victim_policy(&told_);
+    }
+    FetchId plan(TensorId tensor, PlaceId place = kDevice)
+    {
+        FetchAsked asked;
+        asked.requests = {all_of(tensor, Access::kRead, place)};
+        asked.flags = kFetchPrefetch | kFetchPlanned;
+        asked.urgency = Class::kPlanned;
+        Commands out;
+        const FetchId id = core_->fetch(asked, now_, out);
+        take(out);
+        return id;
+    }
+    // On nvme alone.
+    TensorId stored(const char *name)
+    {
+        const TensorId tensor = create(name, kBlock);
+        fill(tensor);
+        evict(tensor);
+        return tensor;
+    }
+    uint32_t clean(PlaceId place, uint64_t beyond)
+    {
+        Commands out;
+        const uint32_t started = core_->clean_ahead(place, beyond, out);
+        take(out);
+        return started;
+    }
+    PlannedBlocks planned(PlaceId place = kDevice) { return core_->usage(place).planned; }
+
+    Told told_;
+};
+
+TEST_F(AheadTest, AHintTakesNoRoomOfWhatIsNeededSooner)
+{
+    open_told(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId soon = create("soon", kBlock);
+    const TensorId later = create("later", kBlock);
+    fill(soon);
+    fill(later);
+    told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
+    plan(wanted);
+    finish_all();
+    EXPECT_TRUE(resident(wanted, kDevice));
+    EXPECT_TRUE(resident(soon, kDevice));
+    EXPECT_FALSE(resident(later, kDevice));
+}
+
+TEST_F(AheadTest, AHintThatAllOthersAreNeededBeforeIsRefusedAndEvictsNothing)
+{
+    open_told(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    fill(b);
+    told_.uses = {{wanted, 5}, {a, 2}, {b, 5}};
+    const FetchId id = plan(wanted);
+    finish_all();
+    EXPECT_NE(refusal(id), STW_OK);
+    EXPECT_TRUE(resident(a, kDevice) && resident(b, kDevice));
+    // A demand is not so modest.
+    const FetchId demand = ask(wanted, Access::kRead);
+    finish_all();
+    EXPECT_TRUE(granted(demand));
+}
+
+TEST_F(AheadTest, AHintMayTakeTheRoomOfWhatNobodyKnowsOf)
+{
+    open_told(1, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId unknown = create("unknown", kBlock);
+    fill(unknown);
+    told_.uses = {{wanted, 5}};
+    plan(wanted);
+    finish_all();
+    EXPECT_TRUE(resident(wanted, kDevice));
+}
+
+TEST_F(AheadTest, ARunOfSlotsForAHintSparesWhatIsNeededSooner)
+{
+    open(4, 0, 16, false);
+    core_->set_victim_policy(&told_);
+    const TensorId wanted = create("wanted", 3 * kBlock);
+    fill(wanted);
+    evict(wanted);
+    std::vector<TensorId> others;
+    for (const char *name : {"a", "b", "c", "d"}) {
+        others.push_back(create(name, kBlock));
+        fill(others.back());
+    }
+    told_.uses = {{wanted, 5}, {others[0], 9}, {others[1], 1}, {others[2], 9}, {others[3], 9}};
+    plan(wanted);
+    finish_all();
+    EXPECT_TRUE(resident(others[1], kDevice));
+    EXPECT_FALSE(resident(wanted, kDevice));  // no three slots side by side are to be had
+}
+
+TEST_F(AheadTest, LackSaysWhatAFetchWouldMoveAndFromWhere)
+{
+    open(4, 4, 16);
+    const TensorId a = create("a", 3 * kBlock);
+    const Request whole = all_of(a, Access::kRead);
+    EXPECT_FALSE(core_->lack(whole).readable);
+    fill(a, kHost);
+    Lack lack = core_->lack(whole);
+    EXPECT_TRUE(lack.readable);
+    EXPECT_EQ(lack.bytes, 3 * kBlock);
+    EXPECT_EQ(lack.from[kHost], 3 * kBlock);
+    EXPECT_EQ(lack.room_bytes, 3 * kBlock);
+    const FetchId id = plan(a);
+    EXPECT_EQ(core_->lack(whole).bytes, 0u);  // on their way
+    finish_all();
+    EXPECT_EQ(core_->lack(whole).bytes, 0u);
+    EXPECT_TRUE(granted(id));
+    const FetchId writer = ask(a, Access::kReadWrite);
+    finish_all();
+    EXPECT_TRUE(core_->lack(whole).busy);
+    release(writer);
+    Commands out;
+    ASSERT_TRUE(core_->destroy(a, out).ok());
+    EXPECT_FALSE(core_->lack(whole).readable);
+    EXPECT_EQ(core_->lack({77, Access::kRead, kDevice, 0, 1}).room_bytes, 0u);
+}
+
+TEST_F(AheadTest, WhatAPlanBroughtIsUsedOrWastedOnce)
+{
+    open_told(2, 0, 16);
+    const TensorId a = stored("a");
+    const TensorId b = stored("b");
+    const TensorId c = stored("c");
+    told_.uses = {{a, 1}, {b, 2}};
+    plan(a);
+    plan(b);
+    finish_all();
+    EXPECT_EQ(planned().brought, 2u);
+    const FetchId use = ask(a, Access::kRead);
+    finish_all();
+    release(use);
+    EXPECT_EQ(planned().used, 1u);
+    told_.uses = {{a, 1}};
+    ask(c, Access::kRead);
+    finish_all();
+    EXPECT_FALSE(resident(b, kDevice));
+    EXPECT_EQ(planned().brought, 2u);
+    EXPECT_EQ(planned().used, 1u);
+    EXPECT_EQ(planned().wasted, 1u);
+}
+
+TEST_F(AheadTest, ADemandThatMeetsAPlansTransferUsesIt)
+{
+    open_told(2, 0, 16);
+    const TensorId a = stored("a");
+    told_.uses = {{a, 1}};
+    plan(a);
+    const FetchId demand = ask(a, Access::kRead);
+    finish_all();
+    EXPECT_TRUE(granted(demand));
+    EXPECT_EQ(planned().used, 1u);
+    EXPECT_EQ(promotes_.size(), 1u);
+}
+
+TEST_F(AheadTest, OnlyWhatIsNeededBeyondIsCleanedAheadAndStaysWhereItIs)
+{
+    open_told(8, 0, 16);
+    const TensorId soon = create("soon", kBlock);
+    const TensorId late = create("late", kBlock);
+    fill(soon);
+    fill(late);
+    told_.uses = {{soon, 3}, {late, 30}};
+    EXPECT_EQ(clean(kDevice, kNever), 0u);
+    EXPECT_EQ(clean(kDevice, 10), 1u);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].tensor, late);
+    EXPECT_EQ(transfers_[0].urgency, Class::kIdle);
+    finish_all();
+    EXPECT_TRUE(resident(late, kDevice) && resident(late, kNvme));
+    EXPECT_FALSE(resident(soon, kNvme));
+    EXPECT_EQ(clean(kDevice, 10), 0u);
+}
+
+TEST_F(AheadTest, NothingIsCleanedAheadWhileARequestWantsTheDisk)
+{
+    open_told(8, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId late = create("late", kBlock);
+    fill(late);
+    told_.uses = {{wanted, 1}, {late, 30}};
+    plan(wanted);
+    EXPECT_EQ(clean(kDevice, 10), 0u);
+    finish_all();
+    EXPECT_EQ(clean(kDevice, 10), 1u);
+}
+
+}  // namespace
+}  // namespace stepwell::residency

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each use is looked at once when it comes near or far, and once more when it goes from far to near;
+// what a call costs beyond that is one pass over those that are not over.
+#include "lib/schedule/lookahead.h"
+
+#include <algorithm>
+
+namespace stepwell::schedule {
+namespace {
+
+using residency::Instant;
+using residency::kNever;
+using residency::PlaceId;
+
+constexpr size_t kItemsMax = 512;
+constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
+constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
+constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over
+constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
+constexpr Instant kRetryNs = 500'000;             // after a hint was refused
+constexpr uint64_t kDoubt = 2;                    // bandwidths are shared and gaps vary
+constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that nobody measured
+
+uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
+{
+    const double speed = static_cast<double>(bytes_per_s ? bytes_per_s : kSlowBytesPerS);
+    return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / speed);
+}
+
+}  // namespace
+
+Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
+{
+    horizon_.fill(kNever);
+}
+
+uint64_t Lookahead::metadata_bytes_max()
+{
+    constexpr uint64_t kNode = 5 * sizeof(void *);
+    return kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16));
+}
+
+void Lookahead::set_bandwidth(PlaceId from, PlaceId to, uint64_t bytes_per_s)
+{
+    bytes_per_s_[from][to] = bytes_per_s;
+}
+
+// What has passed makes room; another order ahead is looked at from its beginning.
+void Lookahead::follow(const Forecast &forecast)
+{
+    const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
+    uint64_t over = other ? items_.size() : forecast.passed() - passed_;
+    if (other || over > 0) refused_.fill(0);
+    for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
+        if (items_.front().zone == Zone::kNear) --near_;
+        give_room(items_.front());
+        items_.pop_front();
+    }
+    turn_ = forecast.turn();
+    passed_ = forecast.passed();
+}
+
+bool Lookahead::take_room(const residency::Core &core, Item &item, PlaceId place)
+{
+    const uint64_t budget = core.budget_bytes(place);
+    const auto found = rooms_.find({place, item.use.request.tensor});
+    const uint64_t counted = found == rooms_.end() ? 0 : found->second.bytes;
+    const uint64_t more = item.room_bytes > counted ? item.room_bytes - counted : 0;
+    // What is larger than all that is given to it comes alone.
+    const uint64_t reserve = budget / core.block_bytes() / kReserveShare * core.block_bytes();
+    const bool fits = taken_[place] + more <= budget - reserve;
+    if (more > 0 && !fits && taken_[place] > 0) return false;
+    Room &room = rooms_[{place, item.use.request.tensor}];
+    ++room.uses;
+    room.bytes += more;
+    taken_[place] += more;
+    item.place = place;
+    return true;
+}
+
+void Lookahead::give_room(Item &item)
+{
+    if (item.zone == Zone::kOut || item.place == residency::kNoPlace) return;
+    const auto found = rooms_.find({item.place, item.use.request.tensor});
+    if (--found->second.uses == 0) {
+        taken_[item.place] -= found->second.bytes;
+        rooms_.erase(found);
+    }
+    item.place = residency::kNoPlace;
+}
+
+uint64_t Lookahead::cost_of(const residency::Lack &lack) const
+{
+    uint64_t cost = 0;
+    for (PlaceId from = 0; from < residency::kPlacesMax; ++from) {
+        if (lack.from[from] == 0) continue;
+        cost += ns_of(lack.from[from], bytes_per_s_[from][lack.place]);
+    }
+    return cost;
+}
+
+bool Lookahead::bring_near(const residency::Core &core, Item &item)
+{
+    const residency::Lack lack = core.lack(item.use.request);
+    const Zone before = item.zone;
+    if (lack.place == residency::kNoPlace || lack.place == nvme_) {
+        give_room(item);  // destroyed, say: nothing can be done for it
+        item.lacks = false;
+        item.zone = Zone::kNear;
+        return true;
+    }
+    Item there = item;
+    there.room_bytes = lack.room_bytes;
+    if (!take_room(core, there, lack.place)) return false;
+    if (before == Zone::kFar) give_room(item);
+    const residency::Access access = item.use.request.access;
+    const bool reads =
+        access == residency::Access::kRead || access == residency::Access::kReadWrite;
+    there.zone = Zone::kNear;
+    there.lacks = reads && lack.readable && lack.bytes > 0;
+    there.cost_ns = there.lacks ? cost_of(lack) : 0;
+    item = there;
+    return true;
+}
+
+// As far as the host tier, of what is on the disk alone.
+bool Lookahead::bring_far(const residency::Core &core, Item &item)
+{
+    const residency::Lack lack = core.lack(item.use.request);
+    if (lack.place == residency::kNoPlace || lack.place >= host_ || host_ >= nvme_) return false;
+    item.zone = Zone::kFar;
+    item.lacks = false;
+    const residency::Access access = item.use.request.access;
+    const bool reads =
+        access == residency::Access::kRead || access == residency::Access::kReadWrite;
+    if (!reads || !lack.readable || lack.from[nvme_] == 0) return true;
+    residency::Request request = item.use.request;
+    request.place = host_;
+    const residency::Lack there = core.lack(request);
+    if (there.place == residency::kNoPlace) return true;
+    item.room_bytes = there.room_bytes;
+    if (!take_room(core, item, host_)) {
+        item.zone = Zone::kOut;
+        return false;
+    }
+    item.lacks = there.from[nvme_] > 0;
+    item.cost_ns = item.lacks ? cost_of(there) : 0;
+    return true;
+}
+
+void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
+{
+    horizon_.fill(kNever);
+    const auto append = [&]() {
+        if (items_.size() >= kItemsMax) return false;
+        const std::optional<Expected> use = forecast.ahead(items_.size());
+        if (!use) return false;
+        items_.push_back({*use});
+        return true;
+    };
+    while (near_ < items_.size() || append()) {
+        if (!bring_near(core, items_[near_])) {
+            const std::optional<Expected> use = forecast.ahead(near_);
+            const PlaceId place = core.lack(items_[near_].use.request).place;
+            if (use) horizon_[place] = use->distance;
+            break;
+        }
+        ++near_;
+    }
+    while (near_ < items_.size() || append()) {
+        if (items_.back().zone == Zone::kFar && !append()) break;
+        if (!bring_far(core, items_.back())) break;
+    }
+}
+
+// The earliest of the latest starts of all from `first` on, each behind those before it.
+Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t first) const
+{
+    Instant due = std::max(now, forecast.passed_at());
+    Instant latest = kNever;
+    uint64_t backlog = flying_ns_;
+    for (size_t i = 0; i < items_.size(); ++i) {
+        const Item &item = items_[i];
+        due = i == 0 ? std::max(now, forecast.passed_at() + item.use.compute_ns)
+                     : due + item.use.compute_ns;
+        if (!item.lacks) continue;
+        backlog += item.cost_ns;
+        if (i < first) continue;
+        const uint64_t before = kDoubt * backlog + kMarginNs;
+        latest = std::min(latest, due > before ? due - before : 0);
+    }
+    return latest;
+}
+
+bool Lookahead::refused_lately(PlaceId place, Instant now) const
+{
+    return now < refused_[place];
+}
+
+std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core,
+                                                     const Forecast &forecast, Instant now)
+{
+    now_ = now;
+    wake_ = kNever;
+    follow(forecast);
+    extend(core, forecast);
+    if (!flying_.empty() && flying_ns_ >= kInFlightNs) return {};
+    uint32_t busy = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+        Item &item = items_[i];
+        if (!item.lacks) continue;
+        if (refused_lately(item.place, now)) {
+            wake_ = std::min(wake_, refused_[item.place]);
+            continue;
+        }
+        residency::Request request = item.use.request;
+        request.place = item.place;
+        request.access = residency::Access::kRead;
+        const residency::Lack lack = core.lack(request);
+        if (lack.busy && ++busy > kBusyMax) return {};
+        if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
+        item.lacks = lack.readable && lack.bytes > 0;
+        if (!item.lacks) continue;
+        if (core.free_bytes(item.place) < lack.bytes) {
+            const Instant start = latest_start(forecast, now, i);
+            if (start > now) {
+                wake_ = std::min(wake_, start);
+                return {};
+            }
+        }
+        item.lacks = false;
+        proposed_ = {turn_, passed_ + i, item.cost_ns, item.place};
+        residency::FetchAsked asked;
+        asked.requests = {request};
+        asked.urgency = residency::Class::kPlanned;
+        asked.flags = residency::kFetchPrefetch | residency::kFetchPlanned;
+        return asked;
+    }
+    return {};
+}
+
+void Lookahead::asked(residency::FetchId fetch)
+{
+    flying_[fetch] = proposed_;
+    flying_ns_ += proposed_.cost_ns;
+}
+
+bool Lookahead::ended(residency::FetchId fetch, End end)
+{
+    const auto found = flying_.find(fetch);
+    if (found == flying_.end()) return false;
+    const Flight flight = found->second;
+    flying_.erase(found);
+    flying_ns_ -= flight.cost_ns;
+    if (end != End::kNoRoom) return true;
+    refused_[flight.place] = now_ + kRetryNs;
+    const bool ahead = flight.turn == turn_ && flight.position >= passed_ &&
+                       flight.position - passed_ < items_.size();
+    if (!ahead) return true;
+    Item &item = items_[flight.position - passed_];
+    if (item.place == flight.place) item.lacks = true;
+    return true;
+}
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lookahead: which of the fetches expected next should have their bytes on the way now, and to
+// which place. It asks the core where bytes are and starts nothing itself; what it proposes are
+// hints, which fail without harm.
+//
+// Near are the next fetches, as many as have room at their places beside each other: whatever they
+// push out is needed later. Far are those behind them, whose bytes come from the disk as far as the
+// host tier. Where room is free a prefetch starts at once; where something has to leave for it, as
+// late as the measured bandwidths call safe.
+// Pure; one thread at a time.
+#pragma once
+
+#include "lib/residency/core.h"
+#include "lib/schedule/forecast.h"
+
+#include <array>
+#include <deque>
+#include <map>
+#include <optional>
+
+namespace stepwell::schedule {
+
+class Lookahead {
+public:
+    Lookahead(residency::PlaceId host, residency::PlaceId nvme);
+    // Measured; 0 is not known, and taken for a slow link.
+    void set_bandwidth(residency::PlaceId from, residency::PlaceId to, uint64_t bytes_per_s);
+
+    // The prefetch to be asked of the core now. After asked() ask again, until there is none.
+    std::optional<residency::FetchAsked> next(const residency::Core &core, const Forecast &forecast,
+                                              residency::Instant now);
+    void asked(residency::FetchId fetch);  // the number of what next() returned
+    // What found no room is proposed again, what failed is left to the demand. False: not one of
+    // these.
+    enum class End : uint8_t { kThere, kNoRoom, kFailed };
+    bool ended(residency::FetchId fetch, End end);
+    // When next() may have another answer although nothing else has happened; kNever.
+    [[nodiscard]] residency::Instant wake() const { return wake_; }
+    [[nodiscard]] size_t in_flight() const { return flying_.size(); }
+
+    // Accesses from now until what is expected no longer fits the place: what is used later than
+    // that has to leave before. kNever while all that is known fits.
+    [[nodiscard]] uint64_t horizon(residency::PlaceId place) const { return horizon_[place]; }
+
+    // What it may become, with all its tables full.
+    [[nodiscard]] static uint64_t metadata_bytes_max();
+
+private:
+    enum class Zone : uint8_t { kOut, kFar, kNear };
+    struct Item {
+        Expected use;
+        Zone zone = Zone::kOut;
+        bool lacks = false;                              // bytes, at the place it is to be brought
+        residency::PlaceId place = residency::kNoPlace;  // that one
+        uint64_t room_bytes = 0;                         // taken of it
+        uint64_t cost_ns = 0;                            // of what it lacks
+    };
+    struct Flight {
+        uint64_t turn = 0;
+        uint64_t position = 0;  // in it, of the use
+        uint64_t cost_ns = 0;
+        residency::PlaceId place = residency::kNoPlace;
+    };
+    struct Room {  // of a tensor at a place, for all its uses that are near or far
+        uint32_t uses = 0;
+        uint64_t bytes = 0;
+    };
+
+    void follow(const Forecast &forecast);
+    void extend(const residency::Core &core, const Forecast &forecast);
+    bool bring_near(const residency::Core &core, Item &item);
+    bool bring_far(const residency::Core &core, Item &item);
+    [[nodiscard]] bool take_room(const residency::Core &core, Item &item, residency::PlaceId place);
+    void give_room(Item &item);
+    [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
+    [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
+                                                  size_t first) const;
+    [[nodiscard]] bool refused_lately(residency::PlaceId place, residency::Instant now) const;
+
+    const residency::PlaceId host_;
+    const residency::PlaceId nvme_;
+    std::array<std::array<uint64_t, residency::kPlacesMax>, residency::kPlacesMax> bytes_per_s_{};
+    uint64_t turn_ = UINT64_MAX;
+    uint64_t passed_ = 0;
+    std::deque<Item> items_;  // from the next fetch on; the last one may be kOut
+    size_t near_ = 0;         // so many of the first are kNear
+    std::map<std::pair<residency::PlaceId, residency::TensorId>, Room> rooms_;
+    std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
+    std::array<uint64_t, residency::kPlacesMax> horizon_{};
+    std::map<residency::FetchId, Flight> flying_;
+    uint64_t flying_ns_ = 0;
+    Flight proposed_;
+    std::array<residency::Instant, residency::kPlacesMax> refused_{};  // again not before
+    residency::Instant now_ = 0;
+    residency::Instant wake_ = residency::kNever;
+};
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is proposed for prefetching, on a real core whose transfers a test ends by hand.
+#include "lib/schedule/lookahead.h"
+#include "tests/unit/residency/core_fixture.h"
+
+namespace stepwell::schedule {
+namespace {
+
+using residency::Access;
+using residency::Commands;
+using residency::FetchAsked;
+using residency::FetchId;
+using residency::Instant;
+using residency::kBlock;
+using residency::kDevice;
+using residency::kHost;
+using residency::kNever;
+using residency::kNvme;
+using residency::PlaceId;
+using residency::TensorId;
+
+constexpr uint64_t kBytesPerS = kBlock * 1000;  // a block takes 1 ms
+
+// A list of uses, and the policy that knows it.
+class Listed final : public Forecast, public residency::VictimPolicy {
+public:
+    [[nodiscard]] uint64_t turn() const override { return turns; }
+    [[nodiscard]] uint64_t passed() const override { return over; }
+    [[nodiscard]] Instant passed_at() const override { return at; }
+    [[nodiscard]] std::optional<Expected> ahead(uint64_t fetches) const override
+    {
+        if (over + fetches >= uses.size()) return {};
+        Expected use = uses[over + fetches];
+        use.distance = fetches;
+        return use;
+    }
+    [[nodiscard]] uint64_t next_use(TensorId tensor) const override
+    {
+        for (uint64_t i = over; i < uses.size(); ++i) {
+            if (uses[i].request.tensor == tensor) return i - over;
+        }
+        return kNever;
+    }
+    std::vector<Expected> uses;
+    uint64_t turns = 1;
+    uint64_t over = 0;
+    Instant at = 0;
+};
+
+class LookaheadTest : public residency::CoreTest {
+protected:
+    void open_listed(uint32_t device, uint32_t host, uint32_t nvme)
+    {
+        open(device, host, nvme);
+        core_->set_victim_policy(&list_);
+        for (const PlaceId to : {kDevice, kHost}) {
+            lookahead_.set_bandwidth(kNvme, to, kBytesPerS);
+            lookahead_.set_bandwidth(kHost, to, kBytesPerS);
+        }
+    }
+    TensorId stored(const char *name, uint64_t blocks = 1)
+    {
+        const TensorId tensor = create(name, blocks * kBlock);
+        fill(tensor);
+        evict(tensor);
+        Commands out;
+        core_->evict(tensor, kHost, out);
+        take(out);
+        finish_all();
+        EXPECT_FALSE(resident(tensor, kHost));
+        return tensor;
+    }
+    void expect(TensorId tensor, uint64_t compute_ns = 0, Access access = Access::kRead)
+    {
+        list_.uses.push_back({all_of(tensor, access), compute_ns, 0});
+    }
+    std::vector<TensorId> store(size_t n)
+    {
+        std::vector<TensorId> all;
+        for (size_t i = 0; i < n; ++i) all.push_back(stored(("t" + std::to_string(i)).c_str()));
+        return all;
+    }
+    // Asks the core for all that is proposed; "tensor@place" of each.
+    std::string plan()
+    {
+        std::string text;
+        while (const std::optional<FetchAsked> asked = lookahead_.next(*core_, list_, now_)) {
+            const residency::Request &request = asked->requests.at(0);
+            text += core_->spec(request.tensor).name + "@" + std::to_string(request.place) + " ";
+            Commands out;
+            const FetchId id = core_->fetch(*asked, now_, out);
+            lookahead_.asked(id);
+            hints_.push_back(id);
+            take(out);
+            tell();
+        }
+        return text;
+    }
+    void tell()
+    {
+        for (const FetchId id : hints_) {
+            if (granted(id)) lookahead_.ended(id, Lookahead::End::kThere);
+            if (refusal(id) != STW_OK) lookahead_.ended(id, Lookahead::End::kNoRoom);
+        }
+    }
+    void finish_hints()
+    {
+        finish_all();
+        tell();
+    }
+    void use_next()
+    {
+        const FetchId id = ask({list_.uses[list_.over].request});
+        ++list_.over;
+        finish_all();
+        release(id);
+    }
+
+    Listed list_;
+    Lookahead lookahead_{kHost, kNvme};
+    std::vector<FetchId> hints_;
+};
+
+TEST_F(LookaheadTest, TheNearestUsesComeFirstAndOnlyAsManyAsHaveRoomBesideEachOther)
+{
+    open_listed(8, 0, 16);
+    for (const TensorId tensor : store(10)) expect(tensor);
+    EXPECT_EQ(plan(), "t0@0 t1@0 t2@0 t3@0 t4@0 t5@0 t6@0 ");  // an eighth stays free
+    EXPECT_EQ(lookahead_.horizon(kDevice), 7u);
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+    use_next();
+    EXPECT_EQ(plan(), "t7@0 ");
+    finish_hints();
+    EXPECT_TRUE(resident(list_.uses[1].request.tensor, kDevice));
+}
+
+TEST_F(LookaheadTest, WhatIsThereOrUnderWayIsNotProposed)
+{
+    open_listed(8, 0, 16);
+    const std::vector<TensorId> all = store(3);
+    for (const TensorId tensor : all) expect(tensor);
+    ask(all[0], Access::kRead);
+    finish_all();
+    ask(all[1], Access::kRead);
+    EXPECT_EQ(plan(), "t2@0 ");
+    EXPECT_EQ(lookahead_.horizon(kDevice), kNever);
+}
+
+TEST_F(LookaheadTest, BehindTheNearOnesTheDiskIsReadIntoTheHostTier)
+{
+    open_listed(2, 4, 16);
+    for (const TensorId tensor : store(6)) expect(tensor);
+    EXPECT_EQ(plan(), "t0@0 t1@0 t2@1 t3@1 t4@1 t5@1 ");
+    finish_hints();
+    use_next();
+    EXPECT_EQ(plan(), "t2@0 ");  // from the host, in the room of what has been used
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].from, kHost);
+    finish_hints();
+    EXPECT_TRUE(resident(list_.uses[1].request.tensor, kDevice));
+}
+
+TEST_F(LookaheadTest, WritesTakeRoomAndNeedNoBytes)
+{
+    open_listed(3, 0, 16);
+    const std::vector<TensorId> all = store(4);
+    expect(all[0], 0, Access::kWrite);
+    expect(all[1], 0, Access::kWriteEmpty);
+    expect(all[2], 0, Access::kReadWrite);
+    expect(all[3]);
+    EXPECT_EQ(plan(), "t2@0 ");
+    EXPECT_EQ(lookahead_.horizon(kDevice), 3u);
+}
+
+TEST_F(LookaheadTest, ATensorThatIsUsedAgainTakesItsRoomOnce)
+{
+    open_listed(3, 0, 16);
+    const std::vector<TensorId> all = store(3);
+    for (const size_t i : {0, 1, 0, 2, 1, 0}) expect(all[i]);
+    EXPECT_EQ(plan(), "t0@0 t1@0 t2@0 ");
+    EXPECT_EQ(lookahead_.horizon(kDevice), kNever);
+}
+
+TEST_F(LookaheadTest, WhereSomethingHasToLeaveItStartsAsLateAsIsSafe)
+{
+    open_listed(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId old = create("old", 2 * kBlock);
+    fill(old);
+    now_ = 1'000'000;
+    list_.at = now_;
+    expect(wanted, 50'000'000);
+    // Twice the millisecond that it takes, and one for the start itself.
+    EXPECT_EQ(plan(), "");
+    EXPECT_EQ(lookahead_.wake(), 1'000'000u + 50'000'000u - 2'000'000u - 1'000'000u);
+    EXPECT_TRUE(resident(old, kDevice));
+    now_ = lookahead_.wake();
+    EXPECT_EQ(plan(), "wanted@0 ");
+}
+
+TEST_F(LookaheadTest, AQueueOfUsesStartsAsEarlyAsItsLastOneAsks)
+{
+    open_listed(8, 0, 32);
+    std::vector<TensorId> all = store(4);
+    const TensorId old = create("old", 8 * kBlock);
+    fill(old);
+    now_ = list_.at = 1'000'000;
+    for (const TensorId tensor : all) expect(tensor, tensor == all[0] ? 20'000'000 : 0);
+    EXPECT_EQ(plan(), "");
+    EXPECT_EQ(lookahead_.wake(), 21'000'000u - 2 * 4 * 1'000'000u - 1'000'000u);
+}
+
+TEST_F(LookaheadTest, WithoutGapsEverythingIsDueAndFreeRoomNeedsNoHurry)
+{
+    open_listed(4, 0, 32);
+    std::vector<TensorId> all = store(2);
+    now_ = list_.at = 1'000'000;
+    expect(all[0], 3'600'000'000'000);
+    EXPECT_EQ(plan(), "t0@0 ");  // an hour away, into free room
+    const TensorId old = create("old", 3 * kBlock);
+    finish_hints();
+    fill(old);
+    expect(all[1]);
+    list_.over = 1;
+    ++list_.turns;
+    EXPECT_EQ(plan(), "t1@0 ");  // due now
+}
+
+TEST_F(LookaheadTest, AnotherTurnIsLookedAtFromItsBeginning)
+{
+    open_listed(2, 0, 16);
+    std::vector<TensorId> all = store(6);
+    for (size_t i = 0; i < 3; ++i) expect(all[i]);
+    EXPECT_EQ(plan(), "t0@0 t1@0 ");
+    finish_hints();
+    list_.uses.clear();
+    for (size_t i = 3; i < 6; ++i) expect(all[i]);
+    ++list_.turns;
+    EXPECT_EQ(plan(), "t3@0 t4@0 ");
+}
+
+TEST_F(LookaheadTest, WhatFoundNoRoomIsProposedAgainWhenTheProgramHasGoneOn)
+{
+    open_listed(2, 0, 16);
+    std::vector<TensorId> all = store(4);
+    for (const TensorId tensor : all) expect(tensor);
+    const FetchId view = ask({all_of(all[0], Access::kRead), all_of(all[1], Access::kRead)});
+    finish_all();
+    list_.over = 2;
+    EXPECT_EQ(plan(), "t2@0 ");  // refused: views pin all there is
+    EXPECT_EQ(lookahead_.in_flight(), 0u);
+    EXPECT_EQ(plan(), "");
+    EXPECT_GT(lookahead_.wake(), now_);
+    release(view);
+    now_ = lookahead_.wake();
+    EXPECT_EQ(plan(), "t2@0 t3@0 ");
+}
+
+TEST_F(LookaheadTest, WhatFailedIsLeftToTheDemand)
+{
+    open_listed(2, 0, 16);
+    expect(stored("t0"));
+    EXPECT_EQ(plan(), "t0@0 ");
+    finish_next(failure());
+    lookahead_.ended(hints_[0], Lookahead::End::kFailed);
+    now_ += 1'000'000'000;
+    EXPECT_EQ(plan(), "");
+}
+
+TEST_F(LookaheadTest, WhatAnUpdateHasOrNobodyHasAnyMoreIsPassedBy)
+{
+    open_listed(4, 0, 16);
+    std::vector<TensorId> all = store(3);
+    for (const TensorId tensor : all) expect(tensor);
+    const residency::ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, all[0]);
+    Commands out;
+    ASSERT_TRUE(core_->destroy(all[1], out).ok());
+    EXPECT_EQ(plan(), "t2@0 ");
+    core_->unclaim_tensor(claim, all[0], false, out);
+    EXPECT_EQ(plan(), "t0@0 ");
+}
+
+TEST_F(LookaheadTest, NoMoreIsUnderWayThanTheLinksMoveInAMoment)
+{
+    open_listed(64, 0, 128);
+    for (const TensorId tensor : store(40)) expect(tensor);
+    plan();
+    EXPECT_EQ(lookahead_.in_flight(), 20u);  // of 1 ms each
+    finish_next();
+    tell();
+    EXPECT_EQ(plan(), "t20@0 ");
+}
+
+}  // namespace
+}  // namespace stepwell::schedule

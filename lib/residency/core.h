@@ -171,6 +171,7 @@ public:
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
+    [[nodiscard]] bool waits_for_nvme(FetchId fetch) const;  // a transfer from there or to there
     // Those that wait, one line each, and what for.
     [[nodiscard]] std::string describe_waiting(size_t lines_max) const;
     // Neither answered nor on its way: what a deadlock can be made of.

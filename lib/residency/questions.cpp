@@ -183,6 +183,21 @@ bool Core::waits_for_room(FetchId id) const
     return found != fetches_.end() && found->second.lacks == Lacks::kRoom;
 }
 
+bool Core::waits_for_nvme(FetchId id) const
+{
+    const auto found = fetches_.find(id);
+    if (found == fetches_.end()) return false;
+    const auto moves = [&](const Target &target) {
+        for (PlaceId place = 0; place < places(); ++place) {
+            const Replica &far = replica(target.block, place);
+            if (is_nvme(place) && (far.reads > 0 || far.filling)) return true;
+        }
+        return false;
+    };
+    const std::vector<Target> &targets = found->second.targets;
+    return std::any_of(targets.begin(), targets.end(), moves);
+}
+
 bool Core::is_blocked(FetchId id) const
 {
     const auto found = fetches_.find(id);

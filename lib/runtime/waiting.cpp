@@ -12,7 +12,8 @@ namespace stepwell {
 observe::Stall Runtime::cause_of(const Waiter &waiter) const
 {
     if (core_.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
-    return core_.waits_for_room(waiter.fetch) ? observe::Stall::kRoom : observe::Stall::kNvme;
+    if (core_.waits_for_room(waiter.fetch)) return observe::Stall::kRoom;
+    return core_.waits_for_nvme(waiter.fetch) ? observe::Stall::kNvme : observe::Stall::kHostDevice;
 }
 
 // Would the fetch wait for a view that its own thread or step holds?

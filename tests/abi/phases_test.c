@@ -81,6 +81,28 @@ static void a_step_counts_the_bytes_that_it_moved(void **state)
     machine_close(runtime);
 }
 
+static void without_nvme_nothing_waits_for_it(void **state)
+{
+    machine memory = machine_small();
+    stw_runtime *runtime;
+    stw_phase *phase = NULL;
+    stw_step_stats stats = stats_empty();
+    stw_view view;
+    int i;
+    (void)state;
+    memory.device_blocks = 40, memory.host_blocks = memory.nvme_blocks = 0;
+    runtime = machine_open(&memory);
+    ok(stw_phase_create(runtime, "p", &phase));
+    ok(stw_step_begin(phase));
+    for (i = 0; i < 8; ++i) { /* zeros are made, for which the fetch waits */
+        view = view_get(runtime, tensor_f32(runtime, NULL, 4 * BLOCK / 4), STW_REDUCE);
+        view_put(&view);
+    }
+    ok(stw_step_end(phase, &stats));
+    assert_int_equal(stats.stall_nvme_ns, 0);
+    machine_close(runtime);
+}
+
 static void abort_gives_views_back_as_abandoned(void **state)
 {
     machine small = machine_small();
@@ -207,6 +229,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(begin_and_end_come_in_pairs),
         cmocka_unit_test(a_step_counts_the_bytes_that_it_moved),
+        cmocka_unit_test(without_nvme_nothing_waits_for_it),
         cmocka_unit_test(abort_gives_views_back_as_abandoned),
         cmocka_unit_test(abort_drops_the_gradients_summed_in_the_step),
         cmocka_unit_test(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last),

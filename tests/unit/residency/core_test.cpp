@@ -499,6 +499,22 @@ TEST_F(CoreTest, ARefusalCountsWhatIsThereAlready)
     EXPECT_EQ(refused_[id].detail()->pinned_bytes, kBlock);
 }
 
+TEST_F(CoreTest, AWaitForNvmeIsToldFromOneForTheHost)
+{
+    for (const uint32_t host_blocks : {0u, 4u}) {
+        open(4, host_blocks, 16);
+        const TensorId a = create("a", 2 * kBlock);
+        fill(a);
+        evict(a);
+        const FetchId id = ask(a, Access::kRead);
+        ASSERT_TRUE(core_->is_waiting(id));
+        EXPECT_EQ(core_->waits_for_nvme(id), host_blocks == 0);
+        finish_all();
+        EXPECT_FALSE(core_->waits_for_nvme(id));
+        release(id);
+    }
+}
+
 TEST_F(CoreTest, AHitPinsThroughTheGate)
 {
     open(2, 0, 16);

@@ -53,6 +53,10 @@ stw_status check_memory_options(const char *driver, const stw_memory_options *op
         return fail(error_out, STW_ERROR_INVALID, {0, options->bytes, 0},
                     "The %s memory of %s is not a multiple of its blocks of %u bytes.", driver,
                     bytes_text(options->bytes).c_str(), options->block_bytes);
+    if (options->ordinal != 0)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "The %s driver has one device, 0, and none of ordinal %d; leave the ordinal 0.",
+                    driver, options->ordinal);
     return STW_OK;
 }
 

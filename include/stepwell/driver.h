@@ -136,7 +136,8 @@ typedef struct stw_memory stw_memory;
 
 typedef struct stw_memory_options {
     uint32_t struct_size;
-    int32_t ordinal;
+    int32_t ordinal;        /* which of the driver's devices, from 0; UNSUPPORTED for one that it
+                               does not have */
     uint64_t bytes;         /* of the arena; a multiple of block_bytes */
     uint32_t block_bytes;   /* a power of two from 64 KiB */
     uint32_t reserved;

@@ -18,7 +18,8 @@ typedef void (*stw_log_fn)(void *user, uint32_t level, const char *topic, const 
 
 typedef struct stw_device_options {
     uint32_t struct_size;
-    int32_t ordinal;        /* of the driver; 0: cpu has one device, anything else is refused */
+    int32_t ordinal;        /* which of the driver's devices. Those that are built in have one, 0;
+                               what a driver does not have it refuses as STW_ERROR_UNSUPPORTED */
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
                                storage and update kernels never touch its memory directly. Or a
                                module: its name, or its absolute path (docs/drivers.md) */

@@ -79,13 +79,11 @@ Status gather(const stw_runtime_options *from, Opening *opening)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         stw_device_options device{};
         STW_TRY(take(&device, &element(options.devices, i), "options.devices[]"));
-        if (device.ordinal != 0 || device.staging_bytes != 0) {
+        if (device.staging_bytes != 0) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "options.devices[%u] has ordinal %d and staging_bytes %llu, but "
-                                 "the drivers of this release have one device, 0, and derive their "
-                                 "staging: leave both 0",
-                                 i, device.ordinal,
-                                 static_cast<unsigned long long>(device.staging_bytes));
+                                 "options.devices[%u] has staging_bytes %llu, but this release "
+                                 "derives it: leave it 0",
+                                 i, static_cast<unsigned long long>(device.staging_bytes));
         }
         opening->devices.push_back(device);
     }

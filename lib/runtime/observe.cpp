@@ -120,6 +120,7 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     const Place &place = places_[device];
     stw_device_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
+    info.ordinal = place.ordinal;
     if (place.maps) info.flags |= STW_DEVICE_STABLE_ADDRESS;
     if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);

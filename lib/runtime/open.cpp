@@ -232,6 +232,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     stw_memory_options options{};
     options.struct_size = sizeof options;
+    options.ordinal = place.ordinal;
     options.bytes = bytes;
     options.block_bytes = static_cast<uint32_t>(block_bytes_);
     options.address_bytes = address_bytes;
@@ -254,6 +255,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
         places_.emplace_back();
         places_.back().tier = Tier::kDevice;
         places_.back().device = i;
+        places_.back().ordinal = options.devices[i].ordinal;
     }
     places_.emplace_back();
     places_.emplace_back();

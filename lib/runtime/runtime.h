@@ -42,6 +42,7 @@ constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
 struct Place {
     residency::Tier tier = residency::Tier::kHost;
     uint32_t device = 0;
+    int32_t ordinal = 0;                  // of the driver's devices
     const stw_memory_ops *ops = nullptr;  // null: nvme, or absent
     stw_memory *memory = nullptr;
     char *base = nullptr;

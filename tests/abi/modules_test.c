@@ -89,6 +89,34 @@ static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
     machine_close(runtime);
 }
 
+/* The arena says nothing of its device, so that it is another one shows in what is refused. */
+static void a_module_is_asked_for_the_ordinal_of_the_options(void **state)
+{
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_device_options devices[2] = {STW_DEVICE_OPTIONS_INIT, STW_DEVICE_OPTIONS_INIT};
+    stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
+    stw_runtime *runtime = NULL;
+    uint32_t i;
+    (void)state;
+    options.devices = devices, options.device_count = 2;
+    for (i = 0; i < 2; ++i) {
+        devices[i].driver = module, devices[i].budget_bytes = 8 * MIB;
+        devices[i].ordinal = (int32_t)(1 - i);
+    }
+    ok(stw_runtime_open(&options, &runtime));
+    for (i = 0; i < 2; ++i) {
+        ok(stw_device_info_get(runtime, i, &info));
+        assert_int_equal(info.ordinal, 1 - i);
+    }
+    ok(stw_runtime_close(runtime, 0, 0));
+    devices[1].ordinal = 2, runtime = NULL;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_UNSUPPORTED,
+          "The ram driver has 2 devices and none of ordinal 2.");
+    devices[1].ordinal = -1;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_UNSUPPORTED, "ordinal -1");
+    assert_null(runtime);
+}
+
 static void tiers_of_an_older_module_keep_their_bytes_and_their_budgets(void **state)
 {
     machine wanted = machine_small();
@@ -166,6 +194,7 @@ int main(void)
         cmocka_unit_test(a_module_that_cannot_be_loaded_leaves_nothing_open),
         cmocka_unit_test(an_nvme_tier_of_a_module_keeps_its_bytes),
         cmocka_unit_test(a_device_tier_of_a_module_keeps_its_bytes),
+        cmocka_unit_test(a_module_is_asked_for_the_ordinal_of_the_options),
         cmocka_unit_test(tiers_of_an_older_module_keep_their_bytes_and_their_budgets),
         cmocka_unit_test(drivers_are_looked_up_without_a_runtime),
         cmocka_unit_test(the_fault_driver_wraps_a_module),

@@ -65,6 +65,15 @@ TEST_P(MemoryConformance, SenselessSizesAreRefused)
     EXPECT_NE(memory_.sentence(), "");
 }
 
+TEST_P(MemoryConformance, NoOtherDeviceStandsInForOneThatIsNotThere)
+{
+    for (const int32_t ordinal : {-1, INT32_MAX}) {
+        EXPECT_EQ(memory_.open(4 * kMiB, kBlock, 0, ordinal), STW_ERROR_UNSUPPORTED) << ordinal;
+        EXPECT_NE(memory_.sentence().find(std::to_string(ordinal)), std::string::npos)
+            << memory_.sentence();
+    }
+}
+
 TEST_P(MemoryConformance, OverAvailableMemoryIsRefusedWithTheNumbers)
 {
     // Of a device's memory nothing is known but that it has no petabyte.

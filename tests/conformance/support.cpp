@@ -161,10 +161,12 @@ int64_t Storage::run(uint32_t kind, void *data, uint64_t offset_bytes, uint64_t 
     return done[0].result;
 }
 
-stw_status Memory::open(uint64_t bytes, uint32_t block_bytes, uint64_t address_bytes)
+stw_status Memory::open(uint64_t bytes, uint32_t block_bytes, uint64_t address_bytes,
+                        int32_t ordinal)
 {
     stw_memory_options options = {};
     options.struct_size = sizeof options;
+    options.ordinal = ordinal;
     options.bytes = bytes;
     options.block_bytes = block_bytes;
     options.address_bytes = address_bytes;

@@ -168,7 +168,8 @@ public:
     Memory(const Memory &) = delete;
     Memory &operator=(const Memory &) = delete;
 
-    stw_status open(uint64_t bytes, uint32_t block_bytes, uint64_t address_bytes);
+    stw_status open(uint64_t bytes, uint32_t block_bytes, uint64_t address_bytes,
+                    int32_t ordinal = 0);
     void close();
     uint8_t *block(uint32_t index) const;
 

@@ -263,7 +263,7 @@ struct stw_memory {
     uint64_t mapped_bytes, bytes;
 };
 
-enum { ARENA_ALIGNMENT = 2 << 20 };
+enum { ARENA_ALIGNMENT = 2 << 20, DEVICES = 2 };
 #define ARENA_BYTES_MAX (UINT64_C(1) << 30) /* so that nothing looks at what the machine has */
 
 static stw_status memory_open(const stw_services *services, const stw_memory_options *options,
@@ -274,6 +274,10 @@ static stw_status memory_open(const stw_services *services, const stw_memory_opt
     (void)services;
     if (!memory_out || !is_known(options, sizeof *options))
         return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver takes no such options.");
+    if (options->ordinal < 0 || options->ordinal >= DEVICES)
+        return refuse(error_out, STW_ERROR_UNSUPPORTED,
+                      "The " NAME " driver has %d devices and none of ordinal %d.", DEVICES,
+                      options->ordinal);
     block = options->block_bytes;
     if (block < 65536 || (block & (block - 1)) || !options->bytes || options->bytes % block)
         return refuse(error_out, STW_ERROR_INVALID,

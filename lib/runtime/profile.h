@@ -17,6 +17,7 @@ namespace stepwell::profile {
 constexpr uint64_t kFormat = 1;  // of the file; a larger one is of a newer release
 constexpr uint64_t kFileBytesMax = 256 << 10;
 constexpr uint64_t kDirectoriesMax = 64;
+constexpr uint64_t kTextBytesMax = 4096;  // of a path, say
 
 // What the figures hold for; another kernel or processor does other things.
 struct Machine {
@@ -44,6 +45,7 @@ struct Directory {
     std::string path;  // for people: any other directory of the file system is the same to us
     FileSystem file_system;
     std::string driver;
+    std::string driver_options;  // buffered or throttled is not the file system's own speed
     Direction read;
     Direction write;
     uint64_t mixed_bytes_per_s = 0;  // reads and writes at once; 0: not measured
@@ -57,8 +59,9 @@ struct Profile {
     uint64_t host_copy_bytes_per_s = 0;  // 0: not measured
     std::vector<Directory> directories;
 
-    // The entry of that file system, or null.
-    [[nodiscard]] const Directory *find(const FileSystem &file_system) const;
+    // The entry of that file system with these options of a driver, or null.
+    [[nodiscard]] const Directory *find(const FileSystem &file_system,
+                                        const std::string &driver_options = "") const;
 };
 
 Machine this_machine();

@@ -111,11 +111,13 @@ Result<std::string> read_file(const std::string &file)
 
 }  // namespace
 
-const Directory *Profile::find(const FileSystem &file_system) const
+const Directory *Profile::find(const FileSystem &file_system,
+                               const std::string &driver_options) const
 {
     const auto found =
-        std::find_if(directories.begin(), directories.end(),
-                     [&](const Directory &one) { return one.file_system == file_system; });
+        std::find_if(directories.begin(), directories.end(), [&](const Directory &one) {
+            return one.file_system == file_system && one.driver_options == driver_options;
+        });
     return found == directories.end() ? nullptr : &*found;
 }
 

@@ -12,7 +12,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char *kKind = "stepwell machine profile";
-constexpr uint64_t kTextBytesMax = 4096;
 constexpr uint64_t kRateMax = uint64_t{1} << 50;
 constexpr uint64_t kRequestUnit = 4096;
 constexpr uint64_t kRequestMax = uint64_t{1} << 30;
@@ -52,6 +51,11 @@ public:
                           static_cast<unsigned long long>(least),
                           static_cast<unsigned long long>(most)));
         return 0;
+    }
+    // The member may be missing.
+    std::string text_if_any(const json &from, const char *name)
+    {
+        return from.contains(name) ? text(from, name) : "";
     }
     // The member may be missing or null.
     uint64_t number_if_any(const json &from, const char *name, uint64_t most)
@@ -116,6 +120,7 @@ Directory read_directory(Reader &reader, const json &from)
     directory.driver = reader.text(from, "driver");
     if (directory.driver != "aio" && directory.driver != "posix")
         reader.wrong("driver", "neither \"aio\" nor \"posix\"");
+    directory.driver_options = reader.text_if_any(from, "driver_options");
     directory.read = read_direction(reader, from, "read");
     directory.write = read_direction(reader, from, "write");
     if (const auto mixed = from.find("mixed"); mixed != from.end() && mixed->is_object())
@@ -159,6 +164,7 @@ void write_directory(report::JsonWriter &out, const Directory &directory)
     out.member("file_system", directory.file_system.type);
     out.member("file_system_id", directory.file_system.id);
     out.member("driver", directory.driver);
+    if (!directory.driver_options.empty()) out.member("driver_options", directory.driver_options);
     write_direction(out, "read", directory.read);
     write_direction(out, "write", directory.write);
     out.end_object();

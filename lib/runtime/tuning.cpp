@@ -46,6 +46,7 @@ Tuning::Tuning(const stw_runtime_options &options, observe::Log &log, const stw_
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         Known known;
         known.path = options.nvme[i].path;
+        if (options.nvme[i].driver_options) known.driver_options = options.nvme[i].driver_options;
         report::ProfileDirectoryReport line;
         line.path = known.path;
         Result<profile::FileSystem> found = profile::file_system_of(options.nvme[i].path);
@@ -122,7 +123,9 @@ void Tuning::use(const profile::Profile &profile, const char *source)
     for (size_t i = 0; i < known_.size(); ++i) {
         Known &known = known_[i];
         if (known.entry || !known.file_system) continue;
-        const profile::Directory *entry = profile.find(*known.file_system);
+        const profile::Directory *entry = profile.find(*known.file_system, known.driver_options);
+        // `stepwell tune` measured the disk, whatever a program asks of the driver.
+        if (!entry && source == kFromProfile) entry = profile.find(*known.file_system);
         if (!entry) continue;
         known.entry = *entry;
         report_.directories[i].source = source;
@@ -166,13 +169,13 @@ bool Tuning::wants_probe(uint32_t index) const
 
 void Tuning::probe_all(store::Store &store)
 {
-    std::vector<profile::FileSystem> seen;
     std::vector<uint32_t> wanted;
     for (uint32_t i = 0; i < known_.size(); ++i) {
-        if (!wants_probe(i)) continue;
-        if (std::find(seen.begin(), seen.end(), *known_[i].file_system) != seen.end()) continue;
-        seen.push_back(*known_[i].file_system);
-        wanted.push_back(i);
+        const bool seen = std::any_of(wanted.begin(), wanted.end(), [&](uint32_t other) {
+            return known_[other].file_system == known_[i].file_system &&
+                   known_[other].driver_options == known_[i].driver_options;
+        });
+        if (!seen && wants_probe(i)) wanted.push_back(i);
     }
     if (wanted.empty()) return;
     const uint64_t timeout_ns = options_.timeout_ns ? options_.timeout_ns : kProbeNs * 4;
@@ -199,6 +202,7 @@ void Tuning::probe_one(uint32_t index, store::Store &store, uint64_t time_ns)
     entry.path = known_[index].path;
     entry.file_system = *known_[index].file_system;
     entry.driver = store.ops(index).name;
+    entry.driver_options = known_[index].driver_options;
     entry.read = {found.read_bytes_per_s, found.reads.bytes, found.reads.depth};
     entry.write = {found.write_bytes_per_s, found.writes.bytes, found.writes.depth};
     profile::Profile now;
@@ -220,8 +224,10 @@ void Tuning::keep(const std::vector<profile::Directory> &fresh)
     kept.machine = machine_;
     for (const profile::Directory &entry : fresh) {
         std::erase_if(kept.directories, [&](const profile::Directory &old) {
-            return old.file_system == entry.file_system;
+            return old.file_system == entry.file_system &&
+                   old.driver_options == entry.driver_options;
         });
+        if (entry.driver_options.size() > profile::kTextBytesMax) continue;  // nobody could read it
         if (kept.directories.size() == profile::kDirectoriesMax)
             kept.directories.erase(kept.directories.begin());
         kept.directories.push_back(entry);

@@ -42,6 +42,7 @@ public:
 private:
     struct Known {
         std::string path;
+        std::string driver_options;
         std::optional<profile::FileSystem> file_system;
         std::optional<profile::Directory> entry;
     };

@@ -121,6 +121,30 @@ static void a_driver_that_was_named_is_not_measured_for_others(void **state)
     assert_int_equal(access(CACHE, F_OK), 0);
 }
 
+/* Through the page cache, or with a script of delays, a disk is not as fast as it is. */
+static void options_of_a_driver_are_measured_for_themselves(void **state)
+{
+    machine wanted = large();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.nvme_options = "allow_tmpfs=1"; /* which changes nothing here */
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    machine_close(runtime);
+    wanted.nvme_options = "";
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"probe\""));
+    machine_close(runtime);
+    wanted.nvme_options = "allow_tmpfs=1";
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"cache\""));
+    machine_close(runtime);
+    wanted.nvme_options = "";
+    runtime = machine_open(&wanted);
+    assert_true(has(runtime, "\"source\": \"cache\""));
+    machine_close(runtime);
+}
+
 /* posix may have taken over for one run alone, as where other programs held all aio slots. */
 static void what_a_probe_ran_with_is_not_the_next_opens_driver(void **state)
 {
@@ -194,6 +218,7 @@ int main(void)
         cmocka_unit_test_setup(a_large_tier_is_probed_once_and_then_known, clean_home),
         cmocka_unit_test_setup(without_the_probe_nothing_is_measured_or_kept, clean_home),
         cmocka_unit_test_setup(a_driver_that_was_named_is_not_measured_for_others, clean_home),
+        cmocka_unit_test_setup(options_of_a_driver_are_measured_for_themselves, clean_home),
         cmocka_unit_test_setup(what_a_probe_ran_with_is_not_the_next_opens_driver, clean_home),
         cmocka_unit_test_setup(a_home_that_cannot_be_written_is_probed_without_a_cache, clean_home),
         cmocka_unit_test_setup(a_damaged_cache_is_measured_anew_in_silence, clean_home),

@@ -89,6 +89,23 @@ TEST(Profile, EveryMemberOfAGoodOneIsTaken)
     EXPECT_EQ(profile.find({"254:2", "ext4", "0123"}), nullptr);
     EXPECT_EQ(profile.find({"254:1", "xfs", "0123"}), nullptr);
     EXPECT_EQ(profile.find({"254:1", "ext4", "0124"}), nullptr);
+    EXPECT_EQ(profile.find({"254:1", "ext4", "0123"}, "buffered=1"), nullptr);
+}
+
+TEST(Profile, OneFileSystemHasAnEntryForEachOptionsOfItsDriver)
+{
+    Result<Profile> found = parse(
+        with("\"driver\": \"aio\"", "\"driver\": \"aio\", \"driver_options\": \"buffered=1\""),
+        "p.json");
+    ASSERT_TRUE(found.ok()) << found.status().sentence();
+    Profile profile = found.take();
+    EXPECT_EQ(profile.find({"254:1", "ext4", "0123"}), nullptr);
+    profile.directories.push_back(profile.directories.front());
+    profile.directories.back().driver_options = "";
+    profile.directories.back().read.queue_depth = 7;
+    const Profile again = parse(to_json(profile), "p.json").take();
+    EXPECT_EQ(again.find({"254:1", "ext4", "0123"})->read.queue_depth, 7u);
+    EXPECT_EQ(again.find({"254:1", "ext4", "0123"}, "buffered=1")->read.queue_depth, 32u);
 }
 
 TEST(Profile, ADamagedOneIsRefusedWithWhatIsWrong)
@@ -126,6 +143,8 @@ TEST(Profile, ADamagedOneIsRefusedWithWhatIsWrong)
          "'directories' is no array of objects"},
         {with("\"driver\": \"aio\"", "\"driver\": \"fault\""), "'driver' is neither"},
         {with("\"driver\": \"aio\",", ""), "'driver' is missing"},
+        {with("\"driver\": \"aio\"", "\"driver\": \"aio\", \"driver_options\": 1"),
+         "'driver_options' is not a text"},
         {with("\"device\": \"254:1\",", ""), "'device' is missing"},
         {with("\"read\": {", "\"read\": [{"), "are no JSON"},
         {with("\"bytes_per_s\": 2000000000", "\"bytes_per_s\": 0"), "'bytes_per_s' is 0"},

@@ -68,6 +68,8 @@ int run_tune(const Options &options)
         tuned =
             tune(wanted, [&](const std::string &what, double share) { line.show(what, share); });
     }
+    for (const std::string &line : cut_short(tuned))
+        std::fprintf(stderr, "stepwell tune: %s\n", line.c_str());
     const std::string profile = profile_json(tuned, read_text(file));
     const std::string unwritten = write_profile(file, profile);
     if (!unwritten.empty()) {

@@ -9,6 +9,7 @@
 #include "text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -27,7 +28,8 @@ constexpr int kPasses = 2;  // of a later round: room was reserved and filled fo
 constexpr double kClearlyBetter = 1.05;
 constexpr double kClearlyBetterOnce = 1.15;  // where there were few rounds
 constexpr size_t kRoundsFew = 4;
-constexpr double kBetter = 1.01;  // of settings with more bytes in flight than usual
+constexpr double kBetter = 1.01;    // of settings with more bytes in flight than usual
+constexpr int kPassesOfARound = 3;  // at least: into reserved space, written, read
 const Setting kUsual = {"aio", 1 << 20, 32};
 
 bool same(const Setting &a, const Setting &b)
@@ -94,10 +96,36 @@ void keep_best(std::vector<Tried> *tried, size_t n)
     *tried = std::move(left);
 }
 
+class TierPasses : public Passes {
+public:
+    explicit TierPasses(const TierOptions &options) : tier_(options) {}
+    Pass write(double seconds_most) override { return tier_.write(seconds_most); }
+    Pass read(double seconds_most) override { return tier_.read(seconds_most); }
+    Pass update(double seconds_most) override { return tier_.update(seconds_most); }
+    Identity identity() override
+    {
+        std::string error;
+        const std::string text = read_report(tier_.runtime(), &error);
+        if (text.empty()) throw Failed(error);
+        const auto report = nlohmann::json::parse(text);
+        const auto &profile = report.at("profile");
+        const auto &directory = profile.at("directories").at(0);
+        return {profile.at("kernel"),        profile.at("processor"),
+                profile.at("cores"),         directory.at("device"),
+                directory.at("file_system"), directory.at("file_system_id")};
+    }
+
+private:
+    Tier tier_;
+};
+
 class Tuner {
 public:
     Tuner(const TuneOptions &options, const Progress &progress)
-        : options_(options), progress_(progress), begin_(now_s())
+        : options_(options),
+          progress_(progress),
+          begin_(options.now()),
+          stop_(begin_ + options.seconds + kTuneSecondsMore)
     {
     }
 
@@ -111,18 +139,44 @@ public:
             TunedDirectory found;
             found.path = directory.real_path;
             found.mount = directory.mount.point;
-            alone_in(&found, now_s() + alone);
-            tuned_.directories.push_back(std::move(found));
+            if (alone_in(&found, std::min(now() + alone, stop_))) {
+                tuned_.directories.push_back(std::move(found));
+            } else {
+                tuned_.left_out.push_back(found.path);
+            }
         }
+        if (tuned_.directories.empty()) throw Failed(too_slow());
         as_it_will_be_used();
-        tuned_.seconds = now_s() - begin_;
+        tuned_.seconds = now() - begin_;
         return std::move(tuned_);
     }
 
 private:
     void tell(const std::string &what) const
     {
-        progress_(what, std::min(1.0, (now_s() - begin_) / options_.seconds));
+        progress_(what, std::min(1.0, (now() - begin_) / options_.seconds));
+    }
+    double now() const { return options_.now(); }
+
+    // One pass, unless the time is over. Each may take longer than it was told: what is in flight
+    // when its seconds have passed is waited for.
+    template <class Body> bool pass(Body body)
+    {
+        const double begin = now();
+        if (begin > stop_) return false;
+        body();
+        longest_ = std::max(longest_, now() - begin);
+        return true;
+    }
+
+    std::string too_slow() const
+    {
+        const double least =
+            longest_ * kPassesOfARound * static_cast<double>(options_.directories.size());
+        return "No directory could be measured in " + std::to_string(std::lround(now() - begin_)) +
+               " seconds, since one pass over it took up to " +
+               std::to_string(std::lround(longest_)) + "; give --seconds " +
+               std::to_string(static_cast<long>(std::ceil(least))) + " at the least.";
     }
 
     static Figure host_copy()
@@ -143,66 +197,64 @@ private:
 
     // ---- settings --------------------------------------------------------------------------
 
-    // False: the setting does not work here; why_ says why.
-    bool measure(const std::string &path, double pass_seconds, int passes, Tried *tried,
-                 Identity *identity_out)
+    enum class Outcome { kMeasured, kDoesNotWork, kTooLate };
+
+    // Where the setting does not work here why_ says why.
+    Outcome measure(const std::string &path, double pass_seconds, int passes, Tried *tried,
+                    Identity *identity_out)
     {
+        if (now() > stop_) return Outcome::kTooLate;
         tell(printable(path) + ": " + text_of(tried->setting));
         TierOptions wanted;
         wanted.directories = {path};
         wanted.setting = tried->setting;
         wanted.bytes = options_.bytes;
         try {
-            Tier tier(wanted);
-            tier.write(pass_seconds);  // the first one goes into reserved space
+            const auto tier = options_.open(wanted);
             double write = 0;
             double read = 0;
-            for (int pass = 0; pass < passes; ++pass) {
-                write += tier.write(pass_seconds).write_rate() / passes;
-                read += tier.read(pass_seconds).read_rate() / passes;
+            // The first one goes into reserved space.
+            bool on = pass([&] { tier->write(pass_seconds); });
+            for (int i = 0; on && i < passes; ++i) {
+                on = pass([&] { write += tier->write(pass_seconds).write_rate() / passes; }) &&
+                     pass([&] { read += tier->read(pass_seconds).read_rate() / passes; });
             }
+            if (!on) return Outcome::kTooLate;
             tried->writes.push_back(write);
             tried->reads.push_back(read);
-            if (identity_out && identity_out->device.empty()) *identity_out = identify(tier);
-            return true;
+            if (identity_out && identity_out->device.empty()) *identity_out = tier->identity();
+            return Outcome::kMeasured;
         } catch (const Failed &failed) {
             why_ = failed.what();
-            return false;
+            return Outcome::kDoesNotWork;
         }
     }
 
-    static Identity identify(const Tier &tier)
+    // False: the time was over before one setting was measured.
+    bool alone_in(TunedDirectory *found, double until)
     {
-        std::string error;
-        const std::string text = read_report(tier.runtime(), &error);
-        if (text.empty()) throw Failed(error);
-        const auto report = nlohmann::json::parse(text);
-        const auto &profile = report.at("profile");
-        const auto &directory = profile.at("directories").at(0);
-        return {profile.at("kernel"),        profile.at("processor"),
-                profile.at("cores"),         directory.at("device"),
-                directory.at("file_system"), directory.at("file_system_id")};
-    }
-
-    void alone_in(TunedDirectory *found, double until)
-    {
-        const double begin = now_s();
-        const double part = until - begin;
+        const double begin = now();
+        const double part = std::max(until - begin, 0.0);
         const double pass_seconds = std::clamp(part / 40, 0.05, 1.0);
         std::vector<Tried> tried;
         for (const Setting &setting : settings_tried()) {
-            if (!tried.empty() && now_s() - begin > part * kShareOfFirstRound) break;
+            if (!tried.empty() && now() - begin > part * kShareOfFirstRound) break;
             Tried one = {setting, {}, {}};
-            if (measure(found->path, pass_seconds, 1, &one, &found->identity))
-                tried.push_back(std::move(one));
+            const Outcome outcome = measure(found->path, pass_seconds, 1, &one, &found->identity);
+            if (outcome == Outcome::kMeasured) tried.push_back(std::move(one));
+            if (outcome != Outcome::kTooLate) continue;
+            found->cut = true;
+            break;
         }
+        if (tried.empty() && found->cut) return false;
         if (tried.empty()) throw Failed(why_);
-        const double cost = (now_s() - begin) / static_cast<double>(tried.size());
-        later_rounds(*found, until, cost, pass_seconds, &tried);
+        const double cost = (now() - begin) / static_cast<double>(tried.size());
+        later_rounds(found, until, cost, pass_seconds, &tried);
         choose(tried, found);
+        return true;
     }
 
-    void later_rounds(const TunedDirectory &found, double until, double cost, double pass_seconds,
+    void later_rounds(TunedDirectory *found, double until, double cost, double pass_seconds,
                       std::vector<Tried> *tried)
     {
         for (size_t round = 2; round <= kRoundsMax; ++round) {
@@ -210,8 +262,13 @@ private:
             if (round == 4) keep_best(tried, kKeptLater);
             if (round % 2 == 0) std::reverse(tried->begin(), tried->end());
             for (Tried &one : *tried) {
-                if (now_s() + cost > until) return;
-                if (!measure(found.path, pass_seconds, kPasses, &one, nullptr)) throw Failed(why_);
+                if (now() + cost > until) {
+                    found->cut = found->cut || round == 2;
+                    return;
+                }
+                const Outcome outcome = measure(found->path, pass_seconds, kPasses, &one, nullptr);
+                if (outcome == Outcome::kDoesNotWork) throw Failed(why_);
+                found->cut = found->cut || outcome == Outcome::kTooLate;
             }
         }
     }
@@ -224,23 +281,26 @@ private:
         const ProfileInMemory profile(profile_json(tuned_, ""));
         const bool several = tuned_.directories.size() > 1;
         const double parts = static_cast<double>(tuned_.directories.size() + (several ? 2 : 0));
-        const double left = begin_ + options_.seconds - now_s();
+        const double left = begin_ + options_.seconds - now();
         const double part = std::max(left, options_.seconds * 0.05) / parts;
         for (TunedDirectory &directory : tuned_.directories) {
-            tell(printable(directory.path) + ": reads and writes at once");
-            Tier tier(tier_of({directory.path}, profile));
-            tier.write(part / 6);
             std::vector<double> reads;
             std::vector<double> writes;
-            rounds(part / 2, [&](double seconds) {
-                const Pass pass = tier.update(seconds);
-                reads.push_back(pass.read_rate());
-                writes.push_back(pass.write_rate());
-            });
+            if (now() <= stop_) {
+                tell(printable(directory.path) + ": reads and writes at once");
+                const auto tier = options_.open(tier_of({directory.path}, profile));
+                pass([&] { tier->write(part / 6); });
+                rounds(part / 2, [&](double seconds) {
+                    const Pass both = tier->update(seconds);
+                    reads.push_back(both.read_rate());
+                    writes.push_back(both.write_rate());
+                });
+            }
+            directory.cut = directory.cut || reads.empty();
             directory.mixed_read = figure_of(reads);
             directory.mixed_write = figure_of(writes);
         }
-        if (several) all_together(profile, part * 2);
+        if (several && now() <= stop_) all_together(profile, part * 2);
     }
 
     void all_together(const ProfileInMemory &profile, double part)
@@ -248,13 +308,14 @@ private:
         tell("all directories together");
         std::vector<std::string> paths;
         for (const TunedDirectory &directory : tuned_.directories) paths.push_back(directory.path);
-        Tier tier(tier_of(paths, profile));
-        tier.write(part / 6);
+        const auto tier = options_.open(tier_of(paths, profile));
+        pass([&] { tier->write(part / 6); });
         std::vector<double> reads;
         std::vector<double> writes;
         rounds(part / 2, [&](double seconds) {
-            writes.push_back(tier.write(seconds / 2).write_rate());
-            reads.push_back(tier.read(seconds / 2).read_rate());
+            const double write = tier->write(seconds / 2).write_rate();
+            if (!pass([&] { reads.push_back(tier->read(seconds / 2).read_rate()); })) return;
+            writes.push_back(write);
         });
         tuned_.together_read = figure_of(reads);
         tuned_.together_write = figure_of(writes);
@@ -269,16 +330,18 @@ private:
         return wanted;
     }
 
-    template <class Body> static void rounds(double seconds, Body body)
+    template <class Body> void rounds(double seconds, Body body)
     {
-        const double until = now_s() + seconds;
-        for (int round = 0; round < 5 && (round == 0 || now_s() < until); ++round)
-            body(seconds / 3);
+        const double until = now() + seconds;
+        for (int round = 0; round < 5 && (round == 0 || now() < until); ++round)
+            if (!pass([&] { body(seconds / 3); })) return;
     }
 
     const TuneOptions &options_;
     const Progress &progress_;
     const double begin_;
+    const double stop_;
+    double longest_ = 0;  // of all passes, in seconds
     Tuned tuned_;
     std::string why_;
 };
@@ -367,6 +430,28 @@ std::string why_not_tuned(const Directory &directory, uint64_t bytes)
                bytes_text(bytes + kTuneBytesMore) +
                " are needed; make room, or give a smaller --size.";
     return "";
+}
+
+std::unique_ptr<Passes> open_tier(const TierOptions &options)
+{
+    return std::make_unique<TierPasses>(options);
+}
+
+std::vector<std::string> cut_short(const Tuned &tuned)
+{
+    std::vector<std::string> lines;
+    for (const TunedDirectory &directory : tuned.directories) {
+        if (!directory.cut) continue;
+        lines.push_back("'" + printable(directory.path) + "' had fewer rounds than it should, " +
+                        std::to_string(directory.usual_read.rounds) +
+                        " of the usual setting: the time was over. A larger --seconds, or fewer "
+                        "directories at once, compare more.");
+    }
+    for (const std::string &path : tuned.left_out)
+        lines.push_back("'" + printable(path) +
+                        "' was not measured and is not in the profile: the time was over. Give a "
+                        "larger --seconds, or measure it alone.");
+    return lines;
 }
 
 Tuned tune(const TuneOptions &options, const Progress &progress)

@@ -8,12 +8,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace stepwell::cli {
 
 constexpr double kTuneSeconds = 50;
+// No pass begins later than this after the time that was asked for; one that runs ends by itself.
+constexpr double kTuneSecondsMore = 10;
 constexpr uint64_t kTuneBytes = 256 << 20;  // written at once in a directory
 constexpr uint64_t kTuneBytesMin = 32 << 20;
 // Beside the bytes themselves: superblock, and blocks on their way.
@@ -45,6 +48,7 @@ struct Identity {
 
 struct TunedDirectory {
     std::string path;
+    bool cut = false;  // the time was over before all rounds of its part
     std::string mount;
     Identity identity;
     ChosenSetting read;
@@ -57,16 +61,30 @@ struct TunedDirectory {
 
 struct Tuned {
     std::vector<TunedDirectory> directories;
-    Figure together_read;  // rounds 0: there is one directory
+    std::vector<std::string> left_out;  // the time was over before they had one round
+    Figure together_read;               // rounds 0: there is one directory
     Figure together_write;
     Figure host_copy;
     double seconds = 0;
 };
 
+// What is measured, one pass at a time: a Tier, or what a test has in its place.
+class Passes {
+public:
+    virtual ~Passes() = default;
+    virtual Pass write(double seconds_most) = 0;
+    virtual Pass read(double seconds_most) = 0;
+    virtual Pass update(double seconds_most) = 0;
+    virtual Identity identity() = 0;
+};
+std::unique_ptr<Passes> open_tier(const TierOptions &options);
+
 struct TuneOptions {
     std::vector<Directory> directories;  // without an error
     double seconds = kTuneSeconds;
     uint64_t bytes = kTuneBytes;
+    std::function<std::unique_ptr<Passes>(const TierOptions &)> open = open_tier;
+    std::function<double()> now = now_s;
 };
 
 // What it is about, and how much of the time has gone, 0 to 1.
@@ -75,8 +93,12 @@ using Progress = std::function<void(const std::string &what, double share)>;
 // "" or why this directory cannot be tuned.
 std::string why_not_tuned(const Directory &directory, uint64_t bytes);
 
-// Throws Failed.
+// Ends with the pass that runs when the time is up. Throws Failed, also where no directory had one
+// round by then.
 Tuned tune(const TuneOptions &options, const Progress &progress);
+
+// What a reader must know of directories that the time was too short for, a line each.
+std::vector<std::string> cut_short(const Tuned &tuned);
 
 // The settings that are tried, those that matter most first.
 std::vector<Setting> settings_tried();

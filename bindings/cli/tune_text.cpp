@@ -54,6 +54,7 @@ std::string tuned_text(const Tuned &tuned)
                 ", driver " + directory.read.setting.driver + "\n";
         text += chosen_line("read", directory.read, directory.usual_read);
         text += chosen_line("write", directory.write, directory.usual_write);
+        if (directory.mixed_read.rounds == 0) continue;
         text += figure_line("read, while written", directory.mixed_read, "");
         text += figure_line("written, while read", directory.mixed_write, "");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `stepwell tune` makes of its measurements: choice, profile, table. Nothing is measured here.
+// What `stepwell tune` makes of its measurements: choice, profile, table; and how it spends its
+// time, on disks that are numbers. Nothing is measured here.
 #include "machine_profile.h"
 #include "tune_text.h"
 
@@ -200,6 +201,95 @@ TEST(Tune, WhatIsNotADiskOrTooFullIsRefused)
     EXPECT_THAT(why_not_tuned(directory, 256 * kMiB), HasSubstr("which is memory"));
     directory.error = "'/d' does not exist.";
     EXPECT_EQ(why_not_tuned(directory, 256 * kMiB), "'/d' does not exist.");
+}
+
+// A disk whose passes all take the same time, longer than they were told where it is slow.
+class Disks {
+public:
+    Disks(double pass_seconds, size_t directories) : pass_seconds_(pass_seconds)
+    {
+        for (size_t i = 0; i < directories; ++i) {
+            Directory directory;
+            directory.real_path = "/d" + std::to_string(i);
+            options.directories.push_back(directory);
+        }
+        options.now = [this] { return now; };
+        options.open = [this](const TierOptions &) { return std::make_unique<OnePass>(this); };
+    }
+    Tuned run() const
+    {
+        return tune(options, [](const std::string &, double) {});
+    }
+
+    TuneOptions options;
+    double now = 1000;
+
+private:
+    class OnePass : public Passes {
+    public:
+        explicit OnePass(Disks *disks) : disks_(disks) {}
+        Pass write(double seconds) override { return one(seconds); }
+        Pass read(double seconds) override { return one(seconds); }
+        Pass update(double seconds) override { return one(seconds); }
+        Identity identity() override { return {"6.18", "A processor", 2, "254:1", "ext4", "01"}; }
+
+    private:
+        Pass one(double seconds)
+        {
+            Pass pass;
+            pass.seconds = std::max(seconds, disks_->pass_seconds_);
+            pass.read_bytes = pass.written_bytes = uint64_t{64} << 20;
+            disks_->now += pass.seconds;
+            return pass;
+        }
+        Disks *disks_;
+    };
+    double pass_seconds_;
+};
+
+TEST(Tune, FastDisksHaveAllTheirRoundsInTheirTime)
+{
+    Disks disks(0.01, 4);
+    const Tuned tuned = disks.run();
+    EXPECT_LE(disks.now, 1000 + kTuneSeconds + 1);
+    ASSERT_EQ(tuned.directories.size(), 4u);
+    for (const TunedDirectory &directory : tuned.directories) {
+        EXPECT_GE(directory.usual_read.rounds, 2u);
+        EXPECT_GT(directory.mixed_read.rounds, 0u);
+    }
+    EXPECT_GT(tuned.together_read.rounds, 0u);
+    EXPECT_TRUE(cut_short(tuned).empty());
+}
+
+TEST(Tune, SlowDisksEndWithThePassThatRunsAndAreNamed)
+{
+    for (const double pass : {1.0, 3.0, 7.0, 15.0}) {
+        Disks disks(pass, 8);
+        const Tuned tuned = disks.run();
+        EXPECT_LE(disks.now, 1000 + kTuneSeconds + kTuneSecondsMore + pass) << pass;
+        EXPECT_GE(tuned.directories.size(), 1u);
+        EXPECT_EQ(tuned.directories.size() + tuned.left_out.size(), 8u);
+        std::string said;
+        for (const std::string &line : cut_short(tuned)) said += line + "\n";
+        for (const std::string &path : tuned.left_out)
+            EXPECT_THAT(said, HasSubstr("'" + path + "' was not measured"));
+        for (const TunedDirectory &directory : tuned.directories)
+            EXPECT_THAT(said, HasSubstr("'" + directory.path + "' had fewer rounds"));
+        EXPECT_EQ(json::parse(profile_json(tuned, ""))["directories"].size(), 1u);
+    }
+}
+
+TEST(Tune, WhereNoDirectoryHadOneRoundTheSecondsAreNamed)
+{
+    Disks disks(100, 2);
+    try {
+        disks.run();
+        ADD_FAILURE() << "there is a profile of nothing";
+    } catch (const Failed &failed) {
+        EXPECT_THAT(failed.what(),
+                    HasSubstr("one pass over it took up to 100; give --seconds 600"));
+    }
+    EXPECT_DOUBLE_EQ(disks.now, 1100);
 }
 
 TEST(Tune, AProfileIsWrittenWholeOrNotAtAll)

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace stepwell {
 namespace {
@@ -107,9 +108,10 @@ Status Runtime::copy_out(Waiter &waiter)
     return std::move(work.status);
 }
 
-// Whatever can be refused without a copy is refused here; private buffers are made.
+// Whatever can be refused without a copy is refused here; private buffers are made, and are gone
+// again where memory is refused half way.
 Status Runtime::prepare_snapshot(Waiter &waiter)
-{
+try {
     FetchPlan &plan = waiter.plan;
     STW_TRY(check_places(plan));
     if (std::any_of(plan.ranges.begin(), plan.ranges.end(), is_converted)) {
@@ -154,6 +156,9 @@ Status Runtime::prepare_snapshot(Waiter &waiter)
     });
     waiter.snapshot = std::move(work);
     return {};
+} catch (const std::bad_alloc &) {
+    drop_scratches(waiter.plan);
+    return Status::error(STW_ERROR_MEMORY, "no memory for the copies of a fetch");
 }
 
 // One event: the chunk at work goes back and the next one is asked for. False: it is over, with

@@ -198,6 +198,32 @@ void being_told(bool all_after)
     CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
 }
 
+// Of a view in another dtype: what is prepared for its copy is refused as the copy's, and the same
+// fetch works when there is memory again.
+void converting()
+{
+    stw_runtime *runtime = open_small(".", nullptr);
+    stw_tensor *tensor = make_tensor(runtime, "t", 40000);
+    use(tensor);
+    int met = 0;
+    for (bool ours = true; ours; met += ours) {
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        stw_view view = {};
+        stw_status status = STW_OK;
+        request.tensor = tensor;
+        request.access = STW_READ;
+        request.dtype = STW_BF16;
+        CHECK(refusing(1 + met, false,
+                       [&] { status = stw_fetch(runtime, nullptr, &request, 1, &view); }));
+        CHECK(status == STW_ERROR_MEMORY);
+        ours = std::strstr(stw_last_error(), "no memory for the copies of a fetch") != nullptr;
+        CHECK(stw_fetch(runtime, nullptr, &request, 1, &view) == STW_OK);
+        CHECK(stw_release(&view, 1, nullptr, 0) == STW_OK);
+    }
+    CHECK(met > 3);
+    CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+}
+
 int descriptors()
 {
     int count = 0;
@@ -276,6 +302,7 @@ int main()
         being_told(all_after);
         opening(all_after);
     }
+    converting();
     std::puts("every refusal was said");
     return 0;
 }

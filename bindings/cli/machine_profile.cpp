@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine_profile.h"
 
-#include "signals.h"
 #include "text.h"
+#include "whole_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -115,24 +115,6 @@ std::string cannot(const std::string &path, int cause)
            "; name another file with --output.";
 }
 
-std::string directory_of(const std::string &path)
-{
-    const std::string parent = std::filesystem::path(path).parent_path();
-    return parent.empty() ? "." : parent;
-}
-
-bool write_all(int file, const std::string &text)
-{
-    size_t done = 0;
-    while (done < text.size()) {
-        const ssize_t n = write(file, text.data() + done, text.size() - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        done += static_cast<size_t>(n);
-    }
-    return true;
-}
-
 }  // namespace
 
 std::string profile_json(const Tuned &tuned, const std::string &before)
@@ -185,17 +167,8 @@ std::string why_not_written(const std::string &path, bool usual)
 
 std::string write_profile(const std::string &path, const std::string &text)
 {
-    const SignalsHeld signals;
-    std::string temporary = directory_of(path) + "/.stepwell-profile-XXXXXX";
-    const int file = mkostemp(temporary.data(), O_CLOEXEC);
-    if (file < 0) return cannot(path, errno);
-    bool done = write_all(file, text) && fchmod(file, 0644) == 0 && fsync(file) == 0;
-    int cause = errno;
-    if (close(file) != 0 && done) done = false, cause = errno;
-    if (done && rename(temporary.c_str(), path.c_str()) == 0) return "";
-    if (done) cause = errno;
-    unlink(temporary.c_str());
-    return cannot(path, cause);
+    const int cause = write_whole(path, text, 0644);
+    return cause == 0 ? "" : cannot(path, cause);
 }
 
 ProfileInMemory::ProfileInMemory(const std::string &text)

@@ -5,13 +5,18 @@
 #include "info.h"
 #include "machine_profile.h"
 #include "options.h"
+#include "report_page.h"
+#include "text.h"
 #include "tune_text.h"
+#include "whole_file.h"
 
 #include <stepwell/stepwell.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 
 namespace {
 
@@ -101,6 +106,34 @@ int run_bench_command(const Options &options)
     return print(options.json ? bench_json(rows) : bench_text(rows)) ? EXIT_SUCCESS : kExitFailed;
 }
 
+int run_report(const Options &options)
+{
+    const std::string &from = options.paths.front();
+    const std::string to = options.output.empty() ? page_path_of(from) : options.output;
+    std::string error;
+    const std::string text = read_report_file(from, &error);
+    const CheckedReport checked = error.empty() ? check_report(from, text) : CheckedReport();
+    std::error_code unknown;
+    if (error.empty()) error = checked.error;
+    if (error.empty() && std::filesystem::equivalent(from, to, unknown))
+        error = "The page would take the place of the report '" + printable(from) +
+                "'; name another file with --output.";
+    if (!error.empty()) {
+        std::fprintf(stderr, "stepwell report: %s\n", error.c_str());
+        return kExitFailed;
+    }
+    const std::string page = report_page(text, checked);
+    if (to == "-") return print(page) ? EXIT_SUCCESS : kExitFailed;
+    if (const int cause = write_whole(to, page, 0600)) {
+        std::fprintf(stderr,
+                     "stepwell report: The page cannot be written to '%s': %s; name "
+                     "another file with --output.\n",
+                     printable(to).c_str(), std::strerror(cause));
+        return kExitFailed;
+    }
+    return print(to + "\n") ? EXIT_SUCCESS : kExitFailed;
+}
+
 int run(int argc, char **argv)
 {
     const Parsed parsed = parse_options(argc, argv);
@@ -112,6 +145,7 @@ int run(int argc, char **argv)
     if (parsed.options.command == Command::kInfo) return run_info(parsed.options);
     if (parsed.options.command == Command::kTune) return run_tune(parsed.options);
     if (parsed.options.command == Command::kBench) return run_bench_command(parsed.options);
+    if (parsed.options.command == Command::kReport) return run_report(parsed.options);
     const std::string version = std::string("stepwell ") + stw_version_string() + ", ABI " +
                                 std::to_string(stw_abi_version()) + "\n";
     return print(version) ? EXIT_SUCCESS : kExitFailed;

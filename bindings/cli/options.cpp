@@ -10,12 +10,13 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown = "it knows info, tune, bench, version, --version and --help";
+constexpr const char *kKnown = "it knows info, tune, bench, report, version, --version and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
 constexpr const char *kTuneKnows =
     "it knows --output, --seconds, --size, --json and --help, and takes directories";
 constexpr const char *kBenchKnows =
     "it knows --seconds, --size, --json and --help, and takes one directory";
+constexpr const char *kReportKnows = "it knows --output and --help, and takes one report";
 constexpr const char *kVersionKnows = "it knows --help alone";
 constexpr double kSecondsMin = 1;
 constexpr double kSecondsMax = 3600;
@@ -77,6 +78,8 @@ std::string check_paths(const Options &options)
         return "stepwell tune takes 8 directories at most, as a runtime does.";
     if (options.command == Command::kBench && count != 1)
         return "stepwell bench needs one directory, on the drive to be measured.";
+    if (options.command == Command::kReport && count != 1)
+        return "stepwell report needs one report, a file that stw_report_write has written.";
     return "";
 }
 
@@ -107,6 +110,13 @@ Parsed parse_options(int argc, const char *const *argv)
     CLI::App *bench = app.add_subcommand(
         "bench", "What the library reaches in a directory, beside what the drive gives");
     bench->add_option("DIRECTORY", options.paths, "one directory, on the drive")->type_name("");
+    CLI::App *report = app.add_subcommand(
+        "report", "A report that stw_report_write has written, as a page that needs nothing else");
+    report->add_option("REPORT", options.paths, "the report, JSON")->type_name("");
+    report
+        ->add_option("-o,--output", options.output,
+                     "the page; else the report's name with .html; -: standard output")
+        ->type_name("FILE");
     for (CLI::App *measures : {tune, bench}) {
         measures->add_option("--seconds", words.seconds, "how long, about: 1 to 3600")
             ->type_name("N");
@@ -123,6 +133,7 @@ Parsed parse_options(int argc, const char *const *argv)
     } commands[] = {{info, Command::kInfo, kInfoKnows},
                     {tune, Command::kTune, kTuneKnows},
                     {bench, Command::kBench, kBenchKnows},
+                    {report, Command::kReport, kReportKnows},
                     {version, Command::kVersion, kVersionKnows}};
     for (const auto &command : commands) command.app->allow_extras();
     try {

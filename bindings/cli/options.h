@@ -8,13 +8,13 @@
 
 namespace stepwell::cli {
 
-enum class Command { kNone, kInfo, kTune, kBench, kVersion };
+enum class Command { kNone, kInfo, kTune, kBench, kReport, kVersion };
 
 struct Options {
     Command command = Command::kNone;
     std::vector<std::string> paths;
     bool json = false;
-    std::string output;  // of tune; "": where the library looks
+    std::string output;  // of tune and report; "": the usual place
     double seconds = 0;  // 0: the command's own
     uint64_t bytes = 0;  // 0: the command's own
 };

@@ -23,11 +23,14 @@ offers() {
     echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
     exit 1
 }
-offers 'info tune bench version --help --version' ''
+offers 'info tune bench report version --help --version' ''
 offers 'info' in
 offers '--help --json' info -
 offers '--help --json --output --seconds --size' tune -
 offers '--help --json --seconds --size' bench --
+offers '--help --output' report -
+offers "$work/file" report "$work/f"
+offers "$work/file" report run.json -o "$work/f"
 offers '--help' version -
 offers "$work/disk" tune --seconds 5 "$work/"
 offers "$work/file" tune --output "$work/f"

@@ -27,17 +27,19 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
-    EXPECT_EQ(parse({"fly"}).error,
-              "stepwell does not know 'fly'; it knows info, tune, bench, version, --version and "
-              "--help.");
+    EXPECT_EQ(
+        parse({"fly"}).error,
+        "stepwell does not know 'fly'; it knows info, tune, bench, report, version, --version and "
+        "--help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
               "directories.");
     EXPECT_EQ(parse({"version", "now"}).error,
               "stepwell version does not know 'now'; it knows --help alone.");
-    EXPECT_EQ(parse({}).error,
-              "stepwell needs a command; it knows info, tune, bench, version, --version and "
-              "--help.");
+    EXPECT_EQ(
+        parse({}).error,
+        "stepwell needs a command; it knows info, tune, bench, report, version, --version and "
+        "--help.");
     EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
               "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
               "and --help, and takes directories.");

@@ -472,6 +472,45 @@ TEST(Program, TuneThatIsEndedBySignalsLeavesNothing)
     }
 }
 
+TEST(Program, ReportMakesAPageOrSaysWhyNotAndLeavesNothing)
+{
+    const Here here;
+    const std::string report = here.path() + "/run.json";
+    const std::string page = here.path() + "/run.html";
+    const auto write = [&](const std::string &text) { std::ofstream(report) << text; };
+    const std::string least =
+        R"({"format": 1, "runtime": "r", "version": "0", "block_bytes": 1, "elapsed_ns": 2,
+        "threads": 1, "tiers": [], "links": [], "drivers": [], "phases": [],
+        "waste": {"bytes": 0, "share": null, "roles": []}, "errors": {"total": 0, "first": []}})";
+    write(least);
+    Outcome result = run({"report", report});
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.out, page + "\n");
+    std::ifstream file(page);
+    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    EXPECT_EQ(text.rfind("<!doctype html>", 0), 0u);
+    EXPECT_EQ(run({"report", report, "-o", "-"}).out, text);
+    result = run({"report", report, "-o", report});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("would take the place of the report"));
+
+    std::filesystem::remove(page);
+    write("{");
+    result = run({"report", report});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("is not JSON: at line 1"));
+    EXPECT_FALSE(std::filesystem::exists(page));
+    EXPECT_THAT(run({"report", here.path()}).err, HasSubstr("it is a directory"));
+    EXPECT_THAT(run({"report", report + "x"}).err, HasSubstr("No such file or directory"));
+    write(least);
+    result = run({"report", report, "-o", here.path() + "/no/page.html"});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.err, HasSubstr("cannot be written to"));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(here.path()),
+                            std::filesystem::directory_iterator()),
+              1);
+}
+
 TEST(Program, OutputThatCannotBeWrittenIsStatus1)
 {
     const Outcome result =

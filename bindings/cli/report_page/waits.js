@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the program waited for; the plan and its candidates; blocks, drivers, errors; the foot.
+
+// ---- waits -------------------------------------------------------------------------------------
+if (history) {
+    const waits = history.stalls.tensors;
+    const others = history.stalls.others;
+    const causes = CAUSES.map(
+        (cause) => [cause, sum(waits, (entry) => entry[cause + '_ns']) + others[cause + '_ns']]);
+    const total = sum(causes, (entry) => entry[1]);
+    const made =
+        section('What the program waited for', total === 0 ? 'The program never waited.' : null);
+    if (total > 0) {
+        const lead = element(
+            'p', null, 'Since the run began its threads waited ', value(total, time(total)), ' in ',
+            value(
+                sum(waits, (entry) => entry.waits) + others.waits,
+                count(sum(waits, (entry) => entry.waits) + others.waits)),
+            ' waits, outside of steps included. A fetch of several tensors is put down to the ' +
+            'first of them; the wait for the norm of all gradients to none.');
+        made.append(
+            lead, element('h3', null, 'By cause'),
+            chart(
+                'Waiting by cause',
+                causes.map(([cause, ns]) => `${CAUSE_WORDS[cause]}: ${time(ns)}`).join('; '),
+                (picture, width) => sidewaysBars(
+                    picture, width,
+                    causes.filter((entry) => entry[1] > 0).map(([cause, ns]) => ({
+                                                                   name: CAUSE_WORDS[cause],
+                                                                   parts: [[STALL_KIND[cause], ns]]
+                                                               })),
+                    time),
+                'Time of all threads together, by cause')
+                .figure,
+            behind(table(
+                'Waits by cause', [['cause'], ['time', 'n'], ['of all', 'n']],
+                causes.map(([cause, ns]) => [CAUSE_WORDS[cause], cellTime(ns), {
+                               value: ns / total,
+                               text: percent(ns / total)
+                           }]))));
+        const top = waits.slice(0, TOP);
+        const parts = (entry) => CAUSES.map((cause) => [STALL_KIND[cause], entry[cause + '_ns']]);
+        made.append(
+            element('h3', null, `By tensor, the ${top.length} that cost most`),
+            chart(
+                'Waiting by tensor',
+                top.map((entry) => `${tensorWords(entry.tensor)}: ${time(entry.total_ns)}`)
+                    .join('; '),
+                (picture, width) => sidewaysBars(
+                    picture, width,
+                    top.map((entry) => ({name: tensorWords(entry.tensor), parts: parts(entry)})),
+                    time),
+                'Time of all threads together, by tensor')
+                .figure,
+            legend(causes.filter((entry) => entry[1] > 0)
+                       .map(([cause]) => [STALL_KIND[cause], CAUSE_WORDS[cause]])),
+            behind(table(
+                'Waits by tensor',
+                [
+                    ['tensor'], ['waits', 'n'], ['time', 'n'],
+                    ...CAUSES.map((cause) => [CAUSE_WORDS[cause], 'n'])
+                ],
+                [
+                    ...waits.map(
+                        (entry) =>
+                            [tensorWords(entry.tensor), cellCount(entry.waits),
+                             cellTime(entry.total_ns),
+                             ...CAUSES.map((cause) => cellTime(entry[cause + '_ns']))]),
+                    ...(others.waits > 0 ? [[
+                        'all others', cellCount(others.waits), cellTime(others.total_ns),
+                        ...CAUSES.map((cause) => cellTime(others[cause + '_ns']))
+                    ]] :
+                                           [])
+                ])));
+    }
+}
+
+// ---- plan --------------------------------------------------------------------------------------
+{
+    const made = section(
+        'The plan and what else was considered',
+        plan ?
+            'Each policy was replayed in virtual time over the recorded step; the cheapest is ' +
+            'used.' :
+            planFault ||
+                'This report holds no plan: policies were not replayed, so there are no ' +
+                'candidates to compare.');
+    for (const phase of plan ? plan.phases : []) {
+        made.append(element('h3', null, phase.name));
+        const list = phase.candidates;
+        const moved = (entry) => entry.nvme_read_bytes + entry.nvme_write_bytes +
+            entry.host_to_device_bytes + entry.device_to_host_bytes;
+        if (list.length > 0) {
+            made.append(
+                chart(
+                    `Replayed step time by policy, ${phase.name}`,
+                    list.map((entry) => `${entry.policy}: ${time(entry.step_ns)}`).join('; '),
+                    (picture, width) => sidewaysBars(
+                        picture, width,
+                        list.map((entry) => ({
+                                     name: entry.policy +
+                                         (entry.policy === phase.chosen ? ' (used)' : ''),
+                                     parts: [
+                                         ['compute', Math.max(0, entry.step_ns - entry.stall_ns)],
+                                         ['nvme', Math.min(entry.stall_ns, entry.step_ns)]
+                                     ]
+                                 })),
+                        time, phase.bound ? phase.bound.step_ns : 0),
+                    'Replayed time of a step, by policy' +
+                        (phase.bound ? '; the dashed line is the bound' : ''))
+                    .figure,
+                legend([['compute', 'computing'], ['nvme', 'waiting']]),
+                behind(table(
+                    `Candidates, ${phase.name}`,
+                    [
+                        ['policy'], ['step', 'n'], ['waiting', 'n'], ['NVMe read', 'n'],
+                        ['NVMe written', 'n'], ['host \u2192 device', 'n'],
+                        ['device \u2192 host', 'n'], ['all bytes', 'n']
+                    ],
+                    list.map(
+                        (entry) =>
+                            [entry.policy + (entry.policy === phase.chosen ? ' (used)' : ''),
+                             cellTime(entry.step_ns), cellTime(entry.stall_ns),
+                             cellBytes(entry.nvme_read_bytes), cellBytes(entry.nvme_write_bytes),
+                             cellBytes(entry.host_to_device_bytes),
+                             cellBytes(entry.device_to_host_bytes), cellBytes(moved(entry))]),
+                    (i) => list[i].policy === phase.chosen)));
+        }
+        if (phase.bound)
+            made.append(
+                element(
+                    'p', null, 'The bound of this instance is ',
+                    value(phase.bound.step_ns, time(phase.bound.step_ns)), '; compute alone needs ',
+                    value(phase.bound.compute_ns, time(phase.bound.compute_ns)), '.'),
+                behind(table(
+                    `The bound, ${phase.name}`, [['link'], ['bytes', 'n'], ['time', 'n']],
+                    phase.bound.links.map(
+                        (link) =>
+                            [linkWords(link.link), cellBytes(link.bytes), cellTime(link.ns)]))));
+        if (phase.predicted) {
+            const steps = history ?
+                history.steps.filter((step) => phaseWords(step.phase) === phase.name) :
+                [];
+            const last = steps[steps.length - 1];
+            made.append(element(
+                'p', null, 'It expects ',
+                value(phase.predicted.step_ns, time(phase.predicted.step_ns)), ' for a step',
+                ...(last ? ['; the last one took ', value(last.wall_ns, time(last.wall_ns)), '.'] :
+                           ['.'])));
+        }
+    }
+}
+
+// ---- memory, machine, errors -------------------------------------------------------------------
+{
+    const roles = run.waste.roles;
+    const made = section('What blocks cost beyond their tensors', null);
+    made.append(element(
+        'p', null, 'Tensors are kept in blocks of ', value(run.block_bytes, bytes(run.block_bytes)),
+        '; what does not fill them is charged and unused: ',
+        value(run.waste.bytes, bytes(run.waste.bytes)), run.waste.share === null ? '.' : ', ',
+        ...(run.waste.share === null ?
+                [] :
+                [value(run.waste.share, percent(run.waste.share)), ' of what is charged.'])));
+    if (roles.length > 0) {
+        made.append(
+            chart(
+                'Charged bytes by role',
+                roles.map((role) => `${role.role}: ${bytes(role.charged_bytes)}`).join('; '),
+                (picture, width) => sidewaysBars(
+                    picture, width,
+                    roles.map(
+                        (role) => ({
+                            name: role.role.replace('_', ' '),
+                            parts: [
+                                ['in', Math.min(role.tensor_bytes, role.charged_bytes)],
+                                ['within', Math.max(0, role.charged_bytes - role.tensor_bytes)]
+                            ]
+                        })),
+                    bytes),
+                'Bytes in blocks, by role')
+                .figure,
+            legend([['in', 'tensors'], ['within', 'unused in their blocks']]),
+            behind(table(
+                'Roles', [['role'], ['tensors', 'n'], ['asked for', 'n'], ['charged', 'n']],
+                roles.map(
+                    (role) =>
+                        [role.role.replace('_', ' '), cellCount(role.tensors),
+                         cellBytes(role.tensor_bytes), cellBytes(role.charged_bytes)]))));
+    }
+}
+{
+    const made = section(
+        'Drivers and what the machine refused them',
+        'A remark says what is slower than it could be, and why.');
+    made.append(table(
+        'Drivers', [['used for'], ['driver'], ['kind'], ['bytes', 'n'], ['remark', 'wide']],
+        run.drivers.map(
+            (driver) =>
+                [driver.used_for, driver.name, driver.kind, cellBytes(driver.bytes),
+                 driver.remark || '\u2013'])));
+}
+if (run.errors.first.length > 0) {
+    section(
+        'Errors in the background', null,
+        table(
+            'Errors', [['tensor'], ['status', 'n'], ['times', 'n'], ['what happened', 'wide']],
+            run.errors.first.map(
+                (error) =>
+                    [tensorWords(error.tensor), cellCount(error.status), cellCount(error.count),
+                     error.sentence])));
+}
+document.getElementById('footer').append(
+    'Made by stepwell report from what stw_report_write wrote, format ',
+    value(run.format, String(run.format)),
+    '. Times are of the monotonic clock, since the runtime was opened; KiB, MiB and GiB are ' +
+    'powers of 1024. This page loads nothing and sends nothing.');
+drawAll();
+drawnWidth = document.body.clientWidth;
+root.dataset.ready = '1';

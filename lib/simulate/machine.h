@@ -24,8 +24,8 @@ struct Link {
     Per per = Per::kGpu;
 };
 
-// Every rank sends its slice and receives the others': in the node over the GPUs' own links, between
-// nodes over what a node has in all.
+// Every rank sends its slice and receives the others': in the node over the GPUs' own links,
+// between nodes over what a node has in all.
 struct Collectives {
     double in_node_bytes_per_s = 0;       // of a GPU
     double across_nodes_bytes_per_s = 0;  // of a node; 0: there is one node

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic is that of the core: a tensor of its own has whole blocks, and its farthest tier
+// keeps room for all of them.
+#include "lib/simulate/layout.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stepwell::simulate {
+namespace {
+
+using residency::kNone;
+using residency::TensorSpec;
+
+// A runtime's blocks have 2 MiB, and small tensors share them. Here each tensor has its own, and they
+// are cut so that slices of parameters fill them.
+constexpr uint64_t kBlockBytes = 2 << 20;
+constexpr uint64_t kBlockBytesMin = 64 << 10;
+constexpr uint64_t kPageBytes = 4096;
+constexpr const char *kPlaceNames[] = {"device", "host", "nvme"};
+constexpr uint64_t kTilesAhead = 8;  // gathered at most, before they are needed
+
+uint64_t divided(uint64_t bytes, uint64_t by)
+{
+    return std::max<uint64_t>((bytes + by - 1) / by, 1);
+}
+
+class Builder {
+public:
+    Builder(const Model &model, const Machine &machine, uint32_t ranks, const Budgets &budgets)
+        : model_(model), machine_(machine)
+    {
+        layout_.ranks = ranks;
+        layout_.gather_ranks = std::max(1u, ranks / model.model_parallel);
+        layout_.budgets = budgets;
+        layout_.working_bytes = model.working_bytes;
+    }
+
+    Result<Layout> build(uint64_t blocks_max)
+    {
+        choose_block(blocks_max);
+        measure_tiles();
+        STW_TRY(reserve_device());
+        STW_TRY(place_all());
+        return std::move(layout_);
+    }
+
+private:
+    struct Role {
+        const char *name;
+        Home home;
+        PlaceId nearest;     // of those it is placed in by itself
+        bool comes_to_host;  // is updated there, wherever it rests
+    };
+
+    [[nodiscard]] bool gathers() const { return layout_.gather_ranks > 1; }
+    [[nodiscard]] uint64_t in_blocks(uint64_t bytes) const
+    {
+        return divided(bytes, layout_.block_bytes) * layout_.block_bytes;
+    }
+    [[nodiscard]] uint64_t budget(PlaceId place) const
+    {
+        const Budgets &budgets = layout_.budgets;
+        const uint64_t bytes[] = {budgets.device_bytes, budgets.host_bytes, budgets.nvme_bytes};
+        return bytes[place] / layout_.block_bytes * layout_.block_bytes;
+    }
+
+    void choose_block(uint64_t blocks_max);
+    void measure_tiles();
+    Status reserve_device();
+    Status place_all();
+    Status place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member);
+    Status place_checkpoints();
+    [[nodiscard]] bool updates_on_device() const;
+    [[nodiscard]] uint64_t room_at(PlaceId place, bool leaves_room) const;
+    Status add_wholes();
+    Result<TensorId> add(const Role &role, const std::string &name, uint64_t bytes, bool transient);
+    Result<PlaceId> home_of(const Role &role, const std::string &name, uint64_t bytes) const;
+    [[nodiscard]] std::string name_of(const char *role, uint32_t tile) const;
+
+    const Model &model_;
+    const Machine &machine_;
+    Layout layout_;
+    std::vector<std::string> names_;  // of tiles
+    std::vector<uint64_t> checkpoint_bytes_;
+    std::vector<uint64_t> shard_parameters_;
+    uint64_t fixed_bytes_ = 0;  // of the device: no tensor rests there
+    uint64_t ahead_ = 0;        // likewise, where it is to spare
+};
+
+void Builder::choose_block(uint64_t blocks_max)
+{
+    const uint64_t a_parameter =
+        model_.parameter_bytes + model_.gradient_bytes + model_.state_bytes;
+    const uint64_t bytes = divided(model_.parameters(), layout_.ranks) * a_parameter;
+    uint64_t slice = 1;
+    for (const Layer &layer : model_.layers)
+        for (const Part &part : layer.parts) slice = std::max(slice, part.parameters);
+    slice = divided(slice, layout_.ranks) * model_.parameter_bytes;
+    const uint64_t wanted = std::max(kBlockBytes, bytes / blocks_max);
+    const uint64_t pieces = std::max<uint64_t>(slice / wanted, 1);
+    const uint64_t pages = divided(divided(slice, pieces), kPageBytes);
+    layout_.block_bytes = std::max(pages * kPageBytes, kBlockBytesMin);
+}
+
+void Builder::measure_tiles()
+{
+    for (const Layer &layer : model_.layers) {
+        for (uint64_t number = 0; number < layer.count; ++number) {
+            for (const Part &part : layer.parts) {
+                Tile tile;
+                tile.layer = layout_.layers;
+                tile.forward_flops = part.forward_flops;
+                const uint64_t share = divided(part.parameters, model_.model_parallel);
+                tile.whole_bytes = share * model_.parameter_bytes;
+                tile.gradient_whole_bytes = share * model_.gradient_bytes;
+                shard_parameters_.push_back(divided(share, layout_.gather_ranks));
+                // Gradient and states are read; parameter and states are written.
+                tile.update_bytes =
+                    shard_parameters_.back() *
+                    (2 * model_.state_bytes + model_.gradient_bytes + model_.parameter_bytes);
+                layout_.tiles.push_back(tile);
+                names_.push_back(layer.name + "." + std::to_string(layout_.layers) + "." +
+                                 part.name);
+            }
+            checkpoint_bytes_.push_back(layer.checkpoint_bytes);
+            ++layout_.layers;
+        }
+    }
+}
+
+std::string Builder::name_of(const char *role, uint32_t tile) const
+{
+    return names_[tile] + " " + role;
+}
+
+// What the backward pass needs there at its fullest moment, whatever rests elsewhere.
+Status Builder::reserve_device()
+{
+    uint64_t whole = 0;
+    uint64_t shard = 0;
+    uint64_t update = 0;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
+        const Tile &tile = layout_.tiles[i];
+        const uint64_t bytes = in_blocks(tile.whole_bytes) + in_blocks(tile.gradient_whole_bytes);
+        if (bytes > whole) largest = i;
+        whole = std::max(whole, bytes);
+        const uint64_t shards = in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
+                                in_blocks(shard_parameters_[i] * model_.gradient_bytes);
+        shard = std::max(shard, shards);
+        update = std::max(update, shards + in_blocks(shard_parameters_[i] * model_.state_bytes));
+    }
+    if (!gathers()) whole = 0;
+    const uint64_t checkpoint =
+        in_blocks(*std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end()));
+    const uint64_t needed = in_blocks(model_.working_bytes) + 2 * checkpoint + 2 * (whole + shard);
+    if (needed > budget(kDevicePlace)) {
+        const uint64_t lacks = needed - budget(kDevicePlace);
+        return Status::error(
+            STW_ERROR_BUDGET,
+            "the backward pass of '%s' does not fit into device memory by %llu bytes (%s): it "
+            "needs %s, for activations %s, two checkpoints of %s, and two tiles of %s with their "
+            "gradients; a GPU has %s",
+            names_[largest].c_str(), static_cast<unsigned long long>(lacks),
+            bytes_text(lacks).c_str(), bytes_text(needed).c_str(),
+            bytes_text(model_.working_bytes).c_str(), bytes_text(checkpoint).c_str(),
+            bytes_text(whole + shard).c_str(), bytes_text(budget(kDevicePlace)).c_str());
+    }
+    layout_.host_window_bytes = std::max(budget(kHostPlace) / 64, 2 * update);
+    // What is more serves to look ahead, up to a quarter of the memory.
+    ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
+                       budget(kDevicePlace) / 4});
+    layout_.window_bytes = 2 * (whole + shard);
+    fixed_bytes_ = needed;
+    return {};
+}
+
+// What is placed by itself leaves room to look ahead; what was placed is believed.
+uint64_t Builder::room_at(PlaceId place, bool leaves_room) const
+{
+    uint64_t used = layout_.promised_bytes[place];
+    if (place == kHostPlace) used += layout_.host_window_bytes;
+    if (place == kDevicePlace) used += fixed_bytes_ + (leaves_room ? ahead_ : 0);
+    return budget(place) - std::min(used, budget(place));
+}
+
+Result<PlaceId> Builder::home_of(const Role &role, const std::string &name, uint64_t bytes) const
+{
+    const PlaceId first = role.home == Home::kHost   ? kHostPlace
+                          : role.home == Home::kNvme ? kNvmePlace
+                          : role.home == Home::kAuto ? role.nearest
+                                                     : kDevicePlace;
+    const PlaceId last = role.home == Home::kAuto ? kNvmePlace : first;
+    uint64_t free = 0;
+    for (PlaceId place = first; place <= last; ++place) {
+        free = room_at(place, role.home == Home::kAuto);
+        if (place == kDevicePlace && role.comes_to_host && free >= bytes)
+            free = std::min(free, room_at(kHostPlace, false));
+        if (free >= bytes) return place;
+    }
+    return Status::error(STW_ERROR_BUDGET,
+                         "'%s' does not fit into %s by %llu bytes when it is created: it has %s, "
+                         "and %s of %s are left",
+                         name.c_str(), role.home == Home::kAuto ? "any tier" : kPlaceNames[first],
+                         static_cast<unsigned long long>(bytes - std::min(bytes, free)),
+                         bytes_text(bytes).c_str(), bytes_text(free).c_str(),
+                         bytes_text(budget(last)).c_str());
+}
+
+Result<TensorId> Builder::add(const Role &role, const std::string &name, uint64_t bytes,
+                              bool transient)
+{
+    TensorSpec spec;
+    spec.name = name;
+    spec.bytes = bytes;
+    spec.no_packing = true;
+    spec.agreed = transient;  // wholes have a part of the device of their own
+    PlaceId home = kDevicePlace;
+    if (!transient) {
+        Result<PlaceId> found = home_of(role, name, in_blocks(bytes));
+        if (!found.ok()) return std::move(found.status());
+        home = found.value();
+        layout_.promised_bytes[home] += in_blocks(bytes);
+        layout_.rest_bytes[home] += bytes;
+        if (home == kDevicePlace && role.comes_to_host)
+            layout_.promised_bytes[kHostPlace] += in_blocks(bytes);
+    }
+    spec.policy.home = home;
+    spec.policy.allowed = (2u << home) - 1;  // there, and nearer
+    if (role.comes_to_host) spec.policy.allowed |= 1u << kHostPlace;
+    layout_.specs.push_back(spec);
+    return static_cast<TensorId>(layout_.specs.size() - 1);
+}
+
+// On the device only where all of them are there: what is updated there must all be there.
+bool Builder::updates_on_device() const
+{
+    const Placement &placement = model_.placement;
+    if (placement.states != Home::kAuto) return placement.states == Home::kDevice;
+    uint64_t bytes = fixed_bytes_ + ahead_;
+    for (const uint64_t parameters : shard_parameters_) {
+        bytes += in_blocks(parameters * model_.state_bytes);
+        if (placement.parameters <= Home::kDevice)
+            bytes += in_blocks(parameters * model_.parameter_bytes);
+        if (placement.gradients <= Home::kDevice)
+            bytes += in_blocks(parameters * model_.gradient_bytes);
+    }
+    return bytes <= budget(kDevicePlace);
+}
+
+Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member)
+{
+    for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
+        const uint64_t bytes = shard_parameters_[i] * a_parameter;
+        Result<TensorId> made = add(role, name_of(role.name, i), bytes, false);
+        if (!made.ok()) return std::move(made.status());
+        layout_.tiles[i].*member = made.value();
+        if (member != &Tile::gradient) layout_.filled.push_back(made.value());
+    }
+    return {};
+}
+
+Status Builder::place_checkpoints()
+{
+    const Role role{"checkpoint", model_.placement.checkpoints, kDevicePlace, false};
+    for (uint32_t layer = 0; layer < layout_.layers; ++layer) {
+        layout_.checkpoints.push_back(kNone);
+        if (checkpoint_bytes_[layer] == 0) continue;
+        const std::string name = "layer " + std::to_string(layer) + " checkpoint";
+        Result<TensorId> made = add(role, name, checkpoint_bytes_[layer], false);
+        if (!made.ok()) return std::move(made.status());
+        layout_.checkpoints.back() = made.value();
+    }
+    return {};
+}
+
+// What is read most often comes first.
+Status Builder::place_all()
+{
+    const bool on_device = updates_on_device();
+    const PlaceId nearest = on_device ? kDevicePlace : kHostPlace;
+    const Placement &placement = model_.placement;
+    if (!on_device) STW_TRY(place_checkpoints());
+    STW_TRY(place_tiles({"parameter", placement.parameters, nearest, !on_device},
+                        model_.parameter_bytes, &Tile::parameter));
+    STW_TRY(place_tiles({"gradient", placement.gradients, nearest, !on_device},
+                        model_.gradient_bytes, &Tile::gradient));
+    STW_TRY(
+        place_tiles({"state", placement.states, nearest, false}, model_.state_bytes, &Tile::state));
+    if (on_device) STW_TRY(place_checkpoints());
+    for (Tile &tile : layout_.tiles) tile.update_at = nearest;
+    const uint64_t used = layout_.promised_bytes[kDevicePlace] + fixed_bytes_;
+    layout_.window_bytes += std::min(ahead_, budget(kDevicePlace) - used);
+    return gathers() ? add_wholes() : Status();
+}
+
+Status Builder::add_wholes()
+{
+    const Role gathered{"gathered", Home::kDevice, kDevicePlace, false};
+    const Role sum{"gradient before the sum", Home::kDevice, kDevicePlace, false};
+    for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
+        Tile &tile = layout_.tiles[i];
+        for (TensorId &whole : tile.wholes) {
+            Result<TensorId> made =
+                add(gathered, name_of(gathered.name, i), tile.whole_bytes, true);
+            if (!made.ok()) return std::move(made.status());
+            whole = made.value();
+        }
+        Result<TensorId> made = add(sum, name_of(sum.name, i), tile.gradient_whole_bytes, true);
+        if (!made.ok()) return std::move(made.status());
+        tile.gradient_whole = made.value();
+    }
+    return {};
+}
+
+}  // namespace
+
+Budgets budgets_of(const Machine &machine)
+{
+    return {machine.device_bytes, machine.host_bytes / machine.gpus_per_node,
+            machine.nvme_bytes / machine.gpus_per_node};
+}
+
+Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t ranks,
+                       const Budgets &budgets, uint64_t blocks_max)
+{
+    if (ranks == 0 || ranks > machine.gpus() || ranks % model.model_parallel != 0) {
+        return Status::error(
+            STW_ERROR_INVALID,
+            "%u ranks: it must be a multiple of the model-parallel degree, %u, and "
+            "at most the machine's GPUs, %u",
+            ranks, model.model_parallel, machine.gpus());
+    }
+    return Builder(model, machine, ranks, budgets).build(blocks_max);
+}
+
+uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
+                    const Budgets &budgets, uint64_t blocks_max)
+{
+    constexpr uint64_t kLayersMax = 100'000;
+    // More than all bytes there are cannot be; nor is the arithmetic of many layers free.
+    const double rooms = static_cast<double>(budgets.device_bytes) +
+                         static_cast<double>(budgets.host_bytes) +
+                         static_cast<double>(budgets.nvme_bytes);
+    const Model one = model.is_transformer ? with_layers(model, 1) : model;
+    const double a_layer = static_cast<double>(one.parameters()) /
+                           static_cast<double>(model.is_transformer ? 1 : model.layer_count()) *
+                           static_cast<double>(model.parameter_bytes + model.state_bytes);
+    const double most = std::min<double>(kLayersMax, 2 + rooms * ranks / std::max(a_layer, 1.0));
+    uint64_t fits = 0;
+    auto too_many = static_cast<uint64_t>(most);
+    while (too_many - fits > 1) {
+        const uint64_t layers = fits + (too_many - fits) / 2;
+        const Model tried = with_layers(model, layers);
+        const bool there =
+            tried.parameters() > 0 && lay_out(tried, machine, ranks, budgets, blocks_max).ok();
+        (there ? fits : too_many) = layers;
+    }
+    return fits;
+}
+
+}  // namespace stepwell::simulate

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensors one rank has of a model, how large, and where each rests: by the model's placement,
+// else tensor by tensor in the nearest tier with room. Refused where it cannot be, with the tensor,
+// the moment and the bytes. Pure.
+#pragma once
+
+#include "lib/residency/types.h"
+#include "lib/simulate/machine.h"
+#include "lib/simulate/model.h"
+
+#include <array>
+#include <vector>
+
+namespace stepwell::simulate {
+
+using residency::PlaceId;
+using residency::TensorId;
+
+constexpr PlaceId kDevicePlace = 0;
+constexpr PlaceId kHostPlace = 1;
+constexpr PlaceId kNvmePlace = 2;
+constexpr uint32_t kSimulatedPlaces = 3;
+
+// A part of a layer, as one rank sees it. Sizes are in `specs`.
+struct Tile {
+    uint32_t layer = 0;
+    double forward_flops = 0;
+    uint64_t whole_bytes = 0;  // of what its model-parallel share is
+    uint64_t gradient_whole_bytes = 0;
+    uint64_t update_bytes = 0;  // read and written by its update
+    TensorId parameter = residency::kNone;
+    TensorId gradient = residency::kNone;
+    TensorId state = residency::kNone;
+    // Gathered for each of three passes: forward, once more, backward. None: nothing to gather.
+    std::array<TensorId, 3> wholes = {residency::kNone, residency::kNone, residency::kNone};
+    TensorId gradient_whole = residency::kNone;  // before the sum
+    PlaceId update_at = kHostPlace;
+};
+
+// Of one rank; the defaults are what the machine has.
+struct Budgets {
+    uint64_t device_bytes = 0;
+    uint64_t host_bytes = 0;
+    uint64_t nvme_bytes = 0;
+};
+Budgets budgets_of(const Machine &machine);
+
+struct Layout {
+    uint32_t ranks = 1;
+    uint32_t gather_ranks = 1;  // that hold slices of the same whole
+    uint64_t block_bytes = 0;
+    Budgets budgets;
+    uint64_t window_bytes = 0;       // of the device, for what is gathered ahead
+    uint64_t host_window_bytes = 0;  // for what is updated, where that is the host
+    uint64_t working_bytes = 0;      // of the device, no tensor's
+    uint32_t layers = 0;             // each with one checkpoint
+    std::vector<residency::TensorSpec> specs;
+    std::vector<Tile> tiles;            // in the order of the forward pass
+    std::vector<TensorId> checkpoints;  // by layer; none: nothing is kept
+    std::vector<TensorId> filled;       // parameters and states: there before the first step
+    uint64_t promised_bytes[kSimulatedPlaces] = {};
+    uint64_t rest_bytes[kSimulatedPlaces] = {};  // by home
+};
+
+// blocks_max: so many blocks for all of a rank's bytes, about; a larger block is simulated faster.
+Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t ranks,
+                       const Budgets &budgets, uint64_t blocks_max);
+// The largest number of layers of this shape that can be laid out; 0: not one.
+uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
+                    const Budgets &budgets, uint64_t blocks_max);
+
+}  // namespace stepwell::simulate

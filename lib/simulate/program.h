@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank does in training steps, as lanes of operations that run beside each other: it
+// computes, fetches slices ahead, gathers, sums gradients, updates. An operation starts when its
+// lane reaches it and those it comes after are done. Pure.
+#pragma once
+
+#include "lib/simulate/layout.h"
+
+#include <array>
+#include <vector>
+
+namespace stepwell::simulate {
+
+enum class LaneId : uint8_t { kCompute, kFetch, kGather, kReduce, kUpdateFetch, kUpdate };
+constexpr uint32_t kLanes = 6;
+
+enum class What : uint8_t { kFetch, kRelease, kCompute, kCollective, kDrain, kStepBegins };
+
+// Why the GPU waits.
+enum class Cause : uint8_t { kNone, kParameters, kCollectives, kCheckpoints, kGradients, kUpdate };
+constexpr uint32_t kCauses = 6;
+const char *cause_name(Cause cause);
+
+struct Use {
+    TensorId tensor = residency::kNone;
+    residency::Access access = residency::Access::kRead;
+    PlaceId place = kDevicePlace;
+};
+
+using OpId = uint32_t;
+constexpr OpId kNoOp = UINT32_MAX;
+
+struct Op {
+    What what = What::kCompute;
+    LaneId lane = LaneId::kCompute;
+    Cause cause = Cause::kNone;
+    bool far = false;      // of a release: leaves first, is written back now
+    bool discard = false;  // of a release: the contents are dead
+    std::array<OpId, 3> after = {kNoOp, kNoOp, kNoOp};
+    std::array<Use, 3> uses = {};  // of a fetch or a release
+    uint8_t use_count = 0;
+    uint64_t duration_ns = 0;  // of a computation or a collective
+};
+
+struct Schedule {
+    bool overlap = true;          // fetch, gather and sum ahead of, and beside, the computation
+    bool exposed_update = false;  // all of it between two steps, as the paper's
+};
+
+struct Program {
+    std::vector<Op> ops;
+    std::array<std::vector<OpId>, kLanes> lanes;
+    uint64_t compute_ns = 0;  // of a step
+};
+
+// So many steps, and the begin of one more.
+Program write_program(const Layout &layout, const Model &model, const Machine &machine,
+                      const Schedule &schedule, uint32_t steps);
+
+// Of all ranks that hold slices, for each to have the whole; and the way back, sums for slices.
+uint64_t collective_ns(const Machine &machine, const Layout &layout, uint32_t model_parallel,
+                       uint64_t whole_bytes);
+
+}  // namespace stepwell::simulate

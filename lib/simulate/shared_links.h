@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// SharedLinks: the links of a machine in virtual time, for any number of ranks. A link serves one
+// transfer of each rank at a time, the most urgent first, and divides its bandwidth evenly among
+// the ranks it serves. So equal ranks end together, and one of them can stand for all: it weighs
+// as many as share the link. A transfer passes its links one behind the other.
+// Pure; one thread.
+#pragma once
+
+#include "lib/residency/types.h"
+#include "lib/simulate/machine.h"
+
+#include <array>
+#include <deque>
+#include <queue>
+#include <vector>
+
+namespace stepwell::simulate {
+
+using residency::Instant;
+
+class SharedLinks {
+public:
+    // folded: the one rank stands for all GPUs of the machine.
+    SharedLinks(const Machine &machine, uint32_t ranks, bool folded);
+
+    using Tag = uint64_t;
+    struct Ended {
+        uint32_t rank = 0;
+        Tag tag = 0;
+    };
+
+    // Over these links, in this order; no links: it ends now.
+    void submit(uint32_t rank, Tag tag, const std::vector<uint32_t> &path, uint64_t bytes,
+                uint32_t urgency, Instant now);
+    [[nodiscard]] Instant next() const;
+    // All that ends at this instant, which is the next one; then flush() before time goes on.
+    void take(Instant now, std::vector<Ended> *ended);
+    // Bandwidth is divided anew, once an instant, when all that begins and ends there is known.
+    void flush(Instant now);
+
+    // The links of a route in the machine's order, as submit takes them.
+    [[nodiscard]] std::vector<uint32_t> path_of(Route route) const;
+    // A link of each rank's own that is not the machine's: collectives.
+    uint32_t add_own(double bytes_per_s, uint64_t latency_ns);
+    // Bytes of rank 0 by link, since it was last asked.
+    std::vector<uint64_t> take_use();
+    [[nodiscard]] bool idle() const { return in_flight_ == 0; }
+
+private:
+    static constexpr uint32_t kUrgencies = 4;
+    struct Job {
+        uint32_t rank = 0;
+        Tag tag = 0;
+        std::vector<uint32_t> path;
+        uint32_t at = 0;  // in the path
+        uint64_t bytes = 0;
+        uint32_t urgency = 0;
+    };
+    // What a rank has on an instance of a link.
+    struct Seat {
+        std::array<std::deque<uint32_t>, kUrgencies> queues;
+        uint32_t job = UINT32_MAX;  // served
+        double left = 0;            // bytes of it
+        Instant since = 0;          // `left` was right
+        double share = 0;           // bytes a nanosecond; 0: just begun
+        uint64_t version = 0;
+    };
+    struct Instance {
+        uint32_t link = 0;
+        uint32_t served = 0;
+        bool dirty = false;
+        std::vector<uint32_t> seats;
+    };
+    struct Event {
+        Instant at = 0;
+        uint64_t order = 0;
+        uint32_t seat = UINT32_MAX;  // its service ends; or, of none, the job goes on
+        uint32_t job = 0;
+        uint64_t version = 0;
+        bool operator>(const Event &other) const
+        {
+            return at != other.at ? at > other.at : order > other.order;
+        }
+    };
+    struct Kind {
+        Link link;
+        uint32_t weight = 1;  // of a rank
+    };
+
+    void add_kind(const Link &link, uint32_t sharers);
+    void enter(uint32_t job, Instant now);
+    void serve_next(uint32_t seat, Instant now);
+    void leave(uint32_t seat, Instant now);
+    void touch(uint32_t instance);
+    void clean();
+    uint32_t take_job();
+
+    const uint32_t ranks_;
+    const bool folded_;
+    std::vector<Kind> kinds_;
+    std::vector<Instance> instances_;
+    std::vector<Seat> seats_;            // kind x ranks + rank
+    std::vector<uint32_t> instance_of_;  // by seat
+    std::vector<Job> jobs_;
+    std::vector<uint32_t> free_jobs_;
+    std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+    std::vector<uint32_t> dirty_;
+    std::vector<uint64_t> use_;
+    uint64_t order_ = 0;
+    uint64_t in_flight_ = 0;
+};
+
+}  // namespace stepwell::simulate

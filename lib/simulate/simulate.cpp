@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/simulate/simulate.h"
+
+#include <algorithm>
+
+namespace stepwell::simulate {
+namespace {
+
+constexpr uint32_t kSteps = 2;  // the first fills caches, the second is measured
+constexpr double kNs = 1e9;
+
+void add_links(const World &world, const Machine &machine, uint32_t ranks, Answer *answer)
+{
+    for (size_t i = 0; i < machine.links.size(); ++i) {
+        const Link &link = machine.links[i];
+        LinkLoad load;
+        load.name = link.name;
+        load.bytes = static_cast<double>(world.link_bytes()[i]);
+        const uint32_t sharers =
+            std::min(machine.sharers(link.per), std::min(ranks, machine.gpus_per_node));
+        const double carries = link.bytes_per_s * link.stripes * answer->step_s;
+        load.busy = load.bytes * sharers / carries;
+        answer->links.push_back(load);
+    }
+}
+
+void add_times(const World &world, const Model &model, const Options &options, Answer *answer)
+{
+    const RankResult &rank = world.result(0);
+    answer->step_s = static_cast<double>(rank.step_ns) / kNs;
+    answer->flops_per_gpu = model.step_flops() / answer->step_s;
+    for (uint32_t cause = 0; cause < kCauses; ++cause)
+        answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNs;
+    for (PlaceId place = 0; place < kSimulatedPlaces; ++place)
+        answer->peak_bytes[place] = rank.peak_blocks[place] * answer->block_bytes;
+    for (uint32_t i = 0; i < (options.folded ? 1 : answer->ranks); ++i)
+        answer->rank_step_ns.push_back(world.result(i).step_ns);
+}
+
+// A machine of which so many GPUs are used: whole nodes, or a part of one.
+Machine part_of(const Machine &machine, uint32_t ranks)
+{
+    Machine part = machine;
+    part.nodes = std::max(1u, (ranks + machine.gpus_per_node - 1) / machine.gpus_per_node);
+    if (ranks >= machine.gpus_per_node) return part;
+    // Of a link that more share than are used, those that are have all of it.
+    part.gpus_per_switch = std::min(machine.gpus_per_switch, ranks);
+    part.gpus_per_socket = std::min(machine.gpus_per_socket, ranks);
+    part.gpus_per_node = ranks;
+    return part;
+}
+
+}  // namespace
+
+Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options)
+{
+    const uint32_t ranks = options.ranks == 0 ? machine.gpus() : options.ranks;
+    if (ranks > machine.gpus_per_node && ranks % machine.gpus_per_node != 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "%u ranks: more than a node's %u GPUs are whole nodes", ranks,
+                             machine.gpus_per_node);
+    }
+    if (ranks > machine.gpus()) {
+        return Status::error(STW_ERROR_INVALID, "%u ranks: the machine has %u GPUs", ranks,
+                             machine.gpus());
+    }
+    const Machine used = part_of(machine, ranks);
+    const Budgets budgets = options.has_budgets ? options.budgets : budgets_of(used);
+    Result<Layout> made = lay_out(model, used, ranks, budgets, options.blocks_max);
+    if (!made.ok()) return std::move(made.status());
+    const Layout &layout = made.value();
+    const Program program = write_program(layout, model, used, options.schedule, kSteps);
+    WorldOptions world_options;
+    world_options.folded = options.folded;
+    world_options.slowness = options.slowness;
+    World world(used, layout, program, world_options);
+    STW_TRY(world.run());
+    Answer answer;
+    answer.ranks = ranks;
+    answer.parameters = model.parameters();
+    answer.compute_s = static_cast<double>(program.compute_ns) / kNs;
+    answer.bound = bound_of(layout, model, used);
+    answer.budgets = budgets;
+    answer.block_bytes = layout.block_bytes;
+    answer.tensors = layout.specs.size();
+    answer.events = world.events();
+    std::copy(std::begin(layout.rest_bytes), std::end(layout.rest_bytes), answer.rest_bytes);
+    add_times(world, model, options, &answer);
+    add_links(world, used, ranks, &answer);
+    if (options.largest) {
+        const uint64_t layers = layers_max(model, used, ranks, budgets, options.blocks_max);
+        answer.parameters_max = layers == 0 ? 0 : with_layers(model, layers).parameters();
+    }
+    return answer;
+}
+
+}  // namespace stepwell::simulate

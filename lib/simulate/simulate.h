@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// One question, one answer: this model on this machine, so many ranks. Pure.
+#pragma once
+
+#include "lib/simulate/world.h"
+
+namespace stepwell::simulate {
+
+// What no schedule can beat: the work, and what has to cross a link whatever is kept where.
+struct Bound {
+    double seconds = 0;
+    std::string what;  // "computation", the name of a link, "collectives", "update"
+};
+
+struct Options {
+    uint32_t ranks = 0;  // 0: all GPUs of the machine
+    Schedule schedule;
+    bool folded = true;
+    uint64_t blocks_max = 16384;  // of a rank, about: more is finer and slower
+    bool largest = true;          // also how large a model of this shape could be
+    bool has_budgets = false;     // else what the machine has
+    Budgets budgets;
+    std::vector<double> slowness;  // by rank, where they are not folded
+};
+
+struct LinkLoad {
+    std::string name;
+    double busy = 0;   // the share of the step that it carries bytes
+    double bytes = 0;  // of one rank in a step
+};
+
+struct Answer {
+    uint32_t ranks = 0;
+    uint64_t parameters = 0;
+    uint64_t parameters_max = 0;  // of this shape, with more layers
+    double step_s = 0;
+    double compute_s = 0;
+    double flops_per_gpu = 0;  // a second
+    std::array<double, kCauses> stall_s = {};
+    Bound bound;
+    std::vector<LinkLoad> links;
+    Budgets budgets;                             // of one rank
+    uint64_t rest_bytes[kSimulatedPlaces] = {};  // by tier, of one rank
+    uint64_t peak_bytes[kSimulatedPlaces] = {};
+    uint64_t block_bytes = 0;
+    uint64_t tensors = 0;
+    uint64_t events = 0;
+    std::vector<Instant> rank_step_ns;  // of each that was simulated
+};
+
+Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options);
+Bound bound_of(const Layout &layout, const Model &model, const Machine &machine);
+
+}  // namespace stepwell::simulate

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times and transfers share the links' queue of events: a computation is time on a link of the
+// rank's own. The tag of what ends says what it was.
+#include "lib/simulate/world.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stepwell::simulate {
+namespace {
+
+using residency::Access;
+using residency::Commands;
+using residency::Core;
+using residency::kNoPlace;
+using residency::Transfer;
+using residency::TransferKind;
+
+constexpr double kBytesPerSOfClock = 1e9;  // a byte is a nanosecond
+constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
+constexpr uint32_t kBlameDepthMax = 24;
+constexpr uint32_t kUrgencyOfTime = 3;
+
+residency::Config config_of(const Layout &layout)
+{
+    residency::Config config;
+    config.block_bytes = layout.block_bytes;
+    config.tensors_max = static_cast<uint32_t>(layout.specs.size()) + 1;
+    const uint64_t device = layout.budgets.device_bytes - layout.working_bytes;
+    const uint64_t bytes[] = {device, layout.budgets.host_bytes, layout.budgets.nvme_bytes};
+    const residency::Tier tiers[] = {residency::Tier::kDevice, residency::Tier::kHost,
+                                     residency::Tier::kNvme};
+    for (PlaceId place = 0; place < kSimulatedPlaces; ++place) {
+        residency::PlaceConfig at;
+        at.tier = tiers[place];
+        at.blocks = static_cast<uint32_t>(bytes[place] / layout.block_bytes);
+        at.cpu_access = place == kHostPlace;
+        at.maps = place != kNvmePlace;  // views need no runs of slots
+        if (place == kDevicePlace && layout.gather_ranks > 1)
+            at.whole_blocks = static_cast<uint32_t>(layout.window_bytes / layout.block_bytes);
+        config.places.push_back(at);
+    }
+    return config;
+}
+
+}  // namespace
+
+struct World::View {
+    Use use;
+    bool by_gate = false;
+};
+
+struct World::Rank {
+    struct LaneState {
+        size_t cursor = 0;
+        bool busy = false;  // with the operation under the cursor
+        Instant since = 0;  // it has waited
+        bool waits = false;
+    };
+
+    Rank(uint32_t number, const Layout &layout, size_t ops)
+        : number(number),
+          core(config_of(layout)),
+          is_done(ops),
+          began(number == 0 ? ops : 0),
+          ended(number == 0 ? ops : 0),
+          views(layout.specs.size())
+    {
+        core.set_victim_policy(&trace);
+    }
+
+    const uint32_t number;
+    schedule::Trace trace;
+    Core core;
+    Commands out;
+    std::array<LaneState, kLanes> lanes;
+    std::vector<bool> is_done;
+    std::vector<Instant> began;
+    std::vector<Instant> ended;
+    std::vector<std::vector<View>> views;  // by tensor
+    std::unordered_map<residency::FetchId, OpId> fetches;
+    uint64_t in_flight = 0;
+    OpId drains = kNoOp;
+    uint32_t steps = 0;
+    RankResult result;
+};
+
+World::World(const Machine &machine, const Layout &layout, const Program &program,
+             const WorldOptions &options)
+    : machine_(machine),
+      layout_(layout),
+      program_(program),
+      options_(options),
+      links_(machine, options.folded ? 1 : layout.ranks, options.folded)
+{
+    for (uint32_t route = 0; route < kRoutes; ++route)
+        paths_[route] = links_.path_of(static_cast<Route>(route));
+    fabric_ = links_.add_own(kBytesPerSOfClock, 0);
+    clock_ = links_.add_own(kBytesPerSOfClock, 0);
+    links_.add_own(kBytesPerSOfClock, 0);  // the second clock, of updates
+    group_ranks_ = options.folded ? 1 : layout.gather_ranks;
+    for (uint32_t rank = 0; rank < (options.folded ? 1 : layout.ranks); ++rank)
+        ranks_.push_back(std::make_unique<Rank>(rank, layout, program.ops.size()));
+}
+
+World::~World() = default;
+
+const RankResult &World::result(uint32_t rank) const
+{
+    return ranks_[rank]->result;
+}
+
+// What was trained before is there, and takes no time to be.
+Status World::fill(Rank &rank)
+{
+    for (const residency::TensorSpec &spec : layout_.specs) {
+        Result<TensorId> made = rank.core.create(spec);
+        if (!made.ok()) return std::move(made.status());
+    }
+    for (const TensorId tensor : layout_.filled) STW_TRY(fill_tensor(rank, tensor));
+    return {};
+}
+
+Status World::fill_tensor(Rank &rank, TensorId tensor)
+{
+    const PlaceId home = layout_.specs[tensor].policy.home;
+    const Use use{tensor, Access::kWrite, std::min(home, kHostPlace)};
+    residency::FetchAsked asked;
+    asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
+    rank.core.fetch(asked, now_, rank.out);
+    while (rank.out.granted.empty()) {
+        if (!rank.out.refused.empty()) return rank.out.refused.front().status;
+        if (rank.out.transfers.empty())
+            return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
+                                 layout_.specs[tensor].name.c_str());
+        STW_TRY(execute(rank));
+    }
+    const residency::Granted granted = rank.out.granted.front();
+    rank.out.granted.clear();
+    residency::Release release;
+    release.tensor = tensor;
+    release.access = use.access;
+    release.place = granted.grants[0].place;
+    release.byte_count = layout_.specs[tensor].bytes;
+    release.far = true;
+    rank.core.release(release, now_, rank.out);
+    STW_TRY(execute(rank));
+    if (home == kNvmePlace) rank.core.evict(tensor, use.place, rank.out);
+    return execute(rank);
+}
+
+Status World::run()
+{
+    filling_ = true;
+    for (auto &rank : ranks_) STW_TRY(fill(*rank));
+    filling_ = false;
+    for (auto &rank : ranks_) STW_TRY(advance(*rank));
+    STW_TRY(settle_all());
+    for (auto &rank : ranks_) {
+        if (rank->steps == 0 || rank->lanes[0].cursor < program_.lanes[0].size()) {
+            return Status::error(STW_ERROR_BUDGET,
+                                 "rank %u cannot go on after %.3f s: nothing moves, and %s",
+                                 rank->number, static_cast<double>(now_) / 1e9,
+                                 rank->core.describe_waiting(8).c_str());
+        }
+        for (PlaceId place = 0; place < kSimulatedPlaces; ++place)
+            rank->result.peak_blocks[place] = rank->core.usage(place).peak_blocks;
+    }
+    return {};
+}
+
+// Until all have computed their last; updates that would go on are nobody's concern.
+Status World::settle_all()
+{
+    links_.flush(now_);
+    while (links_.next() != residency::kNever) {
+        now_ = links_.next();
+        ended_.clear();
+        links_.take(now_, &ended_);
+        const std::vector<SharedLinks::Ended> ended = std::move(ended_);
+        for (const SharedLinks::Ended &end : ended) STW_TRY(settle(end));
+        if (links_.next() != now_) links_.flush(now_);
+        const bool over = std::all_of(ranks_.begin(), ranks_.end(), [this](const auto &rank) {
+            return rank->lanes[0].cursor == program_.lanes[0].size();
+        });
+        if (over) return {};
+    }
+    return {};
+}
+
+Status World::settle(const SharedLinks::Ended &ended)
+{
+    Rank &rank = *ranks_[ended.rank];
+    ++events_;
+    if ((ended.tag & kOpTag) != 0) {
+        done(rank, static_cast<OpId>(ended.tag & ~kOpTag));
+    } else {
+        --rank.in_flight;
+        rank.core.transfer_done(ended.tag, {}, now_, rank.out);
+        STW_TRY(execute(rank));
+        if (rank.in_flight == 0 && rank.drains != kNoOp) {
+            const OpId drained = rank.drains;
+            rank.drains = kNoOp;
+            done(rank, drained);
+        }
+    }
+    return advance(rank);
+}
+
+Status World::advance(Rank &rank)
+{
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (uint32_t lane = 0; lane < kLanes; ++lane)
+            STW_TRY(advance_lane(rank, static_cast<LaneId>(lane), &moved));
+    }
+    return {};
+}
+
+bool World::may_start(const Rank &rank, const Op &op) const
+{
+    return std::all_of(op.after.begin(), op.after.end(),
+                       [&rank](OpId id) { return id == kNoOp || rank.is_done[id]; });
+}
+
+Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
+{
+    Rank::LaneState &lane = rank.lanes[static_cast<size_t>(number)];
+    const std::vector<OpId> &ops = program_.lanes[static_cast<size_t>(number)];
+    while (!lane.busy && lane.cursor < ops.size()) {
+        const OpId id = ops[lane.cursor];
+        const Op &op = program_.ops[id];
+        if (!lane.waits) {
+            lane.waits = true;
+            lane.since = now_;
+        }
+        if (!may_start(rank, op)) return {};
+        if (number == LaneId::kCompute && now_ > lane.since) {
+            const auto last = std::find_if(op.after.begin(), op.after.end(), [&](OpId after) {
+                return after != kNoOp && rank.number == 0 && rank.ended[after] == now_;
+            });
+            if (last != op.after.end()) blame(rank, *last, lane.since, now_, 0);
+        }
+        lane.waits = false;
+        lane.busy = true;
+        lane.since = now_;
+        *moved = true;
+        STW_TRY(start(rank, id));
+    }
+    return {};
+}
+
+Status World::start(Rank &rank, OpId id)
+{
+    const Op &op = program_.ops[id];
+    if (rank.number == 0) rank.began[id] = now_;
+    ++events_;
+    switch (op.what) {
+    case What::kFetch: return fetch(rank, id);
+    case What::kRelease:
+        STW_TRY(release(rank, op));
+        done(rank, id);
+        return execute(rank);
+    case What::kCompute: {
+        const uint32_t clock = op.lane == LaneId::kCompute ? clock_ : clock_ + 1;
+        double slow = 1;
+        if (rank.number < options_.slowness.size()) slow = options_.slowness[rank.number];
+        const auto takes = static_cast<uint64_t>(static_cast<double>(op.duration_ns) * slow);
+        links_.submit(rank.number, kOpTag | id, {clock}, takes, kUrgencyOfTime, now_);
+        return {};
+    }
+    case What::kCollective: arrive(rank.number, id); return {};
+    case What::kDrain:
+        if (rank.in_flight == 0)
+            done(rank, id);
+        else
+            rank.drains = id;
+        return {};
+    case What::kStepBegins:
+        begin_step(rank);
+        done(rank, id);
+        return {};
+    }
+    return {};
+}
+
+// Those that hold slices of the same whole are one group; model-parallel neighbours are in others.
+void World::arrive(uint32_t rank, OpId id)
+{
+    const uint32_t groups = static_cast<uint32_t>(ranks_.size()) / group_ranks_;
+    const uint64_t key = uint64_t{id} * groups + rank % groups;
+    std::vector<uint32_t> &there = arrived_[key];
+    there.push_back(rank);
+    if (there.size() < group_ranks_) return;
+    for (const uint32_t member : there)
+        links_.submit(member, kOpTag | id, {fabric_}, program_.ops[id].duration_ns, kUrgencyOfTime,
+                      now_);
+    arrived_.erase(key);
+}
+
+void World::begin_step(Rank &rank)
+{
+    if (rank.steps > 0) rank.trace.end_step(0, true);
+    rank.trace.begin_step(0);
+    ++rank.steps;
+    RankResult &result = rank.result;
+    const Instant begun = result.begin_ns;
+    result.begin_ns = now_;
+    result.step_ns = now_ - begun;
+    if (rank.number == 0) link_bytes_ = links_.take_use();
+    const bool last = rank.lanes[0].cursor + 1 == program_.lanes[0].size();
+    if (!last) result.stall_ns = {};
+}
+
+void World::done(Rank &rank, OpId id)
+{
+    rank.is_done[id] = true;
+    if (rank.number == 0) rank.ended[id] = now_;
+    Rank::LaneState &lane = rank.lanes[static_cast<size_t>(program_.ops[id].lane)];
+    lane.busy = false;
+    ++lane.cursor;
+    if (program_.ops[id].lane != LaneId::kCompute || program_.ops[id].what != What::kFetch) return;
+    if (now_ > lane.since && rank.number == 0)
+        rank.result.stall_ns[static_cast<size_t>(program_.ops[id].cause)] += now_ - lane.since;
+}
+
+Status World::fetch(Rank &rank, OpId id)
+{
+    const Op &op = program_.ops[id];
+    residency::FetchAsked asked;
+    asked.flags = residency::kFetchWaitRoom;
+    asked.owner = static_cast<uint64_t>(op.lane) + 1;
+    for (uint8_t i = 0; i < op.use_count; ++i) {
+        const Use &use = op.uses[i];
+        asked.requests.push_back(
+            {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
+        rank.trace.access(use.tensor);
+    }
+    rank.fetches[rank.core.fetch(asked, now_, rank.out)] = id;
+    return execute(rank);
+}
+
+Status World::release(Rank &rank, const Op &op)
+{
+    for (uint8_t i = 0; i < op.use_count; ++i) {
+        const TensorId tensor = op.uses[i].tensor;
+        std::vector<View> &views = rank.views[tensor];
+        STW_ASSERT(!views.empty());
+        const View view = views.front();
+        views.erase(views.begin());
+        const PlaceId place = view.use.place;
+        if (view.by_gate) {
+            rank.core.gate(tensor, place).unpin();
+            rank.core.gate_idle(tensor, now_, rank.out);
+            if (op.far) rank.core.release_hint(tensor, place, true, now_, rank.out);
+            if (op.discard) STW_TRY(rank.core.discard(tensor, rank.out));
+            continue;
+        }
+        residency::Release release;
+        release.tensor = tensor;
+        release.access = view.use.access;
+        release.place = place;
+        release.byte_count = layout_.specs[tensor].bytes;
+        release.far = op.far;
+        release.discard = op.discard && release.access != Access::kRead;
+        rank.core.release(release, now_, rank.out);
+        // What rests on nvme and was updated is used again a step later: no cache by recency would
+        // still have it, and room that it takes is wanted.
+        if (op.lane == LaneId::kUpdate && layout_.specs[tensor].policy.home == kNvmePlace)
+            rank.core.evict(tensor, place, rank.out);
+        if (op.discard && !release.discard) STW_TRY(rank.core.discard(tensor, rank.out));
+    }
+    return {};
+}
+
+Status World::execute(Rank &rank)
+{
+    while (!rank.out.transfers.empty() || !rank.out.granted.empty() || !rank.out.refused.empty()) {
+        if (filling_ && rank.out.transfers.empty() && rank.out.refused.empty()) return {};
+        Commands commands = std::move(rank.out);
+        rank.out = {};
+        if (filling_) rank.out.granted = std::move(commands.granted), commands.granted.clear();
+        for (const Transfer &transfer : commands.transfers) submit(rank, transfer);
+        for (const residency::Granted &granted : commands.granted) {
+            const auto found = rank.fetches.find(granted.fetch);
+            STW_ASSERT(found != rank.fetches.end());
+            const Op &op = program_.ops[found->second];
+            for (uint8_t i = 0; i < op.use_count; ++i) {
+                Use use = op.uses[i];
+                use.place = granted.grants[i].place;
+                rank.views[use.tensor].push_back({use, granted.grants[i].by_gate});
+            }
+            done(rank, found->second);
+            rank.fetches.erase(found);
+        }
+        if (!commands.refused.empty()) return commands.refused.front().status;
+    }
+    rank.out.clear();
+    return {};
+}
+
+void World::submit(Rank &rank, const Transfer &transfer)
+{
+    const bool moves = transfer.kind == TransferKind::kMove;
+    if (filling_ || !moves) {
+        rank.core.transfer_done(transfer.id, {}, now_, rank.out);
+        return;
+    }
+    ++rank.in_flight;
+    std::vector<uint32_t> path;
+    const auto then = [&](Route route) {
+        const std::vector<uint32_t> &more = paths_[static_cast<size_t>(route)];
+        path.insert(path.end(), more.begin(), more.end());
+    };
+    if (transfer.from == kNvmePlace) then(Route::kNvmeToHost);
+    if (transfer.from == kDevicePlace) then(Route::kDeviceToHost);
+    if (transfer.to == kDevicePlace) then(Route::kHostToDevice);
+    if (transfer.to == kNvmePlace) then(Route::kHostToNvme);
+    links_.submit(rank.number, transfer.id, path, transfer.bytes,
+                  static_cast<uint32_t>(transfer.urgency), now_);
+}
+
+// What it waited for: while that had not begun, what that itself waited for.
+void World::blame(Rank &rank, OpId id, Instant begin, Instant end, uint32_t depth)
+{
+    const Op &op = program_.ops[id];
+    const Instant began = std::clamp(rank.began[id], begin, end);
+    if (began > begin && depth < kBlameDepthMax) {
+        OpId late = kNoOp;
+        for (const OpId after : op.after) {
+            if (after == kNoOp) continue;
+            if (late == kNoOp || rank.ended[after] > rank.ended[late]) late = after;
+        }
+        const std::vector<OpId> &lane = program_.lanes[static_cast<size_t>(op.lane)];
+        const auto at = std::lower_bound(lane.begin(), lane.end(), id);
+        if (at != lane.begin() && (late == kNoOp || rank.ended[at[-1]] > rank.ended[late]))
+            late = at[-1];
+        if (late != kNoOp) {
+            blame(rank, late, begin, began, depth + 1);
+            begin = began;
+        }
+    }
+    const Cause cause = op.cause == Cause::kNone ? Cause::kGradients : op.cause;
+    rank.result.stall_ns[static_cast<size_t>(cause)] += end - begin;
+}
+
+}  // namespace stepwell::simulate

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// World: ranks in virtual time. Each has a core of its own, the very one of the runtime, that
+// decides what is where; its commands are carried out on shared links, and the lanes of its program
+// wait for its answers. Collectives begin when all their ranks have come.
+// Pure; one thread. The same input gives the same answers.
+#pragma once
+
+#include "lib/residency/core.h"
+#include "lib/schedule/trace.h"
+#include "lib/simulate/program.h"
+#include "lib/simulate/shared_links.h"
+
+#include <array>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace stepwell::simulate {
+
+struct WorldOptions {
+    bool folded = true;            // one rank stands for all
+    std::vector<double> slowness;  // by rank, of its computations; missing: 1
+};
+
+// Of a rank's steps after the first, which fills caches.
+struct RankResult {
+    Instant begin_ns = 0;  // of the step measured
+    Instant step_ns = 0;
+    std::array<Instant, kCauses> stall_ns = {};
+    uint64_t peak_blocks[kSimulatedPlaces] = {};
+};
+
+class World {
+public:
+    World(const Machine &machine, const Layout &layout, const Program &program,
+          const WorldOptions &options);
+    ~World();
+
+    // Refused with what a core says, or where the program cannot go on.
+    Status run();
+    [[nodiscard]] const RankResult &result(uint32_t rank) const;
+    // Rank 0's bytes over each link of the machine in the step measured.
+    [[nodiscard]] const std::vector<uint64_t> &link_bytes() const { return link_bytes_; }
+    [[nodiscard]] uint64_t events() const { return events_; }
+
+private:
+    struct Rank;
+    struct View;
+
+    Status fill(Rank &rank);
+    Status fill_tensor(Rank &rank, TensorId tensor);
+    Status advance(Rank &rank);
+    Status advance_lane(Rank &rank, LaneId lane, bool *moved);
+    [[nodiscard]] bool may_start(const Rank &rank, const Op &op) const;
+    Status start(Rank &rank, OpId id);
+    Status fetch(Rank &rank, OpId id);
+    Status release(Rank &rank, const Op &op);
+    void arrive(uint32_t rank, OpId id);
+    void begin_step(Rank &rank);
+    void done(Rank &rank, OpId id);
+    Status execute(Rank &rank);
+    void submit(Rank &rank, const residency::Transfer &transfer);
+    Status settle(const SharedLinks::Ended &ended);
+    Status settle_all();
+    void blame(Rank &rank, OpId op, Instant begin, Instant end, uint32_t depth);
+
+    const Machine &machine_;  // these outlive it
+    const Layout &layout_;
+    const Program &program_;
+    const WorldOptions &options_;
+    SharedLinks links_;
+    uint32_t fabric_ = 0;  // a link of each rank's own: collectives one behind the other
+    uint32_t clock_ = 0;   // likewise, one for each lane that computes: time that passes
+    std::array<std::vector<uint32_t>, kRoutes> paths_;
+    std::vector<std::unique_ptr<Rank>> ranks_;
+    std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;  // ranks, by op and group
+    std::vector<SharedLinks::Ended> ended_;
+    std::vector<uint64_t> link_bytes_;
+    uint32_t group_ranks_ = 1;
+    Instant now_ = 0;
+    uint64_t events_ = 0;
+    bool filling_ = false;
+};
+
+}  // namespace stepwell::simulate

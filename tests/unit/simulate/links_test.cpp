@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/simulate/machines.h"
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+namespace stepwell::simulate {
+namespace {
+
+// Until nothing is in flight: when each tag of a rank ended.
+std::map<std::pair<uint32_t, uint64_t>, Instant> ends(SharedLinks &links)
+{
+    std::map<std::pair<uint32_t, uint64_t>, Instant> result;
+    links.flush(0);
+    while (links.next() != residency::kNever) {
+        const Instant now = links.next();
+        std::vector<SharedLinks::Ended> ended;
+        links.take(now, &ended);
+        links.flush(now);
+        for (const SharedLinks::Ended &end : ended) result[{end.rank, end.tag}] = now;
+    }
+    return result;
+}
+
+TEST(SharedLinks, BandwidthIsDividedAmongTheRanksThatUseIt)
+{
+    SharedLinks links(small_machine(), 8, false);
+    const std::vector<uint32_t> drive = links.path_of(Route::kNvmeToHost);
+    ASSERT_EQ(drive.size(), 1u);
+    links.submit(0, 1, drive, 4'000'000, 0, 0);
+    links.submit(1, 2, drive, 2'000'000, 0, 0);
+    links.submit(4, 3, drive, 4'000'000, 0, 0);  // another node's
+    auto when = ends(links);
+    EXPECT_EQ((when[{1, 2}]), 1'100'000u);  // half of 4 GB/s, and the latency
+    EXPECT_EQ((when[{0, 1}]), 1'600'000u);  // half of it, then all
+    EXPECT_EQ((when[{4, 3}]), 1'100'000u);  // all of it
+}
+
+TEST(SharedLinks, ARankIsServedTheMostUrgentFirstAndOneAtATime)
+{
+    SharedLinks links(small_machine(), 1, false);
+    const std::vector<uint32_t> drive = links.path_of(Route::kHostToNvme);
+    links.submit(0, 1, drive, 4'000'000, 0, 0);
+    links.submit(0, 2, drive, 4'000'000, 0, 0);
+    links.submit(0, 3, drive, 4'000'000, 3, 0);
+    auto when = ends(links);
+    EXPECT_EQ((when[{0, 1}]), 1'100'000u);
+    EXPECT_EQ((when[{0, 3}]), 2'100'000u);
+    EXPECT_EQ((when[{0, 2}]), 3'100'000u);
+}
+
+TEST(SharedLinks, ATransferPassesItsLinksInTurn)
+{
+    SharedLinks links(small_machine(), 1, false);
+    const std::vector<uint32_t> in = links.path_of(Route::kHostToDevice);
+    ASSERT_EQ(in.size(), 2u);
+    links.submit(0, 1, in, 42'000'000, 0, 0);
+    EXPECT_EQ((ends(links)[{0, 1}]), 7'000'000u + 10'000 + 6'000'000);
+    links.take_use();
+    links.submit(0, 2, {}, 42, 0, 13'010'000);
+    EXPECT_EQ((ends(links)[{0, 2}]), 13'010'000u);
+    EXPECT_TRUE(links.idle());
+}
+
+TEST(SharedLinks, OneThatStandsForAllIsServedAsEachOfThem)
+{
+    const Machine machine = small_machine();
+    SharedLinks folded(machine, 1, true);
+    SharedLinks all(machine, 8, false);
+    for (const uint64_t bytes : {1'000'003ull, 7ull, 999'999ull}) {
+        folded.submit(0, bytes, folded.path_of(Route::kNvmeToHost), bytes, 0, 0);
+        for (uint32_t rank = 0; rank < 8; ++rank)
+            all.submit(rank, bytes, all.path_of(Route::kNvmeToHost), bytes, 0, 0);
+    }
+    const auto one = ends(folded);
+    for (const auto &[which, when] : ends(all)) EXPECT_EQ(when, one.at({0, which.second}));
+}
+
+}  // namespace
+}  // namespace stepwell::simulate

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/simulate/machines.h"
+
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+namespace stepwell::simulate {
+namespace {
+
+Answer answer_of(const Model &model, const Machine &machine, Options options)
+{
+    options.largest = false;
+    Result<Answer> made = simulate(model, machine, options);
+    if (made.ok()) return made.take();
+    ADD_FAILURE() << made.status().sentence();
+    return {};
+}
+
+Model on_nvme(uint64_t layers)
+{
+    Model model = small_model(layers, 2048);
+    model.placement = {Home::kNvme, Home::kHost, Home::kNvme, Home::kHost};
+    return model;
+}
+
+TEST(Simulate, OneRankStandsForAllOfThem)
+{
+    for (const uint32_t ranks : {1u, 2u, 4u, 8u}) {
+        for (const bool exposed : {false, true}) {
+            for (const bool overlap : {false, true}) {
+                SCOPED_TRACE(testing::Message() << ranks << " ranks " << exposed << overlap);
+                Options options;
+                options.ranks = ranks;
+                options.schedule = {overlap, exposed};
+                const Model model = on_nvme(3);
+                const Answer folded = answer_of(model, small_machine(), options);
+                options.folded = false;
+                const Answer all = answer_of(model, small_machine(), options);
+                ASSERT_EQ(all.rank_step_ns.size(), ranks);
+                for (const Instant step : all.rank_step_ns)
+                    EXPECT_EQ(step, folded.rank_step_ns.at(0));
+                EXPECT_EQ(all.stall_s, folded.stall_s);
+                EXPECT_EQ(all.peak_bytes[kHostPlace], folded.peak_bytes[kHostPlace]);
+                EXPECT_EQ(all.events, folded.events * ranks);
+            }
+        }
+    }
+}
+
+TEST(Simulate, OneSlowRankHoldsUpAllThatGatherWithIt)
+{
+    Options options;
+    options.ranks = 4;
+    options.folded = false;
+    const Model model = on_nvme(3);
+    const Answer equal = answer_of(model, small_machine(), options);
+    // It alone computes for two of the steps of before.
+    options.slowness = {1, 1, 2 * equal.step_s / equal.compute_s, 1};
+    const Answer slow = answer_of(model, small_machine(), options);
+    EXPECT_GE(slow.step_s, 2 * equal.step_s);
+    EXPECT_GT(slow.stall_s[static_cast<size_t>(Cause::kCollectives)],
+              equal.stall_s[static_cast<size_t>(Cause::kCollectives)]);
+}
+
+TEST(Simulate, TheStepIsWorkAndStallAndNeverBelowTheBound)
+{
+    for (const uint32_t ranks : {1u, 4u, 8u}) {
+        for (const bool exposed : {false, true}) {
+            Options options;
+            options.ranks = ranks;
+            options.schedule.exposed_update = exposed;
+            const Answer answer = answer_of(on_nvme(4), small_machine(), options);
+            EXPECT_GE(answer.step_s, answer.bound.seconds * (1 - 1e-9));
+            const double stall = std::accumulate(answer.stall_s.begin(), answer.stall_s.end(), 0.0);
+            EXPECT_NEAR(answer.compute_s + stall, answer.step_s, 0.02 * answer.step_s);
+        }
+    }
+}
+
+TEST(Simulate, AnUpdateBesideTheNextForwardPassIsNoSlower)
+{
+    Options options;
+    options.schedule.exposed_update = true;
+    const Answer exposed = answer_of(on_nvme(6), small_machine(), options);
+    options.schedule.exposed_update = false;
+    const Answer beside = answer_of(on_nvme(6), small_machine(), options);
+    EXPECT_LT(beside.step_s, exposed.step_s);
+    options.schedule.overlap = false;
+    EXPECT_GT(answer_of(on_nvme(6), small_machine(), options).step_s, beside.step_s);
+}
+
+TEST(Simulate, AFasterLinkHelpsWhereTheLinkIsTheBound)
+{
+    Options options;
+    Machine machine = small_machine();
+    const Answer slow = answer_of(on_nvme(4), machine, options);
+    machine.links.front().stripes = 4;
+    const Answer fast = answer_of(on_nvme(4), machine, options);
+    EXPECT_LT(fast.step_s, slow.step_s);
+    machine.links.front().bytes_per_s /= 400;
+    const Answer slowest = answer_of(on_nvme(4), machine, options);
+    EXPECT_GT(slowest.links.front().busy, 0.9);
+}
+
+TEST(Simulate, TheSameQuestionHasTheSameAnswer)
+{
+    const Answer one = answer_of(on_nvme(4), small_machine(), {});
+    const Answer other = answer_of(on_nvme(4), small_machine(), {});
+    EXPECT_EQ(one.rank_step_ns, other.rank_step_ns);
+    EXPECT_EQ(one.events, other.events);
+}
+
+TEST(Simulate, TheCostGrowsWithTheTensorsAndNotWithTheRanks)
+{
+    Options options;
+    options.blocks_max = 1 << 20;
+    const Answer four = answer_of(on_nvme(4), small_machine(), options);
+    const Answer eight = answer_of(on_nvme(8), small_machine(), options);
+    EXPECT_LT(static_cast<double>(eight.events), 2.2 * static_cast<double>(four.events));
+    Machine large = small_machine();
+    large.nodes = 128;
+    Model model = on_nvme(4);
+    const Answer many = answer_of(model, large, options);
+    EXPECT_EQ(many.ranks, 512u);
+    EXPECT_LE(many.events, four.events);
+}
+
+TEST(Simulate, MoreRanksThanThereAreAreRefused)
+{
+    Options options;
+    options.ranks = 9;
+    EXPECT_FALSE(simulate(on_nvme(2), small_machine(), options).ok());
+    options.ranks = 6;
+    EXPECT_FALSE(simulate(on_nvme(2), small_machine(), options).ok());
+}
+
+}  // namespace
+}  // namespace stepwell::simulate

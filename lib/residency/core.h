@@ -185,6 +185,8 @@ public:
     [[nodiscard]] std::string check() const;
 
     void set_victim_policy(const VictimPolicy *policy);  // not owned, outlives the core or null
+    // What the policy knows has changed as a whole.
+    void replan();
 
 private:
     enum class Room { kTaken, kComing, kStuck, kNever, kAgain };
@@ -288,6 +290,8 @@ private:
     [[nodiscard]] static bool is_blind_hint(const Fetch &fetch);
     void note_use(BlockId block, PlaceId place);
     void note_waste(BlockId block, PlaceId place);
+    void clean_coldest(PlaceId place, uint32_t reserve, Commands &out);
+    void clean_planned(PlaceId place, uint32_t reserve, Commands &out);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place) const;
@@ -325,8 +329,13 @@ private:
     [[nodiscard]] Rank rank_of(PackId pack, PlaceId place) const;
     void rank(PackId pack, PlaceId place);
     void unrank(PackId pack, PlaceId place);
-    void count_in(PackId pack, PlaceId place);
+    void count_in(BlockId block, PlaceId place);
     void count_out(PackId pack, PlaceId place);
+    void order_anew();
+    void look_at_plan(PackId pack);
+    [[nodiscard]] double worth_of(const Pack &pack, PlaceId place) const;
+    [[nodiscard]] uint32_t find_end(PackId pack, PlaceId place) const;
+    [[nodiscard]] BlockId pick_planned(PlaceId place, const Fetch &fetch) const;
     // Around a change of what a pack is ranked by.
     template <class Change> void rerank(PackId id, Change &&change)
     {
@@ -382,8 +391,9 @@ private:
     std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
     std::array<PlannedBlocks, kPlacesMax> planned_{};
-    std::array<std::set<Rank>, kPlacesMax> ranked_;  // once scored: packs with blocks there
+    std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     bool scored_ = false;
+    bool ordered_ = false;  // by worth
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
     std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move

@@ -96,6 +96,10 @@ uint64_t Core::next_use(BlockId block) const
 
 BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
 {
+    if (ordered_) {
+        const BlockId planned = pick_planned(place, fetch);
+        if (planned != kNone) return planned;
+    }
     BlockId best = kNone;
     std::tuple<int, int64_t, double, uint64_t> best_score{};
     uint32_t visited = 0;
@@ -113,15 +117,16 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
         }
         if (++candidates >= kCandidatesMax) break;
     }
-    return scored_ ? pick_ranked(place, fetch, best) : best;
+    return scored_ && !ordered_ ? pick_ranked(place, fetch, best) : best;
 }
 
 // Of two that rest at the place, by what the program scored or the plan knows.
 bool Core::leaves_before(BlockId block, BlockId other, PlaceId place) const
 {
-    const double score = packs_[blocks_[block].pack].score[place];
-    const double score_of_other = packs_[blocks_[other].pack].score[place];
-    if (score != score_of_other) return score < score_of_other;
+    const Pack &mine = packs_[blocks_[block].pack];
+    const Pack &others = packs_[blocks_[other].pack];
+    if (mine.score[place] != others.score[place]) return mine.score[place] < others.score[place];
+    if (ordered_) return mine.worth[place] <= others.worth[place];
     return next_use(block) >= next_use(other);
 }
 
@@ -175,7 +180,7 @@ void Core::start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts
     Replica &there = replica(block, to);
     if (there.slot == kNoSlot) {
         there.slot = arenas_[to].take(block, false, neighbour_slot(block, to));
-        count_in(blocks_[block].pack, to);
+        count_in(block, to);
     }
     there.filling = true;
     there.mapped = false;
@@ -241,15 +246,43 @@ void Core::pump_write_back(Commands &out)
     }
     for (PlaceId place = 0; place < last; ++place) {
         const uint32_t reserve = arenas_[place].budget() / kReserveShare;
-        uint32_t ready = arenas_[place].free() + coming_[place];
-        uint32_t visited = 0;
-        for (BlockId block = coldest_[place];
-             block != kNone && ready < reserve && write_backs_ < config_.writebacks_max &&
-             visited < kCandidatesMax;
-             block = replica(block, place).hotter, ++visited) {
-            // Unasked only what rests there: other blocks may be written many times before they go.
-            const bool rests = packs_[blocks_[block].pack].key.policy.home == last;
-            if ((rests && clean(block, place, out)) || may_leave(block, place, nullptr)) ++ready;
+        if (ordered_) {
+            clean_planned(place, reserve, out);
+        } else {
+            clean_coldest(place, reserve, out);
+        }
+    }
+}
+
+// Unasked only what rests there: other blocks may be written many times before they go.
+void Core::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
+{
+    uint32_t ready = arenas_[place].free() + coming_[place];
+    uint32_t visited = 0;
+    for (BlockId block = coldest_[place];
+         block != kNone && ready < reserve && write_backs_ < config_.writebacks_max &&
+         visited < kCandidatesMax;
+         block = replica(block, place).hotter, ++visited) {
+        const bool rests = packs_[blocks_[block].pack].key.policy.home == places() - 1;
+        if ((rests && clean(block, place, out)) || may_leave(block, place, nullptr)) ++ready;
+    }
+}
+
+// What the plan lets leave next, whether it is cold or not.
+void Core::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
+{
+    uint32_t ready = arenas_[place].free() + coming_[place];
+    uint32_t visited = 0;
+    for (const Rank &rank : ranked_[place]) {
+        if (rank.worth > 0) return;
+        const BlockId first = packs_[rank.pack].first;
+        const bool rests = packs_[rank.pack].key.policy.home == places() - 1;
+        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
+            if (ready >= reserve || write_backs_ >= config_.writebacks_max) return;
+            if (++visited > kCandidatesMax) return;
+            const BlockId block = first + index - 1;
+            const bool cleans = rests && clean(block, place, out);
+            if (cleans || may_leave(block, place, nullptr)) ++ready;
         }
     }
 }

@@ -230,6 +230,7 @@ bool Core::finish(FetchId id, Commands &out)
         if (!prefetch) note_use(target.block, target.place);
         heat(target.block, target.place);
     }
+    for (const Request &request : fetch.asked.requests) look_at_plan(tensors_[request.tensor].pack);
     Granted granted;
     granted.fetch = id;
     if (!prefetch) {

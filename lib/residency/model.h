@@ -74,6 +74,9 @@ struct Pack {
     std::array<Slot, kPlacesMax> run = no_slots();
     std::array<uint32_t, kPlacesMax> resident{};
     std::array<double, kPlacesMax> score{};  // lower leaves first; 0: no opinion
+    std::array<double, kPlacesMax> worth{};  // to the plan, where there is one
+    // No block from this index on is at the place. Lowered when somebody looks.
+    mutable std::array<uint32_t, kPlacesMax> end{};
 
     static constexpr std::array<Slot, kPlacesMax> no_slots()
     {
@@ -108,14 +111,17 @@ struct Tensor {
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
 };
 
-// Where a pack stands among those that leave a place, first to last. What is equal in all but the
-// number of the pack is decided by next use and recency, see pick_victim.
+// Where a pack stands among those that leave a place, first to last: by the program's rules, then
+// by the plan. Without a plan, what is equal in all but the number of the pack is decided by next
+// use and recency, see pick_victim.
 struct Rank {
     int stays = 0;  // 0: leave first, 2: leave last
     int32_t priority = 0;
     double score = 0;
+    double worth = 0;
     PackId pack = kNone;
-    [[nodiscard]] auto reasons() const { return std::tie(stays, priority, score); }
+    [[nodiscard]] auto reasons() const { return std::tie(stays, priority, score, worth); }
+    [[nodiscard]] auto rules() const { return std::tie(stays, priority, score); }
     bool operator<(const Rank &other) const
     {
         if (reasons() != other.reasons()) return reasons() < other.reasons();

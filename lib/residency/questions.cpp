@@ -44,6 +44,8 @@ uint32_t Core::transfers_in_flight() const
 void Core::set_victim_policy(const VictimPolicy *policy)
 {
     victims_ = policy ? policy : &recency_only_;
+    ordered_ = victims_->plans();
+    order_anew();
 }
 
 uint32_t Core::residence(TensorId id) const

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a policy of the program: what it is told, and the order of a place's packs by what it
-// answered. Scores choose among what may leave; they let nothing leave that may not.
+// Scores of a policy of the program, and the worth that the plan gives: what is told, and the order
+// of a place's packs by what was answered. Both choose among what may leave; they let nothing leave
+// that may not.
 #include "lib/residency/core.h"
 #include "lib/support/assert.h"
 
@@ -21,13 +22,14 @@ Rank Core::rank_of(PackId id, PlaceId place) const
     const Policy &policy = pack.key.policy;
     const bool first = policy.retention == Retention::kStream || pack.advice == Advice::kCold;
     const bool last = policy.retention == Retention::kKeep || pack.advice == Advice::kHot;
-    return {first ? 0 : last ? 2 : 1, policy.priority, pack.score[place], id};
+    return {first ? 0 : last ? 2 : 1, policy.priority, pack.score[place], pack.worth[place], id};
 }
 
 // Without memory for its place in the order a pack leaves by recency alone.
 void Core::rank(PackId id, PlaceId place)
 {
-    if (!scored_ || is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
+    if (!scored_ && !ordered_) return;
+    if (is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
     try {
         ranked_[place].insert(rank_of(id, place));
     } catch (const std::bad_alloc &) {
@@ -37,11 +39,14 @@ void Core::rank(PackId id, PlaceId place)
 
 void Core::unrank(PackId id, PlaceId place)
 {
-    if (scored_) ranked_[place].erase(rank_of(id, place));
+    if (scored_ || ordered_) ranked_[place].erase(rank_of(id, place));
 }
 
-void Core::count_in(PackId id, PlaceId place)
+void Core::count_in(BlockId block, PlaceId place)
 {
+    const PackId id = blocks_[block].pack;
+    uint32_t &end = packs_[id].end[place];
+    end = std::max(end, blocks_[block].index + 1);
     if (++packs_[id].resident[place] == 1) rank(id, place);
 }
 
@@ -109,9 +114,7 @@ void Core::score(PlaceId place, const Score *scores, size_t n)
 {
     if (!scored_) {
         scored_ = true;
-        for (PackId id = 0; id < packs_.size(); ++id) {
-            for (PlaceId at = 0; at < places(); ++at) rank(id, at);
-        }
+        order_anew();
     }
     for (size_t i = 0; i < n;) {
         const PackId id = tensors_[scores[i].tensor].pack;
@@ -131,9 +134,90 @@ void Core::score(PlaceId place, const Score *scores, size_t n)
 
 void Core::forget_scores()
 {
-    for (std::set<Rank> &order : ranked_) order.clear();
     for (Pack &pack : packs_) pack.score = {};
     scored_ = false;
+    order_anew();
+}
+
+void Core::replan()
+{
+    if (ordered_) order_anew();
+}
+
+// As scores and plan are now; without either there is no order.
+void Core::order_anew()
+{
+    for (std::set<Rank> &order : ranked_) order.clear();
+    for (PackId id = 0; id < packs_.size(); ++id) {
+        for (PlaceId place = 0; place < places(); ++place) {
+            packs_[id].worth[place] = ordered_ ? worth_of(packs_[id], place) : 0;
+            rank(id, place);
+        }
+    }
+}
+
+// Of a shared block what is worth most; thousands may share it, which are made and used together.
+double Core::worth_of(const Pack &pack, PlaceId place) const
+{
+    constexpr size_t kAskedMax = 32;
+    if (pack.tensors.empty()) return 0;
+    double most = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < std::min(pack.tensors.size(), kAskedMax); ++i) {
+        most = std::max(most, victims_->worth(pack.tensors[i], place));
+    }
+    STW_ASSERT(most == most);
+    return most;
+}
+
+// The pack was made or used, so it may be worth something else now.
+void Core::look_at_plan(PackId id)
+{
+    if (!ordered_) return;
+    Pack &pack = packs_[id];
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (!exists(place) || is_nvme(place)) continue;
+        const double worth = worth_of(pack, place);
+        if (worth == pack.worth[place]) continue;
+        // Its place in the order moves along: no memory is needed that could be refused.
+        auto found = ranked_[place].extract(rank_of(id, place));
+        pack.worth[place] = worth;
+        if (found.empty()) continue;
+        found.value() = rank_of(id, place);
+        ranked_[place].insert(std::move(found));
+    }
+}
+
+// One behind the last block there.
+uint32_t Core::find_end(PackId id, PlaceId place) const
+{
+    const Pack &pack = packs_[id];
+    uint32_t &end = pack.end[place];
+    while (end > 0 && replica(pack.first + end - 1, place).slot == kNoSlot) --end;
+    return end;
+}
+
+// Of what is worth least the last that may leave; a clean one instead of a dirty one where it is
+// worth little more.
+BlockId Core::pick_planned(PlaceId place, const Fetch &fetch) const
+{
+    const double write_back_worth = victims_->write_back_worth();
+    BlockId best = kNone;
+    Rank found;
+    uint32_t visited = 0;
+    for (const Rank &rank : ranked_[place]) {
+        const bool worth_more = rank.worth > found.worth + write_back_worth;
+        if (best != kNone && (rank.rules() != found.rules() || worth_more)) break;
+        const BlockId first = packs_[rank.pack].first;
+        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
+            if (++visited > kVisitedMax) return best;
+            const BlockId block = first + index - 1;
+            if (!may_leave(block, place, &fetch)) continue;
+            if (write_back_worth <= 0 || is_duplicate(block, place)) return block;
+            if (best == kNone) found = rank;
+            if (best == kNone) best = block;
+        }
+    }
+    return best;
 }
 
 // `best` is the first of the coldest. What scores let leave before it is taken instead; among
@@ -160,7 +244,7 @@ std::string Core::check_ranks() const
     for (PlaceId place = 0; place < places(); ++place) {
         size_t expected = 0;
         for (PackId id = 0; id < packs_.size(); ++id) {
-            if (!scored_ || is_nvme(place)) break;
+            if ((!scored_ && !ordered_) || is_nvme(place)) break;
             if (packs_[id].agreed || packs_[id].resident[place] == 0) continue;
             ++expected;
             if (ranked_[place].count(rank_of(id, place)) == 0) {

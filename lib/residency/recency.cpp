@@ -52,6 +52,7 @@ void Core::touch(TensorId id, PlaceId place)
         note_use(block, place);
         if (here.listed) heat(block, place);
     }
+    look_at_plan(tensor.pack);
 }
 
 }  // namespace stepwell::residency

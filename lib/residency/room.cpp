@@ -74,7 +74,7 @@ void Core::take_room(Fetch &fetch, Commands &out)
         take_slot(target.place, target.block, whole, target.wanted_slot, out);
         if (here.slot != kNoSlot) continue;
         here.slot = target.wanted_slot;
-        count_in(blocks_[target.block].pack, target.place);
+        count_in(target.block, target.place);
     }
     for (const Target &target : fetch.targets) {
         Replica &here = replica(target.block, target.place);
@@ -82,7 +82,7 @@ void Core::take_room(Fetch &fetch, Commands &out)
             const bool whole = packs_[blocks_[target.block].pack].agreed;
             const Slot near = neighbour_slot(target.block, target.place);
             here.slot = arenas_[target.place].take(target.block, whole, near);
-            count_in(blocks_[target.block].pack, target.place);
+            count_in(target.block, target.place);
             here.mapped = false;
         }
         hold(target.block, target.place);

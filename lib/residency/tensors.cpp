@@ -256,6 +256,7 @@ Result<TensorId> Core::create(TensorSpec spec)
     pack.used_bytes = tensor.offset + tensor.spec.bytes;
     pack.tensors.push_back(id);
     if (pack.shared && pack.tensors.size() >= kPackTensorsMax) open_packs_.erase(key);
+    look_at_plan(pack_id);
     return id;
 }
 

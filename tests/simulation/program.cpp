@@ -15,7 +15,9 @@ Program::Program(const Options &options, Random &random, Journal &journal)
       journal_(journal),
       setup_(choose_setup(options, random)),
       machine_(setup_.config, random, journal, *this),
-      model_(machine_, journal, setup_.config)
+      model_(machine_, journal, setup_.config),
+      plan_random_(1),
+      plan_(plan_random_)
 {
     machine_.faults = setup_.faults;
     journal_.line("%s", describe(setup_).c_str());
@@ -67,7 +69,7 @@ void Program::act()
         {30, &Program::release_one},  {2, &Program::cancel},        {8, &Program::deliver_idle},
         {3, &Program::evict},         {2, &Program::change_policy}, {2, &Program::hint},
         {3, &Program::pass_time},     {4, &Program::claim},         {1, &Program::fail_one},
-        {3, &Program::change_budget}, {2, &Program::score},
+        {3, &Program::change_budget}, {2, &Program::score},         {2, &Program::plan},
     };
     uint32_t total = 0;
     for (const Choice &choice : kChoices) total += choice.weight;

@@ -9,6 +9,24 @@
 
 namespace stepwell::simulation {
 
+// A plan that never says the same twice.
+class WildPlan final : public VictimPolicy {
+public:
+    explicit WildPlan(Random &random) : random_(random) {}
+    [[nodiscard]] uint64_t next_use(TensorId) const override { return kNever; }
+    [[nodiscard]] bool plans() const override { return true; }
+    [[nodiscard]] double worth(TensorId, PlaceId) const override
+    {
+        return static_cast<double>(random_.below(9)) - 6.0;
+    }
+    [[nodiscard]] double write_back_worth() const override { return write_back; }
+
+    double write_back = 0;
+
+private:
+    Random &random_;
+};
+
 class Program final : public Answers {
 public:
     Program(const Options &options, Random &random, Journal &journal);
@@ -50,8 +68,9 @@ private:
     void go_on_shrinking();
     void end_shrinking(uint32_t blocks);
 
-    // scores.cpp: a policy of the program
+    // scores.cpp: a policy of the program, and a plan
     void score();
+    void plan();
     void check_candidates(PlaceId place, const std::vector<Candidate> &found);
 
     // fetches.cpp
@@ -99,6 +118,8 @@ private:
     Setup setup_;
     Machine machine_;
     Model model_;
+    Random plan_random_;
+    WildPlan plan_;
     Commands out_;
     uint32_t created_ = 0;
     uint32_t agreed_alive_ = 0;

@@ -32,6 +32,17 @@ void Program::score()
     machine_.core.score(place, scores.data(), scores.size());
 }
 
+// A plan comes, changes or goes.
+void Program::plan()
+{
+    const uint64_t kind = random_.below(4);
+    journal_.line("plan %llu", (unsigned long long)kind);
+    plan_.write_back = static_cast<double>(random_.below(3));
+    if (kind == 0) machine_.core.set_victim_policy(nullptr);
+    if (kind == 1) machine_.core.set_victim_policy(&plan_);
+    if (kind > 1) machine_.core.replan();
+}
+
 // Everything that may be there is told of once, with the bytes that the memories have.
 void Program::check_candidates(PlaceId place, const std::vector<Candidate> &found)
 {

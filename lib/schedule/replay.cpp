@@ -18,6 +18,8 @@ using residency::kNoPlace;
 using residency::PlaceId;
 using residency::TensorId;
 
+constexpr size_t kHintsMax = 4096;  // asked for at one moment
+
 }  // namespace
 
 Status Replay::Impl::create(std::vector<residency::TensorSpec> specs)
@@ -135,7 +137,8 @@ bool Replay::Impl::through() const
 
 Instant Replay::Impl::next_wake() const
 {
-    Instant next = std::min(links.next_end(), prefetch_at_ > now ? prefetch_at_ : kNever);
+    const Instant wish = prefetcher ? prefetcher->wake() : kNever;
+    Instant next = std::min(links.next_end(), wish > now ? wish : kNever);
     for (const LaneState &lane : lanes_) {
         if (lane.wait == Wait::kCompute) next = std::min(next, lane.until);
     }
@@ -164,8 +167,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
 {
     STW_TRY(check(step));
     begin(step);
-    prefetch();
-    STW_TRY(execute());
+    STW_TRY(prefetch());
     STW_TRY(run_lanes());
     while (!through()) {
         const Instant next = next_wake();
@@ -178,8 +180,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
         }
         now = std::max(now, next);
         if (links.next_end() <= now) STW_TRY(end_transfer());
-        prefetch();
-        STW_TRY(execute());
+        STW_TRY(prefetch());
         STW_TRY(run_lanes());
     }
     return finish(step);
@@ -206,21 +207,26 @@ Status Replay::Impl::execute()
         }
         for (const residency::TransferId id : commands.promotes) links.promote(id);
         for (const residency::Granted &granted : commands.granted) {
-            for (const Lane lane : {Lane::kProgram, Lane::kUpdate}) {
-                const LaneState &state = lanes_[static_cast<size_t>(lane)];
-                const bool mine = state.wait == Wait::kFetch && state.fetch == granted.fetch;
-                if (mine) grant(lane, granted);
-            }
+            const LaneState *lane = waiting_lane(granted.fetch);
+            if (lane) grant(static_cast<Lane>(lane - lanes_.data()), granted);
+            if (!lane && prefetcher) prefetcher->ended(granted.fetch, {});
         }
         for (const residency::Refused &refused : commands.refused) {
-            for (const LaneState &lane : lanes_) {
-                const bool mine = lane.wait == Wait::kFetch && lane.fetch == refused.fetch;
-                if (mine) return refused.status;
-            }
+            if (waiting_lane(refused.fetch)) return refused.status;
+            if (prefetcher) prefetcher->ended(refused.fetch, refused.status);
         }
     }
     out_.clear();
     return {};
+}
+
+// Null: nobody waits for it, it is a hint.
+const Replay::Impl::LaneState *Replay::Impl::waiting_lane(residency::FetchId fetch) const
+{
+    for (const LaneState &lane : lanes_) {
+        if (lane.wait == Wait::kFetch && lane.fetch == fetch) return &lane;
+    }
+    return nullptr;
 }
 
 Status Replay::Impl::end_transfer()
@@ -230,19 +236,23 @@ Status Replay::Impl::end_transfer()
     return execute();
 }
 
-void Replay::Impl::prefetch()
+Status Replay::Impl::prefetch()
 {
-    if (!prefetcher || !step_) return;
+    if (!prefetcher || !step_) return {};
     const LaneState &program = lanes_[static_cast<size_t>(Lane::kProgram)];
-    const size_t position =
+    Prefetcher::Moment moment;
+    moment.position =
         program.cursor < program.events.size() ? program.events[program.cursor] : step_->size();
-    hints_.clear();
-    prefetch_at_ = prefetcher->at({position, now}, core, hints_);
-    for (FetchAsked &hint : hints_) {
-        hint.flags |= residency::kFetchPrefetch;
+    moment.now = now;
+    for (size_t asked = 0; asked < kHintsMax; ++asked) {
+        std::optional<FetchAsked> hint = prefetcher->next(moment, core);
+        if (!hint) return {};
+        hint->flags |= residency::kFetchPrefetch;
         ++result_.events;
-        core.fetch(hint, now, out_);
+        prefetcher->asked(core.fetch(*hint, now, out_));
+        STW_TRY(execute());
     }
+    return {};
 }
 
 Result<std::unique_ptr<Replay>> Replay::open(const Machine &machine,

@@ -13,6 +13,7 @@
 #include "lib/schedule/virtual_links.h"
 
 #include <memory>
+#include <optional>
 
 namespace stepwell::schedule {
 
@@ -33,11 +34,18 @@ public:
     };
     virtual ~Prefetcher() = default;
     virtual void begin_step(const Step &step) { (void)step; }
-    // Called at each event of the program's lane, at each end of a transfer and when it wished to;
-    // returns when it wishes to be called again at the latest. What it asks for with kFetchPrefetch
-    // is answered by nobody: the core tells what is there.
-    virtual residency::Instant at(const Moment &moment, const residency::Core &core,
-                                  std::vector<residency::FetchAsked> &out) = 0;
+    // What is to be asked of the core now, as a hint. Called after each event of a lane, each end
+    // of a transfer and when it wished to be, again and again until there is nothing.
+    virtual std::optional<residency::FetchAsked> next(const Moment &moment,
+                                                      const residency::Core &core) = 0;
+    virtual void asked(residency::FetchId fetch) { (void)fetch; }  // what next() returned
+    // The bytes are there, or why they do not come.
+    virtual void ended(residency::FetchId fetch, const Status &status)
+    {
+        (void)fetch;
+        (void)status;
+    }
+    [[nodiscard]] virtual residency::Instant wake() const { return residency::kNever; }
 };
 
 struct StepResult {

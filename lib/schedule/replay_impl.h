@@ -79,8 +79,9 @@ private:
     residency::Request settled(residency::Request request) const;
     void count_read(const residency::Request &request);
     Status execute();
+    [[nodiscard]] const LaneState *waiting_lane(residency::FetchId fetch) const;
     Status end_transfer();
-    void prefetch();
+    Status prefetch();
 
     const Step *step_ = nullptr;
     std::array<LaneState, kLanes> lanes_;
@@ -88,8 +89,6 @@ private:
     std::vector<std::vector<View>> open_;  // per tensor
     residency::Commands out_;
     StepResult result_;
-    residency::Instant prefetch_at_ = residency::kNever;
-    std::vector<residency::FetchAsked> hints_;
 };
 
 }  // namespace stepwell::schedule

@@ -85,8 +85,7 @@ Status Replay::Impl::run_lane(Lane number, bool *moved)
         lane.wait = Wait::kNothing;
         *moved = true;
         STW_TRY(perform(number));
-        prefetch();
-        STW_TRY(execute());
+        STW_TRY(prefetch());
     }
     return {};
 }

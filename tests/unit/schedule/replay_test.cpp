@@ -2,6 +2,8 @@
 // Claims about steps in virtual time.
 #include "tests/unit/schedule/replay_fixture.h"
 
+#include <utility>
+
 namespace stepwell::schedule {
 namespace {
 
@@ -115,11 +117,9 @@ TEST_F(ReplayTest, LanesRunBesideEachOtherAndWaitForWhatTheOtherWrites)
 class Once : public Prefetcher {
 public:
     explicit Once(residency::TensorId tensor) : tensor_(tensor) {}
-    Instant at(const Moment &, const residency::Core &core,
-               std::vector<residency::FetchAsked> &out) override
+    std::optional<residency::FetchAsked> next(const Moment &, const residency::Core &core) override
     {
-        if (asked_) return residency::kNever;
-        asked_ = true;
+        if (std::exchange(asked_, true)) return std::nullopt;
         residency::FetchAsked asked;
         residency::Request request;
         request.tensor = tensor_;
@@ -127,9 +127,11 @@ public:
         request.byte_count = core.spec(tensor_).bytes;
         asked.requests.push_back(request);
         asked.urgency = residency::Class::kPlanned;
-        out.push_back(asked);
-        return residency::kNever;
+        return asked;
     }
+    void ended(residency::FetchId, const Status &status) override { there += status.ok(); }
+
+    int there = 0;
 
 private:
     residency::TensorId tensor_;
@@ -146,6 +148,7 @@ TEST_F(ReplayTest, WhatIsAskedAheadIsReadBehindTheComputingAndAfterDemand)
     Once ahead(2);
     replay_->set_prefetcher(&ahead);
     const StepResult planned = run(step);
+    EXPECT_EQ(ahead.there, 1);
     // The first block of the plan is on the link already; the demand goes before the others.
     EXPECT_EQ(planned.stall_ns, 2 * kBlockNs);
     EXPECT_EQ(planned.step_ns, 7 * kBlockNs);

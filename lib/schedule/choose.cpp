@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Candidates and their replays.
+#include "lib/schedule/choose.h"
+
+#include <algorithm>
+#include <set>
+
+namespace stepwell::schedule {
+namespace {
+
+constexpr size_t kWarmSteps = 2;      // until what is where no longer hangs on how it began
+constexpr size_t kMeasuredSteps = 2;  // some policies alternate
+
+double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
+{
+    double sum = 0;
+    for (size_t i = 0; i < links.size(); ++i) {
+        sum += static_cast<double>(links[i].bytes) * 1e9 / machine.links[i].bytes_per_s;
+    }
+    return sum;
+}
+
+void add(Verdict &verdict, const StepResult &result)
+{
+    verdict.step_ns += result.step_ns;
+    verdict.read_bytes += result.read_bytes;
+    verdict.hit_bytes += result.hit_bytes;
+    verdict.links.resize(result.links.size());
+    for (size_t i = 0; i < result.links.size(); ++i) {
+        verdict.links[i].bytes += result.links[i].bytes;
+        verdict.links[i].transfers += result.links[i].transfers;
+        verdict.links[i].busy_ns += result.links[i].busy_ns;
+    }
+}
+
+bool more_somewhere(const Verdict &one, const Verdict &other)
+{
+    for (size_t i = 0; i < one.links.size(); ++i) {
+        if (one.links[i].bytes > other.links[i].bytes) return true;
+    }
+    return false;
+}
+
+bool better(const Verdict &one, const Verdict &other)
+{
+    return one.link_ns != other.link_ns ? one.link_ns < other.link_ns : one.step_ns < other.step_ns;
+}
+
+}  // namespace
+
+std::string Candidate::name() const
+{
+    switch (rule) {
+    case Rule::kLastUse: return "last use";
+    case Rule::kNextUse:
+        return number > 0 ? format_text("next use, write-back %g", number) : "next use";
+    case Rule::kPinRole: return format_text("pin role %g", number);
+    case Rule::kZigZag: return "zig-zag";
+    case Rule::kOftenUsed: return format_text("often used, fading %g", number);
+    case Rule::kKept: return format_text("kept, way %g", number);
+    }
+    return "";
+}
+
+std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec> &specs)
+{
+    std::vector<Candidate> candidates = {
+        {Rule::kLastUse, 0},   {Rule::kNextUse, 0}, {Rule::kNextUse, 0.125}, {Rule::kNextUse, 0.25},
+        {Rule::kNextUse, 0.5}, {Rule::kNextUse, 1}, {Rule::kZigZag, 0}};
+    std::set<uint32_t> roles;
+    for (const residency::TensorSpec &spec : specs) roles.insert(spec.role);
+    for (const uint32_t role : roles) {
+        candidates.push_back({Rule::kPinRole, static_cast<double>(role)});
+    }
+    for (uint32_t way = 0; way < kKeepingWays; ++way) {
+        candidates.push_back({Rule::kKept, static_cast<double>(way)});
+    }
+    return candidates;
+}
+
+std::vector<Candidate> online_candidates()
+{
+    std::vector<Candidate> candidates = {{Rule::kLastUse, 0}, {Rule::kNextUse, 0}};
+    for (const double fading : {0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.999}) {
+        candidates.push_back({Rule::kOftenUsed, fading});
+    }
+    return candidates;
+}
+
+std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &machine,
+                                    const std::vector<residency::TensorSpec> &specs,
+                                    const Uses &uses)
+{
+    switch (candidate.rule) {
+    case Rule::kLastUse: return std::make_unique<LastUse>();
+    case Rule::kNextUse: return std::make_unique<NextUse>(uses, candidate.number);
+    case Rule::kPinRole:
+        return std::make_unique<PinRole>(uses, specs, static_cast<uint32_t>(candidate.number));
+    case Rule::kZigZag: return std::make_unique<ZigZag>(uses);
+    case Rule::kOftenUsed: return std::make_unique<OftenUsed>(candidate.number);
+    case Rule::kKept: {
+        const auto way = static_cast<uint32_t>(candidate.number);
+        return std::make_unique<Kept>(uses, plan_keeping(uses, specs, machine, 0, way), 0);
+    }
+    }
+    return nullptr;
+}
+
+Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
+                      const std::vector<residency::TensorSpec> &specs, const Step &step)
+{
+    Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
+    if (!opened.ok()) return std::move(opened.status());
+    Replay &replay = *opened.value();
+    const Uses uses(step, specs.size());
+    const std::unique_ptr<Policy> policy = make_policy(candidate, machine, specs, uses);
+    STW_TRY(replay.fill_what_is_read(step));
+    replay.set_policy(policy.get());
+    Verdict verdict;
+    verdict.candidate = candidate;
+    for (size_t i = 0; i < kWarmSteps + kMeasuredSteps; ++i) {
+        Result<StepResult> result = replay.step(step);
+        if (!result.ok()) return std::move(result.status());
+        if (i >= kWarmSteps) add(verdict, result.value());
+    }
+    replay.set_policy(nullptr);
+    verdict.link_ns = link_ns(machine, verdict.links);
+    return verdict;
+}
+
+Result<std::vector<Verdict>> choose(const Machine &machine,
+                                    const std::vector<residency::TensorSpec> &specs,
+                                    const Step &step)
+{
+    std::vector<Verdict> verdicts;
+    for (const Candidate &candidate : known_candidates(specs)) {
+        Result<Verdict> verdict = judge(candidate, machine, specs, step);
+        if (!verdict.ok()) return std::move(verdict.status());
+        verdicts.push_back(verdict.take());
+    }
+    std::stable_sort(verdicts.begin(), verdicts.end(), better);
+    const auto planned = [](const Verdict &verdict) {
+        return verdict.candidate.rule == Rule::kKept;
+    };
+    const auto single = std::find_if_not(verdicts.begin(), verdicts.end(), planned);
+    std::stable_partition(verdicts.begin(), single + 1, [&](const Verdict &verdict) {
+        return !planned(verdict) || !more_somewhere(verdict, *single);
+    });
+    return verdicts;
+}
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which policy for which step: every candidate is replayed, and the one whose bytes take the links
+// the least time is taken. Pure.
+#pragma once
+
+#include "lib/schedule/policies.h"
+
+namespace stepwell::schedule {
+
+enum class Rule : uint8_t { kLastUse, kNextUse, kPinRole, kZigZag, kOftenUsed, kKept };
+
+// A rule with its number: the role to pin, the part of a step that a write-back counts for, how
+// uses fade, the way of keeping.
+struct Candidate {
+    Rule rule = Rule::kLastUse;
+    double number = 0;
+    [[nodiscard]] std::string name() const;
+};
+
+// For steps that repeat: each policy by itself, and the planned ones.
+std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec> &specs);
+// For steps that differ: what needs no step, and the last step taken for the next.
+std::vector<Candidate> online_candidates();
+
+struct Verdict {
+    Candidate candidate;
+    double link_ns = 0;  // that the bytes take, over all links
+    uint64_t step_ns = 0;
+    std::vector<LinkUse> links;
+    uint64_t read_bytes = 0;
+    uint64_t hit_bytes = 0;
+};
+
+std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &machine,
+                                    const std::vector<residency::TensorSpec> &specs,
+                                    const Uses &uses);
+
+// The step again and again, until what it costs is that of a step in the middle of many.
+Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
+                      const std::vector<residency::TensorSpec> &specs, const Step &step);
+
+// Best first. One that moves fewer bytes in all than the best of the single policies, but more over
+// some link, stands behind it.
+Result<std::vector<Verdict>> choose(const Machine &machine,
+                                    const std::vector<residency::TensorSpec> &specs,
+                                    const Step &step);
+
+}  // namespace stepwell::schedule

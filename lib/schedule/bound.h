@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lower bound: what no schedule of a step can beat on a machine, whatever it keeps, evicts and
+// asks ahead. It follows from bytes, capacities, bandwidths and computing alone.
+// A part of the step that reads more than the place holds must move the difference meanwhile, and
+// what it writes beyond that must leave; parts that follow each other add up. Pure.
+#pragma once
+
+#include "lib/schedule/machine.h"
+#include "lib/schedule/step.h"
+
+namespace stepwell::schedule {
+
+enum class Limit : uint8_t { kCompute, kReads, kWrites, kGroup };
+
+struct Bound {
+    uint64_t step_ns = 0;
+    Limit limit = Limit::kCompute;                   // what it follows from
+    residency::PlaceId place = residency::kNoPlace;  // of kReads, kWrites: into it, out of it
+    uint64_t compute_ns = 0;                         // of the longer lane
+    std::vector<uint64_t> in_bytes;                  // by place, over all links into it
+    std::vector<uint64_t> out_bytes;
+    std::vector<uint64_t> link_bytes;  // by link; 0 where other links could carry it instead
+};
+
+// kCold: nothing is at any place but the farthest when the step begins. kAny: whatever is best, so
+// that the bound holds for every step of a run.
+enum class Start : uint8_t { kCold, kAny };
+
+Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs,
+               const Machine &machine, Start start);
+
+}  // namespace stepwell::schedule

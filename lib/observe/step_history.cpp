@@ -51,9 +51,10 @@ StallTotals &StallLedger::totals_of(std::string_view tensor) noexcept
 
 void StallLedger::add(std::string_view tensor, Stall cause, uint64_t ns) noexcept
 {
-    StallTotals &totals = totals_of(tensor);
-    ++totals.waits;
-    totals.ns[static_cast<uint32_t>(cause)] += ns;
+    for (StallTotals *totals : {&totals_of(tensor), &all_}) {
+        ++totals->waits;
+        totals->ns[static_cast<uint32_t>(cause)] += ns;
+    }
 }
 
 uint64_t StallLedger::metadata_bytes() const

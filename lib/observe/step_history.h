@@ -59,6 +59,7 @@ public:
         return tensors_;
     }
     [[nodiscard]] const StallTotals &others() const { return others_; }
+    [[nodiscard]] const StallTotals &all() const { return all_; }
     [[nodiscard]] uint64_t metadata_bytes() const;
 
 private:
@@ -66,6 +67,7 @@ private:
 
     std::map<std::string, StallTotals, std::less<>> tensors_;
     StallTotals others_;
+    StallTotals all_;
     uint64_t name_bytes_ = 0;
 };
 

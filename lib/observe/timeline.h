@@ -19,10 +19,11 @@ constexpr uint32_t kTimelineSpansMax = 1u << 22;
 // What a span is, and with it what its lane and bytes mean.
 enum class SpanKind : uint16_t {
     kTransfer = 1,   // lane: STW_LINK_*; detail: device; id: see transfer_id()
-    kStall = 2,      // lane: Stall; a fetch waited; id: tensor
+    kStall = 2,      // lane: Stall; a fetch waited; detail: thread of the program; id: tensor
     kUpdate = 3,     // lane: thread of the update pool; one chunk; id: tensor
     kStep = 4,       // lane: number of the phase; id: number of the step
     kTierBytes = 5,  // a sample at start_ns; lane: STW_TIER_*; detail: device; bytes: in use
+    kUse = 6,        // lane: thread of the program; a fetch was asked and granted; id: tensor
 };
 
 struct Span {

@@ -259,7 +259,7 @@ void Window::write_lane(JsonWriter &json, const LaneKey &key,
     json.begin_object();
     if (kind == static_cast<uint32_t>(SpanKind::kTransfer)) {
         json.member("kind", "link");
-        json.member("lane", link_name(lane));
+        json.member("lane", lane == 0 ? "within_tier" : link_name(lane));
     } else if (kind == static_cast<uint32_t>(SpanKind::kStall)) {
         json.member("kind", "stall");
         json.member("lane", observe::stall_name(observe::Stall(lane)));

@@ -136,6 +136,7 @@ struct TimelineData {
     std::string name;                      // of the process in the trace
     uint64_t origin_ns = 0;                // time 0 of the trace: when the runtime was opened
     std::vector<std::string> phase_names;  // by lane of kStep; missing ones get a number
+    std::vector<TensorName> tensors;
     observe::TimelineSnapshot snapshot;
 };
 

@@ -3,6 +3,7 @@
 // spans of one lane that overlap (a queue of transfers) must not share a thread: each goes to the
 // first row of its lane that is free when it begins. A row is a thread of the trace, with a name.
 #include "lib/report/file.h"
+#include "lib/report/flows.h"
 #include "lib/report/json.h"
 #include "lib/report/report.h"
 
@@ -26,17 +27,18 @@ uint32_t order_of(SpanKind kind)
 {
     switch (kind) {
     case SpanKind::kStep: return 0;
-    case SpanKind::kStall: return 1;
-    case SpanKind::kUpdate: return 2;
-    case SpanKind::kTransfer: return 3;
-    case SpanKind::kTierBytes: return 4;
+    case SpanKind::kUse: return 1;
+    case SpanKind::kStall: return 2;
+    case SpanKind::kUpdate: return 3;
+    case SpanKind::kTransfer: return 4;
+    case SpanKind::kTierBytes: return 5;
     }
-    return 5;
+    return 6;
 }
 
 const char *category(SpanKind kind)
 {
-    static constexpr const char *kNames[] = {"step",     "stall",      "update",
+    static constexpr const char *kNames[] = {"step",     "compute",    "stall",  "update",
                                              "transfer", "tier bytes", "unknown"};
     return kNames[order_of(kind)];
 }
@@ -69,7 +71,8 @@ private:
     {
         return ns - std::min(ns, data_.origin_ns);
     }
-    void write_span(const Span &span);
+    uint64_t write_span(const Span &span);  // its thread
+    void write_flow(const char *phase, uint64_t id, uint64_t thread, uint64_t ns);
     void write_sample(const Span &span);
     void write_name(const char *what, uint64_t thread, std::string_view name);
     void write_rows();
@@ -97,10 +100,11 @@ std::string TraceWriter::lane_name(const LaneKey &key) const
     std::string name;
     switch (key.order) {
     case 0: return "step: " + phase_name(key.lane);
-    case 1: return std::string("stall: ") + observe::stall_name(observe::Stall(key.lane));
-    case 2: return format_text("update: thread %u", key.lane);
-    case 3: name = link_name(key.lane); break;
-    case 4: name = std::string(tier_name(key.lane)) + " bytes"; break;
+    case 1: return format_text("compute: thread %u", key.lane);
+    case 2: return std::string("stall: ") + observe::stall_name(observe::Stall(key.lane));
+    case 3: return format_text("update: thread %u", key.lane);
+    case 4: name = key.lane == 0 ? "within a tier" : link_name(key.lane); break;
+    case 5: name = std::string(tier_name(key.lane)) + " bytes"; break;
     default: return format_text("unknown %u", key.lane);
     }
     return key.device == 0 ? name : name + format_text(", device %u", key.device);
@@ -121,22 +125,24 @@ uint32_t TraceWriter::row_of(Lane &lane, const Span &span)
     return static_cast<uint32_t>(row - rows.begin());
 }
 
-void TraceWriter::write_span(const Span &span)
+uint64_t TraceWriter::write_span(const Span &span)
 {
     const LaneKey key = key_of(span);
     Lane &lane = lanes_[key];
-    const uint32_t row = row_of(lane, span);
+    const uint64_t thread = uint64_t{lane.number} * kRowNumbers + row_of(lane, span) + 1;
     json_.begin_object();
     json_.member("ph", "X");
     if (span.kind == SpanKind::kStep) {
         json_.member("name", format_text("%s %llu", phase_name(span.lane).c_str(),
                                          static_cast<unsigned long long>(span.id)));
+    } else if (span.kind == SpanKind::kUpdate || span.kind == SpanKind::kUse) {
+        json_.member("name", category(span.kind));
     } else {
-        json_.member("name", span.kind == SpanKind::kUpdate ? "update" : lane_name(key));
+        json_.member("name", lane_name(key));
     }
     json_.member("cat", category(span.kind));
     json_.member("pid", kProcess);
-    json_.member("tid", uint64_t{lane.number} * kRowNumbers + row + 1);
+    json_.member("tid", thread);
     json_.key("ts");
     json_.microseconds(since_origin(span.start_ns));
     json_.key("dur");
@@ -146,7 +152,27 @@ void TraceWriter::write_span(const Span &span)
     const bool moves = span.kind == SpanKind::kTransfer;
     json_.member("id", moves ? uint64_t{observe::block_of(span)} : span.id);
     json_.member("bytes", span.bytes);
+    const bool has_tensor =
+        moves || span.kind == SpanKind::kStall || span.kind == SpanKind::kUpdate;
+    if (has_tensor) json_.member("tensor", name_of(data_.tensors, span));
     json_.end_object();
+    json_.end_object();
+    return thread;
+}
+
+// Perfetto binds both ends to the slice around them ("bp": "e" says so of the end).
+void TraceWriter::write_flow(const char *phase, uint64_t id, uint64_t thread, uint64_t ns)
+{
+    json_.begin_object();
+    json_.member("ph", phase);
+    json_.member("name", "use");
+    json_.member("cat", "flow");
+    json_.member("id", id);
+    json_.member("pid", kProcess);
+    json_.member("tid", thread);
+    json_.key("ts");
+    json_.microseconds(since_origin(ns));
+    if (*phase == 'f') json_.member("bp", "e");
     json_.end_object();
 }
 
@@ -203,15 +229,11 @@ void TraceWriter::write_rows()
 
 void TraceWriter::write()
 {
-    const auto &spans = data_.snapshot.spans;
-    std::vector<const Span *> sorted;  // rows are given away in the order of time
-    sorted.reserve(spans.size());
+    // Rows are given away in the order of time.
+    const std::vector<Span> spans = drawn_spans(data_.snapshot);
     for (const Span &span : spans) {
-        sorted.push_back(&span);
         if (span.kind != SpanKind::kTierBytes) lanes_.try_emplace(key_of(span));
     }
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const Span *a, const Span *b) { return a->start_ns < b->start_ns; });
     uint32_t number = 0;
     for (auto &[key, lane] : lanes_) lane.number = number++;
 
@@ -225,12 +247,18 @@ void TraceWriter::write()
     json_.key("traceEvents");
     json_.begin_array();
     write_name("process_name", 0, data_.name);
-    for (const Span *span : sorted) {
-        if (span->kind == SpanKind::kTierBytes) {
-            write_sample(*span);
+    std::vector<uint64_t> threads(spans.size());
+    for (size_t i = 0; i < spans.size(); ++i) {
+        if (spans[i].kind == SpanKind::kTierBytes) {
+            write_sample(spans[i]);
         } else {
-            write_span(*span);
+            threads[i] = write_span(spans[i]);
         }
+    }
+    uint64_t id = 0;
+    for (const Flow &flow : flows_of(data_.snapshot, spans)) {
+        write_flow("s", ++id, threads[flow.from], flow.from_ns);
+        write_flow("f", id, threads[flow.to], flow.to_ns);
     }
     write_rows();
     json_.end_array();

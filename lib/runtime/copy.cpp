@@ -156,7 +156,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
         chunk.element_begin = next;
         chunk.element_count = chunk_elements(copy, next);
         ask_chunk(chunk, copy);
-        await(chunk.waiter);
+        await(chunk.waiter, tensor->id);
         status = std::move(chunk.waiter.status);
         if (!status.ok()) break;
         status = body(chunk_pointer(chunk, copy), chunk.element_begin, chunk.element_count);

@@ -171,6 +171,7 @@ void Runtime::ask(Waiter &waiter, Commands &out)
     const bool copied = waiter.fetch == 0 && waiter.snapshot;
     const residency::FetchId before = copied ? waiter.snapshot->chunk.fetch : waiter.fetch;
     if (copied) std::erase(snapshots_, waiter.snapshot.get());
+    misses_ += waiter.fetch == 0;
     waiter.fetch = core_.fetch(asked_of(waiter), now(), out);
     waiters_[waiter.fetch] = &waiter;
     sleep_follows(before, waiter.fetch);
@@ -210,7 +211,7 @@ Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
     if (needs_copies(waiter.plan)) waiter.status = copy_out(waiter);
     if (!waiter.status.ok() || waiter.plan.ranges.empty()) return finish_fetch(waiter, views_out);
     STW_TRY(start_fetch(waiter));
-    await(waiter);
+    await(waiter, waiter.plan.ranges.front().tensor->id);
     return finish_fetch(waiter, views_out);
 }
 

@@ -166,6 +166,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         {
             std::lock_guard<std::mutex> lock(mutex_);
             pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
+            if (range.tensor->moved) note_use(*range.tensor, waiter.begin, waiter.owner);
         }
         const Place &at = places_[grant.place];
         if (range.access == STW_REDUCE && pointer) {

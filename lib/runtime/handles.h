@@ -57,6 +57,7 @@ struct stw_tensor {
     uint64_t serial = 0;        // counts creations; the order of stw_tensor_next
     uint64_t last_use = 0;      // number of the access, 0: none; under the runtime's lock
     uint64_t created_ns = 0;    // what happened to its number before was another tensor's
+    bool moved = false;         // since it was last used, as the core knows
     void *optimizer = nullptr;  // that holds it
 };
 

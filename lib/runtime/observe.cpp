@@ -347,6 +347,7 @@ Status Runtime::write_timeline(const char *path)
     {
         std::lock_guard<std::mutex> lock(mutex_);
         for (const std::unique_ptr<Phase> &phase : phases_) data.phase_names.push_back(phase->name);
+        data.tensors = tensor_names();
     }
     data.snapshot = timeline_->snapshot();
     return report::write_timeline(path, data);

@@ -353,7 +353,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     Status status = body.optimizer->step(step, &result);
     if (result_out) {
         std::lock_guard<std::mutex> lock(mutex_);
-        add_stall_of(current_step(), observe::Stall::kUpdate, 0, begin, now());
+        add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());
     }
     log_timeout(status);
     if (!status.ok()) return status;

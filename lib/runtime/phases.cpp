@@ -206,6 +206,7 @@ void Runtime::add_stall_of(uint64_t step, observe::Stall cause, residency::Tenso
     span.end_ns = end;
     span.kind = observe::SpanKind::kStall;
     span.lane = static_cast<uint16_t>(cause);
+    span.detail = owner_number();
     span.id = tensor;
     timeline_->record(span);
     const stw_tensor *handle = handle_of(tensor);

@@ -338,7 +338,8 @@ private:
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const;
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
                       residency::Instant begin, residency::Instant end);
-    void await(Waiter &waiter);
+    // The wait is put down to the tensor.
+    void await(Waiter &waiter, residency::TensorId tensor);
     void sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock, residency::Instant deadline,
                   bool until_answered);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
@@ -360,6 +361,7 @@ private:
     Status release_copy(stw_view &view, uint32_t flags);
     Status sticky_error(residency::TensorId tensor);
     void note_access(residency::TensorId tensor);
+    void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread);
     // Null for the library's own.
     [[nodiscard]] stw_tensor *handle_of(residency::TensorId tensor) const
     {
@@ -561,7 +563,10 @@ private:
     std::vector<std::unique_ptr<Phase>> phases_;
     observe::StepHistory steps_;
     observe::StallLedger stalls_;
-    residency::Instant sampled_ns_ = 0;           // when bytes per tier were recorded last
+    residency::Instant sampled_ns_ = 0;  // when bytes per tier were recorded last
+    residency::Instant drained_ns_ = 0;  // when the core heard of hits last
+    uint64_t hits_ = 0;                  // that it has heard of
+    uint64_t misses_ = 0;
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <utility>
 
 namespace stepwell {
 
@@ -62,7 +63,11 @@ void Runtime::submit_transfers(Commands &out)
         transfers.swap(out.transfers);
         std::vector<transfer::Job> jobs;
         jobs.reserve(transfers.size());
-        for (const residency::Transfer &transfer : transfers) jobs.push_back(job_of(transfer));
+        for (const residency::Transfer &transfer : transfers) {
+            jobs.push_back(job_of(transfer));
+            stw_tensor *handle = handle_of(transfer.tensor);
+            if (handle && transfer.to != nvme_place_) handle->moved = true;
+        }
         const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
         if (status.ok()) continue;
         for (const residency::Transfer &transfer : transfers) {
@@ -158,7 +163,7 @@ void Runtime::engine_span(void *user, const transfer::Span &span)
     out.end_ns = span.end_ns;
     out.kind = observe::SpanKind::kTransfer;
     out.lane = static_cast<uint16_t>(span.link);
-    out.detail = span.memory == transfer::kNvme ? 0 : span.memory;
+    out.detail = span.memory < runtime->host_place_ ? span.memory : 0;
     out.id = observe::transfer_id(span.block, span.tensor);
     out.bytes = span.bytes;
     runtime->timeline_->record(out);
@@ -182,10 +187,27 @@ void Runtime::background(residency::TensorId tensor, const Status &status)
 
 void Runtime::drain_hits()
 {
-    views_.drain_hits([this](residency::TensorId tensor, PlaceId place) {
+    const residency::Instant since = std::exchange(drained_ns_, now());
+    views_.drain_hits([&](residency::TensorId tensor, PlaceId place, uint32_t thread) {
         core_.touch(tensor, place);
         note_access(tensor);
+        ++hits_;
+        stw_tensor *handle = handle_of(tensor);
+        if (handle && handle->moved) note_use(*handle, since, thread);
     });
+}
+
+// Under the lock. The first use of what was moved, for the timeline: between `begin` and now.
+void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
+{
+    tensor.moved = false;
+    observe::Span span;
+    span.start_ns = begin;
+    span.end_ns = now();
+    span.kind = observe::SpanKind::kUse;
+    span.lane = static_cast<uint16_t>(thread);
+    span.id = tensor.id;
+    timeline_->record(span);
 }
 
 void Runtime::note_access(residency::TensorId tensor)

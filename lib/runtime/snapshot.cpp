@@ -102,7 +102,7 @@ Status Runtime::copy_out(Waiter &waiter)
     STW_TRY(prepare_snapshot(waiter));
     Snapshot &work = *waiter.snapshot;
     while (next_chunk(work)) {
-        await(work.chunk);
+        await(work.chunk, work.parts[work.next.part].tensor->id);
         copy_chunk(work);
     }
     return std::move(work.status);

@@ -140,7 +140,7 @@ public:
             for (; head != tail; ++head) {
                 const uint64_t hit = state->hits[head % ThreadState::kHits];
                 body(static_cast<residency::TensorId>(hit >> 8),
-                     static_cast<residency::PlaceId>(hit & 0xff));
+                     static_cast<residency::PlaceId>(hit & 0xff), state->number);
             }
             state->hits_head.store(head, std::memory_order_release);
         }

@@ -137,7 +137,7 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
     if (mine != sleepers_.end()) sleepers_.erase(mine);
 }
 
-void Runtime::await(Waiter &waiter)
+void Runtime::await(Waiter &waiter, residency::TensorId tensor)
 {
     std::unique_lock<std::mutex> lock(mutex_);
     if (waiter.done) return;
@@ -149,10 +149,7 @@ void Runtime::await(Waiter &waiter)
         act([&](Core &core, Commands &out) { core.tick(now(), out); });
         lock.lock();
     }
-    const std::vector<Range> &ranges = waiter.plan.ranges;
-    const std::vector<Range> &asked = ranges.empty() ? waiter.plan.copied : ranges;
-    const residency::TensorId first = asked.empty() ? residency::kNone : asked.front().tensor->id;
-    add_stall_of(waiter.plan.step, waiter.cause, first, begin, now());
+    add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, now());
 }
 
 }  // namespace stepwell

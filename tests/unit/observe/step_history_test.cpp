@@ -51,6 +51,7 @@ TEST(StallLedger, WhatHasNoPlaceIsCountedWithTheOthers)
     EXPECT_EQ(ledger.tensors().at("tensor.0").waits, 2u) << "a name that has a place keeps it";
     EXPECT_EQ(ledger.others().waits, 3u);
     EXPECT_EQ(ledger.others().total_ns(), 6u);
+    EXPECT_EQ(ledger.all().waits, kStalledTensorsKept + 4);
     EXPECT_GT(ledger.metadata_bytes(), kStalledTensorsKept * sizeof(StallTotals));
 }
 

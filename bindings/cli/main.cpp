@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command `stepwell`. Exit status: 0; 1 when a directory cannot have a tier, something could
-// not be measured or the output cannot be written; 2 for a wrong command line.
+// not be measured, a model cannot be trained, or the output cannot be written; 2 for a wrong
+// command line.
 #include "bench.h"
 #include "info.h"
 #include "machine_profile.h"
 #include "options.h"
 #include "report_page.h"
+#include "simulate/located_json.h"
 #include "text.h"
 #include "tune_text.h"
 #include "whole_file.h"
@@ -134,6 +136,26 @@ int run_report(const Options &options)
     return print(to + "\n") ? EXIT_SUCCESS : kExitFailed;
 }
 
+int run_simulate_command(const Options &options)
+{
+    const bool plans = options.command == Command::kPlan;
+    try {
+        std::string text;
+        {
+            ProgressLine line(stderr);
+            const auto show = [&](const std::string &what, double share) {
+                line.show(what, share);
+            };
+            text = plans ? run_plan(options.simulate) : run_simulate(options.simulate, show);
+        }
+        return print(text) ? EXIT_SUCCESS : kExitFailed;
+    } catch (const Refused &refused) {
+        const char *const who = plans ? "plan" : "simulate";
+        std::fprintf(stderr, "stepwell %s: %s\n", who, refused.what());
+        return kExitFailed;
+    }
+}
+
 int run(int argc, char **argv)
 {
     const Parsed parsed = parse_options(argc, argv);
@@ -146,6 +168,8 @@ int run(int argc, char **argv)
     if (parsed.options.command == Command::kTune) return run_tune(parsed.options);
     if (parsed.options.command == Command::kBench) return run_bench_command(parsed.options);
     if (parsed.options.command == Command::kReport) return run_report(parsed.options);
+    if (parsed.options.command == Command::kSimulate || parsed.options.command == Command::kPlan)
+        return run_simulate_command(parsed.options);
     const std::string version = std::string("stepwell ") + stw_version_string() + ", ABI " +
                                 std::to_string(stw_abi_version()) + "\n";
     return print(version) ? EXIT_SUCCESS : kExitFailed;

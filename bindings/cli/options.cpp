@@ -10,14 +10,22 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown = "it knows info, tune, bench, report, version, --version and --help";
+constexpr const char *kKnown =
+    "it knows info, tune, bench, report, simulate, plan, version, --version and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
 constexpr const char *kTuneKnows =
     "it knows --output, --seconds, --size, --json and --help, and takes directories";
 constexpr const char *kBenchKnows =
     "it knows --seconds, --size, --json and --help, and takes one directory";
 constexpr const char *kReportKnows = "it knows --output and --help, and takes one report";
+constexpr const char *kSimulateKnows =
+    "it knows --ranks, --sweep, --output, --exposed-update, --no-overlap, --gpu-memory, "
+    "--gpu-flops, --json and --help, and takes a model and a machine";
+constexpr const char *kPlanKnows =
+    "it knows --ranks, --exposed-update, --no-overlap, --gpu-memory, --gpu-flops, --json and "
+    "--help, and takes a model and a machine";
 constexpr const char *kVersionKnows = "it knows --help alone";
+constexpr uint64_t kRanksMax = 1'000'000'000;
 constexpr double kSecondsMin = 1;
 constexpr double kSecondsMax = 3600;
 constexpr uint64_t kBytesMin = 32 << 20;
@@ -48,7 +56,46 @@ std::optional<uint64_t> parse_size(std::string text)
 struct Words {
     std::string seconds;
     std::string size;
+    std::string ranks;
 };
+
+void add_simulate(CLI::App *app, Words *words, Options *options)
+{
+    SimulateOptions &simulate = options->simulate;
+    app->add_option("MODEL", simulate.model, "a model file, or the name of an example");
+    app->add_option("MACHINE", simulate.machine,
+                    "a machine file, the name of an example, a profile of tune, or this-host");
+    app->add_option("--ranks", words->ranks, "of the machine's GPUs so many, not all");
+    app->add_flag("--exposed-update", simulate.exposed_update,
+                  "the optimizer between two steps, not beside the next forward pass");
+    app->add_flag("--no-overlap", simulate.no_overlap,
+                  "nothing is fetched, gathered or summed beside the computation");
+    app->add_option("--gpu-memory", simulate.gpu_memory, "with a profile: 24GB");
+    app->add_option("--gpu-flops", simulate.gpu_flops, "with a profile: 150TFLOPS");
+    app->add_flag("--json", simulate.json, "the same as JSON");
+}
+
+// "" or what is wrong.
+std::string check_simulate(const std::string &who, bool plans, const Words &words, Options *options)
+{
+    SimulateOptions &simulate = options->simulate;
+    if (simulate.model.empty() || simulate.machine.empty())
+        return who + " needs a model and a machine; give a file of each, or the name of an "
+                     "example.";
+    if (!words.ranks.empty()) {
+        const std::optional<uint64_t> ranks = parse_number(words.ranks);
+        if (!ranks || *ranks < 1 || *ranks > kRanksMax)
+            return who + " takes --ranks from 1 on, not '" + printable(words.ranks) + "'.";
+        simulate.ranks = static_cast<uint32_t>(*ranks);
+    }
+    if (plans) return "";
+    simulate.plot = options->output;
+    const std::string why = why_no_sweep(simulate.sweep);
+    if (!why.empty()) return who + ": " + why + ".";
+    if (!simulate.plot.empty() && simulate.sweep.empty())
+        return who + " plots a sweep; --output needs --sweep.";
+    return "";
+}
 
 // "" or what is wrong with the values of flags.
 std::string take_values(const std::string &who, const Words &words, Options *options)
@@ -117,6 +164,15 @@ Parsed parse_options(int argc, const char *const *argv)
         ->add_option("-o,--output", options.output,
                      "the page; else the report's name with .html; -: standard output")
         ->type_name("FILE");
+    CLI::App *simulate = app.add_subcommand(
+        "simulate", "How fast a model would train on a machine, by the scheduler itself in virtual "
+                    "time");
+    simulate->add_option("--sweep", options.simulate.sweep,
+                         "a table over params=0.5T,1T,... or ranks=64,128,...");
+    simulate->add_option("-o,--output", options.output, "a file for the sweep as a plot, SVG");
+    CLI::App *plan = app.add_subcommand(
+        "plan", "The smallest budgets with which a model trains as fast as the machine lets it");
+    for (CLI::App *asks : {simulate, plan}) add_simulate(asks, &words, &options);
     for (CLI::App *measures : {tune, bench}) {
         measures->add_option("--seconds", words.seconds, "how long, about: 1 to 3600")
             ->type_name("N");
@@ -134,6 +190,8 @@ Parsed parse_options(int argc, const char *const *argv)
                     {tune, Command::kTune, kTuneKnows},
                     {bench, Command::kBench, kBenchKnows},
                     {report, Command::kReport, kReportKnows},
+                    {simulate, Command::kSimulate, kSimulateKnows},
+                    {plan, Command::kPlan, kPlanKnows},
                     {version, Command::kVersion, kVersionKnows}};
     for (const auto &command : commands) command.app->allow_extras();
     try {
@@ -159,6 +217,10 @@ Parsed parse_options(int argc, const char *const *argv)
                            : unknown(who, command.app->remaining(), command.known);
     }
     if (parsed.error.empty()) parsed.error = check_paths(options);
+    const bool plans = options.command == Command::kPlan;
+    if (parsed.error.empty() && (plans || options.command == Command::kSimulate))
+        parsed.error =
+            check_simulate(plans ? "stepwell plan" : "stepwell simulate", plans, words, &options);
     return parsed;
 }
 

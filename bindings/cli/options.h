@@ -2,21 +2,24 @@
 // The command line.
 #pragma once
 
+#include "simulate/simulate.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace stepwell::cli {
 
-enum class Command { kNone, kInfo, kTune, kBench, kReport, kVersion };
+enum class Command { kNone, kInfo, kTune, kBench, kReport, kSimulate, kPlan, kVersion };
 
 struct Options {
     Command command = Command::kNone;
     std::vector<std::string> paths;
     bool json = false;
-    std::string output;  // of tune and report; "": the usual place
-    double seconds = 0;  // 0: the command's own
-    uint64_t bytes = 0;  // 0: the command's own
+    std::string output;        // of tune and report; "": the usual place
+    double seconds = 0;        // 0: the command's own
+    uint64_t bytes = 0;        // 0: the command's own
+    SimulateOptions simulate;  // of simulate and plan
 };
 
 // What is wrong is one sentence in `error`; what was asked for and ends the program (--help) is in

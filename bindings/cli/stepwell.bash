@@ -5,25 +5,28 @@ _stepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W 'info tune bench report version --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'info tune bench report simulate plan version --help --version' -- "$word")
     elif [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^(-o|--output)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
-    elif [[ ${COMP_WORDS[COMP_CWORD - 1]} == --s* ]]; then
+    elif [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^--(s|ranks|gpu-) ]]; then
         return # a number
     elif [[ $word == -* ]]; then
         local flags='--help'
+        local asks='--json --exposed-update --gpu-flops --gpu-memory --no-overlap --ranks'
         case ${COMP_WORDS[1]} in
         info) flags+=' --json' ;;
         tune) flags+=' --json --output --seconds --size' ;;
         bench) flags+=' --json --seconds --size' ;;
         report) flags+=' --output' ;;
+        simulate) flags+=" $asks --output --sweep" ;;
+        plan) flags+=" $asks" ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$word")
     elif [[ ${COMP_WORDS[1]} =~ ^(info|tune|bench)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
-    elif [[ ${COMP_WORDS[1]} == report ]]; then
+    elif [[ ${COMP_WORDS[1]} =~ ^(report|simulate|plan)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
     fi

@@ -12,8 +12,8 @@ namespace {
 using residency::kNone;
 using residency::TensorSpec;
 
-// A runtime's blocks have 2 MiB, and small tensors share them. Here each tensor has its own, and they
-// are cut so that slices of parameters fill them.
+// A runtime's blocks have 2 MiB, and small tensors share them. Here each tensor has its own, and
+// they are cut so that slices of parameters fill them.
 constexpr uint64_t kBlockBytes = 2 << 20;
 constexpr uint64_t kBlockBytesMin = 64 << 10;
 constexpr uint64_t kPageBytes = 4096;
@@ -84,6 +84,8 @@ private:
     std::vector<std::string> names_;  // of tiles
     std::vector<uint64_t> checkpoint_bytes_;
     std::vector<uint64_t> shard_parameters_;
+    uint64_t whole_bytes_ = 0;  // of the largest tile and its gradient
+    uint64_t shard_bytes_ = 0;  // of its slices
     uint64_t fixed_bytes_ = 0;  // of the device: no tensor rests there
     uint64_t ahead_ = 0;        // likewise, where it is to spare
 };
@@ -171,7 +173,8 @@ Status Builder::reserve_device()
     // What is more serves to look ahead, up to a quarter of the memory.
     ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
                        budget(kDevicePlace) / 4});
-    layout_.window_bytes = 2 * (whole + shard);
+    whole_bytes_ = whole;
+    shard_bytes_ = shard;
     fixed_bytes_ = needed;
     return {};
 }
@@ -201,11 +204,11 @@ Result<PlaceId> Builder::home_of(const Role &role, const std::string &name, uint
     }
     return Status::error(STW_ERROR_BUDGET,
                          "'%s' does not fit into %s by %llu bytes when it is created: it has %s, "
-                         "and %s of %s are left",
+                         "and %s of the %s in %s are left",
                          name.c_str(), role.home == Home::kAuto ? "any tier" : kPlaceNames[first],
                          static_cast<unsigned long long>(bytes - std::min(bytes, free)),
                          bytes_text(bytes).c_str(), bytes_text(free).c_str(),
-                         bytes_text(budget(last)).c_str());
+                         bytes_text(budget(last)).c_str(), kPlaceNames[last]);
 }
 
 Result<TensorId> Builder::add(const Role &role, const std::string &name, uint64_t bytes,
@@ -291,7 +294,9 @@ Status Builder::place_all()
     if (on_device) STW_TRY(place_checkpoints());
     for (Tile &tile : layout_.tiles) tile.update_at = nearest;
     const uint64_t used = layout_.promised_bytes[kDevicePlace] + fixed_bytes_;
-    layout_.window_bytes += std::min(ahead_, budget(kDevicePlace) - used);
+    const uint64_t left = std::min(ahead_, budget(kDevicePlace) - used);
+    layout_.tiles_ahead = static_cast<uint32_t>(2 + left / (whole_bytes_ + shard_bytes_));
+    layout_.whole_bytes = layout_.tiles_ahead * whole_bytes_;
     return gathers() ? add_wholes() : Status();
 }
 

@@ -50,7 +50,8 @@ struct Layout {
     uint32_t gather_ranks = 1;  // that hold slices of the same whole
     uint64_t block_bytes = 0;
     Budgets budgets;
-    uint64_t window_bytes = 0;       // of the device, for what is gathered ahead
+    uint32_t tiles_ahead = 0;        // fetched and gathered before they are needed, at most
+    uint64_t whole_bytes = 0;        // of the device, for these and for gradients before the sum
     uint64_t host_window_bytes = 0;  // for what is updated, where that is the host
     uint64_t working_bytes = 0;      // of the device, no tensor's
     uint32_t layers = 0;             // each with one checkpoint

@@ -32,11 +32,7 @@ public:
           dropped_(layout.specs.size(), kNoOp),
           kept_(layout.layers, kNoOp)
     {
-        uint64_t largest = 1;
-        for (const Tile &tile : layout.tiles)
-            largest = std::max({largest, tile.whole_bytes + tile.gradient_whole_bytes});
-        const uint64_t fits = layout.window_bytes / largest;
-        ahead_ = schedule.overlap ? std::max<uint64_t>(fits, 2) : 1;
+        ahead_ = schedule.overlap ? layout.tiles_ahead : 1;
     }
 
     Program write(uint32_t steps)

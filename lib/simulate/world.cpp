@@ -38,7 +38,7 @@ residency::Config config_of(const Layout &layout)
         at.cpu_access = place == kHostPlace;
         at.maps = place != kNvmePlace;  // views need no runs of slots
         if (place == kDevicePlace && layout.gather_ranks > 1)
-            at.whole_blocks = static_cast<uint32_t>(layout.window_bytes / layout.block_bytes);
+            at.whole_blocks = static_cast<uint32_t>(layout.whole_bytes / layout.block_bytes);
         config.places.push_back(at);
     }
     return config;
@@ -117,6 +117,14 @@ Status World::fill(Rank &rank)
     for (const residency::TensorSpec &spec : layout_.specs) {
         Result<TensorId> made = rank.core.create(spec);
         if (!made.ok()) return std::move(made.status());
+    }
+    // What rests at a place leaves after what passes through, which is found behind any number of
+    // colder blocks that stay.
+    for (const PlaceId place : {kDevicePlace, kHostPlace}) {
+        std::vector<residency::Score> scores;
+        for (TensorId tensor = 0; tensor < layout_.specs.size(); ++tensor)
+            scores.push_back({tensor, layout_.specs[tensor].policy.home == place ? 1.0 : 0.0});
+        rank.core.score(place, scores.data(), scores.size());
     }
     for (const TensorId tensor : layout_.filled) STW_TRY(fill_tensor(rank, tensor));
     return {};

@@ -27,19 +27,17 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
-    EXPECT_EQ(
-        parse({"fly"}).error,
-        "stepwell does not know 'fly'; it knows info, tune, bench, report, version, --version and "
-        "--help.");
+    EXPECT_EQ(parse({"fly"}).error, "stepwell does not know 'fly'; it knows info, tune, bench, "
+                                    "report, simulate, plan, version, "
+                                    "--version and --help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
               "directories.");
     EXPECT_EQ(parse({"version", "now"}).error,
               "stepwell version does not know 'now'; it knows --help alone.");
-    EXPECT_EQ(
-        parse({}).error,
-        "stepwell needs a command; it knows info, tune, bench, report, version, --version and "
-        "--help.");
+    EXPECT_EQ(parse({}).error,
+              "stepwell needs a command; it knows info, tune, bench, report, simulate, plan, "
+              "version, --version and --help.");
     EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
               "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
               "and --help, and takes directories.");
@@ -79,6 +77,43 @@ TEST(CommandLine, TimesAndSizesAreChecked)
     EXPECT_NE(parse({"tune", "1", "2", "3", "4", "5", "6", "7", "8", "9"}).error, "");
     EXPECT_NE(parse({"bench"}).error, "");
     EXPECT_NE(parse({"bench", "/a", "/b"}).error, "");
+}
+
+TEST(CommandLine, SimulateTakesAModelAMachineAndASweep)
+{
+    const Parsed parsed = parse({"simulate", "m.json", "n.json", "--ranks", "64", "--no-overlap",
+                                 "--sweep", "params=0.5T,1T", "-o", "p.svg", "--json"});
+    EXPECT_EQ(parsed.error, "");
+    EXPECT_EQ(parsed.options.command, Command::kSimulate);
+    const SimulateOptions &simulate = parsed.options.simulate;
+    EXPECT_EQ(simulate.model, "m.json");
+    EXPECT_EQ(simulate.machine, "n.json");
+    EXPECT_EQ(simulate.ranks, 64u);
+    EXPECT_TRUE(simulate.no_overlap);
+    EXPECT_FALSE(simulate.exposed_update);
+    EXPECT_EQ(simulate.sweep, "params=0.5T,1T");
+    EXPECT_EQ(simulate.plot, "p.svg");
+    EXPECT_TRUE(simulate.json);
+    const Parsed plan = parse({"plan", "m", "n", "--exposed-update"});
+    EXPECT_EQ(plan.error, "");
+    EXPECT_EQ(plan.options.command, Command::kPlan);
+    EXPECT_TRUE(plan.options.simulate.exposed_update);
+}
+
+TEST(CommandLine, WhatCannotBeSimulatedIsTold)
+{
+    EXPECT_EQ(parse({"plan", "m"}).error,
+              "stepwell plan needs a model and a machine; give a file of each, or the name of an "
+              "example.");
+    EXPECT_EQ(parse({"simulate", "m", "n", "--ranks", "0"}).error,
+              "stepwell simulate takes --ranks from 1 on, not '0'.");
+    EXPECT_EQ(parse({"simulate", "m", "n", "-o", "p.svg"}).error,
+              "stepwell simulate plots a sweep; --output needs --sweep.");
+    EXPECT_EQ(parse({"simulate", "m", "n", "--sweep", "layers=1"}).error,
+              "stepwell simulate: --sweep takes params=... or ranks=..., not 'layers=1'.");
+    for (const char *sweep : {"ranks=", "ranks=1.5", "params=x", "params=0", "ranks=-1"})
+        EXPECT_NE(parse({"simulate", "m", "n", "--sweep", sweep}).error, "") << sweep;
+    EXPECT_NE(parse({"plan", "m", "n", "--sweep", "ranks=1"}).error, "");
 }
 
 TEST(CommandLine, HelpIsNoError)

@@ -14,7 +14,10 @@ namespace stepwell::cli {
 simulate::Model parse_model(const Located &root, const std::string &file);
 simulate::Machine parse_machine(const Located &root, const std::string &file);
 simulate::Model read_model(const std::string &file);
-// Also a profile of `stepwell tune`: this host, as far as it was measured.
 simulate::Machine read_machine(const std::string &file);
+// A profile of `stepwell tune`: this host, as far as it was measured. The texts are quantities.
+bool is_profile(const Located &root);
+simulate::Machine read_profile(const std::string &file, const std::string &gpu_memory,
+                               const std::string &gpu_flops);
 
 }  // namespace stepwell::cli

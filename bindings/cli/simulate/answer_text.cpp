@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sweep.h"
+
+#include "text.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+namespace stepwell::cli {
+namespace {
+
+using simulate::Answer;
+
+constexpr const char *kPlaces[] = {"device", "host", "nvme"};
+
+std::string line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+std::string line(const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return text;
+}
+
+// "10.3 T", "8.05 B".
+std::string count_text(double count)
+{
+    const char *const units[] = {"", " K", " M", " B", " T"};
+    size_t unit = 0;
+    for (; count >= 1000 && unit < 4; ++unit) count /= 1000;
+    return line("%.3g%s", count, units[unit]);
+}
+
+std::string seconds_text(double seconds)
+{
+    if (seconds >= 1) return line("%.4g s", seconds);
+    if (seconds >= 1e-3) return line("%.4g ms", seconds * 1e3);
+    return line("%.4g us", seconds * 1e6);
+}
+
+std::string stalls_text(const Answer &answer)
+{
+    std::vector<uint32_t> causes;
+    for (uint32_t cause = 0; cause < simulate::kCauses; ++cause)
+        if (answer.stall_s[cause] > 0.0005 * answer.step_s) causes.push_back(cause);
+    std::sort(causes.begin(), causes.end(),
+              [&](uint32_t a, uint32_t b) { return answer.stall_s[a] > answer.stall_s[b]; });
+    std::string text;
+    for (const uint32_t cause : causes)
+        text += (text.empty() ? "" : ", ") +
+                std::string(simulate::cause_name(static_cast<simulate::Cause>(cause))) + " " +
+                seconds_text(answer.stall_s[cause]);
+    return text.empty() ? "none" : text;
+}
+
+std::string title(const std::string &model, const simulate::Machine &machine, const Answer &answer)
+{
+    return printable(model) + " on " + printable(machine.name) + ", " +
+           std::to_string(answer.ranks) + (answer.ranks == 1 ? " rank\n" : " ranks\n");
+}
+
+std::string times_text(const Answer &answer)
+{
+    std::string text =
+        line("  step          %s: %s of computation; %.3g TFLOPS a GPU, %.4g PFLOPS "
+             "in all\n",
+             seconds_text(answer.step_s).c_str(), seconds_text(answer.compute_s).c_str(),
+             answer.flops_per_gpu / 1e12, answer.flops_per_gpu * answer.ranks / 1e15);
+    text += "  stall         " + stalls_text(answer) + "\n";
+    text += line("  bound         %s, by %s; the step reaches %.0f %% of it\n",
+                 seconds_text(answer.bound.seconds).c_str(), answer.bound.what.c_str(),
+                 100 * answer.bound.seconds / answer.step_s);
+    return text;
+}
+
+}  // namespace
+
+std::string answer_text(const std::string &model, const simulate::Machine &machine,
+                        const Answer &answer)
+{
+    std::string text = title(model, machine, answer);
+    text += "  parameters    " + count_text(static_cast<double>(answer.parameters));
+    if (answer.parameters_max > 0)
+        text += "; with more such layers at most " +
+                count_text(static_cast<double>(answer.parameters_max));
+    text += "\n" + times_text(answer);
+    const uint64_t budgets[] = {answer.budgets.device_bytes, answer.budgets.host_bytes,
+                                answer.budgets.nvme_bytes};
+    for (size_t place = 0; place < 3; ++place) {
+        if (budgets[place] == 0) continue;
+        text +=
+            line("  %-13s %s of %s at most, %s rest there; of each rank\n", kPlaces[place],
+                 bytes_text(answer.peak_bytes[place]).c_str(), bytes_text(budgets[place]).c_str(),
+                 bytes_text(answer.rest_bytes[place]).c_str());
+    }
+    text += "  links         ";
+    for (size_t i = 0; i < answer.links.size(); ++i)
+        text += line("%s%s %.0f %%", i == 0 ? "" : ", ", answer.links[i].name.c_str(),
+                     100 * answer.links[i].busy);
+    return text + " of the step busy\n";
+}
+
+std::string sweep_text(const std::string &key, const std::vector<Point> &points)
+{
+    std::string text = line("%-10s %10s %10s %12s %12s %8s  %s\n", key.c_str(), "parameters",
+                            "step", "TFLOPS/GPU", "PFLOPS", "of bound", "stall");
+    for (const Point &point : points) {
+        if (!point.refused.empty()) {
+            text += line("%-10s ", point.label.c_str()) + point.refused + "\n";
+            continue;
+        }
+        const Answer &answer = point.answer;
+        text += line("%-10s %10s %10s %12.3g %12.4g %7.0f%%  ", point.label.c_str(),
+                     count_text(static_cast<double>(answer.parameters)).c_str(),
+                     seconds_text(answer.step_s).c_str(), answer.flops_per_gpu / 1e12,
+                     answer.flops_per_gpu * answer.ranks / 1e15,
+                     100 * answer.bound.seconds / answer.step_s) +
+                stalls_text(answer) + "\n";
+    }
+    return text;
+}
+
+std::string plan_text(const std::string &model, const simulate::Machine &machine,
+                      const simulate::Plan &plan)
+{
+    std::string text = title(model, machine, plan.whole);
+    text += "  limited by    " + plan.limit + "\n";
+    text += times_text(plan.whole) + "smallest budgets that are as fast, of each rank\n";
+    const simulate::Budgets &least = plan.least.budgets;
+    const simulate::Budgets &whole = plan.whole.budgets;
+    const struct {
+        const char *name;
+        uint64_t least, whole;
+    } tiers[] = {{"device", least.device_bytes, whole.device_bytes},
+                 {"host", least.host_bytes, whole.host_bytes},
+                 {"nvme", least.nvme_bytes, whole.nvme_bytes}};
+    for (const auto &tier : tiers)
+        text += line("  %-13s %s of %s\n", tier.name, bytes_text(tier.least).c_str(),
+                     bytes_text(tier.whole).c_str());
+    return text;
+}
+
+}  // namespace stepwell::cli

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// This host as a machine: its drives as `stepwell tune` has measured them, its memory as the kernel
+// tells it. Of a GPU a profile says nothing, so it is asked for.
+#include "files.h"
+
+#include "text.h"
+
+#include <cmath>
+#include <filesystem>
+
+namespace stepwell::cli {
+namespace {
+
+using simulate::Link;
+using simulate::Machine;
+using simulate::Per;
+using simulate::Route;
+
+constexpr double kRateMax = 1e16;
+constexpr const char *kKind = "stepwell machine profile";
+
+const Located *member(const Located &object, const char *key)
+{
+    for (size_t i = 0; i < object.keys.size(); ++i)
+        if (object.keys[i] == key) return &object.items[i];
+    return nullptr;
+}
+
+double value_of(const char *option, const std::string &text, Unit unit)
+{
+    if (text.empty())
+        throw Refused(std::string("A profile says nothing of a GPU; give ") + option + ".");
+    double value = 0;
+    std::string why;
+    if (!parse_quantity(text, unit, &value, &why)) throw Refused(option + (" " + why) + ".");
+    if (value < 1e6) throw Refused(std::string(option) + " " + printable(text) + " is too little.");
+    return value;
+}
+
+Link link_of(const char *name, uint32_t routes, double bytes_per_s)
+{
+    Link link;
+    link.name = name;
+    link.routes = routes;
+    link.bytes_per_s = bytes_per_s;
+    link.per = Per::kNode;
+    return link;
+}
+
+uint32_t bit(Route route)
+{
+    return 1u << static_cast<uint32_t>(route);
+}
+
+double rate(Keys keys)
+{
+    return keys.number("bytes_per_s", 1, kRateMax);
+}
+
+struct Drives {
+    double read = 0;
+    double write = 0;
+    double mixed = 0;
+};
+
+Drives read_drives(Keys &keys, Machine *machine)
+{
+    Drives drives;
+    for (Keys &directory : keys.objects("directories")) {
+        const double read = rate(directory.object("read"));
+        const double write = rate(directory.object("write"));
+        drives.read += read;
+        drives.write += write;
+        drives.mixed += directory.has("mixed") ? rate(directory.object("mixed")) : read + write;
+        std::error_code error;
+        const std::string path = directory.word("path");
+        const auto space = std::filesystem::space(path, error);
+        if (error)
+            directory.refuse("path", "is '" + printable(path) +
+                                         "', whose room cannot be seen: " + error.message());
+        machine->nvme_bytes += space.available;
+    }
+    return drives;
+}
+
+}  // namespace
+
+bool is_profile(const Located &root)
+{
+    const Located *kind = member(root, "kind");
+    return kind != nullptr && kind->text == kKind;
+}
+
+Machine read_profile(const std::string &file, const std::string &gpu_memory,
+                     const std::string &gpu_flops)
+{
+    const Located root = read_located(file);
+    Keys keys(file, root, "");
+    keys.choice("kind", {kKind});
+    keys.whole("format", 1, 1);
+    Machine machine;
+    machine.name = "this host";
+    const Drives drives = read_drives(keys, &machine);
+    const double copy = keys.number("host_copy_bytes_per_s", 1, kRateMax);
+    machine.device_bytes =
+        static_cast<uint64_t>(value_of("--gpu-memory", gpu_memory, Unit::kBytes));
+    machine.achieved_flops_per_s = value_of("--gpu-flops", gpu_flops, Unit::kFlopsPerSecond);
+    machine.peak_flops_per_s = machine.achieved_flops_per_s;
+    const std::string memory = read_text("/proc/meminfo");
+    std::string_view total = line_after(memory, "MemTotal:");
+    machine.host_bytes = parse_number(next_part(&total, ' ')).value_or(0) << 10;
+    machine.host_bytes_per_s = copy;
+    machine.device_bytes_per_s = copy;
+    machine.links = {
+        link_of("nvme read", bit(Route::kNvmeToHost), drives.read),
+        link_of("nvme write", bit(Route::kHostToNvme), drives.write),
+        link_of("nvme", bit(Route::kNvmeToHost) | bit(Route::kHostToNvme), drives.mixed),
+        link_of("copy in", bit(Route::kHostToDevice), copy),
+        link_of("copy out", bit(Route::kDeviceToHost), copy),
+    };
+    return machine;
+}
+
+}  // namespace stepwell::cli

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// `stepwell simulate` and `stepwell plan`: files in, text, JSON or a plot out. Throws Refused.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace stepwell::cli {
+
+struct SimulateOptions {
+    std::string model;    // a file, or the name of one that is installed
+    std::string machine;  // likewise; a profile of `stepwell tune`; or "this-host"
+    uint32_t ranks = 0;   // 0: all
+    bool exposed_update = false;
+    bool no_overlap = false;
+    std::string sweep;       // "ranks=64,128", "params=0.5T,1T"; "": one point
+    std::string plot;        // a file for the sweep as SVG; "": none
+    std::string gpu_memory;  // of a machine that a profile does not tell it of
+    std::string gpu_flops;
+    bool json = false;
+};
+
+// "" or what is wrong with the words of a sweep.
+std::string why_no_sweep(const std::string &sweep);
+
+using SimulateProgress = std::function<void(const std::string &what, double share)>;
+
+// What is printed.
+std::string run_simulate(const SimulateOptions &options, const SimulateProgress &progress);
+std::string run_plan(const SimulateOptions &options);
+
+}  // namespace stepwell::cli

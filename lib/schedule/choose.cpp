@@ -80,7 +80,7 @@ std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec>
 
 std::vector<Candidate> online_candidates()
 {
-    std::vector<Candidate> candidates = {{Rule::kLastUse, 0}, {Rule::kNextUse, 0}};
+    std::vector<Candidate> candidates = {{Rule::kLastUse, 0}};
     for (const double fading : {0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.999}) {
         candidates.push_back({Rule::kOftenUsed, fading});
     }
@@ -115,6 +115,8 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
     const Uses uses(step, specs.size());
     const std::unique_ptr<Policy> policy = make_policy(candidate, machine, specs, uses);
     STW_TRY(replay.fill_what_is_read(step));
+    Result<StepResult> recorded = replay.step(step);
+    if (!recorded.ok()) return std::move(recorded.status());
     replay.set_policy(policy.get());
     Verdict verdict;
     verdict.candidate = candidate;
@@ -147,6 +149,57 @@ Result<std::vector<Verdict>> choose(const Machine &machine,
         return !planned(verdict) || !more_somewhere(verdict, *single);
     });
     return verdicts;
+}
+
+namespace {
+
+Result<Verdict> judge_online(const Candidate &candidate, const Machine &machine,
+                             const std::vector<residency::TensorSpec> &specs,
+                             const std::vector<const Step *> &steps)
+{
+    Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
+    if (!opened.ok()) return std::move(opened.status());
+    Replay &replay = *opened.value();
+    const Uses nothing;
+    const std::unique_ptr<Policy> policy = make_policy(candidate, machine, specs, nothing);
+    for (const Step *step : steps) STW_TRY(replay.fill_what_is_read(*step));
+    replay.set_policy(policy.get());
+    Verdict verdict;
+    verdict.candidate = candidate;
+    for (size_t i = 0; i < steps.size(); ++i) {
+        Result<StepResult> result = replay.step(*steps[i]);
+        if (!result.ok()) return std::move(result.status());
+        if (i >= steps.size() / 2) add(verdict, result.value());
+    }
+    replay.set_policy(nullptr);
+    verdict.link_ns = link_ns(machine, verdict.links);
+    return verdict;
+}
+
+}  // namespace
+
+Result<std::vector<Verdict>> choose_online(const Machine &machine,
+                                           const std::vector<residency::TensorSpec> &specs,
+                                           const std::vector<const Step *> &steps)
+{
+    std::vector<Verdict> verdicts;
+    for (const Candidate &candidate : online_candidates()) {
+        Result<Verdict> verdict = judge_online(candidate, machine, specs, steps);
+        if (!verdict.ok()) return std::move(verdict.status());
+        verdicts.push_back(verdict.take());
+    }
+    std::stable_sort(verdicts.begin(), verdicts.end(), better);
+    return verdicts;
+}
+
+void teach(Policy &policy, const std::vector<const Step *> &steps)
+{
+    for (const Step *step : steps) {
+        policy.begin_step(*step);
+        for (const Event &event : *step) {
+            if (event.act == Act::kFetch) policy.access(event);
+        }
+    }
 }
 
 }  // namespace stepwell::schedule

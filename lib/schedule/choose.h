@@ -19,7 +19,7 @@ struct Candidate {
 
 // For steps that repeat: each policy by itself, and the planned ones.
 std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec> &specs);
-// For steps that differ: what needs no step, and the last step taken for the next.
+// For steps that differ: what goes by the past alone.
 std::vector<Candidate> online_candidates();
 
 struct Verdict {
@@ -35,7 +35,8 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
                                     const std::vector<residency::TensorSpec> &specs,
                                     const Uses &uses);
 
-// The step again and again, until what it costs is that of a step in the middle of many.
+// The step again and again: first by recency, as when it is recorded, then by the candidate until
+// what it costs is that of a step in the middle of many.
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
                       const std::vector<residency::TensorSpec> &specs, const Step &step);
 
@@ -44,5 +45,13 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
 Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
                                     const Step &step);
+
+// Of the online candidates, by a replay of the steps so far; what it costs is that of their second
+// half, when each has seen the first.
+Result<std::vector<Verdict>> choose_online(const Machine &machine,
+                                           const std::vector<residency::TensorSpec> &specs,
+                                           const std::vector<const Step *> &steps);
+// The policy learns from steps that are over, as if it had been there.
+void teach(Policy &policy, const std::vector<const Step *> &steps);
 
 }  // namespace stepwell::schedule

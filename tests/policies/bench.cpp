@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench-policy FIRST LAST: compares policies on the traces of these seeds; a JSON object a line.
+#include "tests/policies/compare.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+
+namespace stepwell::schedule {
+namespace {
+
+constexpr uint32_t kPercents[] = {10, 15, 25, 50, 75};
+constexpr uint32_t kExpertsPercent = 25;
+constexpr size_t kExpertsSteps = 60;
+constexpr uint32_t kReplayPercent = 15;
+constexpr size_t kReplaySteps = 50;
+
+std::string list(const std::vector<uint64_t> &bytes)
+{
+    std::string text;
+    for (const uint64_t at : bytes) {
+        text +=
+            format_text("%s%llu", text.empty() ? "" : ", ", static_cast<unsigned long long>(at));
+    }
+    return text;
+}
+
+bool compare(const Workload &trace, uint64_t seed, uint32_t percent)
+{
+    Result<Repeated> result = compare_repeated(trace, percent);
+    if (!result.ok()) {
+        std::fprintf(stderr, "bench-policy: %s: %s\n", trace.name.c_str(),
+                     result.status().sentence());
+        return false;
+    }
+    const Repeated &at = result.value();
+    std::printf("{\"trace\": \"%s\", \"seed\": %llu, \"percent\": %u, \"ratio\": %.6f, "
+                "\"ours\": \"%s\", \"best\": \"%s\", \"our_bytes\": [%s], \"best_bytes\": [%s], "
+                "\"bound_bytes\": [%s], \"last_use_bytes\": %llu}\n",
+                trace.name.c_str(), static_cast<unsigned long long>(seed), percent, at.ratio(),
+                at.ours.c_str(), at.single.c_str(), list(at.our_bytes).c_str(),
+                list(at.single_bytes).c_str(), list(at.bound_bytes).c_str(),
+                static_cast<unsigned long long>(at.recency_bytes));
+    std::fflush(stdout);
+    return true;
+}
+
+bool compare_experts(uint64_t seed)
+{
+    Result<Online> result = compare_online(experts_trace(seed, kExpertsSteps), kExpertsPercent);
+    if (!result.ok()) {
+        std::fprintf(stderr, "bench-policy: experts: %s\n", result.status().sentence());
+        return false;
+    }
+    const Online &at = result.value();
+    std::printf("{\"trace\": \"experts\", \"seed\": %llu, \"percent\": %u, \"ratio\": %.6f, "
+                "\"ours\": \"%s\", \"best\": \"%s\", \"hit\": %.6f, \"clairvoyant\": %.6f, "
+                "\"last_use\": %.6f}\n",
+                static_cast<unsigned long long>(seed), kExpertsPercent, at.ratio(), at.ours.c_str(),
+                at.single.c_str(), at.hit, at.clairvoyant_hit, at.recency_hit);
+    std::fflush(stdout);
+    return true;
+}
+
+// How fast a replay goes: events that the core was told, by processor time.
+bool measure_replay(uint64_t seed)
+{
+    const Workload trace = accumulation_trace(seed);
+    const Machine machine = trace_machine(trace, kReplayPercent);
+    const Step &step = trace.steps.front();
+    Result<std::unique_ptr<Replay>> opened = Replay::open(machine, trace.tensors);
+    if (!opened.ok() || !opened.value()->fill_what_is_read(step).ok()) return false;
+    const Uses uses(step, trace.tensors.size());
+    NextUse policy(uses);
+    opened.value()->set_policy(&policy);
+    uint64_t events = 0;
+    const std::clock_t begin = std::clock();
+    for (size_t i = 0; i < kReplaySteps; ++i) {
+        Result<StepResult> result = opened.value()->step(step);
+        if (!result.ok()) return false;
+        events += result.value().events;
+    }
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    opened.value()->set_policy(nullptr);
+    std::printf("{\"events\": %llu, \"seconds\": %.6f}\n", static_cast<unsigned long long>(events),
+                seconds);
+    return true;
+}
+
+int main(int count, char **words)
+{
+    if (count != 3) {
+        std::fprintf(stderr, "usage: bench-policy FIRST_SEED LAST_SEED\n");
+        return 2;
+    }
+    const uint64_t first = std::strtoull(words[1], nullptr, 10);
+    const uint64_t last = std::strtoull(words[2], nullptr, 10);
+    for (uint64_t seed = first; seed <= last; ++seed) {
+        for (const auto make :
+             {zigzag_trace, cyclic_trace, accumulation_trace, alternation_trace, mixed_trace}) {
+            const Workload trace = make(seed);
+            for (const uint32_t percent : kPercents) {
+                if (!compare(trace, seed, percent)) return 1;
+            }
+        }
+        if (!compare_experts(seed)) return 1;
+    }
+    return measure_replay(first) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace stepwell::schedule
+
+int main(int count, char **words)
+{
+    return stepwell::schedule::main(count, words);
+}

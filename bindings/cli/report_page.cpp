@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report enters the page as it is, where nothing in it can end the element it stands in: in JSON
-// '<', '>' and '&' occur inside of strings alone, and may be written by their numbers there.
+// The report enters the page as it is, where nothing in it can end the element it stands in: in
+// JSON '<', '>' and '&' occur inside of strings alone, and may be written by their numbers there.
 #include "report_page.h"
 
 #include "text.h"

@@ -5,7 +5,8 @@ _stepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W 'info tune bench report simulate plan version --help --version' -- "$word")
+        local commands='info tune bench report simulate plan version --help --version'
+        mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
     elif [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^(-o|--output)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -f -- "$word")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that appears whole or not at all, whatever signal ends the program (but for one that cannot
-// be held back).
+// A file that appears whole or not at all, whatever signal ends the program (but for one that
+// cannot be held back).
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A use is known as an interval: from the question to the grant of a fetch that missed, and of a hit
-// from one moment at which the core heard of hits to the next. Its arrow ends in it, in the
+// A use is known as an interval: from the question to the grant of a fetch that missed, and of a
+// hit from one moment at which the core heard of hits to the next. Its arrow ends in it, in the
 // computation of its thread, and never before the transfer did.
 #include "lib/report/flows.h"
 

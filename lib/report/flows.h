@@ -24,8 +24,8 @@ struct Flow {
     uint64_t to_ns = 0;
 };
 
-// Of the transfers of a tensor on one link those before the last one have no arrow: the last let the
-// use begin. Tensors that share a block are known by the first of them.
+// Of the transfers of a tensor on one link those before the last one have no arrow: the last let
+// the use begin. Tensors that share a block are known by the first of them.
 std::vector<Flow> flows_of(const observe::TimelineSnapshot &snapshot,
                            const std::vector<observe::Span> &drawn);
 

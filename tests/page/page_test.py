@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `stepwell report` in a headless Chromium: no error, nothing loaded, and the numbers in
-the document are those of the report, at two widths, in both colour schemes, with keys alone.
+"""The page of `stepwell report` in a headless Chromium: no error, nothing loaded, and the numbers
+in the document are those of the report, at two widths, in both colour schemes, with keys alone.
 
 usage: page_test.py COMMAND; skips with a reason where there is no Chromium. STEPWELL_PICTURES names
 a directory for pictures of what was tested.
@@ -59,8 +59,8 @@ def report():
     tier = {"tier": "host", "device": 0, "budget_bytes": 64 * MIB, "used_bytes": 32 * MIB,
             "peak_bytes": 63 * MIB, "within_budget": True, "dirty_bytes": 1, "staging_bytes": 2,
             "scratch_bytes": 3, "evictions": 4567}
-    link = {"device": 0, "transfers": 12, "busy_ns": 34 * MS, "busy_share": 0.25, "utilisation": None,
-            "measured_bytes_per_s": 2_000_000_000, "errors": 0, "retries": 1}
+    link = {"device": 0, "transfers": 12, "busy_ns": 34 * MS, "busy_share": 0.25,
+            "utilisation": None, "measured_bytes_per_s": 2_000_000_000, "errors": 0, "retries": 1}
     candidate = {"nvme_read_bytes": 5 * MIB, "nvme_write_bytes": 4 * MIB,
                  "host_to_device_bytes": 3 * MIB, "device_to_host_bytes": 2 * MIB,
                  "stall_ns": 20 * MS}
@@ -178,7 +178,8 @@ class Page(unittest.TestCase):
                  "device_to_host", "device_to_nvme")
         self.assertEqual([row[2:] for row in tables["Steps: bytes by link"]["rows"]],
                          [[s["link_bytes"][link] for link in shown] for s in history["steps"]])
-        self.assertEqual([row[1:5] + row[8:] for row in tables["Links since the run began"]["rows"]],
+        links = tables["Links since the run began"]["rows"]
+        self.assertEqual([row[1:5] + row[8:] for row in links],
                          [[link["device"], link["bytes"], link["transfers"], link["busy_ns"],
                            link["errors"], link["retries"]] for link in data["links"]])
         self.assertEqual([row[2:5] + row[6:] for row in tables["Tiers at the end"]["rows"]],
@@ -189,7 +190,8 @@ class Page(unittest.TestCase):
         self.assertEqual([row[1:] for row in waits],
                          [[entry["waits"], entry["total_ns"],
                            *(entry[cause + "_ns"] for cause in CAUSES)]
-                          for entry in history["stalls"]["tensors"] + [history["stalls"]["others"]]])
+                          for entry in (*history["stalls"]["tensors"],
+                                        history["stalls"]["others"])])
         causes = {cause: history["stalls"]["others"][cause + "_ns"] + sum(
             entry[cause + "_ns"] for entry in history["stalls"]["tensors"]) for cause in CAUSES}
         self.assertEqual([row[1] for row in tables["Waits by cause"]["rows"]],
@@ -206,7 +208,8 @@ class Page(unittest.TestCase):
                          [[role["tensors"], role["tensor_bytes"], role["charged_bytes"]]
                           for role in data["waste"]["roles"]])
         moved = {row[0]: row[1:3] for row in tables["All tensors that moved"]["rows"]}
-        self.assertEqual(moved, {HOSTILE: [10 * MIB, 10 * MIB], "layer1.weight": [8 * MIB, 8 * MIB]})
+        self.assertEqual(moved, {HOSTILE: [10 * MIB, 10 * MIB],
+                                 "layer1.weight": [8 * MIB, 8 * MIB]})
         lanes = [row for row in tables["Lanes of the drawn steps"]["rows"] if row[0] == 5]
         self.assertIn([5, "train", "waiting: room", 1, 100 * MS, 0], lanes)
 
@@ -289,8 +292,8 @@ class Page(unittest.TestCase):
             self.value("document.querySelector('svg[tabindex] path').getAttribute('d')"), before)
         self.assertGreater(self.value("document.querySelectorAll('svg path.plan').length"), 1,
                            "the prediction lies over the bars")
-        unreachable = self.value("""[...document.querySelectorAll('button, select, summary, .scroll')]
-            .filter((it) => it.tabIndex < 0).length""")
+        unreachable = self.value("""[...document.querySelectorAll(
+            'button, select, summary, .scroll')].filter((it) => it.tabIndex < 0).length""")
         self.assertEqual(unreachable, 0)
 
     def test_what_is_not_there_is_said(self):
@@ -326,7 +329,8 @@ class Page(unittest.TestCase):
         self.show(data)
         rows = self.tables()["Steps: times"]["rows"]
         self.assertEqual([[row[0], row[3], row[4]] for row in rows],
-                         [[s["step"], s["wall_ns"], s["bound_ns"]] for s in data["history"]["steps"]])
+                         [[s["step"], s["wall_ns"], s["bound_ns"]]
+                          for s in data["history"]["steps"]])
         self.assertEqual(len(rows), 3)
 
 

@@ -48,7 +48,10 @@ typedef struct stw_nvme_options {
 enum { STW_BLOCK_2M = 2097152, STW_BLOCK_512K = 524288, STW_BLOCK_64K = 65536 };
 
 enum { /* stw_runtime_options.flags */
-    STW_RUNTIME_NO_PROBE = 4 /* measure no directory; use nothing an earlier open measured */
+    STW_RUNTIME_NO_PROBE = 4,  /* measure no directory; use nothing an earlier open measured */
+    STW_RUNTIME_STATS_PAGE = 8 /* a page of statistics that `stepwell top` reads while the process
+                                  runs: no names of tensors, mode 0600, gone at close. Also by
+                                  STEPWELL_STATS_PAGE=1 in the environment */
 };
 typedef struct stw_runtime_options {
     uint32_t struct_size;

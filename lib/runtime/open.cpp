@@ -297,6 +297,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
+    open_stats(options);
     const SignalsBlocked signals;
     timer_ = std::thread([this] { run_timer(); });
     return {};

@@ -501,6 +501,9 @@ private:
     void report_drivers(report::ReportData &data);
     void report_waste(report::ReportData &data) const;
     void report_history(report::HistoryData &data) const;
+    // stats.cpp
+    void open_stats(const stw_runtime_options &options);
+    void publish_stats();
     [[nodiscard]] std::vector<report::TensorName> tensor_names() const;
     bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
     [[nodiscard]] Status interrupted_since(residency::Instant begin) const;
@@ -567,6 +570,15 @@ private:
     residency::Instant drained_ns_ = 0;  // when the core heard of hits last
     uint64_t hits_ = 0;                  // that it has heard of
     uint64_t misses_ = 0;
+    // Of the statistics page; the timer's thread alone uses it.
+    struct Stats;
+    struct StatsOwner {
+        StatsOwner();
+        ~StatsOwner();
+        std::unique_ptr<Stats> body;  // null: not asked for
+    };
+    StatsOwner stats_;
+    residency::Instant stats_due_ns_ = residency::kNever;
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;

@@ -234,7 +234,7 @@ void Runtime::run_timer()
         {
             std::lock_guard<std::mutex> lock(mutex_);
             if (closing_) return;
-            target = timer_target_ = core_.next_deadline();
+            target = timer_target_ = std::min(core_.next_deadline(), stats_due_ns_);
         }
         const residency::Instant time = now();
         int wait_ms = -1;
@@ -247,6 +247,7 @@ void Runtime::run_timer()
             uint64_t count = 0;
             if (::read(timer_fd_, &count, sizeof count) < 0) continue;
         }
+        if (now() >= stats_due_ns_) publish_stats();
         act([this](Core &core, Commands &out) {
             core.tick(now(), out);
             // What began to wait after the call is none of its business.

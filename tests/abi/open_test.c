@@ -270,6 +270,30 @@ static void the_store_has_no_name_in_its_directory(void **state)
     assert_int_equal(rmdir("open-store"), 0);
 }
 
+static void a_page_of_statistics_is_there_for_who_asks_and_gone_at_close(void **state)
+{
+    machine wanted = machine_small();
+    char directory[] = "open-pages-XXXXXX";
+    char *path;
+    stw_runtime *runtime;
+    (void)state;
+    assert_non_null(mkdtemp(directory));
+    path = realpath(directory, NULL);
+    assert_non_null(path);
+    setenv("XDG_RUNTIME_DIR", path, 1);
+    runtime = machine_open(&wanted);
+    assert_int_equal(entries_in(path), 0);
+    machine_close(runtime);
+    wanted.flags = STW_RUNTIME_STATS_PAGE;
+    runtime = machine_open(&wanted);
+    assert_int_equal(entries_in(path), 1);
+    machine_close(runtime);
+    assert_int_equal(entries_in(path), 0);
+    assert_int_equal(rmdir(path), 0);
+    unsetenv("XDG_RUNTIME_DIR");
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +308,7 @@ int main(void)
         cmocka_unit_test(pages_that_may_not_be_locked_are_logged_once_with_the_remedy),
         cmocka_unit_test(the_second_directory_failing_closes_the_first),
         cmocka_unit_test(the_store_has_no_name_in_its_directory),
+        cmocka_unit_test(a_page_of_statistics_is_there_for_who_asks_and_gone_at_close),
     };
     return cmocka_run_group_tests_name("open", tests, NULL, NULL);
 }

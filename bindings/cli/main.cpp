@@ -9,6 +9,7 @@
 #include "report_page.h"
 #include "simulate/located_json.h"
 #include "text.h"
+#include "top.h"
 #include "tune_text.h"
 #include "whole_file.h"
 
@@ -168,6 +169,10 @@ int run(int argc, char **argv)
     if (parsed.options.command == Command::kTune) return run_tune(parsed.options);
     if (parsed.options.command == Command::kBench) return run_bench_command(parsed.options);
     if (parsed.options.command == Command::kReport) return run_report(parsed.options);
+    if (parsed.options.command == Command::kTop) {
+        const TopOptions top{parsed.options.process, parsed.options.once, parsed.options.json};
+        return run_top(top, stdout, stderr);
+    }
     if (parsed.options.command == Command::kSimulate || parsed.options.command == Command::kPlan)
         return run_simulate_command(parsed.options);
     const std::string version = std::string("stepwell ") + stw_version_string() + ", ABI " +

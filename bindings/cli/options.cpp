@@ -10,14 +10,16 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown =
-    "it knows info, tune, bench, report, simulate, plan, version, --version and --help";
+constexpr const char *kKnown = "it knows info, tune, bench, report, top, simulate, plan, version, "
+                               "--version and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
 constexpr const char *kTuneKnows =
     "it knows --output, --seconds, --size, --json and --help, and takes directories";
 constexpr const char *kBenchKnows =
     "it knows --seconds, --size, --json and --help, and takes one directory";
 constexpr const char *kReportKnows = "it knows --output and --help, and takes one report";
+constexpr const char *kTopKnows =
+    "it knows --once, --json and --help, and takes the number of a process";
 constexpr const char *kSimulateKnows =
     "it knows --ranks, --sweep, --output, --exposed-update, --no-overlap, --gpu-memory, "
     "--gpu-flops, --json and --help, and takes a model and a machine";
@@ -51,6 +53,16 @@ std::optional<uint64_t> parse_size(std::string text)
     uint64_t bytes = 0;
     if (!number || __builtin_mul_overflow(*number, unit, &bytes)) return std::nullopt;
     return bytes;
+}
+
+// "" or what is wrong; a pid_t is what the kernel takes.
+std::string take_process(Options *options)
+{
+    const auto number = options->paths.size() == 1 ? parse_number(options->paths[0]) : std::nullopt;
+    if (!number || *number == 0 || *number > INT32_MAX)
+        return "stepwell top needs the number of one process, as ps shows it.";
+    options->process = *number;
+    return "";
 }
 
 struct Words {
@@ -130,6 +142,99 @@ std::string check_paths(const Options &options)
     return "";
 }
 
+// "" or what is wrong with what the command was given.
+std::string check_command(const Words &words, Options *options)
+{
+    const std::string why = check_paths(*options);
+    if (!why.empty()) return why;
+    if (options->command == Command::kTop) return take_process(options);
+    if (options->command == Command::kSimulate)
+        return check_simulate("stepwell simulate", false, words, options);
+    if (options->command == Command::kPlan)
+        return check_simulate("stepwell plan", true, words, options);
+    return "";
+}
+
+struct Subcommand {
+    CLI::App *app;
+    Command command;
+    const char *known;
+};
+using Subcommands = std::vector<Subcommand>;
+
+CLI::App *add_json(CLI::App *app, Options *options)
+{
+    app->add_flag("--json", options->json, "the same as JSON");
+    return app;
+}
+
+// Of this machine.
+void add_measuring(CLI::App *app, Words *words, Options *options, Subcommands *all)
+{
+    CLI::App *info = app->add_subcommand(
+        "info", "The machine, the drivers that work on it, and every limit that matters with the "
+                "command that lifts it");
+    info->add_option("DIRECTORY", options->paths, "directories that an nvme tier could be in")
+        ->type_name("");
+    CLI::App *tune = app->add_subcommand(
+        "tune", "Measure directories and memory, and write the machine profile that the library "
+                "reads by itself");
+    tune->add_option("DIRECTORY", options->paths,
+                     "directories that an nvme tier will be in, 1 to 8")
+        ->type_name("");
+    tune->add_option("--output", options->output, "where the profile goes, not to the usual file")
+        ->type_name("FILE");
+    CLI::App *bench = app->add_subcommand(
+        "bench", "What the library reaches in a directory, beside what the drive gives");
+    bench->add_option("DIRECTORY", options->paths, "one directory, on the drive")->type_name("");
+    for (CLI::App *measures : {tune, bench}) {
+        measures->add_option("--seconds", words->seconds, "how long, about: 1 to 3600")
+            ->type_name("N");
+        measures->add_option("--size", words->size, "bytes written there at a time: 32m to 64g")
+            ->type_name("BYTES");
+    }
+    all->push_back({add_json(info, options), Command::kInfo, kInfoKnows});
+    all->push_back({add_json(tune, options), Command::kTune, kTuneKnows});
+    all->push_back({add_json(bench, options), Command::kBench, kBenchKnows});
+}
+
+// Of programs that ran or run.
+void add_watching(CLI::App *app, Options *options, Subcommands *all)
+{
+    CLI::App *report = app->add_subcommand(
+        "report", "A report that stw_report_write has written, as a page that needs nothing else");
+    report->add_option("REPORT", options->paths, "the report, JSON")->type_name("");
+    report
+        ->add_option("-o,--output", options->output,
+                     "the page; else the report's name with .html; -: standard output")
+        ->type_name("FILE");
+    CLI::App *top = app->add_subcommand(
+        "top", "What a running process does with its tiers, once a second, until it ends");
+    top->add_option("PID", options->paths, "the number of the process")->type_name("");
+    top->add_flag("--once", options->once, "show it once and end");
+    all->push_back({report, Command::kReport, kReportKnows});
+    all->push_back({add_json(top, options), Command::kTop, kTopKnows});
+}
+
+// Of machines that may not be at hand.
+void add_simulating(CLI::App *app, Words *words, Options *options, Subcommands *all)
+{
+    CLI::App *simulate = app->add_subcommand(
+        "simulate", "How fast a model would train on a machine, by the scheduler itself in virtual "
+                    "time");
+    simulate
+        ->add_option("--sweep", options->simulate.sweep,
+                     "a table over params=0.5T,1T,... or ranks=64,128,...")
+        ->type_name("KEY=VALUES");
+    simulate->add_option("-o,--output", options->output, "a file for the sweep as a plot, SVG")
+        ->type_name("FILE");
+    CLI::App *plan = app->add_subcommand(
+        "plan", "The smallest budgets with which a model trains as fast as the machine lets it");
+    for (CLI::App *asks : {simulate, plan}) add_simulate(asks, words, options);
+    all->push_back({simulate, Command::kSimulate, kSimulateKnows});
+    all->push_back({plan, Command::kPlan, kPlanKnows});
+}
+
 }  // namespace
 
 Parsed parse_options(int argc, const char *const *argv)
@@ -142,58 +247,13 @@ Parsed parse_options(int argc, const char *const *argv)
     app.require_subcommand(0, 1);  // then a directory may be called "version"
     bool asks_version = false;
     app.add_flag("--version", asks_version, "As the command version");
-    CLI::App *info = app.add_subcommand(
-        "info", "The machine, the drivers that work on it, and every limit that matters with the "
-                "command that lifts it");
-    info->add_option("DIRECTORY", options.paths, "directories that an nvme tier could be in")
-        ->type_name("");
-    CLI::App *tune = app.add_subcommand(
-        "tune", "Measure directories and memory, and write the machine profile that the library "
-                "reads by itself");
-    tune->add_option("DIRECTORY", options.paths, "directories that an nvme tier will be in, 1 to 8")
-        ->type_name("");
-    tune->add_option("--output", options.output, "where the profile goes, not to the usual file")
-        ->type_name("FILE");
-    CLI::App *bench = app.add_subcommand(
-        "bench", "What the library reaches in a directory, beside what the drive gives");
-    bench->add_option("DIRECTORY", options.paths, "one directory, on the drive")->type_name("");
-    CLI::App *report = app.add_subcommand(
-        "report", "A report that stw_report_write has written, as a page that needs nothing else");
-    report->add_option("REPORT", options.paths, "the report, JSON")->type_name("");
-    report
-        ->add_option("-o,--output", options.output,
-                     "the page; else the report's name with .html; -: standard output")
-        ->type_name("FILE");
-    CLI::App *simulate = app.add_subcommand(
-        "simulate", "How fast a model would train on a machine, by the scheduler itself in virtual "
-                    "time");
-    simulate->add_option("--sweep", options.simulate.sweep,
-                         "a table over params=0.5T,1T,... or ranks=64,128,...");
-    simulate->add_option("-o,--output", options.output, "a file for the sweep as a plot, SVG");
-    CLI::App *plan = app.add_subcommand(
-        "plan", "The smallest budgets with which a model trains as fast as the machine lets it");
-    for (CLI::App *asks : {simulate, plan}) add_simulate(asks, &words, &options);
-    for (CLI::App *measures : {tune, bench}) {
-        measures->add_option("--seconds", words.seconds, "how long, about: 1 to 3600")
-            ->type_name("N");
-        measures->add_option("--size", words.size, "bytes written there at a time: 32m to 64g")
-            ->type_name("BYTES");
-    }
-    for (CLI::App *shows : {info, tune, bench})
-        shows->add_flag("--json", options.json, "the same as JSON");
-    CLI::App *version = app.add_subcommand("version", "The version of the library and its ABI");
-    const struct {
-        CLI::App *app;
-        Command command;
-        const char *known;
-    } commands[] = {{info, Command::kInfo, kInfoKnows},
-                    {tune, Command::kTune, kTuneKnows},
-                    {bench, Command::kBench, kBenchKnows},
-                    {report, Command::kReport, kReportKnows},
-                    {simulate, Command::kSimulate, kSimulateKnows},
-                    {plan, Command::kPlan, kPlanKnows},
-                    {version, Command::kVersion, kVersionKnows}};
-    for (const auto &command : commands) command.app->allow_extras();
+    Subcommands commands;
+    add_measuring(&app, &words, &options, &commands);
+    add_watching(&app, &options, &commands);
+    add_simulating(&app, &words, &options, &commands);
+    commands.push_back({app.add_subcommand("version", "The version of the library and its ABI"),
+                        Command::kVersion, kVersionKnows});
+    for (const Subcommand &command : commands) command.app->allow_extras();
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp &) {
@@ -208,7 +268,7 @@ Parsed parse_options(int argc, const char *const *argv)
                        : unknown("stepwell", app.remaining(), kKnown);
     if (!app.remaining().empty()) return parsed;
     if (asks_version) options.command = Command::kVersion, parsed.error.clear();
-    for (const auto &command : commands) {
+    for (const Subcommand &command : commands) {
         if (!command.app->parsed()) continue;
         const std::string who = "stepwell " + command.app->get_name();
         options.command = command.command;
@@ -216,11 +276,7 @@ Parsed parse_options(int argc, const char *const *argv)
                            ? take_values(who, words, &options)
                            : unknown(who, command.app->remaining(), command.known);
     }
-    if (parsed.error.empty()) parsed.error = check_paths(options);
-    const bool plans = options.command == Command::kPlan;
-    if (parsed.error.empty() && (plans || options.command == Command::kSimulate))
-        parsed.error =
-            check_simulate(plans ? "stepwell plan" : "stepwell simulate", plans, words, &options);
+    if (parsed.error.empty()) parsed.error = check_command(words, &options);
     return parsed;
 }
 

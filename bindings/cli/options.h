@@ -10,12 +10,14 @@
 
 namespace stepwell::cli {
 
-enum class Command { kNone, kInfo, kTune, kBench, kReport, kSimulate, kPlan, kVersion };
+enum class Command { kNone, kInfo, kTune, kBench, kReport, kTop, kSimulate, kPlan, kVersion };
 
 struct Options {
     Command command = Command::kNone;
     std::vector<std::string> paths;
     bool json = false;
+    bool once = false;         // of top
+    uint64_t process = 0;      // of top
     std::string output;        // of tune and report; "": the usual place
     double seconds = 0;        // 0: the command's own
     uint64_t bytes = 0;        // 0: the command's own

@@ -5,7 +5,7 @@ _stepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        local commands='info tune bench report simulate plan version --help --version'
+        local commands='info tune bench report top simulate plan version --help --version'
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
     elif [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^(-o|--output)$ ]]; then
         compopt -o filenames 2>/dev/null || true
@@ -20,6 +20,7 @@ _stepwell() {
         tune) flags+=' --json --output --seconds --size' ;;
         bench) flags+=' --json --seconds --size' ;;
         report) flags+=' --output' ;;
+        top) flags+=' --json --once' ;;
         simulate) flags+=" $asks --output --sweep" ;;
         plan) flags+=" $asks" ;;
         esac
@@ -30,6 +31,8 @@ _stepwell() {
     elif [[ ${COMP_WORDS[1]} =~ ^(report|simulate|plan)$ ]]; then
         compopt -o filenames 2>/dev/null || true
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    elif [[ ${COMP_WORDS[1]} == top ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(cd /proc && printf '%s ' [0-9]*)" -- "$word")
     fi
 }
 complete -F _stepwell stepwell

@@ -23,7 +23,7 @@ offers() {
     echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
     exit 1
 }
-offers 'info tune bench report simulate plan version --help --version' ''
+offers 'info tune bench report top simulate plan version --help --version' ''
 offers 'info' in
 offers '--help --json' info -
 offers '--help --json --output --seconds --size' tune -
@@ -31,6 +31,8 @@ offers '--help --json --seconds --size' bench --
 offers '--help --output' report -
 offers "$work/file" report "$work/f"
 offers "$work/file" report run.json -o "$work/f"
+offers '--help --json --once' top -
+offers "$$" top "$$"
 offers '--help --json --exposed-update --gpu-flops --gpu-memory --no-overlap --ranks' plan --
 offers '--sweep' simulate --sw
 offers "$work/file" simulate "$work/f"

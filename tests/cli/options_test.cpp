@@ -28,7 +28,7 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
     EXPECT_EQ(parse({"fly"}).error, "stepwell does not know 'fly'; it knows info, tune, bench, "
-                                    "report, simulate, plan, version, "
+                                    "report, top, simulate, plan, version, "
                                     "--version and --help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
@@ -36,8 +36,8 @@ TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
     EXPECT_EQ(parse({"version", "now"}).error,
               "stepwell version does not know 'now'; it knows --help alone.");
     EXPECT_EQ(parse({}).error,
-              "stepwell needs a command; it knows info, tune, bench, report, simulate, plan, "
-              "version, --version and --help.");
+              "stepwell needs a command; it knows info, tune, bench, report, top, simulate, "
+              "plan, version, --version and --help.");
     EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
               "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
               "and --help, and takes directories.");
@@ -121,6 +121,19 @@ TEST(CommandLine, HelpIsNoError)
     EXPECT_NE(parse({"--help"}).text.find("version"), std::string::npos);
     EXPECT_NE(parse({"info", "--help"}).text.find("--json"), std::string::npos);
     EXPECT_EQ(parse({"--help"}).error, "");
+}
+
+TEST(CommandLine, TopTakesOneProcess)
+{
+    const Parsed parsed = parse({"top", "123", "--once", "--json"});
+    EXPECT_EQ(parsed.error, "");
+    EXPECT_EQ(parsed.options.command, Command::kTop);
+    EXPECT_EQ(parsed.options.process, 123u);
+    EXPECT_TRUE(parsed.options.once);
+    EXPECT_TRUE(parsed.options.json);
+    for (const Parsed &wrong : {parse({"top"}), parse({"top", "1", "2"}), parse({"top", "0"}),
+                                parse({"top", "init"}), parse({"top", "99999999999"})})
+        EXPECT_EQ(wrong.error, "stepwell top needs the number of one process, as ps shows it.");
 }
 
 TEST(CommandLine, TheVersionIsACommandAndAFlag)

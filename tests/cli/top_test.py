@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`stepwell top` beside processes that use the library: it shows their numbers, leaves them alone,
+and says in one sentence why it cannot.
+
+usage: top_test.py COMMAND
+"""
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+COMMAND = sys.argv.pop(1)
+HITS = 5000
+
+# Says a line, waits for one, does what it says. A fetch of two tensors in turn is never a repeat.
+CHILD = f"""
+import os, sys
+import stepwell
+runtime = stepwell.Runtime(host_bytes=16 << 20, profile="", probe=False, name="a \\033[31mrun")
+a, b = (runtime.create(name, (1 << 18,)) for name in ("a", "b"))
+phase = runtime.phase("train")
+for tensor in (a, b):
+    tensor.fill(1.0)
+runtime.fetch(a, stepwell.READ_WRITE).release()  # a writer always asks the core
+with phase.step():
+    for _ in range({HITS} // 2):
+        for tensor in (a, b):
+            runtime.fetch(tensor).release()
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "fork":
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+    if line.strip() == "close":
+        runtime.close()
+    print("done", flush=True)
+"""
+
+
+class Child:
+    """A process with a runtime, that does what it is told."""
+
+    def __init__(self, how, directory):
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "XDG_RUNTIME_DIR": directory,
+                            "STEPWELL_STATS_PAGE": "1" if how == "page" else "0"})
+        assert self.process.stdout.readline() == "ready\n"
+
+    def tell(self, word):
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Top(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory(prefix="stepwell-top-")
+        self.directory = self.scratch.name
+        self.addCleanup(self.scratch.cleanup)
+
+    def top(self, *words, **how):
+        return subprocess.run([COMMAND, "top", *words], stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.PIPE, check=False, timeout=60,
+                              env={**os.environ, "XDG_RUNTIME_DIR": self.directory}, **how)
+
+    def watch(self, process):
+        return subprocess.Popen([COMMAND, "top", str(process), "--json"], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env={**os.environ, "XDG_RUNTIME_DIR": self.directory})
+
+    def refused(self, *words, **how):
+        result = self.top(*words, **how)
+        self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, "one sentence")
+        return result.stderr
+
+    def pages(self):
+        return list(pathlib.Path(self.directory).iterdir())
+
+    def test_the_numbers_of_a_running_process_are_shown(self):
+        with Child("page", self.directory) as child:
+            with self.watch(child.process.pid) as watch:
+                # A page a second; the one after the hits has them all.
+                for line in watch.stdout:
+                    page = json.loads(line)
+                    if page["hits"] >= HITS and page["phases"][0]["steps"] == 1:
+                        break
+                watch.kill()
+            self.assertEqual(page["hits"], HITS)
+            self.assertGreater(page["misses"], 0)
+            self.assertEqual(page["process"], child.process.pid)
+            self.assertEqual([(tier["tier"], tier["budget_bytes"]) for tier in page["tiers"]],
+                             [("host", 16 << 20)])
+            self.assertEqual(page["tiers"][0]["used_bytes"], 2 << 20, "both share a block")
+            self.assertGreater(page["phases"][0]["last_wall_ns"], 0)
+            self.assertNotIn('"a"', json.dumps(page), "no names of tensors")
+            text = self.top(str(child.process.pid), "--once")
+            self.assertEqual((text.returncode, text.stderr), (0, ""))
+            self.assertIn(f"process {child.process.pid}, open for", text.stdout)
+            self.assertIn(f"hits {HITS} (", text.stdout)
+            self.assertIn("2 MiB  16 MiB", text.stdout)
+            self.assertNotIn("\033", text.stdout, "a name moves no cursor")
+
+    def test_a_page_is_private_and_goes_at_close(self):
+        with Child("page", self.directory) as child:
+            (page,) = self.pages()
+            self.assertEqual(stat.S_IMODE(page.stat().st_mode), 0o600)
+            child.tell("fork")
+            self.assertEqual(self.pages(), [page], "a child of fork does not take it away")
+            with self.watch(child.process.pid) as watch:
+                self.assertIn("hits", watch.stdout.readline())
+                child.tell("close")
+                self.assertEqual(self.pages(), [])
+                _, said = watch.communicate(timeout=60)
+            self.assertEqual(watch.returncode, 0)
+            self.assertEqual(said, f"stepwell top: Process {child.process.pid} has closed its "
+                                   "runtime.\n")
+
+    def test_without_a_page_it_says_how_to_have_one(self):
+        with Child("none", self.directory) as child:
+            self.assertEqual(self.pages(), [], "nobody asked")
+            said = self.refused(str(child.process.pid), "--once")
+            self.assertIn(f"Process {child.process.pid} has no statistics page", said)
+            self.assertIn("STEPWELL_STATS_PAGE=1", said)
+
+    def test_a_process_that_ends_while_it_is_shown_is_one_sentence(self):
+        with Child("page", self.directory) as child:
+            with self.watch(child.process.pid) as watch:
+                self.assertIn("hits", watch.stdout.readline())
+                child.process.kill()
+                child.process.wait()
+                _, said = watch.communicate(timeout=60)
+            self.assertEqual(watch.returncode, 0)
+            self.assertEqual(said, f"stepwell top: Process {child.process.pid} has ended.\n")
+            self.assertEqual(len(self.pages()), 1, "what a killed process leaves")
+            self.assertIn("There is no process", self.refused(str(child.process.pid), "--once"))
+
+    def test_no_such_process(self):
+        self.assertEqual(self.refused("4194303"), "stepwell top: There is no process 4194303.\n")
+
+    def test_the_process_of_another_user(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can be another user")
+        os.chmod(self.directory, 0o711)
+        with Child("page", self.directory) as child:
+            said = self.refused(str(child.process.pid), "--once", user=65534)
+            self.assertIn("belongs to the user with number 0; run stepwell top as that user.", said)
+
+    def test_pages_that_are_not_of_the_process_are_not_shown(self):
+        with Child("none", self.directory) as child, Child("page", self.directory) as other:
+            whole = self.pages()[0].read_bytes()
+            mine = pathlib.Path(self.directory) / f"stepwell-{child.process.pid}-1.stats"
+            mine.write_bytes(whole)  # of a process that had this number before
+            self.assertIn("has no statistics page", self.refused(str(child.process.pid)))
+            mine.write_bytes(whole[:8] + (7).to_bytes(8, "little") + whole[16:])
+            self.assertIn("being written each time", self.refused(str(child.process.pid)))
+            mine.write_bytes(b"short")
+            self.assertIn("has no statistics page", self.refused(str(child.process.pid)))
+            mine.unlink()
+            mine.symlink_to(next(page for page in self.pages()
+                                 if str(other.process.pid) in page.name))
+            self.assertIn("cannot be read", self.refused(str(child.process.pid)))
+
+
+if __name__ == "__main__":
+    unittest.main()

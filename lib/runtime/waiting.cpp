@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
 // end by the asker itself, and who gives way when sleepers wait for each other.
+#include "lib/observe/nvtx.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 
@@ -142,6 +143,7 @@ void Runtime::await(Waiter &waiter, residency::TensorId tensor)
     std::unique_lock<std::mutex> lock(mutex_);
     if (waiter.done) return;
     const residency::Instant begin = now();
+    const observe::NvtxRange range(observe::NvtxKind::kFetch);
     while (!waiter.done) {
         sleep_on(waiter, lock, waiter.deadline, true);
         if (waiter.done) break;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <utility>
 
 namespace stepwell::transfer {
 
@@ -271,12 +272,14 @@ uint32_t Engine::Parts::hop_memory(const Task &task, Link link) const
 void Engine::Parts::hop_begin(Task &task, Link link)
 {
     task.hop_start_ns = now();
+    task.hop_range = observe::nvtx_begin(observe::NvtxKind::kTransfer, task.job.transfer.bytes);
     links.begin(link, hop_memory(task, link), task.hop_start_ns);
 }
 
 void Engine::Parts::hop_end(Task &task, Link link, bool moved)
 {
     const uint64_t end_ns = now();
+    observe::nvtx_end(std::exchange(task.hop_range, observe::kNoRange));
     const uint32_t memory = hop_memory(task, link);
     links.end(link, memory, task.job.transfer.bytes, moved, end_ns);
     if (options.span == nullptr) return;

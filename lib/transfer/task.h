@@ -4,6 +4,7 @@
 // Must not know threads or drivers.
 #pragma once
 
+#include "lib/observe/nvtx.h"
 #include "lib/support/assert.h"
 #include "lib/transfer/engine.h"
 
@@ -55,6 +56,7 @@ struct Task {
     bool read_again = false;
     bool placed = false;  // place is begun at the store and to be ended
     uint64_t hop_start_ns = 0;
+    uint64_t hop_range = observe::kNoRange;  // in a profiler
 };
 
 inline bool is_read(const Task &task)

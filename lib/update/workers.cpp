@@ -3,6 +3,7 @@
 // ask for the next ones. They wait for work and for nothing else.
 #include "lib/update/parts.h"
 
+#include "lib/observe/nvtx.h"
 #include "lib/support/assert.h"
 #include "lib/support/signals.h"
 
@@ -135,6 +136,7 @@ void Pipeline::Parts::open_job(Chunk &chunk, Status &status)
 
 Status Pipeline::Parts::run_chunk(Chunk &chunk) const
 {
+    const observe::NvtxRange range(observe::NvtxKind::kUpdate);
     const uint64_t start_ns = wait_clock_ns();
     Status status = chunk.job->run(chunk);
     const uint64_t end_ns = wait_clock_ns();

@@ -29,12 +29,15 @@ const tierTitle = (tier) => tier.tier +
             (picture, full) => {
                 const width = Math.min(full, 720);
                 const gap = 92;
-                const boxHeight = 52;
+                // Arrows past the host tier leave less than half of a narrow box to its words.
+                const narrow = width < 560;
+                const boxHeight = narrow ? 68 : 52;
                 const top = (name) => levels.indexOf(name) * (boxHeight + gap) + 2;
                 levels.forEach((name) => {
                     const list = tierOf(name);
                     const used = sum(list, (tier) => tier.used_bytes);
                     const budget = sum(list, (tier) => tier.budget_bytes);
+                    const peak = 'peak ' + bytes(sum(list, (tier) => tier.peak_bytes));
                     picture.append(
                         shape('rect', {
                             x: 2,
@@ -55,8 +58,8 @@ const tierTitle = (tier) => tier.tier +
                         label(14, top(name) + 20, name, 'strong'),
                         label(
                             14, top(name) + 37,
-                            `${bytes(used)} used of ${bytes(budget)}, peak ${
-                                bytes(sum(list, (tier) => tier.peak_bytes))}`));
+                            `${bytes(used)} of ${bytes(budget)}` + (narrow ? '' : ', ' + peak)));
+                    if (narrow) picture.append(label(14, top(name) + 53, peak));
                 });
                 // Left to right: between neighbours, in then out; past the host tier at the right
                 // edge.

@@ -118,7 +118,10 @@ function label(x, y, words, kind) {
 // What fits into `pixels`, about.
 function shortened(words, pixels) {
     const most = Math.max(4, Math.floor(pixels / 6.6));
-    return words.length <= most ? words : words.slice(0, most - 1) + '\u2026';
+    if (words.length <= most) return words;
+    // Names of one model begin alike and end alike.
+    const end = Math.floor((most - 1) * 0.45);
+    return words.slice(0, most - 1 - end) + '\u2026' + words.slice(words.length - end);
 }
 
 // Bars on their side: rows of {name, parts: [[kind, amount]], exact}; a mark is a line across.

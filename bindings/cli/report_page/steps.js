@@ -198,7 +198,7 @@ if (history && history.steps.length > 0) {
         made.append(
             chart(
                 'Time of each step, ' + phaseWords(phase.number),
-                `${steps.length} steps; time split into compute and waits by cause; the bound is a mark.`,
+                `${steps.length} steps, split into compute and waits by cause; the bound is a mark.`,
                 (picture, width) => overSteps(
                     picture, width, steps, stepParts, (step) => step.bound_ns, time, 1000, 220),
                 phaseWords(phase.number) + ': time of each step, by what it went to')

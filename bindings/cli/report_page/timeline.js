@@ -89,7 +89,11 @@ function timeline(window_) {
             name: 'compute',
             spans: computing(window_.lanes, step)
         }];
-        for (const lane of window_.lanes) {
+        // Below what was computed why it was not, and then what moved.
+        const order = ['stall', 'update', 'link'];
+        const sorted = [...window_.lanes].sort(
+            (a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
+        for (const lane of sorted) {
             const spans = clip(lane.spans, step.begin_ns, step.end_ns);
             if (spans.length > 0)
                 lanes.push({

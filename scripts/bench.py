@@ -3,7 +3,8 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [--nvme DIR] [--json FILE] [--pairs N] [--bytes N] [--train-pairs N] [--train-steps N]
+                        [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N] [--train-pairs N]
+                        [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
 
@@ -14,6 +15,7 @@ The spread is the smallest and the largest of those pair ratios. Nothing here pa
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -41,7 +43,7 @@ from bench_tools import (
     three_digits,
 )
 
-GROUPS = ("nvme", "fetch", "update", "train", "python", "tune", "policy")
+GROUPS = ("nvme", "fetch", "update", "train", "python", "tune", "policy", "simulate")
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
@@ -60,6 +62,7 @@ FETCH_HIT_LIMIT_NS = 100
 POLICY_SEEDS = (101, 104)
 MOE_HIT_LIMIT = 0.5
 REPLAY_LIMIT = 1e6  # events of the core, by processor time
+SIMULATE_LIMIT_S = 60
 PYTHON_LIMITS_NS = {"python.fetch_hit": 3_000, "python.fetch_many": 300_000}
 
 
@@ -422,6 +425,56 @@ def bench_tune(options):
         return [tune_result(options, what, profile, tuned, best[what]) for what in best]
 
 
+# ----------------------------------------------------------------------------------- simulate --
+
+
+def simulated_s(options, model, ranks):
+    """Processor time of one simulation; it has one thread."""
+    machine = Path("data/machines/dgx-2-v100.json")
+    before = os.times()
+    command = [options.build / "bindings/cli/stepwell", "simulate", model, machine]
+    run_text([*command, "--ranks", ranks, "--exposed-update", "--json"])
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user \
+        - before.children_system
+
+
+def bench_simulate(options):
+    whole = json.loads(Path("data/models/paper-10t.json").read_text(encoding="utf-8"))
+    layers = whole["transformer"]["layers"]
+    half = {**whole, "transformer": {**whole["transformer"], "layers": layers // 2}}
+    # Twice the layers, and twice the ranks: n log n would cost so much more.
+    n = layers // 2 * 12 * 7 * 256
+    allowed = 4 * math.log(4 * n) / math.log(n)
+    times, growths = [], []
+    with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
+        model = Path(folder) / "half.json"
+        model.write_text(json.dumps(half), encoding="utf-8")
+        for number in range(min(options.pairs, 3)):
+            small = simulated_s(options, model, 256)
+            times.append(simulated_s(options, "data/models/paper-10t.json", 512))
+            growths.append(times[-1] / small)
+            say(f"  {number + 1}: {times[-1]:.1f} s, {growths[-1]:.2f} times a quarter of it")
+    return [
+        result(
+            "simulate.10t_512",
+            median(times),
+            "s",
+            f"the limit, {SIMULATE_LIMIT_S} s",
+            [SIMULATE_LIMIT_S / time for time in times],
+            reference_value=SIMULATE_LIMIT_S,
+        ),
+        result(
+            "simulate.growth",
+            median(growths),
+            "x",
+            "n log n in tensors x ranks, four times as many",
+            [allowed / growth for growth in growths],
+            reference_value=allowed,
+        ),
+    ]
+
+
 def both_ways(options, what, ours, theirs):
     """Our rate, theirs and the ratio: of four runs, each program opened first twice and run first
     twice. Which of two was opened last is 5 to 10 % faster on some disks, with the same setting."""
@@ -615,6 +668,7 @@ def main(arguments):
         "python": bench_python,
         "tune": bench_tune,
         "policy": bench_policy,
+        "simulate": bench_simulate,
     }
     results = []
     try:

@@ -3,8 +3,8 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N] [--train-pairs N]
-                        [--train-steps N]
+                        [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N]
+                        [--train-pairs N] [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
 

@@ -102,6 +102,9 @@ json entry_of(const json &list, const std::string &name)
     return {};
 }
 
+constexpr const char *kModel = TEST_DATA "/models/gpt-13b.json";
+constexpr const char *kMachine = TEST_DATA "/machines/workstation-24gb.json";
+
 // A directory here, on whatever file system the build is on.
 class Here {
 public:
@@ -517,6 +520,89 @@ TEST(Program, OutputThatCannotBeWrittenIsStatus1)
         run({"version"}, [] { return dup2(open("/dev/full", O_WRONLY), 1) == 1; });
     EXPECT_EQ(result.status, 1);
     EXPECT_THAT(result.err, HasSubstr("could not be written"));
+}
+
+TEST(StepwellSimulate, FromTwoFilesToAnAnswer)
+{
+    const Outcome text = run({"simulate", kModel, kMachine});
+    EXPECT_EQ(text.status, 0) << text.err;
+    EXPECT_THAT(text.out, HasSubstr("13B on workstation with one RTX 4090, 1 rank\n"));
+    const Outcome outcome = run({"simulate", "--json", kModel, kMachine});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json answer = json::parse(outcome.out)["points"][0]["answer"];
+    EXPECT_EQ(answer["parameters"], 12'582'912'000u);
+    EXPECT_GT(answer["parameters_max"], answer["parameters"]);
+    EXPECT_GE(answer["step_s"], answer["bound"]["seconds"]);
+    double step = answer["compute_s"];
+    for (const auto &[cause, seconds] : answer["stall"].items()) step += double{seconds};
+    EXPECT_NEAR(step, double{answer["step_s"]}, 0.01 * step);
+}
+
+TEST(StepwellSimulate, AnExampleIsFoundByItsNameAndAProfileNeedsAGpu)
+{
+    const Outcome unknown = run({"simulate", "no-such-model", kMachine});
+    EXPECT_EQ(unknown.status, 1);
+    EXPECT_EQ(unknown.err, "stepwell simulate: The file 'no-such-model' cannot be read: No such "
+                           "file or directory.\n");
+    const Here here;
+    const std::string file = here.path() + "/profile.json";
+    std::ofstream(file) << R"({"kind": "stepwell machine profile", "format": 1,
+        "host_copy_bytes_per_s": 1e10, "directories": [{"path": ")"
+                        << here.path() << R"(", "read": {"bytes_per_s": 2e9},
+        "write": {"bytes_per_s": 3e9}, "mixed": {"bytes_per_s": 2.5e9}}]})";
+    const Outcome bare = run({"simulate", kModel, file});
+    EXPECT_EQ(bare.err, "stepwell simulate: A profile says nothing of a GPU; give --gpu-memory.\n");
+    // Whether it fits depends on this machine.
+    const Outcome told = run({"simulate", "--json", TEST_DATA "/models/layers.json", file,
+                              "--gpu-memory", "24 GB", "--gpu-flops", "1 TFLOPS"});
+    EXPECT_TRUE(told.status == 0 || told.err.find("does not fit") != std::string::npos) << told.err;
+}
+
+TEST(StepwellSimulate, ASweepIsATableAndAPlot)
+{
+    const Here here;
+    const std::string plot = here.path() + "/plot.svg";
+    const Outcome outcome = run({"simulate", kModel, TEST_DATA "/machines/dgx-h100.json", "--sweep",
+                                 "ranks=1,8,9", "-o", plot});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("\n9          9 ranks: "));
+    std::ifstream stream(plot);
+    const std::string svg{std::istreambuf_iterator<char>(stream), {}};
+    EXPECT_THAT(svg, testing::StartsWith("<svg xmlns"));
+    EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
+    EXPECT_THAT(svg, HasSubstr("9 (no)"));
+    for (const char *elsewhere : {"href", "url(", "<script", "@import"})
+        EXPECT_THAT(svg, testing::Not(HasSubstr(elsewhere)));
+    EXPECT_EQ(
+        run({"simulate", kModel, kMachine, "--sweep", "ranks=1", "-o", here.path() + "/none/p.svg"})
+            .status,
+        1);
+}
+
+TEST(StepwellPlan, TellsTheSmallestBudgetsThatAreAsFast)
+{
+    const Outcome outcome = run({"plan", "--json", kModel, kMachine});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json plan = json::parse(outcome.out);
+    EXPECT_EQ(plan["limited_by"], "update");
+    const double whole = plan["with_all"]["step_s"];
+    EXPECT_LE(double{plan["with_least"]["step_s"]}, 1.01 * whole);
+    EXPECT_LT(plan["least_budgets_per_rank"]["device_bytes"],
+              plan["with_all"]["budgets_per_rank"]["device_bytes"]);
+}
+
+TEST(StepwellPlan, WhatCannotBeIsToldWithTensorMomentAndBytes)
+{
+    const Outcome outcome = run({"plan", TEST_DATA "/models/paper-10t.json", kMachine});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("stepwell plan: "));
+    EXPECT_THAT(outcome.err, HasSubstr("1 ranks: it must be a multiple of the model-parallel"));
+    const Outcome eight = run({"plan", TEST_DATA "/models/paper-8b-16.json", kMachine});
+    EXPECT_EQ(eight.status, 1);
+    EXPECT_THAT(eight.err, testing::MatchesRegex(
+                               "stepwell plan: 'layer.*' does not fit into host by [0-9]+ bytes "
+                               "when it is created: .*\n"));
 }
 
 }  // namespace

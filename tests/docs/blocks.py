@@ -144,6 +144,8 @@ def install(options, home):
     for command in root.rglob("bin/stepwell"):
         (target / "bin").mkdir()
         shutil.copy2(command, target / "bin")
+    for data in root.rglob("share/stepwell"):
+        shutil.copytree(data, target / "share" / "stepwell")
     # Where the command looks for the library, with the libdir of this build.
     looked_for = target / library.parent.relative_to(include.parent.parent)
     if not looked_for.exists():

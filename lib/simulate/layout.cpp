@@ -84,6 +84,7 @@ private:
     std::vector<std::string> names_;  // of tiles
     std::vector<uint64_t> checkpoint_bytes_;
     std::vector<uint64_t> shard_parameters_;
+    uint32_t largest_ = 0;      // tile
     uint64_t whole_bytes_ = 0;  // of the largest tile and its gradient
     uint64_t shard_bytes_ = 0;  // of its slices
     uint64_t fixed_bytes_ = 0;  // of the device: no tensor rests there
@@ -173,6 +174,7 @@ Status Builder::reserve_device()
     // What is more serves to look ahead, up to a quarter of the memory.
     ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
                        budget(kDevicePlace) / 4});
+    largest_ = largest;
     whole_bytes_ = whole;
     shard_bytes_ = shard;
     fixed_bytes_ = needed;
@@ -283,6 +285,16 @@ Status Builder::place_all()
 {
     const bool on_device = updates_on_device();
     const PlaceId nearest = on_device ? kDevicePlace : kHostPlace;
+    if (!on_device && layout_.host_window_bytes > budget(kHostPlace)) {
+        const uint64_t lacks = layout_.host_window_bytes - budget(kHostPlace);
+        return Status::error(STW_ERROR_BUDGET,
+                             "the update of '%s' does not fit into host memory by %llu bytes: it "
+                             "needs %s, for two tiles with their gradients and states; a rank has "
+                             "%s",
+                             names_[largest_].c_str(), static_cast<unsigned long long>(lacks),
+                             bytes_text(layout_.host_window_bytes).c_str(),
+                             bytes_text(budget(kHostPlace)).c_str());
+    }
     const Placement &placement = model_.placement;
     if (!on_device) STW_TRY(place_checkpoints());
     STW_TRY(place_tiles({"parameter", placement.parameters, nearest, !on_device},
@@ -343,7 +355,7 @@ Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t rank
 uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
                     const Budgets &budgets, uint64_t blocks_max)
 {
-    constexpr uint64_t kLayersMax = 100'000;
+    constexpr uint64_t kLayersMax = 10'000;
     // More than all bytes there are cannot be; nor is the arithmetic of many layers free.
     const double rooms = static_cast<double>(budgets.device_bytes) +
                          static_cast<double>(budgets.host_bytes) +

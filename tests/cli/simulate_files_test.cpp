@@ -162,7 +162,7 @@ TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
     EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": -200"),
               "m.json:6: transformer.layers is negative: -200.");
     EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": 2e9"),
-              "m.json:6: transformer.layers is 2e+09; what can be is 1 to 100000.");
+              "m.json:6: transformer.layers is 2e+09; what can be is 1 to 10000.");
     EXPECT_EQ(model_refusal("\"heads\": 512", "\"heads\": 500"),
               "m.json:6: transformer.hidden is no multiple of the number of heads.");
     EXPECT_EQ(model_refusal("\"states\": \"nvme\"", "\"states\": \"tape\""),
@@ -200,6 +200,46 @@ TEST(SimulateFiles, ALayerListSharesItsWorkByParameters)
     EXPECT_NEAR(model.layers[1].parts[0].forward_flops + model.layers[1].parts[1].forward_flops,
                 1.7e12, 1);
     EXPECT_EQ(model.working_bytes, 800'000'000u);
+}
+
+TEST(SimulateFiles, WhatWouldOverflowIsRefused)
+{
+    EXPECT_EQ(model_refusal("\"hidden\": 65536", "\"hidden\": 16777216"),
+              "m.json:6: transformer.hidden makes more than 1e16 parameters.");
+    EXPECT_EQ(model_refusal("\"batch_per_gpu\": 2", "\"batch_per_gpu\": 1e6, \"source\": \"x\""),
+              "taken");
+    EXPECT_EQ(model_refusal("\"sequence\": 1024, \"batch_per_gpu\": 2",
+                            "\"sequence\": 60000000, \"batch_per_gpu\": 1e6"),
+              "m.json:6: transformer.batch_per_gpu makes more than 1e17 bytes of activations.");
+}
+
+// Every byte of a file in turn is another: it is taken or refused with its name, and nothing else.
+TEST(SimulateFiles, AnyBrokenByteIsTakenOrRefused)
+{
+    const std::string machine = text_of("machines/dgx-2-v100.json");
+    const std::string model = text_of("models/layers.json");
+    size_t refused = 0;
+    for (const char other : {'"', '{', '}', ',', '9', '-', '\n', '\0', '\xff'}) {
+        for (const bool is_model : {false, true}) {
+            const std::string &whole = is_model ? model : machine;
+            for (size_t at = 0; at < whole.size(); ++at) {
+                std::string text = whole;
+                text[at] = other;
+                const std::string why = refusal([&] {
+                    const Located root = parse_located(text, "m.json");
+                    if (is_model)
+                        parse_model(root, "m.json");
+                    else
+                        parse_machine(root, "m.json");
+                });
+                if (why == "taken") continue;
+                ++refused;
+                ASSERT_THAT(why, StartsWith("m.json:")) << at;
+                ASSERT_THAT(why, testing::EndsWith(".")) << at;
+            }
+        }
+    }
+    EXPECT_GT(refused, 10'000u);
 }
 
 }  // namespace

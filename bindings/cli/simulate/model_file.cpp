@@ -10,7 +10,8 @@ using simulate::Home;
 using simulate::Layer;
 using simulate::Model;
 
-constexpr uint64_t kLayersMax = 100'000;
+constexpr uint64_t kLayersMax = 10'000;
+constexpr uint64_t kTilesMax = 12 * kLayersMax;
 constexpr uint64_t kHiddenMax = 1 << 24;
 constexpr uint64_t kHeadsMax = 1 << 16;
 constexpr uint64_t kSequenceMax = 1 << 26;
@@ -46,6 +47,14 @@ void read_transformer(Keys keys, Model *model)
         keys.refuse("hidden", "is no multiple of the number of heads");
     if (transformer.blocks_per_checkpoint > transformer.layers)
         keys.refuse("blocks_per_checkpoint", "is more than there are layers");
+    const double hidden = static_cast<double>(transformer.hidden);
+    if (12 * static_cast<double>(transformer.layers) * hidden * hidden > kParametersMax)
+        keys.refuse("hidden", "makes more than 1e16 parameters");
+    const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
+    const double wide = 16 * hidden + 2 * static_cast<double>(transformer.heads) *
+                                          static_cast<double>(transformer.sequence);
+    if (tokens * static_cast<double>(transformer.blocks_per_checkpoint) * wide > kBytesMax)
+        keys.refuse("batch_per_gpu", "makes more than 1e17 bytes of activations");
     keys.source();
     keys.done();
     model->is_transformer = true;
@@ -126,8 +135,18 @@ Model parse_model(const Located &root, const std::string &file)
         read_transformer(keys.object("transformer"), &model);
     } else {
         model.working_bytes = rounded(keys.quantity_or("working", Unit::kBytes, 0, kBytesMax, 0));
-        for (Keys &layer : keys.objects("layers"))
+        double parameters = 0;
+        uint64_t tiles = 0;
+        for (Keys &layer : keys.objects("layers")) {
             model.layers.push_back(read_layer(layer, model.parameter_bytes));
+            const Layer &read = model.layers.back();
+            tiles += read.count * read.parts.size();
+            for (const simulate::Part &part : read.parts)
+                parameters +=
+                    static_cast<double>(read.count) * static_cast<double>(part.parameters);
+        }
+        if (parameters > kParametersMax) keys.refuse("layers", "have more than 1e16 parameters");
+        if (tiles > kTilesMax) keys.refuse("layers", "have more than 120000 tensors");
     }
     keys.source();
     keys.done();

@@ -2,6 +2,7 @@
 #include "tests/unit/simulate/machines.h"
 
 #include <numeric>
+#include <random>
 
 #include <gtest/gtest.h>
 
@@ -133,6 +134,68 @@ TEST(Simulate, MoreRanksThanThereAreAreRefused)
     EXPECT_FALSE(simulate(on_nvme(2), small_machine(), options).ok());
     options.ranks = 6;
     EXPECT_FALSE(simulate(on_nvme(2), small_machine(), options).ok());
+}
+
+// A machine and a model of which nobody thought.
+class Drawn {
+public:
+    explicit Drawn(uint64_t seed) : random_(seed)
+    {
+        machine.nodes = pick<uint32_t>({1, 2});
+        machine.gpus_per_node = pick<uint32_t>({1, 2, 4});
+        machine.gpus_per_switch = std::min(machine.gpus_per_node, pick<uint32_t>({1, 2}));
+        machine.gpus_per_socket = machine.gpus_per_node;
+        machine.device_bytes = pick<uint64_t>({64, 256, 1024, 4096}) << 20;
+        machine.host_bytes = pick<uint64_t>({1, 64, 512, 8192}) << 20;
+        machine.nvme_bytes = pick<uint64_t>({0, 1, 64}) << 30;
+        for (Link &link : machine.links) link.bytes_per_s *= pick<double>({0.1, 1, 10});
+        if (machine.nvme_bytes == 0) machine.links.erase(machine.links.begin());
+        model = small_model(pick<uint64_t>({1, 2, 5}), pick<uint64_t>({64, 512, 1536}));
+        model.transformer.blocks_per_checkpoint = pick<uint64_t>({1, 2});
+        model.layers = transformer_layers(model.transformer);
+        model.model_parallel = pick<uint32_t>({1, 1, 2});
+        model.recomputes = pick<int>({0, 1}) == 1;
+        for (Home *home : {&model.placement.parameters, &model.placement.gradients,
+                           &model.placement.states, &model.placement.checkpoints})
+            *home = pick<Home>({Home::kAuto, Home::kAuto, Home::kDevice, Home::kHost, Home::kNvme});
+        options.schedule = {pick<int>({0, 1}) == 1, pick<int>({0, 1}) == 1};
+        options.largest = false;
+    }
+
+    Machine machine = small_machine();
+    Model model;
+    Options options;
+
+private:
+    template <class T> T pick(std::initializer_list<T> values)
+    {
+        return values.begin()[random_() % values.size()];
+    }
+
+    std::mt19937_64 random_;
+};
+
+TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
+{
+    uint32_t answered = 0;
+    for (uint64_t seed = 0; seed < 400; ++seed) {
+        SCOPED_TRACE(testing::Message() << "seed " << seed);
+        Drawn drawn(seed);
+        Result<Answer> folded = simulate(drawn.model, drawn.machine, drawn.options);
+        drawn.options.folded = false;
+        Result<Answer> all = simulate(drawn.model, drawn.machine, drawn.options);
+        ASSERT_EQ(folded.ok(), all.ok());
+        if (!folded.ok()) {
+            EXPECT_NE(std::string(folded.status().sentence()), "");
+            continue;
+        }
+        ++answered;
+        const Answer &answer = folded.value();
+        EXPECT_GE(answer.step_s, answer.bound.seconds * (1 - 1e-9)) << answer.bound.what;
+        for (const Instant step : all.value().rank_step_ns)
+            ASSERT_EQ(step, answer.rank_step_ns.at(0));
+    }
+    EXPECT_GT(answered, 150u);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times and transfers share the links' queue of events: a computation is time on a link of the
 // rank's own. The tag of what ends says what it was.
-#include "lib/simulate/world.h"
+#include "lib/simulate/rank.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -22,69 +22,7 @@ constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
 constexpr uint32_t kBlameDepthMax = 24;
 constexpr uint32_t kUrgencyOfTime = 3;
 
-residency::Config config_of(const Layout &layout)
-{
-    residency::Config config;
-    config.block_bytes = layout.block_bytes;
-    config.tensors_max = static_cast<uint32_t>(layout.specs.size()) + 1;
-    const uint64_t device = layout.budgets.device_bytes - layout.working_bytes;
-    const uint64_t bytes[] = {device, layout.budgets.host_bytes, layout.budgets.nvme_bytes};
-    const residency::Tier tiers[] = {residency::Tier::kDevice, residency::Tier::kHost,
-                                     residency::Tier::kNvme};
-    for (PlaceId place = 0; place < kSimulatedPlaces; ++place) {
-        residency::PlaceConfig at;
-        at.tier = tiers[place];
-        at.blocks = static_cast<uint32_t>(bytes[place] / layout.block_bytes);
-        at.cpu_access = place == kHostPlace;
-        at.maps = place != kNvmePlace;  // views need no runs of slots
-        if (place == kDevicePlace && layout.gather_ranks > 1)
-            at.whole_blocks = static_cast<uint32_t>(layout.whole_bytes / layout.block_bytes);
-        config.places.push_back(at);
-    }
-    return config;
-}
-
 }  // namespace
-
-struct World::View {
-    Use use;
-    bool by_gate = false;
-};
-
-struct World::Rank {
-    struct LaneState {
-        size_t cursor = 0;
-        bool busy = false;  // with the operation under the cursor
-        Instant since = 0;  // it has waited
-        bool waits = false;
-    };
-
-    Rank(uint32_t number, const Layout &layout, size_t ops)
-        : number(number),
-          core(config_of(layout)),
-          is_done(ops),
-          began(number == 0 ? ops : 0),
-          ended(number == 0 ? ops : 0),
-          views(layout.specs.size())
-    {
-        core.set_victim_policy(&trace);
-    }
-
-    const uint32_t number;
-    schedule::Trace trace;
-    Core core;
-    Commands out;
-    std::array<LaneState, kLanes> lanes;
-    std::vector<bool> is_done;
-    std::vector<Instant> began;
-    std::vector<Instant> ended;
-    std::vector<std::vector<View>> views;  // by tensor
-    std::unordered_map<residency::FetchId, OpId> fetches;
-    uint64_t in_flight = 0;
-    OpId drains = kNoOp;
-    uint32_t steps = 0;
-    RankResult result;
-};
 
 World::World(const Machine &machine, const Layout &layout, const Program &program,
              const WorldOptions &options)
@@ -109,53 +47,6 @@ World::~World() = default;
 const RankResult &World::result(uint32_t rank) const
 {
     return ranks_[rank]->result;
-}
-
-// What was trained before is there, and takes no time to be.
-Status World::fill(Rank &rank)
-{
-    for (const residency::TensorSpec &spec : layout_.specs) {
-        Result<TensorId> made = rank.core.create(spec);
-        if (!made.ok()) return std::move(made.status());
-    }
-    // What rests at a place leaves after what passes through, which is found behind any number of
-    // colder blocks that stay.
-    for (const PlaceId place : {kDevicePlace, kHostPlace}) {
-        std::vector<residency::Score> scores;
-        for (TensorId tensor = 0; tensor < layout_.specs.size(); ++tensor)
-            scores.push_back({tensor, layout_.specs[tensor].policy.home == place ? 1.0 : 0.0});
-        rank.core.score(place, scores.data(), scores.size());
-    }
-    for (const TensorId tensor : layout_.filled) STW_TRY(fill_tensor(rank, tensor));
-    return {};
-}
-
-Status World::fill_tensor(Rank &rank, TensorId tensor)
-{
-    const PlaceId home = layout_.specs[tensor].policy.home;
-    const Use use{tensor, Access::kWrite, std::min(home, kHostPlace)};
-    residency::FetchAsked asked;
-    asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
-    rank.core.fetch(asked, now_, rank.out);
-    while (rank.out.granted.empty()) {
-        if (!rank.out.refused.empty()) return rank.out.refused.front().status;
-        if (rank.out.transfers.empty())
-            return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
-                                 layout_.specs[tensor].name.c_str());
-        STW_TRY(execute(rank));
-    }
-    const residency::Granted granted = rank.out.granted.front();
-    rank.out.granted.clear();
-    residency::Release release;
-    release.tensor = tensor;
-    release.access = use.access;
-    release.place = granted.grants[0].place;
-    release.byte_count = layout_.specs[tensor].bytes;
-    release.far = true;
-    rank.core.release(release, now_, rank.out);
-    STW_TRY(execute(rank));
-    if (home == kNvmePlace) rank.core.evict(tensor, use.place, rank.out);
-    return execute(rank);
 }
 
 Status World::run()

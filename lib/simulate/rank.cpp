@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank before its first step: its tiers, and all that was trained before.
+#include "lib/simulate/rank.h"
+
+#include <algorithm>
+
+namespace stepwell::simulate {
+namespace {
+
+using residency::Access;
+
+residency::Config config_of(const Layout &layout)
+{
+    residency::Config config;
+    config.block_bytes = layout.block_bytes;
+    config.tensors_max = static_cast<uint32_t>(layout.specs.size()) + 1;
+    const uint64_t device = layout.budgets.device_bytes - layout.working_bytes;
+    const uint64_t bytes[] = {device, layout.budgets.host_bytes, layout.budgets.nvme_bytes};
+    const residency::Tier tiers[] = {residency::Tier::kDevice, residency::Tier::kHost,
+                                     residency::Tier::kNvme};
+    for (PlaceId place = 0; place < kSimulatedPlaces; ++place) {
+        residency::PlaceConfig at;
+        at.tier = tiers[place];
+        at.blocks = static_cast<uint32_t>(bytes[place] / layout.block_bytes);
+        at.cpu_access = place == kHostPlace;
+        at.maps = place != kNvmePlace;  // views need no runs of slots
+        if (place == kDevicePlace && layout.gather_ranks > 1)
+            at.whole_blocks = static_cast<uint32_t>(layout.whole_bytes / layout.block_bytes);
+        config.places.push_back(at);
+    }
+    return config;
+}
+
+}  // namespace
+
+World::Rank::Rank(uint32_t number, const Layout &layout, size_t ops)
+    : number(number),
+      core(config_of(layout)),
+      is_done(ops),
+      began(number == 0 ? ops : 0),
+      ended(number == 0 ? ops : 0),
+      views(layout.specs.size())
+{
+    core.set_victim_policy(&trace);
+}
+
+// What was trained before is there, and takes no time to be.
+Status World::fill(Rank &rank)
+{
+    for (const residency::TensorSpec &spec : layout_.specs) {
+        Result<TensorId> made = rank.core.create(spec);
+        if (!made.ok()) return std::move(made.status());
+    }
+    // What rests at a place leaves after what passes through, which is found behind any number of
+    // colder blocks that stay.
+    for (const PlaceId place : {kDevicePlace, kHostPlace}) {
+        std::vector<residency::Score> scores;
+        for (TensorId tensor = 0; tensor < layout_.specs.size(); ++tensor)
+            scores.push_back({tensor, layout_.specs[tensor].policy.home == place ? 1.0 : 0.0});
+        rank.core.score(place, scores.data(), scores.size());
+    }
+    for (const TensorId tensor : layout_.filled) STW_TRY(fill_tensor(rank, tensor));
+    return {};
+}
+
+Status World::fill_tensor(Rank &rank, TensorId tensor)
+{
+    const PlaceId home = layout_.specs[tensor].policy.home;
+    const Use use{tensor, Access::kWrite, std::min(home, kHostPlace)};
+    residency::FetchAsked asked;
+    asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
+    rank.core.fetch(asked, now_, rank.out);
+    while (rank.out.granted.empty()) {
+        if (!rank.out.refused.empty()) return rank.out.refused.front().status;
+        if (rank.out.transfers.empty())
+            return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
+                                 layout_.specs[tensor].name.c_str());
+        STW_TRY(execute(rank));
+    }
+    const residency::Granted granted = rank.out.granted.front();
+    rank.out.granted.clear();
+    residency::Release release;
+    release.tensor = tensor;
+    release.access = use.access;
+    release.place = granted.grants[0].place;
+    release.byte_count = layout_.specs[tensor].bytes;
+    release.far = true;
+    rank.core.release(release, now_, rank.out);
+    STW_TRY(execute(rank));
+    if (home == kNvmePlace) rank.core.evict(tensor, use.place, rank.out);
+    return execute(rank);
+}
+
+}  // namespace stepwell::simulate

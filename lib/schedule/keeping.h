@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeping: which tensors stay at a place from one use to the next, so that a repeating step moves
 // few bytes. What stays saves its read, and where it was written and stays until it is written
-// again, its write-back; the room it takes meanwhile is the price. Chosen greedily, in several ways:
-// which one moves least is for a replay to say. Pure.
+// again, its write-back; the room it takes meanwhile is the price. Chosen greedily, in several
+// ways: which one moves least is for a replay to say. Pure.
 #pragma once
 
 #include "lib/schedule/machine.h"

@@ -4,8 +4,8 @@
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
 folder and linked with the other objects of its judge: the simulation for lib/residency, the unit
-tests of the engine for lib/transfer. The tree is never touched. What was compiled before is used
-again as long as its text and all headers are the same.
+tests of the engine for lib/transfer, those of the bound for lib/schedule. The tree is never
+touched. What was compiled before is used again as long as its text and all headers are the same.
 """
 import argparse
 import concurrent.futures
@@ -45,6 +45,11 @@ JUDGES = {
                     ["lib/transfer/*.cpp", "lib/store/*.cpp", *SUPPORT,
                      "tests/unit/transfer/engine_faults_test.cpp"],
                     ["-lgtest_main", "-lgtest"], ["--gtest_brief=1"], r"\[  FAILED  \] (\S+)"),
+    "bound": Judge("lib/schedule",
+                   ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT,
+                    "tests/unit/schedule/bound_test.cpp"],
+                   ["-lgtest_main", "-lgtest", "-lgmock"], ["--gtest_brief=1"],
+                   r"\[  FAILED  \] (\S+)"),
 }
 
 # name, judge, file, text that occurs once, what stands there instead, why it is a bug; several
@@ -170,6 +175,34 @@ MUTANTS = [
      "result == static_cast<int64_t>(request.bytes)) {",
      "result == static_cast<int64_t>(request.bytes) || (!request.reads && result > 0)) {",
      "a short write is taken for a whole one"),
+    ("plan-without-rank", "program", "ranking.cpp",
+     "        auto found = ranked_[place].extract(rank_of(id, place));\n"
+     "        pack.worth[place] = worth;\n",
+     "        pack.worth[place] = worth;\n"
+     "        auto found = ranked_[place].extract(rank_of(id, place));\n",
+     "what a plan is asked anew stands where it stood"),
+    ("plan-beats-a-hold", "program", "ranking.cpp",
+     "            if (!may_leave(block, place, &fetch)) continue;\n"
+     "            if (write_back_worth",
+     "            if (replica(block, place).slot == kNoSlot) continue;\n"
+     "            if (write_back_worth",
+     "what is worth least is chosen though it cannot leave, and a fetch that fits is refused"),
+    ("bound-forgets-a-block", "bound", "bound.cpp",
+     "            const uint64_t comes = reads_ > there ? reads_ - there : 0;\n",
+     "            const uint64_t comes = reads_ >= there ? reads_ - there + 1 : 0;\n",
+     "the bound is above what the best schedule reads"),
+    ("bound-counts-the-dead", "bound", "bound.cpp",
+     "    if (dies(event)) dirty_ -= seen.dirty;\n",
+     "",
+     "what is discarded counts as written back"),
+    ("bound-reads-what-it-writes", "bound", "bound.cpp",
+     "    const bool first = seen.part == SIZE_MAX;\n",
+     "    const bool first = true;\n",
+     "a tensor that is used twice is read twice"),
+    ("bound-starts-empty", "bound", "bound.cpp",
+     "        const uint64_t there = i == 0 && start_ == Start::kCold ? 0 : capacity_;\n",
+     "        const uint64_t there = start_ == Start::kCold ? 0 : capacity_;\n",
+     "each part of a cold step begins with nothing there"),
 ]
 
 
@@ -187,8 +220,9 @@ class Builder:
         self.build = arguments.build
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
-        folders = ["lib/residency", "lib/store", "lib/support", "lib/transfer", "tests/simulation",
-                   "tests/unit/transfer", "include/stepwell"]
+        folders = ["lib/residency", "lib/schedule", "lib/store", "lib/support", "lib/transfer",
+                   "tests/simulation", "tests/unit/schedule", "tests/unit/transfer",
+                   "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)

@@ -18,12 +18,12 @@ constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
 // The newest bytes are somewhere else too, or there are none.
 bool Core::is_duplicate(BlockId block, PlaceId place) const
 {
-    if (!replica(block, place).valid || is_worthless(block)) return true;
+    if (!replica(block, place).valid) return true;
     for (PlaceId other = 0; other < places(); ++other) {
         const Replica &there = replica(block, other);
         if (other != place && there.valid && !there.doomed) return true;
     }
-    return false;
+    return is_worthless(block);
 }
 
 // Wanted there by the fetch that looks for room. At other places it may leave like any other.

@@ -140,7 +140,9 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
             if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
         }
     }
-    may_write_back_ = true;
+    // What was read from nvme is there still: its coming leaves nothing more to write back.
+    const PlaceId from = flight.transfer.from;
+    may_write_back_ |= !status.ok() || from == kNoPlace || !is_nvme(from);
     wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);
     Pack &pack = packs_[block.pack];
     if (pack.dead) {

@@ -393,7 +393,7 @@ private:
     std::array<PlannedBlocks, kPlacesMax> planned_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     bool scored_ = false;
-    bool ordered_ = false;  // by worth
+    bool has_plan_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
     std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move

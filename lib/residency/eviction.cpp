@@ -96,7 +96,7 @@ uint64_t Core::next_use(BlockId block) const
 
 BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
 {
-    if (ordered_) {
+    if (has_plan_) {
         const BlockId planned = pick_planned(place, fetch);
         if (planned != kNone) return planned;
     }
@@ -117,7 +117,7 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
         }
         if (++candidates >= kCandidatesMax) break;
     }
-    return scored_ && !ordered_ ? pick_ranked(place, fetch, best) : best;
+    return scored_ && !has_plan_ ? pick_ranked(place, fetch, best) : best;
 }
 
 // Of two that rest at the place, by what the program scored or the plan knows.
@@ -126,7 +126,7 @@ bool Core::leaves_before(BlockId block, BlockId other, PlaceId place) const
     const Pack &mine = packs_[blocks_[block].pack];
     const Pack &others = packs_[blocks_[other].pack];
     if (mine.score[place] != others.score[place]) return mine.score[place] < others.score[place];
-    if (ordered_) return mine.worth[place] <= others.worth[place];
+    if (has_plan_) return mine.worth[place] <= others.worth[place];
     return next_use(block) >= next_use(other);
 }
 
@@ -246,7 +246,7 @@ void Core::pump_write_back(Commands &out)
     }
     for (PlaceId place = 0; place < last; ++place) {
         const uint32_t reserve = arenas_[place].budget() / kReserveShare;
-        if (ordered_) {
+        if (has_plan_) {
             clean_planned(place, reserve, out);
         } else {
             clean_coldest(place, reserve, out);

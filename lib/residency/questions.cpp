@@ -44,7 +44,7 @@ uint32_t Core::transfers_in_flight() const
 void Core::set_victim_policy(const VictimPolicy *policy)
 {
     victims_ = policy ? policy : &recency_only_;
-    ordered_ = victims_->plans();
+    has_plan_ = victims_->plans();
     order_anew();
 }
 

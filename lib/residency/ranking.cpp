@@ -28,7 +28,7 @@ Rank Core::rank_of(PackId id, PlaceId place) const
 // Without memory for its place in the order a pack leaves by recency alone.
 void Core::rank(PackId id, PlaceId place)
 {
-    if (!scored_ && !ordered_) return;
+    if (!scored_ && !has_plan_) return;
     if (is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
     try {
         ranked_[place].insert(rank_of(id, place));
@@ -39,7 +39,7 @@ void Core::rank(PackId id, PlaceId place)
 
 void Core::unrank(PackId id, PlaceId place)
 {
-    if (scored_ || ordered_) ranked_[place].erase(rank_of(id, place));
+    if (scored_ || has_plan_) ranked_[place].erase(rank_of(id, place));
 }
 
 void Core::count_in(BlockId block, PlaceId place)
@@ -141,7 +141,7 @@ void Core::forget_scores()
 
 void Core::replan()
 {
-    if (ordered_) order_anew();
+    if (has_plan_) order_anew();
 }
 
 // As scores and plan are now; without either there is no order.
@@ -150,7 +150,7 @@ void Core::order_anew()
     for (std::set<Rank> &order : ranked_) order.clear();
     for (PackId id = 0; id < packs_.size(); ++id) {
         for (PlaceId place = 0; place < places(); ++place) {
-            packs_[id].worth[place] = ordered_ ? worth_of(packs_[id], place) : 0;
+            packs_[id].worth[place] = has_plan_ ? worth_of(packs_[id], place) : 0;
             rank(id, place);
         }
     }
@@ -172,7 +172,7 @@ double Core::worth_of(const Pack &pack, PlaceId place) const
 // The pack was made or used, so it may be worth something else now.
 void Core::look_at_plan(PackId id)
 {
-    if (!ordered_) return;
+    if (!has_plan_) return;
     Pack &pack = packs_[id];
     for (PlaceId place = 0; place < places(); ++place) {
         if (!exists(place) || is_nvme(place)) continue;
@@ -244,7 +244,7 @@ std::string Core::check_ranks() const
     for (PlaceId place = 0; place < places(); ++place) {
         size_t expected = 0;
         for (PackId id = 0; id < packs_.size(); ++id) {
-            if ((!scored_ && !ordered_) || is_nvme(place)) break;
+            if ((!scored_ && !has_plan_) || is_nvme(place)) break;
             if (packs_[id].agreed || packs_[id].resident[place] == 0) continue;
             ++expected;
             if (ranked_[place].count(rank_of(id, place)) == 0) {

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -294,6 +295,39 @@ static void a_page_of_statistics_is_there_for_who_asks_and_gone_at_close(void **
     free(path);
 }
 
+/* A page is asked for, not training at the price of it. */
+static void a_page_that_cannot_be_made_is_a_warning(void **state)
+{
+    machine wanted = machine_small();
+    const struct rlimit none = {1024, RLIM_INFINITY};
+    char directory[] = "open-pages-XXXXXX";
+    struct rlimit before;
+    char *path;
+    stw_runtime *runtime;
+    (void)state;
+    assert_non_null(mkdtemp(directory));
+    path = realpath(directory, NULL);
+    assert_non_null(path);
+    setenv("XDG_RUNTIME_DIR", path, 1);
+    wanted.nvme_blocks = 0;
+    wanted.flags = STW_RUNTIME_STATS_PAGE;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN); /* then the file that grows too large is an error of the call */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    log_reset();
+    runtime = machine_open(&wanted);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(times_logged("There is no statistics page for 'stepwell top'"), 1);
+    assert_true(logged(path));
+    assert_int_equal(entries_in(path), 0);
+    machine_close(runtime);
+    log_reset();
+    assert_int_equal(rmdir(path), 0);
+    unsetenv("XDG_RUNTIME_DIR");
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +343,7 @@ int main(void)
         cmocka_unit_test(the_second_directory_failing_closes_the_first),
         cmocka_unit_test(the_store_has_no_name_in_its_directory),
         cmocka_unit_test(a_page_of_statistics_is_there_for_who_asks_and_gone_at_close),
+        cmocka_unit_test(a_page_that_cannot_be_made_is_a_warning),
     };
     return cmocka_run_group_tests_name("open", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures 5 and 6 of arXiv 2104.07857, simulated from the files that ship. docs/paper.md has the
+// What arXiv 2104.07857 measured, simulated from the files that ship. docs/paper.md has the
 // same figures side by side; what is fitted is told there.
 #include "simulate/files.h"
 

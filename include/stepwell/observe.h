@@ -29,9 +29,12 @@ typedef struct stw_tier_stats {
     uint64_t policy_scores;      /* of tensors, in all these calls */
     uint64_t scratch_bytes;      /* host tier: of used_bytes, kept for stw_host_alloc */
     uint64_t scratch_used_bytes; /* of these, given out */
+    uint64_t planned_bytes;        /* brought here ahead of fetches by a plan, in blocks */
+    uint64_t planned_used_bytes;   /* of these, fetched since */
+    uint64_t planned_wasted_bytes; /* of these, gone before anybody fetched them */
 } stw_tier_stats;
 #define STW_TIER_STATS_INIT                                                                        \
-    { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Moves from one device of a process to another are on no link of these. */
 enum { /* link */

@@ -17,7 +17,7 @@ STW_API stw_status stw_phase_destroy(stw_phase *phase);
 
 typedef struct stw_step_stats {
     uint32_t struct_size;
-    uint32_t planned;             /* 1: a plan drove this step, 0: it was recorded */
+    uint32_t planned;             /* 1: a plan drove this step, 0: it was only recorded */
     uint64_t step;                /* steps of this phase so far */
     uint64_t wall_ns;
     uint64_t bound_ns;            /* what bytes, bandwidths and compute force */
@@ -55,6 +55,39 @@ STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /*
  * Errors:    INVALID (no open step).
  */
 STW_API stw_status stw_step_abort(stw_phase *phase, void *stream);
+
+/* A use in a step that is known beforehand: what would be a request of a fetch, and its release. */
+typedef struct stw_plan_entry {
+    uint32_t struct_size;
+    uint32_t fetch;         /* entries side by side with the same number are one fetch */
+    stw_tensor *tensor;
+    uint32_t access;        /* STW_READ .. STW_REDUCE */
+    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same, as there is one rank */
+    uint32_t tier;          /* STW_TIER_DEVICE, STW_TIER_HOST */
+    uint32_t device;
+    uint32_t release_flags; /* STW_RELEASE_FAR, _NEAR, _DISCARD */
+    uint32_t reserved;
+    uint64_t element_begin; /* a part, in elements of the flattened tensor; 0, 0: all of it */
+    uint64_t element_count;
+    uint64_t compute_ns;    /* while the views of the fetch are held: of its entries the largest
+                               counts; 0: measured, once a step has gone so */
+} stw_plan_entry;
+#define STW_PLAN_ENTRY_INIT { sizeof(stw_plan_entry), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Say how the steps of a phase go, in the order of their fetches: then the first one is planned as
+ * well. Replaces what was declared before; n = 0 takes it back. It is no promise: a step that goes
+ * otherwise is followed as it goes, and learned. Fetches into memory of the caller's, and updates,
+ * are not declared.
+ *
+ * Ownership: entries are read during the call alone. A tensor that is destroyed later is passed by.
+ * Threads:   any thread.
+ * Blocks:    never.
+ * Errors:    INVALID (which entry, and why), BUSY (a step of the phase is open), BUDGET (more
+ *            entries than the part of metadata_bytes for learned orders holds); on error what was
+ *            declared before stands.
+ */
+STW_API stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, uint32_t n);
 
 #ifdef __cplusplus
 }

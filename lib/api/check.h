@@ -63,6 +63,8 @@ template <class Struct> Status take(Struct *to, const Struct *from, const char *
 Status check_output(const void *output, size_t smallest, const char *name);
 // Every bit of `flags` is in `known`.
 Status check_flags(uint32_t flags, uint32_t known, const char *name);
+// What a request asks for: INVALID with the reason where that cannot be.
+Status resolve_request(const stw_runtime *runtime, const stw_fetch_request &request, Range *range);
 // The host's stream, or one already synchronised: the only ones a device without streams knows.
 Status check_stream(void *stream);
 

@@ -253,6 +253,12 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
 
 }  // namespace
 
+Status stepwell::api::resolve_request(const stw_runtime *runtime, const stw_fetch_request &request,
+                                      Range *range)
+{
+    return resolve(runtime, request, range);
+}
+
 stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
                      const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
 {

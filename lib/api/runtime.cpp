@@ -54,8 +54,9 @@ Status gather(const stw_runtime_options *from, Opening *opening)
 {
     stw_runtime_options &options = opening->options;
     STW_TRY(take(&options, from, "options"));
-    STW_TRY(
-        check_flags(options.flags, STW_RUNTIME_NO_PROBE | STW_RUNTIME_STATS_PAGE, "options.flags"));
+    STW_TRY(check_flags(options.flags,
+                        STW_RUNTIME_NO_PROBE | STW_RUNTIME_STATS_PAGE | STW_RUNTIME_NO_PLAN,
+                        "options.flags"));
     STW_TRY(check_block(options.block_bytes));
     if (options.group || options.reserved) {
         return Status::error(STW_ERROR_UNSUPPORTED,

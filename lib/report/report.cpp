@@ -48,6 +48,9 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("evictions", stats.evictions);
     json.member("policy_calls", stats.policy_calls);
     json.member("policy_scores", stats.policy_scores);
+    json.member("planned_bytes", stats.planned_bytes);
+    json.member("planned_used_bytes", stats.planned_used_bytes);
+    json.member("planned_wasted_bytes", stats.planned_wasted_bytes);
     json.member("scratch_bytes", stats.scratch_bytes);
     json.member("scratch_used_bytes", stats.scratch_used_bytes);
     json.member("scratch_allocator", tier.scratch_allocator);

@@ -76,7 +76,7 @@ uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
         // Cheap reasons first: the list is mostly of clean ones.
         if (!replica(block, place).valid || is_duplicate(block, place)) continue;
         if (next_use(block) <= beyond) continue;
-        started += clean(block, place, out);
+        started += clean_early(block, place, out);
     }
     return started;
 }
@@ -88,7 +88,7 @@ void Core::note_use(BlockId block, PlaceId place)
     here.fresh = false;
     if (!here.planned) return;
     here.planned = false;
-    ++planned_[place].used;
+    ++brought_[place].used;
 }
 
 void Core::note_waste(BlockId block, PlaceId place)
@@ -96,7 +96,7 @@ void Core::note_waste(BlockId block, PlaceId place)
     Replica &here = replica(block, place);
     if (!here.planned) return;
     here.planned = false;
-    ++planned_[place].wasted;
+    ++brought_[place].wasted;
 }
 
 }  // namespace stepwell::residency

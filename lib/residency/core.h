@@ -113,7 +113,7 @@ public:
     void forget_scores();
     [[nodiscard]] uint64_t evictions(PlaceId place) const { return evictions_[place]; }
 
-    // ---- what a plan asks (ahead.cpp) ------------------------------------------------------------
+    // ---- what a plan asks (ahead.cpp) ----------------------------------------------------------
     [[nodiscard]] Lack lack(const Request &request) const;
     [[nodiscard]] uint64_t block_bytes() const { return config_.block_bytes; }
     [[nodiscard]] uint64_t budget_bytes(PlaceId place) const;  // for ordinary blocks
@@ -283,7 +283,7 @@ private:
     bool start_eviction(BlockId block, PlaceId place, Commands &out);
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
     void pump_write_back(Commands &out);
-    bool clean(BlockId block, PlaceId place, Commands &out);
+    bool clean_early(BlockId block, PlaceId place, Commands &out);
     void queue_clean(BlockId block);
     void clean_soon(BlockId block, PlaceId place);
     [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const;
@@ -390,7 +390,7 @@ private:
     std::array<uint32_t, kPlacesMax> promised_{};                      // of the budget, to packs
     std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
-    std::array<PlannedBlocks, kPlacesMax> planned_{};
+    std::array<PlannedBlocks, kPlacesMax> brought_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     bool scored_ = false;
     bool has_plan_ = false;

@@ -217,7 +217,7 @@ void Core::clean_soon(BlockId block, PlaceId place)
 }
 
 // Starts the early write-back of a block; false where there is nothing to write, or not now.
-bool Core::clean(BlockId block, PlaceId place, Commands &out)
+bool Core::clean_early(BlockId block, PlaceId place, Commands &out)
 {
     const PlaceId last = static_cast<PlaceId>(places() - 1);
     if (!may_rest(packs_[blocks_[block].pack], last)) return false;
@@ -241,7 +241,7 @@ void Core::pump_write_back(Commands &out)
         blocks_[block].queued_clean = false;
         if (packs_[blocks_[block].pack].dead || packs_[blocks_[block].pack].blocks == 0) continue;
         for (PlaceId place = 0; place < last; ++place) {
-            if (replica(block, place).valid && clean(block, place, out)) break;
+            if (replica(block, place).valid && clean_early(block, place, out)) break;
         }
     }
     for (PlaceId place = 0; place < last; ++place) {
@@ -264,7 +264,7 @@ void Core::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
          visited < kCandidatesMax;
          block = replica(block, place).hotter, ++visited) {
         const bool rests = packs_[blocks_[block].pack].key.policy.home == places() - 1;
-        if ((rests && clean(block, place, out)) || may_leave(block, place, nullptr)) ++ready;
+        if ((rests && clean_early(block, place, out)) || may_leave(block, place, nullptr)) ++ready;
     }
 }
 
@@ -281,7 +281,7 @@ void Core::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
             if (ready >= reserve || write_backs_ >= config_.writebacks_max) return;
             if (++visited > kCandidatesMax) return;
             const BlockId block = first + index - 1;
-            const bool cleans = rests && clean(block, place, out);
+            const bool cleans = rests && clean_early(block, place, out);
             if (cleans || may_leave(block, place, nullptr)) ++ready;
         }
     }

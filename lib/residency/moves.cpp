@@ -86,7 +86,7 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
     const bool brings = transfer.kind == TransferKind::kMove && !here.planned;
     if ((fetch.asked.flags & kFetchPlanned) != 0 && brings) {
         here.planned = true;
-        ++planned_[target.place].brought;
+        ++brought_[target.place].brought;
     }
     here.filling = true;
     start_transfer(transfer, false, false, out);

@@ -113,7 +113,7 @@ PlaceUsage Core::usage(PlaceId place) const
     usage.peak_blocks = arenas_[place].peak();
     usage.promised_blocks = promised_[place];
     usage.evictions = evictions_[place];
-    usage.planned = planned_[place];
+    usage.planned = brought_[place];
     for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
         usage.pinned_blocks += is_pinned(block, place);
         usage.dirty_blocks += block_state(block, place) == BlockState::kDirty;

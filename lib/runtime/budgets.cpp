@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
 // cannot be. One change at a time; memory follows the core's decisions, never the other way round.
+#include "lib/runtime/planning.h"
 #include "lib/runtime/runtime.h"
 
 #include <algorithm>
@@ -114,6 +115,7 @@ Status Runtime::check_cpu_room() const
 
 Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 {
+    const PlanPause pause(*this);
     BudgetChange change;
     change.place = place;
     change.begin = now();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fetch, as the program sees it and beyond hits: what is asked of the core, what becomes of the
 // answer; also hints ahead of a fetch, and evictions.
+#include "lib/runtime/planning.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
@@ -11,8 +12,6 @@ namespace stepwell {
 
 using residency::PlaceId;
 
-namespace {
-
 residency::Access access_of(uint32_t access)
 {
     switch (access) {
@@ -22,8 +21,6 @@ residency::Access access_of(uint32_t access)
     default: return residency::Access::kRead;
     }
 }
-
-}  // namespace
 
 // Of a private buffer: what is converted in it is the only replica wanted.
 residency::Access buffer_access(uint32_t access)
@@ -170,6 +167,8 @@ void Runtime::ask(Waiter &waiter, Commands &out)
 {
     const bool copied = waiter.fetch == 0 && waiter.snapshot;
     const residency::FetchId before = copied ? waiter.snapshot->chunk.fetch : waiter.fetch;
+    // Once, and as it is called; one that may not wait only if it is granted.
+    if (waiter.fetch == 0 && (waiter.plan.flags & STW_FETCH_TRY) == 0) note_fetch(waiter.plan);
     if (copied) std::erase(snapshots_, waiter.snapshot.get());
     misses_ += waiter.fetch == 0;
     waiter.fetch = core_.fetch(asked_of(waiter), now(), out);
@@ -332,6 +331,7 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
 
 Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
 {
+    const PlanPause pause(*this);  // it might bring back what leaves
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
     std::vector<stw_tensor *> wanted(tensors, tensors + n);

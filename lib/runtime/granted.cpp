@@ -8,12 +8,13 @@ namespace stepwell {
 using residency::PlaceId;
 
 // A hit never waits: where the core is busy, it does not hear of this one.
-void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place)
+void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
+                               uint64_t step)
 {
     if (!mutex_.try_lock()) return;
     drain_hits();
     mutex_.unlock();
-    (void)ViewTable::push_hit(state, tensor, place);
+    (void)ViewTable::push_hit(state, tensor, place, step);
 }
 
 // In line: a hit is short, and a call more is a good part of it.
@@ -27,8 +28,8 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
         views_.give_slot(state, index);
         return residency::kNone;
     }
-    if (!ViewTable::push_hit(*state, range.tensor->id, range.place)) {
-        push_after_drain(*state, range.tensor->id, range.place);
+    if (!ViewTable::push_hit(*state, range.tensor->id, range.place, step)) {
+        push_after_drain(*state, range.tensor->id, range.place, step);
     }
     ViewSlot &view = views_.slot(index);
     view.tensor = range.tensor;

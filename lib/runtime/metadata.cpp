@@ -26,7 +26,8 @@ uint64_t Runtime::metadata_bytes() const
            trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
            handles_.capacity() * sizeof(stw_tensor *) +
            pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
-           stalls_.metadata_bytes() + (scratch_ ? scratch_->metadata_bytes() : 0) +
+           stalls_.metadata_bytes() + lookahead_bytes_ +
+           (scratch_ ? scratch_->metadata_bytes() : 0) +
            (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
 }
 

@@ -74,6 +74,9 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     }
     stats.tensors = tensors_live_;
     stats.evictions = usage.evictions;
+    stats.planned_bytes = usage.planned.brought * block_bytes_;
+    stats.planned_used_bytes = usage.planned.used * block_bytes_;
+    stats.planned_wasted_bytes = usage.planned.wasted * block_bytes_;
     if (scoring_) {
         stats.policy_calls = scoring_->calls[place];
         stats.policy_scores = scoring_->scored[place];

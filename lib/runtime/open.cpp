@@ -183,7 +183,8 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(config_of(options))
 {
-    core_.set_victim_policy(&trace_);
+    plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
+    if (plans_) core_.set_victim_policy(&trace_);
     services_.struct_size = sizeof services_;
     services_.abi = STW_DRIVER_ABI;
     services_.user = this;

@@ -48,7 +48,7 @@ uint64_t Runtime::step_of(const stw_phase *phase) const
 Status Runtime::begin_step(stw_phase *phase)
 {
     const std::vector<observe::LinkTotal> links = link_totals();
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     Phase &mine = *phases_[phase->index];
     if (mine.step != 0) {
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
@@ -57,18 +57,21 @@ Status Runtime::begin_step(stw_phase *phase)
     drain_hits();
     mine.step = ((phase->index + 1ull) << 32) | ++mine.count;
     mine.begin_ns = now();
-    mine.planned = trace_.begin_step(phase->index);
+    mine.planned = plans_ && trace_.begin_step(phase->index, mine.begin_ns);
+    take_bandwidths(links);
     mine.account.begin(mine.begin_ns, links);
     mine.reduced.clear();
     current_step_.store(mine.step, std::memory_order_relaxed);
     ask_policy();
+    lock.unlock();
+    plan_now();
     return {};
 }
 
 Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 {
     const std::vector<observe::LinkTotal> links = link_totals();
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     Phase &mine = *phases_[phase->index];
     if (mine.step == 0) {
         return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step", mine.name.c_str());
@@ -82,7 +85,8 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     stats.step = mine.count;
     mine.totals.add(stats, bound);
     steps_.add({phase->index, mine.begin_ns, time, stats, bound});
-    trace_.end_step(phase->index, true);
+    if (plans_) trace_.end_step(phase->index, time, true);
+    take_bandwidths(links);
     observe::Span span;
     span.start_ns = mine.begin_ns;
     span.end_ns = time;
@@ -97,7 +101,10 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     }
     sample_tiers(time);
     ask_policy();
-    return first_error_;
+    Status error = first_error_;
+    lock.unlock();
+    plan_now();
+    return error;
 }
 
 // Bytes in use per tier, a point of the timeline's counters.
@@ -164,7 +171,7 @@ Status Runtime::abort_step(stw_phase *phase)
         std::lock_guard<std::mutex> lock(mutex_);
         Phase &mine = *phases_[phase->index];
         reduced.swap(mine.reduced);
-        trace_.end_step(phase->index, false);
+        if (plans_) trace_.end_step(phase->index, now(), false);
         ++mine.aborted;
         close_step(mine);
     }
@@ -211,9 +218,10 @@ void Runtime::add_stall_of(uint64_t step, observe::Stall cause, residency::Tenso
     timeline_->record(span);
     const stw_tensor *handle = handle_of(tensor);
     stalls_.add(handle ? handle->name : std::string_view(), cause, end - begin);
-    if (step == 0) return;
-    Phase &phase = *phases_[(step >> 32) - 1];
-    if (phase.step == step) phase.account.add_stall(cause, end - begin);
+    const uint32_t phase = phase_of(step);
+    if (phase == schedule::kNoPhase) return;
+    phases_[phase]->account.add_stall(cause, end - begin);
+    trace_.waited(phase, begin, end);
 }
 
 }  // namespace stepwell

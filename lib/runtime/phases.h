@@ -4,6 +4,9 @@
 
 #include "lib/observe/step_stats.h"
 #include "lib/runtime/runtime.h"
+#include "lib/schedule/lookahead.h"
+
+#include <memory>
 
 namespace stepwell {
 
@@ -17,7 +20,9 @@ struct Runtime::Phase {
     residency::Instant begin_ns = 0;
     observe::StepAccount account;
     observe::PhaseAccount totals;
-    std::vector<residency::TensorId> reduced;  // gradients summed into by the open step
+    std::vector<residency::TensorId> reduced;        // gradients summed into by the open step
+    std::unique_ptr<schedule::Lookahead> lookahead;  // null until it has something to go by
+    uint64_t looked_at = 0;                          // fetches that had passed then
 };
 
 }  // namespace stepwell

@@ -52,6 +52,9 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     views_.note_release(slot.owner, state);
     if (slot.by_gate) {
         const residency::PlaceId place = slot.place;
+        const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
+                                      slot.byte_count};
+        const uint64_t step = slot.step;
         views_.give_slot(state, index);
         const bool last = tensor->doors[place].gate.unpin();
         if (!last && (flags & kHints) == 0 && stuck_.load(std::memory_order_relaxed) == 0 &&
@@ -61,7 +64,9 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
         act([&](Core &core, Commands &out) {
             const bool far = (flags & STW_RELEASE_FAR) != 0;
             const bool near = (flags & STW_RELEASE_NEAR) != 0;
-            if (far || near) drain_hits();  // the hit itself is older than the hint
+            // The hit itself is older than the hint.
+            if (far || near) drain_hits();
+            if (flags & kHints) note_release(view, step, flags);
             core.gate_idle(tensor->id, now(), out);
             if (far || near) core.release_hint(tensor->id, place, far, now(), out);
             if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
@@ -90,6 +95,9 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     release.discard = (flags & STW_RELEASE_DISCARD) != 0;
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
     act([&](Core &core, Commands &out) {
+        const residency::Request view{release.tensor, release.access, release.place,
+                                      release.byte_begin, release.byte_count};
+        note_release(view, copy.step, flags);
         core.release(release, now(), out);
         if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
         note_zeros(tensor->id);

@@ -68,6 +68,8 @@ struct Range {
     void *into = nullptr;                            // memory of the caller's
 };
 
+residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
+
 // Of the view, in its dtype.
 uint64_t view_bytes(const Range &range);
 
@@ -87,6 +89,14 @@ struct FetchPlan {
 };
 
 struct Snapshot;
+
+// A use of a declared step. Those of one call stand side by side.
+struct DeclaredUse {
+    Range range;
+    uint32_t call = 0;
+    uint32_t release_flags = 0;
+    uint64_t compute_ns = 0;  // while the views of the call are held
+};
 
 // What became of the callback of an operation.
 enum class Callback : uint8_t {
@@ -195,6 +205,7 @@ public:
     Status begin_step(stw_phase *phase);
     Status end_step(stw_phase *phase, stw_step_stats *stats_out);
     Status abort_step(stw_phase *phase);
+    Status declare_step(stw_phase *phase, const std::vector<DeclaredUse> &uses);
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
 
     // ---- optimizers (optimizers.cpp) -----------------------------------------------------------
@@ -297,6 +308,7 @@ private:
             Commands out;
             body(core_, out);
             execute(out, calls);
+            if (plan_due_) look_ahead(calls);
             if (!sleepers_.empty()) break_deadlocks(calls);
             lines.swap(log_lines_);
         }
@@ -350,7 +362,8 @@ private:
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     uint32_t pin_hit(const Range &range, uint64_t step);
     void open_hit(uint32_t index, const Range &range, stw_view *view_out);
-    void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place);
+    void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
+                          uint64_t step);
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
@@ -464,6 +477,20 @@ private:
     [[nodiscard]] uint64_t update_window() const;  // bytes
     [[nodiscard]] Status check_cpu_room() const;
 
+    // planning.cpp
+    struct PlanPause;
+    [[nodiscard]] uint32_t phase_of(uint64_t step) const;
+    void note_fetch(const FetchPlan &plan);
+    void note_copies(const FetchPlan &plan);
+    void note_update(const residency::FetchAsked &asked);
+    void note_release(const residency::Request &view, uint64_t step, uint32_t flags);
+    void look_ahead(std::vector<Waiter *> &calls);
+    void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls);
+    bool make_lookahead(Phase &phase);
+    void end_hint(residency::FetchId fetch, const Status &status);
+    void take_bandwidths(const std::vector<observe::LinkTotal> &links);
+    void plan_now();
+
     // phases.cpp
     void note_reduced(stw_tensor *gradient, uint64_t step);
     void close_step(Phase &phase);
@@ -536,6 +563,13 @@ private:
     mutable std::mutex mutex_;  // core_ and all below it
     Core core_;
     schedule::Trace trace_;
+    std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
+    uint64_t lookahead_bytes_ = 0;                // of all phases
+    bool plans_ = true;
+    bool plan_due_ = false;                             // something changed that a plan goes by
+    residency::Instant plan_wake_ = residency::kNever;  // it looks again then
+    residency::Instant plan_pause_ns_ = 0;              // between looks at a program of hits
+    uint32_t plan_pauses_ = 0;                          // calls that wait for quiet
     std::unordered_map<residency::FetchId, Waiter *> waiters_;
     std::vector<LogLine> log_lines_;            // to be said when the lock is free
     std::vector<residency::Sleeper> sleepers_;  // threads of the program in await() or wait()

@@ -2,6 +2,7 @@
 // The shell's core: one lock, events in, commands out. Commands are appended to the engine's queues
 // under the lock, so that their order is the core's; answers wake their waiters; callbacks run
 // after the lock is gone.
+#include "lib/runtime/planning.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
@@ -125,15 +126,13 @@ void Runtime::answer(residency::FetchId fetch, Status status, std::vector<reside
                      std::vector<Waiter *> &calls)
 {
     const auto found = waiters_.find(fetch);
-    if (found == waiters_.end()) return;  // a hint
+    if (found == waiters_.end()) return end_hint(fetch, status);
     Waiter &waiter = *found->second;
     waiters_.erase(found);
     waiter.status = std::move(status);
     waiter.grants = std::move(grants);
     waiter.done = true;
-    for (size_t i = 0; i < waiter.grants.size() && i < waiter.plan.ranges.size(); ++i) {
-        note_access(waiter.plan.ranges[i].tensor->id);
-    }
+    if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY)) note_fetch(waiter.plan);
     if (waiter.asynchronous) tell_end(waiter);
     if (waiter.call) {
         calls.push_back(&waiter);
@@ -152,6 +151,7 @@ void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
         }
         constexpr residency::Instant kSampleNs = 10'000'000;
         if (time - runtime->sampled_ns_ >= kSampleNs) runtime->sample_tiers(time);
+        runtime->plan_due_ = true;
     });
 }
 
@@ -188,13 +188,17 @@ void Runtime::background(residency::TensorId tensor, const Status &status)
 void Runtime::drain_hits()
 {
     const residency::Instant since = std::exchange(drained_ns_, now());
-    views_.drain_hits([&](residency::TensorId tensor, PlaceId place, uint32_t thread) {
-        core_.touch(tensor, place);
-        note_access(tensor);
-        ++hits_;
-        stw_tensor *handle = handle_of(tensor);
-        if (handle && handle->moved) note_use(*handle, since, thread);
-    });
+    views_.drain_hits(
+        [&](residency::TensorId tensor, PlaceId place, uint32_t thread, uint64_t phase) {
+            core_.touch(tensor, place);
+            stw_tensor *handle = handle_of(tensor);
+            if (plans_ && handle && phase != 0) {
+                trace_.hit(static_cast<uint32_t>(phase - 1), tensor, place, handle->bytes);
+            }
+            note_access(tensor);
+            ++hits_;
+            if (handle && handle->moved) note_use(*handle, since, thread);
+        });
 }
 
 // Under the lock. The first use of what was moved, for the timeline: between `begin` and now.
@@ -212,7 +216,6 @@ void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t th
 
 void Runtime::note_access(residency::TensorId tensor)
 {
-    trace_.access(tensor);
     ++accesses_;
     if (stw_tensor *handle = handle_of(tensor)) handle->last_use = accesses_;
 }
@@ -234,22 +237,21 @@ void Runtime::run_timer()
         {
             std::lock_guard<std::mutex> lock(mutex_);
             if (closing_) return;
-            target = timer_target_ = std::min(core_.next_deadline(), stats_due_ns_);
+            target = timer_target_ = std::min({core_.next_deadline(), stats_due_ns_, plan_wake_});
         }
         const residency::Instant time = now();
-        int wait_ms = -1;
-        if (target != residency::kNever) {
-            const uint64_t left = target > time ? target - time : 0;
-            wait_ms = static_cast<int>(std::min<uint64_t>(left / 1000000 + 1, 1000000));
-        }
+        const uint64_t left = target > time ? target - time : 0;
+        const timespec wait{static_cast<time_t>(left / 1000000000),
+                            static_cast<long>(left % 1000000000)};
         pollfd waiting{timer_fd_, POLLIN, 0};
-        if (::poll(&waiting, 1, wait_ms) > 0) {
+        if (::ppoll(&waiting, 1, target == residency::kNever ? nullptr : &wait, nullptr) > 0) {
             uint64_t count = 0;
             if (::read(timer_fd_, &count, sizeof count) < 0) continue;
         }
         if (now() >= stats_due_ns_) publish_stats();
         act([this](Core &core, Commands &out) {
             core.tick(now(), out);
+            plan_due_ |= plan_wake_ <= now();
             // What began to wait after the call is none of its business.
             const residency::Instant interrupted = interrupted_ns_.exchange(0);
             if (interrupted == 0) return;
@@ -322,6 +324,7 @@ Status Runtime::sticky_error(residency::TensorId tensor)
 
 Status Runtime::drain(uint64_t timeout_ns)
 {
+    const PlanPause pause(*this);
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
     if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));

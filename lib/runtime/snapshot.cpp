@@ -14,11 +14,6 @@ namespace {
 
 constexpr size_t kChunksAhead = 8;
 
-bool is_converted(const Range &range)
-{
-    return range.access == STW_READ && range.dtype != 0;
-}
-
 SnapshotPart part_of(const Range &range)
 {
     SnapshotPart part;
@@ -48,6 +43,11 @@ std::vector<residency::TensorId> tensors_of(const Snapshot &work, bool claimed =
 }
 
 }  // namespace
+
+bool is_converted(const Range &range)
+{
+    return range.access == STW_READ && range.dtype != 0;
+}
 
 Waiter::Waiter() = default;
 Waiter::~Waiter() = default;
@@ -150,7 +150,7 @@ try {
     const std::vector<residency::TensorId> used = tensors_of(*work);
     act([&](Core &core, Commands &) {
         drain_hits();
-        for (const SnapshotPart &part : work->parts) note_access(part.tensor->id);
+        note_copies(plan);
         snapshots_.push_back(work.get());
         for (const residency::TensorId tensor : used) core.keep(tensor);
     });

@@ -52,6 +52,8 @@ struct Snapshot {
     Status status;
 };
 
+// Its bytes are converted into a private buffer.
+bool is_converted(const Range &range);
 // Is there anything to be copied before the rest is pinned?
 bool needs_copies(const FetchPlan &plan);
 // Elements of a tensor into memory of a dtype.

@@ -46,7 +46,10 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 
 void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
 {
-    act([&](Core &core, Commands &out) { core.unclaim_tensor(claim, tensor, false, out); });
+    act([&](Core &core, Commands &out) {
+        core.unclaim_tensor(claim, tensor, false, out);
+        plan_due_ = true;  // a plan passes by what an update has
+    });
 }
 
 void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor)
@@ -127,7 +130,7 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
         tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
     };
     act([&](Core &core, Commands &out) {
-        for (uint32_t i = 0; i < n; ++i) note_access(pieces[i].tensor);
+        note_update(asked);
         mine->waiter.fetch = core.fetch(asked, now(), out);
         waiters_[mine->waiter.fetch] = &mine->waiter;
     });

@@ -67,7 +67,7 @@ struct alignas(64) ThreadState {
     // One writer (the thread), one reader (whoever has the core's lock).
     std::atomic<uint32_t> hits_head{0};
     std::atomic<uint32_t> hits_tail{0};
-    std::array<uint64_t, kHits> hits{};  // tensor id and place
+    std::array<uint64_t, kHits> hits{};  // phase of the step, tensor id and place
 };
 
 class ViewTable {
@@ -120,11 +120,13 @@ public:
 
     // False when the ring is full: the core has to drain it first. A hit on what was hit just
     // before adds nothing, unless the core has heard of that one (it may be in a new step since).
-    static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place)
+    // `step`: a phase's number is in its upper half, of which the ring keeps 24 bits.
+    static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
+                         uint64_t step)
     {
         const uint32_t head = state.hits_head.load(std::memory_order_acquire);
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
-        const uint64_t hit = (static_cast<uint64_t>(tensor) << 8) | place;
+        const uint64_t hit = ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place;
         if (head != tail && state.hits[(tail - 1) % ThreadState::kHits] == hit) return true;
         if (tail - head == ThreadState::kHits) return false;
         state.hits[tail % ThreadState::kHits] = hit;
@@ -140,7 +142,7 @@ public:
             for (; head != tail; ++head) {
                 const uint64_t hit = state->hits[head % ThreadState::kHits];
                 body(static_cast<residency::TensorId>(hit >> 8),
-                     static_cast<residency::PlaceId>(hit & 0xff), state->number);
+                     static_cast<residency::PlaceId>(hit & 0xff), state->number, hit >> 40);
             }
             state->hits_head.store(head, std::memory_order_release);
         }

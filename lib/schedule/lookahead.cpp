@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each use is looked at once when it comes near or far, and once more when it goes from far to near;
-// what a call costs beyond that is one pass over those that are not over.
+// Each use is looked at once when it comes near or far, and once more when it goes from far to
+// near; what a call costs beyond that is one pass over those that are not over.
 #include "lib/schedule/lookahead.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stepwell::schedule {
 namespace {
@@ -12,10 +13,13 @@ using residency::Instant;
 using residency::kNever;
 using residency::PlaceId;
 
-constexpr size_t kItemsMax = 512;
+constexpr size_t kItemsMax = 256;
 constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
 constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
-constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over
+constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
+constexpr Instant kEvictingNs = 4'000'000;        // ... while something has to leave for them
+constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
+constexpr uint64_t kAheadShare = 2;               // ... and with what has landed and is not used
 constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
 constexpr Instant kRetryNs = 500'000;             // after a hint was refused
 constexpr uint64_t kDoubt = 2;                    // bandwidths are shared and gaps vary
@@ -81,6 +85,7 @@ bool Lookahead::take_room(const residency::Core &core, Item &item, PlaceId place
 void Lookahead::give_room(Item &item)
 {
     if (item.zone == Zone::kOut || item.place == residency::kNoPlace) return;
+    landed_bytes_[item.place] -= std::exchange(item.landed_bytes, 0);
     const auto found = rooms_.find({item.place, item.use.request.tensor});
     if (--found->second.uses == 0) {
         taken_[item.place] -= found->second.bytes;
@@ -101,15 +106,17 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
 
 bool Lookahead::bring_near(const residency::Core &core, Item &item)
 {
-    const residency::Lack lack = core.lack(item.use.request);
+    const bool copied = item.use.request.place == residency::kAnyCpuPlace;
+    const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
     const Zone before = item.zone;
     if (lack.place == residency::kNoPlace || lack.place == nvme_) {
-        give_room(item);  // destroyed, say: nothing can be done for it
+        give_room(item);  // destroyed, say, or it comes piece by piece with hints of its own
         item.lacks = false;
         item.zone = Zone::kNear;
         return true;
     }
     Item there = item;
+    there.landed_bytes = 0;
     there.room_bytes = lack.room_bytes;
     if (!take_room(core, there, lack.place)) return false;
     if (before == Zone::kFar) give_room(item);
@@ -117,7 +124,8 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     const bool reads =
         access == residency::Access::kRead || access == residency::Access::kReadWrite;
     there.zone = Zone::kNear;
-    there.lacks = reads && lack.readable && lack.bytes > 0;
+    const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
+    there.lacks = reads && fits && lack.readable && lack.bytes > 0;
     there.cost_ns = there.lacks ? cost_of(lack) : 0;
     item = there;
     return true;
@@ -192,9 +200,14 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
     return latest;
 }
 
-bool Lookahead::refused_lately(PlaceId place, Instant now) const
+// What comes early keeps room that something known would have used: the links are kept busy, and no
+// more.
+bool Lookahead::may_evict(const residency::Core &core, PlaceId place) const
 {
-    return now < refused_[place];
+    const uint64_t flying = flying_bytes_[place];
+    const uint64_t budget = core.budget_bytes(place);
+    if (flying > 0 && (flying_ns_ >= kEvictingNs || flying >= budget / kFlyingShare)) return false;
+    return flying + landed_bytes_[place] <= budget / kAheadShare;
 }
 
 std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core,
@@ -209,7 +222,7 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
     for (size_t i = 0; i < items_.size(); ++i) {
         Item &item = items_[i];
         if (!item.lacks) continue;
-        if (refused_lately(item.place, now)) {
+        if (now < refused_[item.place]) {
             wake_ = std::min(wake_, refused_[item.place]);
             continue;
         }
@@ -222,6 +235,7 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
         item.lacks = lack.readable && lack.bytes > 0;
         if (!item.lacks) continue;
         if (core.free_bytes(item.place) < lack.bytes) {
+            if (!may_evict(core, item.place)) return {};
             const Instant start = latest_start(forecast, now, i);
             if (start > now) {
                 wake_ = std::min(wake_, start);
@@ -229,7 +243,7 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
             }
         }
         item.lacks = false;
-        proposed_ = {turn_, passed_ + i, item.cost_ns, item.place};
+        proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
         residency::FetchAsked asked;
         asked.requests = {request};
         asked.urgency = residency::Class::kPlanned;
@@ -243,6 +257,15 @@ void Lookahead::asked(residency::FetchId fetch)
 {
     flying_[fetch] = proposed_;
     flying_ns_ += proposed_.cost_ns;
+    flying_bytes_[proposed_.place] += proposed_.bytes;
+}
+
+std::vector<residency::FetchId> Lookahead::fetches() const
+{
+    std::vector<residency::FetchId> fetches;
+    fetches.reserve(flying_.size());
+    for (const auto &[fetch, flight] : flying_) fetches.push_back(fetch);
+    return fetches;
 }
 
 bool Lookahead::ended(residency::FetchId fetch, End end)
@@ -252,14 +275,27 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     const Flight flight = found->second;
     flying_.erase(found);
     flying_ns_ -= flight.cost_ns;
-    if (end != End::kNoRoom) return true;
-    refused_[flight.place] = now_ + kRetryNs;
+    flying_bytes_[flight.place] -= flight.bytes;
+    Item *item = item_of(flight);
+    if (end == End::kThere && item) {
+        item->landed_bytes += flight.bytes;
+        landed_bytes_[flight.place] += flight.bytes;
+    }
+    if (end == End::kNoRoom) {
+        refused_[flight.place] = now_ + kRetryNs;
+        if (item) item->lacks = true;
+    }
+    return true;
+}
+
+// Null when it is over, or wanted elsewhere by now.
+Lookahead::Item *Lookahead::item_of(const Flight &flight)
+{
     const bool ahead = flight.turn == turn_ && flight.position >= passed_ &&
                        flight.position - passed_ < items_.size();
-    if (!ahead) return true;
+    if (!ahead) return nullptr;
     Item &item = items_[flight.position - passed_];
-    if (item.place == flight.place) item.lacks = true;
-    return true;
+    return item.place == flight.place ? &item : nullptr;
 }
 
 }  // namespace stepwell::schedule

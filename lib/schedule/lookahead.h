@@ -17,6 +17,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <vector>
 
 namespace stepwell::schedule {
 
@@ -37,6 +38,7 @@ public:
     // When next() may have another answer although nothing else has happened; kNever.
     [[nodiscard]] residency::Instant wake() const { return wake_; }
     [[nodiscard]] size_t in_flight() const { return flying_.size(); }
+    [[nodiscard]] std::vector<residency::FetchId> fetches() const;  // these
 
     // Accesses from now until what is expected no longer fits the place: what is used later than
     // that has to leave before. kNever while all that is known fits.
@@ -54,11 +56,13 @@ private:
         residency::PlaceId place = residency::kNoPlace;  // that one
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks
+        uint64_t landed_bytes = 0;                       // brought for it
     };
     struct Flight {
         uint64_t turn = 0;
         uint64_t position = 0;  // in it, of the use
         uint64_t cost_ns = 0;
+        uint64_t bytes = 0;
         residency::PlaceId place = residency::kNoPlace;
     };
     struct Room {  // of a tensor at a place, for all its uses that are near or far
@@ -75,7 +79,8 @@ private:
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first) const;
-    [[nodiscard]] bool refused_lately(residency::PlaceId place, residency::Instant now) const;
+    [[nodiscard]] bool may_evict(const residency::Core &core, residency::PlaceId place) const;
+    [[nodiscard]] Item *item_of(const Flight &flight);
 
     const residency::PlaceId host_;
     const residency::PlaceId nvme_;
@@ -89,6 +94,8 @@ private:
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
     std::map<residency::FetchId, Flight> flying_;
     uint64_t flying_ns_ = 0;
+    std::array<uint64_t, residency::kPlacesMax> flying_bytes_{};
+    std::array<uint64_t, residency::kPlacesMax> landed_bytes_{};  // and not used yet
     Flight proposed_;
     std::array<residency::Instant, residency::kPlacesMax> refused_{};  // again not before
     residency::Instant now_ = 0;

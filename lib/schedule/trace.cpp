@@ -1,77 +1,214 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions are looked up by binary search in each tensor's list of uses.
+// Recording, with what each event costs bounded; what it says of the future is in phase_trace.cpp.
 #include "lib/schedule/trace.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stepwell::schedule {
-namespace {
 
-constexpr uint64_t kSkipMax = 256;  // an access farther ahead than this is a deviation
-// Of one access at most: twice in a vector that doubles, and a list of uses of its own.
-constexpr uint64_t kAccessBytes = 4 * sizeof(uint32_t) + sizeof(std::vector<uint32_t>);
+using residency::Instant;
+using residency::TensorId;
 
-}  // namespace
-
-uint64_t Trace::Phase::bytes() const
+uint64_t Trace::metadata_bytes() const
 {
-    uint64_t bytes = order.capacity() * sizeof(order[0]) + uses.capacity() * sizeof(uses[0]);
-    for (const std::vector<uint32_t> &positions : uses) {
-        bytes += positions.capacity() * sizeof(uint32_t);
+    uint64_t bytes = kept_bytes_;
+    for (const std::unique_ptr<PhaseTrace> &phase : phases_) {
+        if (phase) bytes += phase->recording.size() * Learned::kEventBytesMax;
     }
     return bytes;
 }
 
-uint64_t Trace::metadata_bytes() const
+PhaseTrace *Trace::open_phase(uint32_t phase)
 {
-    return learned_bytes_ + recorded_.size() * kAccessBytes;
+    if (phase >= phases_.size() || !phases_[phase] || !phases_[phase]->is_open()) return nullptr;
+    return phases_[phase].get();
 }
 
-bool Trace::begin_step(uint32_t phase)
+PhaseTrace &Trace::make_phase(uint32_t phase)
 {
-    if (phase >= phases_.size()) phases_.resize(phase + 1);
-    phase_ = phase;
-    cursor_ = 0;
-    recorded_.clear();
-    return !forecast().empty();
-}
-
-void Trace::end_step(uint32_t phase, bool learn)
-{
-    if (phase != phase_ || !learn) return;
-    Phase &done = phases_[phase];
-    learned_bytes_ -= done.bytes();
-    done.order.swap(recorded_);
-    recorded_.clear();
-    for (std::vector<uint32_t> &uses : done.uses) uses.clear();
-    for (uint32_t position = 0; position < done.order.size(); ++position) {
-        const residency::TensorId tensor = done.order[position];
-        if (tensor >= done.uses.size()) done.uses.resize(tensor + 1);
-        done.uses[tensor].push_back(position);
+    if (phase >= phases_.size()) {
+        phases_.resize(phase + 1);
+        clocks_.resize(phase + 1);
     }
-    if (learned_bytes_ + done.bytes() > limit_) done = Phase();
-    learned_bytes_ += done.bytes();
-    cursor_ = 0;
+    if (!phases_[phase]) {
+        phases_[phase] = std::make_unique<PhaseTrace>();
+        kept_bytes_ += phases_[phase]->bytes();
+    }
+    return *phases_[phase];
 }
 
-void Trace::access(residency::TensorId tensor)
+bool Trace::begin_step(uint32_t phase, Instant now)
 {
-    if (phase_ == UINT32_MAX) return;
-    if (metadata_bytes() + kAccessBytes <= limit_) recorded_.push_back(tensor);
-    const uint64_t distance = next_use(tensor);
-    if (distance > kSkipMax) return;
-    cursor_ = (cursor_ + distance + 1) % std::max<size_t>(forecast().size(), 1);
+    PhaseTrace &mine = make_phase(phase);
+    if (open_ == 0 && ended_ != kNoPhase) phases_[ended_]->set_next(&mine);
+    ++open_;
+    clocks_[phase] = {now, 0, 0};
+    return mine.begin(now);
 }
 
-uint64_t Trace::next_use(residency::TensorId tensor) const
+void Trace::end_step(uint32_t phase, Instant now, bool learn)
 {
-    if (phase_ == UINT32_MAX) return residency::kNever;
-    const Phase &phase = phases_[phase_];
-    if (tensor >= phase.uses.size() || phase.uses[tensor].empty()) return residency::kNever;
-    const std::vector<uint32_t> &uses = phase.uses[tensor];
-    const auto next = std::lower_bound(uses.begin(), uses.end(), cursor_);
-    if (next != uses.end()) return *next - cursor_;
-    return phase.order.size() - cursor_ + uses.front();
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine) return;
+    (void)compute_until(phase, now);
+    if (learn) {
+        const uint64_t others = metadata_bytes() - mine->recording.size() * Learned::kEventBytesMax;
+        const uint64_t before = mine->bytes();
+        mine->learn(limit_ - std::min(limit_, others));
+        kept_bytes_ = kept_bytes_ - before + mine->bytes();
+    }
+    mine->end();
+    --open_;
+    ended_ = phase;
+}
+
+bool Trace::declare(uint32_t phase, Step step)
+{
+    const uint64_t more = step.size() * Learned::kEventBytesMax + sizeof(Learned);
+    if (!step.empty() && metadata_bytes() + more > limit_) return false;
+    PhaseTrace &mine = make_phase(phase);
+    kept_bytes_ -= mine.bytes();
+    if (step.empty()) {
+        mine.forget_declared();
+    } else {
+        mine.declare(std::move(step));
+    }
+    kept_bytes_ += mine.bytes();
+    return true;
+}
+
+// The time since the last event, as computing: of the hits that came since, each its share, and
+// what is returned is that of the event which comes now.
+uint64_t Trace::compute_until(uint32_t phase, Instant now)
+{
+    Clock &clock = clocks_[phase];
+    Step &events = phases_[phase]->recording;
+    const uint64_t gap = clock.carried_ns + (now > clock.last_ns ? now - clock.last_ns : 0);
+    const uint64_t share = gap / (clock.untimed + 1);
+    for (size_t i = events.size() - clock.untimed; i < events.size(); ++i) {
+        events[i].compute_ns = share;
+    }
+    const uint64_t rest = gap - share * clock.untimed;
+    clock = {std::max(now, clock.last_ns), 0, 0};
+    return rest;
+}
+
+// Older ways go before what is new is left out.
+bool Trace::has_room(PhaseTrace &phase)
+{
+    while (metadata_bytes() + Learned::kEventBytesMax > limit_) {
+        const uint64_t before = phase.bytes();
+        if (!phase.drop_oldest()) return false;
+        kept_bytes_ = kept_bytes_ - before + phase.bytes();
+    }
+    return true;
+}
+
+void Trace::fetched(uint32_t phase, Lane lane, const residency::Request *requests, size_t n,
+                    Instant now)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine || n == 0) return;
+    uint64_t compute = compute_until(phase, now);
+    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    for (size_t i = 0; i < n; ++i) {
+        mine->follow(lane, requests[i].tensor, now);
+        if (!has_room(*mine)) continue;
+        Event event;
+        event.lane = lane;
+        event.access = requests[i].access;
+        event.place = requests[i].place;
+        event.with_next = i + 1 < n;
+        event.tensor = requests[i].tensor;
+        event.byte_begin = requests[i].byte_begin;
+        event.byte_count = requests[i].byte_count;
+        event.compute_ns = std::exchange(compute, 0);
+        mine->recording.push_back(event);
+    }
+}
+
+void Trace::hit(uint32_t phase, TensorId tensor, residency::PlaceId place, uint64_t bytes)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine) return;
+    // A view of what was fetched just before says nothing new.
+    const Step &events = mine->recording;
+    const bool again = !events.empty() && events.back().act == Act::kFetch &&
+                       events.back().tensor == tensor && events.back().place == place;
+    if (again) return;
+    Event event;
+    event.place = place;
+    event.tensor = tensor;
+    event.byte_count = bytes;
+    const Event *expected = mine->expected(Lane::kProgram);
+    if (expected && expected->tensor == tensor && expected->place == place) {
+        event.access = expected->access;
+        event.byte_begin = expected->byte_begin;
+        event.byte_count = expected->byte_count;
+    }
+    mine->follow(Lane::kProgram, tensor, clocks_[phase].last_ns);
+    if (!has_room(*mine)) return;
+    mine->recording.push_back(event);
+    ++clocks_[phase].untimed;
+}
+
+void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
+                     Instant now)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine) return;
+    uint64_t compute = compute_until(phase, now);
+    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    if (!has_room(*mine)) return;
+    Event event;
+    event.act = Act::kRelease;
+    event.lane = lane;
+    event.access = view.access;
+    event.hint = hint;
+    event.place = view.place;
+    event.tensor = view.tensor;
+    event.byte_begin = view.byte_begin;
+    event.byte_count = view.byte_count;
+    event.compute_ns = compute;
+    mine->recording.push_back(event);
+}
+
+void Trace::waited(uint32_t phase, Instant begin, Instant end)
+{
+    if (!open_phase(phase) || end <= begin) return;
+    Clock &clock = clocks_[phase];
+    const Instant from = std::max(begin, clock.last_ns);
+    if (end > from) clock.last_ns += end - from;
+}
+
+uint64_t Trace::next_use(TensorId tensor) const
+{
+    uint64_t nearest = residency::kNever;
+    if (open_ == 0) {
+        const PhaseTrace *ended = ended_ == kNoPhase ? nullptr : phases_[ended_].get();
+        if (!ended) return nearest;
+        const PhaseTrace *next = ended->next() ? ended->next() : ended;
+        return next->distance(tensor);
+    }
+    for (const std::unique_ptr<PhaseTrace> &phase : phases_) {
+        if (phase && phase->is_open()) nearest = std::min(nearest, phase->distance(tensor));
+    }
+    return nearest;
+}
+
+std::vector<uint32_t> Trace::current() const
+{
+    std::vector<uint32_t> current;
+    const PhaseTrace *next = nullptr;
+    if (open_ == 0 && ended_ != kNoPhase) {
+        next = phases_[ended_]->next() ? phases_[ended_]->next() : phases_[ended_].get();
+    }
+    for (uint32_t i = 0; i < phases_.size(); ++i) {
+        if (!phases_[i]) continue;
+        if (phases_[i]->is_open() || phases_[i].get() == next) current.push_back(i);
+    }
+    return current;
 }
 
 }  // namespace stepwell::schedule

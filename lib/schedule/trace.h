@@ -1,53 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trace: the order in which a repeating phase touches tensors, learned from its last step, and from
-// it the distance to each tensor's next use. What deviates costs nothing but its own distance: the
-// cursor stays where it was until an access fits again.
+// Trace: the phases of a program as they were seen: each step's fetches and releases with the time
+// computed between them, the ways in which each phase goes, and from them the distance to a
+// tensor's next use. Two phases may have a step open at once.
 // Pure; one thread at a time, under the shell's lock.
 #pragma once
 
 #include "lib/residency/policy.h"
+#include "lib/schedule/phase_trace.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace stepwell::schedule {
 
+constexpr uint32_t kNoPhase = UINT32_MAX;
+
 class Trace final : public residency::VictimPolicy {
 public:
-    // A step of the phase begins: what its last one recorded is the forecast of this one. False
-    // when there is none yet.
-    bool begin_step(uint32_t phase);
-    // The accesses since begin_step become the forecast; a step that failed teaches nothing.
-    void end_step(uint32_t phase, bool learn);
-    void access(residency::TensorId tensor);
+    // A step of the phase begins. False when nothing says yet how it goes.
+    bool begin_step(uint32_t phase, residency::Instant now);
+    // What was seen since becomes one of the ways the phase goes; a step that failed teaches
+    // nothing.
+    void end_step(uint32_t phase, residency::Instant now, bool learn);
+    // How steps of the phase go, told instead of seen; an empty one takes it back. Not while a step
+    // is open. False: the limit does not allow so many events, and nothing has changed.
+    bool declare(uint32_t phase, Step step);
+
+    // One call of the lane, all or nothing. kNoPhase, or one without an open step: not recorded.
+    void fetched(uint32_t phase, Lane lane, const residency::Request *requests, size_t n,
+                 residency::Instant now);
+    // A fetch of the program past the lock, heard of late: no time is known, so all of these since
+    // the last event with a time share the time up to the next one. Of the bytes that are expected
+    // of the tensor, else of all.
+    void hit(uint32_t phase, residency::TensorId tensor, residency::PlaceId place, uint64_t bytes);
+    // A view that ended under the lock; others end unseen. Of a read that is hinted, or of a write.
+    void released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
+                  residency::Instant now);
+    // The program waited inside the library: that is no computing.
+    void waited(uint32_t phase, residency::Instant begin, residency::Instant end);
+
     // Accesses from now until the tensor is used, through the end of this step into the next one;
-    // kNever when the phase's last step did not use it, or none was recorded.
+    // kNever where nothing says that it is.
     [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
 
-    // What a step does beyond the limit is not learned.
+    // What is expected in the phase, from its open step on, else in its next one. Null: no such
+    // phase was seen.
+    [[nodiscard]] const PhaseTrace *phase(uint32_t phase) const
+    {
+        return phase < phases_.size() ? phases_[phase].get() : nullptr;
+    }
+    // Of the open ones, and where none is, of the one that is expected to begin.
+    [[nodiscard]] std::vector<uint32_t> current() const;
+
+    // Ways and recordings beyond the limit are not kept, the oldest ways first.
     static constexpr uint64_t kBytesMax = 32ull << 20;
     void set_limit(uint64_t bytes) { limit_ = bytes; }
     [[nodiscard]] uint64_t limit() const { return limit_; }
-    // Including what the step under way may grow to when it is learned.
+    // Including what the steps under way may grow to when they are learned.
     [[nodiscard]] uint64_t metadata_bytes() const;
 
 private:
-    struct Phase {
-        std::vector<residency::TensorId> order;
-        std::vector<std::vector<uint32_t>> uses;  // per tensor, ascending positions
-        [[nodiscard]] uint64_t bytes() const;
+    struct Clock {  // of a phase's open step
+        residency::Instant last_ns = 0;
+        size_t untimed = 0;       // hits at the end of the recording that share the time since
+        uint64_t carried_ns = 0;  // computed before last_ns, and no event has it yet
     };
-    [[nodiscard]] const std::vector<residency::TensorId> &forecast() const
-    {
-        return phases_[phase_].order;
-    }
 
-    std::vector<Phase> phases_;
-    std::vector<residency::TensorId> recorded_;
+    PhaseTrace &make_phase(uint32_t phase);
+    PhaseTrace *open_phase(uint32_t phase);
+    uint64_t compute_until(uint32_t phase, residency::Instant now);
+    bool has_room(PhaseTrace &phase);
+
+    std::vector<std::unique_ptr<PhaseTrace>> phases_;
+    std::vector<Clock> clocks_;
+    uint32_t open_ = 0;          // phases with an open step
+    uint32_t ended_ = kNoPhase;  // the one whose step ended last
     uint64_t limit_ = kBytesMax;
-    uint64_t learned_bytes_ = 0;  // of all phases
-    uint32_t phase_ = UINT32_MAX;
-    uint64_t cursor_ = 0;  // in the forecast, of the next access expected
+    uint64_t kept_bytes_ = 0;  // of all phases, as of the last step that ended
 };
 
 }  // namespace stepwell::schedule

@@ -8,6 +8,7 @@
 #include <stepwell/hpp/runtime.hpp>
 
 #include <utility>
+#include <vector>
 
 namespace stw {
 
@@ -29,6 +30,13 @@ public:
         const stw_status code = stw_phase_create(runtime.get(), name, &phase);
         if (code < 0) return Result<Phase>(code);
         return Phase(phase);
+    }
+    /// How its steps go, so that the first one is planned too; none takes it back. BUSY while one
+    /// is open. Start each entry from STW_PLAN_ENTRY_INIT.
+    Status declare(const std::vector<stw_plan_entry> &entries)
+    {
+        return Status(
+            stw_phase_declare(get(), entries.data(), static_cast<uint32_t>(entries.size())));
     }
     /// BUSY while a step is open; then it is still owned.
     Status destroy() { return Status(close_now()); }

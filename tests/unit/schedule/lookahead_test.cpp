@@ -237,7 +237,9 @@ TEST_F(LookaheadTest, AnotherTurnIsLookedAtFromItsBeginning)
     list_.uses.clear();
     for (size_t i = 3; i < 6; ++i) expect(all[i]);
     ++list_.turns;
-    EXPECT_EQ(plan(), "t3@0 t4@0 ");
+    EXPECT_EQ(plan(), "t3@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "t4@0 ");
 }
 
 TEST_F(LookaheadTest, WhatFoundNoRoomIsProposedAgainWhenTheProgramHasGoneOn)
@@ -254,7 +256,26 @@ TEST_F(LookaheadTest, WhatFoundNoRoomIsProposedAgainWhenTheProgramHasGoneOn)
     EXPECT_GT(lookahead_.wake(), now_);
     release(view);
     now_ = lookahead_.wake();
+    EXPECT_EQ(plan(), "t2@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "t3@0 ");
+}
+
+TEST_F(LookaheadTest, WhatIsAheadOfItsUseTakesNoMoreThanItsShareOfWhatHasToLeave)
+{
+    open_listed(8, 0, 64);
+    for (const TensorId tensor : store(8)) expect(tensor);
+    const TensorId old = create("old", 8 * kBlock);
+    fill(old);
+    EXPECT_EQ(plan(), "t0@0 t1@0 ");  // a quarter flies, so that the link is busy
+    finish_hints();
     EXPECT_EQ(plan(), "t2@0 t3@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "t4@0 ");  // and half of the place is ahead
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+    use_next();
+    EXPECT_EQ(plan(), "t5@0 ");
 }
 
 TEST_F(LookaheadTest, WhatFailedIsLeftToTheDemand)

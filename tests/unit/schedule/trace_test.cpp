@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claims about the learned order of a phase.
+// Claims about what is recorded of a phase, and what it says of the future.
 #include "lib/schedule/trace.h"
 
 #include <gtest/gtest.h>
@@ -7,91 +7,423 @@
 namespace stepwell::schedule {
 namespace {
 
+using residency::Access;
+using residency::Instant;
 using residency::kNever;
+using residency::PlaceId;
+using residency::TensorId;
+using Order = std::vector<TensorId>;
 
-// Two layers there and back: the order of a forward and a backward pass.
-void pass(Trace &trace)
+constexpr uint64_t kBytes = 1000;
+
+class TraceTest : public testing::Test {
+protected:
+    void fetch(TensorId tensor, uint32_t phase = 0, Lane lane = Lane::kProgram)
+    {
+        const residency::Request request{tensor, Access::kRead, 0, 0, kBytes};
+        trace_.fetched(phase, lane, &request, 1, now_);
+    }
+    void fetch_all(const Order &order, uint32_t phase = 0)
+    {
+        for (const TensorId tensor : order) fetch(tensor, phase);
+    }
+    bool step(const Order &order, uint32_t phase = 0)
+    {
+        const bool planned = trace_.begin_step(phase, now_);
+        fetch_all(order, phase);
+        trace_.end_step(phase, now_, true);
+        return planned;
+    }
+    // The next fetches that are expected, at most eight.
+    Order ahead(uint32_t phase = 0)
+    {
+        Order order;
+        while (order.size() < 8) {
+            const auto expected = trace_.phase(phase)->ahead(order.size());
+            if (!expected) break;
+            order.push_back(expected->request.tensor);
+        }
+        return order;
+    }
+    const Step &recorded(uint32_t phase = 0) { return trace_.phase(phase)->recording; }
+
+    Trace trace_;
+    Instant now_ = 1000;
+};
+
+const Order kThereAndBack{1, 2, 3, 4, 4, 3, 2, 1};
+
+// ---- what is expected ---------------------------------------------------------------------------
+
+TEST_F(TraceTest, FirstStepForecastsNothing)
 {
-    for (const residency::TensorId tensor : {1u, 2u, 2u, 1u}) trace.access(tensor);
+    EXPECT_FALSE(trace_.begin_step(0, now_));
+    fetch(1);
+    EXPECT_EQ(trace_.next_use(1), kNever);
+    EXPECT_EQ(ahead(), Order{});
 }
 
-TEST(Trace, FirstStepForecastsNothing)
+TEST_F(TraceTest, DistanceCountsToTheNextUseAndIntoTheNextStep)
 {
-    Trace trace;
-    EXPECT_FALSE(trace.begin_step(0));
-    EXPECT_EQ(trace.next_use(1), kNever);
-    pass(trace);
-    EXPECT_EQ(trace.next_use(1), kNever);
+    step({1, 2, 2, 1});
+    EXPECT_TRUE(trace_.begin_step(0, now_));
+    EXPECT_EQ(trace_.next_use(1), 0u);
+    EXPECT_EQ(trace_.next_use(2), 1u);
+    fetch(1);
+    EXPECT_EQ(trace_.next_use(1), 2u);
+    fetch_all({2, 2, 1});
+    EXPECT_EQ(trace_.next_use(2), 1u);  // in the next step
 }
 
-TEST(Trace, DistanceCountsToTheNextUseAndIntoTheNextStep)
+TEST_F(TraceTest, WhatIsExpectedGoesOnIntoTheNextStep)
 {
-    Trace trace;
-    trace.begin_step(0);
-    pass(trace);
-    trace.end_step(0, true);
-    EXPECT_TRUE(trace.begin_step(0));
-    EXPECT_EQ(trace.next_use(1), 0u);
-    EXPECT_EQ(trace.next_use(2), 1u);
-    trace.access(1);
-    EXPECT_EQ(trace.next_use(1), 2u);
-    trace.access(2);
-    trace.access(2);
-    trace.access(1);
-    EXPECT_EQ(trace.next_use(2), 1u);  // in the next step
+    step(kThereAndBack);
+    trace_.begin_step(0, now_);
+    fetch_all({1, 2, 3, 4, 4});
+    EXPECT_EQ(ahead(), (Order{3, 2, 1, 1, 2, 3, 4, 4}));
+    EXPECT_EQ(trace_.phase(0)->ahead(3)->distance, 3u);
 }
 
-TEST(Trace, ADeviationDoesNotMoveTheForecast)
+TEST_F(TraceTest, BetweenStepsTheNextOneIsExpectedFromItsBeginning)
 {
-    Trace trace;
-    trace.begin_step(0);
-    pass(trace);
-    trace.end_step(0, true);
-    trace.begin_step(0);
-    trace.access(1);
-    trace.access(99);
-    EXPECT_EQ(trace.next_use(99), kNever);
-    EXPECT_EQ(trace.next_use(2), 0u);
+    step({1, 2});
+    step({8, 9}, 1);
+    step({1, 2});
+    EXPECT_EQ(trace_.current(), std::vector<uint32_t>{1});
+    EXPECT_EQ(ahead(1), (Order{8, 9, 1, 2}));
+    EXPECT_EQ(trace_.next_use(8), 0u);
+    EXPECT_EQ(trace_.next_use(2), 3u);
 }
 
-TEST(Trace, AnAbortedStepTeachesNothing)
+TEST_F(TraceTest, AnAbortedStepTeachesNothing)
 {
-    Trace trace;
-    trace.begin_step(0);
-    pass(trace);
-    trace.end_step(0, true);
-    trace.begin_step(0);
-    trace.access(7);
-    trace.end_step(0, false);
-    trace.begin_step(0);
-    EXPECT_EQ(trace.next_use(7), kNever);
-    EXPECT_EQ(trace.next_use(1), 0u);
+    step({1, 2, 2, 1});
+    trace_.begin_step(0, now_);
+    fetch(7);
+    trace_.end_step(0, now_, false);
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(trace_.next_use(7), kNever);
+    EXPECT_EQ(trace_.next_use(1), 0u);
 }
 
-TEST(Trace, PhasesLearnApart)
+TEST_F(TraceTest, TrainAndEvalAlternateAndBothArePlannedFromTheirFirstAccess)
 {
-    Trace trace;
-    trace.begin_step(0);
-    pass(trace);
-    trace.end_step(0, true);
-    EXPECT_FALSE(trace.begin_step(1));
-    trace.access(5);
-    trace.end_step(1, true);
-    EXPECT_TRUE(trace.begin_step(0));
-    EXPECT_EQ(trace.next_use(5), kNever);
+    step({1, 2, 3, 3, 2, 1, 50});
+    step({1, 2, 3}, 1);
+    EXPECT_TRUE(trace_.begin_step(0, now_));
+    EXPECT_EQ(trace_.next_use(50), 6u);
+    fetch_all({1, 2, 3, 3, 2, 1, 50});
+    trace_.end_step(0, now_, true);
+    EXPECT_TRUE(trace_.begin_step(1, now_));
+    EXPECT_EQ(trace_.next_use(1), 0u);
+    EXPECT_EQ(trace_.next_use(50), 3u + 6u);  // after this step, in the other phase
 }
 
-TEST(Trace, LearnsNoMoreThanItsLimitAllows)
+TEST_F(TraceTest, OfTwoOpenStepsTheNearerUseCounts)
 {
-    Trace trace;
-    trace.set_limit(4096);
-    trace.begin_step(0);
-    for (residency::TensorId tensor = 0; tensor < 10000; ++tensor) trace.access(tensor % 50);
-    EXPECT_LE(trace.metadata_bytes(), 4096u);
-    trace.end_step(0, true);
-    EXPECT_LE(trace.metadata_bytes(), 4096u);
-    EXPECT_TRUE(trace.begin_step(0));
-    EXPECT_EQ(trace.next_use(49), 49u);
+    step({1, 2, 3, 4});
+    step({9, 4}, 1);
+    trace_.begin_step(0, now_);
+    trace_.begin_step(1, now_);
+    EXPECT_EQ(trace_.next_use(4), 1u);
+    EXPECT_EQ(trace_.next_use(1), 0u);
+    fetch(9, 1);
+    EXPECT_EQ(trace_.next_use(4), 0u);
+    EXPECT_EQ(trace_.next_use(1), 0u);  // the other phase has not moved
+    EXPECT_EQ(trace_.current(), (std::vector<uint32_t>{0, 1}));
+}
+
+// ---- deviations ---------------------------------------------------------------------------------
+
+TEST_F(TraceTest, AnUnknownTensorMovesNothing)
+{
+    step(kThereAndBack);
+    trace_.begin_step(0, now_);
+    fetch_all({1, 99});
+    EXPECT_EQ(trace_.next_use(99), kNever);
+    EXPECT_EQ(trace_.next_use(2), 0u);
+}
+
+TEST_F(TraceTest, LeavingOutGoesOnBehindWhatWasLeftOut)
+{
+    step({1, 2, 3, 4, 5, 6});
+    trace_.begin_step(0, now_);
+    const uint64_t turn = trace_.phase(0)->turn();
+    fetch_all({1, 4});
+    EXPECT_EQ(ahead(), (Order{5, 6, 1, 2, 3, 4, 5, 6}));
+    EXPECT_EQ(trace_.phase(0)->turn(), turn);  // what was known of 5 and 6 still holds
+    EXPECT_EQ(trace_.phase(0)->passed(), 4u);
+}
+
+TEST_F(TraceTest, AnInsertionOfSomethingUsedLaterIsTakenBackAtOnce)
+{
+    step({1, 2, 3, 4, 5, 6, 7, 8});
+    trace_.begin_step(0, now_);
+    fetch_all({1, 6, 2});
+    EXPECT_EQ(ahead().front(), 3u);
+}
+
+TEST_F(TraceTest, OneThingInPlaceOfAnotherCostsThatOneAlone)
+{
+    step({1, 2, 3, 4, 5, 6, 7, 8});
+    trace_.begin_step(0, now_);
+    fetch_all({1, 2, 7, 4});  // not 3
+    EXPECT_EQ(ahead().front(), 5u);
+}
+
+TEST_F(TraceTest, MoreMicroBatchesThanLastTimeRepeatTheOnesKnown)
+{
+    const Order once{1, 2, 3, 3, 2, 1};
+    Order twice = once;
+    twice.insert(twice.end(), once.begin(), once.end());
+    step(twice);
+    trace_.begin_step(0, now_);
+    fetch_all(twice);
+    fetch_all({1, 2});  // a third one
+    EXPECT_EQ(ahead().front(), 3u);
+    fetch_all({3, 3, 2});
+    EXPECT_EQ(ahead().front(), 1u);
+    EXPECT_LE(trace_.phase(0)->deviations(), 1u);
+}
+
+TEST_F(TraceTest, FewerMicroBatchesGoOnWithWhatComesAfterTheLast)
+{
+    step({1, 2, 2, 1, 1, 2, 2, 1, 70, 71, 72});
+    trace_.begin_step(0, now_);
+    fetch_all({1, 2, 2, 1, 70});
+    EXPECT_EQ(ahead().front(), 71u);
+}
+
+TEST_F(TraceTest, RecomputingALayerIsFollowedWhereItWasSeenBefore)
+{
+    const Order step_order{1, 2, 3, 1, 2, 3, 3, 2, 1};
+    step(step_order);
+    trace_.begin_step(0, now_);
+    fetch_all({1, 2, 3, 1, 2});
+    EXPECT_EQ(ahead().front(), 3u);
+    fetch_all({2, 3});  // once more, unforeseen
+    EXPECT_EQ(ahead().front(), 3u);
+}
+
+TEST_F(TraceTest, StepsThatTakeTurnsAreExpectedInTurn)
+{
+    const Order first{1, 2, 3};
+    const Order second{1, 5, 6, 7};
+    for (int i = 0; i < 3; ++i) {
+        step(first);
+        step(second);
+    }
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(ahead(), (Order{1, 2, 3, 1, 5, 6, 7}));
+}
+
+TEST_F(TraceTest, AnotherWayThatIsKnownIsTakenWhenTheAccessesFitIt)
+{
+    step({1, 2, 3, 4});
+    step({1, 2, 10, 11, 12, 13});
+    step({1, 2, 3, 4});
+    step({1, 2, 3, 4});
+    step({1, 2, 3, 4});
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(ahead().at(2), 3u);
+    fetch_all({1, 2, 10});
+    EXPECT_EQ(ahead().front(), 11u);
+}
+
+TEST_F(TraceTest, OneStrangeStepDiscardsNothing)
+{
+    step(kThereAndBack);
+    step(kThereAndBack);
+    step({30, 31, 32});
+    EXPECT_TRUE(step(kThereAndBack));
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(ahead(), kThereAndBack);
+}
+
+TEST_F(TraceTest, WhatFewStepsUseIsExpectedLaterThanWhatAllUse)
+{
+    // An expert for each step, and one for all; the rare one was used last.
+    for (TensorId rare = 100; rare < 110; ++rare) step({1, 50, rare, 2});
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(trace_.next_use(50), 1u);
+    EXPECT_GT(trace_.next_use(109), 4u);
+    EXPECT_GT(trace_.next_use(100), trace_.next_use(50));
+    EXPECT_LT(trace_.next_use(100), kNever);
+}
+
+// ---- recording ----------------------------------------------------------------------------------
+
+TEST_F(TraceTest, ACallIsRecordedWithItsRangesAndTheTimeComputedBefore)
+{
+    trace_.begin_step(0, now_);
+    now_ += 500;
+    const residency::Request call[] = {{1, Access::kRead, 0, 0, 100},
+                                       {2, Access::kReadWrite, 1, 64, 200}};
+    trace_.fetched(0, Lane::kProgram, call, 2, now_);
+    trace_.waited(0, now_, now_ + 10'000);
+    now_ += 10'000 + 70;
+    trace_.released(0, Lane::kProgram, call[1], Hint::kFar, now_);
+    const Step &step = recorded();
+    ASSERT_EQ(step.size(), 3u);
+    EXPECT_EQ(step[0].compute_ns, 500u);
+    EXPECT_TRUE(step[0].with_next);
+    EXPECT_EQ(step[1].compute_ns, 0u);
+    EXPECT_FALSE(step[1].with_next);
+    EXPECT_EQ(step[1].access, Access::kReadWrite);
+    EXPECT_EQ(step[1].byte_begin, 64u);
+    EXPECT_EQ(step[1].byte_count, 200u);
+    EXPECT_EQ(step[2].act, Act::kRelease);
+    EXPECT_EQ(step[2].hint, Hint::kFar);
+    EXPECT_EQ(step[2].compute_ns, 70u);  // without the wait
+}
+
+TEST_F(TraceTest, AWaitThatBeganLateLeavesTheComputingBeforeIt)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    trace_.waited(0, now_ + 300, now_ + 1300);  // for an operation
+    now_ += 1700;
+    fetch(2);
+    EXPECT_EQ(recorded()[1].compute_ns, 700u);
+}
+
+TEST_F(TraceTest, HitsThatWereHeardOfLateShareTheTimeUpToTheNextEvent)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    now_ += 400;
+    for (const TensorId tensor : {2u, 3u, 4u}) trace_.hit(0, tensor, 0, kBytes);
+    fetch(5);
+    const Step &step = recorded();
+    ASSERT_EQ(step.size(), 5u);
+    for (size_t i = 1; i < 5; ++i) EXPECT_EQ(step[i].compute_ns, 100u) << i;
+    EXPECT_EQ(step[3].tensor, 4u);
+    EXPECT_EQ(step[3].byte_count, kBytes);
+}
+
+TEST_F(TraceTest, AHitOfAPartIsOfTheBytesThatWereExpected)
+{
+    trace_.begin_step(0, now_);
+    const residency::Request part{1, Access::kRead, 0, 128, 64};
+    trace_.fetched(0, Lane::kProgram, &part, 1, now_);
+    trace_.end_step(0, now_, true);
+    trace_.begin_step(0, now_);
+    trace_.hit(0, 1, 0, kBytes);
+    EXPECT_EQ(recorded()[0].byte_begin, 128u);
+    EXPECT_EQ(recorded()[0].byte_count, 64u);
+}
+
+TEST_F(TraceTest, AnUpdateBesideTheProgramNeitherTakesItsTimeNorItsPlace)
+{
+    const auto with_update = [&](bool early) {
+        trace_.begin_step(0, now_);
+        fetch(1);
+        if (early) fetch(70, 0, Lane::kUpdate);
+        now_ += 100;
+        fetch(2);
+        if (!early) fetch(70, 0, Lane::kUpdate);
+        now_ += 100;
+        fetch(3);
+    };
+    with_update(true);
+    trace_.end_step(0, now_, true);
+    with_update(false);
+    EXPECT_EQ(trace_.phase(0)->deviations(), 0u);
+    EXPECT_EQ(recorded()[1].compute_ns, 100u);
+    trace_.end_step(0, now_, true);
+    EXPECT_EQ(trace_.phase(0)->learned().size(), 1u);  // the same step
+}
+
+TEST_F(TraceTest, WhatAnUpdateHasLeftOutIsDueNow)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    for (const TensorId tensor : {70u, 71u}) fetch(tensor, 0, Lane::kUpdate);
+    fetch_all({2, 3});
+    trace_.end_step(0, now_, true);
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(trace_.next_use(70), 1u);
+    fetch_all({1, 2, 3});
+    EXPECT_EQ(trace_.next_use(70), 0u);
+    EXPECT_EQ(trace_.next_use(71), 1u);
+}
+
+TEST_F(TraceTest, TimesOfAWayAreAMeanThatForgets)
+{
+    for (const uint64_t gap : {400u, 800u}) {
+        trace_.begin_step(0, now_);
+        now_ += gap;
+        fetch(1);
+        trace_.end_step(0, now_, true);
+    }
+    EXPECT_EQ(trace_.phase(0)->ahead(0)->compute_ns, 500u);
+}
+
+// ---- declared steps -----------------------------------------------------------------------------
+
+TEST_F(TraceTest, ADeclaredStepIsPlannedFromTheFirst)
+{
+    Step declared(3);
+    for (size_t i = 0; i < 3; ++i) declared[i].tensor = static_cast<TensorId>(5 + i);
+    EXPECT_TRUE(trace_.declare(0, declared));
+    EXPECT_TRUE(trace_.begin_step(0, now_));
+    EXPECT_EQ(trace_.next_use(7), 2u);
+    fetch_all({5, 6, 7});
+    trace_.end_step(0, now_, true);
+    EXPECT_TRUE(trace_.declare(0, {}));
+    EXPECT_TRUE(trace_.begin_step(0, now_));  // what was seen remains
+    EXPECT_EQ(trace_.next_use(6), 1u);
+}
+
+TEST_F(TraceTest, TakingADeclarationBackLeavesNothingOfIt)
+{
+    Step declared(1);
+    declared[0].tensor = 5;
+    EXPECT_TRUE(trace_.declare(0, declared));
+    EXPECT_TRUE(trace_.declare(0, {}));
+    EXPECT_FALSE(trace_.begin_step(0, now_));
+    EXPECT_EQ(trace_.next_use(5), kNever);
+}
+
+TEST_F(TraceTest, AStepThatGoesOtherThanDeclaredIsFollowedAsItGoes)
+{
+    Step declared(2);
+    declared[0].tensor = 5;
+    declared[1].tensor = 6;
+    trace_.declare(0, declared);
+    step({1, 2, 3});
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(ahead().front(), 1u);
+}
+
+// ---- limits -------------------------------------------------------------------------------------
+
+TEST_F(TraceTest, LearnsNoMoreThanItsLimitAllows)
+{
+    trace_.set_limit(16384);
+    trace_.begin_step(0, now_);
+    for (TensorId tensor = 0; tensor < 10000; ++tensor) fetch(tensor % 50);
+    EXPECT_LE(trace_.metadata_bytes(), 16384u);
+    trace_.end_step(0, now_, true);
+    EXPECT_LE(trace_.metadata_bytes(), 16384u);
+    EXPECT_TRUE(trace_.begin_step(0, now_));
+    EXPECT_EQ(trace_.next_use(49), 49u);
+    Step declared(1000);
+    EXPECT_FALSE(trace_.declare(1, declared));
+}
+
+TEST_F(TraceTest, OldWaysGoWhenANewOneNeedsTheirRoom)
+{
+    trace_.set_limit(32768);
+    Order last;
+    for (TensorId way = 0; way < 20; ++way) {
+        last.clear();
+        for (TensorId i = 0; i < 60; ++i) last.push_back(way * 7 + i);
+        step(last);
+        EXPECT_LE(trace_.metadata_bytes(), 32768u);
+    }
+    trace_.begin_step(0, now_);
+    EXPECT_EQ(ahead(), Order(last.begin(), last.begin() + 8));
 }
 
 }  // namespace

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runtime does with what it has learned: tells the trace what the program does, and asks
+// the core for the prefetches and early write-backs that a phase's lookahead proposes. Under the
+// lock, after an event that can have changed the answer.
+#include "lib/runtime/planning.h"
+
+#include "lib/runtime/phases.h"
+#include "lib/runtime/snapshot.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+using residency::Instant;
+using residency::PlaceId;
+
+constexpr uint32_t kHintsMax = 64;         // asked in one go
+constexpr Instant kLookFirstNs = 1000000;  // after a look at a program that makes hits alone ...
+constexpr Instant kLookLastNs = 64000000;  // ... and while it does not go on
+
+schedule::Hint hint_of(uint32_t release_flags)
+{
+    if (release_flags & STW_RELEASE_DISCARD) return schedule::Hint::kDiscard;
+    if (release_flags & STW_RELEASE_FAR) return schedule::Hint::kFar;
+    return (release_flags & STW_RELEASE_NEAR) ? schedule::Hint::kNear : schedule::Hint::kNone;
+}
+
+}  // namespace
+
+Runtime::PlanPause::PlanPause(Runtime &runtime) : runtime_(runtime)
+{
+    runtime_.act([&](Core &core, Commands &out) {
+        ++runtime_.plan_pauses_;
+        // Those that wait for somebody's view would be waited for with it.
+        for (const std::unique_ptr<Phase> &phase : runtime_.phases_) {
+            if (!phase->lookahead) continue;
+            for (const residency::FetchId fetch : phase->lookahead->fetches()) {
+                if (core.is_blocked(fetch)) core.cancel(fetch, cancelled(), out);
+            }
+        }
+    });
+}
+
+Runtime::PlanPause::~PlanPause()
+{
+    std::lock_guard<std::mutex> lock(runtime_.mutex_);
+    --runtime_.plan_pauses_;
+    runtime_.plan_due_ = true;
+}
+
+// Of a step that is still open.
+uint32_t Runtime::phase_of(uint64_t step) const
+{
+    if (step == 0) return schedule::kNoPhase;
+    const auto index = static_cast<uint32_t>((step >> 32) - 1);
+    return phases_[index]->step == step ? index : schedule::kNoPhase;
+}
+
+// ------------------------------------------------------------------------ what the program does --
+
+// What is converted was noted with the copies, see note_copies().
+void Runtime::note_fetch(const FetchPlan &plan)
+{
+    std::vector<residency::Request> requests;
+    for (const Range &range : plan.ranges) {
+        if (is_converted(range) || range.byte_count == 0) continue;
+        note_access(range.tensor->id);
+        requests.push_back({range.tensor->id, access_of(range.access), range.place,
+                            range.byte_begin, range.byte_count});
+    }
+    plan_due_ = true;
+    if (!plans_) return;
+    trace_.fetched(phase_of(plan.step), schedule::Lane::kProgram, requests.data(), requests.size(),
+                   now());
+}
+
+// They bring their own hints, piece by piece: there is no place that a plan would bring them to.
+void Runtime::note_copies(const FetchPlan &plan)
+{
+    std::vector<residency::Request> requests;
+    const auto add = [&](const Range &range) {
+        if (range.byte_count == 0) return;
+        note_access(range.tensor->id);
+        requests.push_back({range.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
+                            range.byte_begin, range.byte_count});
+    };
+    for (const Range &range : plan.copied) add(range);
+    for (const Range &range : plan.ranges) {
+        if (is_converted(range)) add(range);
+    }
+    plan_due_ = true;
+    if (!plans_) return;
+    trace_.fetched(phase_of(plan.step), schedule::Lane::kProgram, requests.data(), requests.size(),
+                   now());
+}
+
+void Runtime::note_update(const residency::FetchAsked &asked)
+{
+    for (const residency::Request &request : asked.requests) note_access(request.tensor);
+    if (!plans_) return;
+    trace_.fetched(phase_of(current_step()), schedule::Lane::kUpdate, asked.requests.data(),
+                   asked.requests.size(), now());
+}
+
+void Runtime::note_release(const residency::Request &view, uint64_t step, uint32_t flags)
+{
+    plan_due_ = true;
+    if (!plans_) return;
+    trace_.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(flags), now());
+}
+
+// --------------------------------------------------------------------------------- what follows --
+
+// Under the lock, after the commands of the event are on their way: demand goes first.
+void Runtime::look_ahead(std::vector<Waiter *> &calls)
+{
+    plan_due_ = false;
+    plan_wake_ = residency::kNever;
+    if (!plans_ || closing_ || plan_pauses_ > 0) return;
+    drain_hits();
+    for (const uint32_t phase : trace_.current()) look_ahead_in(phase, calls);
+    plan_due_ = false;  // hints that were answered at once are no news
+    arm_timer(plan_wake_);
+}
+
+void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
+{
+    Phase &phase = *phases_[index];
+    const schedule::PhaseTrace &forecast = *trace_.phase(index);
+    if (!phase.handle || !forecast.has_forecast() || !make_lookahead(phase)) return;
+    schedule::Lookahead &lookahead = *phase.lookahead;
+    const Instant time = now();
+    for (uint32_t i = 0; i < kHintsMax; ++i) {
+        const std::optional<residency::FetchAsked> asked = lookahead.next(core_, forecast, time);
+        if (!asked) break;
+        Commands out;
+        lookahead.asked(core_.fetch(*asked, time, out));
+        execute(out, calls);
+    }
+    plan_wake_ = std::min(plan_wake_, lookahead.wake());
+    bool all_fits = true;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const uint64_t horizon = lookahead.horizon(place);
+        if (horizon == residency::kNever) continue;
+        all_fits = false;
+        Commands out;
+        if (core_.clean_ahead(place, horizon, out) > 0) execute(out, calls);
+    }
+    if (phase.step == 0 || all_fits) return;
+    // Hits tell nobody that they make room for what comes behind them.
+    const bool went_on = phase.looked_at != forecast.passed();
+    phase.looked_at = forecast.passed();
+    plan_pause_ns_ = went_on ? kLookFirstNs : std::min(2 * plan_pause_ns_, kLookLastNs);
+    plan_wake_ = std::min(plan_wake_, time + std::max(plan_pause_ns_, kLookFirstNs));
+}
+
+// False where metadata_bytes has no room for it: then the phase is not prefetched for.
+bool Runtime::make_lookahead(Phase &phase)
+{
+    if (phase.lookahead) return true;
+    const uint64_t needed = schedule::Lookahead::metadata_bytes_max();
+    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
+    if (used + needed > metadata_budget_) return false;
+    phase.lookahead = std::make_unique<schedule::Lookahead>(host_place_, nvme_place_);
+    lookahead_bytes_ += needed;
+    take_bandwidths(bandwidths_);
+    return true;
+}
+
+// A hint was answered; those of the program and of copies are nobody's concern.
+void Runtime::end_hint(residency::FetchId fetch, const Status &status)
+{
+    const bool no_room = status.code() == STW_ERROR_BUDGET || status.code() == STW_ERROR_BUSY;
+    const auto end = status.ok() ? schedule::Lookahead::End::kThere
+                     : no_room   ? schedule::Lookahead::End::kNoRoom
+                                 : schedule::Lookahead::End::kFailed;
+    for (const std::unique_ptr<Phase> &phase : phases_) {
+        if (!phase->lookahead || !phase->lookahead->ended(fetch, end)) continue;
+        plan_due_ = true;
+        return;
+    }
+}
+
+void Runtime::take_bandwidths(const std::vector<observe::LinkTotal> &links)
+{
+    uint64_t speeds[residency::kPlacesMax][residency::kPlacesMax] = {};
+    for (const observe::LinkTotal &link : links) {
+        const auto device = static_cast<PlaceId>(link.device);
+        switch (link.link) {
+        case STW_LINK_NVME_TO_HOST: speeds[nvme_place_][host_place_] = link.bytes_per_s; break;
+        case STW_LINK_HOST_TO_DEVICE: speeds[host_place_][device] = link.bytes_per_s; break;
+        case STW_LINK_NVME_TO_DEVICE: speeds[nvme_place_][device] = link.bytes_per_s; break;
+        default: break;
+        }
+    }
+    for (const std::unique_ptr<Phase> &phase : phases_) {
+        if (!phase->lookahead) continue;
+        for (PlaceId to = 0; to < host_place_; ++to) {
+            // Across a ring it is two hops, and the slower one counts.
+            const uint64_t hops =
+                std::min(speeds[nvme_place_][host_place_], speeds[host_place_][to]);
+            const uint64_t direct = speeds[nvme_place_][to];
+            phase->lookahead->set_bandwidth(nvme_place_, to, direct ? direct : hops);
+            phase->lookahead->set_bandwidth(host_place_, to, speeds[host_place_][to]);
+        }
+        phase->lookahead->set_bandwidth(nvme_place_, host_place_, speeds[nvme_place_][host_place_]);
+    }
+    if (&links != &bandwidths_) bandwidths_ = links;
+}
+
+void Runtime::plan_now()
+{
+    act([&](Core &, Commands &) { plan_due_ = true; });
+}
+
+// ------------------------------------------------------------------------------- declared steps --
+
+Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &uses)
+{
+    schedule::Step step;
+    step.reserve(2 * uses.size());
+    for (size_t begin = 0, end = 0; begin < uses.size(); begin = end) {
+        uint64_t compute_ns = 0;
+        for (end = begin; end < uses.size() && uses[end].call == uses[begin].call; ++end) {
+            compute_ns = std::max(compute_ns, uses[end].compute_ns);
+        }
+        for (const schedule::Act act : {schedule::Act::kFetch, schedule::Act::kRelease}) {
+            for (size_t i = begin; i < end; ++i) {
+                const Range &range = uses[i].range;
+                schedule::Event event;
+                event.act = act;
+                event.access = access_of(range.access);
+                event.place = range.place;
+                event.tensor = range.tensor->id;
+                event.byte_begin = range.byte_begin;
+                event.byte_count = range.byte_count;
+                event.with_next = act == schedule::Act::kFetch && i + 1 < end;
+                if (act == schedule::Act::kRelease) {
+                    event.hint = hint_of(uses[i].release_flags);
+                    event.compute_ns = std::exchange(compute_ns, 0);
+                }
+                step.push_back(event);
+            }
+        }
+    }
+    const uint64_t events = step.size();
+    FetchPlan plan;
+    for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
+    STW_TRY(check_places(plan));
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Phase &mine = *phases_[phase->index];
+    if (mine.step != 0) {
+        return Status::error(STW_ERROR_BUSY,
+                             "phase '%s' has an open step; declare the next ones before or after "
+                             "it",
+                             mine.name.c_str());
+    }
+    if (!plans_ || trace_.declare(phase->index, std::move(step))) return {};
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "the declared step of phase '%s' takes %s of the %s that are kept for the order of "
+        "accesses; declare fewer entries, or raise metadata_bytes when opening the runtime",
+        mine.name.c_str(), bytes_text(events * schedule::Learned::kEventBytesMax).c_str(),
+        bytes_text(trace_.limit()).c_str());
+    status.mutable_detail().needed_bytes = events * schedule::Learned::kEventBytesMax;
+    status.mutable_detail().free_bytes = trace_.limit();
+    return status;
+}
+
+}  // namespace stepwell

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Uses are pairs in one sorted vector: a search of a few steps, and no table by tensor.
+#include "lib/schedule/learned.h"
+
+#include <algorithm>
+
+namespace stepwell::schedule {
+namespace {
+
+bool same_fetch(const Event &a, const Event &b)
+{
+    return a.tensor == b.tensor && a.access == b.access && a.place == b.place &&
+           a.byte_begin == b.byte_begin && a.byte_count == b.byte_count;
+}
+
+}  // namespace
+
+Learned::Learned(Step events) : events_(std::move(events))
+{
+    events_.shrink_to_fit();
+    size_t count = 0;
+    for (const Event &event : events_) count += event.act == Act::kFetch;
+    fetch_at_.reserve(count);
+    index_.reserve(count);
+    uses_.reserve(count);
+    for (size_t i = 0; i < events_.size(); ++i) {
+        const Event &event = events_[i];
+        if (event.act != Act::kFetch) continue;
+        const auto number = static_cast<uint32_t>(fetch_at_.size());
+        std::vector<uint32_t> &order = order_[static_cast<size_t>(event.lane)];
+        index_.push_back(static_cast<uint32_t>(order.size()));
+        order.push_back(number);
+        fetch_at_.push_back(static_cast<uint32_t>(i));
+        uses_.push_back({event.tensor, number});
+    }
+    for (std::vector<uint32_t> &order : order_) order.shrink_to_fit();
+    std::sort(uses_.begin(), uses_.end(), [](const Use &a, const Use &b) {
+        return a.tensor != b.tensor ? a.tensor < b.tensor : a.number < b.number;
+    });
+}
+
+uint64_t Learned::compute_before(uint32_t number) const
+{
+    const Event &fetch = this->fetch(number);
+    uint64_t compute = fetch.compute_ns;
+    for (size_t i = fetch_at_[number]; i > 0; --i) {
+        const Event &before = events_[i - 1];
+        if (before.lane != fetch.lane) continue;
+        if (before.act == Act::kFetch) break;
+        compute += before.compute_ns;
+    }
+    return compute;
+}
+
+std::span<const Learned::Use> Learned::uses(residency::TensorId tensor) const
+{
+    const auto less = [](const Use &use, residency::TensorId wanted) {
+        return use.tensor < wanted;
+    };
+    const auto begin = std::lower_bound(uses_.begin(), uses_.end(), tensor, less);
+    auto end = begin;
+    while (end != uses_.end() && end->tensor == tensor) ++end;
+    return {begin, end};
+}
+
+bool Learned::goes_like(const Learned &other) const
+{
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+        if (order_[lane].size() != other.order_[lane].size()) return false;
+        for (size_t i = 0; i < order_[lane].size(); ++i) {
+            if (!same_fetch(fetch(order_[lane][i]), other.fetch(other.order_[lane][i]))) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// Of gaps a mean that forgets; an event of a declared step that nobody timed has none to keep.
+void Learned::take_times(const Learned &newer)
+{
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+        for (size_t i = 0; i < order_[lane].size(); ++i) {
+            const uint64_t measured = newer.compute_before(newer.order_[lane][i]);
+            Event &event = events_[fetch_at_[order_[lane][i]]];
+            const uint64_t known = compute_before(order_[lane][i]);
+            const uint64_t among = known - event.compute_ns;  // of releases before it
+            const uint64_t mean = known == 0 ? measured : (3 * known + measured) / 4;
+            event.compute_ns = mean > among ? mean - among : 0;
+        }
+    }
+}
+
+void Learned::note_followed_by(const Learned *next)
+{
+    constexpr uint32_t kSureMax = 3;
+    if (next == followed_by) {
+        followed_so_ = std::min(followed_so_ + 1, kSureMax);
+    } else if (followed_by && followed_so_ > 0) {
+        --followed_so_;
+    } else {
+        followed_by = next;
+        followed_so_ = 1;
+    }
+}
+
+uint64_t Learned::bytes() const
+{
+    uint64_t bytes = sizeof *this + events_.capacity() * sizeof(Event) +
+                     (fetch_at_.capacity() + index_.capacity()) * sizeof(uint32_t) +
+                     uses_.capacity() * sizeof(Use);
+    for (const std::vector<uint32_t> &order : order_) bytes += order.capacity() * sizeof(uint32_t);
+    return bytes;
+}
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Learned: one way in which a step of a phase went, or was declared to go, with an index of
+// tensors' uses. Fetches are numbered over both lanes, in the order in which they were seen.
+// Pure; one thread at a time.
+#pragma once
+
+#include "lib/schedule/step.h"
+
+#include <array>
+#include <span>
+#include <vector>
+
+namespace stepwell::schedule {
+
+class Learned {
+public:
+    explicit Learned(Step events);
+
+    [[nodiscard]] uint32_t fetches() const { return static_cast<uint32_t>(fetch_at_.size()); }
+    [[nodiscard]] const Event &fetch(uint32_t number) const { return events_[fetch_at_[number]]; }
+    [[nodiscard]] const Step &events() const { return events_; }
+    // The numbers of a lane's fetches, and where a fetch stands among those of its own lane.
+    [[nodiscard]] const std::vector<uint32_t> &order(Lane lane) const
+    {
+        return order_[static_cast<size_t>(lane)];
+    }
+    [[nodiscard]] uint32_t index_in_lane(uint32_t number) const { return index_[number]; }
+    // What the lane computed since its fetch before this one.
+    [[nodiscard]] uint64_t compute_before(uint32_t number) const;
+
+    struct Use {
+        residency::TensorId tensor = residency::kNone;
+        uint32_t number = 0;
+    };
+    [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor) const;  // ascending
+
+    // The same fetches, in each lane in the same order: only the times may differ, or how the lanes
+    // lay beside each other.
+    [[nodiscard]] bool goes_like(const Learned &other) const;
+    void take_times(const Learned &newer);
+
+    [[nodiscard]] uint64_t bytes() const;
+    // Of each event at most, with what recording it in a vector that doubles has taken.
+    static constexpr uint64_t kEventBytesMax =
+        2 * sizeof(Event) + 3 * sizeof(uint32_t) + sizeof(Use);
+
+    bool declared = false;
+    uint64_t seen = 0;                     // steps that went so
+    uint64_t last_seen = 0;                // the phase's step when it did so last
+    const Learned *followed_by = nullptr;  // how the step after it goes; null: not known, or gone
+    // One that comes once does not change what usually comes.
+    void note_followed_by(const Learned *next);
+
+private:
+    uint32_t followed_so_ = 0;  // times, less those it was not
+    Step events_;
+    std::vector<uint32_t> fetch_at_;
+    std::vector<uint32_t> index_;
+    std::array<std::vector<uint32_t>, kLanes> order_;
+    std::vector<Use> uses_;  // by tensor and number
+};
+
+}  // namespace stepwell::schedule

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans: what was seen or declared of a phase is brought ahead of its fetches, counted by what
+ * became of it, and can be turned off. No budget is broken by it and no fetch fails.
+ */
+#include "support.h"
+
+enum { LAYERS = 24 }; /* of one block each, on machines with a device of at most 12 */
+
+static machine now;
+
+static stw_plan_entry entry_of(stw_tensor *tensor, uint32_t fetch, uint32_t access)
+{
+    stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
+    entry.tensor = tensor;
+    entry.fetch = fetch;
+    entry.access = access;
+    return entry;
+}
+
+/* Out of the tiers that this machine has. */
+static void to_disk(stw_runtime *runtime)
+{
+    if (now.device_blocks > 0) ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+    if (now.host_blocks > 0) ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+}
+
+static void make_layers(stw_runtime *runtime, stw_tensor **layers)
+{
+    int i;
+    for (i = 0; i < LAYERS; ++i) {
+        layers[i] = tensor_f32(runtime, NULL, BLOCK / 4);
+        tensor_fill_sequence(layers[i], BLOCK / 4, (float)i);
+    }
+    to_disk(runtime);
+}
+
+/* There and back, as a training step goes; adds one to each element of what it writes. */
+static void pass(stw_runtime *runtime, stw_tensor **layers, float written, int writes)
+{
+    int i;
+    for (i = 0; i < 2 * LAYERS; ++i) {
+        const int layer = i < LAYERS ? i : 2 * LAYERS - 1 - i;
+        const int adds = writes && i >= LAYERS;
+        stw_view view = view_get(runtime, layers[layer], adds ? STW_READ_WRITE : STW_READ);
+        float *values = view.pointer;
+        assert_float(values[0], (float)layer + written);
+        assert_float(values[BLOCK / 4 - 1], (float)(layer + BLOCK / 4 - 1) + written);
+        if (adds) {
+            uint64_t element;
+            for (element = 0; element < BLOCK / 4; ++element) values[element] += 1;
+        }
+        view_put(&view);
+    }
+}
+
+static stw_tier_stats stats_of(stw_runtime *runtime)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    return stats;
+}
+
+static void a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    stw_tier_stats tier;
+    stw_phase *phase = NULL;
+    int step;
+    (void)state;
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (step = 0; step < 5; ++step) {
+        ok(stw_step_begin(phase));
+        pass(runtime, layers, (float)step, 1);
+        ok(stw_step_end(phase, &stats));
+        assert_int_equal(stats.planned, step > 0);
+        tier = stats_of(runtime);
+        assert_true(tier.peak_bytes <= tier.budget_bytes);
+        if (step == 0) assert_int_equal(tier.planned_used_bytes, 0);
+    }
+    ok(stw_runtime_drain(runtime, 0));
+    tier = stats_of(runtime);
+    assert_true(tier.planned_bytes > 0);
+    assert_true(tier.planned_used_bytes > 0);
+    assert_true(tier.planned_used_bytes + tier.planned_wasted_bytes <= tier.planned_bytes);
+    assert_int_equal(tier.planned_bytes % BLOCK, 0);
+    assert_non_null(strstr(report_text(runtime), "\"planned_used_bytes\""));
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void the_plan_can_be_turned_off(void **state)
+{
+    stw_runtime *runtime;
+    stw_tensor *layers[LAYERS];
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    stw_phase *phase = NULL;
+    stw_plan_entry entry;
+    int step;
+    (void)state;
+    now.flags |= STW_RUNTIME_NO_PLAN;
+    runtime = machine_open(&now);
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    entry = entry_of(layers[0], 0, STW_READ);
+    ok(stw_phase_declare(phase, &entry, 1));
+    for (step = 0; step < 3; ++step) {
+        ok(stw_step_begin(phase));
+        pass(runtime, layers, 0, 0);
+        ok(stw_step_end(phase, &stats));
+        assert_int_equal(stats.planned, 0);
+    }
+    assert_int_equal(stats_of(runtime).planned_bytes, 0);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void a_declared_step_is_planned_the_first_time(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_plan_entry entries[2 * LAYERS];
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    stw_phase *phase = NULL;
+    uint32_t i;
+    (void)state;
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (i = 0; i < 2 * LAYERS; ++i) {
+        entries[i] = entry_of(layers[i < LAYERS ? i : 2 * LAYERS - 1 - i], i, STW_READ);
+        entries[i].compute_ns = 1000;
+        entries[i].release_flags = i % 2 ? STW_RELEASE_FAR : STW_RELEASE_NEAR;
+    }
+    ok(stw_phase_declare(phase, entries, 2 * LAYERS));
+    ok(stw_step_begin(phase));
+    assert_true(stats_of(runtime).planned_bytes > 0); /* before the first fetch */
+    pass(runtime, layers, 0, 0);
+    ok(stw_step_end(phase, &stats));
+    assert_int_equal(stats.planned, 1);
+    assert_true(stats_of(runtime).planned_used_bytes > 0);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void a_declaration_is_taken_back_by_none(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+    stw_plan_entry entry = entry_of(tensor, 0, STW_READ);
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    stw_phase *phase = NULL;
+    (void)state;
+    tensor_fill_sequence(tensor, 100, 0);
+    to_disk(runtime);
+    ok(stw_phase_create(runtime, "p", &phase));
+    ok(stw_phase_declare(phase, &entry, 1));
+    ok(stw_phase_declare(phase, NULL, 0));
+    ok(stw_step_begin(phase));
+    fails(stw_phase_declare(phase, &entry, 1), STW_ERROR_BUSY, "'p' has an open step");
+    ok(stw_step_end(phase, &stats));
+    assert_int_equal(stats.planned, 0);
+    ok(stw_phase_declare(phase, &entry, 1));
+    ok(stw_tensor_destroy(&tensor, 1)); /* what is gone is passed by */
+    ok(stw_step_begin(phase));
+    ok(stw_step_end(phase, &stats));
+    assert_int_equal(stats.planned, 1);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void what_cannot_be_declared_is_refused_with_its_number(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_runtime *other = machine_open(&now);
+    stw_tensor *mine = tensor_f32(runtime, "mine", 100);
+    stw_tensor *theirs = tensor_f32(other, "theirs", 100);
+    stw_tensor *gone = tensor_f32(runtime, "gone", 100);
+    stw_plan_entry entries[3];
+    stw_phase *phase = NULL;
+    int i;
+    (void)state;
+    ok(stw_tensor_destroy(&gone, 1));
+    ok(stw_phase_create(runtime, "p", &phase));
+#define REFUSED(change, words)                                                                     \
+    do {                                                                                           \
+        for (i = 0; i < 3; ++i) entries[i] = entry_of(mine, (uint32_t)i, STW_READ);                \
+        change;                                                                                    \
+        fails(stw_phase_declare(phase, entries, 3), STW_ERROR_INVALID, words);                     \
+    } while (0)
+    REFUSED(entries[1].tensor = theirs, "entries[1]: request.tensor is not a live tensor");
+    REFUSED(entries[2].tensor = gone, "entries[2]: request.tensor is not a live tensor");
+    REFUSED(entries[0].tensor = NULL, "entries[0]: request.tensor is not a live tensor");
+    REFUSED(entries[1].access = 9, "entries[1]: tensor 'mine': access 9");
+    REFUSED(entries[1].scope = 7, "scope 7 is not known");
+    REFUSED(entries[1].tier = 17, "cannot be fetched at tier 17");
+    REFUSED(entries[1].tier = STW_TIER_NVME, "cannot be fetched at tier");
+    REFUSED((entries[1].tier = STW_TIER_DEVICE, entries[1].device = 3), "tier 1, device 3");
+    REFUSED(entries[1].release_flags = STW_RELEASE_ABANDON,
+            "entries[1]: release_flags has bits 0x8");
+    REFUSED(entries[1].reserved = 1, "entries[1]: reserved has bits 0x1");
+    REFUSED(entries[1].element_count = 101, "are not inside tensor 'mine'");
+    REFUSED(entries[2].fetch = 0, "entries[2] has the fetch number 0 of an earlier fetch");
+    REFUSED(entries[1].struct_size = 8, "entries[1].struct_size differs");
+    REFUSED((entries[0].struct_size = 12, entries[1].struct_size = 12, entries[2].struct_size = 12),
+            "struct_size is 12");
+#undef REFUSED
+    fails(stw_phase_declare(phase, NULL, 1), STW_ERROR_INVALID, "entries is null");
+    fails(stw_phase_declare(NULL, entries, 0), STW_ERROR_INVALID, "phase handle is not alive");
+    ok(stw_phase_destroy(phase));
+    machine_close(other);
+    machine_close(runtime);
+}
+
+static void a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic(void **state)
+{
+    machine tight = now;
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    stw_plan_entry *entries = calloc(100000, sizeof *entries);
+    stw_phase *phase = NULL;
+    stw_error_info numbers;
+    uint32_t i;
+    (void)state;
+    assert_non_null(entries);
+    tight.metadata_bytes = 24 * MIB;
+    tight.views_max = 64;
+    runtime = machine_open(&tight);
+    tensor = tensor_f32(runtime, "t", 100);
+    ok(stw_phase_create(runtime, "p", &phase));
+    for (i = 0; i < 100000; ++i) entries[i] = entry_of(tensor, i, STW_READ);
+    fails(stw_phase_declare(phase, entries, 100000), STW_ERROR_BUDGET, "kept for the order");
+    numbers = error_numbers();
+    assert_true(numbers.needed_bytes > numbers.free_bytes);
+    assert_int_equal(numbers.free_bytes, 6 * MIB);
+    ok(stw_phase_declare(phase, entries, 1000));
+    free(entries);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void a_plan_for_another_step_hurts_nothing(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_phase *phase = NULL;
+    stw_view views[4];
+    int i, step;
+    (void)state;
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (step = 0; step < 4; ++step) {
+        ok(stw_step_begin(phase));
+        if (step % 2 == 0) {
+            pass(runtime, layers, 0, 0);
+        } else {
+            for (i = LAYERS - 4; i < LAYERS; ++i) {
+                views[i - LAYERS + 4] = view_get(runtime, layers[i], STW_READ);
+            }
+            for (i = 0; i < 4; ++i) {
+                assert_float(((float *)views[i].pointer)[0], (float)(LAYERS - 4 + i));
+                view_put(&views[i]);
+            }
+            ok(stw_tensor_discard(&layers[0], 1));
+            tensor_fill_sequence(layers[0], BLOCK / 4, 0);
+        }
+        ok(stw_step_end(phase, NULL));
+    }
+    ok(stw_evict(runtime, NULL, 0, STW_TIER_DEFAULT, 0, 0));
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken),
+        cmocka_unit_test(a_declared_step_is_planned_the_first_time),
+        cmocka_unit_test(a_declaration_is_taken_back_by_none),
+        cmocka_unit_test(what_cannot_be_declared_is_refused_with_its_number),
+        cmocka_unit_test(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic),
+        cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
+        cmocka_unit_test(the_plan_can_be_turned_off),
+    };
+    return machine_run_each("plans", &now, tests);
+}

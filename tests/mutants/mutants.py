@@ -34,8 +34,9 @@ class Judge:
 
 
 def simulation(mode, seeds):
-    return Judge("lib/residency", ["lib/residency/*.cpp", *SUPPORT, "tests/simulation/*.cpp"], [],
-                 [mode, "1", str(seeds)], r"failed by (seed \d+ after \d+ events: .*)")
+    return Judge("lib/residency",
+                 ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT, "tests/simulation/*.cpp"],
+                 [], [mode, "1", str(seeds)], r"failed by (seed \d+ after \d+ events: .*)")
 
 
 JUDGES = {

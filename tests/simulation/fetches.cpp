@@ -73,7 +73,8 @@ void Program::fetch()
     if (random_.chance(20)) asked.deadline = machine_.now() + random_.between(1, 5000);
     const uint64_t n = random_.chance(60) ? 1 : random_.between(2, 5);
     for (uint64_t i = 0; i < n; i++) {
-        const TensorId id = any_tensor();
+        const TensorId expected = expected_tensor();
+        const TensorId id = expected != kNone ? expected : any_tensor();
         if (id == kNone) return;
         const ModelTensor &tensor = model_.tensors[id];
         if (tensor.spec.agreed && (prefetch || !agreed_has_room(id))) continue;
@@ -97,7 +98,9 @@ void Program::ask(const FetchAsked &asked)
         ModelTensor &tensor = model_.tensors[request.tensor];
         ++(prefetch ? tensor.hints : tensor.fetches);
     }
+    note(asked);
     const FetchId id = machine_.core.fetch(asked, machine_.now(), out_);
+    if (asking_) asking_->asked(id);
     journal_.line("fetch %llu flags %x claim %llu", (unsigned long long)id, asked.flags,
                   (unsigned long long)asked.claim);
     for (const Request &request : asked.requests) {
@@ -136,6 +139,7 @@ void Program::granted(const Granted &granted)
     }
     const FetchAsked asked = std::move(found->second.asked);
     fetches_.erase(found);
+    hint_over(granted.fetch, Status());
     answered(asked, granted.fetch);
     const bool prefetch = (asked.flags & kFetchPrefetch) != 0;
     if (granted.grants.size() != (prefetch ? 0 : asked.requests.size())) {
@@ -174,6 +178,7 @@ void Program::refused(const Refused &refused)
     if (!why.empty())
         journal_.fail("fetch %llu: %s", (unsigned long long)refused.fetch, why.c_str());
     if (Claim *claim = claim_of(refused.fetch)) claim->fetch = 0;
+    hint_over(refused.fetch, refused.status);
     answered(found->second.asked, refused.fetch);
     fetches_.erase(found);
 }
@@ -197,6 +202,7 @@ void Program::hit()
     views_.push_back(model_.open(request, grant, true, 0, kByGate));
     views_.back()->owner = owner;
     if (random_.chance(70)) machine_.core.touch(id, request.place);
+    if (plans_) trace_.hit(phase_, id, request.place, model_.tensors[id].spec.bytes);
 }
 
 void Program::cancel()

@@ -161,6 +161,7 @@ void Program::destroy_everything()
                           (unsigned long long)usage.promised_blocks);
         }
     }
+    check_planned();
     if (!machine_.memories.nvme.empty()) {
         journal_.fail("%zu blocks are left on nvme", machine_.memories.nvme.size());
     }

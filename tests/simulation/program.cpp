@@ -17,8 +17,13 @@ Program::Program(const Options &options, Random &random, Journal &journal)
       machine_(setup_.config, random, journal, *this),
       model_(machine_, journal, setup_.config),
       plan_random_(1),
-      plan_(plan_random_)
+      plan_(plan_random_),
+      plans_(random.chance(50))
 {
+    const PlaceId nvme = static_cast<PlaceId>(setup_.config.places.size() - 1);
+    const PlaceId host = static_cast<PlaceId>(nvme - 1);
+    for (uint32_t phase = 0; phase < kPhases; ++phase) lookaheads_.emplace_back(host, nvme);
+    if (plans_) machine_.core.set_victim_policy(&trace_);
     machine_.faults = setup_.faults;
     journal_.line("%s", describe(setup_).c_str());
 }
@@ -33,6 +38,7 @@ void Program::count(Outcome &outcome) const
 
 void Program::check(const char *after)
 {
+    if (!journal_.failed()) look_ahead();
     if (!journal_.failed()) break_deadlocks();
     if (journal_.failed()) return;
     const std::string broken = machine_.core.check();
@@ -70,6 +76,7 @@ void Program::act()
         {3, &Program::evict},         {2, &Program::change_policy}, {2, &Program::hint},
         {3, &Program::pass_time},     {4, &Program::claim},         {1, &Program::fail_one},
         {3, &Program::change_budget}, {2, &Program::score},         {2, &Program::plan},
+        {3, &Program::mark_step},
     };
     uint32_t total = 0;
     for (const Choice &choice : kChoices) total += choice.weight;

@@ -2,12 +2,16 @@
 // Program: random calls of several threads on one core, judged by the model after every event.
 #pragma once
 
+#include "lib/schedule/lookahead.h"
+#include "lib/schedule/trace.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/setup.h"
 
 #include <list>
 
 namespace stepwell::simulation {
+
+constexpr uint32_t kPhases = 2;
 
 // A plan that never says the same twice.
 class WildPlan final : public VictimPolicy {
@@ -73,6 +77,14 @@ private:
     void plan();
     void check_candidates(PlaceId place, const std::vector<Candidate> &found);
 
+    // steps.cpp: what it did before, and what is brought ahead for it
+    void mark_step();
+    void note(const FetchAsked &asked);
+    [[nodiscard]] TensorId expected_tensor();
+    void look_ahead();
+    void hint_over(FetchId id, const Status &status);
+    void check_planned();
+
     // fetches.cpp
     void fetch();
     void ask(const FetchAsked &asked);
@@ -121,6 +133,11 @@ private:
     Random plan_random_;
     WildPlan plan_;
     Commands out_;
+    const bool plans_;
+    schedule::Trace trace_;
+    std::vector<schedule::Lookahead> lookaheads_;  // by phase
+    schedule::Lookahead *asking_ = nullptr;        // whose hint is being asked
+    uint32_t phase_ = schedule::kNoPhase;          // of the open step
     uint32_t created_ = 0;
     uint32_t agreed_alive_ = 0;
     std::map<FetchId, ModelFetch> fetches_;

@@ -38,7 +38,7 @@ void Program::plan()
     const uint64_t kind = random_.below(4);
     journal_.line("plan %llu", (unsigned long long)kind);
     plan_.write_back = static_cast<double>(random_.below(3));
-    if (kind == 0) machine_.core.set_victim_policy(nullptr);
+    if (kind == 0) machine_.core.set_victim_policy(plans_ ? &trace_ : nullptr);
     if (kind == 1) machine_.core.set_victim_policy(&plan_);
     if (kind > 1) machine_.core.replan();
 }

@@ -503,6 +503,25 @@ TEST(Optimizer, TellsStatesCountsAndVerdicts)
     gradient.destroy();
 }
 
+TEST(Phase, IsPlannedTheFirstTimeWhereItsStepsAreDeclared)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor tensor = stw::Tensor::create(runtime, "t", {100}).value();
+    stw::Phase phase = stw::Phase::create(runtime, "train").value();
+    stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
+    entry.tensor = tensor.get();
+    entry.access = STW_WRITE;
+    phase.declare({entry});
+    stw::Step step = stw::Step::begin(phase).value();
+    EXPECT_EQ(code_of([&] { phase.declare({entry}); }), STW_ERROR_BUSY);
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    step.end(&stats);
+    EXPECT_EQ(stats.planned, 1u);
+    phase.declare({});
+    entry.access = 77;
+    EXPECT_EQ(code_of([&] { phase.declare({entry}); }), STW_ERROR_INVALID);
+}
+
 TEST(Step, IsAbortedByName)
 {
     const stw::Runtime runtime = open_runtime();

@@ -100,6 +100,38 @@ class Steps(support.Machine):
             pass
         self.assertEqual(step.stats.step, 2)
 
+    def test_a_declared_step_is_planned_the_first_time(self):
+        layers = [self.floats(F32, f"layer {i}", float(i)) for i in range(3)]
+        self.runtime.evict(tier="device")
+        self.phase.declare([
+            stepwell.PlannedFetch(layers[:2], compute=0.001, release=stepwell.Release.FAR),
+            layers[2].request(count=100),
+            stepwell.PlannedFetch(layers[0], "read_write"),
+        ])
+        with self.phase.step() as step:
+            with self.assertRaises(stepwell.BusyError):
+                self.phase.declare([])
+            with self.runtime.fetch_many(layers[:2]):
+                pass
+            with layers[2].fetch(count=100), layers[0].fetch("read_write"):
+                pass
+        self.assertEqual(step.stats.planned, 1)
+        stats = self.runtime.tier_stats("device")
+        self.assertLessEqual(stats.planned_used_bytes + stats.planned_wasted_bytes,
+                             stats.planned_bytes)
+        with self.assertRaises(stepwell.InvalidError) as caught:
+            self.phase.declare([stepwell.PlannedFetch(layers[0], release=64)])
+        self.assertIn("entries[0]", str(caught.exception))
+        self.phase.declare([])
+
+    def test_without_a_plan_no_step_is_planned(self):
+        with support.open_small(self.directory, plan=False) as runtime:
+            phase = runtime.phase("train")
+            for _ in range(2):
+                with phase.step() as step:
+                    pass
+                self.assertEqual(step.stats.planned, 0)
+
     def test_steps_of_two_phases_overlap(self):
         tensor = self.floats(10, "t", 1.0)
         other = self.runtime.phase("eval")

@@ -23,7 +23,7 @@ from ._memory import HostMemory
 from ._operation import Operation
 from ._optimizer import Hyper, Optimizer, UpdateChunk, UpdateKernel, UpdateResult
 from ._options import Device, DeviceInfo, DriverInfo, LinkStats, Nvme, TierStats, driver_info
-from ._phase import Phase, Step, StepStats
+from ._phase import Phase, PlannedFetch, Step, StepStats
 from ._runtime import Runtime
 from ._tensor import Policy, Request, Tensor, TensorInfo, TensorSpec
 from ._victims import Victim
@@ -39,7 +39,8 @@ __version__: str = _lib.stw_version_string().decode()
 __all__ = [
     "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
     "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "HostMemory", "Hyper", "Link",
-    "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase", "Policy", "Preset", "READ",
+    "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase", "PlannedFetch", "Policy",
+    "Preset", "READ",
     "READ_WRITE", "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "State", "Step",
     "StepStats", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
     "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",

@@ -95,6 +95,9 @@ class TierStats(NamedTuple):
     policy_scores: int
     scratch_bytes: int
     scratch_used_bytes: int
+    planned_bytes: int
+    planned_used_bytes: int
+    planned_wasted_bytes: int
 
 
 class LinkStats(NamedTuple):

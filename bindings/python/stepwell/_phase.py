@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
+from ._enums import Access, number
 from ._library import lib
+from ._tensor import Request, Tensor, nanoseconds
 from .errors import check, raised
 
 if TYPE_CHECKING:
@@ -33,6 +35,33 @@ class StepStats(NamedTuple):
     collective_bytes: int
 
 
+class PlannedFetch(NamedTuple):
+    """A fetch of a step that is known beforehand, for Phase.declare().
+
+    items: a tensor, a Request, or several that are fetched together. release: what the release
+    will say, of Release. compute: seconds for which the views are held; 0: measured.
+    """
+
+    items: Union[Tensor, Request, Sequence[Union[Tensor, Request]]]
+    access: Union[Access, str] = Access.READ
+    release: int = 0
+    compute: float = 0.0
+
+    def _entries(self, number_of_fetch: int) -> "list[_abi.stw_plan_entry]":
+        single = isinstance(self.items, (Tensor, Request))
+        items = [self.items] if single else list(self.items)  # type: ignore[list-item, arg-type]
+        kind = number(Access, self.access)
+        entries = []
+        for item in items:
+            asked = _abi.stw_fetch_request.from_buffer_copy(item._requests[kind])
+            entries.append(_abi.stw_plan_entry.initial(
+                fetch=number_of_fetch, tensor=asked.tensor, access=asked.access,
+                scope=asked.scope, tier=asked.tier, device=asked.device,
+                release_flags=int(self.release), element_begin=asked.element_begin,
+                element_count=asked.element_count, compute_ns=nanoseconds(self.compute) or 0))
+        return entries
+
+
 class Phase:
     """A repeating unit: "train", "eval", "decode". From Runtime.phase()."""
 
@@ -54,6 +83,19 @@ class Phase:
     def step(self) -> "Step":
         """One run of it: `with phase.step() as step:`. It begins there."""
         return Step(self)
+
+    def declare(self, fetches: "Sequence[Union[PlannedFetch, Tensor, Request]]") -> None:
+        """Say how its steps go, fetch by fetch, so that the first one is planned too.
+
+        None take it back. Replaces what was declared before; busy while a step is open. A tensor
+        or Request alone is read.
+        """
+        entries = []
+        for at, fetch in enumerate(fetches):
+            planned = fetch if isinstance(fetch, PlannedFetch) else PlannedFetch(fetch)
+            entries += planned._entries(at)
+        check(lib.stw_phase_declare(self._use(), (_abi.stw_plan_entry * len(entries))(*entries),
+                                    len(entries)))
 
     def destroy(self) -> None:
         """Busy while a step is open."""

@@ -45,7 +45,8 @@ class Runtime(Fetches):
     level of the logging module; it is called on threads of the library and may call nothing here
     that blocks. profile: a machine profile of `stepwell tune`, "" for none, None for what the
     library finds; probe=False: no directory is measured at open. stats_page: `stepwell top` can
-    show this process while it runs.
+    show this process while it runs. plan=False: what steps did before says nothing of the
+    next.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -57,7 +58,7 @@ class Runtime(Fetches):
                  log: Log = None, log_level: Optional[int] = None,
                  metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
-                 probe: bool = True, stats_page: bool = False) -> None:
+                 probe: bool = True, plan: bool = True, stats_page: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
@@ -88,6 +89,7 @@ class Runtime(Fetches):
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
             profile_path=None if profile is None else os.fsencode(profile),
             flags=(0 if probe else _abi.STW_RUNTIME_NO_PROBE)
+            | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
             | (_abi.STW_RUNTIME_STATS_PAGE if stats_page else 0),
             host_scratch_bytes=host_scratch_bytes,
         )

@@ -27,10 +27,7 @@ typedef struct stw_device_options {
                                stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
 } stw_device_options;
-#define STW_DEVICE_OPTIONS_INIT                                                                    \
-    {                                                                                              \
-        sizeof(stw_device_options), 0, 0, 0, 0                                                     \
-    }
+#define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0 }
 
 typedef struct stw_nvme_options {
     uint32_t struct_size;
@@ -46,23 +43,18 @@ typedef struct stw_nvme_options {
     uint32_t request_bytes;     /* of one request at most, a multiple of 4 KiB; 0: by the profile,
                                    else 1 MiB. None is larger than a block */
 } stw_nvme_options;
-#define STW_NVME_OPTIONS_INIT                                                                      \
-    {                                                                                              \
-        sizeof(stw_nvme_options), 0, 0, 0, 0, 0, 0, 0                                              \
-    }
+#define STW_NVME_OPTIONS_INIT { sizeof(stw_nvme_options), 0, 0, 0, 0, 0, 0, 0 }
 
 enum { STW_BLOCK_2M = 2097152, STW_BLOCK_512K = 524288, STW_BLOCK_64K = 65536 };
 
-enum {                           /* stw_runtime_options.flags */
-       STW_RUNTIME_NO_PROBE = 4, /* measure no directory; use nothing an earlier open measured */
-       STW_RUNTIME_STATS_PAGE =
-           8, /* a page of statistics that `stepwell top` reads while the process
-                                  runs: no names of tensors, mode 0600, gone at close. Also by
-                                  STEPWELL_STATS_PAGE=1 in the environment */
-       STW_RUNTIME_NO_PLAN =
-           16 /* what steps did before says nothing of the next: no prefetch and no
-                                  early write-back by it, the least recently used leaves first;
-                                  stw_step_stats.planned stays 0. To measure what the plan gives */
+enum { /* stw_runtime_options.flags */
+    STW_RUNTIME_NO_PROBE = 4, /* measure no directory; use nothing an earlier open measured */
+    STW_RUNTIME_STATS_PAGE = 8, /* a page of statistics that `stepwell top` reads while the process
+                                   runs: no names of tensors, mode 0600, gone at close. Also by
+                                   STEPWELL_STATS_PAGE=1 in the environment */
+    STW_RUNTIME_NO_PLAN = 16 /* what steps did before says nothing of the next: no prefetch and no
+                                early write-back by it, the least recently used leaves first;
+                                stw_step_stats.planned stays 0. To measure what the plan gives */
 };
 typedef struct stw_runtime_options {
     uint32_t struct_size;
@@ -83,22 +75,20 @@ typedef struct stw_runtime_options {
     uint32_t block_bytes;              /* STW_BLOCK_*; 0: 2 MiB */
     stw_log_fn log;                    /* NULL: silent */
     void *log_user;
-    uint32_t log_level; /* 0: STW_LOG_WARNING */
+    uint32_t log_level;                /* 0: STW_LOG_WARNING */
     uint32_t reserved;
-    uint64_t metadata_bytes;     /* budget of the library's own tables, beside the tiers'; 0:
+    uint64_t metadata_bytes;           /* budget of the library's own tables, beside the tiers'; 0:
                                           what the other limits can need. What is used of it: host
                                           tier's stw_tier_stats */
-    const char *profile_path;    /* of `stepwell tune`, used alone; "": none; NULL: the user's
+    const char *profile_path;          /* of `stepwell tune`, used alone; "": none; NULL: the user's
                                           or the machine's, and a probe of at most 2 s, kept for the
                                           next open, of what neither knows. See docs/tuning.md */
-    uint64_t host_scratch_bytes; /* of host_bytes, kept for stw_host_alloc: whole blocks, up;
+    uint64_t host_scratch_bytes;       /* of host_bytes, kept for stw_host_alloc: whole blocks, up;
                                           0: none. Used: stw_tier_stats.scratch_used_bytes */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
-    {                                                                                              \
-        sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,   \
-            0, 0                                                                                   \
-    }
+    { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                \
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
@@ -157,10 +147,10 @@ STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
 STW_API stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t device,
                                        uint64_t bytes, uint64_t timeout_ns);
 
-enum {                                /* stw_device_info.flags */
-       STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */
-       STW_DEVICE_STABLE_ADDRESS = 2, /* stw_tensor_address works */
-       STW_DEVICE_UNIFIED = 4         /* its memory is host memory: no host tier in between */
+enum { /* stw_device_info.flags */
+    STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */
+    STW_DEVICE_STABLE_ADDRESS = 2, /* stw_tensor_address works */
+    STW_DEVICE_UNIFIED = 4         /* its memory is host memory: no host tier in between */
 };
 typedef struct stw_device_info {
     uint32_t struct_size;
@@ -174,16 +164,16 @@ typedef struct stw_device_info {
 STW_API stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device,
                                        stw_device_info *info_out);
 
-enum {                        /* stw_driver_info.kinds */
-       STW_DRIVER_MEMORY = 1, /* stw_device_options.driver takes it */
-       STW_DRIVER_STORAGE = 2 /* stw_nvme_options.driver takes it */
+enum { /* stw_driver_info.kinds */
+    STW_DRIVER_MEMORY = 1, /* stw_device_options.driver takes it */
+    STW_DRIVER_STORAGE = 2 /* stw_nvme_options.driver takes it */
 };
 typedef struct stw_driver_info {
     uint32_t struct_size;
     uint32_t kinds;    /* STW_DRIVER_* */
     uint32_t built_in; /* 1: part of the library, 0: a module */
     uint32_t reserved;
-    char name[32]; /* what it calls itself */
+    char name[32];     /* what it calls itself */
 } stw_driver_info;
 /**
  * Look a driver up as stw_runtime_open() would: a name, or the absolute path of a module. A module

@@ -113,6 +113,7 @@ STW_BLOCK_512K = 524288
 STW_BLOCK_64K = 65536
 STW_RUNTIME_NO_PROBE = 4
 STW_RUNTIME_STATS_PAGE = 8
+STW_RUNTIME_NO_PLAN = 16
 STW_CLOSE_DEFERRED = 1
 STW_DEVICE_STREAMS = 1
 STW_DEVICE_STABLE_ADDRESS = 2
@@ -522,6 +523,23 @@ class stw_step_stats(Struct):
     ]
 
 
+class stw_plan_entry(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("fetch", c_uint32),
+        ("tensor", c_void_p),
+        ("access", c_uint32),
+        ("scope", c_uint32),
+        ("tier", c_uint32),
+        ("device", c_uint32),
+        ("release_flags", c_uint32),
+        ("reserved", c_uint32),
+        ("element_begin", c_uint64),
+        ("element_count", c_uint64),
+        ("compute_ns", c_uint64),
+    ]
+
+
 class stw_tier_stats(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -541,6 +559,9 @@ class stw_tier_stats(Struct):
         ("policy_scores", c_uint64),
         ("scratch_bytes", c_uint64),
         ("scratch_used_bytes", c_uint64),
+        ("planned_bytes", c_uint64),
+        ("planned_used_bytes", c_uint64),
+        ("planned_wasted_bytes", c_uint64),
     ]
 
 
@@ -605,6 +626,7 @@ STRUCTS: List[Type[Struct]] = [
     stw_update_options,
     stw_update_result,
     stw_step_stats,
+    stw_plan_entry,
     stw_tier_stats,
     stw_link_stats,
     stw_victim,
@@ -782,6 +804,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_step_abort": (c_int32, [
         c_void_p, c_void_p
+    ]),
+    "stw_phase_declare": (c_int32, [
+        c_void_p, POINTER(stw_plan_entry), c_uint32
     ]),
     "stw_tier_stats_get": (c_int32, [
         c_void_p, c_uint32, c_uint32, POINTER(stw_tier_stats)

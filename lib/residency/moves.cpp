@@ -74,6 +74,7 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
                from != kNoPlace && target.needs_bytes) {
         transfer.kind = TransferKind::kMove;
         transfer.from = from;
+        note_use(target.block, from);  // brought so far, it has served
     } else if (target.needs_bytes) {
         if (bytes_exist(target.block, target.tried)) return;
         transfer.kind = TransferKind::kZero;

@@ -31,6 +31,12 @@ uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
     return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / speed);
 }
 
+bool reads_bytes(const residency::Request &request)
+{
+    return request.access == residency::Access::kRead ||
+           request.access == residency::Access::kReadWrite;
+}
+
 }  // namespace
 
 Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
@@ -120,38 +126,35 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     there.room_bytes = lack.room_bytes;
     if (!take_room(core, there, lack.place)) return false;
     if (before == Zone::kFar) give_room(item);
-    const residency::Access access = item.use.request.access;
-    const bool reads =
-        access == residency::Access::kRead || access == residency::Access::kReadWrite;
     there.zone = Zone::kNear;
     const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
-    there.lacks = reads && fits && lack.readable && lack.bytes > 0;
+    there.lacks = reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0;
     there.cost_ns = there.lacks ? cost_of(lack) : 0;
     item = there;
     return true;
 }
 
-// As far as the host tier, of what is on the disk alone.
+// As far as the host tier: room for all that is used next behind the near ones, bytes of what is on
+// the disk alone.
 bool Lookahead::bring_far(const residency::Core &core, Item &item)
 {
-    const residency::Lack lack = core.lack(item.use.request);
-    if (lack.place == residency::kNoPlace || lack.place >= host_ || host_ >= nvme_) return false;
+    if (host_ >= nvme_ || core.budget_bytes(host_) == 0) return false;
+    const bool copied = item.use.request.place == residency::kAnyCpuPlace;
+    const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
+    if (lack.place != residency::kNoPlace && lack.place >= host_) return false;
     item.zone = Zone::kFar;
     item.lacks = false;
-    const residency::Access access = item.use.request.access;
-    const bool reads =
-        access == residency::Access::kRead || access == residency::Access::kReadWrite;
-    if (!reads || !lack.readable || lack.from[nvme_] == 0) return true;
     residency::Request request = item.use.request;
     request.place = host_;
-    const residency::Lack there = core.lack(request);
-    if (there.place == residency::kNoPlace) return true;
+    const residency::Lack there = copied ? residency::Lack{} : core.lack(request);
+    if (lack.place == residency::kNoPlace || there.place == residency::kNoPlace) return true;
     item.room_bytes = there.room_bytes;
     if (!take_room(core, item, host_)) {
         item.zone = Zone::kOut;
         return false;
     }
-    item.lacks = there.from[nvme_] > 0;
+    item.lacks = reads_bytes(item.use.request) && lack.readable && lack.from[nvme_] > 0 &&
+                 there.from[nvme_] > 0;
     item.cost_ns = item.lacks ? cost_of(there) : 0;
     return true;
 }
@@ -166,19 +169,27 @@ void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
         items_.push_back({*use});
         return true;
     };
-    while (near_ < items_.size() || append()) {
-        if (!bring_near(core, items_[near_])) {
-            const std::optional<Expected> use = forecast.ahead(near_);
-            const PlaceId place = core.lack(items_[near_].use.request).place;
-            if (use) horizon_[place] = use->distance;
-            break;
+    const auto distance = [&](size_t index) {
+        const std::optional<Expected> use = forecast.ahead(index);
+        return use ? use->distance : kNever;
+    };
+    PlaceId full = residency::kNoPlace;
+    while (full == residency::kNoPlace && (near_ < items_.size() || append())) {
+        if (bring_near(core, items_[near_])) {
+            ++near_;
+        } else {
+            full = core.lack(items_[near_].use.request).place;
         }
-        ++near_;
     }
-    while (near_ < items_.size() || append()) {
-        if (items_.back().zone == Zone::kFar && !append()) break;
-        if (!bring_far(core, items_.back())) break;
-    }
+    if (full == residency::kNoPlace) return;
+    do {
+        if (items_.back().zone == Zone::kFar) continue;
+        if (bring_far(core, items_.back())) continue;
+        // What is used from here on has no room in either tier until then.
+        horizon_[full] = distance(items_.size() - 1);
+        if (items_.size() - 1 > near_) horizon_[host_] = horizon_[full];
+        return;
+    } while (append());
 }
 
 // The earliest of the latest starts of all from `first` on, each behind those before it.

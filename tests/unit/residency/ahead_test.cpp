@@ -172,6 +172,32 @@ TEST_F(AheadTest, WhatAPlanBroughtIsUsedOrWastedOnce)
     EXPECT_EQ(planned().wasted, 1u);
 }
 
+TEST_F(AheadTest, WhatWasBroughtHalfWayIsUsedWhenItGoesOn)
+{
+    open_told(2, 2, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    Commands out;
+    core_->write_back_all(out);
+    take(out);
+    finish_all();
+    for (const PlaceId place : {kDevice, kHost}) {
+        core_->evict(a, place, out);
+        take(out);
+        finish_all();
+    }
+    ASSERT_FALSE(resident(a, kDevice) || resident(a, kHost));
+    told_.uses = {{a, 1}};
+    plan(a, kHost);
+    finish_all();
+    EXPECT_EQ(planned(kHost).brought, 1u);
+    plan(a);
+    finish_all();
+    EXPECT_EQ(planned(kHost).used, 1u);
+    EXPECT_EQ(planned(kDevice).brought, 1u);
+    EXPECT_EQ(planned(kDevice).used, 0u);
+}
+
 TEST_F(AheadTest, ADemandThatMeetsAPlansTransferUsesIt)
 {
     open_told(2, 0, 16);

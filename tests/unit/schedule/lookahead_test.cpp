@@ -150,8 +150,9 @@ TEST_F(LookaheadTest, WhatIsThereOrUnderWayIsNotProposed)
 TEST_F(LookaheadTest, BehindTheNearOnesTheDiskIsReadIntoTheHostTier)
 {
     open_listed(2, 4, 16);
-    for (const TensorId tensor : store(6)) expect(tensor);
+    for (const TensorId tensor : store(7)) expect(tensor);
     EXPECT_EQ(plan(), "t0@0 t1@0 t2@1 t3@1 t4@1 t5@1 ");
+    EXPECT_EQ(lookahead_.horizon(kDevice), 6u);  // the disk alone has room for the last one
     finish_hints();
     use_next();
     EXPECT_EQ(plan(), "t2@0 ");  // from the host, in the room of what has been used

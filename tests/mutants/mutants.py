@@ -152,6 +152,10 @@ MUTANTS = [
      "Status Core::may_destroy(TensorId id, Commands &out)\n{\n    drop_hints(id, out);\n",
      "Status Core::may_destroy(TensorId id, Commands &out)\n{\n    (void)out;\n",
      "a prefetch that nobody waits for keeps a tensor from being destroyed"),
+    ("waste-forgotten", "program", "moves.cpp",
+     "    note_waste(id, place);\n",
+     "",
+     "a block that a plan brought for nothing counts as neither used nor wasted"),
     ("timing-decides-a-gather", "ranks", "agreed.cpp",
      "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
      "    if (running_.empty() && !wholes.empty()) {\n"

@@ -3,6 +3,7 @@
 #include "lib/schedule/learned.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stepwell::schedule {
 namespace {
@@ -52,14 +53,14 @@ uint64_t Learned::compute_before(uint32_t number) const
     return compute;
 }
 
-std::span<const Learned::Use> Learned::uses(residency::TensorId tensor) const
+std::span<const Learned::Use> Learned::uses(residency::TensorId tensor, uint64_t from) const
 {
-    const auto less = [](const Use &use, residency::TensorId wanted) {
-        return use.tensor < wanted;
+    const auto less = [](const Use &use, const std::pair<residency::TensorId, uint64_t> &wanted) {
+        return use.tensor != wanted.first ? use.tensor < wanted.first : use.number < wanted.second;
     };
-    const auto begin = std::lower_bound(uses_.begin(), uses_.end(), tensor, less);
-    auto end = begin;
-    while (end != uses_.end() && end->tensor == tensor) ++end;
+    const auto begin = std::lower_bound(uses_.begin(), uses_.end(), std::pair{tensor, from}, less);
+    const auto end =
+        std::lower_bound(begin, uses_.end(), std::pair{tensor, uint64_t{UINT64_MAX}}, less);
     return {begin, end};
 }
 

@@ -32,7 +32,8 @@ public:
         residency::TensorId tensor = residency::kNone;
         uint32_t number = 0;
     };
-    [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor) const;  // ascending
+    // Ascending, from that number on.
+    [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor, uint64_t from = 0) const;
 
     // The same fetches, in each lane in the same order: only the times may differ, or how the lanes
     // lay beside each other.

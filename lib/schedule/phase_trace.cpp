@@ -230,10 +230,9 @@ void PhaseTrace::jump(Lane lane, const Learned *learned, size_t at)
 size_t PhaseTrace::skip_to(Lane lane, TensorId tensor, size_t most) const
 {
     const size_t from = cursors_[static_cast<size_t>(lane)].at;
-    for (const Learned::Use &use : following_->uses(tensor)) {
+    for (const Learned::Use &use : following_->uses(tensor, base(lane))) {
         if (following_->fetch(use.number).lane != lane) continue;
         const size_t index = following_->index_in_lane(use.number);
-        if (index < from) continue;
         return index - from <= most ? index : SIZE_MAX;
     }
     return SIZE_MAX;
@@ -305,9 +304,8 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
     const std::array<uint64_t, kLanes> bases{base(Lane::kProgram), base(Lane::kUpdate)};
     const uint64_t here = bases[0];
     const uint64_t length = following_->fetches();
-    const std::span<const Learned::Use> uses = following_->uses(tensor);
     uint64_t distance = kNever;
-    for (const Learned::Use &use : uses) {
+    for (const Learned::Use &use : following_->uses(tensor, std::min(bases[0], bases[1]))) {
         const uint64_t from = bases[static_cast<size_t>(following_->fetch(use.number).lane)];
         if (use.number < from) continue;
         // A lane that lags behind the program is due with all that it has left out.
@@ -317,6 +315,7 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
     const PhaseTrace *after = next_ ? next_ : this;
     if (distance == kNever) {
         const uint64_t first = after->first_use(tensor);
+        const std::span<const Learned::Use> uses = following_->uses(tensor);
         if (first != kNever) {
             distance = length - here + first;
         } else if (after != this && !uses.empty()) {

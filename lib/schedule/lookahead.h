@@ -40,9 +40,9 @@ public:
     [[nodiscard]] size_t in_flight() const { return flying_.size(); }
     [[nodiscard]] std::vector<residency::FetchId> fetches() const;  // these
 
-    // Accesses from now until what is expected fits neither the place nor, behind a device, the host
-    // tier: what is used later than that has to go to the disk before. kNever while all that is
-    // known fits.
+    // Accesses from now until what is expected fits neither the place nor, behind a device, the
+    // host tier: what is used later than that has to go to the disk before. kNever while all that
+    // is known fits.
     [[nodiscard]] uint64_t horizon(residency::PlaceId place) const { return horizon_[place]; }
 
     // What it may become, with all its tables full.

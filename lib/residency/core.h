@@ -294,6 +294,7 @@ private:
     void clean_planned(PlaceId place, uint32_t reserve, Commands &out);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
+    [[nodiscard]] bool is_pinned_by_gates(const Pack &pack, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place) const;
     [[nodiscard]] uint64_t next_use(BlockId block) const;
     Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;

@@ -268,21 +268,25 @@ void Core::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
     }
 }
 
-// What the plan lets leave next, whether it is cold or not.
+// What the plan lets leave next, whether it is cold or not. Some at a time: who looks after each
+// write-back that ends looks at the same blocks again and again.
 void Core::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
 {
+    if (write_backs_ > config_.writebacks_max / 2) return;
     uint32_t ready = arenas_[place].free() + coming_[place];
     uint32_t visited = 0;
     for (const Rank &rank : ranked_[place]) {
         if (rank.worth > 0) return;
         const BlockId first = packs_[rank.pack].first;
         const bool rests = packs_[rank.pack].key.policy.home == places() - 1;
+        if (is_pinned_by_gates(packs_[rank.pack], place)) continue;
         for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
             if (ready >= reserve || write_backs_ >= config_.writebacks_max) return;
             if (++visited > kCandidatesMax) return;
             const BlockId block = first + index - 1;
-            const bool cleans = rests && clean_early(block, place, out);
-            if (cleans || may_leave(block, place, nullptr)) ++ready;
+            if (!is_movable(block, place, nullptr)) continue;
+            ++ready;
+            if (rests && !is_duplicate(block, place)) clean_early(block, place, out);
         }
     }
 }

@@ -208,6 +208,7 @@ BlockId Core::pick_planned(PlaceId place, const Fetch &fetch) const
         const bool worth_more = rank.worth > found.worth + write_back_worth;
         if (best != kNone && (rank.rules() != found.rules() || worth_more)) break;
         const BlockId first = packs_[rank.pack].first;
+        if (is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
         for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
             if (++visited > kVisitedMax) return best;
             const BlockId block = first + index - 1;

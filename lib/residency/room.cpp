@@ -165,7 +165,11 @@ bool Core::is_pinned(BlockId block, PlaceId place) const
     const Replica &here = replica(block, place);
     if (here.pins > 0) return true;
     if (is_nvme(place)) return false;
-    const Pack &pack = packs_[blocks_[block].pack];
+    return is_pinned_by_gates(packs_[blocks_[block].pack], place);
+}
+
+bool Core::is_pinned_by_gates(const Pack &pack, PlaceId place) const
+{
     if (!uses_gates(pack, place)) return false;
     const bool pinned =
         std::any_of(pack.tensors.begin(), pack.tensors.end(),

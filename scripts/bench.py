@@ -683,7 +683,7 @@ def main(arguments):
         if own:
             shutil.rmtree(own, ignore_errors=True)
     print_table(results)
-    say("ratio: ours over the reference, higher is better, median of the pairs")
+    say("ratio: ours over the reference, median of the pairs; of policy.* the least")
     if options.json:
         taken = {name: getattr(options, name) for name in ("pairs", "train_pairs", "train_steps")}
         taken |= {"groups": options.groups or list(GROUPS), "bytes": options.bytes}

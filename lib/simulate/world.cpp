@@ -201,8 +201,8 @@ void World::arrive(uint32_t rank, OpId id)
 
 void World::begin_step(Rank &rank)
 {
-    if (rank.steps > 0) rank.trace.end_step(0, true);
-    rank.trace.begin_step(0);
+    if (rank.steps > 0) rank.trace.end_step(0, now_, true);
+    rank.trace.begin_step(0, now_);
     ++rank.steps;
     RankResult &result = rank.result;
     const Instant begun = result.begin_ns;
@@ -235,8 +235,10 @@ Status World::fetch(Rank &rank, OpId id)
         const Use &use = op.uses[i];
         asked.requests.push_back(
             {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
-        rank.trace.access(use.tensor);
     }
+    // One order for all lanes: which of them asked says nothing of when a tensor is used again.
+    rank.trace.fetched(0, schedule::Lane::kProgram, asked.requests.data(), asked.requests.size(),
+                       now_);
     rank.fetches[rank.core.fetch(asked, now_, rank.out)] = id;
     return execute(rank);
 }

@@ -178,7 +178,7 @@ private:
 TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
 {
     uint32_t answered = 0;
-    for (uint64_t seed = 0; seed < 400; ++seed) {
+    for (uint64_t seed = 0; seed < 150; ++seed) {
         SCOPED_TRACE(testing::Message() << "seed " << seed);
         Drawn drawn(seed);
         Result<Answer> folded = simulate(drawn.model, drawn.machine, drawn.options);
@@ -195,7 +195,7 @@ TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
         for (const Instant step : all.value().rank_step_ns)
             ASSERT_EQ(step, answer.rank_step_ns.at(0));
     }
-    EXPECT_GT(answered, 150u);
+    EXPECT_GT(answered, 50u);
 }
 
 }  // namespace

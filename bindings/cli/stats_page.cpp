@@ -84,6 +84,7 @@ std::vector<std::string> paths_of(const Process &process)
     std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
     std::vector<std::string> paths;
+    paths.reserve(found.size());
     for (const auto &[serial, path] : found) paths.push_back(path);
     return paths;
 }

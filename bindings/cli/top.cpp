@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <vector>
 
@@ -48,7 +49,7 @@ std::string rate_text(const Json &rate, const char *unit)
 std::string bar(double share)
 {
     constexpr size_t kCells = 20;
-    const auto full = static_cast<size_t>(std::clamp(share, 0.0, 1.0) * kCells + 0.5);
+    const auto full = static_cast<size_t>(std::lround(std::clamp(share, 0.0, 1.0) * kCells));
     return "[" + std::string(full, '#') + std::string(kCells - full, '.') + "]";
 }
 

@@ -43,7 +43,7 @@ JUDGES = {
     "program": simulation("program", PROGRAM_SEEDS),
     "ranks": simulation("ranks", RANKS_SEEDS),
     "engine": Judge("lib/transfer",
-                    ["lib/transfer/*.cpp", "lib/store/*.cpp", *SUPPORT,
+                    ["lib/transfer/*.cpp", "lib/store/*.cpp", "lib/observe/nvtx.cpp", *SUPPORT,
                      "tests/unit/transfer/engine_faults_test.cpp"],
                     ["-lgtest_main", "-lgtest"], ["--gtest_brief=1"], r"\[  FAILED  \] (\S+)"),
     "bound": Judge("lib/schedule",
@@ -225,9 +225,9 @@ class Builder:
         self.build = arguments.build
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
-        folders = ["lib/residency", "lib/schedule", "lib/store", "lib/support", "lib/transfer",
-                   "tests/simulation", "tests/unit/schedule", "tests/unit/transfer",
-                   "include/stepwell"]
+        folders = ["lib/observe", "lib/residency", "lib/schedule", "lib/store", "lib/support",
+                   "lib/transfer", "tests/simulation", "tests/unit/schedule",
+                   "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)

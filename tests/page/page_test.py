@@ -338,4 +338,9 @@ if __name__ == "__main__":
     if chromium.find() is None:
         print("SKIP: no Chromium here (package chromium)")
         sys.exit(77)
+    try:  # a sandbox may let it do nothing
+        chromium.Browser(chromium.find()).close()
+    except (OSError, RuntimeError) as error:
+        print(f"SKIP: Chromium does not start here: {error}")
+        sys.exit(77)
     unittest.main()

@@ -44,15 +44,7 @@ void write_step(JsonWriter &json, const observe::StepRecord &step, uint64_t orig
     json.member("bound_ns", stats.bound_ns);
     json.member("bound_by", step.bound.by_link ? link_name(step.bound.link) : "compute");
     json.member("compute_ns", step.bound.compute_ns);
-    json.key("stall_ns");
-    json.begin_object();
-    json.member("total", stats.stall_ns);
-    json.member("nvme", stats.stall_nvme_ns);
-    json.member("host_device", stats.stall_host_device_ns);
-    json.member("collective", stats.stall_collective_ns);
-    json.member("room", stats.stall_room_ns);
-    json.member("update", stats.stall_update_ns);
-    json.end_object();
+    write_stalls(json, stats);
     json.key("link_bytes");
     json.begin_object();
     for (uint32_t link = 1; link < observe::kLinkTable; ++link) {

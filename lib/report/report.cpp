@@ -135,15 +135,7 @@ void write_step(JsonWriter &json, const char *name, const stw_step_stats &stats)
     const bool lost = stats.wall_ns > stats.bound_ns && cause >= 0;
     json.member("difference_cause",
                 lost ? observe::stall_name(static_cast<observe::Stall>(cause)) : "none");
-    json.key("stall_ns");
-    json.begin_object();
-    json.member("total", stats.stall_ns);
-    json.member("nvme", stats.stall_nvme_ns);
-    json.member("host_device", stats.stall_host_device_ns);
-    json.member("collective", stats.stall_collective_ns);
-    json.member("room", stats.stall_room_ns);
-    json.member("update", stats.stall_update_ns);
-    json.end_object();
+    write_stalls(json, stats);
     json.key("bytes");
     json.begin_object();
     json.member("nvme_read", stats.nvme_read_bytes);
@@ -286,6 +278,19 @@ void write_all(JsonWriter &json, const ReportData &data)
 }
 
 }  // namespace
+
+void write_stalls(JsonWriter &json, const stw_step_stats &stats)
+{
+    json.key("stall_ns");
+    json.begin_object();
+    json.member("total", stats.stall_ns);
+    json.member("nvme", stats.stall_nvme_ns);
+    json.member("host_device", stats.stall_host_device_ns);
+    json.member("collective", stats.stall_collective_ns);
+    json.member("room", stats.stall_room_ns);
+    json.member("update", stats.stall_update_ns);
+    json.end_object();
+}
 
 Status write_report(const char *path, const ReportData &data)
 {

@@ -132,6 +132,9 @@ struct ReportData {
 
 Status write_report(const char *path, const ReportData &data);
 
+// The member "stall_ns" of a step: how long the program waited, by cause.
+void write_stalls(JsonWriter &json, const stw_step_stats &stats);
+
 struct TimelineData {
     std::string name;                      // of the process in the trace
     uint64_t origin_ns = 0;                // time 0 of the trace: when the runtime was opened

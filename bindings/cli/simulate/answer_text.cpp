@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "formatted.h"
 #include "sweep.h"
 
 #include "text.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 
 namespace stepwell::cli {
 namespace {
@@ -14,31 +13,20 @@ using simulate::Answer;
 
 constexpr const char *kPlaces[] = {"device", "host", "nvme"};
 
-std::string line(const char *format, ...) __attribute__((format(printf, 1, 2)));
-std::string line(const char *format, ...)
-{
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return text;
-}
-
 // "10.3 T", "8.05 B".
 std::string count_text(double count)
 {
     const char *const units[] = {"", " K", " M", " B", " T"};
     size_t unit = 0;
     for (; count >= 1000 && unit < 4; ++unit) count /= 1000;
-    return line("%.3g%s", count, units[unit]);
+    return formatted("%.3g%s", count, units[unit]);
 }
 
 std::string seconds_text(double seconds)
 {
-    if (seconds >= 1) return line("%.4g s", seconds);
-    if (seconds >= 1e-3) return line("%.4g ms", seconds * 1e3);
-    return line("%.4g us", seconds * 1e6);
+    if (seconds >= 1) return formatted("%.4g s", seconds);
+    if (seconds >= 1e-3) return formatted("%.4g ms", seconds * 1e3);
+    return formatted("%.4g us", seconds * 1e6);
 }
 
 std::string stalls_text(const Answer &answer)
@@ -65,14 +53,14 @@ std::string title(const std::string &model, const simulate::Machine &machine, co
 std::string times_text(const Answer &answer)
 {
     std::string text =
-        line("  step          %s: %s of computation; %.3g TFLOPS a GPU, %.4g PFLOPS "
-             "in all\n",
-             seconds_text(answer.step_s).c_str(), seconds_text(answer.compute_s).c_str(),
-             answer.flops_per_gpu / 1e12, answer.flops_per_gpu * answer.ranks / 1e15);
+        formatted("  step          %s: %s of computation; %.3g TFLOPS a GPU, %.4g PFLOPS "
+                  "in all\n",
+                  seconds_text(answer.step_s).c_str(), seconds_text(answer.compute_s).c_str(),
+                  answer.flops_per_gpu / 1e12, answer.flops_per_gpu * answer.ranks / 1e15);
     text += "  stall         " + stalls_text(answer) + "\n";
-    text += line("  bound         %s, by %s; the step reaches %.0f %% of it\n",
-                 seconds_text(answer.bound.seconds).c_str(), answer.bound.what.c_str(),
-                 100 * answer.bound.seconds / answer.step_s);
+    text += formatted("  bound         %s, by %s; the step reaches %.0f %% of it\n",
+                      seconds_text(answer.bound.seconds).c_str(), answer.bound.what.c_str(),
+                      100 * answer.bound.seconds / answer.step_s);
     return text;
 }
 
@@ -91,33 +79,33 @@ std::string answer_text(const std::string &model, const simulate::Machine &machi
                                 answer.budgets.nvme_bytes};
     for (size_t place = 0; place < 3; ++place) {
         if (budgets[place] == 0) continue;
-        text +=
-            line("  %-13s %s of %s at most, %s rest there; of each rank\n", kPlaces[place],
-                 bytes_text(answer.peak_bytes[place]).c_str(), bytes_text(budgets[place]).c_str(),
-                 bytes_text(answer.rest_bytes[place]).c_str());
+        text += formatted("  %-13s %s of %s at most, %s rest there; of each rank\n", kPlaces[place],
+                          bytes_text(answer.peak_bytes[place]).c_str(),
+                          bytes_text(budgets[place]).c_str(),
+                          bytes_text(answer.rest_bytes[place]).c_str());
     }
     text += "  links         ";
     for (size_t i = 0; i < answer.links.size(); ++i)
-        text += line("%s%s %.0f %%", i == 0 ? "" : ", ", answer.links[i].name.c_str(),
-                     100 * answer.links[i].busy);
+        text += formatted("%s%s %.0f %%", i == 0 ? "" : ", ", answer.links[i].name.c_str(),
+                          100 * answer.links[i].busy);
     return text + " of the step busy\n";
 }
 
 std::string sweep_text(const std::string &key, const std::vector<Point> &points)
 {
-    std::string text = line("%-10s %10s %10s %12s %12s %8s  %s\n", key.c_str(), "parameters",
-                            "step", "TFLOPS/GPU", "PFLOPS", "of bound", "stall");
+    std::string text = formatted("%-10s %10s %10s %12s %12s %8s  %s\n", key.c_str(), "parameters",
+                                 "step", "TFLOPS/GPU", "PFLOPS", "of bound", "stall");
     for (const Point &point : points) {
         if (!point.refused.empty()) {
-            text += line("%-10s ", point.label.c_str()) + point.refused + "\n";
+            text += formatted("%-10s ", point.label.c_str()) + point.refused + "\n";
             continue;
         }
         const Answer &answer = point.answer;
-        text += line("%-10s %10s %10s %12.3g %12.4g %7.0f%%  ", point.label.c_str(),
-                     count_text(static_cast<double>(answer.parameters)).c_str(),
-                     seconds_text(answer.step_s).c_str(), answer.flops_per_gpu / 1e12,
-                     answer.flops_per_gpu * answer.ranks / 1e15,
-                     100 * answer.bound.seconds / answer.step_s) +
+        text += formatted("%-10s %10s %10s %12.3g %12.4g %7.0f%%  ", point.label.c_str(),
+                          count_text(static_cast<double>(answer.parameters)).c_str(),
+                          seconds_text(answer.step_s).c_str(), answer.flops_per_gpu / 1e12,
+                          answer.flops_per_gpu * answer.ranks / 1e15,
+                          100 * answer.bound.seconds / answer.step_s) +
                 stalls_text(answer) + "\n";
     }
     return text;
@@ -138,8 +126,8 @@ std::string plan_text(const std::string &model, const simulate::Machine &machine
                  {"host", least.host_bytes, whole.host_bytes},
                  {"nvme", least.nvme_bytes, whole.nvme_bytes}};
     for (const auto &tier : tiers)
-        text += line("  %-13s %s of %s\n", tier.name, bytes_text(tier.least).c_str(),
-                     bytes_text(tier.whole).c_str());
+        text += formatted("  %-13s %s of %s\n", tier.name, bytes_text(tier.least).c_str(),
+                          bytes_text(tier.whole).c_str());
     return text;
 }
 

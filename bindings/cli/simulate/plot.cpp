@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plot without scripts, fonts or anything else from elsewhere.
+#include "formatted.h"
 #include "sweep.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 namespace stepwell::cli {
 namespace {
@@ -16,17 +15,6 @@ constexpr double kLeft = 70;
 constexpr double kRight = 700;
 constexpr double kTop = 50;
 constexpr double kBottom = 350;
-
-std::string piece(const char *format, ...) __attribute__((format(printf, 1, 2)));
-std::string piece(const char *format, ...)
-{
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return text;
-}
 
 std::string escaped(const std::string &text)
 {
@@ -78,9 +66,9 @@ std::string drawn(const Series &series, const std::vector<Point> &points, double
         if (!points[i].refused.empty()) continue;
         const double x = x_of(i, points.size());
         const double y = kBottom - (kBottom - kTop) * series.value(points[i]) / top;
-        line += piece("%s%.1f,%.1f", line.empty() ? "" : " ", x, y);
-        dots +=
-            piece("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"/>\n", x, y, series.color);
+        line += formatted("%s%.1f,%.1f", line.empty() ? "" : " ", x, y);
+        dots += formatted("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"/>\n", x, y,
+                          series.color);
     }
     return "<polyline points=\"" + line + "\" fill=\"none\" stroke=\"" + series.color +
            "\" stroke-width=\"2\" stroke-dasharray=\"" + series.dashes + "\"/>\n" + dots;
@@ -91,20 +79,20 @@ std::string axes(const std::string &key, const std::vector<Point> &points, doubl
     std::string text;
     for (double value = 0; value <= top * 1.0001; value += step) {
         const double y = kBottom - (kBottom - kTop) * value / top;
-        text += piece("<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n"
-                      "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
-                      kLeft, y, kRight, y, kLeft - 8, y + 4, value);
+        text += formatted("<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n"
+                          "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+                          kLeft, y, kRight, y, kLeft - 8, y + 4, value);
     }
     for (size_t i = 0; i < points.size(); ++i)
-        text +=
-            piece("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%s</text>\n",
-                  x_of(i, points.size()), kBottom + 20,
-                  (escaped(points[i].label) + (points[i].refused.empty() ? "" : " (no)")).c_str());
-    text += piece("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">%s</text>\n",
-                  (kLeft + kRight) / 2, kBottom + 42, escaped(key).c_str());
-    return text + piece("<text x=\"16\" y=\"%g\" text-anchor=\"middle\" "
-                        "transform=\"rotate(-90 16 %g)\">TFLOPS per GPU</text>\n",
-                        (kTop + kBottom) / 2, (kTop + kBottom) / 2);
+        text += formatted(
+            "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%s</text>\n", x_of(i, points.size()),
+            kBottom + 20,
+            (escaped(points[i].label) + (points[i].refused.empty() ? "" : " (no)")).c_str());
+    text += formatted("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">%s</text>\n",
+                      (kLeft + kRight) / 2, kBottom + 42, escaped(key).c_str());
+    return text + formatted("<text x=\"16\" y=\"%g\" text-anchor=\"middle\" "
+                            "transform=\"rotate(-90 16 %g)\">TFLOPS per GPU</text>\n",
+                            (kTop + kBottom) / 2, (kTop + kBottom) / 2);
 }
 
 }  // namespace
@@ -120,17 +108,18 @@ std::string sweep_svg(const std::string &title, const std::string &key,
         if (point.refused.empty()) largest = std::max(largest, bound_tflops(point));
     const double step = round_step(largest);
     const double top = step * std::ceil(largest / step);
-    std::string text = piece("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" "
-                             "viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"13\">\n"
-                             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
-                             kWidth, kHeight, kWidth, kHeight);
-    text +=
-        piece("<text x=\"%g\" y=\"26\" font-size=\"15\">", kLeft) + escaped(title) + "</text>\n";
+    std::string text =
+        formatted("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" "
+                  "viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"13\">\n"
+                  "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+                  kWidth, kHeight, kWidth, kHeight);
+    text += formatted("<text x=\"%g\" y=\"26\" font-size=\"15\">", kLeft) + escaped(title) +
+            "</text>\n";
     text += axes(key, points, step, top);
     text += drawn(bound, points, top) + drawn(ours, points, top);
-    text += piece("<text x=\"%g\" y=\"%g\" fill=\"#1b6ca8\">simulated</text>\n"
-                  "<text x=\"%g\" y=\"%g\" fill=\"#777777\">at the bound (dashed)</text>\n",
-                  kLeft, kHeight - 10, kLeft + 100, kHeight - 10);
+    text += formatted("<text x=\"%g\" y=\"%g\" fill=\"#1b6ca8\">simulated</text>\n"
+                      "<text x=\"%g\" y=\"%g\" fill=\"#777777\">at the bound (dashed)</text>\n",
+                      kLeft, kHeight - 10, kLeft + 100, kHeight - 10);
     return text + "</svg>\n";
 }
 

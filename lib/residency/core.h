@@ -269,7 +269,8 @@ private:
     void set_run(Pack &pack, PlaceId place, Slot begin);
     void take_room(Fetch &fetch, Commands &out);
     void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
-    BlockId pick_victim(PlaceId place, const Fetch &fetch) const;
+    BlockId pick_victim(PlaceId place, const Fetch &fetch);
+    BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
     [[nodiscard]] bool leaves_before(BlockId block, BlockId other, PlaceId place) const;
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;

@@ -94,7 +94,7 @@ uint64_t Core::next_use(BlockId block) const
     return nearest;
 }
 
-BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
+BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
 {
     if (has_plan_) {
         const BlockId planned = pick_planned(place, fetch);
@@ -104,7 +104,8 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
     std::tuple<int, int64_t, double, uint64_t> best_score{};
     uint32_t visited = 0;
     uint32_t candidates = 0;
-    for (BlockId block = coldest_[place]; block != kNone && visited < kVisitedMax;
+    BlockId block = coldest_[place];
+    for (; block != kNone && visited < kVisitedMax;
          block = replica(block, place).hotter, ++visited) {
         if (!is_movable(block, place, &fetch)) continue;
         const Rank rank = rank_of(blocks_[block].pack, place);
@@ -117,7 +118,23 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch) const
         }
         if (++candidates >= kCandidatesMax) break;
     }
+    const bool nobody_waits = (fetch.asked.flags & kFetchPrefetch) != 0;
+    if (best == kNone && !nobody_waits) best = pick_behind(block, place, fetch);
     return scored_ && !has_plan_ ? pick_ranked(place, fetch, best) : best;
+}
+
+// The first from `block` on that may leave. All colder ones that cannot are in use now, so they go
+// to the other end: who looks next does not pass them again.
+BlockId Core::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)
+{
+    while (block != kNone && !may_leave(block, place, &fetch)) block = replica(block, place).hotter;
+    if (block == kNone) return kNone;
+    for (BlockId at = coldest_[place]; at != block;) {
+        const BlockId next = replica(at, place).hotter;
+        if (!may_leave(at, place, nullptr)) heat(at, place);
+        at = next;
+    }
+    return block;
 }
 
 // Of two that rest at the place, by what the program scored or the plan knows.

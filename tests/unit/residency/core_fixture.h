@@ -107,7 +107,7 @@ protected:
     }
     void finish_all()
     {
-        for (int i = 0; i < 1000 && !transfers_.empty(); i++) finish_next();
+        for (int i = 0; i < 100000 && !transfers_.empty(); i++) finish_next();
     }
 
     bool granted(FetchId id) { return granted_.count(id) > 0; }

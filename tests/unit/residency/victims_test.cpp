@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaves a place first, by example.
+#include "tests/unit/residency/core_fixture.h"
+
+namespace stepwell::residency {
+namespace {
+
+TEST_F(CoreTest, TheLeastRecentlyUsedLeavesFirst)
+{
+    open(3, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    const TensorId d = create("d", kBlock);
+    fill(a);
+    fill(b);
+    fill(c);
+    release(ask(a, Access::kRead));  // b is the oldest now
+    fill(d);
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_FALSE(resident(b, kDevice));
+    EXPECT_TRUE(resident(b, kNvme));
+}
+
+class FarthestUse final : public VictimPolicy {
+public:
+    [[nodiscard]] uint64_t next_use(TensorId tensor) const override { return uses.at(tensor); }
+    std::map<TensorId, uint64_t> uses;
+};
+
+TEST_F(CoreTest, TheFarthestKnownUseLeavesFirst)
+{
+    open(3, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    const TensorId d = create("d", kBlock);
+    FarthestUse policy;
+    policy.uses = {{a, 2}, {b, 1}, {c, 9}, {d, 3}};
+    core_->set_victim_policy(&policy);
+    fill(a);
+    fill(b);
+    fill(c);
+    fill(d);
+    EXPECT_FALSE(resident(c, kDevice));
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_TRUE(resident(b, kDevice));
+    core_->set_victim_policy(nullptr);
+}
+
+TEST_F(CoreTest, RetentionComesBeforeRecency)
+{
+    open(3, 0, 16);
+    TensorSpec keep = spec("keep", kBlock);
+    keep.policy.retention = Retention::kKeep;
+    TensorSpec stream = spec("stream", kBlock);
+    stream.policy.retention = Retention::kStream;
+    const TensorId a = create(keep);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create(stream);
+    const TensorId d = create("d", kBlock);
+    const TensorId e = create("e", kBlock);
+    fill(a);
+    fill(b);
+    fill(c);
+    fill(d);
+    EXPECT_FALSE(resident(c, kDevice));  // the newest, but streamed
+    fill(e);
+    EXPECT_FALSE(resident(b, kDevice));
+    EXPECT_TRUE(resident(a, kDevice));  // the oldest, but kept
+}
+
+TEST_F(CoreTest, APinnedTensorNeverLeavesItsHome)
+{
+    open(2, 0, 16);
+    TensorSpec pinned = spec("a", kBlock);
+    pinned.policy.retention = Retention::kPin;
+    const TensorId a = create(pinned);
+    fill(a);
+    fill(create("b", kBlock));
+    fill(create("c", kBlock));
+    EXPECT_TRUE(resident(a, kDevice));
+    EXPECT_EQ(refusal(ask(create("d", 2 * kBlock), Access::kWrite)), STW_ERROR_BUDGET);
+}
+
+// Views are not touched, so what is held long is the coldest of all.
+TEST_F(CoreTest, ManyHeldBlocksDoNotHideWhatMayLeave)
+{
+    constexpr uint32_t kHeld = 5000;
+    open(kHeld + 2, 0, kHeld + 4);
+    const TensorId held = create("held", kHeld * kBlock);
+    fill(held);
+    const FetchId view = ask(held, Access::kRead);
+    const TensorId first = create("first", kBlock);
+    const TensorId second = create("second", kBlock);
+    const TensorId third = create("third", kBlock);
+    const TensorId fourth = create("fourth", kBlock);
+    fill(first);
+    fill(second);
+    fill(third);
+    EXPECT_FALSE(resident(first, kDevice));
+    fill(fourth);
+    EXPECT_FALSE(resident(second, kDevice));
+    EXPECT_TRUE(resident(third, kDevice));
+    release(view);
+}
+
+}  // namespace
+}  // namespace stepwell::residency

@@ -104,6 +104,15 @@ void Runtime::note_update(const residency::FetchAsked &asked)
                    asked.requests.size(), now());
 }
 
+void Runtime::note_update_end(const residency::Release &release)
+{
+    if (!plans_) return;
+    const residency::Request view{release.tensor, release.access, release.place, release.byte_begin,
+                                  release.byte_count};
+    const auto hint = release.far ? schedule::Hint::kFar : schedule::Hint::kNone;
+    trace_.released(phase_of(current_step()), schedule::Lane::kUpdate, view, hint, now());
+}
+
 void Runtime::note_release(const residency::Request &view, uint64_t step, uint32_t flags)
 {
     plan_due_ = true;

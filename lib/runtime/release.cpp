@@ -56,6 +56,9 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
                                       slot.byte_count};
         const uint64_t step = slot.step;
         views_.give_slot(state, index);
+        if (plans_ && step != 0 && (flags & kHints) == 0 && state) {
+            ViewTable::push_end(*state, tensor->id, place, step);
+        }
         const bool last = tensor->doors[place].gate.unpin();
         if (!last && (flags & kHints) == 0 && stuck_.load(std::memory_order_relaxed) == 0 &&
             errors_.load(std::memory_order_relaxed) == 0) {

@@ -483,6 +483,7 @@ private:
     void note_fetch(const FetchPlan &plan);
     void note_copies(const FetchPlan &plan);
     void note_update(const residency::FetchAsked &asked);
+    void note_update_end(const residency::Release &release);
     void note_release(const residency::Request &view, uint64_t step, uint32_t flags);
     void look_ahead(std::vector<Waiter *> &calls);
     void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls);

@@ -189,17 +189,20 @@ void Runtime::background(residency::TensorId tensor, const Status &status)
 void Runtime::drain_hits()
 {
     const residency::Instant since = std::exchange(drained_ns_, now());
-    views_.drain_hits(
-        [&](residency::TensorId tensor, PlaceId place, uint32_t thread, uint64_t phase) {
-            core_.touch(tensor, place);
-            stw_tensor *handle = handle_of(tensor);
-            if (plans_ && handle && phase != 0) {
-                trace_.hit(static_cast<uint32_t>(phase - 1), tensor, place, handle->bytes);
-            }
-            note_access(tensor);
-            ++hits_;
-            if (handle && handle->moved) note_use(*handle, since, thread);
-        });
+    views_.drain_hits([&](const ViewTable::Heard &heard) {
+        stw_tensor *handle = handle_of(heard.tensor);
+        const bool planned = plans_ && handle && heard.phase != 0;
+        const auto phase = static_cast<uint32_t>(heard.phase - 1);
+        if (heard.ended) {
+            if (planned) trace_.ended(phase, heard.tensor, heard.place);
+            return;
+        }
+        if (planned) trace_.hit(phase, heard.tensor, heard.place, handle->bytes);
+        core_.touch(heard.tensor, heard.place);
+        note_access(heard.tensor);
+        ++hits_;
+        if (handle && handle->moved) note_use(*handle, since, heard.thread);
+    });
 }
 
 // Under the lock. The first use of what was moved, for the timeline: between `begin` and now.

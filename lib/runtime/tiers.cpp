@@ -162,6 +162,7 @@ void Runtime::release(uint64_t ticket, uint32_t far_pieces)
             release.far = (far_pieces & (1u << i)) != 0;
             release.internal = true;
             release.claim = mine->claim;
+            note_update_end(release);
             core.release(release, now(), out);
         }
     });

@@ -67,7 +67,7 @@ struct alignas(64) ThreadState {
     // One writer (the thread), one reader (whoever has the core's lock).
     std::atomic<uint32_t> hits_head{0};
     std::atomic<uint32_t> hits_tail{0};
-    std::array<uint64_t, kHits> hits{};  // phase of the step, tensor id and place
+    std::array<uint64_t, kHits> hits{};  // phase of the step, tensor id, place, kEnded
 };
 
 class ViewTable {
@@ -127,12 +127,28 @@ public:
         const uint32_t head = state.hits_head.load(std::memory_order_acquire);
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
         const uint64_t hit = ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place;
-        if (head != tail && state.hits[(tail - 1) % ThreadState::kHits] == hit) return true;
-        if (tail - head == ThreadState::kHits) return false;
-        state.hits[tail % ThreadState::kHits] = hit;
-        state.hits_tail.store(tail + 1, std::memory_order_release);
-        return true;
+        const auto before = [&](uint32_t entries, uint64_t what) {
+            return tail - head >= entries && state.hits[(tail - entries) % ThreadState::kHits] == what;
+        };
+        if (before(1, hit) || (before(1, hit | kEnded) && before(2, hit))) return true;
+        return push(state, hit);
     }
+    // The end of a view past the lock. Where the ring is full it goes untold.
+    static void push_end(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
+                         uint64_t step)
+    {
+        const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
+        const uint64_t end =
+            ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place | kEnded;
+        if (state.hits[(tail - 1) % ThreadState::kHits] != end) push(state, end);
+    }
+    struct Heard {
+        residency::TensorId tensor = residency::kNone;
+        residency::PlaceId place = residency::kNoPlace;
+        uint32_t thread = 0;
+        uint64_t phase = 0;
+        bool ended = false;  // a view did; else a hit
+    };
     template <class Body> void drain_hits(Body &&body)
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -141,8 +157,9 @@ public:
             const uint32_t tail = state->hits_tail.load(std::memory_order_acquire);
             for (; head != tail; ++head) {
                 const uint64_t hit = state->hits[head % ThreadState::kHits];
-                body(static_cast<residency::TensorId>(hit >> 8),
-                     static_cast<residency::PlaceId>(hit & 0xff), state->number, hit >> 40);
+                const auto place = static_cast<residency::PlaceId>(hit & (kEnded - 1));
+                body(Heard{static_cast<residency::TensorId>(hit >> 8), place, state->number,
+                           hit >> 40, (hit & kEnded) != 0});
             }
             state->hits_head.store(head, std::memory_order_release);
         }
@@ -150,7 +167,18 @@ public:
 
 private:
     static constexpr uint32_t kOwnersMarked = 256;
+    static constexpr uint64_t kEnded = 0x80;  // beside the place
+    static_assert(residency::kPlacesMax < kEnded);
 
+    static bool push(ThreadState &state, uint64_t entry)
+    {
+        const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
+        const uint32_t head = state.hits_head.load(std::memory_order_acquire);
+        if (tail - head == ThreadState::kHits) return false;
+        state.hits[tail % ThreadState::kHits] = entry;
+        state.hits_tail.store(tail + 1, std::memory_order_release);
+        return true;
+    }
     ThreadState *register_thread();
 
     const uint32_t views_max_;

@@ -66,30 +66,33 @@ std::span<const Learned::Use> Learned::uses(residency::TensorId tensor, uint64_t
 
 bool Learned::goes_like(const Learned &other) const
 {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-        if (order_[lane].size() != other.order_[lane].size()) return false;
-        for (size_t i = 0; i < order_[lane].size(); ++i) {
-            if (!same_fetch(fetch(order_[lane][i]), other.fetch(other.order_[lane][i]))) {
-                return false;
-            }
-        }
-    }
-    return true;
+    const std::vector<uint32_t> &mine = order(Lane::kProgram);
+    const std::vector<uint32_t> &others = other.order(Lane::kProgram);
+    return std::equal(mine.begin(), mine.end(), others.begin(), others.end(),
+                      [&](uint32_t one, uint32_t another) {
+                          return same_fetch(fetch(one), other.fetch(another));
+                      });
 }
 
-// Of gaps a mean that forgets; an event of a declared step that nobody timed has none to keep.
-void Learned::take_times(const Learned &newer)
+// Of gaps a mean that forgets; those of a declared step that nobody timed count for nothing.
+void Learned::renew(Learned newer)
 {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-        for (size_t i = 0; i < order_[lane].size(); ++i) {
-            const uint64_t measured = newer.compute_before(newer.order_[lane][i]);
-            Event &event = events_[fetch_at_[order_[lane][i]]];
-            const uint64_t known = compute_before(order_[lane][i]);
-            const uint64_t among = known - event.compute_ns;  // of releases before it
-            const uint64_t mean = known == 0 ? measured : (3 * known + measured) / 4;
-            event.compute_ns = mean > among ? mean - among : 0;
-        }
+    const std::vector<uint32_t> &mine = order(Lane::kProgram);
+    const std::vector<uint32_t> &others = newer.order(Lane::kProgram);
+    for (size_t i = 0; i < mine.size(); ++i) {
+        const uint64_t known = compute_before(mine[i]);
+        const uint64_t measured = newer.compute_before(others[i]);
+        if (known == 0) continue;
+        Event &event = newer.events_[newer.fetch_at_[others[i]]];
+        const uint64_t among = measured - event.compute_ns;  // of releases before it
+        const uint64_t mean = (3 * known + measured) / 4;
+        event.compute_ns = mean > among ? mean - among : 0;
     }
+    events_.swap(newer.events_);
+    fetch_at_.swap(newer.fetch_at_);
+    index_.swap(newer.index_);
+    order_.swap(newer.order_);
+    uses_.swap(newer.uses_);
 }
 
 void Learned::note_followed_by(const Learned *next)

@@ -35,10 +35,11 @@ public:
     // Ascending, from that number on.
     [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor, uint64_t from = 0) const;
 
-    // The same fetches, in each lane in the same order: only the times may differ, or how the lanes
-    // lay beside each other.
+    // The program's fetches are the same in the same order. Only times may differ, how views end,
+    // and what updates do beside them: how far these come by the end of a step is chance.
     [[nodiscard]] bool goes_like(const Learned &other) const;
-    void take_times(const Learned &newer);
+    // Becomes the newer one, which goes like it, with gaps that are a mean of both.
+    void renew(Learned newer);
 
     [[nodiscard]] uint64_t bytes() const;
     // Of each event at most, with what recording it in a vector that doubles has taken.

@@ -71,7 +71,7 @@ void PhaseTrace::learn(uint64_t bytes_max)
         if (way->goes_like(*step)) known = way.get();
     }
     if (known) {
-        known->take_times(*step);
+        known->renew(std::move(*step));
     } else {
         while (learned_.size() >= kWaysMax && drop_oldest()) continue;
         if (step->bytes() > bytes_max) {

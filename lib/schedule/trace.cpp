@@ -174,6 +174,18 @@ void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, 
     mine->recording.push_back(event);
 }
 
+void Trace::ended(uint32_t phase, TensorId tensor, residency::PlaceId place)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine || !has_room(*mine)) return;
+    Event event;
+    event.act = Act::kRelease;
+    event.place = place;
+    event.tensor = tensor;
+    mine->recording.push_back(event);
+    ++clocks_[phase].untimed;
+}
+
 void Trace::waited(uint32_t phase, Instant begin, Instant end)
 {
     if (!open_phase(phase) || end <= begin) return;

@@ -37,6 +37,9 @@ public:
     // A view that ended under the lock; others end unseen. Of a read that is hinted, or of a write.
     void released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
                   residency::Instant now);
+    // A view of the program that ended past the lock, heard of late as hits are: it shares the
+    // time, and which bytes of the tensor they were is known by its fetch.
+    void ended(uint32_t phase, residency::TensorId tensor, residency::PlaceId place);
     // The program waited inside the library: that is no computing.
     void waited(uint32_t phase, residency::Instant begin, residency::Instant end);
 

@@ -334,6 +334,34 @@ TEST_F(TraceTest, AnUpdateBesideTheProgramNeitherTakesItsTimeNorItsPlace)
     EXPECT_EQ(trace_.phase(0)->learned().size(), 1u);  // the same step
 }
 
+TEST_F(TraceTest, HowFarAnUpdateComesByTheEndOfAStepIsNoOtherWay)
+{
+    for (const uint64_t pieces : {3u, 5u, 2u}) {
+        trace_.begin_step(0, now_);
+        for (TensorId tensor = 0; tensor < pieces; ++tensor) fetch(70 + tensor, 0, Lane::kUpdate);
+        fetch_all({1, 2});
+        trace_.end_step(0, now_, true);
+    }
+    ASSERT_EQ(trace_.phase(0)->learned().size(), 1u);
+    EXPECT_EQ(trace_.phase(0)->learned()[0]->order(Lane::kUpdate).size(), 2u);  // as it went last
+    EXPECT_EQ(ahead(), (Order{1, 2, 1, 2}));
+}
+
+TEST_F(TraceTest, ViewsThatEndPastTheLockShareTheTimeWithHits)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    now_ += 300;
+    trace_.hit(0, 2, 0, kBytes);
+    trace_.ended(0, 2, 0);
+    fetch(3);
+    const Step &step = recorded();
+    ASSERT_EQ(step.size(), 4u);
+    EXPECT_EQ(step[2].act, Act::kRelease);
+    EXPECT_EQ(step[2].tensor, 2u);
+    for (const size_t i : {1u, 2u, 3u}) EXPECT_EQ(step[i].compute_ns, 100u);
+}
+
 TEST_F(TraceTest, WhatAnUpdateHasLeftOutIsDueNow)
 {
     trace_.begin_step(0, now_);

@@ -120,6 +120,12 @@ void Runtime::note_release(const residency::Request &view, uint64_t step, uint32
     trace_.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(flags), now());
 }
 
+void Runtime::note_discard(schedule::Lane lane, residency::TensorId tensor)
+{
+    if (!plans_) return;
+    trace_.discarded(phase_of(current_step()), lane, tensor, now());
+}
+
 // --------------------------------------------------------------------------------- what follows --
 
 // Under the lock, after the commands of the event are on their way: demand goes first.

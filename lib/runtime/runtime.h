@@ -485,6 +485,7 @@ private:
     void note_update(const residency::FetchAsked &asked);
     void note_update_end(const residency::Release &release);
     void note_release(const residency::Request &view, uint64_t step, uint32_t flags);
+    void note_discard(schedule::Lane lane, residency::TensorId tensor);
     void look_ahead(std::vector<Waiter *> &calls);
     void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls);
     bool make_lookahead(Phase &phase);

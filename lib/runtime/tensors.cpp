@@ -362,6 +362,7 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
             Status status = core.discard(tensors[i]->id, out);
+            if (status.ok()) note_discard(schedule::Lane::kProgram, tensors[i]->id);
             if (first.ok() && !status.ok()) first = std::move(status);
             tensor_errors_.erase(tensors[i]->id);
             note_zeros(tensors[i]->id);

@@ -54,7 +54,10 @@ void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
 
 void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor)
 {
-    act([&](Core &core, Commands &out) { core.unclaim_tensor(claim, tensor, true, out); });
+    act([&](Core &core, Commands &out) {
+        core.unclaim_tensor(claim, tensor, true, out);
+        note_discard(schedule::Lane::kUpdate, tensor);
+    });
 }
 
 void Runtime::fail(residency::TensorId tensor, const Status &cause)

@@ -186,6 +186,21 @@ void Trace::ended(uint32_t phase, TensorId tensor, residency::PlaceId place)
     ++clocks_[phase].untimed;
 }
 
+void Trace::discarded(uint32_t phase, Lane lane, TensorId tensor, Instant now)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine) return;
+    uint64_t compute = compute_until(phase, now);
+    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    if (!has_room(*mine)) return;
+    Event event;
+    event.act = Act::kDiscard;
+    event.lane = lane;
+    event.tensor = tensor;
+    event.compute_ns = compute;
+    mine->recording.push_back(event);
+}
+
 void Trace::waited(uint32_t phase, Instant begin, Instant end)
 {
     if (!open_phase(phase) || end <= begin) return;

@@ -34,12 +34,14 @@ public:
     // the last event with a time share the time up to the next one. Of the bytes that are expected
     // of the tensor, else of all.
     void hit(uint32_t phase, residency::TensorId tensor, residency::PlaceId place, uint64_t bytes);
-    // A view that ended under the lock; others end unseen. Of a read that is hinted, or of a write.
+    // A view that ended under the lock: of a read that is hinted, or of a write.
     void released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
                   residency::Instant now);
     // A view of the program that ended past the lock, heard of late as hits are: it shares the
     // time, and which bytes of the tensor they were is known by its fetch.
     void ended(uint32_t phase, residency::TensorId tensor, residency::PlaceId place);
+    // The contents of a tensor died without a view: no access, but a replay has to know.
+    void discarded(uint32_t phase, Lane lane, residency::TensorId tensor, residency::Instant now);
     // The program waited inside the library: that is no computing.
     void waited(uint32_t phase, residency::Instant begin, residency::Instant end);
 

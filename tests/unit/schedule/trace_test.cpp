@@ -277,6 +277,25 @@ TEST_F(TraceTest, ACallIsRecordedWithItsRangesAndTheTimeComputedBefore)
     EXPECT_EQ(step[2].compute_ns, 70u);  // without the wait
 }
 
+TEST_F(TraceTest, ADiscardIsRecordedAndIsNoAccess)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    now_ += 30;
+    trace_.discarded(0, Lane::kProgram, 1, now_);
+    trace_.discarded(0, Lane::kUpdate, 2, now_);
+    ASSERT_EQ(recorded().size(), 3u);
+    EXPECT_EQ(recorded()[1].act, Act::kDiscard);
+    EXPECT_EQ(recorded()[1].tensor, 1u);
+    EXPECT_EQ(recorded()[1].compute_ns, 30u);
+    EXPECT_EQ(recorded()[2].lane, Lane::kUpdate);
+    trace_.end_step(0, now_, true);
+    EXPECT_EQ(ahead(), (Order{1, 1})) << "this step and the one after it";
+    EXPECT_EQ(trace_.next_use(2), kNever);
+    trace_.discarded(0, Lane::kProgram, 1, now_);  // outside of steps
+    EXPECT_EQ(recorded().size(), 0u);
+}
+
 TEST_F(TraceTest, AWaitThatBeganLateLeavesTheComputingBeforeIt)
 {
     trace_.begin_step(0, now_);

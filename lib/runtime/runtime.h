@@ -14,6 +14,7 @@
 #include "lib/runtime/scratch.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
+#include "lib/schedule/machine.h"
 #include "lib/schedule/trace.h"
 #include "lib/support/status.h"
 #include "lib/transfer/engine.h"
@@ -89,6 +90,7 @@ struct FetchPlan {
 };
 
 struct Snapshot;
+struct StepModel;
 
 // A use of a declared step. Those of one call stand side by side.
 struct DeclaredUse {
@@ -492,6 +494,16 @@ private:
     void end_hint(residency::FetchId fetch, const Status &status);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links);
     void plan_now();
+
+    // model.cpp: for replays, of the way the phase's steps went last, else as they were declared.
+    // EMPTY where there is none. Holds the lock while it copies.
+    Result<StepModel> take_model(uint32_t phase) const;
+    bool copy_step(uint32_t phase, StepModel *model) const;
+    [[nodiscard]] std::vector<uint32_t> blocks_of_others(
+        const std::vector<residency::TensorId> &used) const;
+    [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const;
+    [[nodiscard]] std::vector<schedule::Link> links_of(
+        const std::vector<observe::LinkTotal> &totals) const;
 
     // phases.cpp
     void note_reduced(stw_tensor *gradient, uint64_t step);

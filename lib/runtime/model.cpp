@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes a model of a phase for replays: under the lock it copies the step and what is said of its
+// tensors, all else is done without it. Any thread; must not know what the model is for.
+#include "lib/runtime/model.h"
+
+#include "lib/runtime/phases.h"
+#include "lib/runtime/runtime.h"
+#include "lib/schedule/completed.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+using residency::Access;
+using residency::kNone;
+using residency::kNoPlace;
+using residency::PackId;
+using residency::PlaceId;
+using residency::TensorId;
+
+// Where nothing was measured and no profile tells.
+constexpr double kNvmeBytesPerS = 2e9;
+constexpr double kCopyBytesPerS = 10e9;
+constexpr uint32_t kCopyShare = 4;  // of the room, for a piece of a copy
+
+// The one that went so last; a declared one as long as none was seen.
+const schedule::Learned *newest(const schedule::PhaseTrace *phase)
+{
+    const schedule::Learned *best = nullptr;
+    if (!phase) return best;
+    for (const std::unique_ptr<schedule::Learned> &way : phase->learned()) {
+        if (!best || way->last_seen > best->last_seen) best = way.get();
+    }
+    return best;
+}
+
+// In the order of their ids, so that those that share blocks stay neighbours.
+std::vector<TensorId> tensors_of(const schedule::Step &step)
+{
+    std::vector<TensorId> ids;
+    ids.reserve(step.size());
+    for (const schedule::Event &event : step) ids.push_back(event.tensor);
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
+}
+
+// From ids of the core to numbers from 0. What is gone since is as large as it was used.
+void number_tensors(StepModel &model)
+{
+    std::unordered_map<TensorId, TensorId> numbers;
+    for (const TensorId id : model.ids) numbers.emplace(id, static_cast<TensorId>(numbers.size()));
+    std::vector<uint64_t> bytes(model.ids.size(), 1);
+    for (schedule::Event &event : model.step) {
+        event.tensor = numbers[event.tensor];
+        uint64_t &most = bytes[event.tensor];
+        most = std::max(most, event.byte_begin + event.byte_count);
+    }
+    for (size_t i = 0; i < model.specs.size(); ++i) {
+        residency::TensorSpec &spec = model.specs[i];
+        if (spec.bytes == 0) {
+            spec.name = "gone";
+            spec.no_packing = true;
+            model.ids[i] = kNone;
+        }
+        spec.bytes = std::max(spec.bytes, bytes[i]);
+        spec.read_only = false;  // a replay has to fill it
+        spec.agreed = false;
+    }
+}
+
+// What is made in a step and gone after it takes room in it alone.
+void end_gone_tensors(StepModel &model)
+{
+    struct Life {
+        bool begins = false;  // with a write, so it leaves nothing to the next step
+        bool seen = false;
+        size_t last = 0;
+    };
+    std::vector<Life> lives(model.ids.size());
+    for (size_t i = 0; i < model.step.size(); ++i) {
+        const schedule::Event &event = model.step[i];
+        Life &life = lives[event.tensor];
+        if (!std::exchange(life.seen, true)) life.begins = event.access == Access::kWrite;
+        life.last = i;
+    }
+    for (size_t i = 0; i < lives.size(); ++i) {
+        schedule::Event &last = model.step[lives[i].last];
+        if (model.ids[i] != kNone || !lives[i].begins) continue;
+        if (last.act == schedule::Act::kRelease) last.hint = schedule::Hint::kDiscard;
+    }
+}
+
+// Small enough that a program may hold views beside it.
+uint64_t copy_bytes_of(const residency::Config &config)
+{
+    uint32_t room = UINT32_MAX;
+    for (const residency::PlaceConfig &place : config.places) {
+        if (place.cpu_access && place.blocks > 0) room = std::min(room, place.blocks);
+    }
+    const uint32_t blocks = room == UINT32_MAX ? 1 : std::max(room / kCopyShare, 1u);
+    return blocks * config.block_bytes;
+}
+
+}  // namespace
+
+// Under the lock. Blocks that other tensors cannot give up: pinned there, or with nowhere to go.
+std::vector<uint32_t> Runtime::blocks_of_others(const std::vector<TensorId> &used) const
+{
+    std::vector<uint32_t> blocks(places_.size());
+    std::unordered_set<PackId> counted;
+    for (const TensorId id : used) {
+        if (id < handles_.size() && handles_[id]) counted.insert(core_.pack_of(id));
+    }
+    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        const residency::Policy &policy = core_.spec(tensor->id).policy;
+        PlaceId place = kNoPlace;
+        for (PlaceId at = 0; at <= nvme_place_; ++at) {
+            const bool open = core_.budget_bytes(at) > 0;
+            if (open && (policy.allowed & (1u << at)) != 0) place = at;
+        }
+        if (policy.retention == residency::Retention::kPin) place = policy.home;
+        if (place >= nvme_place_) continue;
+        if (!counted.insert(core_.pack_of(tensor->id)).second) continue;
+        blocks[place] += core_.pack_blocks(tensor->id);
+    }
+    return blocks;
+}
+
+// Under the lock. Of the budgets as they are now.
+residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) const
+{
+    residency::Config config;
+    config.block_bytes = block_bytes_;
+    for (PlaceId at = 0; at < places_.size(); ++at) {
+        residency::PlaceConfig place;
+        place.tier = places_[at].tier;
+        place.device = places_[at].device;
+        place.cpu_access = places_[at].cpu_access;
+        place.maps = places_[at].maps;
+        const uint64_t blocks = core_.budget_bytes(at) / block_bytes_;
+        place.blocks = static_cast<uint32_t>(blocks - std::min<uint64_t>(blocks, others[at]));
+        config.places.push_back(place);
+    }
+    return config;
+}
+
+// As measured, else as expected at open, else the same link's other direction or a guess.
+std::vector<schedule::Link> Runtime::links_of(const std::vector<observe::LinkTotal> &totals) const
+{
+    double speeds[residency::kPlacesMax][residency::kPlacesMax] = {};
+    for (const observe::LinkTotal &total : totals) {
+        const auto device = static_cast<PlaceId>(total.device);
+        const auto speed = static_cast<double>(total.bytes_per_s);
+        switch (total.link) {
+        case STW_LINK_NVME_TO_HOST: speeds[nvme_place_][host_place_] = speed; break;
+        case STW_LINK_HOST_TO_NVME: speeds[host_place_][nvme_place_] = speed; break;
+        case STW_LINK_HOST_TO_DEVICE: speeds[host_place_][device] = speed; break;
+        case STW_LINK_DEVICE_TO_HOST: speeds[device][host_place_] = speed; break;
+        case STW_LINK_NVME_TO_DEVICE: speeds[nvme_place_][device] = speed; break;
+        case STW_LINK_DEVICE_TO_NVME: speeds[device][nvme_place_] = speed; break;
+        default: break;
+        }
+    }
+    const auto speed_of = [&](PlaceId from, PlaceId to) {
+        if (speeds[from][to] > 0) return speeds[from][to];
+        if (speeds[to][from] > 0) return speeds[to][from];
+        return from == nvme_place_ || to == nvme_place_ ? kNvmeBytesPerS : kCopyBytesPerS;
+    };
+    std::vector<schedule::Link> links;
+    for (PlaceId from = 0; from <= nvme_place_; ++from) {
+        for (PlaceId to = 0; to <= nvme_place_; ++to) {
+            if (from == to) continue;
+            schedule::Link link;
+            link.from = from;
+            link.to = to;
+            link.bytes_per_s = speed_of(from, to);
+            // Across a bus it is two hops by way of the host, and the slower one counts.
+            const auto behind_bus = [&](PlaceId at) {
+                return at < host_place_ && !places_[at].cpu_access;
+            };
+            const bool by_host =
+                from != host_place_ && to != host_place_ && (behind_bus(from) || behind_bus(to));
+            if (by_host && speeds[from][to] == 0) {
+                link.bytes_per_s = std::min(speed_of(from, host_place_), speed_of(host_place_, to));
+            }
+            links.push_back(link);
+        }
+    }
+    return links;
+}
+
+// Under the lock. False where nothing is known of the phase's steps.
+bool Runtime::copy_step(uint32_t phase, StepModel *model) const
+{
+    const schedule::Learned *way = newest(trace_.phase(phase));
+    if (!way) return false;
+    model->step = way->events();
+    model->ids = tensors_of(model->step);
+    for (TensorId &id : model->ids) {
+        model->specs.emplace_back();
+        if (id >= handles_.size() || !handles_[id]) continue;
+        model->specs.back() = core_.spec(id);
+    }
+    model->machine.config = room_beside(blocks_of_others(model->ids));
+    return true;
+}
+
+Result<StepModel> Runtime::take_model(uint32_t phase) const
+{
+    StepModel model;
+    const std::vector<observe::LinkTotal> totals = link_totals();
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!copy_step(phase, &model)) {
+            return Status::error(
+                STW_ERROR_EMPTY,
+                "nothing is known of the steps of phase '%s': none has ended, or was declared%s",
+                phases_[phase]->name.c_str(),
+                plans_ ? "" : ", and the runtime was opened with STW_RUNTIME_NO_PLAN");
+        }
+    }
+    number_tensors(model);
+    residency::Config &config = model.machine.config;
+    config.tensors_max = static_cast<uint32_t>(model.specs.size()) + 1;
+    // A replay counts every slot, and what is gone may have been there one after the other.
+    residency::PlaceConfig &nvme = config.places[nvme_place_];
+    if (nvme.blocks > 0) {
+        uint64_t stored = 0;
+        for (const residency::TensorSpec &spec : model.specs) {
+            stored += spec.bytes / block_bytes_ + 2;
+        }
+        nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, kNone - 1));
+    }
+    model.step = schedule::completed(model.step, copy_bytes_of(config));
+    end_gone_tensors(model);
+    model.machine.links = links_of(totals);
+    return model;
+}
+
+}  // namespace stepwell

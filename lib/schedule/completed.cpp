@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// In three passes: contents, so that nothing reads what is empty; copies; ends of views.
+#include "lib/schedule/completed.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace stepwell::schedule {
+namespace {
+
+using residency::Access;
+using residency::TensorId;
+
+enum class Bytes : uint8_t { kUnknown, kThere, kDead };
+
+bool discards(const Event &event)
+{
+    return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
+}
+
+// The step over and over: the second time what is there at its begin is known.
+template <class Body> void follow_contents(const Step &step, Body &&body)
+{
+    std::unordered_map<TensorId, Bytes> contents;
+    for (uint32_t turn = 0; turn < 2; ++turn) {
+        for (size_t i = 0; i < step.size(); ++i) {
+            const Event &event = step[i];
+            Bytes &bytes = contents[event.tensor];
+            if (turn > 0) body(i, bytes);
+            if (event.act == Act::kFetch && event.access != Access::kRead) bytes = Bytes::kThere;
+            if (discards(event)) bytes = Bytes::kDead;
+        }
+    }
+}
+
+void settle_contents(Step &step)
+{
+    std::unordered_set<TensorId> written_unseen;
+    follow_contents(step, [&](size_t i, Bytes bytes) {
+        const Event &event = step[i];
+        const bool reads = event.access == Access::kRead || event.access == Access::kReadWrite;
+        if (event.act == Act::kFetch && reads && bytes == Bytes::kDead) {
+            written_unseen.insert(event.tensor);
+        }
+    });
+    std::erase_if(step, [&](const Event &event) {
+        return event.act == Act::kDiscard && written_unseen.count(event.tensor) > 0;
+    });
+    for (Event &event : step) {
+        if (event.hint == Hint::kDiscard && written_unseen.count(event.tensor) > 0) {
+            event.hint = Hint::kNone;
+        }
+    }
+    std::vector<size_t> added;
+    follow_contents(step, [&](size_t i, Bytes bytes) {
+        if (step[i].access == Access::kWriteEmpty && bytes != Bytes::kDead) added.push_back(i);
+    });
+    for (const size_t i : added) {
+        if (step[i].act == Act::kFetch) step[i].access = Access::kReadWrite;
+    }
+    for (Event &event : step) {
+        if (event.access == Access::kWriteEmpty) event.access = Access::kWrite;
+    }
+}
+
+// A view that was not given back so far, and where.
+struct Open {
+    Event fetch;
+    bool ends = false;  // a release of it was seen
+};
+
+class Completion {
+public:
+    Completion(const Step &recorded, uint64_t copy_bytes)
+        : recorded_(recorded), copy_bytes_(std::max<uint64_t>(copy_bytes, 1))
+    {
+        find_ends();
+    }
+
+    Step make()
+    {
+        for (size_t i = 0; i < recorded_.size(); ++i) {
+            Event event = recorded_[i];
+            event.compute_ns += std::exchange(carried_[index(event.lane)], 0);
+            switch (event.act) {
+            case Act::kFetch: fetch(event, ends_[i]); break;
+            case Act::kRelease: release(event, ends_[i]); break;
+            case Act::kDiscard: discard(event); break;
+            }
+        }
+        for (const Lane lane : {Lane::kProgram, Lane::kUpdate}) {
+            for (const Open &open : open_[index(lane)]) out_.push_back(end_of(open.fetch));
+        }
+        return std::move(out_);
+    }
+
+private:
+    static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+    static bool same_view(const Event &a, const Event &b)
+    {
+        return a.tensor == b.tensor && a.byte_begin == b.byte_begin && a.byte_count == b.byte_count;
+    }
+    static bool is_copy(const Event &event)
+    {
+        return event.act == Act::kFetch && event.place == residency::kAnyCpuPlace &&
+               event.lane == Lane::kProgram;
+    }
+    static Event end_of(const Event &fetch)
+    {
+        Event end = fetch;
+        end.act = Act::kRelease;
+        end.hint = Hint::kNone;
+        end.with_next = false;
+        end.compute_ns = 0;
+        return end;
+    }
+
+    // Pairs each release with the oldest fetch of its view, as a replay does.
+    void find_ends()
+    {
+        ends_.assign(recorded_.size(), false);
+        using Waiting = std::unordered_map<TensorId, std::vector<size_t>>;
+        std::array<Waiting, kLanes> waiting;
+        for (size_t i = 0; i < recorded_.size(); ++i) {
+            const Event &event = recorded_[i];
+            std::vector<size_t> &fetches = waiting[index(event.lane)][event.tensor];
+            if (event.act == Act::kFetch && !is_copy(event)) fetches.push_back(i);
+            if (event.act != Act::kRelease) continue;
+            const auto found = std::find_if(fetches.begin(), fetches.end(), [&](size_t at) {
+                return same_view(recorded_[at], event);
+            });
+            if (found == fetches.end()) continue;
+            ends_[*found] = ends_[i] = true;
+            fetches.erase(found);
+        }
+    }
+
+    // What the lane computed since its last call it computed with the views that end unseen.
+    void end_unseen(Lane lane, uint64_t &compute_ns)
+    {
+        std::vector<Open> &views = open_[index(lane)];
+        for (const Open &open : views) {
+            if (open.ends) continue;
+            out_.push_back(end_of(open.fetch));
+            out_.back().compute_ns = std::exchange(compute_ns, 0);
+        }
+        std::erase_if(views, [](const Open &open) { return !open.ends; });
+    }
+
+    void fetch(Event event, bool ends)
+    {
+        const bool goes_on = std::exchange(in_call_[index(event.lane)], event.with_next);
+        if (!goes_on || is_copy(event)) end_unseen(event.lane, event.compute_ns);
+        if (is_copy(event)) return copy(event);
+        out_.push_back(event);
+        open_[index(event.lane)].push_back({event, ends});
+    }
+
+    void copy(Event piece)
+    {
+        if (!out_.empty() && out_.back().lane == piece.lane) out_.back().with_next = false;
+        const uint64_t end = piece.byte_begin + piece.byte_count;
+        piece.with_next = false;
+        do {
+            piece.byte_count = std::min(copy_bytes_, end - piece.byte_begin);
+            out_.push_back(piece);
+            out_.push_back(end_of(piece));
+            piece.byte_begin += piece.byte_count;
+            piece.compute_ns = 0;
+        } while (piece.byte_begin < end);
+    }
+
+    void release(Event event, bool begins)
+    {
+        std::vector<Open> &views = open_[index(event.lane)];
+        const auto found = std::find_if(views.begin(), views.end(), [&](const Open &open) {
+            return open.ends && same_view(open.fetch, event);
+        });
+        if (begins && found != views.end()) {
+            views.erase(found);
+            out_.push_back(event);
+            if (event.hint == Hint::kDiscard) end_views(event.tensor);
+        } else if (event.hint == Hint::kDiscard) {
+            event.act = Act::kDiscard;
+            event.hint = Hint::kNone;
+            discard(event);
+        } else {
+            carried_[index(event.lane)] += event.compute_ns;
+        }
+    }
+
+    // The contents go behind the last view.
+    void discard(const Event &event)
+    {
+        out_.push_back(event);
+        end_views(event.tensor);
+    }
+
+    // Of the tensor, in both lanes, before the last event.
+    void end_views(TensorId tensor)
+    {
+        for (std::vector<Open> &views : open_) {
+            for (const Open &open : views) {
+                if (open.ends || open.fetch.tensor != tensor) continue;
+                out_.insert(out_.end() - 1, end_of(open.fetch));
+            }
+            std::erase_if(
+                views, [&](const Open &open) { return !open.ends && open.fetch.tensor == tensor; });
+        }
+    }
+
+    const Step &recorded_;
+    const uint64_t copy_bytes_;
+    std::vector<bool> ends_;  // per event: the other end of its view was seen
+    std::array<std::vector<Open>, kLanes> open_;
+    std::array<bool, kLanes> in_call_{};
+    std::array<uint64_t, kLanes> carried_{};  // computed before what was left out
+    Step out_;
+};
+
+}  // namespace
+
+Step completed(const Step &recorded, uint64_t copy_bytes)
+{
+    Step step = recorded;
+    settle_contents(step);
+    return Completion(step, copy_bytes).make();
+}
+
+}  // namespace stepwell::schedule

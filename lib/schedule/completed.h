@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// A recorded step, made into one that can be replayed: what a recording does not see is put back by
+// assumption. Pure.
+#pragma once
+
+#include "lib/schedule/step.h"
+
+namespace stepwell::schedule {
+
+// The end of a view that nobody saw is taken to be just before the next call of its lane, behind
+// the computing. A release without a fetch is left out, and so is a discard of what is read
+// afterwards although no write was seen. A sum is a write where the tensor has no contents then,
+// else it adds to them. Copies (fetches of the program at any place that the CPU works in) go piece
+// by piece, `copy_bytes` at a time.
+Step completed(const Step &recorded, uint64_t copy_bytes);
+
+}  // namespace stepwell::schedule

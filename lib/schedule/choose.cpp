@@ -2,6 +2,8 @@
 // Candidates and their replays.
 #include "lib/schedule/choose.h"
 
+#include "lib/schedule/ahead.h"
+
 #include <algorithm>
 #include <set>
 
@@ -23,6 +25,7 @@ double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
 void add(Verdict &verdict, const StepResult &result)
 {
     verdict.step_ns += result.step_ns;
+    verdict.stall_ns += result.stall_ns;
     verdict.read_bytes += result.read_bytes;
     verdict.hit_bytes += result.hit_bytes;
     verdict.links.resize(result.links.size());
@@ -107,7 +110,8 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
 }
 
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
-                      const std::vector<residency::TensorSpec> &specs, const Step &step)
+                      const std::vector<residency::TensorSpec> &specs, const Step &step,
+                      Asking asking)
 {
     Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
     if (!opened.ok()) return std::move(opened.status());
@@ -118,6 +122,8 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
     Result<StepResult> recorded = replay.step(step);
     if (!recorded.ok()) return std::move(recorded.status());
     replay.set_policy(policy.get());
+    AheadPrefetcher ahead(machine, specs, step);
+    if (asking == Asking::kAhead) replay.set_prefetcher(&ahead);
     Verdict verdict;
     verdict.candidate = candidate;
     for (size_t i = 0; i < kWarmSteps + kMeasuredSteps; ++i) {
@@ -125,6 +131,7 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
         if (!result.ok()) return std::move(result.status());
         if (i >= kWarmSteps) add(verdict, result.value());
     }
+    replay.set_prefetcher(nullptr);
     replay.set_policy(nullptr);
     verdict.link_ns = link_ns(machine, verdict.links);
     return verdict;
@@ -132,11 +139,11 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
 
 Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
-                                    const Step &step)
+                                    const Step &step, Asking asking)
 {
     std::vector<Verdict> verdicts;
     for (const Candidate &candidate : known_candidates(specs)) {
-        Result<Verdict> verdict = judge(candidate, machine, specs, step);
+        Result<Verdict> verdict = judge(candidate, machine, specs, step, asking);
         if (!verdict.ok()) return std::move(verdict.status());
         verdicts.push_back(verdict.take());
     }

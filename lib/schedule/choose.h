@@ -26,6 +26,7 @@ struct Verdict {
     Candidate candidate;
     double link_ns = 0;  // that the bytes take, over all links
     uint64_t step_ns = 0;
+    uint64_t stall_ns = 0;  // of the program's lane
     std::vector<LinkUse> links;
     uint64_t read_bytes = 0;
     uint64_t hit_bytes = 0;
@@ -35,16 +36,21 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
                                     const std::vector<residency::TensorSpec> &specs,
                                     const Uses &uses);
 
+// Whether what comes next is brought ahead meanwhile, as by the runtime (ahead.h). That moves bytes
+// of its own: what is brought too early, or written back for nothing, counts.
+enum class Asking : uint8_t { kOnDemand, kAhead };
+
 // The step again and again: first by recency, as when it is recorded, then by the candidate until
 // what it costs is that of a step in the middle of many.
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
-                      const std::vector<residency::TensorSpec> &specs, const Step &step);
+                      const std::vector<residency::TensorSpec> &specs, const Step &step,
+                      Asking asking = Asking::kOnDemand);
 
 // Best first. One that moves fewer bytes in all than the best of the single policies, but more over
 // some link, stands behind it.
 Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
-                                    const Step &step);
+                                    const Step &step, Asking asking = Asking::kOnDemand);
 
 // Of the online candidates, by a replay of the steps so far; what it costs is that of their second
 // half, when each has seen the first.

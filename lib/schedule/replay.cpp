@@ -18,7 +18,7 @@ using residency::kNoPlace;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr size_t kHintsMax = 4096;  // asked for at one moment
+constexpr size_t kHintsMax = 64;  // asked in one go, as by the runtime
 
 }  // namespace
 
@@ -126,7 +126,8 @@ void Replay::Impl::begin(const Step &step)
     find_orders(step);
     links.set_recording(recording);
     if (policy) policy->begin_step(step);
-    if (prefetcher) prefetcher->begin_step(step);
+    if (prefetcher) prefetcher->begin_step(step, now);
+    news_ = true;
 }
 
 bool Replay::Impl::through() const
@@ -159,6 +160,7 @@ StepResult Replay::Impl::finish(const Step &step)
     for (PlaceId place = 0; place < result_.evictions.size(); ++place) {
         result_.evictions[place] = core.evictions(place) - result_.evictions[place];
     }
+    if (prefetcher) prefetcher->end_step(now);
     step_ = nullptr;
     return std::move(result_);
 }
@@ -179,6 +181,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
                 core.describe_waiting(8).c_str());
         }
         now = std::max(now, next);
+        news_ |= prefetcher && prefetcher->wake() <= now;
         if (links.next_end() <= now) STW_TRY(end_transfer());
         STW_TRY(prefetch());
         STW_TRY(run_lanes());
@@ -232,13 +235,16 @@ const Replay::Impl::LaneState *Replay::Impl::waiting_lane(residency::FetchId fet
 Status Replay::Impl::end_transfer()
 {
     ++result_.events;
+    news_ = true;
     core.transfer_done(links.take_ended(), {}, now, out_);
     return execute();
 }
 
+// After what it hears of; demand has gone first.
 Status Replay::Impl::prefetch()
 {
-    if (!prefetcher || !step_) return {};
+    if (!prefetcher || !step_ || !news_) return {};
+    news_ = false;
     const LaneState &program = lanes_[static_cast<size_t>(Lane::kProgram)];
     Prefetcher::Moment moment;
     moment.position =
@@ -246,13 +252,23 @@ Status Replay::Impl::prefetch()
     moment.now = now;
     for (size_t asked = 0; asked < kHintsMax; ++asked) {
         std::optional<FetchAsked> hint = prefetcher->next(moment, core);
-        if (!hint) return {};
+        if (!hint) break;
         hint->flags |= residency::kFetchPrefetch;
         ++result_.events;
         prefetcher->asked(core.fetch(*hint, now, out_));
         STW_TRY(execute());
     }
-    return {};
+    prefetcher->clean(moment, core, out_);
+    return execute();
+}
+
+void Replay::Impl::note_access(Lane lane, bool told)
+{
+    if (!prefetcher) return;
+    news_ |= told;
+    for (const Event &event : lanes_[static_cast<size_t>(lane)].asked) {
+        prefetcher->access(event, told, now);
+    }
 }
 
 Result<std::unique_ptr<Replay>> Replay::open(const Machine &machine,

@@ -33,9 +33,23 @@ public:
         residency::Instant now = 0;
     };
     virtual ~Prefetcher() = default;
-    virtual void begin_step(const Step &step) { (void)step; }
-    // What is to be asked of the core now, as a hint. Called after each event of a lane, each end
-    // of a transfer and when it wished to be, again and again until there is nothing.
+    virtual void begin_step(const Step &step, residency::Instant now)
+    {
+        (void)step;
+        (void)now;
+    }
+    virtual void end_step(residency::Instant now) { (void)now; }
+    // A fetch is asked, after the policy knows. Not told: a hit, of which nobody hears before
+    // something else happens.
+    virtual void access(const Event &event, bool told, residency::Instant now)
+    {
+        (void)event;
+        (void)told;
+        (void)now;
+    }
+    // What is to be asked of the core now, as a hint. Called when a step begins, after each event
+    // that takes a runtime's lock, each end of a transfer and when it wished to be, again and again
+    // until there is nothing.
     virtual std::optional<residency::FetchAsked> next(const Moment &moment,
                                                       const residency::Core &core) = 0;
     virtual void asked(residency::FetchId fetch) { (void)fetch; }  // what next() returned
@@ -44,6 +58,13 @@ public:
     {
         (void)fetch;
         (void)status;
+    }
+    // Then what is to be written back now, so that it can leave at once later.
+    virtual void clean(const Moment &moment, residency::Core &core, residency::Commands &out)
+    {
+        (void)moment;
+        (void)core;
+        (void)out;
     }
     [[nodiscard]] virtual residency::Instant wake() const { return residency::kNever; }
 };

@@ -68,7 +68,7 @@ private:
     Status perform(Lane lane);
     [[nodiscard]] bool comes_after(size_t position) const;
     Status ask(Lane lane);
-    bool try_hit(Lane lane, const std::vector<residency::Request> &requests);
+    bool try_hit(const std::vector<residency::Request> &requests);
     void grant(Lane lane, const residency::Granted &granted);
     void pass(Lane lane, size_t events);
     Status release(Lane lane, const Event &event);
@@ -82,11 +82,13 @@ private:
     [[nodiscard]] const LaneState *waiting_lane(residency::FetchId fetch) const;
     Status end_transfer();
     Status prefetch();
+    void note_access(Lane lane, bool told);
 
     const Step *step_ = nullptr;
     std::array<LaneState, kLanes> lanes_;
     std::vector<size_t> order_;  // per event: the last of the other lane's that it waits for
     std::vector<std::vector<View>> open_;  // per tensor
+    bool news_ = false;                    // since the prefetcher looked
     residency::Commands out_;
     StepResult result_;
 };

@@ -165,7 +165,12 @@ Status Replay::Impl::ask(Lane number)
         if (!event.with_next) break;
     }
     lane.since = now;
-    if (number == Lane::kProgram && try_hit(number, asked.requests)) return {};
+    const bool hit = number == Lane::kProgram && try_hit(asked.requests);
+    note_access(number, !hit);
+    if (hit) {
+        pass(number, asked.requests.size());
+        return {};
+    }
     // The views of the other lane go by themselves.
     const LaneState &other = lanes_[1 - static_cast<size_t>(number)];
     if (other.cursor < other.events.size()) asked.flags |= residency::kFetchWaitRoom;
@@ -177,7 +182,7 @@ Status Replay::Impl::ask(Lane number)
 }
 
 // As the runtime does: what is there is pinned in its gate, past the core.
-bool Replay::Impl::try_hit(Lane number, const std::vector<Request> &requests)
+bool Replay::Impl::try_hit(const std::vector<Request> &requests)
 {
     size_t pinned = 0;
     for (; pinned < requests.size(); ++pinned) {
@@ -190,7 +195,7 @@ bool Replay::Impl::try_hit(Lane number, const std::vector<Request> &requests)
         const Request request = settled(requests[i]);
         if (hit) {
             core.touch(request.tensor, request.place);
-            open_[request.tensor].push_back({request, number, true});
+            open_[request.tensor].push_back({request, Lane::kProgram, true});
         } else {
             const bool closed = core.gate(request.tensor, request.place).unpin();
             STW_ASSERT(!closed);  // the core was told of nothing since
@@ -198,7 +203,6 @@ bool Replay::Impl::try_hit(Lane number, const std::vector<Request> &requests)
     }
     if (!hit) return false;
     result_.events += requests.size();
-    pass(number, requests.size());
     return true;
 }
 
@@ -236,6 +240,7 @@ Status Replay::Impl::release(Lane number, const Event &event)
     const bool far = event.hint == Hint::kFar;
     const bool near = event.hint == Hint::kNear;
     const PlaceId place = view.request.place;
+    news_ |= !view.by_gate || event.hint != Hint::kNone;
     if (view.by_gate) {
         const bool last = core.gate(event.tensor, place).unpin();
         const bool tell = last || lanes_[0].wait == Wait::kFetch || lanes_[1].wait == Wait::kFetch;

@@ -66,10 +66,12 @@ void settle_contents(Step &step)
     }
 }
 
+constexpr size_t kUnseen = SIZE_MAX;
+
 // A view that was not given back so far, and where.
 struct Open {
     Event fetch;
-    bool ends = false;  // a release of it was seen
+    size_t end = kUnseen;  // event, its release
 };
 
 class Completion {
@@ -86,8 +88,8 @@ public:
             Event event = recorded_[i];
             event.compute_ns += std::exchange(carried_[index(event.lane)], 0);
             switch (event.act) {
-            case Act::kFetch: fetch(event, ends_[i]); break;
-            case Act::kRelease: release(event, ends_[i]); break;
+            case Act::kFetch: fetch(i, event); break;
+            case Act::kRelease: release(i, event); break;
             case Act::kDiscard: discard(event); break;
             }
         }
@@ -118,10 +120,11 @@ private:
         return end;
     }
 
-    // Pairs each release with the oldest fetch of its view, as a replay does.
+    // Pairs each release with the oldest fetch of its view, as a replay does; one past the lock
+    // does not say of which bytes it was.
     void find_ends()
     {
-        ends_.assign(recorded_.size(), false);
+        ends_.assign(recorded_.size(), kUnseen);
         using Waiting = std::unordered_map<TensorId, std::vector<size_t>>;
         std::array<Waiting, kLanes> waiting;
         for (size_t i = 0; i < recorded_.size(); ++i) {
@@ -130,10 +133,10 @@ private:
             if (event.act == Act::kFetch && !is_copy(event)) fetches.push_back(i);
             if (event.act != Act::kRelease) continue;
             const auto found = std::find_if(fetches.begin(), fetches.end(), [&](size_t at) {
-                return same_view(recorded_[at], event);
+                return event.byte_count == 0 || same_view(recorded_[at], event);
             });
             if (found == fetches.end()) continue;
-            ends_[*found] = ends_[i] = true;
+            ends_[*found] = i;
             fetches.erase(found);
         }
     }
@@ -143,20 +146,39 @@ private:
     {
         std::vector<Open> &views = open_[index(lane)];
         for (const Open &open : views) {
-            if (open.ends) continue;
+            if (open.end != kUnseen) continue;
             out_.push_back(end_of(open.fetch));
             out_.back().compute_ns = std::exchange(compute_ns, 0);
         }
-        std::erase_if(views, [](const Open &open) { return !open.ends; });
+        std::erase_if(views, [](const Open &open) { return open.end == kUnseen; });
     }
 
-    void fetch(Event event, bool ends)
+    void fetch(size_t at, Event event)
     {
         const bool goes_on = std::exchange(in_call_[index(event.lane)], event.with_next);
         if (!goes_on || is_copy(event)) end_unseen(event.lane, event.compute_ns);
+        for (size_t i = at; !goes_on && i < recorded_.size(); ++i) {
+            clear_the_way(recorded_[i]);
+            if (!recorded_[i].with_next) break;
+        }
         if (is_copy(event)) return copy(event);
         out_.push_back(event);
-        open_[index(event.lane)].push_back({event, ends});
+        open_[index(event.lane)].push_back({event, ends_[at]});
+    }
+
+    // A fetch is recorded when it is asked: the view of the other lane that it has waited for ends
+    // before it in a replay, where lanes wait for what stands before.
+    void clear_the_way(const Event &event)
+    {
+        std::vector<Open> &others = open_[1 - index(event.lane)];
+        const auto in_the_way = [&](const Open &open) {
+            const bool reads = event.access == Access::kRead && open.fetch.access == Access::kRead;
+            return open.fetch.tensor == event.tensor && !reads;
+        };
+        for (const Open &open : others) {
+            if (in_the_way(open)) out_.push_back(end_of(open.fetch));
+        }
+        std::erase_if(others, in_the_way);
     }
 
     void copy(Event piece)
@@ -173,15 +195,16 @@ private:
         } while (piece.byte_begin < end);
     }
 
-    void release(Event event, bool begins)
+    void release(size_t at, Event event)
     {
         std::vector<Open> &views = open_[index(event.lane)];
-        const auto found = std::find_if(views.begin(), views.end(), [&](const Open &open) {
-            return open.ends && same_view(open.fetch, event);
-        });
-        if (begins && found != views.end()) {
+        const auto found = std::find_if(views.begin(), views.end(),
+                                        [&](const Open &open) { return open.end == at; });
+        if (found != views.end()) {
+            out_.push_back(end_of(found->fetch));
+            out_.back().hint = event.hint;
+            out_.back().compute_ns = event.compute_ns;
             views.erase(found);
-            out_.push_back(event);
             if (event.hint == Hint::kDiscard) end_views(event.tensor);
         } else if (event.hint == Hint::kDiscard) {
             event.act = Act::kDiscard;
@@ -204,17 +227,18 @@ private:
     {
         for (std::vector<Open> &views : open_) {
             for (const Open &open : views) {
-                if (open.ends || open.fetch.tensor != tensor) continue;
+                if (open.end != kUnseen || open.fetch.tensor != tensor) continue;
                 out_.insert(out_.end() - 1, end_of(open.fetch));
             }
-            std::erase_if(
-                views, [&](const Open &open) { return !open.ends && open.fetch.tensor == tensor; });
+            std::erase_if(views, [&](const Open &open) {
+                return open.end == kUnseen && open.fetch.tensor == tensor;
+            });
         }
     }
 
     const Step &recorded_;
     const uint64_t copy_bytes_;
-    std::vector<bool> ends_;  // per event: the other end of its view was seen
+    std::vector<size_t> ends_;  // per fetch: its release
     std::array<std::vector<Open>, kLanes> open_;
     std::array<bool, kLanes> in_call_{};
     std::array<uint64_t, kLanes> carried_{};  // computed before what was left out

@@ -8,7 +8,7 @@
 namespace stepwell::schedule {
 
 // The end of a view that nobody saw is taken to be just before the next call of its lane, behind
-// the computing. A release without a fetch is left out, and so is a discard of what is read
+// the computing; one that a fetch of the other lane waits for ends before that. A release without a fetch is left out, and so is a discard of what is read
 // afterwards although no write was seen. A sum is a write where the tensor has no contents then,
 // else it adds to them. Copies (fetches of the program at any place that the CPU works in) go piece
 // by piece, `copy_bytes` at a time.

@@ -100,6 +100,34 @@ TEST_F(CompletedTest, AViewWhoseEndWasSeenIsHeldUntilThen)
     expect_replays(step, {1, 1, 1});
 }
 
+TEST_F(CompletedTest, AnEndPastTheLockIsOfTheOldestViewAndHasItsBytes)
+{
+    Event first = fetch_of(0);
+    first.byte_begin = 64;
+    first.byte_count = 32;
+    Event end = release_of(0, Access::kRead, 7);
+    end.byte_count = 0;
+    const Step step = completed({first, fetch_of(0), end, fetch_of(1), end}, 1 << 20);
+    EXPECT_EQ(order(step), "f0 f0 r0 f1 r0 r1");
+    EXPECT_EQ(step[2].byte_begin, 64u);
+    EXPECT_EQ(step[2].byte_count, 32u);
+    EXPECT_EQ(step[2].compute_ns, 7u);
+}
+
+// The update was asked while the program had the tensor, and got it when that was over.
+TEST_F(CompletedTest, AViewEndsBeforeTheOtherLanesFetchThatHasWaitedForIt)
+{
+    Event update = fetch_of(0, Access::kReadWrite);
+    update.lane = Lane::kUpdate;
+    Event done = release_of(0, Access::kReadWrite);
+    done.lane = Lane::kUpdate;
+    const Step step = completed(
+        {fetch_of(0), update, release_of(0, Access::kRead, 6), fetch_of(1), done}, 1 << 20);
+    EXPECT_EQ(order(step), "f0 r0 f0 f1 r0 r1");
+    EXPECT_EQ(step[1].lane, Lane::kProgram);
+    EXPECT_EQ(step[3].compute_ns, 6u);
+}
+
 TEST_F(CompletedTest, AReleaseWithoutAFetchIsLeftOutAndItsTimeIsNot)
 {
     const Step step =

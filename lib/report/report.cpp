@@ -260,6 +260,7 @@ void write_all(JsonWriter &json, const ReportData &data)
     json.end_object();
     write_list(json, "phases", data.phases,
                [&](const PhaseReport &phase) { write_phase(json, phase); });
+    write_plans(json, data);
     json.key("update");
     write_update(json, data.update);
     json.key("waste");

@@ -12,11 +12,14 @@
 #include "lib/report/history.h"
 #include "lib/support/status.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace stepwell::report {
+
+class JsonWriter;
 
 constexpr uint32_t kReportFormat = 1;  // "format" of the file; grows when a field changes meaning
 
@@ -109,6 +112,34 @@ struct ProfileReport {
     std::vector<ProfileDirectoryReport> directories;
 };
 
+// A policy, and what a replay of the step says that it costs.
+struct CandidateReport {
+    std::string policy;
+    std::array<uint64_t, observe::kLinkTable> link_bytes{};  // by STW_LINK_*, of all devices
+    uint64_t step_ns = 0;
+    uint64_t stall_ns = 0;
+};
+
+// A stretch in which a lane is expected to work, from the begin of the step.
+struct ExpectedSpan {
+    uint32_t link = 0;  // STW_LINK_*; 0: the program computes
+    uint64_t start_ns = 0;
+    uint64_t end_ns = 0;
+};
+
+// What was planned for a phase, or for several in turn.
+struct PlanReport {
+    std::string name;
+    std::vector<CandidateReport> candidates;  // the first one is used
+    bool repeats = false;                     // there is what follows
+    uint64_t bound_ns = 0;
+    uint64_t compute_ns = 0;
+    std::array<uint64_t, observe::kLinkTable> bound_bytes{};  // that have to move
+    std::array<uint64_t, observe::kLinkTable> bound_link_ns{};
+    uint64_t step_ns = 0;
+    std::vector<ExpectedSpan> spans;
+};
+
 struct ReportData {
     std::string name;
     std::string version;
@@ -120,6 +151,8 @@ struct ReportData {
     std::vector<DriverReport> drivers;
     ProfileReport profile;
     std::vector<PhaseReport> phases;
+    std::vector<PlanReport> plans;
+    uint64_t planning_ns = 0;  // of the processor, since open
     UpdateReport update;
     std::vector<ErrorReport> errors;
     uint64_t errors_total = 0;  // background errors since open; `errors` keeps the first ones
@@ -131,6 +164,9 @@ struct ReportData {
 };
 
 Status write_report(const char *path, const ReportData &data);
+
+// The member "plan".
+void write_plans(JsonWriter &json, const ReportData &data);
 
 // The member "stall_ns" of a step: how long the program waited, by cause.
 void write_stalls(JsonWriter &json, const stw_step_stats &stats);

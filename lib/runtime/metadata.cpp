@@ -26,7 +26,7 @@ uint64_t Runtime::metadata_bytes() const
            trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
            handles_.capacity() * sizeof(stw_tensor *) +
            pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
-           stalls_.metadata_bytes() + lookahead_bytes_ +
+           stalls_.metadata_bytes() + lookahead_bytes_ + plans_bytes() +
            (scratch_ ? scratch_->metadata_bytes() : 0) +
            (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
 }
@@ -38,7 +38,7 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
     const uint64_t fixed = metadata_bytes();
     if (options.metadata_bytes == 0) {
         metadata_budget_ =
-            fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax +
+            fixed + 3 * core_.metadata_bytes_max() + 2 * schedule::Trace::kBytesMax +
             uint64_t{core_.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
                                              sizeof(void *) + sizeof(PackAddresses)) +
             policy_bytes(core_.tensors_max()) + kOtherBytes;

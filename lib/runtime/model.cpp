@@ -74,23 +74,23 @@ void number_tensors(StepModel &model)
 }
 
 // What is made in a step and gone after it takes room in it alone.
-void end_gone_tensors(StepModel &model)
+void end_gone_tensors(const std::vector<TensorId> &ids, schedule::Step &step)
 {
     struct Life {
         bool begins = false;  // with a write, so it leaves nothing to the next step
         bool seen = false;
         size_t last = 0;
     };
-    std::vector<Life> lives(model.ids.size());
-    for (size_t i = 0; i < model.step.size(); ++i) {
-        const schedule::Event &event = model.step[i];
+    std::vector<Life> lives(ids.size());
+    for (size_t i = 0; i < step.size(); ++i) {
+        const schedule::Event &event = step[i];
         Life &life = lives[event.tensor];
         if (!std::exchange(life.seen, true)) life.begins = event.access == Access::kWrite;
         life.last = i;
     }
     for (size_t i = 0; i < lives.size(); ++i) {
-        schedule::Event &last = model.step[lives[i].last];
-        if (model.ids[i] != kNone || !lives[i].begins) continue;
+        schedule::Event &last = step[lives[i].last];
+        if (ids[i] != kNone || !lives[i].begins) continue;
         if (last.act == schedule::Act::kRelease) last.hint = schedule::Hint::kDiscard;
     }
 }
@@ -195,12 +195,12 @@ std::vector<schedule::Link> Runtime::links_of(const std::vector<observe::LinkTot
     return links;
 }
 
-// Under the lock. False where nothing is known of the phase's steps.
-bool Runtime::copy_step(uint32_t phase, StepModel *model) const
+// Under the lock. The steps stand one behind the other, as they are.
+void Runtime::copy_steps(const std::vector<const schedule::Learned *> &ways, StepModel *model) const
 {
-    const schedule::Learned *way = newest(trace_.phase(phase));
-    if (!way) return false;
-    model->step = way->events();
+    for (const schedule::Learned *way : ways) {
+        model->step.insert(model->step.end(), way->events().begin(), way->events().end());
+    }
     model->ids = tensors_of(model->step);
     for (TensorId &id : model->ids) {
         model->specs.emplace_back();
@@ -208,7 +208,32 @@ bool Runtime::copy_step(uint32_t phase, StepModel *model) const
         model->specs.back() = core_.spec(id);
     }
     model->machine.config = room_beside(blocks_of_others(model->ids));
-    return true;
+}
+
+// With no lock held: tensors are numbered, and the machine is whole.
+void Runtime::settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const
+{
+    number_tensors(*model);
+    residency::Config &config = model->machine.config;
+    config.tensors_max = static_cast<uint32_t>(model->specs.size()) + 1;
+    // A replay counts every slot, and what is gone may have been there one after the other.
+    residency::PlaceConfig &nvme = config.places[nvme_place_];
+    if (nvme.blocks > 0) {
+        uint64_t stored = 0;
+        for (const residency::TensorSpec &spec : model->specs) {
+            stored += spec.bytes / block_bytes_ + 2;
+        }
+        nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, kNone - 1));
+    }
+    model->machine.links = links_of(totals);
+}
+
+// A step of a settled model that a replay can run.
+schedule::Step Runtime::complete_step(const schedule::Step &step, const StepModel &model)
+{
+    schedule::Step complete = schedule::completed(step, copy_bytes_of(model.machine.config));
+    end_gone_tensors(model.ids, complete);
+    return complete;
 }
 
 Result<StepModel> Runtime::take_model(uint32_t phase) const
@@ -217,7 +242,9 @@ Result<StepModel> Runtime::take_model(uint32_t phase) const
     const std::vector<observe::LinkTotal> totals = link_totals();
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!copy_step(phase, &model)) {
+        const schedule::Learned *way = newest(trace_.phase(phase));
+        if (way) copy_steps({way}, &model);
+        if (!way) {
             return Status::error(
                 STW_ERROR_EMPTY,
                 "nothing is known of the steps of phase '%s': none has ended, or was declared%s",
@@ -225,21 +252,8 @@ Result<StepModel> Runtime::take_model(uint32_t phase) const
                 plans_ ? "" : ", and the runtime was opened with STW_RUNTIME_NO_PLAN");
         }
     }
-    number_tensors(model);
-    residency::Config &config = model.machine.config;
-    config.tensors_max = static_cast<uint32_t>(model.specs.size()) + 1;
-    // A replay counts every slot, and what is gone may have been there one after the other.
-    residency::PlaceConfig &nvme = config.places[nvme_place_];
-    if (nvme.blocks > 0) {
-        uint64_t stored = 0;
-        for (const residency::TensorSpec &spec : model.specs) {
-            stored += spec.bytes / block_bytes_ + 2;
-        }
-        nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, kNone - 1));
-    }
-    model.step = schedule::completed(model.step, copy_bytes_of(config));
-    end_gone_tensors(model);
-    model.machine.links = links_of(totals);
+    settle_model(totals, &model);
+    model.step = complete_step(model.step, model);
     return model;
 }
 

@@ -288,6 +288,7 @@ void Runtime::fill_report(report::ReportData &data)
         phase.last_bound = phases_[i]->totals.last_bound();
         data.phases.push_back(std::move(phase));
     }
+    report_plans(data);
     data.errors_total = errors_.load(std::memory_order_relaxed);
     for (const auto &[tensor, status] : tensor_errors_) {
         data.errors.push_back(

@@ -184,7 +184,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
       core_(config_of(options))
 {
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
-    if (plans_) core_.set_victim_policy(&trace_);
+    if (plans_) core_.set_victim_policy(&planned_);
     services_.struct_size = sizeof services_;
     services_.abi = STW_DRIVER_ABI;
     services_.user = this;

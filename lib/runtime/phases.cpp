@@ -55,6 +55,7 @@ Status Runtime::begin_step(stw_phase *phase)
                              mine.name.c_str());
     }
     drain_hits();
+    if (plans_) follow_plan(phase->index);
     mine.step = ((phase->index + 1ull) << 32) | ++mine.count;
     mine.begin_ns = now();
     mine.planned = plans_ && trace_.begin_step(phase->index, mine.begin_ns);
@@ -103,6 +104,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     ask_policy();
     Status error = first_error_;
     lock.unlock();
+    ask_plan(phase->index, links);
     plan_now();
     return error;
 }

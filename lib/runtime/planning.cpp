@@ -70,10 +70,7 @@ void Runtime::note_fetch(const FetchPlan &plan)
         requests.push_back({range.tensor->id, access_of(range.access), range.place,
                             range.byte_begin, range.byte_count});
     }
-    plan_due_ = true;
-    if (!plans_) return;
-    trace_.fetched(phase_of(plan.step), schedule::Lane::kProgram, requests.data(), requests.size(),
-                   now());
+    note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
 // They bring their own hints, piece by piece: there is no place that a plan would bring them to.
@@ -90,18 +87,23 @@ void Runtime::note_copies(const FetchPlan &plan)
     for (const Range &range : plan.ranges) {
         if (is_converted(range)) add(range);
     }
-    plan_due_ = true;
-    if (!plans_) return;
-    trace_.fetched(phase_of(plan.step), schedule::Lane::kProgram, requests.data(), requests.size(),
-                   now());
+    note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
 void Runtime::note_update(const residency::FetchAsked &asked)
 {
     for (const residency::Request &request : asked.requests) note_access(request.tensor);
-    if (!plans_) return;
-    trace_.fetched(phase_of(current_step()), schedule::Lane::kUpdate, asked.requests.data(),
-                   asked.requests.size(), now());
+    note_fetched(phase_of(current_step()), schedule::Lane::kUpdate, asked.requests);
+}
+
+// One call. The plan hears of it before the core does, which asks it what is worth what then.
+void Runtime::note_fetched(uint32_t phase, schedule::Lane lane,
+                           const std::vector<residency::Request> &requests)
+{
+    plan_due_ = true;
+    if (!plans_ || phase == schedule::kNoPhase) return;
+    trace_.fetched(phase, lane, requests.data(), requests.size(), now());
+    for (const residency::Request &request : requests) planned_.access(lane, request.tensor);
 }
 
 void Runtime::note_update_end(const residency::Release &release)
@@ -264,7 +266,7 @@ Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &u
     FetchPlan plan;
     for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
     STW_TRY(check_places(plan));
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     const Phase &mine = *phases_[phase->index];
     if (mine.step != 0) {
         return Status::error(STW_ERROR_BUSY,
@@ -272,7 +274,11 @@ Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &u
                              "it",
                              mine.name.c_str());
     }
-    if (!plans_ || trace_.declare(phase->index, std::move(step))) return {};
+    if (!plans_ || trace_.declare(phase->index, std::move(step))) {
+        lock.unlock();
+        ask_plan(phase->index, link_totals());
+        return {};
+    }
     Status status = Status::error(
         STW_ERROR_BUDGET,
         "the declared step of phase '%s' takes %s of the %s that are kept for the order of "

@@ -11,11 +11,11 @@
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
+#include "lib/runtime/planner.h"
 #include "lib/runtime/scratch.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
-#include "lib/schedule/machine.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/plan.h"
 #include "lib/support/status.h"
 #include "lib/transfer/engine.h"
 #include "lib/update/optimizer.h"
@@ -91,6 +91,7 @@ struct FetchPlan {
 
 struct Snapshot;
 struct StepModel;
+struct PlanWork;
 
 // A use of a declared step. Those of one call stand side by side.
 struct DeclaredUse {
@@ -485,6 +486,8 @@ private:
     void note_fetch(const FetchPlan &plan);
     void note_copies(const FetchPlan &plan);
     void note_update(const residency::FetchAsked &asked);
+    void note_fetched(uint32_t phase, schedule::Lane lane,
+                      const std::vector<residency::Request> &requests);
     void note_update_end(const residency::Release &release);
     void note_release(const residency::Request &view, uint64_t step, uint32_t flags);
     void note_discard(schedule::Lane lane, residency::TensorId tensor);
@@ -495,10 +498,29 @@ private:
     void take_bandwidths(const std::vector<observe::LinkTotal> &links);
     void plan_now();
 
+    // plans.cpp: of what stays, made beside the program
+    void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
+    std::unique_ptr<PlanWork> plan_work(uint32_t phase,
+                                        const std::vector<observe::LinkTotal> &totals);
+    std::unique_ptr<PlanWork> plan_question(uint32_t phase, StepModel *model,
+                                            std::vector<size_t> *lengths);
+    void take_plan();
+    void follow_plan(uint32_t phase);
+    [[nodiscard]] PlanWork *plan_for(uint32_t phase);
+    [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const;
+    [[nodiscard]] bool is_planned(const PlanWork &work) const;
+    [[nodiscard]] uint64_t room_number() const;
+    [[nodiscard]] uint64_t plans_bytes() const;
+    void report_plans(report::ReportData &data) const;
+    void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
+    [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
+
     // model.cpp: for replays, of the way the phase's steps went last, else as they were declared.
     // EMPTY where there is none. Holds the lock while it copies.
     Result<StepModel> take_model(uint32_t phase) const;
-    bool copy_step(uint32_t phase, StepModel *model) const;
+    void copy_steps(const std::vector<const schedule::Learned *> &ways, StepModel *model) const;
+    void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
+    static schedule::Step complete_step(const schedule::Step &step, const StepModel &model);
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
         const std::vector<residency::TensorId> &used) const;
     [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const;
@@ -577,6 +599,14 @@ private:
     mutable std::mutex mutex_;  // core_ and all below it
     Core core_;
     schedule::Trace trace_;
+    schedule::Planned planned_{trace_};
+    std::vector<std::unique_ptr<PlanWork>> plans_made_;  // the oldest first; also those refused
+    const PlanWork *plan_followed_ = nullptr;            // of these
+    uint32_t plan_turn_ = 0;                             // in its round
+    uint64_t plan_deviations_ = 0;                       // of the phases, as of its last begin
+    uint64_t policies_changed_ = 0;
+    uint64_t plan_bytes_asked_ = 0;  // that the question under way may take; 0: none is
+    Planner planner_;
     std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
     uint64_t lookahead_bytes_ = 0;                // of all phases
     bool plans_ = true;

@@ -198,6 +198,7 @@ void Runtime::drain_hits()
             return;
         }
         if (planned) trace_.hit(phase, heard.tensor, heard.place, handle->bytes);
+        if (planned) planned_.access(schedule::Lane::kProgram, heard.tensor);
         core_.touch(heard.tensor, heard.place);
         note_access(heard.tensor);
         ++hits_;

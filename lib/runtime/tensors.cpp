@@ -328,6 +328,7 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
     residency::Policy wanted;
     STW_TRY(to_policy(&policy, tensor->role, &wanted));
     std::lock_guard<std::mutex> lock(mutex_);
+    ++policies_changed_;
     return core_.set_policy(tensor->id, wanted);
 }
 

@@ -128,7 +128,8 @@ public:
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
         const uint64_t hit = ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place;
         const auto before = [&](uint32_t entries, uint64_t what) {
-            return tail - head >= entries && state.hits[(tail - entries) % ThreadState::kHits] == what;
+            return tail - head >= entries &&
+                   state.hits[(tail - entries) % ThreadState::kHits] == what;
         };
         if (before(1, hit) || (before(1, hit | kEnded) && before(2, hit))) return true;
         return push(state, hit);

@@ -24,6 +24,7 @@ double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
 
 void add(Verdict &verdict, const StepResult &result)
 {
+    ++verdict.steps;
     verdict.step_ns += result.step_ns;
     verdict.stall_ns += result.stall_ns;
     verdict.read_bytes += result.read_bytes;
@@ -111,11 +112,12 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
 
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
                       const std::vector<residency::TensorSpec> &specs, const Step &step,
-                      Asking asking)
+                      Asking asking, Stop stop)
 {
     Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
     if (!opened.ok()) return std::move(opened.status());
     Replay &replay = *opened.value();
+    replay.set_stop(stop);
     const Uses uses(step, specs.size());
     const std::unique_ptr<Policy> policy = make_policy(candidate, machine, specs, uses);
     STW_TRY(replay.fill_what_is_read(step));
@@ -139,11 +141,11 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
 
 Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
-                                    const Step &step, Asking asking)
+                                    const Step &step, Asking asking, Stop stop)
 {
     std::vector<Verdict> verdicts;
     for (const Candidate &candidate : known_candidates(specs)) {
-        Result<Verdict> verdict = judge(candidate, machine, specs, step, asking);
+        Result<Verdict> verdict = judge(candidate, machine, specs, step, asking, stop);
         if (!verdict.ok()) return std::move(verdict.status());
         verdicts.push_back(verdict.take());
     }
@@ -162,11 +164,12 @@ namespace {
 
 Result<Verdict> judge_online(const Candidate &candidate, const Machine &machine,
                              const std::vector<residency::TensorSpec> &specs,
-                             const std::vector<const Step *> &steps)
+                             const std::vector<const Step *> &steps, Stop stop)
 {
     Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
     if (!opened.ok()) return std::move(opened.status());
     Replay &replay = *opened.value();
+    replay.set_stop(stop);
     const Uses nothing;
     const std::unique_ptr<Policy> policy = make_policy(candidate, machine, specs, nothing);
     for (const Step *step : steps) STW_TRY(replay.fill_what_is_read(*step));
@@ -187,11 +190,11 @@ Result<Verdict> judge_online(const Candidate &candidate, const Machine &machine,
 
 Result<std::vector<Verdict>> choose_online(const Machine &machine,
                                            const std::vector<residency::TensorSpec> &specs,
-                                           const std::vector<const Step *> &steps)
+                                           const std::vector<const Step *> &steps, Stop stop)
 {
     std::vector<Verdict> verdicts;
     for (const Candidate &candidate : online_candidates()) {
-        Result<Verdict> verdict = judge_online(candidate, machine, specs, steps);
+        Result<Verdict> verdict = judge_online(candidate, machine, specs, steps, stop);
         if (!verdict.ok()) return std::move(verdict.status());
         verdicts.push_back(verdict.take());
     }

@@ -24,6 +24,7 @@ std::vector<Candidate> online_candidates();
 
 struct Verdict {
     Candidate candidate;
+    uint32_t steps = 0;  // all that follows is of so many
     double link_ns = 0;  // that the bytes take, over all links
     uint64_t step_ns = 0;
     uint64_t stall_ns = 0;  // of the program's lane
@@ -40,23 +41,28 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
 // of its own: what is brought too early, or written back for nothing, counts.
 enum class Asking : uint8_t { kOnDemand, kAhead };
 
+// Said from elsewhere: the answer is not wanted any more, and is CANCELLED. Null: it always is.
+using Stop = const std::atomic<bool> *;
+
 // The step again and again: first by recency, as when it is recorded, then by the candidate until
 // what it costs is that of a step in the middle of many.
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
                       const std::vector<residency::TensorSpec> &specs, const Step &step,
-                      Asking asking = Asking::kOnDemand);
+                      Asking asking = Asking::kOnDemand, Stop stop = nullptr);
 
 // Best first. One that moves fewer bytes in all than the best of the single policies, but more over
 // some link, stands behind it.
 Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
-                                    const Step &step, Asking asking = Asking::kOnDemand);
+                                    const Step &step, Asking asking = Asking::kOnDemand,
+                                    Stop stop = nullptr);
 
 // Of the online candidates, by a replay of the steps so far; what it costs is that of their second
 // half, when each has seen the first.
 Result<std::vector<Verdict>> choose_online(const Machine &machine,
                                            const std::vector<residency::TensorSpec> &specs,
-                                           const std::vector<const Step *> &steps);
+                                           const std::vector<const Step *> &steps,
+                                           Stop stop = nullptr);
 // The policy learns from steps that are over, as if it had been there.
 void teach(Policy &policy, const std::vector<const Step *> &steps);
 

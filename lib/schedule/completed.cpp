@@ -167,10 +167,16 @@ private:
     }
 
     // A fetch is recorded when it is asked: the view of the other lane that it has waited for ends
-    // before it in a replay, where lanes wait for what stands before.
+    // before it in a replay, where lanes wait for what stands before. So do those of an update's
+    // earlier piece of the tensor: several are on their way at once, one in a replay.
     void clear_the_way(const Event &event)
     {
-        std::vector<Open> &others = open_[1 - index(event.lane)];
+        clear_the_way(event, open_[1 - index(event.lane)]);
+        if (event.lane == Lane::kUpdate) clear_the_way(event, open_[index(event.lane)]);
+    }
+
+    void clear_the_way(const Event &event, std::vector<Open> &others)
+    {
         const auto in_the_way = [&](const Open &open) {
             const bool reads = event.access == Access::kRead && open.fetch.access == Access::kRead;
             return open.fetch.tensor == event.tensor && !reads;

@@ -35,6 +35,7 @@ Learned::Learned(Step events) : events_(std::move(events))
         uses_.push_back({event.tensor, number});
     }
     for (std::vector<uint32_t> &order : order_) order.shrink_to_fit();
+    key_ = make_key();
     std::sort(uses_.begin(), uses_.end(), [](const Use &a, const Use &b) {
         return a.tensor != b.tensor ? a.tensor < b.tensor : a.number < b.number;
     });
@@ -72,6 +73,35 @@ bool Learned::goes_like(const Learned &other) const
                       [&](uint32_t one, uint32_t another) {
                           return same_fetch(fetch(one), other.fetch(another));
                       });
+}
+
+uint64_t Learned::make_key() const
+{
+    uint64_t key = 0xcbf29ce484222325;
+    for (const uint32_t number : order(Lane::kProgram)) {
+        const Event &event = fetch(number);
+        const uint64_t words[] = {event.tensor, static_cast<uint64_t>(event.access), event.place,
+                                  event.byte_begin, event.byte_count};
+        for (const uint64_t word : words) {
+            key = (key ^ word) * 0x9e3779b97f4a7c15;
+            key ^= key >> 29;
+        }
+    }
+    return key;
+}
+
+uint64_t Learned::compute_ns() const
+{
+    uint64_t sum = 0;
+    for (const Event &event : events_) sum += event.lane == Lane::kProgram ? event.compute_ns : 0;
+    return sum;
+}
+
+uint64_t Learned::update_bytes() const
+{
+    uint64_t sum = 0;
+    for (const uint32_t number : order(Lane::kUpdate)) sum += fetch(number).byte_count;
+    return sum;
 }
 
 // Of gaps a mean that forgets; those of a declared step that nobody timed count for nothing.

@@ -35,6 +35,10 @@ public:
     // Ascending, from that number on.
     [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor, uint64_t from = 0) const;
 
+    // The same number for all that go like it.
+    [[nodiscard]] uint64_t key() const { return key_; }
+    [[nodiscard]] uint64_t compute_ns() const;    // of the program
+    [[nodiscard]] uint64_t update_bytes() const;  // fetched by updates beside it
     // The program's fetches are the same in the same order. Only times may differ, how views end,
     // and what updates do beside them: how far these come by the end of a step is chance.
     [[nodiscard]] bool goes_like(const Learned &other) const;
@@ -54,7 +58,10 @@ public:
     void note_followed_by(const Learned *next);
 
 private:
+    [[nodiscard]] uint64_t make_key() const;
+
     uint32_t followed_so_ = 0;  // times, less those it was not
+    uint64_t key_ = 0;
     Step events_;
     std::vector<uint32_t> fetch_at_;
     std::vector<uint32_t> index_;

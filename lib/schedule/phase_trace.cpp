@@ -14,6 +14,7 @@ using residency::kNever;
 using residency::TensorId;
 
 constexpr size_t kWaysMax = 8;        // of a phase; the one not seen for longest goes
+constexpr size_t kWaysOfData = 4;     // as many, and none usual: they hang on data
 constexpr size_t kNearSkip = 2;       // fetches that may be left out without more evidence
 constexpr size_t kSkipMax = 256;      // those that may be, where nothing fits better
 constexpr size_t kUsesSearched = 64;  // of a tensor, in each way
@@ -288,6 +289,17 @@ const Learned *PhaseTrace::coming() const
 {
     if (!open_) return following_;
     return following_ && following_->followed_by ? following_->followed_by : predict();
+}
+
+bool PhaseTrace::varies() const
+{
+    uint64_t most = 0;
+    uint64_t sum = 0;
+    for (const std::unique_ptr<Learned> &way : learned_) {
+        most = std::max(most, way->seen);
+        sum += way->seen;
+    }
+    return learned_.size() >= kWaysOfData && 2 * most <= sum;
 }
 
 uint64_t PhaseTrace::first_use(TensorId tensor) const

@@ -34,6 +34,11 @@ public:
     // Whose step comes after one of this; null: not known.
     void set_next(const PhaseTrace *next) { next_ = next; }
     [[nodiscard]] const PhaseTrace *next() const { return next_; }
+    // How its last step went, and how the one goes that begins next; null: not known.
+    [[nodiscard]] const Learned *last() const { return last_; }
+    [[nodiscard]] const Learned *coming() const;
+    // No way is usual: which tensors a step needs hangs on its data.
+    [[nodiscard]] bool varies() const;
 
     [[nodiscard]] uint64_t turn() const override { return turn_; }
     [[nodiscard]] uint64_t passed() const override { return passed_; }
@@ -67,7 +72,6 @@ private:
 
     void restart(const Learned *learned);
     [[nodiscard]] const Learned *predict() const;
-    [[nodiscard]] const Learned *coming() const;
     void note_habits(const Learned &step, uint64_t bytes_max);
     bool step_on(Lane lane, residency::TensorId tensor);
     void jump(Lane lane, const Learned *learned, size_t at);

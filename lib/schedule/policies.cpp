@@ -4,6 +4,7 @@
 #include "lib/schedule/policies.h"
 
 #include <cmath>
+#include <utility>
 
 namespace stepwell::schedule {
 namespace {
@@ -17,6 +18,7 @@ constexpr double kStayWorth = 2e15;
 constexpr double kFarBelow = 1e15;     // fetches are counted exactly up to there
 constexpr double kFarBelowBits = 1e9;  // logarithms still differ by a millionth
 constexpr double kHalvingMost = 64;
+constexpr double kStrangersBelow = 1e15;
 constexpr double kWriteBack = 0.25;  // of a step; of what is not kept
 
 }  // namespace
@@ -64,12 +66,15 @@ void KnownStep::begin_step(const Step &)
     ++step_;
     begin_ += step_ > 1 ? uses_.fetches() : 0;
     now_ = 0;
+    last_.fill(residency::kNone);
 }
 
 void KnownStep::access(const Event &event)
 {
     ++now_;
-    if (event.tensor >= places_.size()) return;
+    const bool again =
+        std::exchange(last_[static_cast<size_t>(event.lane)], event.tensor) == event.tensor;
+    if (again || event.tensor >= places_.size()) return;
     Place &place = places_[event.tensor];
     if (place.step != step_) place = {step_, 0};
     if (place.turn < uses_.of(event.tensor).size()) ++place.turn;
@@ -96,6 +101,12 @@ uint64_t KnownStep::next_use(TensorId tensor) const
     return distance > 0 ? static_cast<uint64_t>(distance) : 0;
 }
 
+double KnownStep::worth_unused(TensorId tensor) const
+{
+    if (tensor < uses_.tensors()) return -std::numeric_limits<double>::infinity();
+    return static_cast<double>(now_ + begin_) - kStrangersBelow;
+}
+
 NextUse::NextUse(const Uses &uses, double write_back)
     : KnownStep(uses), write_back_(write_back * uses.fetches())
 {
@@ -103,7 +114,7 @@ NextUse::NextUse(const Uses &uses, double write_back)
 
 double NextUse::worth(TensorId tensor, PlaceId) const
 {
-    if (tensor >= uses().tensors() || uses().of(tensor).empty()) return kUnused;
+    if (!is_used(tensor)) return worth_unused(tensor);
     return -next_at(tensor);
 }
 
@@ -117,7 +128,7 @@ PinRole::PinRole(const Uses &uses, const std::vector<residency::TensorSpec> &spe
 
 double PinRole::worth(TensorId tensor, PlaceId) const
 {
-    if (tensor >= uses().tensors() || uses().of(tensor).empty()) return kUnused;
+    if (!is_used(tensor)) return worth_unused(tensor);
     // Of too many, always the same ones stay.
     if (pinned_[tensor]) return 1 / (1.0 + uses().of(tensor).front().position);
     return -next_at(tensor);
@@ -125,7 +136,7 @@ double PinRole::worth(TensorId tensor, PlaceId) const
 
 double ZigZag::worth(TensorId tensor, PlaceId) const
 {
-    if (tensor >= uses().tensors() || uses().of(tensor).empty()) return kUnused;
+    if (!is_used(tensor)) return worth_unused(tensor);
     return -static_cast<double>(uses().of(tensor).front().position);
 }
 
@@ -139,7 +150,7 @@ Kept::Kept(const Uses &uses, Keeping keeping, PlaceId place)
 
 double Kept::worth(TensorId tensor, PlaceId place) const
 {
-    if (tensor >= uses().tensors() || uses().of(tensor).empty()) return kUnused;
+    if (!is_used(tensor)) return worth_unused(tensor);
     const size_t count = uses().of(tensor).size();
     const Stay stay = keeping_.stays[tensor][(turn(tensor) + count - 1) % count];
     if (place != place_ || stay == Stay::kLeaves) return -next_at(tensor);

@@ -9,6 +9,7 @@
 #include "lib/schedule/replay.h"
 #include "lib/schedule/uses.h"
 
+#include <array>
 #include <limits>
 
 namespace stepwell::schedule {
@@ -67,8 +68,14 @@ public:
     [[nodiscard]] bool plans() const override { return true; }
 
 protected:
-    static constexpr double kUnused = -std::numeric_limits<double>::infinity();
     [[nodiscard]] const Uses &uses() const { return uses_; }
+    [[nodiscard]] bool is_used(residency::TensorId tensor) const
+    {
+        return tensor < uses_.tensors() && !uses_.of(tensor).empty();
+    }
+    // Of what the step does not use, below all that it does. Of tensors that were not there when it
+    // was known nothing is known: they leave in the order of their use.
+    [[nodiscard]] double worth_unused(residency::TensorId tensor) const;
     // Of its uses in a step, the one that comes next: from 0 to their number, which is the first
     // one of the next step.
     [[nodiscard]] size_t turn(residency::TensorId tensor) const;
@@ -85,6 +92,7 @@ private:
     uint64_t step_ = 0;
     uint64_t begin_ = 0;
     uint64_t now_ = 0;
+    std::array<residency::TensorId, kLanes> last_ = {residency::kNone, residency::kNone};
 };
 
 // What is used farthest in the future leaves first; of what must be written back, as if it were

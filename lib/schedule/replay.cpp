@@ -173,6 +173,9 @@ Result<StepResult> Replay::Impl::step(const Step &step)
     STW_TRY(run_lanes());
     while (!through()) {
         const Instant next = next_wake();
+        if (stop && stop->load(std::memory_order_relaxed)) {
+            return Status::error(STW_ERROR_CANCELLED, "the replay was told to stop");
+        }
         if (next == kNever) {
             return Status::error(
                 STW_ERROR_INVALID,
@@ -297,6 +300,11 @@ void Replay::set_prefetcher(Prefetcher *prefetcher)
 void Replay::set_recording(bool recording)
 {
     impl_->recording = recording;
+}
+
+void Replay::set_stop(const std::atomic<bool> *stop)
+{
+    impl_->stop = stop;
 }
 
 Status Replay::fill(TensorId tensor)

@@ -12,6 +12,7 @@
 #include "lib/schedule/step.h"
 #include "lib/schedule/virtual_links.h"
 
+#include <atomic>
 #include <memory>
 #include <optional>
 
@@ -96,6 +97,8 @@ public:
     void set_policy(Policy *policy);
     void set_prefetcher(Prefetcher *prefetcher);
     void set_recording(bool recording);  // times and spans in results
+    // While it says true, steps are refused with CANCELLED. It outlives the replay; null: never.
+    void set_stop(const std::atomic<bool> *stop);
 
     // The tensor has contents, in the farthest place it may be in; takes no time.
     Status fill(residency::TensorId tensor);

@@ -31,6 +31,7 @@ public:
     Prefetcher *prefetcher = nullptr;  // not owned
     residency::Instant now = 0;
     bool recording = false;
+    const std::atomic<bool> *stop = nullptr;  // not owned
 
 private:
     enum class Wait : uint8_t { kNothing, kCompute, kLane, kFetch, kDone };

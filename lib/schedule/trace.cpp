@@ -128,15 +128,25 @@ void Trace::fetched(uint32_t phase, Lane lane, const residency::Request *request
     }
 }
 
+// A view of what the program fetched just before says nothing new, whether that one has ended or
+// not: threads leave out such hits too, but not always.
+bool Trace::is_again(const Step &events, TensorId tensor, residency::PlaceId place)
+{
+    constexpr size_t kLookedAt = 64;
+    const size_t oldest = events.size() - std::min(events.size(), kLookedAt);
+    for (size_t i = events.size(); i > oldest; --i) {
+        const Event &event = events[i - 1];
+        if (event.act != Act::kFetch || event.lane != Lane::kProgram) continue;
+        return event.tensor == tensor && event.place == place;
+    }
+    return false;
+}
+
 void Trace::hit(uint32_t phase, TensorId tensor, residency::PlaceId place, uint64_t bytes)
 {
     PhaseTrace *mine = open_phase(phase);
     if (!mine) return;
-    // A view of what was fetched just before says nothing new.
-    const Step &events = mine->recording;
-    const bool again = !events.empty() && events.back().act == Act::kFetch &&
-                       events.back().tensor == tensor && events.back().place == place;
-    if (again) return;
+    if (is_again(mine->recording, tensor, place)) return;
     Event event;
     event.place = place;
     event.tensor = tensor;
@@ -236,6 +246,38 @@ std::vector<uint32_t> Trace::current() const
         if (phases_[i]->is_open() || phases_[i].get() == next) current.push_back(i);
     }
     return current;
+}
+
+uint32_t Trace::phase_after(uint32_t phase) const
+{
+    const PhaseTrace *next = phases_[phase]->next();
+    for (uint32_t i = 0; next && i < phases_.size(); ++i) {
+        if (phases_[i].get() == next) return i;
+    }
+    return phase;
+}
+
+std::vector<Trace::Turn> Trace::round(uint32_t phase) const
+{
+    const PhaseTrace *first = this->phase(phase);
+    if (!first) return {};
+    const Learned *way = first->last() ? first->last() : first->coming();
+    if (!way) return {};
+    std::vector<Turn> round = {{phase, way}};
+    while (round.size() <= kRoundMax) {
+        const Turn last = round.back();
+        const uint32_t next = phase_after(last.phase);
+        if (next != last.phase) {
+            way = phases_[next]->coming();
+        } else if (last.way->followed_by) {
+            way = last.way->followed_by;
+        }
+        const bool closes = next == phase && (next != last.phase || way == round.front().way);
+        if (closes) return round;
+        if (!way) break;
+        round.push_back({next, way});
+    }
+    return {round.front()};
 }
 
 }  // namespace stepwell::schedule

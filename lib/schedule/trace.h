@@ -58,6 +58,16 @@ public:
     // Of the open ones, and where none is, of the one that is expected to begin.
     [[nodiscard]] std::vector<uint32_t> current() const;
 
+    // One step of those that follow each other again and again.
+    struct Turn {
+        uint32_t phase = kNoPhase;
+        const Learned *way = nullptr;
+    };
+    // From the phase's last step on, as far as is known, at most kRoundMax; none before there is
+    // a step, one alone where they do not come back to it.
+    static constexpr size_t kRoundMax = 4;
+    [[nodiscard]] std::vector<Turn> round(uint32_t phase) const;
+
     // Ways and recordings beyond the limit are not kept, the oldest ways first.
     static constexpr uint64_t kBytesMax = 32ull << 20;
     void set_limit(uint64_t bytes) { limit_ = bytes; }
@@ -73,6 +83,8 @@ private:
     };
 
     PhaseTrace &make_phase(uint32_t phase);
+    static bool is_again(const Step &events, residency::TensorId tensor, residency::PlaceId place);
+    [[nodiscard]] uint32_t phase_after(uint32_t phase) const;
     PhaseTrace *open_phase(uint32_t phase);
     uint64_t compute_until(uint32_t phase, residency::Instant now);
     bool has_room(PhaseTrace &phase);

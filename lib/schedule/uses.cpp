@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each fetch counts as a use of its own for the order; views of it that overlap end as one.
+// Views of a tensor that overlap end as one.
 #include "lib/schedule/uses.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 namespace stepwell::schedule {
 
@@ -12,6 +14,7 @@ Uses::Uses(const Step &step, size_t tensors)
     : uses_(tensors), events_(static_cast<uint32_t>(step.size()))
 {
     std::vector<uint32_t> open(tensors);  // views
+    std::array<residency::TensorId, kLanes> last = {residency::kNone, residency::kNone};
     for (uint32_t i = 0; i < step.size(); ++i) {
         const Event &event = step[i];
         std::vector<Use> &uses = uses_[event.tensor];
@@ -22,8 +25,13 @@ Uses::Uses(const Step &step, size_t tensors)
             use.place = event.place == residency::kNoPlace ? residency::PlaceId{0} : event.place;
             use.reads = event.access == Access::kRead || event.access == Access::kReadWrite;
             use.writes = event.access != Access::kRead;
-            uses.push_back(use);
             ++open[event.tensor];
+            if (std::exchange(last[static_cast<size_t>(event.lane)], event.tensor) ==
+                event.tensor) {
+                uses.back().writes |= use.writes;
+                continue;
+            }
+            uses.push_back(use);
             continue;
         }
         const bool dies = event.act == Act::kDiscard || event.hint == Hint::kDiscard;

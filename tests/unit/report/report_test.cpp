@@ -50,6 +50,48 @@ TEST(Report, AnEmptyRuntimeIsAValidReport)
     EXPECT_TRUE(report["waste"]["share"].is_null()) << "nothing measured is null, not 0";
 }
 
+TEST(Report, TellsPlansWithWhatTheyConsidered)
+{
+    ReportData data;
+    data.planning_ns = 77;
+    PlanReport plan;
+    plan.name = "train";
+    plan.repeats = true;
+    CandidateReport best;
+    best.policy = "next use";
+    best.link_bytes[STW_LINK_NVME_TO_HOST] = 10;
+    best.link_bytes[STW_LINK_NVME_TO_DEVICE] = 5;
+    best.link_bytes[STW_LINK_DEVICE_TO_NVME] = 3;
+    best.step_ns = 400;
+    best.stall_ns = 40;
+    plan.candidates = {best, {}};
+    plan.bound_ns = 350;
+    plan.compute_ns = 300;
+    plan.bound_bytes[STW_LINK_NVME_TO_HOST] = 9;
+    plan.bound_link_ns[STW_LINK_NVME_TO_HOST] = 350;
+    plan.step_ns = 400;
+    plan.spans = {{0, 10, 310}, {STW_LINK_NVME_TO_HOST, 0, 90}};
+    PlanReport varying;
+    varying.name = "decode";
+    varying.candidates = {best};
+    data.plans = {plan, varying};
+    const json report = written(data)["plan"];
+    EXPECT_EQ(report["cpu_ns"], 77);
+    const json &first = report["phases"][0];
+    EXPECT_EQ(first["chosen"], "next use");
+    EXPECT_EQ(first["candidates"].size(), 2u);
+    EXPECT_EQ(first["candidates"][0]["nvme_read_bytes"], 15);
+    EXPECT_EQ(first["candidates"][0]["nvme_write_bytes"], 3);
+    EXPECT_EQ(first["candidates"][0]["stall_ns"], 40);
+    EXPECT_EQ(first["bound"]["step_ns"], 350);
+    EXPECT_EQ(first["bound"]["links"],
+              json::parse(R"([{"link": "nvme_to_host", "bytes": 9, "ns": 350}])"));
+    EXPECT_EQ(first["predicted"]["spans"][0]["lane"], "compute");
+    EXPECT_EQ(first["predicted"]["spans"][1]["end_ns"], 90);
+    EXPECT_FALSE(report["phases"][1].contains("predicted"));
+    EXPECT_FALSE(report["phases"][1].contains("bound"));
+}
+
 TEST(Report, TellsTiersWithTheirBudgets)
 {
     ReportData data;

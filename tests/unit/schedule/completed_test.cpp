@@ -128,6 +128,18 @@ TEST_F(CompletedTest, AViewEndsBeforeTheOtherLanesFetchThatHasWaitedForIt)
     EXPECT_EQ(step[3].compute_ns, 6u);
 }
 
+TEST_F(CompletedTest, PiecesOfAnUpdateFollowEachOther)
+{
+    Event piece = fetch_of(0, Access::kReadWrite);
+    piece.lane = Lane::kUpdate;
+    Event done = release_of(0, Access::kReadWrite, 3);
+    done.lane = Lane::kUpdate;
+    const Step step = completed({piece, piece, done, done}, kBlock);
+    EXPECT_EQ(order(step), "f0 r0 f0 r0");
+    EXPECT_EQ(compute_of(step), 6u);
+    expect_replays(step, {1});
+}
+
 TEST_F(CompletedTest, AReleaseWithoutAFetchIsLeftOutAndItsTimeIsNot)
 {
     const Step step =

@@ -366,6 +366,72 @@ TEST_F(TraceTest, HowFarAnUpdateComesByTheEndOfAStepIsNoOtherWay)
     EXPECT_EQ(ahead(), (Order{1, 2, 1, 2}));
 }
 
+// "phase:first tensor" of each turn.
+std::vector<std::pair<uint32_t, TensorId>> turns(const Trace &trace, uint32_t phase)
+{
+    std::vector<std::pair<uint32_t, TensorId>> turns;
+    for (const Trace::Turn &turn : trace.round(phase)) {
+        turns.emplace_back(turn.phase, turn.way->fetch(0).tensor);
+    }
+    return turns;
+}
+
+TEST_F(TraceTest, StepsThatComeBackToThemselvesAreARound)
+{
+    using Turns = std::vector<std::pair<uint32_t, TensorId>>;
+    EXPECT_TRUE(trace_.round(0).empty());
+    for (int i = 0; i < 3; ++i) step({1, 2});
+    EXPECT_EQ(turns(trace_, 0), (Turns{{0, 1}}));
+    for (int i = 0; i < 3; ++i) {
+        step({1, 2});
+        step({5, 6}, 1);
+    }
+    EXPECT_EQ(turns(trace_, 1), (Turns{{1, 5}, {0, 1}}));
+    EXPECT_EQ(turns(trace_, 0), (Turns{{0, 1}, {1, 5}}));
+}
+
+TEST_F(TraceTest, WaysOfAPhaseInTurnAreARoundToo)
+{
+    using Turns = std::vector<std::pair<uint32_t, TensorId>>;
+    for (int i = 0; i < 4; ++i) {
+        step({1, 2});
+        step({3, 4});
+    }
+    EXPECT_EQ(turns(trace_, 0), (Turns{{0, 3}, {0, 1}}));
+}
+
+TEST_F(TraceTest, StepsOfWhichNoneIsUsualVary)
+{
+    for (TensorId tensor = 10; tensor < 18; ++tensor) step({1, tensor, 2});
+    EXPECT_TRUE(trace_.phase(0)->varies());
+    for (int i = 0; i < 20; ++i) step({1, 3, 2});
+    EXPECT_FALSE(trace_.phase(0)->varies());
+}
+
+TEST_F(TraceTest, AWayHasTheSameNumberWheneverItIsSeen)
+{
+    step({1, 2});
+    const uint64_t key = trace_.phase(0)->learned()[0]->key();
+    now_ += 500;
+    step({1, 2});
+    EXPECT_EQ(trace_.phase(0)->learned()[0]->key(), key);
+    step({2, 1});
+    EXPECT_NE(trace_.phase(0)->last()->key(), key);
+}
+
+TEST_F(TraceTest, AHitOnWhatWasFetchedJustBeforeIsNothingNewAfterItsEndEither)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    trace_.ended(0, 1, 0);
+    trace_.hit(0, 1, 0, kBytes);
+    trace_.ended(0, 1, 0);
+    trace_.hit(0, 2, 0, kBytes);
+    trace_.hit(0, 1, 0, kBytes);
+    trace_.end_step(0, now_, true);
+    EXPECT_EQ(ahead().size(), 6u);  // three, and those of the next step
+}
+
 TEST_F(TraceTest, ViewsThatEndPastTheLockShareTheTimeWithHits)
 {
     trace_.begin_step(0, now_);

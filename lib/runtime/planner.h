@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planner: a thread that makes plans beside the program, on processors that nobody else wants. It
+// gets a copy of all it needs and never takes the runtime's lock, so it cannot keep it either.
+#pragma once
+
+#include "lib/schedule/plan.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <memory>
+#include <semaphore>
+#include <vector>
+
+namespace stepwell {
+
+// A plan with what it holds for, from the question on.
+struct PlanWork {
+    struct Turn {
+        uint32_t phase = schedule::kNoPhase;
+        uint64_t way = 0;  // its key
+    };
+    std::vector<Turn> round;  // of steps that repeats
+    bool varies = false;      // no: of steps of one phase that differ
+    uint64_t room = 0;        // a number for the budgets and policies
+    std::vector<double> speeds;
+    uint64_t compute_ns = 0;
+    uint64_t update_bytes = 0;
+    std::vector<uint32_t> numbers;  // of its tensors, by those of the core
+
+    schedule::PlanQuestion question;  // empty once it is answered
+    std::unique_ptr<schedule::Plan> plan;
+    Status status;        // why there is none
+    uint64_t cpu_ns = 0;  // that it took
+    uint64_t started_ns = 0;
+};
+
+class Planner {
+public:
+    Planner() = default;
+    ~Planner();  // what is being made is given up
+    Planner(const Planner &) = delete;
+    Planner &operator=(const Planner &) = delete;
+
+    // One at a time. Refused where the system starts no thread.
+    Status ask(std::unique_ptr<PlanWork> work);
+    // Null: there is none, or not yet.
+    std::unique_ptr<PlanWork> take();
+    [[nodiscard]] uint64_t cpu_ns() const { return cpu_ns_; }  // of what was taken
+
+private:
+    void run();
+
+    std::atomic<bool> stop_{false};
+    std::atomic<PlanWork *> question_{nullptr};
+    std::atomic<PlanWork *> answer_{nullptr};
+    std::binary_semaphore wake_{0};
+    bool started_ = false;
+    uint64_t cpu_ns_ = 0;
+    pthread_t thread_{};
+};
+
+}  // namespace stepwell

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which plan is followed: asked for behind a step that went, or may use, what no plan was made for;
+// taken over when a step begins. The planner works with copies, so that the program waits for a
+// copy of the step and for nothing else.
+#include "lib/runtime/model.h"
+#include "lib/runtime/phases.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+using residency::kNone;
+using residency::PlaceId;
+using residency::TensorId;
+
+constexpr size_t kPlansMax = 8;       // kept, of all phases
+constexpr double kChanged = 1.25;     // by so much another speed, or computing, is another plan
+constexpr uint64_t kTimeShare = 100;  // of the time since open, for plans ...
+constexpr int64_t kTriedAtOnce = 3;   // ... after the first ones of a phase
+constexpr uint64_t kReplayShare = 2;  // replays at once in a judgement, with what they bring ahead
+constexpr uint64_t kNodeBytes = 16;   // of an allocation
+
+bool is_near(double one, double other)
+{
+    return one <= kChanged * other && other <= kChanged * one;
+}
+
+bool is_near(uint64_t one, uint64_t other)
+{
+    return is_near(static_cast<double>(one), static_cast<double>(other));
+}
+
+bool are_near(const std::vector<double> &some, const std::vector<double> &others)
+{
+    return std::equal(some.begin(), some.end(), others.begin(), others.end(),
+                      [](double one, double other) { return is_near(one, other); });
+}
+
+}  // namespace
+
+// Under the lock. Another one after any change of what a step may use.
+uint64_t Runtime::room_number() const
+{
+    uint64_t number = policies_changed_;
+    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+        number = number * 0x9e3779b97f4a7c15 + core_.budget_bytes(place) / block_bytes_ + 1;
+    }
+    return number;
+}
+
+// Under the lock: plans, what the planner may take now, and the order of victims.
+uint64_t Runtime::plans_bytes() const
+{
+    uint64_t bytes = plan_bytes_asked_;
+    for (const std::unique_ptr<PlanWork> &work : plans_made_) {
+        bytes += sizeof *work + work->numbers.capacity() * sizeof(uint32_t);
+        if (work->plan) bytes += work->plan->bytes();
+    }
+    if (!planned_.plans()) return bytes;
+    return bytes +
+           uint64_t{core_.pack_ids()} * (host_place_ + 1) * (residency::kRankBytes + kNodeBytes);
+}
+
+// Under the lock. One was made, refused or is under way for just this.
+bool Runtime::is_planned(const PlanWork &work) const
+{
+    return std::any_of(plans_made_.begin(), plans_made_.end(), [&](const auto &made) {
+        const bool same_round =
+            std::equal(made->round.begin(), made->round.end(), work.round.begin(), work.round.end(),
+                       [&](const PlanWork::Turn &one, const PlanWork::Turn &other) {
+                           return one.phase == other.phase && (work.varies || one.way == other.way);
+                       });
+        const bool same_costs = are_near(made->speeds, work.speeds) &&
+                                is_near(made->compute_ns, work.compute_ns) &&
+                                is_near(made->update_bytes, work.update_bytes);
+        return same_round && made->varies == work.varies && made->room == work.room && same_costs;
+    });
+}
+
+// Under the lock. Null: there is nothing to be asked.
+std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase, StepModel *model,
+                                                 std::vector<size_t> *lengths)
+{
+    const std::vector<schedule::Trace::Turn> round = trace_.round(phase);
+    const schedule::PhaseTrace *trace = trace_.phase(phase);
+    if (round.empty() || plan_bytes_asked_ > 0) return nullptr;
+    // The first step has neither caches that are filled nor updates from before it.
+    const bool usual = std::all_of(round.begin(), round.end(), [](const auto &turn) {
+        return turn.way->seen > 1 || turn.way->declared;
+    });
+    if (!usual && !trace->varies()) return nullptr;
+    auto work = std::make_unique<PlanWork>();
+    work->varies = trace->varies();
+    work->room = room_number();
+    for (const observe::LinkTotal &link : bandwidths_) {
+        work->speeds.push_back(static_cast<double>(link.bytes_per_s));
+    }
+    std::vector<const schedule::Learned *> ways;
+    for (const schedule::Trace::Turn &turn : round) {
+        if (work->varies) break;
+        work->round.push_back({turn.phase, turn.way->key()});
+        work->compute_ns += turn.way->compute_ns();
+        work->update_bytes += turn.way->update_bytes();
+        ways.push_back(turn.way);
+    }
+    if (work->varies) {
+        work->round = {{phase, 0}};
+        for (const auto &way : trace->learned()) ways.push_back(way.get());
+        std::sort(ways.begin(), ways.end(), [](const auto *one, const auto *other) {
+            return one->last_seen < other->last_seen;
+        });
+    }
+    if (is_planned(*work)) return nullptr;
+    const auto tried = std::count_if(plans_made_.begin(), plans_made_.end(), [&](const auto &made) {
+        return made->round.front().phase == phase;
+    });
+    const bool costly = planner_.cpu_ns() > (now() - opened_ns_) / kTimeShare;
+    if (tried >= kTriedAtOnce && costly) return nullptr;
+    copy_steps(ways, model);
+    for (const schedule::Learned *way : ways) lengths->push_back(way->events().size());
+    const uint64_t events = model->step.size() * sizeof(schedule::Event);
+    const uint64_t needed = kReplayShare * core_.metadata_bytes() + 8 * events +
+                            model->specs.size() * sizeof(residency::TensorSpec);
+    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
+    if (used + needed > metadata_budget_) return nullptr;
+    plan_bytes_asked_ = needed;
+    return work;
+}
+
+// Behind a step, with no lock held. Without memory for a plan there is none, and that is no reason
+// to fail.
+void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals)
+{
+    if (!plans_) return;
+    Status asked;
+    try {
+        std::unique_ptr<PlanWork> work = plan_work(phase, totals);
+        if (!work) return;
+        asked = planner_.ask(std::move(work));
+    } catch (const std::bad_alloc &) {
+        asked = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
+    }
+    if (asked.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    plan_bytes_asked_ = 0;
+    log_lines_.push_back({STW_LOG_WARNING, "plan", asked.sentence()});
+}
+
+// With no lock held. Null: nothing is to be asked now.
+std::unique_ptr<PlanWork> Runtime::plan_work(uint32_t phase,
+                                             const std::vector<observe::LinkTotal> &totals)
+{
+    StepModel model;
+    std::vector<size_t> lengths;
+    std::unique_ptr<PlanWork> work;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        take_plan();
+        if (!closing_) work = plan_question(phase, &model, &lengths);
+    }
+    if (!work) return nullptr;
+    settle_model(totals, &model);
+    if (!work->varies) work->question.step = complete_step(model.step, model);
+    for (size_t i = 0, begin = 0; work->varies && i < lengths.size(); begin += lengths[i++]) {
+        const auto first = model.step.begin() + static_cast<std::ptrdiff_t>(begin);
+        const schedule::Step step(first, first + static_cast<std::ptrdiff_t>(lengths[i]));
+        work->question.seen.push_back(complete_step(step, model));
+    }
+    for (uint32_t number = 0; number < model.ids.size(); ++number) {
+        const TensorId id = model.ids[number];
+        if (id == kNone) continue;
+        if (id >= work->numbers.size()) work->numbers.resize(id + size_t{1}, kNone);
+        work->numbers[id] = number;
+    }
+    work->question.specs = std::move(model.specs);
+    work->question.machine = std::move(model.machine);
+    return work;
+}
+
+// Under the lock.
+void Runtime::take_plan()
+{
+    std::unique_ptr<PlanWork> work = planner_.take();
+    if (!work) return;
+    plan_bytes_asked_ = 0;
+    plans_made_.reserve(plans_made_.size() + 1);
+    if (!work->plan) log_lines_.push_back({STW_LOG_INFO, "plan", work->status.sentence()});
+    plans_made_.push_back(std::move(work));
+    for (size_t i = 0; plans_made_.size() > kPlansMax && i < plans_made_.size();) {
+        const bool goes = plans_made_[i].get() != plan_followed_;
+        i += !goes;
+        if (goes) plans_made_.erase(plans_made_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+}
+
+// Under the lock. The step of the phase that begins is the one which the plan has there.
+bool Runtime::plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
+{
+    const PlanWork::Turn &turn = work.round[at];
+    if (!work.plan || turn.phase != phase || work.room != room_number()) return false;
+    const schedule::Learned *way = trace_.phase(phase)->coming();
+    return work.varies || (way && way->key() == turn.way);
+}
+
+// Under the lock. The one that is followed, if it goes on so, else the newest.
+PlanWork *Runtime::plan_for(uint32_t phase)
+{
+    for (size_t i = plans_made_.size(); i > 0; --i) {
+        PlanWork *work = plans_made_[i - 1].get();
+        const bool followed = work == plan_followed_;
+        const auto next = static_cast<uint32_t>((plan_turn_ + 1) % work->round.size());
+        if (plan_fits(*work, followed ? next : 0, phase)) return work;
+    }
+    return nullptr;
+}
+
+// Under the lock, before the step of the phase begins in the trace. Two steps at once are no round.
+void Runtime::follow_plan(uint32_t phase)
+{
+    take_plan();
+    const bool alone = std::none_of(phases_.begin(), phases_.end(), [&](const auto &other) {
+        return other->step != 0 && other.get() != phases_[phase].get();
+    });
+    PlanWork *work = alone ? plan_for(phase) : nullptr;
+    plan_turn_ = work && work == plan_followed_
+                     ? static_cast<uint32_t>((plan_turn_ + 1) % work->round.size())
+                     : 0;
+    const bool other = work != plan_followed_;
+    plan_followed_ = work;
+    if (other) planned_.follow(work ? work->plan.get() : nullptr, work ? &work->numbers : nullptr);
+    if (work && plan_turn_ == 0) planned_.begin_step();
+    uint64_t deviations = 0;
+    for (uint32_t i = 0; i < phases_.size(); ++i) {
+        if (trace_.phase(i)) deviations += trace_.phase(i)->deviations();
+    }
+    const bool deviated = std::exchange(plan_deviations_, deviations) != deviations;
+    if (other) {
+        core_.set_victim_policy(&planned_);
+    } else if (work && deviated) {
+        core_.replan();  // what was not used as it was told is worth something else now
+    }
+}
+
+// --------------------------------------------------------------------------------- the report ----
+
+// Under the lock. Of each round the newest plan.
+void Runtime::report_plans(report::ReportData &data) const
+{
+    data.planning_ns = planner_.cpu_ns();
+    for (const std::unique_ptr<PlanWork> &work : plans_made_) {
+        if (!work->plan) continue;
+        report::PlanReport report;
+        for (const PlanWork::Turn &turn : work->round) {
+            report.name += (report.name.empty() ? "" : " + ") + phases_[turn.phase]->name;
+        }
+        std::erase_if(data.plans, [&](const auto &older) { return older.name == report.name; });
+        fill_plan(*work->plan, &report);
+        data.plans.push_back(std::move(report));
+    }
+}
+
+void Runtime::fill_plan(const schedule::Plan &plan, report::PlanReport *report) const
+{
+    const std::vector<schedule::Link> &links = plan.machine().links;
+    for (const schedule::Verdict &verdict : plan.verdicts()) {
+        const uint64_t steps = std::max<uint32_t>(verdict.steps, 1);
+        report::CandidateReport candidate;
+        candidate.policy = verdict.candidate.name();
+        candidate.step_ns = verdict.step_ns / steps;
+        candidate.stall_ns = verdict.stall_ns / steps;
+        for (size_t i = 0; i < links.size(); ++i) {
+            candidate.link_bytes[link_between(links[i])] += verdict.links[i].bytes / steps;
+        }
+        report->candidates.push_back(std::move(candidate));
+    }
+    report->repeats = plan.repeats();
+    if (!plan.repeats()) return;
+    report->bound_ns = plan.bound().step_ns;
+    report->compute_ns = plan.bound().compute_ns;
+    for (size_t i = 0; i < links.size(); ++i) {
+        const uint32_t link = link_between(links[i]);
+        const auto bytes = static_cast<double>(plan.bound().link_bytes[i]);
+        report->bound_bytes[link] += plan.bound().link_bytes[i];
+        report->bound_link_ns[link] += static_cast<uint64_t>(bytes * 1e9 / links[i].bytes_per_s);
+    }
+    report->step_ns = plan.expected().step_ns;
+    const auto add = [&](const schedule::Span &span) {
+        const uint32_t link = span.link == schedule::kNoLink ? 0 : link_between(links[span.link]);
+        const residency::Instant begin = plan.expected().begin;
+        report->spans.push_back(
+            {link, span.begin - std::min(span.begin, begin), span.end - std::min(span.end, begin)});
+    };
+    for (const schedule::Span &span : plan.computing()) add(span);
+    for (const schedule::Span &span : plan.expected().spans) add(span);
+}
+
+// STW_LINK_*
+uint32_t Runtime::link_between(const schedule::Link &link) const
+{
+    const bool from_device = link.from < host_place_;
+    const bool to_device = link.to < host_place_;
+    if (from_device && to_device) return STW_LINK_DEVICE_TO_HOST;  // by way of it
+    if (from_device)
+        return link.to == host_place_ ? STW_LINK_DEVICE_TO_HOST : STW_LINK_DEVICE_TO_NVME;
+    if (to_device)
+        return link.from == host_place_ ? STW_LINK_HOST_TO_DEVICE : STW_LINK_NVME_TO_DEVICE;
+    return link.from == host_place_ ? STW_LINK_HOST_TO_NVME : STW_LINK_NVME_TO_HOST;
+}
+
+}  // namespace stepwell

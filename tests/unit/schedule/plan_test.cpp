@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: what replays chose, followed along a program that the core asks about.
+#include "lib/schedule/plan.h"
+#include "tests/unit/schedule/replay_fixture.h"
+
+#include <cmath>
+
+namespace stepwell::schedule {
+namespace {
+
+using residency::Access;
+using residency::kNone;
+using residency::TensorId;
+using testing::HasSubstr;
+
+constexpr uint64_t kMs = 1'000'000;
+
+PlanQuestion question_of(uint32_t device_blocks, uint32_t tensors)
+{
+    PlanQuestion question;
+    question.machine = machine_of(device_blocks, 2 * tensors);
+    question.specs = tensors_of(std::vector<uint32_t>(tensors, 1));
+    for (residency::TensorSpec &spec : question.specs) {
+        spec.policy.allowed = 3;
+        spec.policy.home = kDisk;
+    }
+    return question;
+}
+
+// Each tensor once, round and round: by recency nothing is ever found.
+PlanQuestion cyclic(uint32_t device_blocks, uint32_t tensors)
+{
+    PlanQuestion question = question_of(device_blocks, tensors);
+    for (TensorId tensor = 0; tensor < tensors; ++tensor) use(question.step, tensor, kMs);
+    return question;
+}
+
+std::unique_ptr<Plan> made(PlanQuestion question)
+{
+    Result<std::unique_ptr<Plan>> plan = Plan::make(std::move(question), nullptr);
+    EXPECT_TRUE(plan.ok()) << plan.status().sentence();
+    return plan.ok() ? plan.take() : nullptr;
+}
+
+TEST(PlanTest, TheBestOfAllCandidatesIsUsedAndExpected)
+{
+    const std::unique_ptr<Plan> plan = made(cyclic(6, 12));
+    ASSERT_TRUE(plan);
+    const std::vector<Verdict> &verdicts = plan->verdicts();
+    ASSERT_GT(verdicts.size(), 6u);
+    const auto recency = std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict &verdict) {
+        return verdict.candidate.rule == Rule::kLastUse;
+    });
+    ASSERT_NE(recency, verdicts.end());
+    EXPECT_LT(verdicts.front().links[kIn].bytes, recency->links[kIn].bytes * 4 / 5);
+    EXPECT_TRUE(plan->repeats());
+    EXPECT_EQ(plan->bound().compute_ns, 12 * kMs);
+    EXPECT_GE(plan->expected().step_ns, plan->bound().step_ns);
+    EXPECT_LE(plan->expected().step_ns, plan->bound().step_ns + kMs);
+    ASSERT_FALSE(plan->computing().empty());
+    EXPECT_GE(plan->computing().front().begin, plan->expected().begin);
+    ASSERT_FALSE(plan->expected().spans.empty());
+    EXPECT_GT(plan->bytes(), 12 * sizeof(residency::TensorSpec));
+}
+
+TEST(PlanTest, StepsThatDifferAreJudgedByWhatWasSeen)
+{
+    PlanQuestion question = question_of(3, 32);
+    for (TensorId i = 0; i < 10; ++i) {
+        question.seen.emplace_back();
+        for (const TensorId tensor : {0u, 2 + 3 * i, 3 + 3 * i, 4 + 3 * i}) {
+            use(question.seen.back(), tensor % 32, kMs);
+        }
+    }
+    const std::unique_ptr<Plan> plan = made(std::move(question));
+    ASSERT_TRUE(plan);
+    EXPECT_FALSE(plan->repeats());
+    EXPECT_EQ(plan->verdicts().front().candidate.rule, Rule::kOftenUsed);
+    EXPECT_GT(plan->policy().worth(0, kDevice), plan->policy().worth(2, kDevice));
+}
+
+TEST(PlanTest, AStepThatCannotBeIsRefusedWithItsReason)
+{
+    PlanQuestion question = question_of(1, 2);
+    use(question.step, 0);
+    use(question.step, 1);
+    std::swap(question.step[1], question.step[2]);  // both at once
+    Result<std::unique_ptr<Plan>> plan = Plan::make(std::move(question), nullptr);
+    ASSERT_FALSE(plan.ok());
+    EXPECT_EQ(plan.status().code(), STW_ERROR_BUDGET);
+    EXPECT_THAT(plan.status().sentence(), HasSubstr("tensor 't1'"));
+}
+
+TEST(PlanTest, ItIsGivenUpWhenToldTo)
+{
+    const std::atomic<bool> stop{true};
+    Result<std::unique_ptr<Plan>> plan = Plan::make(cyclic(6, 12), &stop);
+    ASSERT_FALSE(plan.ok());
+    EXPECT_EQ(plan.status().code(), STW_ERROR_CANCELLED);
+}
+
+TEST(PlanTest, MoreBlocksThanTellAnythingAreJudgedInLargerOnes)
+{
+    PlanQuestion question;
+    question.machine = machine_of(4000, 20000);
+    question.specs = tensors_of(std::vector<uint32_t>(4, 2000));
+    for (TensorId tensor = 0; tensor < 4; ++tensor) use(question.step, tensor, kMs);
+    const std::unique_ptr<Plan> plan = made(std::move(question));
+    ASSERT_TRUE(plan);
+    const residency::Config &config = plan->machine().config;
+    EXPECT_EQ(config.block_bytes, 2 * kBlock);
+    EXPECT_EQ(config.places[kDevice].blocks, 2000u);
+}
+
+class FollowedTest : public testing::Test {
+protected:
+    void SetUp() override
+    {
+        PlanQuestion question = question_of(2, 4);
+        for (const TensorId tensor : {0u, 1u, 2u, 1u}) use(question.step, tensor, kMs);
+        plan_ = made(std::move(question));
+        ASSERT_TRUE(plan_);
+    }
+    // By next use, whatever was chosen: what is said of it can be told by hand.
+    void follow(std::vector<uint32_t> numbers)
+    {
+        numbers_ = std::move(numbers);
+        planned_.follow(plan_.get(), &numbers_);
+        planned_.begin_step();
+    }
+    [[nodiscard]] double worth(TensorId tensor) const { return planned_.worth(tensor, kDevice); }
+
+    Trace trace_;
+    Planned planned_{trace_};
+    std::unique_ptr<Plan> plan_;
+    std::vector<uint32_t> numbers_;
+};
+
+TEST_F(FollowedTest, WithoutAPlanTheTraceAloneIsAsked)
+{
+    EXPECT_FALSE(planned_.plans());
+    EXPECT_EQ(planned_.next_use(7), residency::kNever);
+    planned_.access(Lane::kProgram, 7);
+    EXPECT_EQ(worth(7), 0);
+}
+
+TEST_F(FollowedTest, WorthIsOfTheTensorWithThatNumber)
+{
+    follow({kNone, 2, kNone, 1, 0, 3});
+    EXPECT_TRUE(planned_.plans());
+    EXPECT_EQ(worth(4), plan_->policy().worth(0, kDevice));
+    EXPECT_EQ(worth(1), plan_->policy().worth(2, kDevice));
+    EXPECT_EQ(worth(5), -INFINITY);  // the step does not use it
+}
+
+TEST_F(FollowedTest, WhatIsUsedIsWorthSomethingElseAfterwards)
+{
+    follow({0, 1, 2, 3});
+    const double before = worth(0);
+    planned_.access(Lane::kProgram, 0);
+    EXPECT_LT(worth(0), before);  // a whole step away
+    planned_.access(Lane::kProgram, 0);
+    EXPECT_EQ(worth(0), plan_->policy().worth(0, kDevice));
+}
+
+TEST_F(FollowedTest, StrangersLeaveFirstAndInTheOrderOfTheirUse)
+{
+    follow({0, 1, 2, 3});
+    const double first = worth(90);
+    planned_.access(Lane::kProgram, 0);
+    EXPECT_GT(worth(91), first);
+    EXPECT_LT(worth(91), worth(0));
+    EXPECT_LT(worth(91), worth(2));
+    planned_.follow(nullptr, nullptr);
+    EXPECT_FALSE(planned_.plans());
+}
+
+}  // namespace
+}  // namespace stepwell::schedule

@@ -89,6 +89,57 @@ typedef struct stw_plan_entry {
  */
 STW_API stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, uint32_t n);
 
+enum { /* stw_plan_advice.kind; both: do both */
+    STW_PLAN_ADVICE_GROUP_MICRO_BATCHES = 1, /* each layer for all micro-batches, then the next */
+    STW_PLAN_ADVICE_REVERSE_UPDATE = 2       /* the optimizer's order of parameters backwards */
+};
+
+/* What another order of the program would move; of one step, as it goes after some like it. */
+typedef struct stw_plan_advice {
+    uint32_t struct_size;
+    uint32_t kind;          /* STW_PLAN_ADVICE_* */
+    uint32_t micro_batches; /* that would run together; 0: none */
+    uint32_t parameters;    /* whose updates would come in another order; 0: none */
+    uint64_t now_nvme_read_bytes;
+    uint64_t now_nvme_write_bytes;
+    uint64_t now_host_to_device_bytes;
+    uint64_t now_device_to_host_bytes;
+    uint64_t now_step_ns;
+    uint64_t then_nvme_read_bytes;
+    uint64_t then_nvme_write_bytes;
+    uint64_t then_host_to_device_bytes;
+    uint64_t then_device_to_host_bytes;
+    uint64_t then_step_ns;
+    char text[512];         /* what to change and what it gives, in English */
+} stw_plan_advice;
+#define STW_PLAN_ADVICE_INIT                                                                       \
+    { sizeof(stw_plan_advice), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } }
+
+/**
+ * Say what another order of a phase's steps would save. The way that its steps went last (or were
+ * declared to go, as long as none has ended) is replayed as it is and with the micro-batches of
+ * each layer together, the update backwards, or both: with the budgets of now, the measured
+ * bandwidths, and in each case the policy that is best for it. What moves at least 2 % fewer bytes,
+ * no more over nvme, and is not slower by more than 5 % is told, best first; most often there is
+ * none. Only orders are looked at in which each fetch finds what it finds now, but for the order of
+ * sums into gradients. Views whose release the library does not see are taken to end before the
+ * next fetch, and what it does not see at all, as a read that has to come before another one, is
+ * for the program to know. Times are those of a step in which nothing is brought ahead.
+ *
+ * Ownership: advice_out[0..capacity) is the caller's, of one struct_size; as many are written as
+ *            there are and fit. *count_out is how many there are, at most 3; NULL and 0 ask for that
+ *            alone.
+ * Threads:   any thread.
+ * Blocks:    while it replays, in the calling thread and with no lock held: milliseconds for
+ *            hundreds of fetches, a few seconds for the largest steps. It takes memory meanwhile,
+ *            beside metadata_bytes: some hundred bytes for each fetch, tensor and block.
+ * Errors:    INVALID, EMPTY (no step of the phase has ended or was declared, or the runtime plans
+ *            nothing), LIMIT (too large to replay), UNSUPPORTED (it cannot be replayed, and why);
+ *            on error the outputs are untouched.
+ */
+STW_API stw_status stw_phase_advice_get(stw_phase *phase, stw_plan_advice *advice_out,
+                                        uint32_t capacity, uint32_t *count_out);
+
 #ifdef __cplusplus
 }
 #endif

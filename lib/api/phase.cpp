@@ -93,6 +93,26 @@ stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, ui
     });
 }
 
+stw_status stw_phase_advice_get(stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
+                                uint32_t *count_out)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(phase));
+        if (!count_out) return Status::error(STW_ERROR_INVALID, "count_out is null");
+        if (capacity > kEntriesMax) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "capacity is %u; 3 is enough for all that there can be", capacity);
+        }
+        for (uint32_t i = 0; i < capacity; ++i) {
+            if (i == 0) STW_TRY(check_output(advice_out, 8, "advice_out"));
+            if (element(advice_out, i).struct_size == advice_out->struct_size) continue;
+            return Status::error(STW_ERROR_INVALID,
+                                 "advice_out[%u].struct_size differs from the first one's", i);
+        }
+        return phase->runtime->body->advise(phase, advice_out, capacity, count_out);
+    });
+}
+
 stw_status stw_step_begin(stw_phase *phase)
 {
     return guard([&]() -> Status {

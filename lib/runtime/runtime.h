@@ -210,6 +210,8 @@ public:
     Status abort_step(stw_phase *phase);
     Status declare_step(stw_phase *phase, const std::vector<DeclaredUse> &uses);
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
+    Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
+                  uint32_t *count_out) const;  // advice.cpp
 
     // ---- optimizers (optimizers.cpp) -----------------------------------------------------------
     Status create_optimizer(const stw_optimizer_options &options, stw_optimizer **optimizer_out);

@@ -522,6 +522,19 @@ TEST(Phase, IsPlannedTheFirstTimeWhereItsStepsAreDeclared)
     EXPECT_EQ(code_of([&] { phase.declare({entry}); }), STW_ERROR_INVALID);
 }
 
+TEST(Phase, SaysWhetherAnotherOrderWouldMoveLess)
+{
+    const stw::Runtime runtime = open_runtime();
+    const stw::Tensor tensor = stw::Tensor::create(runtime, "t", {100}).value();
+    stw::Phase phase = stw::Phase::create(runtime, "train").value();
+    EXPECT_EQ(code_of([&] { (void)phase.advice().value(); }), STW_ERROR_EMPTY);
+    stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
+    entry.tensor = tensor.get();
+    entry.access = STW_WRITE;
+    phase.declare({entry});
+    EXPECT_TRUE(phase.advice().value().empty());
+}
+
 TEST(Step, IsAbortedByName)
 {
     const stw::Runtime runtime = open_runtime();

@@ -56,6 +56,32 @@ class Steps(support.Machine):
             else:
                 os.environ["XDG_RUNTIME_DIR"] = before
 
+    def test_advice_says_what_another_order_would_save(self):
+        weights = [self.floats(4 * F32, f"w{i}", 1.0) for i in range(8)]
+        for weight in weights:
+            weight.evict("device")
+            weight.evict("host")
+        with self.assertRaises(stepwell.EmptyError):
+            self.phase.advice()
+        for _ in range(3):
+            with self.phase.step() as step:
+                for _ in range(4):
+                    for weight in weights:
+                        with weight.fetch():
+                            pass
+        (advice,) = self.phase.advice()
+        self.assertEqual(advice.kind, stepwell.PlanAdviceKind.GROUP_MICRO_BATCHES)
+        self.assertEqual(advice.micro_batches, 4)
+        self.assertLess(advice.then_nvme_read_bytes, advice.now_nvme_read_bytes / 2)
+        self.assertIn("for all 4 micro-batches", advice.text)
+        self.assertGreater(step.stats.nvme_read_bytes, 0)
+        with self.phase.step():
+            for weight in weights:
+                for _ in range(4):
+                    with weight.fetch():
+                        pass
+        self.assertEqual(self.phase.advice(), [])
+
     def test_an_exception_aborts_the_step_and_ends_its_views(self):
         tensor, before = self.floats(10, "t", 1.0), self.floats(10, "u", 1.0)
         outside = before.fetch()

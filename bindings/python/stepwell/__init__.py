@@ -16,14 +16,15 @@ from ._abi import (
 from ._dlpack import ByAddress
 from ._dtypes import Dtype
 from ._enums import (
-    Access, Advice, Allow, DeviceFlag, Link, Preset, Release, Retain, Role, State, Tier,
+    Access, Advice, Allow, DeviceFlag, Link, PlanAdviceKind, Preset, Release, Retain, Role, State,
+    Tier,
 )
 from ._library import lib as _lib
 from ._memory import HostMemory
 from ._operation import Operation
 from ._optimizer import Hyper, Optimizer, UpdateChunk, UpdateKernel, UpdateResult
 from ._options import Device, DeviceInfo, DriverInfo, LinkStats, Nvme, TierStats, driver_info
-from ._phase import Phase, PlannedFetch, Step, StepStats
+from ._phase import Phase, PlanAdvice, PlannedFetch, Step, StepStats
 from ._runtime import Runtime
 from ._tensor import Policy, Request, Tensor, TensorInfo, TensorSpec
 from ._victims import Victim
@@ -39,9 +40,9 @@ __version__: str = _lib.stw_version_string().decode()
 __all__ = [
     "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
     "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "HostMemory", "Hyper", "Link",
-    "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase", "PlannedFetch", "Policy",
-    "Preset", "READ",
-    "READ_WRITE", "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "State", "Step",
+    "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase", "PlanAdvice", "PlanAdviceKind",
+    "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE", "Release", "Request",
+    "Retain", "Role", "Runtime", "State", "Step",
     "StepStats", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
     "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",
     "last_error", "status_string", *errors.__all__,

@@ -163,6 +163,8 @@ STW_UPDATE_SKIP_NONFINITE = 1
 STW_UPDATE_KEEP_GRADIENTS = 2
 STW_UPDATE_WAIT = 4
 STW_UPDATE_MEASURE = 8
+STW_PLAN_ADVICE_GROUP_MICRO_BATCHES = 1
+STW_PLAN_ADVICE_REVERSE_UPDATE = 2
 STW_LINK_NVME_TO_HOST = 1
 STW_LINK_HOST_TO_NVME = 2
 STW_LINK_HOST_TO_DEVICE = 3
@@ -540,6 +542,27 @@ class stw_plan_entry(Struct):
     ]
 
 
+class stw_plan_advice(Struct):
+    _initial_ = {"text": { 0 }}
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_uint32),
+        ("micro_batches", c_uint32),
+        ("parameters", c_uint32),
+        ("now_nvme_read_bytes", c_uint64),
+        ("now_nvme_write_bytes", c_uint64),
+        ("now_host_to_device_bytes", c_uint64),
+        ("now_device_to_host_bytes", c_uint64),
+        ("now_step_ns", c_uint64),
+        ("then_nvme_read_bytes", c_uint64),
+        ("then_nvme_write_bytes", c_uint64),
+        ("then_host_to_device_bytes", c_uint64),
+        ("then_device_to_host_bytes", c_uint64),
+        ("then_step_ns", c_uint64),
+        ("text", c_char * 512),
+    ]
+
+
 class stw_tier_stats(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -627,6 +650,7 @@ STRUCTS: List[Type[Struct]] = [
     stw_update_result,
     stw_step_stats,
     stw_plan_entry,
+    stw_plan_advice,
     stw_tier_stats,
     stw_link_stats,
     stw_victim,
@@ -807,6 +831,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_phase_declare": (c_int32, [
         c_void_p, POINTER(stw_plan_entry), c_uint32
+    ]),
+    "stw_phase_advice_get": (c_int32, [
+        c_void_p, POINTER(stw_plan_advice), c_uint32, POINTER(c_uint32)
     ]),
     "stw_tier_stats_get": (c_int32, [
         c_void_p, c_uint32, c_uint32, POINTER(stw_tier_stats)

@@ -86,6 +86,13 @@ class Release(IntFlag):
     MORE = _abi.STW_RELEASE_MORE
 
 
+class PlanAdviceKind(IntFlag):
+    """What to change; both: do both."""
+
+    GROUP_MICRO_BATCHES = _abi.STW_PLAN_ADVICE_GROUP_MICRO_BATCHES
+    REVERSE_UPDATE = _abi.STW_PLAN_ADVICE_REVERSE_UPDATE
+
+
 class DeviceFlag(IntFlag):
     STREAMS = _abi.STW_DEVICE_STREAMS
     STABLE_ADDRESS = _abi.STW_DEVICE_STABLE_ADDRESS

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
-from ._enums import Access, number
+from ._enums import Access, PlanAdviceKind, number
 from ._library import lib
 from ._tensor import Request, Tensor, nanoseconds
 from .errors import check, raised
@@ -33,6 +33,25 @@ class StepStats(NamedTuple):
     host_to_device_bytes: int
     device_to_host_bytes: int
     collective_bytes: int
+
+
+class PlanAdvice(NamedTuple):
+    """What another order of a step would move, beside what it moves now. text says what to do."""
+
+    kind: PlanAdviceKind
+    micro_batches: int
+    parameters: int
+    now_nvme_read_bytes: int
+    now_nvme_write_bytes: int
+    now_host_to_device_bytes: int
+    now_device_to_host_bytes: int
+    now_step_ns: int
+    then_nvme_read_bytes: int
+    then_nvme_write_bytes: int
+    then_host_to_device_bytes: int
+    then_device_to_host_bytes: int
+    then_step_ns: int
+    text: str
 
 
 class PlannedFetch(NamedTuple):
@@ -96,6 +115,19 @@ class Phase:
             entries += planned._entries(at)
         check(lib.stw_phase_declare(self._use(), (_abi.stw_plan_entry * len(entries))(*entries),
                                     len(entries)))
+
+    def advice(self) -> List[PlanAdvice]:
+        """What other orders of its steps would save, best first; most often there is none.
+
+        Of the step as it went last. Replays it: up to some seconds for the largest steps, with the
+        interpreter free for other threads. Raises EmptyError before the first step has ended.
+        """
+        found = (_abi.stw_plan_advice * 3)(*(_abi.stw_plan_advice.initial() for _ in range(3)))
+        count = ctypes.c_uint32()
+        check(lib.stw_phase_advice_get(self._use(), found, len(found), count))
+        names = PlanAdvice._fields[1:-1]
+        return [PlanAdvice(PlanAdviceKind(advice.kind), *(getattr(advice, name) for name in names),
+                           advice.text.decode()) for advice in found[:count.value]]
 
     def destroy(self) -> None:
         """Busy while a step is open."""

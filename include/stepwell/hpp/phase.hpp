@@ -7,6 +7,7 @@
 #include <stepwell/hpp/owner.hpp>
 #include <stepwell/hpp/runtime.hpp>
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,17 @@ public:
     {
         return Status(
             stw_phase_declare(get(), entries.data(), static_cast<uint32_t>(entries.size())));
+    }
+    /// What other orders of its steps would move, best first; most often there is none. EMPTY before
+    /// the first step has ended. Blocks while it replays, up to some seconds for the largest steps.
+    Result<std::vector<stw_plan_advice>> advice() const
+    {
+        stw_plan_advice found[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,
+                                    STW_PLAN_ADVICE_INIT};
+        std::uint32_t count = 0;
+        const stw_status code = stw_phase_advice_get(get(), found, 3, &count);
+        if (code < 0) return Result<std::vector<stw_plan_advice>>(code);
+        return std::vector<stw_plan_advice>(found, found + (count < 3 ? count : 3));
     }
     /// BUSY while a step is open; then it is still owned.
     Status destroy() { return Status(close_now()); }

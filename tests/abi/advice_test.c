@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Advice of another order: a trainer that takes it moves as many bytes fewer as it was told. Where
+ * nothing was seen, or the step is the best already, it is told so.
+ */
+#include "support.h"
+
+enum { LAYERS = 10, BATCHES = 4, WEIGHT_BLOCKS = 5, WARM = 3, MEASURED = 4 };
+
+static machine now;
+
+/* Weights of several blocks, activations and gradients of one. */
+typedef struct trainer {
+    stw_runtime *runtime;
+    stw_phase *phase;
+    stw_tensor *weights[LAYERS];
+    stw_tensor *gradients[LAYERS];
+    stw_tensor *activations[BATCHES][LAYERS];
+} trainer;
+
+static stw_tensor *make(stw_runtime *runtime, uint32_t role, uint64_t blocks)
+{
+    stw_tensor_spec spec = spec_f32(NULL, blocks * BLOCK / 4);
+    spec.role = role;
+    return tensor_make(runtime, &spec);
+}
+
+static void trainer_open(trainer *t)
+{
+    int i, batch;
+    t->runtime = machine_open(&now);
+    t->phase = NULL;
+    for (i = 0; i < LAYERS; ++i) {
+        t->weights[i] = make(t->runtime, STW_ROLE_PARAM, WEIGHT_BLOCKS);
+        tensor_fill_sequence(t->weights[i], WEIGHT_BLOCKS * BLOCK / 4, (float)i);
+        t->gradients[i] = make(t->runtime, STW_ROLE_GRAD, 1);
+        for (batch = 0; batch < BATCHES; ++batch) {
+            t->activations[batch][i] = make(t->runtime, STW_ROLE_ACTIVATION, 1);
+        }
+    }
+    ok(stw_phase_create(t->runtime, "train", &t->phase));
+}
+
+static void trainer_close(trainer *t)
+{
+    ok(stw_phase_destroy(t->phase));
+    machine_close(t->runtime);
+}
+
+static void forward(trainer *t, int layer, int batch)
+{
+    stw_fetch_request requests[3];
+    stw_view views[3];
+    uint32_t n = 0;
+    requests[n++] = request_of(t->weights[layer], STW_READ);
+    if (layer > 0) requests[n++] = request_of(t->activations[batch][layer - 1], STW_READ);
+    requests[n++] = request_of(t->activations[batch][layer], STW_WRITE);
+    ok(stw_fetch(t->runtime, NULL, requests, n, views));
+    ((float *)views[n - 1].pointer)[0] = ((const float *)views[0].pointer)[0];
+    ok(stw_release(views, n, STW_STREAM_HOST, 0));
+}
+
+static void backward(trainer *t, int layer, int batch)
+{
+    stw_fetch_request requests[3];
+    stw_view views[3];
+    requests[0] = request_of(t->weights[layer], STW_READ);
+    requests[1] = request_of(t->activations[batch][layer], STW_READ);
+    requests[2] = request_of(t->gradients[layer], batch == 0 ? STW_WRITE : STW_READ_WRITE);
+    ok(stw_fetch(t->runtime, NULL, requests, 3, views));
+    assert_float(((const float *)views[1].pointer)[0], (float)layer);
+    ok(stw_release(views, 3, STW_STREAM_HOST, 0));
+    ok(stw_tensor_discard(&t->activations[batch][layer], 1));
+}
+
+/* Returns what the step moved over nvme. */
+static uint64_t step(trainer *t, int grouped)
+{
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    int i, j, direction;
+    ok(stw_step_begin(t->phase));
+    if (grouped) {
+        for (i = 0; i < LAYERS; ++i) {
+            for (j = 0; j < BATCHES; ++j) forward(t, i, j);
+        }
+        for (i = LAYERS - 1; i >= 0; --i) {
+            for (j = 0; j < BATCHES; ++j) backward(t, i, j);
+        }
+    } else {
+        for (j = 0; j < BATCHES; ++j) {
+            for (direction = 0; direction < 2; ++direction) {
+                for (i = 0; i < LAYERS; ++i) {
+                    if (direction == 0) forward(t, i, j);
+                    if (direction == 1) backward(t, LAYERS - 1 - i, j);
+                }
+            }
+        }
+    }
+    ok(stw_tensor_discard(t->gradients, LAYERS));
+    ok(stw_step_end(t->phase, &stats));
+    return stats.nvme_read_bytes + stats.nvme_write_bytes;
+}
+
+/* A step in the middle of many. */
+static double nvme_bytes_of_a_step(trainer *t, int grouped)
+{
+    uint64_t bytes = 0;
+    int i;
+    for (i = 0; i < WARM; ++i) (void)step(t, grouped);
+    for (i = 0; i < MEASURED; ++i) bytes += step(t, grouped);
+    return (double)bytes / MEASURED;
+}
+
+static void what_is_advised_is_saved_when_it_is_done(void **state)
+{
+    trainer t;
+    stw_plan_advice advice[3] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,
+                                  STW_PLAN_ADVICE_INIT };
+    double before, after, promised, saved;
+    uint32_t count = 77;
+    (void)state;
+    trainer_open(&t);
+    before = nvme_bytes_of_a_step(&t, 0);
+    ok(stw_phase_advice_get(t.phase, NULL, 0, &count));
+    assert_int_equal(count, 1);
+    ok(stw_phase_advice_get(t.phase, advice, 3, &count));
+    assert_int_equal(count, 1);
+    assert_int_equal(advice[0].kind, STW_PLAN_ADVICE_GROUP_MICRO_BATCHES);
+    assert_int_equal(advice[0].micro_batches, BATCHES);
+    assert_int_equal(advice[0].parameters, 0);
+    assert_int_equal(advice[0].struct_size, sizeof advice[0]);
+    assert_int_equal(advice[1].kind, 0);
+    assert_non_null(strstr(advice[0].text, "for all 4 micro-batches"));
+    assert_true(advice[0].then_nvme_read_bytes < advice[0].now_nvme_read_bytes);
+    promised = (double)(advice[0].now_nvme_read_bytes + advice[0].now_nvme_write_bytes) -
+               (double)(advice[0].then_nvme_read_bytes + advice[0].then_nvme_write_bytes);
+    after = nvme_bytes_of_a_step(&t, 1);
+    saved = before - after;
+    printf("measured %.1f -> %.1f blocks, saved %.1f; advised %.1f (%s)\n", before / BLOCK,
+           after / BLOCK, saved / BLOCK, promised / BLOCK, advice[0].text);
+    assert_true(saved > 0.9 * promised && saved < 1.1 * promised);
+    ok(stw_phase_advice_get(t.phase, advice, 3, &count));
+    assert_int_equal(count, 0);
+    trainer_close(&t);
+}
+
+static void there_is_no_advice_before_a_step_has_ended(void **state)
+{
+    trainer t;
+    stw_plan_advice advice = STW_PLAN_ADVICE_INIT;
+    stw_plan_entry entries[2 * LAYERS];
+    uint32_t count = 77, i;
+    (void)state;
+    trainer_open(&t);
+    fails(stw_phase_advice_get(t.phase, &advice, 1, &count), STW_ERROR_EMPTY,
+          "steps of phase 'train': none has ended, or was declared");
+    ok(stw_step_begin(t.phase));
+    forward(&t, 0, 0);
+    ok(stw_step_abort(t.phase, STW_STREAM_HOST));
+    fails(stw_phase_advice_get(t.phase, &advice, 1, &count), STW_ERROR_EMPTY, "none has ended");
+    assert_int_equal(count, 77);
+    for (i = 0; i < 2 * LAYERS; ++i) {
+        entries[i] = (stw_plan_entry)STW_PLAN_ENTRY_INIT;
+        entries[i].tensor = t.weights[i % LAYERS];
+        entries[i].fetch = i;
+    }
+    ok(stw_phase_declare(t.phase, entries, 2 * LAYERS));
+    ok(stw_phase_advice_get(t.phase, &advice, 1, &count));
+    assert_int_equal(count, 1);
+    assert_int_equal(advice.micro_batches, 2);
+    (void)step(&t, 1); /* goes before what was declared */
+    ok(stw_phase_advice_get(t.phase, &advice, 1, &count));
+    assert_int_equal(count, 0);
+    trainer_close(&t);
+}
+
+static void what_fits_is_left_as_it_is(void **state)
+{
+    machine large = now;
+    stw_runtime *runtime;
+    stw_phase *phase = NULL;
+    stw_tensor *tensors[4];
+    uint32_t count = 77;
+    int i, turn;
+    (void)state;
+    if (large.device_blocks > 0) large.device_blocks = 64;
+    if (large.device_blocks == 0) large.host_blocks = 64;
+    runtime = machine_open(&large);
+    for (i = 0; i < 4; ++i) tensors[i] = tensor_f32(runtime, NULL, 4 * BLOCK / 4);
+    for (i = 0; i < 4; ++i) tensor_fill_sequence(tensors[i], 4 * BLOCK / 4, 0);
+    ok(stw_phase_create(runtime, "train", &phase));
+    ok(stw_step_begin(phase));
+    for (turn = 0; turn < 3; ++turn) {
+        for (i = 0; i < 4; ++i) {
+            stw_view view = view_get(runtime, tensors[i], STW_READ);
+            view_put(&view);
+        }
+    }
+    ok(stw_step_end(phase, NULL));
+    ok(stw_phase_advice_get(phase, NULL, 0, &count));
+    assert_int_equal(count, 0);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static void a_tensor_that_is_gone_still_counts_in_the_step_that_used_it(void **state)
+{
+    trainer t;
+    uint32_t count = 77;
+    int i, j;
+    (void)state;
+    trainer_open(&t);
+    for (i = 0; i < 2; ++i) (void)step(&t, 0);
+    for (j = 0; j < BATCHES; ++j) ok(stw_tensor_destroy(t.activations[j], LAYERS));
+    ok(stw_phase_advice_get(t.phase, NULL, 0, &count));
+    assert_int_equal(count, 1);
+    trainer_close(&t);
+}
+
+static void a_runtime_without_plans_has_no_advice(void **state)
+{
+    trainer t;
+    uint32_t count = 77;
+    (void)state;
+    now.flags |= STW_RUNTIME_NO_PLAN;
+    trainer_open(&t);
+    (void)step(&t, 0);
+    fails(stw_phase_advice_get(t.phase, NULL, 0, &count), STW_ERROR_EMPTY, "STW_RUNTIME_NO_PLAN");
+    trainer_close(&t);
+    now.flags &= ~(uint32_t)STW_RUNTIME_NO_PLAN;
+}
+
+static void what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes(void **state)
+{
+    trainer t;
+    stw_plan_advice advice[2] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT };
+    stw_phase *gone = NULL;
+    uint32_t count = 77;
+    (void)state;
+    trainer_open(&t);
+    (void)step(&t, 0);
+    (void)step(&t, 0);
+    fails(stw_phase_advice_get(NULL, advice, 2, &count), STW_ERROR_INVALID,
+          "phase handle is not alive");
+    fails(stw_phase_advice_get(t.phase, advice, 2, NULL), STW_ERROR_INVALID, "count_out is null");
+    fails(stw_phase_advice_get(t.phase, NULL, 2, &count), STW_ERROR_INVALID, "advice_out is null");
+    fails(stw_phase_advice_get(t.phase, advice, UINT32_MAX, &count), STW_ERROR_INVALID,
+          "3 is enough");
+    advice[1].struct_size = 16;
+    fails(stw_phase_advice_get(t.phase, advice, 2, &count), STW_ERROR_INVALID,
+          "advice_out[1].struct_size differs");
+    advice[0].struct_size = 4;
+    fails(stw_phase_advice_get(t.phase, advice, 1, &count), STW_ERROR_INVALID, "struct_size is 4");
+    assert_int_equal(count, 77);
+    assert_int_equal(advice[0].kind, 0);
+    advice[0].struct_size = 16;
+    ok(stw_phase_advice_get(t.phase, advice, 1, &count));
+    assert_int_equal(advice[0].struct_size, 16);
+    assert_int_equal(advice[0].micro_batches, BATCHES);
+    assert_int_equal(advice[0].now_nvme_read_bytes, 0); /* behind the end */
+    ok(stw_phase_create(t.runtime, "gone", &gone));
+    ok(stw_phase_destroy(gone));
+    fails(stw_phase_advice_get(gone, advice, 1, &count), STW_ERROR_INVALID, "not alive");
+    trainer_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_advised_is_saved_when_it_is_done),
+        cmocka_unit_test(there_is_no_advice_before_a_step_has_ended),
+        cmocka_unit_test(what_fits_is_left_as_it_is),
+        cmocka_unit_test(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it),
+        cmocka_unit_test(a_runtime_without_plans_has_no_advice),
+        cmocka_unit_test(what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes),
+    };
+    return machine_run_each("advice", &now, tests);
+}

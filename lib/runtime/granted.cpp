@@ -17,6 +17,7 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     (void)ViewTable::push_hit(state, tensor, place, step);
 }
 
+// Nobody is told yet: one of several that are pinned may be no hit, and then none was.
 // In line: a hit is short, and a call more is a good part of it.
 [[gnu::always_inline]] inline uint32_t Runtime::pin_hit(const Range &range, uint64_t step)
 {
@@ -27,9 +28,6 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     if (!range.tensor->doors[range.place].gate.try_pin()) {
         views_.give_slot(state, index);
         return residency::kNone;
-    }
-    if (!ViewTable::push_hit(*state, range.tensor->id, range.place, step)) {
-        push_after_drain(*state, range.tensor->id, range.place, step);
     }
     ViewSlot &view = views_.slot(index);
     view.tensor = range.tensor;
@@ -45,8 +43,12 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 }
 
 [[gnu::always_inline]] inline void Runtime::open_hit(uint32_t index, const Range &range,
-                                                     stw_view *view_out)
+                                                     uint64_t step, stw_view *view_out)
 {
+    ThreadState *state = views_.thread_state();
+    if (!ViewTable::push_hit(*state, range.tensor->id, range.place, step)) {
+        push_after_drain(*state, range.tensor->id, range.place, step);
+    }
     const Place &place = places_[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
     char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
@@ -58,7 +60,7 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
 {
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return false;
-    open_hit(index, range, view_out);
+    open_hit(index, range, step, view_out);
     return true;
 }
 
@@ -86,7 +88,7 @@ void Runtime::open_hits(const HitChain &chain, stw_view *views_out)
         const uint64_t size = range.tensor->element_bits / 8;
         range.element_begin = range.byte_begin / size;
         range.element_count = range.byte_count / size;
-        open_hit(index, range, views_out);
+        open_hit(index, range, view.step, views_out);
         index = next;
     }
 }
@@ -97,6 +99,7 @@ void Runtime::undo_hits(const HitChain &chain)
         stw_view view{};
         view.tensor = views_.slot(index).tensor;
         const uint32_t next = views_.slot(index).next;
+        views_.slot(index).step = 0;  // it was none of the program's
         view.cookie = views_.open(index);
         (void)release_one(view, 0);
         index = next;

@@ -366,7 +366,7 @@ private:
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     uint32_t pin_hit(const Range &range, uint64_t step);
-    void open_hit(uint32_t index, const Range &range, stw_view *view_out);
+    void open_hit(uint32_t index, const Range &range, uint64_t step, stw_view *view_out);
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                           uint64_t step);
     static void describe_view(const Range &range, const Place &place, void *pointer,

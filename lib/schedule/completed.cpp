@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -85,14 +86,17 @@ public:
     Step make()
     {
         for (size_t i = 0; i < recorded_.size(); ++i) {
-            Event event = recorded_[i];
-            event.compute_ns += std::exchange(carried_[index(event.lane)], 0);
-            switch (event.act) {
-            case Act::kFetch: fetch(i, event); break;
-            case Act::kRelease: release(i, event); break;
-            case Act::kDiscard: discard(event); break;
+            if (recorded_[i].lane == Lane::kUpdate) {
+                waiting_.push_back(i);
+            } else {
+                take(i);
+            }
+            while (!waiting_.empty() && !waits(waiting_.front())) {
+                take(waiting_.front());
+                waiting_.pop_front();
             }
         }
+        for (const size_t i : waiting_) take(i);
         for (const Lane lane : {Lane::kProgram, Lane::kUpdate}) {
             for (const Open &open : open_[index(lane)]) out_.push_back(end_of(open.fetch));
         }
@@ -118,6 +122,39 @@ private:
         end.with_next = false;
         end.compute_ns = 0;
         return end;
+    }
+
+    static bool changes(const Event &event)
+    {
+        if (event.act == Act::kFetch) return event.access != Access::kRead;
+        return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
+    }
+
+    void take(size_t i)
+    {
+        Event event = recorded_[i];
+        event.compute_ns += std::exchange(carried_[index(event.lane)], 0);
+        switch (event.act) {
+        case Act::kFetch: fetch(i, event); break;
+        case Act::kRelease: release(i, event); break;
+        case Act::kDiscard: discard(event); break;
+        }
+    }
+
+    // What the update asks for while the program has it comes when it is given back; all of a call.
+    bool waits(size_t i) const
+    {
+        if (in_call_[index(Lane::kUpdate)]) return false;
+        for (; i < recorded_.size(); ++i) {
+            const Event &event = recorded_[i];
+            if (event.lane != Lane::kUpdate) continue;
+            for (const Open &open : open_[index(Lane::kProgram)]) {
+                const bool same = open.end != kUnseen && open.fetch.tensor == event.tensor;
+                if (same && (changes(open.fetch) || changes(event))) return true;
+            }
+            if (event.act != Act::kFetch || !event.with_next) break;
+        }
+        return false;
     }
 
     // Pairs each release with the oldest fetch of its view, as a replay does; one past the lock
@@ -166,9 +203,8 @@ private:
         open_[index(event.lane)].push_back({event, ends_[at]});
     }
 
-    // A fetch is recorded when it is asked: the view of the other lane that it has waited for ends
-    // before it in a replay, where lanes wait for what stands before. So do those of an update's
-    // earlier piece of the tensor: several are on their way at once, one in a replay.
+    // Views of the other lane that were in the way have ended before it was granted, and so has an
+    // update's earlier piece of the tensor: several are on their way at once, one in a replay.
     void clear_the_way(const Event &event)
     {
         clear_the_way(event, open_[1 - index(event.lane)]);
@@ -178,8 +214,7 @@ private:
     void clear_the_way(const Event &event, std::vector<Open> &others)
     {
         const auto in_the_way = [&](const Open &open) {
-            const bool reads = event.access == Access::kRead && open.fetch.access == Access::kRead;
-            return open.fetch.tensor == event.tensor && !reads;
+            return open.fetch.tensor == event.tensor && (changes(open.fetch) || changes(event));
         };
         for (const Open &open : others) {
             if (in_the_way(open)) out_.push_back(end_of(open.fetch));
@@ -247,6 +282,7 @@ private:
     std::vector<size_t> ends_;  // per fetch: its release
     std::array<std::vector<Open>, kLanes> open_;
     std::array<bool, kLanes> in_call_{};
+    std::deque<size_t> waiting_;              // of the update lane
     std::array<uint64_t, kLanes> carried_{};  // computed before what was left out
     Step out_;
 };

@@ -43,6 +43,20 @@ void Replay::Impl::find_orders(const Step &step)
         mine.any = i;
         if (changes) mine.change = i;
     }
+    // A call waits for all that any of its requests waits for.
+    for (const Lane lane : {Lane::kProgram, Lane::kUpdate}) {
+        size_t next = kNoEvent;
+        for (size_t i = step.size(); i-- > 0;) {
+            if (step[i].lane != lane) continue;
+            const bool goes_on = step[i].act == Act::kFetch && step[i].with_next &&
+                                 next != kNoEvent && step[next].act == Act::kFetch;
+            if (goes_on && order_[next] != kNoEvent) {
+                order_[i] =
+                    order_[i] == kNoEvent ? order_[next] : std::max(order_[i], order_[next]);
+            }
+            next = i;
+        }
+    }
 }
 
 Status Replay::Impl::run_lanes()

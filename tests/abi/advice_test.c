@@ -175,6 +175,69 @@ static void bytes_of_fetches_alone_fall_as_advised_within_a_tenth(void **state)
     }
 }
 
+/* Sums, the library's own updates beside the program, a clip that reads all gradients before, and
+ * a read into the program's memory: all of it is replayed. */
+static void what_an_optimizer_does_is_replayed(void **state)
+{
+    enum { PARAMETERS = 6, BLOCKS = 3 };
+    static float copied[BLOCKS * BLOCK / 4];
+    stw_runtime *runtime = machine_open(&now);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_plan_advice advice[3] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,
+                                  STW_PLAN_ADVICE_INIT };
+    stw_tensor *weights[PARAMETERS], *gradients[PARAMETERS];
+    stw_optimizer *optimizer = NULL;
+    stw_phase *phase = NULL;
+    uint32_t count = 77, i, j;
+    int steps;
+    (void)state;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    for (i = 0; i < PARAMETERS; ++i) {
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        weights[i] = entry.parameter = make(runtime, STW_ROLE_PARAM, BLOCKS);
+        gradients[i] = entry.gradient = make(runtime, STW_ROLE_GRAD, BLOCKS);
+        tensor_fill_sequence(weights[i], BLOCKS * BLOCK / 4, 1);
+        ok(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (steps = 0; steps < 4; ++steps) {
+        ok(stw_step_begin(phase));
+        for (j = 0; j < 3; ++j) {
+            for (i = 0; i < PARAMETERS; ++i) {
+                stw_view view = view_get(runtime, weights[i], STW_READ);
+                view_put(&view);
+            }
+            for (i = PARAMETERS; i-- > 0;) {
+                stw_view sum, view = view_get(runtime, weights[i], STW_READ);
+                sum = view_get(runtime, gradients[i], STW_REDUCE);
+                ((float *)sum.pointer)[0] += 1;
+                view_put(&sum);
+                view_put(&view);
+            }
+        }
+        {
+            stw_fetch_request request = request_of(weights[0], STW_READ);
+            stw_view view;
+            request.into = copied;
+            ok(stw_fetch(runtime, NULL, &request, 1, &view));
+        }
+        update.clip_norm = 1;
+        ok(stw_optimizer_step(optimizer, &update, NULL));
+        ok(stw_step_end(phase, NULL));
+        ok(stw_phase_advice_get(phase, advice, 3, &count));
+    }
+    assert_true(count >= 1);
+    assert_true((advice[0].kind & STW_PLAN_ADVICE_GROUP_MICRO_BATCHES) != 0);
+    assert_int_equal(advice[0].micro_batches, 3);
+    assert_true(advice[0].now_nvme_write_bytes > 0);
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_optimizer_destroy(optimizer));
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
 static void there_is_no_advice_before_a_step_has_ended(void **state)
 {
     trainer t;
@@ -300,6 +363,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trainer_is_told_what_to_do_and_saves_it),
         cmocka_unit_test(bytes_of_fetches_alone_fall_as_advised_within_a_tenth),
+        cmocka_unit_test(what_an_optimizer_does_is_replayed),
         cmocka_unit_test(there_is_no_advice_before_a_step_has_ended),
         cmocka_unit_test(what_fits_is_left_as_it_is),
         cmocka_unit_test(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it),

@@ -132,6 +132,36 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
     machine_close(runtime);
 }
 
+/* What is found of a call in one step and not in the next is the same step. */
+static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_fetch_request requests[3];
+    stw_phase *phase = NULL;
+    const char *plan = NULL;
+    int step, i;
+    (void)state;
+    make_layers(runtime, layers);
+    for (i = 0; i < 3; ++i) requests[i] = request_of(layers[i], STW_READ);
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (step = 0; !plan; ++step) {
+        stw_view views[3];
+        if (step % 2 == 0) to_disk(runtime);
+        if (step % 2 == 0) ok(stw_prefetch(runtime, requests, 2));
+        if (step % 2 == 0) ok(stw_runtime_drain(runtime, 0));
+        ok(stw_step_begin(phase));
+        ok(stw_fetch(runtime, NULL, requests, 3, views));
+        ok(stw_release(views, 3, STW_STREAM_HOST, 0));
+        ok(stw_step_end(phase, NULL));
+        plan = strstr(report_text(runtime), "\"chosen\"");
+    }
+    plan = strstr(strstr(report_text(runtime), "\"plan\""), "\"name\": ");
+    assert_int_equal(strncmp(plan, "\"name\": \"train\"", 15), 0);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
 static void the_plan_can_be_turned_off(void **state)
 {
     stw_runtime *runtime;
@@ -324,6 +354,7 @@ int main(void)
         cmocka_unit_test(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic),
         cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
+        cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
         cmocka_unit_test(the_plan_can_be_turned_off),
     };
     return machine_run_each("plans", &now, tests);

@@ -125,7 +125,7 @@ TEST_F(CompletedTest, AViewEndsBeforeTheOtherLanesFetchThatHasWaitedForIt)
         {fetch_of(0), update, release_of(0, Access::kRead, 6), fetch_of(1), done}, 1 << 20);
     EXPECT_EQ(order(step), "f0 r0 f0 f1 r0 r1");
     EXPECT_EQ(step[1].lane, Lane::kProgram);
-    EXPECT_EQ(step[3].compute_ns, 6u);
+    EXPECT_EQ(step[1].compute_ns, 6u);
 }
 
 TEST_F(CompletedTest, PiecesOfAnUpdateFollowEachOther)
@@ -187,6 +187,20 @@ TEST_F(CompletedTest, TheFirstSumIsAWriteAndTheOthersAddToIt)
         completed({fetch_of(0, Access::kWriteEmpty), release_of(0, Access::kWrite)}, kBlock);
     EXPECT_EQ(kept[0].access, Access::kReadWrite);
     expect_replays(kept, {1});
+}
+
+TEST_F(CompletedTest, AnUpdateThatWaitsForAViewComesBehindIt)
+{
+    // Asked for while the program has the bytes: of 0 it says when it is through, of 1 it does not.
+    Step recorded = {fetch_of(0, Access::kReadWrite),   fetch_of(2, Access::kReadWrite),
+                     fetch_of(0, Access::kReadWrite),   fetch_of(1, Access::kReadWrite),
+                     release_of(0, Access::kReadWrite), fetch_of(1),
+                     fetch_of(1, Access::kReadWrite)};
+    for (const size_t i : {1, 2, 3, 6}) recorded[i].lane = Lane::kUpdate;
+    recorded[2].with_next = true;
+    const Step step = completed(recorded, kBlock);
+    EXPECT_EQ(order(step), "f0 f2 r0 r2 f0 f1 r1 f1 r0 r1 f1 r1");
+    expect_replays(step, {1, 1, 1});
 }
 
 TEST_F(CompletedTest, ACopyThatIsLargerThanTheRoomGoesPieceByPiece)

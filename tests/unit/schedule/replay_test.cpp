@@ -138,6 +138,20 @@ private:
     bool asked_ = false;
 };
 
+TEST_F(ReplayTest, ACallWaitsForTheOtherLaneWithAllOfItsTensors)
+{
+    open(machine_of(4), {1, 1});
+    Step step;
+    use(step, 1, 0, Access::kReadWrite, Lane::kUpdate);
+    step[0].compute_ns = 5 * kBlockNs;
+    use(step, 0);
+    use(step, 1);
+    std::swap(step[3], step[4]);  // one call of both
+    step[2].with_next = true;
+    const StepResult result = run(step);
+    EXPECT_EQ(result.step_ns, 7 * kBlockNs) << "1 is brought for the update, then 0 for the call";
+}
+
 TEST_F(ReplayTest, WhatIsAskedAheadIsReadBehindTheComputingAndAfterDemand)
 {
     open(machine_of(8), {1, 1, 3});

@@ -11,7 +11,7 @@ using namespace stepwell::api;
 
 namespace {
 
-constexpr uint32_t kOnStackMax = 16;  // views of hits that wait for those of the same call
+constexpr uint32_t kOnStackMax = Runtime::kHitsAtOnceMax;
 
 // Cheap enough for every hit: tags, epochs and one comparison of sizes.
 bool quick_enter(const stw_runtime *runtime)
@@ -235,20 +235,17 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
     const uint32_t stride = requests->struct_size;
     if (!is_known(stride)) return false;
     if (n > kOnStackMax) return fetch_many_quickly(runtime, requests, n, views_out);
-    stw_view views[kOnStackMax];
-    Range range;
     const uint64_t step = runtime->body->current_step();
-    uint32_t done = 0;
-    for (; done < n; ++done) {
-        if (!may_hit(runtime, element(requests, done), stride, &range)) break;
-        if (!runtime->body->fetch_hit(range, step, &views[done])) break;
+    Range range;
+    if (n == 1) {
+        return may_hit(runtime, *requests, stride, &range) &&
+               runtime->body->fetch_hit(range, step, views_out);
     }
-    if (done == n) {
-        std::memcpy(views_out, views, n * sizeof(stw_view));
-        return true;
+    Range ranges[kOnStackMax];
+    for (uint32_t i = 0; i < n; ++i) {
+        if (!may_hit(runtime, element(requests, i), stride, &ranges[i])) return false;
     }
-    if (done > 0) (void)runtime->body->release(views, done, 0);
-    return false;
+    return runtime->body->fetch_hits(ranges, n, step, views_out);
 }
 
 }  // namespace

@@ -64,6 +64,22 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
     return true;
 }
 
+bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out)
+{
+    uint32_t pinned[kHitsAtOnceMax];
+    uint32_t count = 0;
+    for (; count < n; ++count) {
+        pinned[count] = pin_hit(ranges[count], step);
+        if (pinned[count] == residency::kNone) break;
+    }
+    if (count == n) {
+        for (uint32_t i = 0; i < n; ++i) open_hit(pinned[i], ranges[i], step, &views_out[i]);
+        return true;
+    }
+    while (count > 0) undo_hit(pinned[--count]);
+    return false;
+}
+
 bool Runtime::add_hit(HitChain *chain, const Range &range, uint64_t step)
 {
     const uint32_t index = pin_hit(range, step);
@@ -96,14 +112,20 @@ void Runtime::open_hits(const HitChain &chain, stw_view *views_out)
 void Runtime::undo_hits(const HitChain &chain)
 {
     for (uint32_t index = chain.first; index != residency::kNone;) {
-        stw_view view{};
-        view.tensor = views_.slot(index).tensor;
         const uint32_t next = views_.slot(index).next;
-        views_.slot(index).step = 0;  // it was none of the program's
-        view.cookie = views_.open(index);
-        (void)release_one(view, 0);
+        undo_hit(index);
         index = next;
     }
+}
+
+// The program has never had it, so its end is none of a step's either.
+void Runtime::undo_hit(uint32_t index)
+{
+    stw_view view{};
+    view.tensor = views_.slot(index).tensor;
+    views_.slot(index).step = 0;
+    view.cookie = views_.open(index);
+    (void)release_one(view, 0);
 }
 
 void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,

@@ -229,8 +229,11 @@ void Runtime::settle_model(const std::vector<observe::LinkTotal> &totals, StepMo
 }
 
 // A step of a settled model that a replay can run.
-schedule::Step Runtime::complete_step(const schedule::Step &step, const StepModel &model)
+schedule::Step Runtime::complete_step(schedule::Step step, const StepModel &model)
 {
+    std::vector<bool> buffers;
+    for (const TensorId id : model.ids) buffers.push_back(id == kNone);
+    schedule::fold_sums(step, buffers);
     schedule::Step complete = schedule::completed(step, copy_bytes_of(model.machine.config));
     end_gone_tensors(model.ids, complete);
     return complete;

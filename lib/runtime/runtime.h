@@ -526,7 +526,7 @@ private:
     Result<StepModel> take_model(uint32_t phase) const;
     void copy_steps(const std::vector<const schedule::Learned *> &ways, StepModel *model) const;
     void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
-    static schedule::Step complete_step(const schedule::Step &step, const StepModel &model);
+    static schedule::Step complete_step(schedule::Step step, const StepModel &model);
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
         const std::vector<residency::TensorId> &used) const;
     [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const;

@@ -289,6 +289,38 @@ private:
 
 }  // namespace
 
+void fold_sums(Step &step, const std::vector<bool> &buffers)
+{
+    std::unordered_set<TensorId> asked;  // where the program has them as sums
+    for (const Event &event : step) {
+        if (event.lane == Lane::kProgram && event.access == Access::kWriteEmpty) {
+            asked.insert(event.tensor);
+        }
+    }
+    Step folded;
+    folded.reserve(step.size());
+    for (size_t begin = 0, end = 0; begin < step.size(); begin = end) {
+        end = begin + 1;
+        while (end < step.size() && step[end - 1].act == Act::kFetch && step[end - 1].with_next) {
+            ++end;
+        }
+        const bool sums = step[begin].lane == Lane::kUpdate &&
+                          std::any_of(step.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      step.begin() + static_cast<std::ptrdiff_t>(end),
+                                      [&](const Event &event) { return buffers[event.tensor]; });
+        for (size_t i = begin; i < end; ++i) {
+            Event event = step[i];
+            if (sums && (buffers[event.tensor] || asked.count(event.tensor) > 0)) continue;
+            if (sums) {
+                event.lane = Lane::kProgram;
+                event.with_next = false;
+            }
+            folded.push_back(event);
+        }
+    }
+    step = std::move(folded);
+}
+
 Step completed(const Step &recorded, uint64_t copy_bytes)
 {
     Step step = recorded;

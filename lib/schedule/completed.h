@@ -7,6 +7,11 @@
 
 namespace stepwell::schedule {
 
+// Sums into gradients that go by private buffers, a flag per tensor: the library adds these behind
+// the program. For a replay the program has the gradient itself instead, where it asked for the
+// buffer, else where the sum was made.
+void fold_sums(Step &step, const std::vector<bool> &buffers);
+
 // The end of a view that nobody saw is taken to be just before the next call of its lane, behind
 // the computing; one that a fetch of the other lane waits for ends before that. A release without a fetch is left out, and so is a discard of what is read
 // afterwards although no write was seen. A sum is a write where the tensor has no contents then,

@@ -203,6 +203,24 @@ TEST_F(CompletedTest, AnUpdateThatWaitsForAViewComesBehindIt)
     expect_replays(step, {1, 1, 1});
 }
 
+TEST_F(CompletedTest, ASumByABufferIsOneOfTheProgramsOwn)
+{
+    // 0 is asked for by the program, 1 comes from memory of its own; 2 is a buffer.
+    Step step = {fetch_of(0, Access::kWriteEmpty),
+                 fetch_of(0, Access::kReadWrite),
+                 fetch_of(2),
+                 fetch_of(1, Access::kReadWrite),
+                 fetch_of(2),
+                 fetch_of(1, Access::kReadWrite)};
+    for (size_t i = 1; i < step.size(); ++i) step[i].lane = Lane::kUpdate;
+    step[1].with_next = step[3].with_next = true;
+    fold_sums(step, {false, false, true});
+    EXPECT_EQ(order(step), "f0 f1 f1");
+    EXPECT_EQ(step[1].lane, Lane::kProgram);
+    EXPECT_FALSE(step[1].with_next);
+    EXPECT_EQ(step[2].lane, Lane::kUpdate) << "an update, by no buffer";
+}
+
 TEST_F(CompletedTest, ACopyThatIsLargerThanTheRoomGoesPieceByPiece)
 {
     Event copy = fetch_of(0, Access::kRead, 40);

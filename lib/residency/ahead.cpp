@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint32_t kCleanedMax = 4;  // in flight at once, so that a read that comes waits for few
 constexpr uint32_t kLookedAtMax = 256;
+constexpr uint32_t kPlannedLookedAtMax = 2048;
 
 }  // namespace
 
@@ -68,6 +69,7 @@ uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
     });
     if (wanted) return 0;
     const uint32_t most = std::min(kCleanedMax, config_.writebacks_max);
+    if (has_plan_) return clean_planned_beyond(place, beyond, most, out);
     uint32_t started = 0;
     uint32_t looked_at = 0;
     for (BlockId block = coldest_[place]; block != kNone && write_backs_ < most;
@@ -77,6 +79,25 @@ uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
         if (!replica(block, place).valid || is_duplicate(block, place)) continue;
         if (next_use(block) <= beyond) continue;
         started += clean_early(block, place, out);
+    }
+    return started;
+}
+
+// In the order in which the plan lets them leave, whether they are cold or not.
+uint32_t Core::clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t most, Commands &out)
+{
+    uint32_t started = 0;
+    uint32_t looked_at = 0;
+    for (const Rank &rank : ranked_[place]) {
+        if (rank.worth > 0 || looked_at > kPlannedLookedAtMax) break;
+        const Pack &pack = packs_[rank.pack];
+        if (next_use(pack.first) <= beyond) continue;
+        if (is_pinned_by_gates(pack, place)) continue;
+        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
+            if (write_backs_ >= most) return started;
+            ++looked_at;
+            started += clean_early(pack.first + index - 1, place, out);
+        }
     }
     return started;
 }

@@ -293,6 +293,7 @@ private:
     void note_waste(BlockId block, PlaceId place);
     void clean_coldest(PlaceId place, uint32_t reserve, Commands &out);
     void clean_planned(PlaceId place, uint32_t reserve, Commands &out);
+    uint32_t clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t most, Commands &out);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_pinned_by_gates(const Pack &pack, PlaceId place) const;

@@ -174,5 +174,21 @@ TEST_F(PlanTest, ATensorOfMoreBlocksThanOneChoiceLooksAtLeavesToItsFirst)
     EXPECT_EQ(core_->check(), "");
 }
 
+TEST_F(PlanTest, WhatLeavesNextIsCleanedAheadHoweverManyAreColder)
+{
+    open_planned(300, 400);
+    for (int i = 0; i < 60; i++) make(("a" + std::to_string(i)).c_str(), 1, 4);
+    const TensorId least = make("least", -2);
+    for (TensorId tensor = 0; tensor <= 60; tensor++) fill(tensor);
+    Commands out;
+    EXPECT_EQ(core_->clean_ahead(kDevice, 10, out), 1u);  // the others stay
+    ASSERT_EQ(out.transfers.size(), 1u);
+    EXPECT_EQ(out.transfers[0].tensor, least);
+    take(out);
+    finish_all();
+    EXPECT_TRUE(resident(least, kDevice) && resident(least, kNvme));
+    EXPECT_EQ(core_->clean_ahead(kDevice, 10, out), 0u);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

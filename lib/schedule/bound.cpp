@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step is cut into parts so that their bounds add up to the most. Cuts are tried at a bounded
-// number of events, so that the work stays linear in the step.
+// number of places, so that the work stays linear in the step.
 #include "lib/schedule/bound.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ using residency::Access;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr size_t kCutsMax = 256;
+constexpr size_t kCutsMin = 256;
+constexpr size_t kWorkMax = size_t{1} << 22;  // cuts times events, where there are more cuts
 
 bool dies(const Event &event)
 {
@@ -40,8 +41,18 @@ private:
         size_t part = SIZE_MAX;  // that began there
         uint64_t dirty = 0;      // written in it and alive
     };
+    struct View {
+        TensorId tensor = 0;
+        uint64_t begin = 0;
+        uint64_t bytes = 0;
+    };
     void open(size_t part);
-    void take(size_t position);
+    void take(size_t half);
+    void hold(size_t half);
+    [[nodiscard]] bool is_followed(const Event &event) const
+    {
+        return one_lane_ || event.lane == Lane::kProgram;
+    }
     [[nodiscard]] uint64_t bytes_of(const Event &event) const
     {
         const uint64_t all = specs_[event.tensor].bytes;
@@ -57,9 +68,11 @@ private:
     const Start start_;
     const bool one_lane_;
     std::vector<std::array<bool, kLanes>> changes_;  // by tensor: it writes or discards it
+    std::vector<View> views_;                        // where the part under way begins
     // Of the part under way.
     std::vector<Seen> seen_;
     size_t part_ = 0;
+    uint64_t held_ = 0;  // when it began
     uint64_t reads_ = 0;
     uint64_t dirty_ = 0;
     uint64_t compute_ns_ = 0;
@@ -98,18 +111,42 @@ double Reader::bytes_per_s(bool in) const
 void Reader::open(size_t part)
 {
     part_ = part;
-    reads_ = dirty_ = compute_ns_ = 0;
+    reads_ = dirty_ = compute_ns_ = held_ = 0;
     std::fill(seen_.begin(), seen_.end(), Seen{});
+    for (const View &view : views_) {
+        if (seen_[view.tensor].part == part_) continue;  // two may be of the same bytes
+        seen_[view.tensor].part = part_;
+        held_ += view.bytes;
+    }
+    held_ = std::min(held_, capacity_);
+}
+
+// What the program has has room that nothing else can be in.
+void Reader::hold(size_t half)
+{
+    const Event &event = step_[half / 2];
+    if (half % 2 == 0 || !is_followed(event) || event.act == Act::kDiscard) return;
+    const View view{event.tensor, event.byte_begin, bytes_of(event)};
+    if (event.act == Act::kFetch) {
+        const PlaceId at = event.place == residency::kNoPlace ? PlaceId{0} : event.place;
+        if (at == place_) views_.push_back(view);
+        return;
+    }
+    const auto found = std::find_if(views_.begin(), views_.end(), [&](const View &held) {
+        return held.tensor == view.tensor && held.begin == view.begin && held.bytes == view.bytes;
+    });
+    if (found != views_.end()) views_.erase(found);
 }
 
 // Where there are two lanes only the program's is followed, and of that what the other one leaves
 // alone: when the other one does its part is not known.
-void Reader::take(size_t position)
+void Reader::take(size_t half)
 {
-    const Event &event = step_[position];
+    const Event &event = step_[half / 2];
     Seen &seen = seen_[event.tensor];
-    if (!one_lane_ && event.lane != Lane::kProgram) return;
-    compute_ns_ += event.compute_ns;
+    if (!is_followed(event)) return;
+    if (half % 2 == 0) compute_ns_ += event.compute_ns;
+    if (half % 2 == 0) return;
     if (dies(event)) dirty_ -= seen.dirty;
     if (dies(event)) seen.dirty = 0;
     if (event.act != Act::kFetch) return;
@@ -128,10 +165,12 @@ void Reader::take(size_t position)
 
 Sums Reader::sums()
 {
-    const size_t events = step_.size();
-    const size_t cuts = std::min(events, kCutsMax);
+    // Before the computing and before the event behind it: a view is held until then.
+    const size_t halves = 2 * step_.size();
+    const size_t cuts =
+        std::min(halves, std::max(kCutsMin, kWorkMax / std::max<size_t>(1, halves)));
     std::vector<size_t> at(cuts + 1);
-    for (size_t i = 0; i <= cuts; ++i) at[i] = cuts > 0 ? events * i / cuts : 0;
+    for (size_t i = 0; i <= cuts; ++i) at[i] = cuts > 0 ? halves * i / cuts : 0;
     const double in_bytes_per_s = bytes_per_s(true);
     const double in_ns = in_bytes_per_s > 0 ? 1e9 / in_bytes_per_s : 0;
     Sums sums;
@@ -139,10 +178,11 @@ Sums Reader::sums()
     sums.out_bytes.assign(cuts + 1, 0);
     sums.ns.assign(cuts + 1, 0);
     for (size_t i = 0; i < cuts; ++i) {
+        for (size_t half = i > 0 ? at[i - 1] : 0; half < at[i]; ++half) hold(half);
         open(i);
-        const uint64_t there = i == 0 && start_ == Start::kCold ? 0 : capacity_;
+        const uint64_t there = i == 0 && start_ == Start::kCold ? 0 : capacity_ - held_;
         for (size_t j = i; j < cuts; ++j) {
-            for (size_t position = at[j]; position < at[j + 1]; ++position) take(position);
+            for (size_t half = at[j]; half < at[j + 1]; ++half) take(half);
             const uint64_t comes = reads_ > there ? reads_ - there : 0;
             const uint64_t leaves = dirty_ > capacity_ ? dirty_ - capacity_ : 0;
             const double ns = static_cast<double>(comes) * in_ns;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A lower bound: what no schedule of a step can beat on a machine, whatever it keeps, evicts and
 // asks ahead. It follows from bytes, capacities, bandwidths and computing alone.
-// A part of the step that reads more than the place holds must move the difference meanwhile, and
-// what it writes beyond that must leave; parts that follow each other add up. Pure.
+// A part of the step that reads more than the place holds beside the views that are open when it
+// begins must move the difference meanwhile, and what it writes beyond the place must leave; parts
+// that follow each other add up. Pure.
 #pragma once
 
 #include "lib/schedule/machine.h"

@@ -175,5 +175,20 @@ TEST(Bound, SaysWhatLimits)
     EXPECT_EQ(bound_of(step, specs, machine, Start::kAny).limit, Limit::kGroup);
 }
 
+// What is held has room that nothing brought ahead can be in.
+TEST(Bound, CountsTheRoomOfOpenViews)
+{
+    const auto specs = tensors_of({3, 3});
+    Step step;
+    use(step, 0, 10 * kBlockNs);
+    use(step, 1, 0);
+    const Bound bound = bound_of(step, specs, machine_of(4), Start::kAny);
+    // One block of the second at most is there when the first is released, and the other way round
+    // in the step before.
+    EXPECT_EQ(bound.in_bytes[kDevice], 2 * kBlock);
+    EXPECT_EQ(bound.step_ns, 12 * kBlockNs);
+    EXPECT_EQ(bound_of(step, specs, machine_of(6), Start::kAny).step_ns, 10 * kBlockNs);
+}
+
 }  // namespace
 }  // namespace stepwell::schedule

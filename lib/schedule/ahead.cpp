@@ -11,9 +11,6 @@ using residency::Instant;
 using residency::PlaceId;
 using residency::Tier;
 
-constexpr Instant kLookFirstNs = 1000000;  // after a look at a program that makes hits alone ...
-constexpr Instant kLookLastNs = 64000000;  // ... and while it does not go on
-
 // A machine that has no disk has none beyond all its places.
 PlaceId nvme_of(const Machine &machine)
 {
@@ -72,13 +69,11 @@ void AheadPrefetcher::take_bandwidths(const Machine &machine)
 void AheadPrefetcher::begin_step(const Step &, Instant now)
 {
     forecast_.begin(now);
-    open_ = true;
 }
 
 void AheadPrefetcher::end_step(Instant)
 {
     forecast_.end();
-    open_ = false;
 }
 
 // When a hit was made is not known.
@@ -107,22 +102,12 @@ void AheadPrefetcher::ended(residency::FetchId fetch, const Status &status)
     lookahead_.ended(fetch, end);
 }
 
-void AheadPrefetcher::clean(const Moment &moment, residency::Core &core, residency::Commands &out)
+void AheadPrefetcher::clean(const Moment &, residency::Core &core, residency::Commands &out)
 {
-    wake_ = lookahead_.wake();
-    bool all_fits = true;
     for (PlaceId place = 0; place <= host_; ++place) {
         const uint64_t horizon = lookahead_.horizon(place);
-        if (horizon == residency::kNever) continue;
-        all_fits = false;
-        core.clean_ahead(place, horizon, out);
+        if (horizon != residency::kNever) core.clean_ahead(place, horizon, out);
     }
-    if (!open_ || all_fits) return;
-    // Hits tell nobody that they make room for what comes behind them.
-    const bool went_on = looked_at_ != forecast_.passed();
-    looked_at_ = forecast_.passed();
-    pause_ns_ = went_on ? kLookFirstNs : std::clamp(2 * pause_ns_, kLookFirstNs, kLookLastNs);
-    wake_ = std::min(wake_, moment.now + pause_ns_);
 }
 
 }  // namespace stepwell::schedule

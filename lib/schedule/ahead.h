@@ -25,7 +25,7 @@ public:
     void asked(residency::FetchId fetch) override;
     void ended(residency::FetchId fetch, const Status &status) override;
     void clean(const Moment &moment, residency::Core &core, residency::Commands &out) override;
-    [[nodiscard]] residency::Instant wake() const override { return wake_; }
+    [[nodiscard]] residency::Instant wake() const override { return lookahead_.wake(); }
 
 private:
     void take_bandwidths(const Machine &machine);
@@ -34,10 +34,6 @@ private:
     residency::PlaceId nvme_ = 0;
     Lookahead lookahead_;
     PhaseTrace forecast_;
-    bool open_ = false;
-    uint64_t looked_at_ = UINT64_MAX;  // passed fetches, when it was looked last
-    residency::Instant pause_ns_ = 0;  // between looks at hits alone
-    residency::Instant wake_ = residency::kNever;
 };
 
 }  // namespace stepwell::schedule

@@ -13,7 +13,9 @@ using residency::Instant;
 using residency::kNever;
 using residency::PlaceId;
 
-constexpr size_t kItemsMax = 256;
+constexpr size_t kItemsMax = 2048;
+constexpr size_t kAnewMax = 32;                   // of the next ones, looked at each time ...
+constexpr uint64_t kAnewBlocksMax = 1024;         // ... unless they are large
 constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
 constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
 constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
@@ -22,6 +24,9 @@ constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies t
 constexpr uint64_t kAheadShare = 2;               // ... and with what has landed and is not used
 constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
 constexpr Instant kRetryNs = 500'000;             // after a hint was refused
+constexpr uint64_t kPollShare = 8;                // of the time to the next fetch, but ...
+constexpr Instant kPollFirstNs = 1'000'000;       // ... at least this, and ...
+constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also while it does not come
 constexpr uint64_t kDoubt = 2;                    // bandwidths are shared and gaps vary
 constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that nobody measured
 
@@ -123,6 +128,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     }
     Item there = item;
     there.landed_bytes = 0;
+    there.flying = false;
     there.room_bytes = lack.room_bytes;
     if (!take_room(core, there, lack.place)) return false;
     if (before == Zone::kFar) give_room(item);
@@ -221,6 +227,29 @@ bool Lookahead::may_evict(const residency::Core &core, PlaceId place) const
     return flying + landed_bytes_[place] <= budget / kAheadShare;
 }
 
+// Hits, and releases of them, tell nobody that they make room for what comes behind them. A program
+// that is later than expected is looked at less and less often; looks for other reasons do not
+// count.
+void Lookahead::poll_later(Instant now)
+{
+    const bool all_fits = std::all_of(horizon_.begin(), horizon_.end(),
+                                      [](uint64_t horizon) { return horizon == kNever; });
+    if (all_fits || items_.empty()) return;
+    const uint64_t gap_ns = items_.front().use.compute_ns;
+    if (polled_turn_ != turn_ || polled_passed_ != passed_) {
+        polled_turn_ = turn_;
+        polled_passed_ = passed_;
+        polled_from_ = now;
+        pause_ns_ = std::clamp(gap_ns / kPollShare, kPollFirstNs, kPollLastNs);
+        poll_at_ = now + pause_ns_;
+    } else if (now >= poll_at_) {
+        const bool late = now - polled_from_ > gap_ns;
+        if (late) pause_ns_ = std::min(2 * pause_ns_, kPollLastNs);
+        poll_at_ = now + pause_ns_;
+    }
+    wake_ = std::min(wake_, poll_at_);
+}
+
 std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core,
                                                      const Forecast &forecast, Instant now)
 {
@@ -228,6 +257,32 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
     wake_ = kNever;
     follow(forecast);
     extend(core, forecast);
+    look_anew(core);
+    std::optional<residency::FetchAsked> asked = propose(core, forecast, now);
+    if (!asked) poll_later(now);
+    return asked;
+}
+
+// Of the next ones: what was there when it came near may have left since.
+void Lookahead::look_anew(const residency::Core &core)
+{
+    uint64_t looked_at = 0;
+    for (size_t i = 0; i < std::min(near_, kAnewMax) && looked_at < kAnewBlocksMax; ++i) {
+        Item &item = items_[i];
+        if (item.lacks || item.place == residency::kNoPlace) continue;
+        if (!reads_bytes(item.use.request) || item.left || item.flying) continue;
+        looked_at += item.room_bytes / core.block_bytes();
+        const residency::Lack lack = core.lack(item.use.request);
+        if (lack.place != item.place || !lack.readable || lack.bytes == 0) continue;
+        if (lack.room_bytes > core.budget_bytes(lack.place)) continue;
+        item.lacks = true;
+        item.cost_ns = cost_of(lack);
+    }
+}
+
+std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &core,
+                                                        const Forecast &forecast, Instant now)
+{
     if (!flying_.empty() && flying_ns_ >= kInFlightNs) return {};
     uint32_t busy = 0;
     for (size_t i = 0; i < items_.size(); ++i) {
@@ -269,6 +324,7 @@ void Lookahead::asked(residency::FetchId fetch)
     flying_[fetch] = proposed_;
     flying_ns_ += proposed_.cost_ns;
     flying_bytes_[proposed_.place] += proposed_.bytes;
+    if (Item *item = item_of(proposed_)) item->flying = true;
 }
 
 std::vector<residency::FetchId> Lookahead::fetches() const
@@ -288,6 +344,8 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     flying_ns_ -= flight.cost_ns;
     flying_bytes_[flight.place] -= flight.bytes;
     Item *item = item_of(flight);
+    if (item) item->flying = false;
+    if (end == End::kFailed && item) item->left = true;
     if (end == End::kThere && item) {
         item->landed_bytes += flight.bytes;
         landed_bytes_[flight.place] += flight.bytes;

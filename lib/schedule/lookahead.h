@@ -54,6 +54,8 @@ private:
         Expected use;
         Zone zone = Zone::kOut;
         bool lacks = false;                              // bytes, at the place it is to be brought
+        bool flying = false;                             // asked for, and not answered yet
+        bool left = false;                               // to the demand, as it failed
         residency::PlaceId place = residency::kNoPlace;  // that one
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks
@@ -71,6 +73,10 @@ private:
         uint64_t bytes = 0;
     };
 
+    std::optional<residency::FetchAsked> propose(const residency::Core &core,
+                                                 const Forecast &forecast, residency::Instant now);
+    void look_anew(const residency::Core &core);
+    void poll_later(residency::Instant now);
     void follow(const Forecast &forecast);
     void extend(const residency::Core &core, const Forecast &forecast);
     bool bring_near(const residency::Core &core, Item &item);
@@ -101,6 +107,11 @@ private:
     std::array<residency::Instant, residency::kPlacesMax> refused_{};  // again not before
     residency::Instant now_ = 0;
     residency::Instant wake_ = residency::kNever;
+    uint64_t polled_turn_ = UINT64_MAX;  // where the program was when polling began
+    uint64_t polled_passed_ = 0;
+    residency::Instant polled_from_ = 0;
+    residency::Instant pause_ns_ = 0;
+    residency::Instant poll_at_ = 0;
 };
 
 }  // namespace stepwell::schedule

@@ -19,6 +19,7 @@ using residency::kNvme;
 using residency::PlaceId;
 using residency::TensorId;
 
+constexpr Instant kMs = 1'000'000;
 constexpr uint64_t kBytesPerS = kBlock * 1000;  // a block takes 1 ms
 
 // A list of uses, and the policy that knows it.
@@ -313,6 +314,45 @@ TEST_F(LookaheadTest, NoMoreIsUnderWayThanTheLinksMoveInAMoment)
     finish_next();
     tell();
     EXPECT_EQ(plan(), "t20@0 ");
+}
+
+TEST_F(LookaheadTest, WhatHasLeftSinceItCameNearIsBroughtAgain)
+{
+    open_listed(8, 0, 16);
+    const std::vector<TensorId> all = store(3);
+    for (const TensorId tensor : all) expect(tensor);
+    EXPECT_EQ(plan(), "t0@0 t1@0 t2@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+    evict(all[1]);
+    EXPECT_FALSE(resident(all[1], kDevice));
+    EXPECT_EQ(plan(), "t1@0 ");
+    EXPECT_EQ(plan(), "");  // it is under way
+}
+
+// As often as a transfer ends, say: such looks do not make the next one later.
+TEST_F(LookaheadTest, HitsAreLookedAfterUntilTheNextFetchIsLate)
+{
+    open_listed(8, 0, 32);
+    for (const TensorId tensor : store(12)) expect(tensor, 40 * kMs);
+    plan();
+    finish_hints();
+    now_ = 100 * kMs;
+    list_.at = now_;
+    ++list_.over;
+    plan();
+    EXPECT_EQ(lookahead_.wake(), 105 * kMs);  // an eighth of the gap
+    for (int i = 0; i < 20; ++i) plan();
+    EXPECT_EQ(lookahead_.wake(), 105 * kMs);
+    now_ = 105 * kMs;
+    plan();
+    EXPECT_EQ(lookahead_.wake(), 110 * kMs);
+    now_ = 145 * kMs;
+    plan();
+    EXPECT_EQ(lookahead_.wake(), 155 * kMs);  // it is late
+    ++list_.over;
+    plan();
+    EXPECT_EQ(lookahead_.wake(), 150 * kMs);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "lib/schedule/choose.h"
 
 #include "lib/schedule/ahead.h"
+#include "lib/support/assert.h"
 
 #include <algorithm>
 #include <set>
@@ -10,8 +11,9 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr size_t kWarmSteps = 2;      // until what is where no longer hangs on how it began
-constexpr size_t kMeasuredSteps = 2;  // some policies alternate
+constexpr size_t kWarmSteps = 2;       // until what is where no longer hangs on how it began
+constexpr size_t kMeasuredSteps = 2;   // some policies alternate
+constexpr uint64_t kAlikeShare = 200;  // steps that differ by less than this part are as long
 
 double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
 {
@@ -158,6 +160,16 @@ Result<std::vector<Verdict>> choose(const Machine &machine,
         return !planned(verdict) || !more_somewhere(verdict, *single);
     });
     return verdicts;
+}
+
+const Verdict &fastest(const std::vector<Verdict> &verdicts)
+{
+    STW_ASSERT(!verdicts.empty());
+    uint64_t least_ns = UINT64_MAX;
+    for (const Verdict &verdict : verdicts) least_ns = std::min(least_ns, verdict.step_ns);
+    const uint64_t alike_ns = least_ns + least_ns / kAlikeShare;
+    return *std::find_if(verdicts.begin(), verdicts.end(),
+                         [&](const Verdict &verdict) { return verdict.step_ns <= alike_ns; });
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <tuple>
 
 namespace stepwell::schedule {
 namespace {
@@ -83,10 +84,20 @@ struct Interval {
 struct Ranking {
     double power = 1;
     double write_share = 1;
+    bool spreads = false;  // those of about the same value are taken from all over the step
+    double room = 1;       // of the place: the rest is for what is on its way
 };
 
-constexpr std::array<Ranking, kKeepingWays> kRankings = {
-    {{1, 1}, {1, 0.1}, {0.5, 1}, {0.5, 0.1}, {1, 3}, {2, 1}}};
+constexpr std::array<Ranking, kKeepingWays> kRankings = {{{1, 1},
+                                                          {1, 0.1},
+                                                          {0.5, 1},
+                                                          {0.5, 0.1},
+                                                          {1, 3},
+                                                          {2, 1},
+                                                          {0.5, 0.1, true, 1},
+                                                          {0.5, 0.1, true, 0.95},
+                                                          {0.5, 1, true, 0.95},
+                                                          {0.5, 1, true, 0.9}}};
 
 class Planner {
 public:
@@ -112,6 +123,8 @@ private:
     }
     void list(TensorId tensor);
     void share_write_backs(size_t first);
+    [[nodiscard]] std::vector<uint32_t> ordered(const Ranking &ranking) const;
+    void spread(std::vector<std::pair<double, uint32_t>> &order) const;
     void count(Keeping &keeping) const;
 
     const Uses &uses_;
@@ -159,6 +172,47 @@ void Planner::share_write_backs(size_t first)
     }
 }
 
+// Those that are kept first come first; nothing where keeping saves nothing.
+std::vector<uint32_t> Planner::ordered(const Ranking &ranking) const
+{
+    std::vector<std::pair<double, uint32_t>> order;
+    for (uint32_t i = 0; i < intervals_.size(); ++i) {
+        const Interval &at = intervals_[i];
+        const double saves = at.saves + ranking.write_share * at.saves_all;
+        if (saves <= 0) continue;
+        const double value = saves / (at.bytes * std::pow(at.length + 1, ranking.power));
+        order.push_back({ranking.spreads ? -std::round(std::log2(value)) : -value, i});
+    }
+    if (ranking.spreads) spread(order);
+    std::sort(order.begin(), order.end());
+    std::vector<uint32_t> indexes;
+    for (const auto &[minus_value, index] : order) indexes.push_back(index);
+    return indexes;
+}
+
+// Of those that are about alike any number of the first ones lies evenly over the step, and so does
+// what is left: its bytes come and go beside the computing all the time, not all at once.
+void Planner::spread(std::vector<std::pair<double, uint32_t>> &order) const
+{
+    std::sort(order.begin(), order.end(), [&](const auto &one, const auto &other) {
+        if (one.first != other.first) return one.first < other.first;
+        const Interval &mine = intervals_[one.second];
+        const Interval &others = intervals_[other.second];
+        return std::tie(mine.end, one.second) < std::tie(others.end, other.second);
+    });
+    std::vector<std::tuple<double, uint32_t, uint32_t>> turned;
+    for (size_t i = 0, first = 0; i < order.size(); ++i) {
+        if (order[i].first != order[first].first) first = i;
+        uint32_t bits = 0;  // of the number among those alike, the last one first
+        for (uint32_t bit = 0; bit < 32; ++bit) bits = bits << 1 | ((i - first) >> bit & 1);
+        turned.push_back({order[i].first, bits, order[i].second});
+    }
+    std::sort(turned.begin(), turned.end());
+    for (size_t i = 0; i < order.size(); ++i) {
+        order[i] = {static_cast<double>(i), std::get<2>(turned[i])};
+    }
+}
+
 Keeping Planner::keep(const Ranking &ranking) const
 {
     const size_t events = uses_.events();
@@ -172,23 +226,13 @@ Keeping Planner::keep(const Ranking &ranking) const
             load.add(use.fetch, use.release + size_t{1}, events, size_of(tensor));
         }
     }
-    const auto value = [&](const Interval &at) {
-        const double saves = at.saves + ranking.write_share * at.saves_all;
-        return saves / (at.bytes * std::pow(at.length + 1, ranking.power));
-    };
-    std::vector<std::pair<double, uint32_t>> order;
-    for (uint32_t i = 0; i < intervals_.size(); ++i) {
-        const double saves = value(intervals_[i]);
-        if (saves > 0) order.push_back({-saves, i});
-    }
-    std::sort(order.begin(), order.end());
-    for (const auto &[minus_saves, index] : order) {
+    for (const uint32_t index : ordered(ranking)) {
         const Interval &at = intervals_[index];
         if (at.length == 0) {
             keeping.stays[at.tensor][at.use] = Stay::kStays;
             continue;
         }
-        const double left = room_ - load.most(at.begin, at.end, events);
+        const double left = ranking.room * room_ - load.most(at.begin, at.end, events);
         if (left < std::min(at.bytes, block_)) continue;
         const bool all = left >= at.bytes;
         load.add(at.begin, at.end, events, all ? at.bytes : std::floor(left / block_) * block_);

@@ -17,7 +17,7 @@ struct Keeping {
     double saved_bytes = 0;                // a step, against keeping nothing
 };
 
-constexpr uint32_t kKeepingWays = 6;
+constexpr uint32_t kKeepingWays = 10;
 
 Keeping plan_keeping(const Uses &uses, const std::vector<residency::TensorSpec> &specs,
                      const Machine &machine, residency::PlaceId place, uint32_t way = 0);

@@ -148,13 +148,25 @@ Kept::Kept(const Uses &uses, Keeping keeping, PlaceId place)
 {
 }
 
+// Until its next use.
+Stay Kept::stay(TensorId tensor) const
+{
+    const size_t count = uses().of(tensor).size();
+    return keeping_.stays[tensor][(turn(tensor) + count - 1) % count];
+}
+
+uint64_t Kept::next_use(TensorId tensor) const
+{
+    const uint64_t distance = KnownStep::next_use(tensor);
+    return distance != residency::kNever && stay(tensor) == Stay::kStays ? 0 : distance;
+}
+
 double Kept::worth(TensorId tensor, PlaceId place) const
 {
     if (!is_used(tensor)) return worth_unused(tensor);
-    const size_t count = uses().of(tensor).size();
-    const Stay stay = keeping_.stays[tensor][(turn(tensor) + count - 1) % count];
-    if (place != place_ || stay == Stay::kLeaves) return -next_at(tensor);
-    return stay == Stay::kStays ? kStayWorth : kPartWorth;
+    const Stay how = stay(tensor);
+    if (place != place_ || how == Stay::kLeaves) return -next_at(tensor);
+    return how == Stay::kStays ? kStayWorth : kPartWorth;
 }
 
 }  // namespace stepwell::schedule

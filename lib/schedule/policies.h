@@ -129,10 +129,15 @@ public:
 class Kept final : public KnownStep {
 public:
     Kept(const Uses &uses, Keeping keeping, residency::PlaceId place);
+    // Of what stays: now, so that nothing brought ahead takes its room and nothing of it is written
+    // back early.
+    [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
     [[nodiscard]] double worth(residency::TensorId tensor, residency::PlaceId) const override;
     [[nodiscard]] double write_back_worth() const override { return write_back_; }
 
 private:
+    [[nodiscard]] Stay stay(residency::TensorId tensor) const;
+
     const Keeping keeping_;
     const residency::PlaceId place_;
     const double write_back_;

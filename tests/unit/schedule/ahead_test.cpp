@@ -149,5 +149,18 @@ TEST_F(AheadTest, AVerdictSaysWhatTheRuntimeWouldWait)
     EXPECT_EQ(alone.value().step_ns, 72 * kMs + alone.value().stall_ns);
 }
 
+// Of those within half a percent of the shortest step, the first.
+TEST(Fastest, IsTheShortestStepWhateverItMoves)
+{
+    std::vector<Verdict> verdicts(4);
+    verdicts[0].step_ns = 1100;
+    verdicts[1].step_ns = 1004;
+    verdicts[2].step_ns = 1000;
+    verdicts[3].step_ns = 1006;
+    EXPECT_EQ(&fastest(verdicts), &verdicts[1]);
+    verdicts[1].step_ns = 1006;
+    EXPECT_EQ(&fastest(verdicts), &verdicts[2]);
+}
+
 }  // namespace
 }  // namespace stepwell::schedule

@@ -178,5 +178,48 @@ TEST(Choose, TakesTheBestAndNeverMoreOverALinkThanTheBestSinglePolicy)
     }
 }
 
+// Of tensors that are alike about half stay: every second one, so that what comes and goes does so
+// all the time. A part of the place is left for it.
+TEST_F(PoliciesTest, WhatIsKeptOfTensorsAlikeLiesAllOverTheStep)
+{
+    constexpr uint32_t kTensors = 32;
+    Step step;
+    for (residency::TensorId i = 0; i < kTensors; ++i) use(step, i);
+    const Uses uses(step, kTensors);
+    const auto specs = tensors_of(std::vector<uint32_t>(kTensors, 1));
+    const auto kept = [&](uint32_t way, uint32_t begin, uint32_t end) {
+        const Keeping keeping = plan_keeping(uses, specs, machine_of(20), kDevice, way);
+        size_t stays = 0;
+        for (uint32_t i = begin; i < end; ++i) stays += keeping.stays[i][0] == Stay::kStays;
+        return stays;
+    };
+    constexpr uint32_t kSpread = 6;
+    EXPECT_EQ(kept(0, 0, kTensors), 19u);
+    EXPECT_EQ(kept(kSpread, 0, kTensors), 19u);
+    EXPECT_EQ(kept(kSpread + 3, 0, kTensors), 17u);
+    for (uint32_t i = 0; i < kTensors; i += 4) {
+        EXPECT_GE(kept(kSpread, i, i + 4), 2u);
+        EXPECT_LE(kept(kSpread, i, i + 4), 3u);
+    }
+}
+
+// The core lets nothing that is brought ahead take the room of what is needed before it.
+TEST_F(PoliciesTest, WhatStaysIsNeededNow)
+{
+    Step step;
+    for (residency::TensorId i = 0; i < 4; ++i) use(step, i);
+    const Uses uses(step, 4);
+    Keeping keeping;
+    keeping.stays = {{Stay::kStays}, {Stay::kLeaves}, {Stay::kPart}, {Stay::kLeaves}};
+    Kept policy(uses, keeping, kDevice);
+    policy.begin_step(step);
+    for (const Event &event : step) {
+        if (event.act == Act::kFetch) policy.access(event);
+    }
+    EXPECT_EQ(policy.next_use(0), 0u);
+    EXPECT_EQ(policy.next_use(1), 1u);
+    EXPECT_EQ(policy.next_use(2), 2u);
+}
+
 }  // namespace
 }  // namespace stepwell::schedule

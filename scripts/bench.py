@@ -60,6 +60,8 @@ TUNE_CANDIDATES = 6  # of the grid's first round are measured again
 FETCH_HIT_LIMIT_NS = 100
 # Of traces. Constants of policies were tuned on seeds below 10, which are not measured.
 POLICY_SEEDS = (101, 104)
+STALL_SEEDS = (101, 102)
+STALL_LIMIT = 0.03  # of the bound, where overlap is possible
 MOE_HIT_LIMIT = 0.5
 REPLAY_LIMIT = 1e6  # events of the core, by processor time
 SIMULATE_LIMIT_S = 60
@@ -572,7 +574,32 @@ def bench_policy(options):
                       f"the limit, {REPLAY_LIMIT / 1e6:.0f} M",
                       [speed["events"] / speed["seconds"] / REPLAY_LIMIT],
                       reference_value=REPLAY_LIMIT / 1e6),
+        policy_stall(options),
     ]
+
+
+def policy_stall(options):
+    """Steps with what comes next brought ahead, where the bound is that of computing alone."""
+    lines = run_lines([options.build / "tests/policies/bench-policy", "stall", *STALL_SEEDS])
+    for line in lines:
+        what = "of the bound" if line["overlaps"] else "of the bound, which is that of a link"
+        say(
+            f"  {line['trace']} {line['seed']} at {line['percent']} %, computing "
+            f"{line['computing']:g} x: {100 * line['over']:.1f} % over {what}, {line['ours']}; "
+            f"{100 * line['frugal_over']:.1f} % by bytes, {line['frugal']}"
+        )
+    possible = [line for line in lines if line["overlaps"]]
+    stalls = [line["over"] for line in possible]
+    return policy_result("policy.stall", 100 * max(stalls), "% over the bound, at worst",
+                         f"the limit, {100 * STALL_LIMIT:g} %",
+                         [(1 + STALL_LIMIT) / (1 + stall) for stall in stalls],
+                         reference_value=100 * STALL_LIMIT,
+                         median_percent=100 * median(stalls),
+                         beyond=sum(stall > STALL_LIMIT for stall in stalls), of=len(stalls),
+                         frugal_median_percent=100 * median(
+                             line["frugal_over"] for line in possible),
+                         frugal_beyond=sum(
+                             line["frugal_over"] > STALL_LIMIT for line in possible))
 
 
 def policy_result(name, value, unit, against, ratios, **details):

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench-policy FIRST LAST: compares policies on the traces of these seeds; a JSON object a line.
+// bench-policy stall FIRST LAST: what their steps wait with what comes next brought ahead.
 #include "tests/policies/compare.h"
+#include "tests/policies/stall.h"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 
 namespace stepwell::schedule {
 namespace {
 
 constexpr uint32_t kPercents[] = {10, 15, 25, 50, 75};
+constexpr double kRatios[] = {1.25, 2};  // of computing, to what the bytes take at least
 constexpr uint32_t kExpertsPercent = 25;
 constexpr size_t kExpertsSteps = 60;
 constexpr uint32_t kReplayPercent = 15;
@@ -42,6 +46,30 @@ bool compare(const Workload &trace, uint64_t seed, uint32_t percent)
                 list(at.single_bytes).c_str(), list(at.bound_bytes).c_str(),
                 static_cast<unsigned long long>(at.recency_bytes));
     std::fflush(stdout);
+    return true;
+}
+
+bool compare_stalls(const Workload &trace, uint64_t seed, uint32_t percent)
+{
+    for (const double ratio : kRatios) {
+        Result<Stall> result = compare_stall(trace, percent, ratio);
+        if (!result.ok()) {
+            std::fprintf(stderr, "bench-policy: %s: %s\n", trace.name.c_str(),
+                         result.status().sentence());
+            return false;
+        }
+        const Stall &at = result.value();
+        std::printf("{\"trace\": \"%s\", \"seed\": %llu, \"percent\": %u, \"computing\": %g, "
+                    "\"overlaps\": %s, \"over\": %.6f, \"ours\": \"%s\", "
+                    "\"frugal_over\": %.6f, \"frugal\": \"%s\", \"step_ns\": %llu, "
+                    "\"bound_ns\": %llu, \"compute_ns\": %llu, \"busy_ns\": %.0f}\n",
+                    trace.name.c_str(), static_cast<unsigned long long>(seed), percent, ratio,
+                    at.overlaps ? "true" : "false", at.over(), at.ours.c_str(), at.frugal_over(),
+                    at.frugal.c_str(), static_cast<unsigned long long>(at.step_ns),
+                    static_cast<unsigned long long>(at.bound_ns),
+                    static_cast<unsigned long long>(at.compute_ns), at.busy_ns);
+        std::fflush(stdout);
+    }
     return true;
 }
 
@@ -89,23 +117,26 @@ bool measure_replay(uint64_t seed)
 
 int main(int count, char **words)
 {
-    if (count != 3) {
-        std::fprintf(stderr, "usage: bench-policy FIRST_SEED LAST_SEED\n");
+    const bool stall = count == 4 && std::strcmp(words[1], "stall") == 0;
+    if (count != 3 && !stall) {
+        std::fprintf(stderr, "usage: bench-policy [stall] FIRST_SEED LAST_SEED\n");
         return 2;
     }
-    const uint64_t first = std::strtoull(words[1], nullptr, 10);
-    const uint64_t last = std::strtoull(words[2], nullptr, 10);
+    const uint64_t first = std::strtoull(words[count - 2], nullptr, 10);
+    const uint64_t last = std::strtoull(words[count - 1], nullptr, 10);
     for (uint64_t seed = first; seed <= last; ++seed) {
         for (const auto make :
              {zigzag_trace, cyclic_trace, accumulation_trace, alternation_trace, mixed_trace}) {
             const Workload trace = make(seed);
             for (const uint32_t percent : kPercents) {
-                if (!compare(trace, seed, percent)) return 1;
+                const bool done =
+                    stall ? compare_stalls(trace, seed, percent) : compare(trace, seed, percent);
+                if (!done) return 1;
             }
         }
-        if (!compare_experts(seed)) return 1;
+        if (!stall && !compare_experts(seed)) return 1;
     }
-    return measure_replay(first) ? 0 : 1;
+    return stall || measure_replay(first) ? 0 : 1;
 }
 
 }  // namespace

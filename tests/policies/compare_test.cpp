@@ -2,6 +2,7 @@
 // What ./dev bench policy measures on many seeds, on a few: the choice is no worse than the best
 // policy by itself.
 #include "tests/policies/compare.h"
+#include "tests/policies/stall.h"
 
 #include <gtest/gtest.h>
 
@@ -39,6 +40,20 @@ TEST(Policies, OfDrawnExpertsTheOftenUsedOnesAreThere)
     EXPECT_GE(result.value().hit, 0.5);
     EXPECT_GT(result.value().clairvoyant_hit, result.value().hit);
     EXPECT_LT(result.value().recency_hit, result.value().hit);
+}
+
+TEST(Policies, WhereComputingIsLongEnoughAStepHardlyWaits)
+{
+    for (const auto make : {zigzag_trace, cyclic_trace}) {
+        const Workload trace = make(kSeed);
+        Result<Stall> result = compare_stall(trace, 50, 2);
+        ASSERT_TRUE(result.ok()) << result.status().sentence();
+        SCOPED_TRACE(trace.name);
+        EXPECT_TRUE(result.value().overlaps);
+        EXPECT_GE(result.value().over(), 0);
+        EXPECT_LE(result.value().over(), 0.03);
+        EXPECT_LE(result.value().over(), result.value().frugal_over());
+    }
 }
 
 }  // namespace

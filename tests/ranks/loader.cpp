@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loader: what other threads of a rank do meanwhile, without order. It ends after the program
+// when it holds nothing and waits for nothing.
+#include "tests/ranks/rank.h"
+
+#include <algorithm>
+
+namespace stepwell::ranks {
+namespace {
+
+constexpr size_t kViewsMax = 3;
+constexpr size_t kAskedMax = 4;
+
+}  // namespace
+
+void Rank::load()
+{
+    struct Choice {
+        uint32_t weight;
+        void (Rank::*call)();
+    };
+    static const Choice kChoices[] = {
+        {30, &Rank::load_fetch},  {12, &Rank::load_hit},   {30, &Rank::load_release},
+        {10, &Rank::load_hint},   {4, &Rank::load_cancel}, {6, &Rank::load_evict},
+        {5, &Rank::load_advice},  {3, &Rank::load_remake},
+    };
+    const bool over = program_ == State::kDone;
+    const bool waits =
+        std::any_of(pending_.begin(), pending_.end(),
+                    [](const Pending &at) { return at.who == Who::kLoader; });
+    if (over && loaded_.empty() && !waits) {
+        loader_done_ = true;
+        return;
+    }
+    const Instant gap = random_.between(1, 2 * setup_.loader_gap_us) * 1000;
+    world_.wake(world_.now() + gap, Wake::kLoader, number_);
+    const bool stopped = world_.disturbance.stopped_until[number_] > world_.now();
+    if (loader_sleeps_ != 0 || stopped) return;
+    if (over) {
+        load_release();
+        return;
+    }
+    uint32_t total = 0;
+    for (const Choice &choice : kChoices) total += choice.weight;
+    uint64_t at = random_.below(total);
+    for (const Choice &choice : kChoices) {
+        if (at < choice.weight) {
+            (this->*choice.call)();
+            return;
+        }
+        at -= choice.weight;
+    }
+}
+
+uint32_t Rank::any_tensor()
+{
+    const uint64_t first = random_.below(ids_.size());
+    for (uint64_t i = 0; i < ids_.size(); ++i) {
+        const auto index = static_cast<uint32_t>((first + i) % ids_.size());
+        if (ids_[index] != kNone) return index;
+    }
+    return kNone;
+}
+
+void Rank::load_fetch()
+{
+    const auto waiting = std::count_if(pending_.begin(), pending_.end(), [](const Pending &at) {
+        return at.who == Who::kLoader;
+    });
+    if (loaded_.size() >= kViewsMax || static_cast<size_t>(waiting) >= kAskedMax) return;
+    FetchAsked asked;
+    asked.owner = 2;
+    const uint64_t kind = random_.below(10);
+    if (kind < 2) asked.flags = kFetchTry;
+    if (kind > 3) asked.flags = kFetchWaitRoom;
+    asked.priority = static_cast<int32_t>(random_.below(3));
+    if (random_.chance(30)) asked.deadline = world_.now() + random_.between(10, 10000) * 1000;
+    for (uint64_t n = random_.chance(75) ? 1 : 2; n > 0; --n) {
+        const uint32_t index = any_tensor();
+        if (index == kNone) return;
+        Request request;
+        request.tensor = ids_[index];
+        const ModelTensor &tensor = model_.tensors[request.tensor];
+        const bool has_host = setup_.config.places[kHost].blocks > 0;
+        request.place = has_host && random_.chance(40) ? kHost : kDevice;
+        if (random_.chance(10)) request.place = kAnyCpuPlace;
+        request.byte_count = tensor.spec.bytes;
+        const uint64_t access = random_.below(10);
+        request.access = access < 6 ? Access::kRead : access < 8 ? Access::kReadWrite
+                                                                 : Access::kWrite;
+        if (tensor.contents == Contents::kFailed) request.access = Access::kWrite;
+        const uint64_t pieces = (tensor.spec.bytes + kPieceBytes - 1) / kPieceBytes;
+        if (random_.chance(30) && tensor.readable()) {
+            const uint64_t first = random_.below(pieces);
+            request.byte_begin = first * kPieceBytes;
+            request.byte_count = std::min(random_.between(1, pieces - first) * kPieceBytes,
+                                          tensor.spec.bytes - request.byte_begin);
+        }
+        asked.requests.push_back(request);
+    }
+    note(asked, schedule::Lane::kProgram);
+    const FetchId id = ask(Who::kLoader, asked);
+    if (random_.chance(50)) loader_sleeps_ = id;
+    execute();
+}
+
+void Rank::load_hint()
+{
+    const uint32_t index = any_tensor();
+    if (index == kNone) return;
+    FetchAsked asked;
+    asked.flags = kFetchPrefetch;
+    asked.urgency = static_cast<Class>(random_.below(3));
+    Request request;
+    request.tensor = ids_[index];
+    const bool has_host = setup_.config.places[kHost].blocks > 0;
+    request.place = has_host && random_.chance(40) ? kHost : kDevice;
+    request.byte_count = setup_.tensors[index].spec.bytes;
+    asked.requests.push_back(request);
+    ask(Who::kHint, asked);
+}
+
+void Rank::load_hit()
+{
+    const uint32_t index = any_tensor();
+    if (index == kNone || loaded_.size() >= kViewsMax) return;
+    Request request;
+    request.tensor = ids_[index];
+    request.place = random_.chance(70) || setup_.config.places[kHost].blocks == 0 ? kDevice : kHost;
+    request.byte_count = setup_.tensors[index].spec.bytes;
+    std::vector<View> views;
+    if (!try_hit({request}, &views) || journal_.failed()) return;
+    views.front().owner = 2;
+    loaded_.push_back(views.front());
+}
+
+void Rank::load_release()
+{
+    if (loaded_.empty()) return;
+    std::swap(loaded_[random_.below(loaded_.size())], loaded_.back());
+    const View view = loaded_.back();
+    loaded_.pop_back();
+    const uint64_t kind = random_.below(12);
+    give_back(view, kind < 2    ? schedule::Hint::kFar
+                    : kind == 2 ? schedule::Hint::kNear
+                    : kind == 3 ? schedule::Hint::kDiscard
+                                : schedule::Hint::kNone);
+}
+
+void Rank::load_cancel()
+{
+    for (const Pending &at : pending_) {
+        if (at.who == Who::kUpdate || at.who == Who::kPlan || random_.chance(60)) continue;
+        cancel(at.id, Status::error(STW_ERROR_CANCELLED, "the program changed its mind"));
+        return;
+    }
+}
+
+void Rank::load_evict()
+{
+    const uint32_t index = any_tensor();
+    if (index == kNone) return;
+    ++world_.counts.events;
+    const PlaceId place = random_.chance(60) ? kDevice : kHost;
+    if (setup_.config.places[place].blocks == 0) return;
+    if (random_.chance(15)) {
+        core_.write_back_all(out_);
+    } else {
+        core_.evict(ids_[index], place, out_);
+    }
+    journal_.line("rank %u: evict tensor %u from place %u", number_, ids_[index], place);
+}
+
+void Rank::load_advice()
+{
+    const uint32_t index = any_tensor();
+    if (index == kNone) return;
+    ++world_.counts.events;
+    const TensorId id = ids_[index];
+    if (random_.chance(50)) {
+        core_.release_hint(id, kDevice, random_.chance(50), world_.now(), out_);
+        return;
+    }
+    Policy policy = model_.tensors[id].spec.policy;
+    policy.retention = static_cast<Retention>(random_.below(3));
+    policy.priority = static_cast<int32_t>(random_.below(3));
+    if (core_.set_policy(id, policy).ok()) model_.tensors[id].spec.policy = policy;
+}
+
+// What passes is destroyed and made again, with other threads in the middle of it.
+void Rank::load_remake()
+{
+    const auto index = static_cast<uint32_t>(random_.below(ids_.size()));
+    if (!setup_.tensors[index].passing && !random_.chance(20)) return;
+    ids_[index] == kNone ? create(index) : destroy(index);
+}
+
+void Rank::forgive()
+{
+    ++world_.counts.events;
+    journal_.line("rank %u: failed writes are forgiven", number_);
+    core_.forgive();
+    model_.write_failed = false;
+}
+
+void Rank::cancel_some()
+{
+    load_cancel();
+}
+
+}  // namespace stepwell::ranks

@@ -117,6 +117,7 @@ void Rank::give_back(const View &view, schedule::Hint hint)
         core_.release(release, world_.now(), out_);
         if (dies) model_.settle(id);
     }
+    execute();
     if (discards && !dies) discard(id);
 }
 
@@ -133,6 +134,7 @@ bool Rank::discard(TensorId id)
                       status.code(), tensor.readers, tensor.writers);
     }
     if (status.ok()) model_.settle(id);
+    execute();
     return status.ok();
 }
 

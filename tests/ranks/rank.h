@@ -149,7 +149,7 @@ private:
 
     // The program.
     size_t cursor_ = 0;
-    State program_ = State::kReady;
+    State program_ = State::kWaits;  // for its first event
     Instant since_ = 0;
     FetchId program_fetch_ = 0;
     std::vector<Handle> handles_;

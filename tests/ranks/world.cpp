@@ -154,8 +154,16 @@ void World::go_until_quiet()
         queue_.pop();
         owed_ -= next.what != Wake::kPlan;
         handle(next);
-        if (++handled_ > kEventsMax) journal.fail("the run does not end");
+        if (++handled_ > kEventsMax) fail_endless();
     }
+}
+
+void World::fail_endless()
+{
+    for (const auto &rank : ranks_) {
+        if (!rank->is_through()) journal.fail("does not end: %s", rank->describe().c_str());
+    }
+    journal.fail("the run does not end");
 }
 
 // Faults are over and nobody asks for anything any more.

@@ -91,6 +91,7 @@ private:
     void handle(const Wakeup &wakeup);
     void end_of_link(uint32_t job);
     void go_until_quiet();
+    void fail_endless();
     void finish();
 
     // faults.cpp

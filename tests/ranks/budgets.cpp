@@ -20,7 +20,7 @@ void Rank::change_budget()
         return;
     }
     const auto after = static_cast<uint32_t>(random_.between(std::min(before, 3u), before));
-    ++world_.counts.events;
+    ++told_;
     const Status status = core_.may_shrink(place, after);
     const uint64_t promised = core_.usage(place).promised_blocks;
     if (status.ok() != (after >= promised) || (!status.ok() && status.sentence()[0] == '\0')) {
@@ -46,7 +46,7 @@ void Rank::grow(PlaceId place, uint32_t blocks)
     const uint32_t backed = core_.backed_slots(place);
     const uint32_t more = blocks - std::min(blocks, backed);
     for (const Slot slot : core_.make_backed(place, more)) memory_.make_backed(place, slot);
-    ++world_.counts.events;
+    ++told_;
     core_.set_budget(place, blocks, out_);
     for (Pending &at : pending_) at.in_shrink = true;
     execute();
@@ -54,7 +54,7 @@ void Rank::grow(PlaceId place, uint32_t blocks)
 
 void Rank::go_on_shrinking()
 {
-    ++world_.counts.events;
+    ++told_;
     const uint64_t left = core_.shrink(shrinking_, shrinks_to_, out_);
     execute();
     if (left == 0 || world_.planted.now(Plant::kMemoryBeforeRoom)) {
@@ -75,7 +75,7 @@ void Rank::end_shrinking(bool good)
     journal_.line("rank %u: place %u has %u blocks, %s", number_, place, blocks,
                   good ? "as wished" : "as before");
     ++(good ? world_.counts.shrinks : world_.counts.shrinks_undone);
-    ++world_.counts.events;
+    ++told_;
     const bool forgets = !good && world_.planted.now(Plant::kBudgetNotTakenBack);
     if (!forgets) core_.set_budget(place, blocks, out_);
     budget_[place] = blocks;

@@ -14,20 +14,14 @@ Request Rank::request_of(const Use &use) const
     return request;
 }
 
-FetchId Rank::ask(Who who, const FetchAsked &asked)
+FetchId Rank::ask(Who who, FetchAsked asked)
 {
-    ++world_.counts.events;
+    ++told_;
     const bool hint = (asked.flags & kFetchPrefetch) != 0;
     world_.counts.hints += hint;
     for (const Request &request : asked.requests) ++model_.tensors[request.tensor].fetches;
     const FetchId id = core_.fetch(asked, world_.now(), out_);
     last_fetch_ = id;
-    Pending pending;
-    pending.id = id;
-    pending.asked = asked;
-    pending.who = who;
-    pending.in_shrink = shrinking_ != kNoPlace;
-    pending_.push_back(std::move(pending));
     if (asked.deadline != kNever) world_.wake(asked.deadline, Wake::kTick, number_);
     if (journal_.verbose()) {
         journal_.line("fetch %llu by %d, flags %x", static_cast<unsigned long long>(id),
@@ -39,6 +33,12 @@ FetchId Rank::ask(Who who, const FetchAsked &asked)
                           static_cast<unsigned long long>(request.byte_count));
         }
     }
+    Pending pending;
+    pending.id = id;
+    pending.asked = std::move(asked);
+    pending.who = who;
+    pending.in_shrink = shrinking_ != kNoPlace;
+    pending_.push_back(std::move(pending));
     if (!hint) plan_due_ = true;
     return id;
 }
@@ -72,7 +72,7 @@ bool Rank::try_hit(const std::vector<Request> &requests, std::vector<View> *view
         core_.touch(request.tensor, request.place);
         trace_.hit(phase_, request.tensor, request.place, request.byte_count);
         ++world_.counts.hits;
-        ++world_.counts.events;
+        ++told_;
         journal_.mix(request.tensor * 64 + request.place);
     }
     return true;
@@ -80,7 +80,7 @@ bool Rank::try_hit(const std::vector<Request> &requests, std::vector<View> *view
 
 void Rank::give_back(const View &view, schedule::Hint hint)
 {
-    ++world_.counts.events;
+    ++told_;
     const Request &request = view.request;
     const TensorId id = request.tensor;
     const bool discards = hint == schedule::Hint::kDiscard && view.claim == 0;
@@ -99,8 +99,8 @@ void Rank::give_back(const View &view, schedule::Hint hint)
         const bool last = core_.gate(id, request.place).unpin();
         // Open gates do not report, so whoever waits for room is told of every pin that goes.
         const bool tell = last || core_.waiting_fetches() > 0;
-        const bool told = tell && !(last && world_.planted.now(Plant::kForgottenPin));
-        if (told) core_.gate_idle(id, world_.now(), out_);
+        const bool forgets = last && world_.planted.from_now_on(Plant::kForgottenPin);
+        if (tell && !forgets) core_.gate_idle(id, world_.now(), out_);
         if (far || near) core_.release_hint(id, request.place, far, world_.now(), out_);
     } else {
         Release release;
@@ -123,7 +123,7 @@ void Rank::give_back(const View &view, schedule::Hint hint)
 
 bool Rank::discard(TensorId id)
 {
-    ++world_.counts.events;
+    ++told_;
     const ModelTensor &tensor = model_.tensors[id];
     const bool busy = tensor.readers + tensor.writers > 0 || !tensor.claims.empty();
     const Status status = core_.discard(id, out_);
@@ -142,7 +142,7 @@ void Rank::destroy(uint32_t index)
 {
     const TensorId id = ids_[index];
     if (id == kNone) return;
-    ++world_.counts.events;
+    ++told_;
     const ModelTensor &tensor = model_.tensors[id];
     uint32_t fetches = 0;  // hints of it are refused instead
     for (const Pending &at : pending_) {
@@ -167,7 +167,7 @@ void Rank::cancel(FetchId id, Status why)
     for (Pending &at : pending_) {
         if (at.id == id) at.told = why.code();
     }
-    ++world_.counts.events;
+    ++told_;
     journal_.line("cancel fetch %llu: %d", static_cast<unsigned long long>(id), why.code());
     core_.cancel(id, std::move(why), out_);
     execute();

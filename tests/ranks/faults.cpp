@@ -55,7 +55,6 @@ void World::begin_fault()
         Rank &rank = *ranks_[random.below(setup.ranks)];
         kind < 90 ? rank.change_budget() : kind < 96 ? rank.cancel_some() : rank.forgive();
         rank.go_on();
-        rank.check_all();
     }
 }
 

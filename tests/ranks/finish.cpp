@@ -48,7 +48,7 @@ void Rank::begin_finish()
 
 bool Rank::write_back()
 {
-    ++world_.counts.events;
+    ++told_;
     const uint64_t left = core_.write_back_all(out_);
     execute();
     return left == 0;

@@ -134,7 +134,7 @@ void Rank::claim(Job &job)
     for (uint32_t i = 0; i < job.op->uses_count; ++i) {
         const TensorId id = ids_[job.op->uses[i].tensor];
         if (id == kNone) continue;
-        ++world_.counts.events;
+        ++told_;
         core_.claim_tensor(job.claim, id);
         model_.tensors[id].claims.push_back({job.claim, last_fetch_});
         job.tensors.push_back(id);
@@ -207,7 +207,7 @@ void Rank::next_tensor(Job &job, bool completes)
     auto &claims = tensor.claims;
     claims.erase(std::find_if(claims.begin(), claims.end(),
                               [&](const auto &at) { return at.first == job.claim; }));
-    ++world_.counts.events;
+    ++told_;
     journal_.line("unclaim tensor %u%s", id, empties ? ", which is empty now" : "");
     core_.unclaim_tensor(job.claim, id, empties, out_);
     if (empties) model_.settle(id);
@@ -216,7 +216,7 @@ void Rank::next_tensor(Job &job, bool completes)
 // As the library does with what an update could not complete.
 void Rank::fail_tensor(TensorId id, const Status &why)
 {
-    ++world_.counts.events;
+    ++told_;
     journal_.line("tensor %u fails: %d", id, why.code());
     core_.fail(id, why);
     model_.tensors[id].contents = Contents::kFailed;
@@ -254,7 +254,7 @@ void Rank::wake(Wake what, uint64_t number)
     case Wake::kLoader: load(); break;
     case Wake::kTick:
         if (core_.next_deadline() > now || world_.planted.now(Plant::kForgottenDeadline)) break;
-        ++world_.counts.events;
+        ++told_;
         journal_.line("rank %u: tick", number_);
         core_.tick(now, out_);
         break;

@@ -24,18 +24,21 @@ void Rank::load()
         {10, &Rank::load_hint},   {4, &Rank::load_cancel}, {6, &Rank::load_evict},
         {5, &Rank::load_advice},  {3, &Rank::load_remake},
     };
+    loader_armed_ = false;
     const bool over = program_ == State::kDone;
-    const bool waits =
-        std::any_of(pending_.begin(), pending_.end(),
-                    [](const Pending &at) { return at.who == Who::kLoader; });
-    if (over && loaded_.empty() && !waits) {
+    const auto asked = count_asked(Who::kLoader);
+    if (over && loaded_.empty() && asked == 0) {
         loader_done_ = true;
         return;
     }
-    const Instant gap = random_.between(1, 2 * setup_.loader_gap_us) * 1000;
-    world_.wake(world_.now() + gap, Wake::kLoader, number_);
-    const bool stopped = world_.disturbance.stopped_until[number_] > world_.now();
-    if (loader_sleeps_ != 0 || stopped) return;
+    // What it waits for calls it again.
+    if (loader_sleeps_ != 0 || (over && loaded_.empty())) return;
+    const Instant stopped = world_.disturbance.stopped_until[number_];
+    if (stopped > world_.now()) {
+        arm_loader(stopped - world_.now());
+        return;
+    }
+    arm_loader(random_.between(1, 2 * setup_.loader_gap_us) * 1000);
     if (over) {
         load_release();
         return;
@@ -52,6 +55,19 @@ void Rank::load()
     }
 }
 
+void Rank::arm_loader(Instant gap)
+{
+    if (loader_armed_) return;
+    loader_armed_ = true;
+    world_.wake(world_.now() + gap, Wake::kLoader, number_);
+}
+
+size_t Rank::count_asked(Who who) const
+{
+    return static_cast<size_t>(std::count_if(pending_.begin(), pending_.end(),
+                                             [who](const Pending &at) { return at.who == who; }));
+}
+
 uint32_t Rank::any_tensor()
 {
     const uint64_t first = random_.below(ids_.size());
@@ -64,10 +80,7 @@ uint32_t Rank::any_tensor()
 
 void Rank::load_fetch()
 {
-    const auto waiting = std::count_if(pending_.begin(), pending_.end(), [](const Pending &at) {
-        return at.who == Who::kLoader;
-    });
-    if (loaded_.size() >= kViewsMax || static_cast<size_t>(waiting) >= kAskedMax) return;
+    if (loaded_.size() >= kViewsMax || count_asked(Who::kLoader) >= kAskedMax) return;
     FetchAsked asked;
     asked.owner = 2;
     const uint64_t kind = random_.below(10);
@@ -88,7 +101,7 @@ void Rank::load_fetch()
         const uint64_t access = random_.below(10);
         request.access = access < 6 ? Access::kRead : access < 8 ? Access::kReadWrite
                                                                  : Access::kWrite;
-        if (tensor.contents == Contents::kFailed) request.access = Access::kWrite;
+        if (!tensor.readable() && !random_.chance(10)) request.access = Access::kWrite;
         const uint64_t pieces = (tensor.spec.bytes + kPieceBytes - 1) / kPieceBytes;
         if (random_.chance(30) && tensor.readable()) {
             const uint64_t first = random_.below(pieces);
@@ -101,13 +114,12 @@ void Rank::load_fetch()
     note(asked, schedule::Lane::kProgram);
     const FetchId id = ask(Who::kLoader, asked);
     if (random_.chance(50)) loader_sleeps_ = id;
-    execute();
 }
 
 void Rank::load_hint()
 {
     const uint32_t index = any_tensor();
-    if (index == kNone) return;
+    if (index == kNone || (!model_.tensors[ids_[index]].readable() && !random_.chance(10))) return;
     FetchAsked asked;
     asked.flags = kFetchPrefetch;
     asked.urgency = static_cast<Class>(random_.below(3));
@@ -160,7 +172,7 @@ void Rank::load_evict()
 {
     const uint32_t index = any_tensor();
     if (index == kNone) return;
-    ++world_.counts.events;
+    ++told_;
     const PlaceId place = random_.chance(60) ? kDevice : kHost;
     if (setup_.config.places[place].blocks == 0) return;
     if (random_.chance(15)) {
@@ -175,7 +187,7 @@ void Rank::load_advice()
 {
     const uint32_t index = any_tensor();
     if (index == kNone) return;
-    ++world_.counts.events;
+    ++told_;
     const TensorId id = ids_[index];
     if (random_.chance(50)) {
         core_.release_hint(id, kDevice, random_.chance(50), world_.now(), out_);
@@ -197,7 +209,7 @@ void Rank::load_remake()
 
 void Rank::forgive()
 {
-    ++world_.counts.events;
+    ++told_;
     journal_.line("rank %u: failed writes are forgiven", number_);
     core_.forgive();
     model_.write_failed = false;

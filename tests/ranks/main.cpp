@@ -31,7 +31,7 @@ constexpr Named kPlants[] = {
     {"forgotten-pin", Plant::kForgottenPin},
     {"forgotten-deadline", Plant::kForgottenDeadline},
     {"leaked-view", Plant::kLeakedView},
-    {"stale-order", Plant::kStaleOrder},
+    {"forgotten-forget", Plant::kForgottenForget},
     {"forgotten-hint", Plant::kForgottenHint},
     {"budget-not-taken-back", Plant::kBudgetNotTakenBack},
     {"wrong-bytes", Plant::kWrongBytes},

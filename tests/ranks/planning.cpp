@@ -76,7 +76,7 @@ void Rank::look_ahead_in(uint32_t phase)
     for (PlaceId place = 0; place < kNvme; ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == kNever || setup_.config.places[place].blocks == 0) continue;
-        ++world_.counts.events;
+        ++told_;
         core_.clean_ahead(place, horizon, out_);
         execute();
     }

@@ -48,14 +48,14 @@ void Rank::start()
         if (!setup_.tensors[index].passing) create(index);
     }
     world_.wake(world_.now() + 1, Wake::kCompute, number_);
-    world_.wake(world_.now() + random_.below(50000), Wake::kLoader, number_);
+    arm_loader(random_.below(50000));
 }
 
 void Rank::create(uint32_t index)
 {
     if (ids_[index] != kNone) return;
     const TensorSpec &spec = setup_.tensors[index].spec;
-    ++world_.counts.events;
+    ++told_;
     const Result<TensorId> made = core_.create(spec);
     if (!made.ok()) {
         Result<TensorId> refused = made;
@@ -89,7 +89,9 @@ void Rank::execute()
 
 void Rank::carry_out(Commands &commands)
 {
-    for (const BlockId block : commands.forgets) memory_.forget(block);
+    for (const BlockId block : commands.forgets) {
+        if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(block);
+    }
     for (const Swap &swap : commands.swaps) memory_.swap(swap);
     for (const PackId pack : commands.freed_packs) {
         for (const Sent &flight : flights_) {
@@ -182,7 +184,7 @@ void Rank::transfer_ends(TransferId id)
     }
     journal_.line("transfer %llu ends%s", number(id), status.ok() ? "" : ": fault");
     journal_.mix(id * 8 + static_cast<uint64_t>(status.ok()));
-    ++world_.counts.events;
+    ++told_;
     plan_due_ = true;
     core_.transfer_done(id, status, world_.now(), out_);
     if (!status.ok()) judge_write(flight, out_);
@@ -298,6 +300,7 @@ void Rank::answered(Pending &pending, const Status &status)
     default: break;
     }
     if (loader_sleeps_ == pending.id) loader_sleeps_ = 0;
+    if (pending.who == Who::kLoader) arm_loader(random_.between(1, setup_.loader_gap_us) * 1000);
 }
 
 // ------------------------------------------------------------------------------------- checked --
@@ -305,15 +308,16 @@ void Rank::answered(Pending &pending, const Status &status)
 void Rank::go_on()
 {
     execute();
-    bool moved = true;
-    while (moved && !journal_.failed()) {
-        moved = advance_program();
-        moved |= advance_updates();
-    }
-    if (plan_due_ && !journal_.failed()) look_ahead();
-    if (!journal_.failed()) break_deadlocks();
-    if (shrinking_ != kNoPlace && !journal_.failed()) go_on_shrinking();
+    do {
+        while (!journal_.failed() && (advance_program() || advance_updates())) {}
+        if (journal_.failed() || (told_ == looked_at_ && !plan_due_)) return;
+        if (plan_due_) look_ahead();
+        break_deadlocks();
+        if (shrinking_ != kNoPlace && !journal_.failed()) go_on_shrinking();
+        // Who gave way, or has room now, goes on.
+    } while (advance_program() || advance_updates());
     if (!journal_.failed()) check_now();
+    looked_at_ = told_;
 }
 
 void Rank::check_now()
@@ -324,7 +328,8 @@ void Rank::check_now()
         journal_.fail("rank %u: place %u uses %llu blocks of %u", number_, place,
                       number(core_.used_blocks(place)), budget_[place]);
     }
-    if (++unchecked_ < world_.options.check_every) return;
+    unchecked_ += told_ - looked_at_;
+    if (unchecked_ < world_.options.check_every) return;
     unchecked_ = 0;
     check_all();
 }

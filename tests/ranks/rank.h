@@ -40,6 +40,7 @@ public:
     void destroy_all();
     void check_empty();
     void check_all();
+    [[nodiscard]] uint64_t told() const { return told_; }
     Sent *flight_of(TransferId id);
 
 private:
@@ -74,7 +75,7 @@ private:
     void create(uint32_t index);
 
     // calls.cpp: what lanes ask of the core
-    FetchId ask(Who who, const FetchAsked &asked);
+    FetchId ask(Who who, FetchAsked asked);
     bool try_hit(const std::vector<Request> &requests, std::vector<View> *views);
     void give_back(const View &view, schedule::Hint hint);
     bool discard(TensorId id);
@@ -100,6 +101,8 @@ private:
 
     // loader.cpp
     void load();
+    void arm_loader(Instant gap);
+    [[nodiscard]] size_t count_asked(Who who) const;
     void load_fetch();
     void load_hint();
     void load_hit();
@@ -162,6 +165,7 @@ private:
     // The loader.
     std::vector<View> loaded_;
     FetchId loader_sleeps_ = 0;
+    bool loader_armed_ = false;
     bool loader_done_ = false;
 
     // Budgets.
@@ -171,7 +175,9 @@ private:
     uint64_t shrink_number_ = 0;
 
     uint32_t read_back_ = 0;
-    uint32_t unchecked_ = 0;
+    uint64_t told_ = 0;       // events, to the core
+    uint64_t looked_at_ = 0;  // of these, when all was last looked at
+    uint64_t unchecked_ = 0;
     bool finishing_ = false;
 };
 

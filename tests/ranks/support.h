@@ -41,7 +41,7 @@ enum class Plant : uint8_t {
     kForgottenPin,           // the last pin of a closed gate goes, and nobody tells the core
     kForgottenDeadline,      // a deadline passes without a tick
     kLeakedView,             // a view is given back by the program, and not to the core
-    kStaleOrder,             // a plan changes its mind about what is in its order, untold
+    kForgottenForget,        // a block stays on the disk though the core has given its room away
     kForgottenHint,          // a prefetch ends, and its plan does not hear of it
     kBudgetNotTakenBack,     // a shrink that timed out leaves the place without its room
     kWrongBytes,             // a read from the disk brings something else
@@ -120,7 +120,8 @@ public:
         if (left_ > 0) --left_;
         return done_;
     }
-    [[nodiscard]] bool is(Plant plant) const { return plant == plant_; }
+    // For those that are made from some moment on.
+    bool from_now_on(Plant plant) { return now(plant) || (plant == plant_ && done_); }
 
 private:
     const Plant plant_;

@@ -207,6 +207,7 @@ Outcome World::run()
     outcome.failure = journal.failure();
     outcome.hash = journal.hash();
     outcome.ended = journal.now;
+    for (const auto &rank : ranks_) counts.events += rank->told();
     outcome.counts = counts;
     return outcome;
 }

@@ -23,7 +23,8 @@ constexpr Instant kEvictingNs = 4'000'000;        // ... while something has to 
 constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
 constexpr uint64_t kAheadShare = 2;               // ... and with what has landed and is not used
 constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
-constexpr Instant kRetryNs = 500'000;             // after a hint was refused
+constexpr Instant kRetryNs = 500'000;             // after a hint was refused, twice as much ...
+constexpr Instant kRetryMostNs = 16'000'000;      // ... after each that is, up to this
 constexpr uint64_t kPollShare = 8;                // of the time to the next fetch, but ...
 constexpr Instant kPollFirstNs = 1'000'000;       // ... at least this, and ...
 constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also while it does not come
@@ -65,7 +66,7 @@ void Lookahead::follow(const Forecast &forecast)
 {
     const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
     uint64_t over = other ? items_.size() : forecast.passed() - passed_;
-    if (other || over > 0) refused_.fill(0);
+    if (other || over > 0) refused_.fill({});
     for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
         if (items_.front().zone == Zone::kNear) --near_;
         give_room(items_.front());
@@ -288,8 +289,8 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
     for (size_t i = 0; i < items_.size(); ++i) {
         Item &item = items_[i];
         if (!item.lacks) continue;
-        if (now < refused_[item.place]) {
-            wake_ = std::min(wake_, refused_[item.place]);
+        if (now < refused_[item.place].until) {
+            wake_ = std::min(wake_, refused_[item.place].until);
             continue;
         }
         residency::Request request = item.use.request;
@@ -344,6 +345,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     flying_ns_ -= flight.cost_ns;
     flying_bytes_[flight.place] -= flight.bytes;
     Item *item = item_of(flight);
+    if (end == End::kThere) refused_[flight.place] = {};
     if (item) item->flying = false;
     if (end == End::kFailed && item) item->left = true;
     if (end == End::kThere && item) {
@@ -351,7 +353,10 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         landed_bytes_[flight.place] += flight.bytes;
     }
     if (end == End::kNoRoom) {
-        refused_[flight.place] = now_ + kRetryNs;
+        // A program that computes, or is at rest, may leave it so for long.
+        Refusal &refusal = refused_[flight.place];
+        refusal.pause_ns = std::clamp(2 * refusal.pause_ns, kRetryNs, kRetryMostNs);
+        refusal.until = now_ + refusal.pause_ns;
         if (item) item->lacks = true;
     }
     return true;

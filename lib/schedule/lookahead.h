@@ -77,6 +77,11 @@ private:
                                                  const Forecast &forecast, residency::Instant now);
     void look_anew(const residency::Core &core);
     void poll_later(residency::Instant now);
+    struct Refusal {  // of a hint at a place, since the program went on or one found room
+        residency::Instant until = 0;  // again not before
+        residency::Instant pause_ns = 0;
+    };
+
     void follow(const Forecast &forecast);
     void extend(const residency::Core &core, const Forecast &forecast);
     bool bring_near(const residency::Core &core, Item &item);
@@ -104,7 +109,7 @@ private:
     std::array<uint64_t, residency::kPlacesMax> flying_bytes_{};
     std::array<uint64_t, residency::kPlacesMax> landed_bytes_{};  // and not used yet
     Flight proposed_;
-    std::array<residency::Instant, residency::kPlacesMax> refused_{};  // again not before
+    std::array<Refusal, residency::kPlacesMax> refused_{};
     residency::Instant now_ = 0;
     residency::Instant wake_ = residency::kNever;
     uint64_t polled_turn_ = UINT64_MAX;  // where the program was when polling began

@@ -263,6 +263,31 @@ TEST_F(LookaheadTest, WhatFoundNoRoomIsProposedAgainWhenTheProgramHasGoneOn)
     EXPECT_EQ(plan(), "t3@0 ");
 }
 
+// A program at rest that leaves no room must not be asked about it 2,000 times a second.
+TEST_F(LookaheadTest, WhatFindsNoRoomAgainAndAgainIsProposedMoreAndMoreSeldom)
+{
+    open_listed(2, 0, 16);
+    const std::vector<TensorId> all = store(4);
+    for (const TensorId tensor : all) expect(tensor);
+    const FetchId view = ask({all_of(all[0], Access::kRead), all_of(all[1], Access::kRead)});
+    finish_all();
+    list_.over = 2;
+    const Instant begin = now_;
+    uint32_t proposed = 0;
+    while (now_ < begin + 1'000'000'000) {
+        EXPECT_EQ(plan(), "t2@0 ");
+        ++proposed;
+        ASSERT_GT(lookahead_.wake(), now_);
+        ASSERT_NE(lookahead_.wake(), kNever);
+        now_ = lookahead_.wake();
+    }
+    EXPECT_LT(proposed, 80u);
+    list_.over = 3;  // the program goes on, and so it begins anew
+    EXPECT_EQ(plan(), "t3@0 ");
+    EXPECT_EQ(lookahead_.wake(), now_ + 500'000);
+    release(view);
+}
+
 TEST_F(LookaheadTest, WhatIsAheadOfItsUseTakesNoMoreThanItsShareOfWhatHasToLeave)
 {
     open_listed(8, 0, 64);

@@ -38,7 +38,7 @@ stw_status World::choose_fault(uint32_t rank, const Transfer &transfer)
 
 void World::begin_fault()
 {
-    if (!program_runs()) return;
+    if (!program_runs() || counts.faults == setup.faults_max) return;
     const Instant gap = random.between(1, 2 * setup.fault_gap_us) * 1000;
     wake(now() + gap, Wake::kFault, 0);
     ++counts.faults;

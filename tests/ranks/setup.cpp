@@ -138,7 +138,8 @@ Setup choose_setup(const Options &options, Random &random)
     if (nvme.blocks > 0) nvme.blocks = blocks + spare;
     if (nvme.blocks == 0) host.blocks = std::max(host.blocks, blocks + spare);
     const bool faults = options.faults && random.chance(85);
-    setup.fault_gap_us = faults ? static_cast<uint32_t>(random.between(300, 6000)) : 0;
+    setup.faults_max = faults ? static_cast<uint32_t>(random.between(2, 160)) : 0;
+    setup.fault_gap_us = static_cast<uint32_t>(random.between(300, 6000));
     setup.loader_gap_us = static_cast<uint32_t>(random.between(30, 400));
     describe_machine(&setup);
     write_program(options, random, &setup);
@@ -160,8 +161,9 @@ std::string describe(const Setup &setup)
         text += format_text("%s %.1f GB/s for %u ranks, ", kLinks[kind], link.bytes_per_ns,
                             link.sharers);
     }
-    return text + format_text("%zu tensors, %zu operations, a fault each %u us",
-                              setup.tensors.size(), setup.program.size(), setup.fault_gap_us);
+    return text + format_text("%zu tensors, %zu operations, %u faults, one each %u us",
+                              setup.tensors.size(), setup.program.size(), setup.faults_max,
+                              setup.fault_gap_us);
 }
 
 }  // namespace stepwell::ranks

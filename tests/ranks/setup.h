@@ -64,7 +64,8 @@ struct Setup {
     std::vector<TensorPlan> tensors;
     std::vector<Op> program;
     uint32_t handles = 0;
-    uint32_t fault_gap_us = 0;  // 0: no faults
+    uint32_t faults_max = 0;
+    uint32_t fault_gap_us = 0;
     uint32_t loader_gap_us = 100;
     std::array<schedule::Step, kPhases> templates;  // the program's lane, by place in `tensors`
     schedule::Machine machine;                      // for policies that plan

@@ -198,7 +198,7 @@ Outcome World::run()
 {
     journal.line("%s", describe(setup).c_str());
     for (const auto &rank : ranks_) rank->start();
-    if (setup.fault_gap_us > 0) wake(random.below(setup.fault_gap_us * 1000), Wake::kFault, 0);
+    if (setup.faults_max > 0) wake(random.below(setup.fault_gap_us * 1000), Wake::kFault, 0);
     go_until_quiet();
     if (!journal.failed()) finish();
     char text[256];

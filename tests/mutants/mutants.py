@@ -3,8 +3,8 @@
 """Planted bugs: every one must be found by its judge, and the code as it is must pass.
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
-folder and linked with the other objects of its judge: the simulation for lib/residency, the unit
-tests of the engine for lib/transfer, those of the bound for lib/schedule. The tree is never
+folder and linked with the other objects of its judge: the simulations for lib/residency and
+lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule. The tree is never
 touched. What was compiled before is used again as long as its text and all headers are the same.
 """
 import argparse
@@ -17,6 +17,7 @@ import sys
 
 PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100
+MANY_SEEDS = 400
 TIMEOUT_S = 120
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-Wno-unused"]
 SUPPORT = ["lib/support/assert.cpp", "lib/support/status.cpp"]
@@ -42,6 +43,10 @@ def simulation(mode, seeds):
 JUDGES = {
     "program": simulation("program", PROGRAM_SEEDS),
     "ranks": simulation("ranks", RANKS_SEEDS),
+    # Many ranks with plans, faults and budgets that change: what the other two do not see.
+    "many": Judge("lib/residency",
+                  ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT, "tests/ranks/*.cpp"],
+                  [], ["--seeds", str(MANY_SEEDS)], r"failed by (seed \d+ after \d+ events: .*)"),
     "engine": Judge("lib/transfer",
                     ["lib/transfer/*.cpp", "lib/store/*.cpp", "lib/observe/nvtx.cpp", *SUPPORT,
                      "tests/unit/transfer/engine_faults_test.cpp"],
@@ -53,7 +58,7 @@ JUDGES = {
                    r"\[  FAILED  \] (\S+)"),
 }
 
-# name, judge, file, text that occurs once, what stands there instead, why it is a bug; several
+# name, judge, file (of another folder with its path), text that occurs once, what stands there instead, why it is a bug; several
 # texts of one file are a tuple
 MUTANTS = [
     # There is no dirty bit to forget: dirty is derived from which replicas are valid. These three
@@ -172,6 +177,27 @@ MUTANTS = [
       "    core_.claim_tensor(queue_.front().claim, tensors.shard);\n"
       "    asked.claim = queue_.front().claim;\n"),
      "an update that was called later changes the shard before it is gathered, on some ranks"),
+    ("hint-stays-in-flight", "many", "lib/schedule/lookahead.cpp",
+     "    flying_.erase(found);\n",
+     "",
+     "a plan counts what is over as under way, and asks for less and less"),
+    ("undecided-is-refused", "many", "budget.cpp",
+     "wanted <= budgets_before_[place]) return true;",
+     "wanted <= budgets_before_[place]) return false;",
+     "a fetch is refused by a budget that is not decided yet, and may be taken back"),
+    ("one-of-them-is-told", "many", "moves.cpp",
+     "            if (tensors_[at].contents != Contents::kEmpty) out.errors",
+     "            if (out.errors.empty() && tensors_[at].contents != Contents::kEmpty) out.errors",
+     "of the tensors that share a block whose write failed, one hears of it"),
+    ("failed-early-write-untold", "many", "moves.cpp",
+     "!status.ok() && flight.writes_back && flight.epoch == block.epoch",
+     "!status.ok() && flight.evicts && flight.epoch == block.epoch",
+     "an early write-back fails, and nobody hears of it"),
+    ("update-moves-on-paper", "many", "deadlock.cpp",
+     "    return (claim & kAloneClaim) != 0 || updates_tied == 0 || "
+     "updates_tied != knot.updates_waiting;",
+     "    return true;",
+     "a thread and an update that wait for each other wait for ever"),
     ("short-read-is-whole", "engine", "storage_thread.cpp",
      "result == static_cast<int64_t>(request.bytes)) {",
      "result == static_cast<int64_t>(request.bytes) || (request.reads && result > 0)) {",
@@ -226,7 +252,7 @@ class Builder:
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
         folders = ["lib/observe", "lib/residency", "lib/schedule", "lib/store", "lib/support",
-                   "lib/transfer", "tests/simulation", "tests/unit/schedule",
+                   "lib/transfer", "tests/ranks", "tests/simulation", "tests/unit/schedule",
                    "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
@@ -297,7 +323,7 @@ def ask(program, judge):
 def run_mutant(builder, objects, mutant):
     name, mode, file, find, replace, why = mutant
     judge = JUDGES[mode]
-    source = f"{judge.folder}/{file}"
+    source = file if "/" in file else f"{judge.folder}/{file}"
     text = (builder.source / source).read_text()
     pairs = [(find, replace)] if isinstance(find, str) else list(zip(find, replace))
     for old, new in pairs:

@@ -29,8 +29,9 @@ void Rank::change_budget()
     }
     if (!status.ok() || after == before) return;
     pause_plan();
-    shrinking_ = place;
-    shrinks_to_ = after;
+    shrinking_ = model_.shrinking = place;
+    shrinks_to_ = model_.shrinks_to = after;
+    model_.shrinks_from = before;
     ++shrink_number_;
     for (Pending &at : pending_) at.in_shrink = true;
     const Instant waits = random_.between(100, 30000) * 1000;
@@ -71,6 +72,7 @@ void Rank::go_on_shrinking()
 void Rank::end_shrinking(bool good)
 {
     const PlaceId place = std::exchange(shrinking_, kNoPlace);
+    model_.shrinking = kNoPlace;
     const uint32_t blocks = good ? shrinks_to_ : budget_[place];
     journal_.line("rank %u: place %u has %u blocks, %s", number_, place, blocks,
                   good ? "as wished" : "as before");

@@ -5,10 +5,7 @@
 namespace stepwell::ranks {
 
 Fabric::Fabric(uint32_t ranks, uint32_t group_ranks, Journal &journal, Planted &planted)
-    : group_ranks_(group_ranks),
-      groups_(ranks / group_ranks),
-      journal_(journal),
-      planted_(planted)
+    : group_ranks_(group_ranks), groups_(ranks / group_ranks), journal_(journal), planted_(planted)
 {
     for (uint32_t lane = 0; lane < 2; ++lane) {
         for (uint32_t group = 0; group <= groups_; ++group) {

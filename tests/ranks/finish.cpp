@@ -15,15 +15,14 @@ std::string Rank::describe() const
 {
     static const char *const kStates[] = {"is ready", "computes", "fetches",
                                           "meets",    "waits",    "is over"};
-    return format_text("rank %u: the program %s at operation %zu of %zu, %zu updates (the lane %s), "
-                       "%zu fetches without an answer, %zu transfers under way, the loader has %zu "
-                       "views%s%s\n%s",
-                       number_, kStates[static_cast<int>(program_)], cursor_,
-                       setup_.program.size(), jobs_.size(), kStates[static_cast<int>(update_)],
-                       pending_.size(), flights_.size(), loaded_.size(),
-                       loader_sleeps_ != 0 ? " and sleeps" : "",
-                       shrinking_ != kNoPlace ? ", a budget shrinks" : "",
-                       core_.describe_waiting(8).c_str());
+    return format_text(
+        "rank %u: the program %s at operation %zu of %zu, %zu updates (the lane %s), "
+        "%zu fetches without an answer, %zu transfers under way, the loader has %zu "
+        "views%s%s\n%s",
+        number_, kStates[static_cast<int>(program_)], cursor_, setup_.program.size(), jobs_.size(),
+        kStates[static_cast<int>(update_)], pending_.size(), flights_.size(), loaded_.size(),
+        loader_sleeps_ != 0 ? " and sleeps" : "",
+        shrinking_ != kNoPlace ? ", a budget shrinks" : "", core_.describe_waiting(8).c_str());
 }
 
 void Rank::begin_finish()

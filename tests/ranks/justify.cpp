@@ -42,9 +42,31 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
     case STW_ERROR_BUSY: return (asked.flags & kFetchTry) != 0 || twice ? "" : "without cause";
     case STW_ERROR_IO:
     case STW_ERROR_DEVICE: return faulty ? "" : "but no fault was injected there";
-    case STW_ERROR_BUDGET: return fetch.in_shrink ? "" : justify_budget(asked);
+    case STW_ERROR_BUDGET:
+        if (is_undecided(asked)) return "but the budget is not decided that would refuse it";
+        return fetch.in_shrink ? "" : justify_budget(asked);
     default: return "for no reason that is known";
     }
+}
+
+// It fits what the place has now, and not what it may have soon.
+bool Model::is_undecided(const FetchAsked &asked) const
+{
+    if (shrinking == kNoPlace) return false;
+    std::vector<std::pair<PackId, uint32_t>> counted;
+    for (const Request &request : asked.requests) {
+        if (request.place == kAnyCpuPlace) return false;
+        if (request.place != shrinking) continue;
+        const ModelTensor &tensor = tensors[request.tensor];
+        const uint64_t begin = tensor.pack_offset + request.byte_begin;
+        const auto last = static_cast<uint32_t>((begin + request.byte_count - 1) / kBlockBytes);
+        for (auto index = static_cast<uint32_t>(begin / kBlockBytes); index <= last; ++index) {
+            counted.push_back({tensor.pack, index});
+        }
+    }
+    std::sort(counted.begin(), counted.end());
+    counted.erase(std::unique(counted.begin(), counted.end()), counted.end());
+    return counted.size() > shrinks_to && counted.size() <= shrinks_from;
 }
 
 // What is asked for, what other views pin and what is promised there do not fit together.
@@ -79,7 +101,7 @@ bool Model::is_short(const FetchAsked &asked, PlaceId place) const
 
 std::string Model::justify_budget(const FetchAsked &asked) const
 {
-    if (write_failed) return "";  // what could not be written back stays
+    if (write_failed) return "";                         // what could not be written back stays
     if ((asked.flags & kFetchPrefetch) != 0) return "";  // a hint takes no room that is in use
     for (const Request &request : asked.requests) {
         if (request.place == kAnyCpuPlace) return "";

@@ -96,7 +96,8 @@ void Rank::begin_step(const Op &op)
 {
     phase_ = op.phase;
     const bool planned = trace_.begin_step(phase_, world_.now());
-    journal_.line("rank %u: step of phase %u begins%s", number_, phase_, planned ? ", planned" : "");
+    journal_.line("rank %u: step of phase %u begins%s", number_, phase_,
+                  planned ? ", planned" : "");
     if (random_.chance(15)) choose_policy();
     if (policy_) policy_->begin_step(setup_.templates[phase_]);
     if (random_.chance(30)) core_.replan();
@@ -120,8 +121,8 @@ void Rank::begin_update(const Op &op)
     job.met = !op.in_group;
     // Those that meet the other ranks claim afterwards: who waits for them must hold nothing. What
     // is asked behind one of these claims behind it.
-    const bool in_turn = std::any_of(jobs_.begin(), jobs_.end(),
-                                     [](const Job &before) { return !before.claimed; });
+    const bool in_turn =
+        std::any_of(jobs_.begin(), jobs_.end(), [](const Job &before) { return !before.claimed; });
     if (job.met && !in_turn) claim(job);
     jobs_.push_back(std::move(job));
     ++world_.counts.updates;
@@ -175,7 +176,7 @@ void Rank::ask_chunk(Job &job)
     Request request;
     request.tensor = id;
     request.place = kAnyCpuPlace;
-    request.access = !tensor.readable()     ? Access::kWrite
+    request.access = !tensor.readable()   ? Access::kWrite
                      : random_.chance(20) ? Access::kRead
                                           : Access::kReadWrite;
     const uint64_t at = tensor.pack_offset + job.next_byte;

@@ -20,9 +20,9 @@ void Rank::load()
         void (Rank::*call)();
     };
     static const Choice kChoices[] = {
-        {30, &Rank::load_fetch},  {12, &Rank::load_hit},   {30, &Rank::load_release},
-        {10, &Rank::load_hint},   {4, &Rank::load_cancel}, {6, &Rank::load_evict},
-        {5, &Rank::load_advice},  {3, &Rank::load_remake},
+        {30, &Rank::load_fetch}, {12, &Rank::load_hit},   {30, &Rank::load_release},
+        {10, &Rank::load_hint},  {4, &Rank::load_cancel}, {6, &Rank::load_evict},
+        {5, &Rank::load_advice}, {3, &Rank::load_remake},
     };
     loader_armed_ = false;
     const bool over = program_ == State::kDone;
@@ -99,8 +99,9 @@ void Rank::load_fetch()
         if (random_.chance(10)) request.place = kAnyCpuPlace;
         request.byte_count = tensor.spec.bytes;
         const uint64_t access = random_.below(10);
-        request.access = access < 6 ? Access::kRead : access < 8 ? Access::kReadWrite
-                                                                 : Access::kWrite;
+        request.access = access < 6   ? Access::kRead
+                         : access < 8 ? Access::kReadWrite
+                                      : Access::kWrite;
         if (!tensor.readable() && !random_.chance(10)) request.access = Access::kWrite;
         const uint64_t pieces = (tensor.spec.bytes + kPieceBytes - 1) / kPieceBytes;
         if (random_.chance(30) && tensor.readable()) {

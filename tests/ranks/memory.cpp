@@ -162,8 +162,8 @@ void Memory::end_source(const Sent &flight)
     const bool from_disk = transfer.from == kNvme;
     if (from_disk) --disk_[transfer.block].readers;
     if (!from_disk) --slots_[transfer.from][transfer.from_slot].sources;
-    const Image &now = from_disk ? disk_[transfer.block].image
-                                 : slots_[transfer.from][transfer.from_slot].image;
+    const Image &now =
+        from_disk ? disk_[transfer.block].image : slots_[transfer.from][transfer.from_slot].image;
     if (now != flight.taken) {
         journal_.fail("the source of transfer %llu changed under it", number(transfer.id));
     }

@@ -13,8 +13,8 @@ namespace stepwell::ranks {
 // A transfer between its command and its end.
 struct Sent {
     Transfer transfer;
-    Image taken{};    // of the source, when it began
-    Image torn{};     // what the target holds until the end
+    Image taken{};  // of the source, when it began
+    Image torn{};   // what the target holds until the end
     uint32_t job = 0;
     uint64_t deaths = 0;  // of the pack's contents, when it began
     bool stalled = false;

@@ -68,8 +68,8 @@ void Model::locate(View &view, const Grant &grant)
         const Slot slot = maps ? memory_.slot_of(request.place, tensor.pack, index)
                                : static_cast<Slot>(grant.slot + index - view.first);
         if (slot >= config_.places[request.place].blocks) {
-            journal_.fail("tensor %u: block %u of its view at place %u has no slot",
-                          request.tensor, index, request.place);
+            journal_.fail("tensor %u: block %u of its view at place %u has no slot", request.tensor,
+                          index, request.place);
             return;
         }
         if (!maps) memory_.learn(request.place, tensor.pack, index, slot);
@@ -202,14 +202,14 @@ void Model::check_tensor(TensorId id)
             if (tensor.newest[at] == kAnything) continue;
             const uint64_t offset = tensor.pack_offset + at * kPieceBytes;
             const auto index = static_cast<uint32_t>(offset / kBlockBytes);
-            const Slot slot =
-                place == kNvme ? kNoSlot : memory_.slot_of(place, tensor.pack, index);
+            const Slot slot = place == kNvme ? kNoSlot : memory_.slot_of(place, tensor.pack, index);
             // On its way to another slot of the place.
             if (slot != kNoSlot && memory_.is_target(place, slot)) continue;
             const Image *image = place == kNvme    ? memory_.stored(tensor.pack, index)
                                  : slot == kNoSlot ? nullptr
                                                    : &memory_.at(place, slot);
-            if (image && (*image)[offset % kBlockBytes / kPieceBytes] == tensor.newest[at]) continue;
+            if (image && (*image)[offset % kBlockBytes / kPieceBytes] == tensor.newest[at])
+                continue;
             journal_.fail("tensor %u is said to be at place %u, its piece %llu is not", id, place,
                           static_cast<unsigned long long>(at));
             return;

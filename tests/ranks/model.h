@@ -77,6 +77,9 @@ public:
     std::vector<ModelTensor> tensors;  // by id
     std::vector<bool> hurt;            // packs of which a transfer has failed
     bool write_failed = false;         // since the program forgave
+    PlaceId shrinking = kNoPlace;      // this place has not decided yet ...
+    uint32_t shrinks_to = 0;           // ... whether it keeps more blocks than these ...
+    uint32_t shrinks_from = 0;         // ... up to these
 
 private:
     void locate(View &view, const Grant &grant);
@@ -84,6 +87,7 @@ private:
     [[nodiscard]] Stamp &piece(const View &view, uint64_t piece);
     [[nodiscard]] std::string justify_budget(const FetchAsked &asked) const;
     [[nodiscard]] bool is_short(const FetchAsked &asked, PlaceId place) const;
+    [[nodiscard]] bool is_undecided(const FetchAsked &asked) const;
 
     const Config &config_;
     Memory &memory_;

@@ -114,9 +114,9 @@ void Rank::break_deadlocks()
         std::vector<Sleeper> sleepers;
         if (program_ == State::kFetches) sleepers.push_back({1, program_fetch_});
         if (loader_sleeps_ != 0) sleepers.push_back({2, loader_sleeps_});
-        const bool blocked =
-            std::any_of(sleepers.begin(), sleepers.end(),
-                        [&](const Sleeper &at) { return core_.is_blocked(at.fetch); });
+        const bool blocked = std::any_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
+            return core_.is_blocked(at.fetch);
+        });
         if (!blocked) return;
         std::vector<Held> held;
         const auto add = [&](const View &view) {
@@ -125,8 +125,8 @@ void Rank::break_deadlocks()
                             [&](const Sleeper &at) { return at.owner == view.owner; });
             if (!sleeps) return;
             const Request &at = view.request;
-            held.push_back({view.owner, at.tensor, at.place, at.byte_begin, at.byte_count,
-                            view.writes()});
+            held.push_back(
+                {view.owner, at.tensor, at.place, at.byte_begin, at.byte_count, view.writes()});
         };
         for (const Handle &handle : handles_) {
             for (const View &view : handle.views) add(view);

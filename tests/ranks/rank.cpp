@@ -96,8 +96,7 @@ void Rank::carry_out(Commands &commands)
     for (const PackId pack : commands.freed_packs) {
         for (const Sent &flight : flights_) {
             if (flight.transfer.pack != pack) continue;
-            journal_.fail("pack %u is freed under transfer %llu", pack,
-                          number(flight.transfer.id));
+            journal_.fail("pack %u is freed under transfer %llu", pack, number(flight.transfer.id));
         }
         memory_.free(pack);
     }
@@ -163,8 +162,8 @@ void Rank::transfer_ends(TransferId id)
     Sent flight = *found;
     *found = flights_.back();
     flights_.pop_back();
-    const bool reads_disk = flight.transfer.kind == TransferKind::kMove &&
-                            flight.transfer.from == kNvme;
+    const bool reads_disk =
+        flight.transfer.kind == TransferKind::kMove && flight.transfer.from == kNvme;
     Image brought = flight.taken;
     if (reads_disk && world_.planted.now(Plant::kWrongBytes)) brought.fill(memory_.garbage());
     const bool early = flight.fails == STW_OK && flight.transfer.kind == TransferKind::kMove &&
@@ -178,7 +177,8 @@ void Rank::transfer_ends(TransferId id)
     if (flight.fails != STW_OK && !world_.planted.now(Plant::kFailureIsGood)) {
         ++world_.counts.failed_transfers;
         status = Status::error(flight.fails, "a simulated fault of transfer %llu", number(id));
-        if (flight.transfer.pack >= model_.hurt.size()) model_.hurt.resize(flight.transfer.pack + 1);
+        if (flight.transfer.pack >= model_.hurt.size())
+            model_.hurt.resize(flight.transfer.pack + 1);
         model_.hurt[flight.transfer.pack] = true;
         model_.write_failed |= flight.transfer.to > flight.transfer.from;
     }
@@ -244,9 +244,7 @@ void Rank::granted(const Granted &granted)
     }
     if (journal_.failed()) return;
     switch (pending.who) {
-    case Who::kProgram:
-        handles_[setup_.program[cursor_].handle].views = std::move(views);
-        break;
+    case Who::kProgram: handles_[setup_.program[cursor_].handle].views = std::move(views); break;
     case Who::kUpdate: chunk_ = views.front(); break;
     case Who::kLoader:
     case Who::kReadBack: loaded_.insert(loaded_.end(), views.begin(), views.end()); break;

@@ -57,7 +57,7 @@ private:
         std::vector<TensorId> tensors;  // claimed; the last one is under way
         const Op *op = nullptr;
         uint64_t next_byte = 0;
-        bool met = false;      // the other ranks, where it has to
+        bool met = false;  // the other ranks, where it has to
         bool claimed = false;
     };
 

@@ -63,8 +63,8 @@ void choose_places(Random &random, Config *config)
     const bool has_host = !has_nvme || random.chance(75);
     PlaceConfig device;
     device.tier = Tier::kDevice;
-    device.blocks = static_cast<uint32_t>(random.chance(70) ? random.between(12, 32)
-                                                              : random.between(40, 90));
+    device.blocks =
+        static_cast<uint32_t>(random.chance(70) ? random.between(12, 32) : random.between(40, 90));
     device.maps = random.chance(60);
     device.cpu_access = !has_host || random.chance(20);
     PlaceConfig host;

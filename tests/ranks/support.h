@@ -33,18 +33,18 @@ constexpr PlaceId kPlaces = 3;
 // Mistakes of the shell, made on purpose: each must be found by what is checked.
 enum class Plant : uint8_t {
     kNone,
-    kLostCompletion,         // the core is never told that a transfer is done
-    kFailureIsGood,          // a failed transfer is reported as one that arrived
-    kEarlyCompletion,        // a transfer is reported while its bytes are still on their way
-    kCollectiveWithoutOne,   // a collective runs although one rank has not come
-    kMemoryBeforeRoom,       // a shrink ends while too much is there
-    kForgottenPin,           // the last pin of a closed gate goes, and nobody tells the core
-    kForgottenDeadline,      // a deadline passes without a tick
-    kLeakedView,             // a view is given back by the program, and not to the core
-    kForgottenForget,        // a block stays on the disk though the core has given its room away
-    kForgottenHint,          // a prefetch ends, and its plan does not hear of it
-    kBudgetNotTakenBack,     // a shrink that timed out leaves the place without its room
-    kWrongBytes,             // a read from the disk brings something else
+    kLostCompletion,        // the core is never told that a transfer is done
+    kFailureIsGood,         // a failed transfer is reported as one that arrived
+    kEarlyCompletion,       // a transfer is reported while its bytes are still on their way
+    kCollectiveWithoutOne,  // a collective runs although one rank has not come
+    kMemoryBeforeRoom,      // a shrink ends while too much is there
+    kForgottenPin,          // the last pin of a closed gate goes, and nobody tells the core
+    kForgottenDeadline,     // a deadline passes without a tick
+    kLeakedView,            // a view is given back by the program, and not to the core
+    kForgottenForget,       // a block stays on the disk though the core has given its room away
+    kForgottenHint,         // a prefetch ends, and its plan does not hear of it
+    kBudgetNotTakenBack,    // a shrink that timed out leaves the place without its room
+    kWrongBytes,            // a read from the disk brings something else
 };
 
 struct Options {
@@ -65,9 +65,9 @@ struct Counts {
     uint64_t hints = 0;
     uint64_t collectives = 0;
     uint64_t updates = 0;
-    uint64_t faults = 0;           // begun
+    uint64_t faults = 0;  // begun
     uint64_t failed_transfers = 0;
-    uint64_t shrinks = 0;          // that ended with the smaller budget
+    uint64_t shrinks = 0;  // that ended with the smaller budget
     uint64_t shrinks_undone = 0;
     uint64_t deadlocks = 0;
     uint64_t timeouts = 0;

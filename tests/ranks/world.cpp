@@ -11,7 +11,7 @@
 namespace stepwell::ranks {
 namespace {
 
-constexpr uint64_t kEventsMax = 4'000'000;  // of one run; more is a run without an end
+constexpr uint64_t kEventsMax = 1'000'000;  // of one run; more is a run without an end
 constexpr uint32_t kRoundsMax = 64;
 
 }  // namespace

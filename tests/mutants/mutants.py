@@ -4,8 +4,9 @@
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
 folder and linked with the other objects of its judge: the simulations for lib/residency and
-lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule. The tree is never
-touched. What was compiled before is used again as long as its text and all headers are the same.
+lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule.
+The tree is never touched. What was compiled before is used again as long as its text and all
+headers are the same.
 """
 import argparse
 import concurrent.futures
@@ -58,8 +59,8 @@ JUDGES = {
                    r"\[  FAILED  \] (\S+)"),
 }
 
-# name, judge, file (of another folder with its path), text that occurs once, what stands there instead, why it is a bug; several
-# texts of one file are a tuple
+# name, judge, file (with its path where that is not the judge's folder), text that occurs once,
+# what stands there instead, why it is a bug; several texts of one file are a tuple
 MUTANTS = [
     # There is no dirty bit to forget: dirty is derived from which replicas are valid. These three
     # are what a forgotten bit would do, planted where it is derived and where it changes.

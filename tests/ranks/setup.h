@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a seed decides before a run: the machine, the tensors, and the program that every rank runs.
 // The programs cannot wait for themselves across ranks: all ranks of a group make the same
-// collectives in the same order, and while a rank's update or loader waits for a collective it holds
-// nothing. Within a rank, the shell breaks what waits for itself.
+// collectives in the same order, and an update that waits for one holds nothing. Within a rank, the
+// shell breaks what waits for itself.
 #pragma once
 
 #include "lib/schedule/machine.h"

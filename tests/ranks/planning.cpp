@@ -51,7 +51,7 @@ void Rank::choose_policy()
 void Rank::look_ahead()
 {
     plan_due_ = false;
-    if (shrinking_ != kNoPlace || finishing_) return;
+    if (!looks_ahead_ || shrinking_ != kNoPlace || finishing_) return;
     plan_wake_ = kNever;
     for (const uint32_t phase : trace_.current()) look_ahead_in(phase);
     plan_due_ = false;  // hints that were answered at once are no news

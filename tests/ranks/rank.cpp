@@ -40,6 +40,7 @@ Rank::Rank(World &world, uint32_t number, uint64_t seed)
         budget_[place] = setup_.config.places[place].blocks;
     }
     if (random_.chance(60)) core_.set_victim_policy(&trace_);
+    looks_ahead_ = random_.chance(60);
 }
 
 void Rank::start()
@@ -73,21 +74,25 @@ void Rank::create(uint32_t index)
 
 // -------------------------------------------------------------------------------- commands out --
 
+// Called again by what it carries out, it leaves that to the call under way.
 void Rank::execute()
 {
+    if (executing_) return;
+    executing_ = true;
     while (!journal_.failed()) {
         const bool nothing = out_.forgets.empty() && out_.swaps.empty() &&
                              out_.freed_packs.empty() && out_.transfers.empty() &&
                              out_.promotes.empty() && out_.granted.empty() &&
                              out_.refused.empty() && out_.errors.empty();
-        if (nothing) return;
-        Commands commands = std::move(out_);
-        out_.clear();
-        carry_out(commands);
+        if (nothing) break;
+        std::swap(out_, doing_);
+        carry_out(doing_);
+        doing_.clear();
     }
+    executing_ = false;
 }
 
-void Rank::carry_out(Commands &commands)
+void Rank::carry_out(const Commands &commands)
 {
     for (const BlockId block : commands.forgets) {
         if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(block);

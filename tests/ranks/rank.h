@@ -63,7 +63,7 @@ private:
 
     // rank.cpp: the shell
     void execute();
-    void carry_out(Commands &commands);
+    void carry_out(const Commands &commands);
     void begin_transfer(const Transfer &transfer);
     void judge_write(const Sent &flight, const Commands &commands);
     void granted(const Granted &granted);
@@ -135,6 +135,8 @@ private:
     Core core_;
     Model model_;
     Commands out_;
+    Commands doing_;  // kept for its memory
+    bool executing_ = false;
     std::vector<Sent> flights_;  // few at a time
     std::vector<Pending> pending_;
     std::vector<TensorId> ids_;  // by place in the setup; kNone: not alive
@@ -147,6 +149,7 @@ private:
     std::unique_ptr<schedule::Policy> policy_;
     std::unique_ptr<schedule::Uses> uses_;
     uint32_t phase_ = schedule::kNoPhase;
+    bool looks_ahead_ = false;
     bool plan_due_ = false;
     Instant plan_wake_ = kNever;
 

@@ -22,7 +22,6 @@ struct Runtime::Phase {
     observe::PhaseAccount totals;
     std::vector<residency::TensorId> reduced;        // gradients summed into by the open step
     std::unique_ptr<schedule::Lookahead> lookahead;  // null until it has something to go by
-    uint64_t looked_at = 0;                          // fetches that had passed then
 };
 
 }  // namespace stepwell

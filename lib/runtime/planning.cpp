@@ -16,9 +16,7 @@ namespace {
 using residency::Instant;
 using residency::PlaceId;
 
-constexpr uint32_t kHintsMax = 64;         // asked in one go
-constexpr Instant kLookFirstNs = 1000000;  // after a look at a program that makes hits alone ...
-constexpr Instant kLookLastNs = 64000000;  // ... and while it does not go on
+constexpr uint32_t kHintsMax = 64;  // asked in one go
 
 schedule::Hint hint_of(uint32_t release_flags)
 {
@@ -156,21 +154,14 @@ void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
         lookahead.asked(core_.fetch(*asked, time, out));
         execute(out, calls);
     }
-    plan_wake_ = std::min(plan_wake_, lookahead.wake());
-    bool all_fits = true;
+    // Between steps nothing goes on that nobody hears of.
+    if (phase.step != 0) plan_wake_ = std::min(plan_wake_, lookahead.wake());
     for (PlaceId place = 0; place <= host_place_; ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == residency::kNever) continue;
-        all_fits = false;
         Commands out;
         if (core_.clean_ahead(place, horizon, out) > 0) execute(out, calls);
     }
-    if (phase.step == 0 || all_fits) return;
-    // Hits tell nobody that they make room for what comes behind them.
-    const bool went_on = phase.looked_at != forecast.passed();
-    phase.looked_at = forecast.passed();
-    plan_pause_ns_ = went_on ? kLookFirstNs : std::min(2 * plan_pause_ns_, kLookLastNs);
-    plan_wake_ = std::min(plan_wake_, time + std::max(plan_pause_ns_, kLookFirstNs));
 }
 
 // False where metadata_bytes has no room for it: then the phase is not prefetched for.

@@ -618,7 +618,6 @@ private:
     bool plans_ = true;
     bool plan_due_ = false;                             // something changed that a plan goes by
     residency::Instant plan_wake_ = residency::kNever;  // it looks again then
-    residency::Instant plan_pause_ns_ = 0;              // between looks at a program of hits
     uint32_t plan_pauses_ = 0;                          // calls that wait for quiet
     std::unordered_map<residency::FetchId, Waiter *> waiters_;
     std::vector<LogLine> log_lines_;            // to be said when the lock is free

@@ -16,6 +16,7 @@ using residency::PlaceId;
 constexpr size_t kItemsMax = 2048;
 constexpr size_t kAnewMax = 32;                   // of the next ones, looked at each time ...
 constexpr uint64_t kAnewBlocksMax = 1024;         // ... unless they are large
+constexpr uint64_t kAnewPerEviction = 64;         // blocks
 constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
 constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
 constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
@@ -67,6 +68,8 @@ void Lookahead::follow(const Forecast &forecast)
     const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
     uint64_t over = other ? items_.size() : forecast.passed() - passed_;
     if (other || over > 0) refused_.fill({});
+    if (other || over > 0) extended_ = false;
+    if (other || over > 0) look_at_ = 0;
     for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
         if (items_.front().zone == Zone::kNear) --near_;
         give_room(items_.front());
@@ -166,8 +169,15 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     return true;
 }
 
+// What is near and far hangs on what has passed and on the budgets, not on what moved since: a look
+// at each end of a transfer is short.
 void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
 {
+    std::array<uint64_t, residency::kPlacesMax> budgets{};
+    for (PlaceId place = 0; place <= host_; ++place) budgets[place] = core.budget_bytes(place);
+    if (extended_ && budgets == budgets_) return;
+    budgets_ = budgets;
+    extended_ = true;
     horizon_.fill(kNever);
     const auto append = [&]() {
         if (items_.size() >= kItemsMax) return false;
@@ -264,9 +274,13 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
     return asked;
 }
 
-// Of the next ones: what was there when it came near may have left since.
+// Of the next ones: what was there when it came near may have left since. The more blocks that is,
+// the more evictions are waited for: of each so many are looked at.
 void Lookahead::look_anew(const residency::Core &core)
 {
+    uint64_t evictions = 0;
+    for (PlaceId place = 0; place <= host_; ++place) evictions += core.evictions(place);
+    if (evictions < look_at_) return;
     uint64_t looked_at = 0;
     for (size_t i = 0; i < std::min(near_, kAnewMax) && looked_at < kAnewBlocksMax; ++i) {
         Item &item = items_[i];
@@ -279,6 +293,18 @@ void Lookahead::look_anew(const residency::Core &core)
         item.lacks = true;
         item.cost_ns = cost_of(lack);
     }
+    look_at_ = evictions + 1 + looked_at / kAnewPerEviction;
+}
+
+// Something has to leave for the item: not yet, if that is early enough later.
+bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast, Instant now,
+                          size_t index)
+{
+    if (!may_evict(core, items_[index].place)) return false;
+    const Instant start = latest_start(forecast, now, index);
+    if (start <= now) return true;
+    wake_ = std::min(wake_, start);
+    return false;
 }
 
 std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &core,
@@ -293,6 +319,9 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
             wake_ = std::min(wake_, refused_[item.place].until);
             continue;
         }
+        // Where there is no room at all it is too early, whatever the item lacks by now.
+        const bool full = core.free_bytes(item.place) == 0;
+        if (full && !may_start(core, forecast, now, i)) return {};
         residency::Request request = item.use.request;
         request.place = item.place;
         request.access = residency::Access::kRead;
@@ -301,14 +330,8 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
         item.lacks = lack.readable && lack.bytes > 0;
         if (!item.lacks) continue;
-        if (core.free_bytes(item.place) < lack.bytes) {
-            if (!may_evict(core, item.place)) return {};
-            const Instant start = latest_start(forecast, now, i);
-            if (start > now) {
-                wake_ = std::min(wake_, start);
-                return {};
-            }
-        }
+        const bool evicts = !full && core.free_bytes(item.place) < lack.bytes;
+        if (evicts && !may_start(core, forecast, now, i)) return {};
         item.lacks = false;
         proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
         residency::FetchAsked asked;

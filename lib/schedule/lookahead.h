@@ -76,6 +76,8 @@ private:
     std::optional<residency::FetchAsked> propose(const residency::Core &core,
                                                  const Forecast &forecast, residency::Instant now);
     void look_anew(const residency::Core &core);
+    [[nodiscard]] bool may_start(const residency::Core &core, const Forecast &forecast,
+                                 residency::Instant now, size_t index);
     void poll_later(residency::Instant now);
     struct Refusal {  // of a hint at a place, since the program went on or one found room
         residency::Instant until = 0;  // again not before
@@ -104,6 +106,9 @@ private:
     std::map<std::pair<residency::PlaceId, residency::TensorId>, Room> rooms_;
     std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
+    uint64_t look_at_ = 0;   // evictions, after which near items are looked at anew
+    bool extended_ = false;  // since the last fetch passed, by these budgets
+    std::array<uint64_t, residency::kPlacesMax> budgets_{};
     std::map<residency::FetchId, Flight> flying_;
     uint64_t flying_ns_ = 0;
     std::array<uint64_t, residency::kPlacesMax> flying_bytes_{};

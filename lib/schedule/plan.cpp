@@ -92,6 +92,8 @@ Status Plan::make_known(const Step &step, Stop stop)
     Result<std::vector<Verdict>> chosen = choose(machine_, specs_, step, Asking::kAhead, stop);
     if (!chosen.ok()) return std::move(chosen.status());
     verdicts_ = chosen.take();
+    const auto best = verdicts_.begin() + (&fastest(verdicts_) - verdicts_.data());
+    std::rotate(verdicts_.begin(), best, best + 1);
     uses_ = Uses(step, specs_.size());
     policy_ = make_policy(verdicts_.front().candidate, machine_, specs_, uses_);
     bound_ = bound_of(step, specs_, machine_, Start::kAny);

@@ -32,7 +32,8 @@ public:
     [[nodiscard]] Policy &policy() { return *policy_; }
     [[nodiscard]] size_t tensors() const { return specs_.size(); }
     [[nodiscard]] const Machine &machine() const { return machine_; }
-    [[nodiscard]] const std::vector<Verdict> &verdicts() const { return verdicts_; }  // best first
+    // The first is used: the fastest, of those as fast the one that moves least.
+    [[nodiscard]] const std::vector<Verdict> &verdicts() const { return verdicts_; }
     [[nodiscard]] bool repeats() const { return seen_ == 0; }
     // Of a step that repeats, else nothing.
     [[nodiscard]] const Bound &bound() const { return bound_; }

@@ -543,7 +543,6 @@ class stw_plan_entry(Struct):
 
 
 class stw_plan_advice(Struct):
-    _initial_ = {"text": { 0 }}
     _fields_ = [
         ("struct_size", c_uint32),
         ("kind", c_uint32),

@@ -124,11 +124,12 @@ typedef struct stw_plan_advice {
  * none. Only orders are looked at in which each fetch finds what it finds now, but for the order of
  * sums into gradients. Views whose release the library does not see are taken to end before the
  * next fetch, and what it does not see at all, as a read that has to come before another one, is
- * for the program to know. Times are those of a step in which nothing is brought ahead.
+ * for the program to know. Bytes and times are of fetches: what a plan brings ahead for nothing
+ * comes on top of both.
  *
  * Ownership: advice_out[0..capacity) is the caller's, of one struct_size; as many are written as
- *            there are and fit. *count_out is how many there are, at most 3; NULL and 0 ask for that
- *            alone.
+ *            there are and fit. *count_out is how many there are, at most 3; NULL and 0 ask for
+ *            that alone.
  * Threads:   any thread.
  * Blocks:    while it replays, in the calling thread and with no lock held: milliseconds for
  *            hundreds of fetches, a few seconds for the largest steps. It takes memory meanwhile,

@@ -42,8 +42,8 @@ constexpr uint64_t kReplayWork = 100'000;
 constexpr uint64_t kReplayWorkMax = 4 * kReplayWork;
 
 // What saves most first; none where the present order is the best. Each order is judged by the
-// policy that is best for it, of as many as the work allows. LIMIT where the step is too large; else
-// an error says why the machine cannot go through it.
+// policy that is best for it, of as many as the work allows. LIMIT where the step is too large;
+// else an error says why the machine cannot go through it.
 Result<std::vector<Advice>> advise(const Machine &machine,
                                    const std::vector<residency::TensorSpec> &specs,
                                    const Step &step);

@@ -13,10 +13,11 @@ namespace stepwell::schedule {
 void fold_sums(Step &step, const std::vector<bool> &buffers);
 
 // The end of a view that nobody saw is taken to be just before the next call of its lane, behind
-// the computing; one that a fetch of the other lane waits for ends before that. A release without a fetch is left out, and so is a discard of what is read
-// afterwards although no write was seen. A sum is a write where the tensor has no contents then,
-// else it adds to them. Copies (fetches of the program at any place that the CPU works in) go piece
-// by piece, `copy_bytes` at a time.
+// the computing. Left out are a release without a fetch, and a discard of what is read afterwards
+// although no write was seen. A sum is a write where the tensor has no contents then, else it adds
+// to them. What an update asks for while the program has it comes behind that, and pieces of a
+// tensor one behind the other. Copies (fetches of the program at any place that the CPU works in)
+// go piece by piece, `copy_bytes` at a time.
 Step completed(const Step &recorded, uint64_t copy_bytes);
 
 }  // namespace stepwell::schedule

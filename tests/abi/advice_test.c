@@ -121,8 +121,7 @@ static double promised_of(const stw_plan_advice *advice)
 static void a_trainer_is_told_what_to_do_and_saves_it(void **state)
 {
     trainer t;
-    stw_plan_advice advice[3] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,
-                                  STW_PLAN_ADVICE_INIT };
+    stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     double before, saved, promised;
     uint32_t count = 77;
     (void)state;
@@ -184,8 +183,7 @@ static void what_an_optimizer_does_is_replayed(void **state)
     stw_runtime *runtime = machine_open(&now);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
-    stw_plan_advice advice[3] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,
-                                  STW_PLAN_ADVICE_INIT };
+    stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     stw_tensor *weights[PARAMETERS], *gradients[PARAMETERS];
     stw_optimizer *optimizer = NULL;
     stw_phase *phase = NULL;
@@ -327,7 +325,7 @@ static void a_runtime_without_plans_has_no_advice(void **state)
 static void what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes(void **state)
 {
     trainer t;
-    stw_plan_advice advice[2] = { STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT };
+    stw_plan_advice advice[2] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     stw_phase *gone = NULL;
     uint32_t count = 77;
     (void)state;

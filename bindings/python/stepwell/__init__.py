@@ -38,12 +38,12 @@ READ, WRITE, READ_WRITE, REDUCE = Access.READ, Access.WRITE, Access.READ_WRITE, 
 __version__: str = _lib.stw_version_string().decode()
 
 __all__ = [
-    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
-    "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "HostMemory", "Hyper", "Link",
-    "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase", "PlanAdvice", "PlanAdviceKind",
-    "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE", "Release", "Request",
-    "Retain", "Role", "Runtime", "State", "Step",
-    "StepStats", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
-    "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",
-    "last_error", "status_string", *errors.__all__,
+    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K",
+    "ByAddress", "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "HostMemory",
+    "Hyper", "Link", "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase",
+    "PlanAdvice", "PlanAdviceKind", "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE",
+    "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats",
+    "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
+    "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors", "last_error",
+    "status_string", *errors.__all__,
 ]

@@ -39,8 +39,9 @@ public:
         return Status(
             stw_phase_declare(get(), entries.data(), static_cast<uint32_t>(entries.size())));
     }
-    /// What other orders of its steps would move, best first; most often there is none. EMPTY before
-    /// the first step has ended. Blocks while it replays, up to some seconds for the largest steps.
+    /// What other orders of its steps would move, best first; most often there is none. EMPTY
+    /// before the first step has ended. Blocks while it replays, up to some seconds for the
+    /// largest steps.
     Result<std::vector<stw_plan_advice>> advice() const
     {
         stw_plan_advice found[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT,

@@ -137,7 +137,7 @@ residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) cons
 {
     residency::Config config;
     config.block_bytes = block_bytes_;
-    for (PlaceId at = 0; at < places_.size(); ++at) {
+    for (PlaceId at = 0; at <= nvme_place_; ++at) {
         residency::PlaceConfig place;
         place.tier = places_[at].tier;
         place.device = places_[at].device;

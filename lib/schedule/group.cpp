@@ -106,12 +106,14 @@ std::vector<size_t> lengths_of(const Program &program)
         }
     }
     std::vector<std::pair<size_t, size_t>> order;  // how usual, how long
+    order.reserve(counts.size());
     for (const auto &[length, count] : counts) order.emplace_back(count, length);
     std::sort(order.begin(), order.end(), [](const auto &a, const auto &b) {
         return a.first != b.first ? a.first > b.first : a.second < b.second;
     });
     if (order.size() > kPeriodsTried) order.resize(kPeriodsTried);
     std::vector<size_t> lengths;
+    lengths.reserve(order.size());
     for (const auto &[count, length] : order) lengths.push_back(length);
     return lengths;
 }

@@ -266,9 +266,11 @@ static void there_is_no_advice_before_a_step_has_ended(void **state)
     trainer_close(&t);
 }
 
-static void what_fits_is_left_as_it_is(void **state)
+static void what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room(void **state)
 {
     machine large = now;
+    stw_tensor_spec spec = spec_f32("pinned", 54 * BLOCK / 4);
+    stw_policy policy = STW_POLICY_INIT;
     stw_runtime *runtime;
     stw_phase *phase = NULL;
     stw_tensor *tensors[4];
@@ -291,6 +293,12 @@ static void what_fits_is_left_as_it_is(void **state)
     ok(stw_step_end(phase, NULL));
     ok(stw_phase_advice_get(phase, NULL, 0, &count));
     assert_int_equal(count, 0);
+    policy.retention = STW_RETAIN_PIN;
+    policy.home = large.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
+    spec.policy = &policy;
+    tensor_fill_sequence(tensor_make(runtime, &spec), 54 * BLOCK / 4, 0);
+    ok(stw_phase_advice_get(phase, NULL, 0, &count));
+    assert_int_equal(count, 1);
     ok(stw_phase_destroy(phase));
     machine_close(runtime);
 }
@@ -363,7 +371,7 @@ int main(void)
         cmocka_unit_test(bytes_of_fetches_alone_fall_as_advised_within_a_tenth),
         cmocka_unit_test(what_an_optimizer_does_is_replayed),
         cmocka_unit_test(there_is_no_advice_before_a_step_has_ended),
-        cmocka_unit_test(what_fits_is_left_as_it_is),
+        cmocka_unit_test(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room),
         cmocka_unit_test(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it),
         cmocka_unit_test(a_runtime_without_plans_has_no_advice),
         cmocka_unit_test(what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes),

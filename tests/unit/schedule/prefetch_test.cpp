@@ -13,7 +13,7 @@ using residency::Instant;
 
 constexpr Instant kMs = 1'000'000;
 
-class AheadTest : public ReplayTest {
+class PrefetchTest : public ReplayTest {
 protected:
     // Tensors of a block each.
     void start(uint32_t device_blocks, uint32_t tensors)
@@ -41,7 +41,7 @@ protected:
     std::vector<uint32_t> blocks_;
 };
 
-TEST_F(AheadTest, WhatIsUsedNextComesBehindTheComputingIntoTheNextStep)
+TEST_F(PrefetchTest, WhatIsUsedNextComesBehindTheComputingIntoTheNextStep)
 {
     Step step;
     for (residency::TensorId i = 0; i < 12; ++i) use(step, i, 3 * kMs);
@@ -57,7 +57,7 @@ TEST_F(AheadTest, WhatIsUsedNextComesBehindTheComputingIntoTheNextStep)
     EXPECT_LT(planned.links[kIn].bytes, 10 * kBlock);
 }
 
-TEST_F(AheadTest, WhatFitsIsLeftAlone)
+TEST_F(PrefetchTest, WhatFitsIsLeftAlone)
 {
     Step step;
     for (residency::TensorId i = 0; i < 4; ++i) use(step, i, 3 * kMs, Access::kReadWrite);
@@ -92,7 +92,7 @@ public:
     Instant woken_at = 0;
 };
 
-TEST_F(AheadTest, OfHitsNobodyHearsBeforeSomethingElseHappens)
+TEST_F(PrefetchTest, OfHitsNobodyHearsBeforeSomethingElseHappens)
 {
     Step step;
     use(step, 0, kMs);
@@ -120,7 +120,7 @@ TEST_F(AheadTest, OfHitsNobodyHearsBeforeSomethingElseHappens)
 }
 
 // What is written is on the disk already when its room is needed.
-TEST_F(AheadTest, WhatLeavesIsWrittenBackBefore)
+TEST_F(PrefetchTest, WhatLeavesIsWrittenBackBefore)
 {
     Step step;
     for (residency::TensorId i = 0; i < 16; ++i) use(step, i, 4 * kMs, Access::kReadWrite);
@@ -134,7 +134,7 @@ TEST_F(AheadTest, WhatLeavesIsWrittenBackBefore)
     EXPECT_LE(planned.links[kOut].bytes, alone.links[kOut].bytes + kBlock);
 }
 
-TEST_F(AheadTest, AVerdictSaysWhatTheRuntimeWouldWait)
+TEST_F(PrefetchTest, AVerdictSaysWhatTheRuntimeWouldWait)
 {
     Step step;
     for (residency::TensorId i = 0; i < 12; ++i) use(step, i, 3 * kMs);

@@ -367,7 +367,7 @@ TEST_F(LookaheadTest, HitsAreLookedAfterUntilTheNextFetchIsLate)
     ++list_.over;
     plan();
     EXPECT_EQ(lookahead_.wake(), 105 * kMs);  // an eighth of the gap
-    for (int i = 0; i < 20; ++i) plan();
+    for (now_ += kMs; now_ < 105 * kMs; now_ += kMs) plan();
     EXPECT_EQ(lookahead_.wake(), 105 * kMs);
     now_ = 105 * kMs;
     plan();

@@ -3,7 +3,7 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N]
+                        [predict] [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N]
                         [--train-pairs N] [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
@@ -27,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import geometric_mean, median
 
+from bench_predict import bench_predict
 from blas import use_widest_kernels
 from bench_tools import (
     GB,
@@ -43,7 +44,9 @@ from bench_tools import (
     three_digits,
 )
 
-GROUPS = ("nvme", "fetch", "update", "train", "python", "tune", "policy", "simulate")
+GROUPS = (
+    "nvme", "fetch", "update", "train", "python", "tune", "policy", "predict", "simulate",
+)
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
@@ -695,6 +698,7 @@ def main(arguments):
         "python": bench_python,
         "tune": bench_tune,
         "policy": bench_policy,
+        "predict": bench_predict,
         "simulate": bench_simulate,
     }
     results = []

@@ -14,9 +14,9 @@ namespace {
 using residency::kNone;
 using residency::TensorId;
 
-constexpr uint64_t kBlocksMax = 4096;   // of all tensors; more take longer and tell little more
-constexpr size_t kWarmSteps = 2;        // before the one that is expected
-constexpr size_t kSpansMax = 4096;      // kept of a link
+constexpr uint64_t kBlocksMax = 4096;  // of all tensors; more take longer and tell little more
+constexpr size_t kWarmSteps = 2;       // before the one that is expected
+constexpr size_t kSpansMax = 4096;     // kept of a link
 
 uint64_t blocks_of(const std::vector<residency::TensorSpec> &specs, uint64_t block_bytes)
 {
@@ -171,6 +171,12 @@ TensorId Planned::number_of(TensorId tensor) const
 {
     const bool known = tensor < numbers_->size() && (*numbers_)[tensor] != kNone;
     return known ? (*numbers_)[tensor] : static_cast<TensorId>(plan_->tensors() + tensor);
+}
+
+uint64_t Planned::next_use(TensorId tensor) const
+{
+    if (plan_ && plan_->policy().next_use(number_of(tensor)) == 0) return 0;
+    return trace_.next_use(tensor);
 }
 
 void Planned::access(Lane lane, TensorId tensor)

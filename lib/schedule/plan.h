@@ -60,7 +60,7 @@ private:
 };
 
 // What the core asks: next uses are the trace's, and where a plan is followed the order of victims
-// is the plan's.
+// is the plan's. What it keeps is as good as needed now: no hint takes its room.
 class Planned final : public residency::VictimPolicy {
 public:
     explicit Planned(const Trace &trace) : trace_(trace) {}
@@ -72,10 +72,7 @@ public:
     void begin_step();
     void access(Lane lane, residency::TensorId tensor);
 
-    [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override
-    {
-        return trace_.next_use(tensor);
-    }
+    [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
     [[nodiscard]] bool plans() const override { return plan_ != nullptr; }
     [[nodiscard]] double worth(residency::TensorId tensor, residency::PlaceId place) const override;
     [[nodiscard]] double write_back_worth() const override;

@@ -153,6 +153,23 @@ TEST_F(FollowedTest, WorthIsOfTheTensorWithThatNumber)
     EXPECT_EQ(worth(5), -INFINITY);  // the step does not use it
 }
 
+TEST_F(FollowedTest, NoHintTakesTheRoomOfWhatItKeeps)
+{
+    follow({0, 1, 2, 3});
+    const residency::Request first{2, Access::kRead, kDevice, 0, kBlock};
+    trace_.begin_step(0, 0);
+    trace_.fetched(0, Lane::kProgram, &first, 1, 0);
+    trace_.end_step(0, 0, true);
+    trace_.begin_step(0, 0);
+    for (TensorId tensor = 0; tensor < 4; ++tensor) {
+        const uint64_t of_plan = plan_->policy().next_use(tensor);
+        EXPECT_EQ(planned_.next_use(tensor), of_plan == 0 ? 0 : trace_.next_use(tensor));
+    }
+    EXPECT_EQ(plan_->policy().next_use(0), 0u);  // the step begins with it
+    EXPECT_EQ(planned_.next_use(0), 0u);
+    EXPECT_EQ(trace_.next_use(0), residency::kNever);
+}
+
 TEST_F(FollowedTest, WhatIsUsedIsWorthSomethingElseAfterwards)
 {
     follow({0, 1, 2, 3});

@@ -212,10 +212,10 @@ void Rank::judge_write(const Sent &flight, const Commands &commands)
 
 Rank::Pending Rank::take_pending(FetchId id)
 {
-    for (Pending &at : pending_) {
-        if (at.id != id) continue;
-        Pending taken = std::move(at);
-        if (&at != &pending_.back()) at = std::move(pending_.back());
+    for (size_t i = 0; i < pending_.size(); ++i) {
+        if (pending_[i].id != id) continue;
+        std::swap(pending_[i], pending_.back());
+        Pending taken = std::move(pending_.back());
         pending_.pop_back();
         return taken;
     }

@@ -22,7 +22,7 @@ void Rank::load()
     static const Choice kChoices[] = {
         {30, &Rank::load_fetch}, {12, &Rank::load_hit},   {30, &Rank::load_release},
         {10, &Rank::load_hint},  {4, &Rank::load_cancel}, {6, &Rank::load_evict},
-        {5, &Rank::load_advice}, {3, &Rank::load_remake},
+        {5, &Rank::load_advice}, {3, &Rank::load_remake}, {2, &Rank::load_scores},
     };
     loader_armed_ = false;
     const bool over = program_ == State::kDone;
@@ -198,6 +198,28 @@ void Rank::load_advice()
     policy.retention = static_cast<Retention>(random_.below(3));
     policy.priority = static_cast<int32_t>(random_.below(3));
     if (core_.set_policy(id, policy).ok()) model_.tensors[id].spec.policy = policy;
+}
+
+// A policy of the program says what it thinks of what may be there, or nothing any more.
+void Rank::load_scores()
+{
+    ++told_;
+    if (random_.chance(25)) {
+        core_.forget_scores();
+        return;
+    }
+    const PlaceId place = random_.chance(60) ? kDevice : kHost;
+    if (setup_.config.places[place].blocks == 0) return;
+    std::vector<Candidate> found;
+    for (PackId next = 0; next != kNone;) next = core_.candidates(place, next, 50, &found);
+    std::vector<Score> scores;
+    for (const Candidate &at : found) {
+        if (random_.chance(80)) {
+            scores.push_back({at.tensor, static_cast<double>(random_.below(7)) - 3});
+        }
+    }
+    journal_.line("rank %u: %zu scores at place %u", number_, scores.size(), place);
+    core_.score(place, scores.data(), scores.size());
 }
 
 // What passes is destroyed and made again, with other threads in the middle of it.

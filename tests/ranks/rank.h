@@ -111,6 +111,7 @@ private:
     void load_evict();
     void load_cancel();
     void load_remake();
+    void load_scores();
     [[nodiscard]] uint32_t any_tensor();
 
     // planning.cpp

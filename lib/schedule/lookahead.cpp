@@ -14,8 +14,9 @@ using residency::kNever;
 using residency::PlaceId;
 
 constexpr size_t kItemsMax = 2048;
-constexpr size_t kAnewMax = 32;                   // of the next ones, looked at each time ...
-constexpr uint64_t kAnewBlocksMax = 1024;         // ... unless they are large
+constexpr size_t kAnewMax = 32;            // of the next ones, looked at each time ...
+constexpr uint64_t kAnewBlocksMax = 1024;  // ... unless they are large
+constexpr uint8_t kAgainMax = 2;  // of two that push each other out neither is brought for ever
 constexpr uint64_t kAnewPerEviction = 64;         // blocks
 constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
 constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
@@ -286,11 +287,13 @@ void Lookahead::look_anew(const residency::Core &core)
         Item &item = items_[i];
         if (item.lacks || item.place == residency::kNoPlace) continue;
         if (!reads_bytes(item.use.request) || item.left || item.flying) continue;
+        if (item.again >= kAgainMax) continue;
         looked_at += item.room_bytes / core.block_bytes();
         const residency::Lack lack = core.lack(item.use.request);
         if (lack.place != item.place || !lack.readable || lack.bytes == 0) continue;
         if (lack.room_bytes > core.budget_bytes(lack.place)) continue;
         item.lacks = true;
+        ++item.again;
         item.cost_ns = cost_of(lack);
     }
     look_at_ = evictions + 1 + looked_at / kAnewPerEviction;

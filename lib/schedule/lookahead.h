@@ -56,6 +56,7 @@ private:
         bool lacks = false;                              // bytes, at the place it is to be brought
         bool flying = false;                             // asked for, and not answered yet
         bool left = false;                               // to the demand, as it failed
+        uint8_t again = 0;                               // times it was brought after it had left
         residency::PlaceId place = residency::kNoPlace;  // that one
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
+#include <type_traits>
 
 using namespace stepwell;
 using namespace stepwell::api;
@@ -241,8 +243,11 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
         return may_hit(runtime, *requests, stride, &range) &&
                runtime->body->fetch_hit(range, step, views_out);
     }
-    Range ranges[kOnStackMax];
+    static_assert(std::is_trivially_destructible_v<Range>);
+    alignas(Range) std::byte room[sizeof(Range) * kOnStackMax];  // made as far as it is used
+    auto *ranges = reinterpret_cast<Range *>(room);
     for (uint32_t i = 0; i < n; ++i) {
+        new (&ranges[i]) Range();
         if (!may_hit(runtime, element(requests, i), stride, &ranges[i])) return false;
     }
     return runtime->body->fetch_hits(ranges, n, step, views_out);

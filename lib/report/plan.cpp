@@ -75,6 +75,7 @@ void write_plans(JsonWriter &json, const ReportData &data)
         json.begin_object();
         json.member("name", plan.name);
         json.member("chosen", plan.candidates.front().policy);
+        json.member("followed_steps", plan.steps);
         json.key("candidates");
         json.begin_array();
         for (const CandidateReport &candidate : plan.candidates) write_candidate(json, candidate);

@@ -131,6 +131,7 @@ struct ExpectedSpan {
 struct PlanReport {
     std::string name;
     std::vector<CandidateReport> candidates;  // the first one is used
+    uint64_t steps = 0;                       // that followed it
     bool repeats = false;                     // there is what follows
     uint64_t bound_ns = 0;
     uint64_t compute_ns = 0;

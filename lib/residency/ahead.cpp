@@ -89,7 +89,8 @@ uint32_t Core::clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t mos
     uint32_t started = 0;
     uint32_t looked_at = 0;
     for (const Rank &rank : ranked_[place]) {
-        if (rank.worth > 0 || looked_at > kPlannedLookedAtMax) break;
+        if (write_backs_ >= most || ++looked_at > kPlannedLookedAtMax) break;
+        if (rank.worth > 0) continue;
         const Pack &pack = packs_[rank.pack];
         if (next_use(pack.first) <= beyond) continue;
         if (is_pinned_by_gates(pack, place)) continue;

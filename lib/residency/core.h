@@ -251,6 +251,7 @@ private:
     Room reserve(Fetch &fetch, Blocked &blocked, Commands &out);
     Room try_reserve(Fetch &fetch, Blocked &blocked, Commands &out);
     Room make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out);
+    void hasten_write_backs(const Fetch &fetch, PlaceId place, Commands &out);
     Room plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out);
     Room plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out);
     [[nodiscard]] bool is_rearranging(PlaceId place) const;

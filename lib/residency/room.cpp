@@ -126,9 +126,24 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
         own += counts && target.place == place && replica(target.block, place).slot != kNoSlot;
     }
     const bool pinned = pinned_blocks(place, whole, &fetch) + own + needed > budget;
-    if (!pinned && room_will_come(place)) return Room::kComing;
+    if (!pinned && room_will_come(place)) {
+        hasten_write_backs(fetch, place, out);
+        return Room::kComing;
+    }
     fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
     return stuck_or_never();
+}
+
+// Early write-backs have time, but whoever waits for the blocks they read has none.
+void Core::hasten_write_backs(const Fetch &fetch, PlaceId place, Commands &out)
+{
+    if (fetch.asked.urgency != Class::kDemand) return;
+    for (auto &[id, flight] : flights_) {
+        Transfer &transfer = flight.transfer;
+        if (transfer.from != place || transfer.urgency != Class::kIdle) continue;
+        transfer.urgency = Class::kDemand;
+        out.promotes.push_back(id);
+    }
 }
 
 // A block that moves into its run takes two slots for a while. Where there is no second one it

@@ -3,6 +3,8 @@
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 
+#include <new>
+
 namespace stepwell {
 
 using residency::PlaceId;
@@ -11,9 +13,13 @@ using residency::PlaceId;
 void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
                                uint64_t step)
 {
-    if (!mutex_.try_lock()) return;
-    drain_hits();
-    mutex_.unlock();
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    try {
+        drain_hits();
+    } catch (const std::bad_alloc &) {
+        return;  // then nobody hears of this one
+    }
     (void)ViewTable::push_hit(state, tensor, place, step);
 }
 

@@ -37,15 +37,17 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
 {
     const uint64_t fixed = metadata_bytes();
     if (options.metadata_bytes == 0) {
+        plan_bytes_max_ = 2 * core_.metadata_bytes_max() + schedule::Trace::kBytesMax;
         metadata_budget_ =
-            fixed + 3 * core_.metadata_bytes_max() + 2 * schedule::Trace::kBytesMax +
+            fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax + plan_bytes_max_ +
             uint64_t{core_.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
                                              sizeof(void *) + sizeof(PackAddresses)) +
             policy_bytes(core_.tensors_max()) + kOtherBytes;
         return {};
     }
     metadata_budget_ = options.metadata_bytes;
-    trace_.set_limit(metadata_budget_ / 4);
+    plan_bytes_max_ = metadata_budget_ / 16;
+    trace_.set_limit(metadata_budget_ / 4 - plan_bytes_max_);
     if (fixed <= metadata_budget_ - metadata_budget_ / 4) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
@@ -68,16 +70,17 @@ Status Runtime::metadata_room(const residency::TensorSpec &spec) const
         growth_bytes(handles_, core_.tensor_ids() + 1) +
         growth_bytes(pack_addresses_, core_.pack_ids() + 1) + (has_policy() ? policy_bytes(1) : 0) +
         (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
-    const uint64_t used = metadata_bytes() - trace_.metadata_bytes();
-    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, used + trace_.limit());
+    const uint64_t taken = metadata_taken();
+    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, taken);
     if (growth <= free) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
         "the tables of the library have no room for it: %s more needed, metadata_bytes is %s, of "
         "which %s is used and %s is kept for the learned order of accesses; raise metadata_bytes "
         "when opening the runtime, or make fewer and larger tensors",
-        bytes_text(growth).c_str(), bytes_text(metadata_budget_).c_str(), bytes_text(used).c_str(),
-        bytes_text(trace_.limit()).c_str());
+        bytes_text(growth).c_str(), bytes_text(metadata_budget_).c_str(),
+        bytes_text(taken - trace_.limit() - plan_bytes_max_).c_str(),
+        bytes_text(trace_.limit() + plan_bytes_max_).c_str());
     status.mutable_detail().needed_bytes = growth;
     status.mutable_detail().free_bytes = free;
     return status;

@@ -151,7 +151,8 @@ residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) cons
 }
 
 // As measured, else as expected at open, else the same link's other direction or a guess.
-std::vector<schedule::Link> Runtime::links_of(const std::vector<observe::LinkTotal> &totals) const
+void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
+                         schedule::Machine *machine) const
 {
     double speeds[residency::kPlacesMax][residency::kPlacesMax] = {};
     for (const observe::LinkTotal &total : totals) {
@@ -172,10 +173,10 @@ std::vector<schedule::Link> Runtime::links_of(const std::vector<observe::LinkTot
         if (speeds[to][from] > 0) return speeds[to][from];
         return from == nvme_place_ || to == nvme_place_ ? kNvmeBytesPerS : kCopyBytesPerS;
     };
-    std::vector<schedule::Link> links;
+    const std::vector<residency::PlaceConfig> &places = machine->config.places;
     for (PlaceId from = 0; from <= nvme_place_; ++from) {
         for (PlaceId to = 0; to <= nvme_place_; ++to) {
-            if (from == to) continue;
+            if (from == to || places[from].blocks == 0 || places[to].blocks == 0) continue;
             schedule::Link link;
             link.from = from;
             link.to = to;
@@ -189,10 +190,19 @@ std::vector<schedule::Link> Runtime::links_of(const std::vector<observe::LinkTot
             if (by_host && speeds[from][to] == 0) {
                 link.bytes_per_s = std::min(speed_of(from, host_place_), speed_of(host_place_, to));
             }
-            links.push_back(link);
+            machine->links.push_back(link);
         }
     }
-    return links;
+    // All that is read of the disk shares what it reads, and so it is with what is written.
+    for (const bool reads : {true, false}) {
+        schedule::LinkGroup disk;
+        for (schedule::Link &link : machine->links) {
+            if ((reads ? link.from : link.to) != nvme_place_) continue;
+            link.group = static_cast<uint32_t>(machine->groups.size());
+            disk.bytes_per_s = std::max(disk.bytes_per_s, link.bytes_per_s);
+        }
+        if (disk.bytes_per_s > 0) machine->groups.push_back(disk);
+    }
 }
 
 // Under the lock. The steps stand one behind the other, as they are.
@@ -225,7 +235,7 @@ void Runtime::settle_model(const std::vector<observe::LinkTotal> &totals, StepMo
         }
         nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, kNone - 1));
     }
-    model->machine.links = links_of(totals);
+    make_links(totals, &model->machine);
 }
 
 // A step of a settled model that a replay can run.

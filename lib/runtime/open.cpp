@@ -412,6 +412,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
     stop_copier();
+    planner_.stop();
     if (timer_.joinable()) {
         {
             std::lock_guard<std::mutex> lock(mutex_);

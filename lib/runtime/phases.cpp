@@ -73,7 +73,8 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 {
     const std::vector<observe::LinkTotal> links = link_totals();
     std::unique_lock<std::mutex> lock(mutex_);
-    Phase &mine = *phases_[phase->index];
+    const uint32_t index = phase->index;
+    Phase &mine = *phases_[index];
     if (mine.step == 0) {
         return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step", mine.name.c_str());
     }
@@ -104,7 +105,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     ask_policy();
     Status error = first_error_;
     lock.unlock();
-    ask_plan(phase->index, links);
+    ask_plan(index, links);
     plan_now();
     return error;
 }

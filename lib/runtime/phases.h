@@ -20,7 +20,9 @@ struct Runtime::Phase {
     residency::Instant begin_ns = 0;
     observe::StepAccount account;
     observe::PhaseAccount totals;
-    std::vector<residency::TensorId> reduced;        // gradients summed into by the open step
+    std::vector<residency::TensorId> reduced;  // gradients summed into by the open step
+    uint32_t plans_asked = 0;
+    uint64_t plan_refused = 0;                       // for this room there is no memory
     std::unique_ptr<schedule::Lookahead> lookahead;  // null until it has something to go by
 };
 

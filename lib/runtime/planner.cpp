@@ -25,19 +25,24 @@ uint64_t thread_ns()
 
 }  // namespace
 
-Planner::~Planner()
+void Planner::stop()
 {
     stop_ = true;
-    if (started_) {
-        wake_.release();
-        pthread_join(thread_, nullptr);
-    }
+    if (!std::exchange(started_, false)) return;
+    wake_.release();
+    pthread_join(thread_, nullptr);
+}
+
+Planner::~Planner()
+{
+    stop();
     delete question_.load();
     delete answer_.load();
 }
 
-Status Planner::ask(std::unique_ptr<PlanWork> work)
+Status Planner::ask(std::unique_ptr<PlanWork> work, std::function<void(PlanWork &)> prepare)
 {
+    prepare_ = std::move(prepare);
     if (!started_) {
         const SignalsBlocked signals;
         const auto main = [](void *planner) -> void * {
@@ -76,6 +81,7 @@ void Planner::run()
         if (!work) continue;
         const uint64_t begin = thread_ns();
         try {
+            prepare_(*work);
             auto made = schedule::Plan::make(std::exchange(work->question, {}), &stop_);
             work->status = made.ok() ? Status() : std::move(made.status());
             if (made.ok()) work->plan = made.take();

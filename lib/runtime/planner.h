@@ -3,11 +3,14 @@
 // gets a copy of all it needs and never takes the runtime's lock, so it cannot keep it either.
 #pragma once
 
+#include "lib/observe/step_stats.h"
+#include "lib/runtime/model.h"
 #include "lib/schedule/plan.h"
 
 #include <pthread.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <semaphore>
 #include <vector>
@@ -32,18 +35,27 @@ struct PlanWork {
     std::unique_ptr<schedule::Plan> plan;
     Status status;        // why there is none
     uint64_t cpu_ns = 0;  // that it took
-    uint64_t started_ns = 0;
+    uint64_t steps = 0;   // it was followed for
+    uint64_t bytes = 0;   // of it all, once it is made
+
+    // What is left to be done of the question, by the planner's thread.
+    StepModel model;
+    std::vector<size_t> lengths;  // of the steps in it, in events
+    std::vector<observe::LinkTotal> totals;
 };
 
 class Planner {
 public:
     Planner() = default;
-    ~Planner();  // what is being made is given up
+    ~Planner();
     Planner(const Planner &) = delete;
     Planner &operator=(const Planner &) = delete;
 
-    // One at a time. Refused where the system starts no thread.
-    Status ask(std::unique_ptr<PlanWork> work);
+    // One at a time; `prepare` makes the question of the copies first. Refused where the system
+    // starts no thread.
+    Status ask(std::unique_ptr<PlanWork> work, std::function<void(PlanWork &)> prepare);
+    // What is being made is given up; nothing is asked any more.
+    void stop();
     // Null: there is none, or not yet.
     std::unique_ptr<PlanWork> take();
     [[nodiscard]] uint64_t cpu_ns() const { return cpu_ns_; }  // of what was taken
@@ -55,6 +67,7 @@ private:
     std::atomic<PlanWork *> question_{nullptr};
     std::atomic<PlanWork *> answer_{nullptr};
     std::binary_semaphore wake_{0};
+    std::function<void(PlanWork &)> prepare_;  // set while nothing is asked
     bool started_ = false;
     uint64_t cpu_ns_ = 0;
     pthread_t thread_{};

@@ -16,7 +16,8 @@ namespace {
 using residency::Instant;
 using residency::PlaceId;
 
-constexpr uint32_t kHintsMax = 64;  // asked in one go
+constexpr uint32_t kHintsMax = 64;       // asked in one go
+constexpr Instant kRestNs = 16'000'000;  // between looks while no step is open
 
 schedule::Hint hint_of(uint32_t release_flags)
 {
@@ -154,8 +155,10 @@ void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
         lookahead.asked(core_.fetch(*asked, time, out));
         execute(out, calls);
     }
-    // Between steps nothing goes on that nobody hears of.
-    if (phase.step != 0) plan_wake_ = std::min(plan_wake_, lookahead.wake());
+    // Between steps nothing goes on that nobody hears of: what is to be tried again can wait.
+    const Instant wake = lookahead.wake();
+    const bool rests = phase.step == 0 && wake != residency::kNever;
+    plan_wake_ = std::min(plan_wake_, rests ? std::max(wake, time + kRestNs) : wake);
     for (PlaceId place = 0; place <= host_place_; ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == residency::kNever) continue;
@@ -169,8 +172,7 @@ bool Runtime::make_lookahead(Phase &phase)
 {
     if (phase.lookahead) return true;
     const uint64_t needed = schedule::Lookahead::metadata_bytes_max();
-    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
-    if (used + needed > metadata_budget_) return false;
+    if (metadata_taken() + needed > metadata_budget_) return false;
     phase.lookahead = std::make_unique<schedule::Lookahead>(host_place_, nvme_place_);
     lookahead_bytes_ += needed;
     take_bandwidths(bandwidths_);
@@ -257,17 +259,19 @@ Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &u
     FetchPlan plan;
     for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
     STW_TRY(check_places(plan));
+    const std::vector<observe::LinkTotal> links = link_totals();
     std::unique_lock<std::mutex> lock(mutex_);
-    const Phase &mine = *phases_[phase->index];
+    const uint32_t index = phase->index;
+    const Phase &mine = *phases_[index];
     if (mine.step != 0) {
         return Status::error(STW_ERROR_BUSY,
                              "phase '%s' has an open step; declare the next ones before or after "
                              "it",
                              mine.name.c_str());
     }
-    if (!plans_ || trace_.declare(phase->index, std::move(step))) {
+    if (!plans_ || trace_.declare(index, std::move(step))) {
         lock.unlock();
-        ask_plan(phase->index, link_totals());
+        ask_plan(index, links);
         return {};
     }
     Status status = Status::error(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which plan is followed: asked for behind a step that went, or may use, what no plan was made for;
 // taken over when a step begins. The planner works with copies, so that the program waits for a
-// copy of the step and for nothing else.
+// copy of the step as it was recorded, and for nothing else.
 #include "lib/runtime/model.h"
 #include "lib/runtime/phases.h"
 
@@ -19,8 +19,9 @@ using residency::TensorId;
 constexpr size_t kPlansMax = 8;       // kept, of all phases
 constexpr double kChanged = 1.25;     // by so much another speed, or computing, is another plan
 constexpr uint64_t kTimeShare = 100;  // of the time since open, for plans ...
-constexpr int64_t kTriedAtOnce = 3;   // ... after the first ones of a phase
-constexpr uint64_t kReplayShare = 2;  // replays at once in a judgement, with what they bring ahead
+constexpr uint32_t kAskedAtOnce = 3;  // ... after the first ones of a phase
+constexpr uint64_t kReplayShare = 2;  // of the core's tables, for those of a replay
+constexpr uint64_t kEventShare = 8;   // copies of a step: as recorded, completed, expected
 constexpr uint64_t kNodeBytes = 16;   // of an allocation
 
 bool is_near(double one, double other)
@@ -39,6 +40,21 @@ bool are_near(const std::vector<double> &some, const std::vector<double> &others
                       [](double one, double other) { return is_near(one, other); });
 }
 
+bool is_same(const PlanWork::Turn &one, const PlanWork::Turn &other)
+{
+    return one.phase == other.phase && one.way == other.way;
+}
+
+// Wherever it begins.
+bool is_same_round(std::vector<PlanWork::Turn> one, const std::vector<PlanWork::Turn> &other)
+{
+    for (size_t i = 0; i < one.size() && one.size() == other.size(); ++i) {
+        if (std::equal(one.begin(), one.end(), other.begin(), is_same)) return true;
+        std::rotate(one.begin(), one.begin() + 1, one.end());
+    }
+    return false;
+}
+
 }  // namespace
 
 // Under the lock. Another one after any change of what a step may use.
@@ -54,25 +70,37 @@ uint64_t Runtime::room_number() const
 // Under the lock: plans, what the planner may take now, and the order of victims.
 uint64_t Runtime::plans_bytes() const
 {
-    uint64_t bytes = plan_bytes_asked_;
-    for (const std::unique_ptr<PlanWork> &work : plans_made_) {
-        bytes += sizeof *work + work->numbers.capacity() * sizeof(uint32_t);
-        if (work->plan) bytes += work->plan->bytes();
+    const uint64_t bytes = plan_bytes_asked_ + plan_bytes_kept_;
+    return planned_.plans() ? bytes + rank_bytes() : bytes;
+}
+
+// Of all packs, at each tier that has an order.
+uint64_t Runtime::rank_bytes() const
+{
+    return uint64_t{core_.pack_ids()} * (host_place_ + 1) * (residency::kRankBytes + kNodeBytes);
+}
+
+// Under the lock. Plans that are not followed go for it, the oldest first.
+bool Runtime::make_plan_room(uint64_t bytes)
+{
+    for (size_t i = 0; i < plans_made_.size();) {
+        const bool enough = plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
+        if (enough && plans_made_.size() < kPlansMax) return true;
+        if (plans_made_[i].get() == plan_followed_) {
+            ++i;
+            continue;
+        }
+        plan_bytes_kept_ -= plans_made_[i]->bytes;
+        plans_made_.erase(plans_made_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (!planned_.plans()) return bytes;
-    return bytes +
-           uint64_t{core_.pack_ids()} * (host_place_ + 1) * (residency::kRankBytes + kNodeBytes);
+    return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
 }
 
 // Under the lock. One was made, refused or is under way for just this.
 bool Runtime::is_planned(const PlanWork &work) const
 {
     return std::any_of(plans_made_.begin(), plans_made_.end(), [&](const auto &made) {
-        const bool same_round =
-            std::equal(made->round.begin(), made->round.end(), work.round.begin(), work.round.end(),
-                       [&](const PlanWork::Turn &one, const PlanWork::Turn &other) {
-                           return one.phase == other.phase && (work.varies || one.way == other.way);
-                       });
+        const bool same_round = is_same_round(made->round, work.round);
         const bool same_costs = are_near(made->speeds, work.speeds) &&
                                 is_near(made->compute_ns, work.compute_ns) &&
                                 is_near(made->update_bytes, work.update_bytes);
@@ -81,53 +109,64 @@ bool Runtime::is_planned(const PlanWork &work) const
 }
 
 // Under the lock. Null: there is nothing to be asked.
-std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase, StepModel *model,
-                                                 std::vector<size_t> *lengths)
+std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
 {
     const std::vector<schedule::Trace::Turn> round = trace_.round(phase);
-    const schedule::PhaseTrace *trace = trace_.phase(phase);
-    if (round.empty() || plan_bytes_asked_ > 0) return nullptr;
+    Phase &mine = *phases_[phase];
+    if (round.empty() || closing_ || plan_refused_ || plan_bytes_asked_ > 0) return nullptr;
+    auto work = std::make_unique<PlanWork>();
+    work->varies = trace_.phase(phase)->varies();
     // The first step has neither caches that are filled nor updates from before it.
     const bool usual = std::all_of(round.begin(), round.end(), [](const auto &turn) {
         return turn.way->seen > 1 || turn.way->declared;
     });
-    if (!usual && !trace->varies()) return nullptr;
-    auto work = std::make_unique<PlanWork>();
-    work->varies = trace->varies();
+    if (!usual && !work->varies) return nullptr;
+    const std::vector<const schedule::Learned *> ways = describe_work(round, work.get());
+    if (is_planned(*work) || mine.plan_refused == work->room) return nullptr;
+    const bool costly = planner_.cpu_ns() > (now() - opened_ns_) / kTimeShare;
+    if (mine.plans_asked >= kAskedAtOnce && costly) return nullptr;
+    uint64_t events = 0;
+    for (const schedule::Learned *way : ways) events += way->events().size();
+    const uint64_t needed =
+        kReplayShare * core_.metadata_bytes() + kEventShare * events * sizeof(schedule::Event);
+    if (!make_plan_room(needed)) {
+        mine.plan_refused = work->room;
+        return nullptr;
+    }
+    for (const schedule::Learned *way : ways) work->lengths.push_back(way->events().size());
+    copy_steps(ways, &work->model);
+    plans_made_.reserve(kPlansMax + 1);  // so that taking it over cannot fail
+    ++mine.plans_asked;
+    plan_bytes_asked_ = needed;
+    return work;
+}
+
+// What the plan would be for, and of which steps it is made.
+std::vector<const schedule::Learned *> Runtime::describe_work(
+    const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const
+{
     work->room = room_number();
     for (const observe::LinkTotal &link : bandwidths_) {
         work->speeds.push_back(static_cast<double>(link.bytes_per_s));
     }
     std::vector<const schedule::Learned *> ways;
+    if (work->varies) {
+        work->round = {{round.front().phase, 0}};
+        for (const auto &way : trace_.phase(round.front().phase)->learned()) {
+            ways.push_back(way.get());
+        }
+        std::sort(ways.begin(), ways.end(), [](const auto *one, const auto *other) {
+            return one->last_seen < other->last_seen;
+        });
+        return ways;
+    }
     for (const schedule::Trace::Turn &turn : round) {
-        if (work->varies) break;
         work->round.push_back({turn.phase, turn.way->key()});
         work->compute_ns += turn.way->compute_ns();
         work->update_bytes += turn.way->update_bytes();
         ways.push_back(turn.way);
     }
-    if (work->varies) {
-        work->round = {{phase, 0}};
-        for (const auto &way : trace->learned()) ways.push_back(way.get());
-        std::sort(ways.begin(), ways.end(), [](const auto *one, const auto *other) {
-            return one->last_seen < other->last_seen;
-        });
-    }
-    if (is_planned(*work)) return nullptr;
-    const auto tried = std::count_if(plans_made_.begin(), plans_made_.end(), [&](const auto &made) {
-        return made->round.front().phase == phase;
-    });
-    const bool costly = planner_.cpu_ns() > (now() - opened_ns_) / kTimeShare;
-    if (tried >= kTriedAtOnce && costly) return nullptr;
-    copy_steps(ways, model);
-    for (const schedule::Learned *way : ways) lengths->push_back(way->events().size());
-    const uint64_t events = model->step.size() * sizeof(schedule::Event);
-    const uint64_t needed = kReplayShare * core_.metadata_bytes() + 8 * events +
-                            model->specs.size() * sizeof(residency::TensorSpec);
-    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
-    if (used + needed > metadata_budget_) return nullptr;
-    plan_bytes_asked_ = needed;
-    return work;
+    return ways;
 }
 
 // Behind a step, with no lock held. Without memory for a plan there is none, and that is no reason
@@ -135,49 +174,56 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase, StepModel *mode
 void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals)
 {
     if (!plans_) return;
+    std::unique_ptr<PlanWork> work;
     Status asked;
     try {
-        std::unique_ptr<PlanWork> work = plan_work(phase, totals);
+        std::lock_guard<std::mutex> lock(mutex_);
+        take_plan();
+        work = plan_question(phase);
         if (!work) return;
-        asked = planner_.ask(std::move(work));
+        work->totals = totals;
     } catch (const std::bad_alloc &) {
+        if (!work) return;
         asked = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
+    }
+    if (asked.ok()) {
+        asked = planner_.ask(std::move(work), [this](PlanWork &mine) { prepare_plan(mine); });
     }
     if (asked.ok()) return;
     std::lock_guard<std::mutex> lock(mutex_);
     plan_bytes_asked_ = 0;
-    log_lines_.push_back({STW_LOG_WARNING, "plan", asked.sentence()});
+    plan_refused_ = asked.code() == STW_ERROR_LIMIT;
+    note_line(STW_LOG_WARNING, "plan", asked);
 }
 
-// With no lock held. Null: nothing is to be asked now.
-std::unique_ptr<PlanWork> Runtime::plan_work(uint32_t phase,
-                                             const std::vector<observe::LinkTotal> &totals)
+// Under the lock. Said when it is free; without memory for it, not at all.
+void Runtime::note_line(uint32_t level, const char *topic, const Status &status)
+try {
+    log_lines_.push_back({level, topic, status.sentence()});
+} catch (const std::bad_alloc &) {
+}
+
+// By the planner's thread: what a runtime is made of does not change any more.
+void Runtime::prepare_plan(PlanWork &work) const
 {
-    StepModel model;
-    std::vector<size_t> lengths;
-    std::unique_ptr<PlanWork> work;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        take_plan();
-        if (!closing_) work = plan_question(phase, &model, &lengths);
-    }
-    if (!work) return nullptr;
-    settle_model(totals, &model);
-    if (!work->varies) work->question.step = complete_step(model.step, model);
-    for (size_t i = 0, begin = 0; work->varies && i < lengths.size(); begin += lengths[i++]) {
+    StepModel &model = work.model;
+    settle_model(work.totals, &model);
+    if (!work.varies) work.question.step = complete_step(model.step, model);
+    for (size_t i = 0, begin = 0; work.varies && i < work.lengths.size();
+         begin += work.lengths[i++]) {
         const auto first = model.step.begin() + static_cast<std::ptrdiff_t>(begin);
-        const schedule::Step step(first, first + static_cast<std::ptrdiff_t>(lengths[i]));
-        work->question.seen.push_back(complete_step(step, model));
+        const schedule::Step step(first, first + static_cast<std::ptrdiff_t>(work.lengths[i]));
+        work.question.seen.push_back(complete_step(step, model));
     }
     for (uint32_t number = 0; number < model.ids.size(); ++number) {
         const TensorId id = model.ids[number];
         if (id == kNone) continue;
-        if (id >= work->numbers.size()) work->numbers.resize(id + size_t{1}, kNone);
-        work->numbers[id] = number;
+        if (id >= work.numbers.size()) work.numbers.resize(id + size_t{1}, kNone);
+        work.numbers[id] = number;
     }
-    work->question.specs = std::move(model.specs);
-    work->question.machine = std::move(model.machine);
-    return work;
+    work.question.specs = std::move(model.specs);
+    work.question.machine = std::move(model.machine);
+    model = {};
 }
 
 // Under the lock.
@@ -186,14 +232,12 @@ void Runtime::take_plan()
     std::unique_ptr<PlanWork> work = planner_.take();
     if (!work) return;
     plan_bytes_asked_ = 0;
-    plans_made_.reserve(plans_made_.size() + 1);
-    if (!work->plan) log_lines_.push_back({STW_LOG_INFO, "plan", work->status.sentence()});
+    work->bytes = sizeof *work + work->numbers.capacity() * sizeof(uint32_t);
+    if (work->plan) work->bytes += work->plan->bytes();
+    if (!work->plan) note_line(STW_LOG_INFO, "plan", work->status);
+    plan_bytes_kept_ += work->bytes;
     plans_made_.push_back(std::move(work));
-    for (size_t i = 0; plans_made_.size() > kPlansMax && i < plans_made_.size();) {
-        const bool goes = plans_made_[i].get() != plan_followed_;
-        i += !goes;
-        if (goes) plans_made_.erase(plans_made_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
+    (void)make_plan_room(0);
 }
 
 // Under the lock. The step of the phase that begins is the one which the plan has there.
@@ -205,7 +249,7 @@ bool Runtime::plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
     return work.varies || (way && way->key() == turn.way);
 }
 
-// Under the lock. The one that is followed, if it goes on so, else the newest.
+// Under the lock. The newest that has this step where it is, or begins with it.
 PlanWork *Runtime::plan_for(uint32_t phase)
 {
     for (size_t i = plans_made_.size(); i > 0; --i) {
@@ -231,6 +275,7 @@ void Runtime::follow_plan(uint32_t phase)
     const bool other = work != plan_followed_;
     plan_followed_ = work;
     if (other) planned_.follow(work ? work->plan.get() : nullptr, work ? &work->numbers : nullptr);
+    if (work) ++work->steps;
     if (work && plan_turn_ == 0) planned_.begin_step();
     uint64_t deviations = 0;
     for (uint32_t i = 0; i < phases_.size(); ++i) {
@@ -250,13 +295,18 @@ void Runtime::follow_plan(uint32_t phase)
 void Runtime::report_plans(report::ReportData &data) const
 {
     data.planning_ns = planner_.cpu_ns();
-    for (const std::unique_ptr<PlanWork> &work : plans_made_) {
-        if (!work->plan) continue;
+    for (size_t i = 0; i < plans_made_.size(); ++i) {
+        const PlanWork *work = plans_made_[i].get();
+        const auto later = plans_made_.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+        const bool older = std::any_of(later, plans_made_.end(), [&](const auto &other) {
+            return other->plan && is_same_round(other->round, work->round);
+        });
+        if (!work->plan || older) continue;
         report::PlanReport report;
         for (const PlanWork::Turn &turn : work->round) {
             report.name += (report.name.empty() ? "" : " + ") + phases_[turn.phase]->name;
         }
-        std::erase_if(data.plans, [&](const auto &older) { return older.name == report.name; });
+        report.steps = work->steps;
         fill_plan(*work->plan, &report);
         data.plans.push_back(std::move(report));
     }

@@ -68,7 +68,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
             const bool far = (flags & STW_RELEASE_FAR) != 0;
             const bool near = (flags & STW_RELEASE_NEAR) != 0;
             // The hit itself is older than the hint.
-            if (far || near) drain_hits();
+            if (flags & kHints) drain_hits();
             if (flags & kHints) note_release(view, step, flags);
             core.gate_idle(tensor->id, now(), out);
             if (far || near) core.release_hint(tensor->id, place, far, now(), out);

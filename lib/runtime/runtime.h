@@ -506,10 +506,13 @@ private:
 
     // plans.cpp: of what stays, made beside the program
     void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
-    std::unique_ptr<PlanWork> plan_work(uint32_t phase,
-                                        const std::vector<observe::LinkTotal> &totals);
-    std::unique_ptr<PlanWork> plan_question(uint32_t phase, StepModel *model,
-                                            std::vector<size_t> *lengths);
+    std::unique_ptr<PlanWork> plan_question(uint32_t phase);
+    std::vector<const schedule::Learned *> describe_work(
+        const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const;
+    void prepare_plan(PlanWork &work) const;
+    bool make_plan_room(uint64_t bytes);
+    [[nodiscard]] uint64_t rank_bytes() const;
+    void note_line(uint32_t level, const char *topic, const Status &status);
     void take_plan();
     void follow_plan(uint32_t phase);
     [[nodiscard]] PlanWork *plan_for(uint32_t phase);
@@ -517,6 +520,12 @@ private:
     [[nodiscard]] bool is_planned(const PlanWork &work) const;
     [[nodiscard]] uint64_t room_number() const;
     [[nodiscard]] uint64_t plans_bytes() const;
+    // Of metadata_bytes, what is used, with all that is kept for the trace and for plans.
+    [[nodiscard]] uint64_t metadata_taken() const
+    {
+        return metadata_bytes() - trace_.metadata_bytes() - plans_bytes() + trace_.limit() +
+               plan_bytes_max_;
+    }
     void report_plans(report::ReportData &data) const;
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
@@ -530,8 +539,8 @@ private:
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
         const std::vector<residency::TensorId> &used) const;
     [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const;
-    [[nodiscard]] std::vector<schedule::Link> links_of(
-        const std::vector<observe::LinkTotal> &totals) const;
+    void make_links(const std::vector<observe::LinkTotal> &totals,
+                    schedule::Machine *machine) const;
 
     // phases.cpp
     void note_reduced(stw_tensor *gradient, uint64_t step);
@@ -612,6 +621,9 @@ private:
     uint64_t plan_deviations_ = 0;                       // of the phases, as of its last begin
     uint64_t policies_changed_ = 0;
     uint64_t plan_bytes_asked_ = 0;  // that the question under way may take; 0: none is
+    uint64_t plan_bytes_kept_ = 0;   // of plans_made_
+    uint64_t plan_bytes_max_ = 0;    // of metadata_bytes, for both
+    bool plan_refused_ = false;      // the system starts no thread for them
     Planner planner_;
     std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
     uint64_t lookahead_bytes_ = 0;                // of all phases

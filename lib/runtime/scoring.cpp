@@ -40,8 +40,7 @@ uint64_t Runtime::policy_bytes(uint64_t tensors) const
 Status Runtime::check_policy_room() const
 {
     const uint64_t needed = policy_bytes(core_.tensor_ids());
-    const uint64_t used = metadata_bytes() - trace_.metadata_bytes() + trace_.limit();
-    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, used);
+    const uint64_t free = metadata_budget_ - std::min(metadata_budget_, metadata_taken());
     if (needed <= free) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,

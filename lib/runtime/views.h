@@ -138,10 +138,13 @@ public:
     static void push_end(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                          uint64_t step)
     {
+        const uint32_t head = state.hits_head.load(std::memory_order_acquire);
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
         const uint64_t end =
             ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place | kEnded;
-        if (state.hits[(tail - 1) % ThreadState::kHits] != end) push(state, end);
+        // Of a hit that was left out.
+        const bool again = head != tail && state.hits[(tail - 1) % ThreadState::kHits] == end;
+        if (!again) push(state, end);
     }
     struct Heard {
         residency::TensorId tensor = residency::kNone;

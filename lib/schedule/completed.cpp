@@ -194,6 +194,7 @@ private:
     {
         const bool goes_on = std::exchange(in_call_[index(event.lane)], event.with_next);
         if (!goes_on || is_copy(event)) end_unseen(event.lane, event.compute_ns);
+        if (!goes_on && event.lane == Lane::kUpdate) end_pieces();
         for (size_t i = at; !goes_on && i < recorded_.size(); ++i) {
             clear_the_way(recorded_[i]);
             if (!recorded_[i].with_next) break;
@@ -203,16 +204,19 @@ private:
         open_[index(event.lane)].push_back({event, ends_[at]});
     }
 
-    // Views of the other lane that were in the way have ended before it was granted, and so has an
-    // update's earlier piece of the tensor: several are on their way at once, one in a replay.
-    void clear_the_way(const Event &event)
+    // Several pieces of an update are on their way at once. The lane of a replay waits for each:
+    // with all of them it would hold the room that it waits for.
+    void end_pieces()
     {
-        clear_the_way(event, open_[1 - index(event.lane)]);
-        if (event.lane == Lane::kUpdate) clear_the_way(event, open_[index(event.lane)]);
+        std::vector<Open> &pieces = open_[index(Lane::kUpdate)];
+        for (const Open &open : pieces) out_.push_back(end_of(open.fetch));
+        pieces.clear();
     }
 
-    void clear_the_way(const Event &event, std::vector<Open> &others)
+    // Views of the other lane that were in the way have ended before it was granted.
+    void clear_the_way(const Event &event)
     {
+        std::vector<Open> &others = open_[1 - index(event.lane)];
         const auto in_the_way = [&](const Open &open) {
             return open.fetch.tensor == event.tensor && (changes(open.fetch) || changes(event));
         };

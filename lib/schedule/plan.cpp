@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every candidate is judged with what the runtime brings ahead meanwhile; the best one is replayed
-// once more and watched.
+// Every candidate for a step that repeats is judged with what the runtime brings ahead meanwhile;
+// the best one is replayed once more and watched.
 #include "lib/schedule/plan.h"
 
 #include "lib/schedule/ahead.h"
@@ -40,7 +40,10 @@ void coarsen(Machine &machine, const std::vector<residency::TensorSpec> &specs)
         config.block_bytes *= 2;
         for (residency::PlaceConfig &place : config.places) place.blocks /= 2;
         // The farthest place has room for all; of what fills no block there is a rest each.
-        config.places.back().blocks += static_cast<uint32_t>(specs.size());
+        const auto farthest = std::find_if(config.places.rbegin(), config.places.rend(),
+                                           [](const auto &place) { return place.blocks > 0; });
+        if (farthest == config.places.rend()) return;
+        farthest->blocks += static_cast<uint32_t>(specs.size());
     }
 }
 
@@ -175,7 +178,7 @@ TensorId Planned::number_of(TensorId tensor) const
 
 uint64_t Planned::next_use(TensorId tensor) const
 {
-    if (plan_ && plan_->policy().next_use(number_of(tensor)) == 0) return 0;
+    if (plan_ && plan_->policy().keeps(number_of(tensor))) return 0;
     return trace_.next_use(tensor);
 }
 

@@ -132,6 +132,10 @@ public:
     // Of what stays: now, so that nothing brought ahead takes its room and nothing of it is written
     // back early.
     [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
+    [[nodiscard]] bool keeps(residency::TensorId tensor) const override
+    {
+        return is_used(tensor) && stay(tensor) == Stay::kStays;
+    }
     [[nodiscard]] double worth(residency::TensorId tensor, residency::PlaceId) const override;
     [[nodiscard]] double write_back_worth() const override { return write_back_; }
 

@@ -24,6 +24,12 @@ public:
     virtual void begin_step(const Step &step) { (void)step; }
     // A fetch is asked; before the core is told of it.
     virtual void access(const Event &event) { (void)event; }
+    // It stays until its next use, so it is as good as needed now.
+    [[nodiscard]] virtual bool keeps(residency::TensorId tensor) const
+    {
+        (void)tensor;
+        return false;
+    }
 };
 
 // Asks ahead of the program.

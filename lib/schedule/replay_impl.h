@@ -39,7 +39,8 @@ private:
         std::vector<size_t> events;  // of the step
         size_t cursor = 0;           // in `events`
         Wait wait = Wait::kNothing;
-        bool computed = false;  // what stands before the event under the cursor
+        bool computed = false;    // what stands before the event under the cursor
+        bool goes_first = false;  // of the two, where each waited for the other
         residency::Instant until = residency::kNever;
         residency::Instant since = 0;  // it waits
         size_t past = 0;  // events of the step before this one are through, as far as its own go
@@ -60,6 +61,7 @@ private:
     void begin(const Step &step);
     void find_orders(const Step &step);
     [[nodiscard]] bool through() const;
+    bool give_up_order();
     [[nodiscard]] residency::Instant next_wake() const;
     StepResult finish(const Step &step);
 

@@ -90,7 +90,7 @@ Status Replay::Impl::run_lane(Lane number, bool *moved)
             return {};
         }
         lane.computed = true;
-        if (comes_after(position)) {
+        if (!lane.goes_first && comes_after(position)) {
             if (lane.wait == Wait::kNothing) lane.since = now;
             lane.wait = Wait::kLane;
             return {};
@@ -134,6 +134,7 @@ void Replay::Impl::pass(Lane number, size_t events)
     }
     lane.cursor += events;
     lane.computed = false;
+    lane.goes_first = false;
     lane.past = lane.cursor < lane.events.size() ? lane.events[lane.cursor] : kNoEvent;
 }
 

@@ -10,8 +10,8 @@
 
 namespace stepwell::schedule {
 
-// From a fetch to its release, of one tensor. Those that overlap are one, and so are those of a lane
-// that nothing else of it stands between: a large tensor that is copied piece by piece.
+// From a fetch to its release, of one tensor. Those that overlap are one, and so are those of a
+// lane that nothing else of it stands between: a large tensor that is copied piece by piece.
 struct Use {
     uint32_t position = 0;  // of its fetch, among the fetches of the step
     uint32_t fetch = 0;     // event

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kViewsMax = 3;
 constexpr size_t kAskedMax = 4;
+constexpr uint64_t kLoadsPerStep = 400;
 
 }  // namespace
 
@@ -25,7 +26,8 @@ void Rank::load()
         {5, &Rank::load_advice}, {3, &Rank::load_remake}, {2, &Rank::load_scores},
     };
     loader_armed_ = false;
-    const bool over = program_ == State::kDone;
+    // Loaders without an end could keep a disk busy for ever that others wait for.
+    const bool over = program_ == State::kDone || ++loads_ > kLoadsPerStep * world_.options.steps;
     const auto asked = count_asked(Who::kLoader);
     if (over && loaded_.empty() && asked == 0) {
         loader_done_ = true;

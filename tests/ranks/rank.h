@@ -169,6 +169,7 @@ private:
     // The loader.
     std::vector<View> loaded_;
     FetchId loader_sleeps_ = 0;
+    uint64_t loads_ = 0;
     bool loader_armed_ = false;
     bool loader_done_ = false;
 

@@ -57,6 +57,7 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     PlanReport plan;
     plan.name = "train";
     plan.repeats = true;
+    plan.steps = 21;
     CandidateReport best;
     best.policy = "next use";
     best.link_bytes[STW_LINK_NVME_TO_HOST] = 10;
@@ -79,6 +80,7 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     EXPECT_EQ(report["cpu_ns"], 77);
     const json &first = report["phases"][0];
     EXPECT_EQ(first["chosen"], "next use");
+    EXPECT_EQ(first["followed_steps"], 21);
     EXPECT_EQ(first["candidates"].size(), 2u);
     EXPECT_EQ(first["candidates"][0]["nvme_read_bytes"], 15);
     EXPECT_EQ(first["candidates"][0]["nvme_write_bytes"], 3);

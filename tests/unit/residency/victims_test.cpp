@@ -83,6 +83,28 @@ TEST_F(CoreTest, APinnedTensorNeverLeavesItsHome)
     EXPECT_EQ(refusal(ask(create("d", 2 * kBlock), Access::kWrite)), STW_ERROR_BUDGET);
 }
 
+// An early write-back is of the lowest class: on a busy disk its turn may never come.
+TEST_F(CoreTest, WhoWaitsForTheRoomOfAnEarlyWriteBackHastensIt)
+{
+    open(1, 0, 16);
+    TensorSpec rests = spec("a", kBlock);
+    rests.policy.home = kNvme;
+    const TensorId a = create(rests);
+    const TensorId b = create("b", kBlock);
+    const FetchId written = ask(a, Access::kWrite);
+    finish_all();
+    release(written, true);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_.front().urgency, Class::kIdle);
+    ask({all_of(b, Access::kWrite)}, kFetchPrefetch);
+    EXPECT_TRUE(promotes_.empty());  // nobody waits for a hint
+    const FetchId waits = ask(b, Access::kWrite);
+    EXPECT_FALSE(granted(waits));
+    EXPECT_EQ(promotes_, std::vector<TransferId>{transfers_.front().id});
+    finish_all();
+    EXPECT_TRUE(granted(waits));
+}
+
 // Views are not touched, so what is held long is the coldest of all.
 TEST_F(CoreTest, ManyHeldBlocksDoNotHideWhatMayLeave)
 {

@@ -162,12 +162,21 @@ TEST_F(FollowedTest, NoHintTakesTheRoomOfWhatItKeeps)
     trace_.end_step(0, 0, true);
     trace_.begin_step(0, 0);
     for (TensorId tensor = 0; tensor < 4; ++tensor) {
-        const uint64_t of_plan = plan_->policy().next_use(tensor);
-        EXPECT_EQ(planned_.next_use(tensor), of_plan == 0 ? 0 : trace_.next_use(tensor));
+        const bool keeps = plan_->policy().keeps(tensor);
+        EXPECT_EQ(planned_.next_use(tensor), keeps ? 0 : trace_.next_use(tensor));
     }
-    EXPECT_EQ(plan_->policy().next_use(0), 0u);  // the step begins with it
-    EXPECT_EQ(planned_.next_use(0), 0u);
-    EXPECT_EQ(trace_.next_use(0), residency::kNever);
+}
+
+TEST(KeptTest, WhatStaysUntilItsNextUseIsKept)
+{
+    Step step;
+    for (const TensorId tensor : {0u, 1u}) use(step, tensor);
+    const Uses uses(step, 3);
+    const Kept kept(uses, {{{Stay::kStays}, {Stay::kLeaves}, {}}, 0}, kDevice);
+    EXPECT_TRUE(kept.keeps(0));
+    EXPECT_FALSE(kept.keeps(1));
+    EXPECT_FALSE(kept.keeps(2));
+    EXPECT_FALSE(kept.keeps(3));
 }
 
 TEST_F(FollowedTest, WhatIsUsedIsWorthSomethingElseAfterwards)

@@ -48,7 +48,7 @@ def bench_predict(options):
             ratios = [min(pair) / max(pair) for pair in pairs]
             expected, measured = (median(pair[i] for pair in pairs) for i in (0, 1))
             say(
-                f"  {budget} MiB each: {expected:.2f} s a step expected, {measured:.2f} s measured, "
+                f"  {budget} MiB each: {expected:.2f} s expected, {measured:.2f} s measured, "
                 f"min/max {median(ratios):.3f}, {min(ratios):.3f}..{max(ratios):.3f}"
             )
             if worst is None or median(ratios) < median(worst[1]):

@@ -82,6 +82,7 @@ static void train(const char *driver, float *result)
     }
     for (i = 0; i < TENSORS; ++i)
         check(stw_tensor_read(weights[i], result + (size_t)i * ELEMENTS, NULL));
+    check(stw_runtime_drain(runtime, 0)); /* the last step may have other tensors to go */
     check(stw_optimizer_destroy(optimizer));
     check(stw_tensor_destroy(weights, TENSORS));
     check(stw_tensor_destroy(gradients, TENSORS));

@@ -12,7 +12,7 @@ from bench_tools import MIB, BenchError, need_space, result, say
 # Device and host budgets. The smallest are the demo's; the largest hold a good half of its states.
 BUDGETS_MIB = (64, 96, 144)
 RUNS = 5
-STEPS = 20
+STEPS = 14
 STEPS_AFTER = 4  # at least, that the plan was there for
 
 

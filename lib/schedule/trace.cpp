@@ -166,11 +166,6 @@ void Trace::hit(uint32_t phase, TensorId tensor, residency::PlaceId place, uint6
 void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
                      Instant now)
 {
-    PhaseTrace *mine = open_phase(phase);
-    if (!mine) return;
-    uint64_t compute = compute_until(phase, now);
-    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
-    if (!has_room(*mine)) return;
     Event event;
     event.act = Act::kRelease;
     event.lane = lane;
@@ -180,6 +175,17 @@ void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, 
     event.tensor = view.tensor;
     event.byte_begin = view.byte_begin;
     event.byte_count = view.byte_count;
+    record(phase, event, now);
+}
+
+// What is no fetch, and was heard of when it happened. Only the program's lane computes.
+void Trace::record(uint32_t phase, Event event, Instant now)
+{
+    PhaseTrace *mine = open_phase(phase);
+    if (!mine) return;
+    uint64_t compute = compute_until(phase, now);
+    if (event.lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    if (!has_room(*mine)) return;
     event.compute_ns = compute;
     mine->recording.push_back(event);
 }
@@ -198,17 +204,11 @@ void Trace::ended(uint32_t phase, TensorId tensor, residency::PlaceId place)
 
 void Trace::discarded(uint32_t phase, Lane lane, TensorId tensor, Instant now)
 {
-    PhaseTrace *mine = open_phase(phase);
-    if (!mine) return;
-    uint64_t compute = compute_until(phase, now);
-    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
-    if (!has_room(*mine)) return;
     Event event;
     event.act = Act::kDiscard;
     event.lane = lane;
     event.tensor = tensor;
-    event.compute_ns = compute;
-    mine->recording.push_back(event);
+    record(phase, event, now);
 }
 
 void Trace::waited(uint32_t phase, Instant begin, Instant end)

@@ -86,6 +86,7 @@ private:
     static bool is_again(const Step &events, residency::TensorId tensor, residency::PlaceId place);
     [[nodiscard]] uint32_t phase_after(uint32_t phase) const;
     PhaseTrace *open_phase(uint32_t phase);
+    void record(uint32_t phase, Event event, residency::Instant now);
     uint64_t compute_until(uint32_t phase, residency::Instant now);
     bool has_room(PhaseTrace &phase);
 

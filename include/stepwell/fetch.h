@@ -128,7 +128,8 @@ enum { /* flags of stw_release */
  * Give views back. Write access makes the replica dirty; REDUCE starts the sum. The bytes are
  * reused only after `stream` has passed the work enqueued so far; consumers on several streams join
  * them first. Cookies are cleared. Every good view is released even when another one of the array
- * is bad.
+ * is bad. The gradient of an optimizer whose last step waited for a norm is measured here, once it
+ * was written whole at a tier the CPU can read: about 0.1 ms a MiB, which the next step saves.
  *
  * Ownership: the views end.  Threads: any thread.  Blocks: never.
  * A WRITE view that is released as granted leaves what its memory held: give up with ABANDON.

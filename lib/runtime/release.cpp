@@ -97,17 +97,53 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     release.near = (flags & STW_RELEASE_NEAR) != 0;
     release.discard = (flags & STW_RELEASE_DISCARD) != 0;
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
+    const Measured measured = measure_gradient(copy, flags);
+    uint64_t version = 0;
     act([&](Core &core, Commands &out) {
         const residency::Request view{release.tensor, release.access, release.place,
                                       release.byte_begin, release.byte_count};
         note_release(view, copy.step, flags);
         core.release(release, now(), out);
+        version = core.version(tensor->id);
         if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
         note_zeros(tensor->id);
         if (copy.access == STW_REDUCE && !release.abandon) note_reduced(tensor, copy.step);
     });
+    if (measured.order != 0) {
+        pipeline_->measured(tensor->id, measured.order, measured.measurement, version);
+    }
     if (!status.ok()) return status;
     return sticky_error(tensor->id);
+}
+
+// A gradient whose norm the next step will ask for, while its bytes are here and still the view's.
+// What cannot be had for it now, the step will do.
+Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags)
+{
+    constexpr uint32_t kMoves =
+        STW_RELEASE_MORE | STW_RELEASE_ABANDON | STW_RELEASE_DISCARD;  // on, or to nothing
+    const bool whole = view.byte_begin == 0 && view.byte_count == view.tensor->bytes;
+    if (view.access == STW_READ || !whole || view.byte_count == 0 || (flags & kMoves) != 0) {
+        return {};
+    }
+    if (!pipeline_ || !places_[view.place].cpu_access) return {};
+    Measured measured;
+    try {
+        std::vector<update::ElementRange> parts;
+        measured.order = pipeline_->wants_measure(view.tensor->id, parts);
+        if (measured.order == 0) return {};
+        update::Piece all;
+        all.tensor = view.tensor->id;
+        const void *bytes = nullptr;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            bytes = piece_pointer(core_.location(all.tensor, view.place), all);
+        }
+        measured.measurement = update::measure(bytes, view.tensor->dtype, parts);
+    } catch (const std::bad_alloc &) {
+        return {};
+    }
+    return measured;
 }
 
 // The private buffer is added behind the call, in the order of releases.

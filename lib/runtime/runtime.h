@@ -268,6 +268,8 @@ public:
     void unclaim(residency::ClaimId claim, residency::TensorId tensor) override;
     void unclaim_empty(residency::ClaimId claim, residency::TensorId tensor) override;
     void fail(residency::TensorId tensor, const Status &cause) override;
+    void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                  uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::Class urgency, update::FetchDone done, void *user) override;
@@ -378,6 +380,11 @@ private:
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
     Status release_one(stw_view &view, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
+    struct Measured {
+        uint64_t order = 0;  // 0: was not
+        update::Measurement measurement;
+    };
+    Measured measure_gradient(const ViewSlot &view, uint32_t flags);
     Status release_reduce(const ViewSlot &slot, uint32_t flags);
     Status release_converted(const ViewSlot &slot, uint32_t flags);
     Status release_copy(stw_view &view, uint32_t flags);

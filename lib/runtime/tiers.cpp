@@ -68,6 +68,18 @@ void Runtime::fail(residency::TensorId tensor, const Status &cause)
     });
 }
 
+void Runtime::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                       uint64_t *versions_out)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (uint32_t i = 0; i < n; ++i) {
+        const residency::TensorId tensor = tensors[i];
+        const bool settled = core_.claimed_by(tensor) == claim && !core_.in_use(tensor) &&
+                             core_.contents(tensor) == residency::Contents::kValid;
+        versions_out[i] = settled ? core_.version(tensor) : 0;
+    }
+}
+
 residency::Contents Runtime::contents(residency::TensorId tensor)
 {
     std::lock_guard<std::mutex> lock(mutex_);

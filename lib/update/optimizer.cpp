@@ -60,6 +60,11 @@ Optimizer::Optimizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Optimizer::~Optimizer()
 {
     STW_ASSERT(!pending());
+    Pipeline::Parts &pipeline = parts_->pipeline;
+    MutexLock lock(pipeline.mutex);
+    for (ParameterJob &job : parts_->jobs) {
+        pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
+    }
 }
 
 Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_t algorithm,
@@ -218,7 +223,11 @@ ParameterJob *Optimizer::Parts::find(TensorId parameter) const
 
 void Optimizer::Parts::forget_last_job()
 {
-    const ParameterJob &job = jobs.back();
+    ParameterJob &job = jobs.back();
+    {
+        MutexLock lock(pipeline.mutex);
+        pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
+    }
     for (uint32_t i = 0; i < job.turn_count; ++i) by_tensor.erase(job.turns[i].tensor);
     jobs.pop_back();
 }
@@ -239,8 +248,14 @@ void Optimizer::Parts::reserve()
 {
     chosen.reserve(jobs.size());
     tensors.reserve(by_tensor.size());
+    gradients.reserve(jobs.size());
+    versions.reserve(jobs.size());
     MutexLock lock(pipeline.mutex);
     for (const auto &tensor : by_tensor) pipeline.reserve_tensor(tensor.first);
+    for (ParameterJob &job : jobs) {
+        const TensorId gradient = job.layouts[ParameterJob::kGradient].tensor;
+        pipeline.register_measure(gradient, job.measure, job.ranges());
+    }
 }
 
 Status Optimizer::add(const Entry *entries, uint32_t n)

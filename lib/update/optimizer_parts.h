@@ -47,6 +47,9 @@ struct ParameterJob final : Job {
     void end() override;
 
     void begin(StepPhase next);
+    [[nodiscard]] std::vector<ElementRange> ranges() const;
+    // The verdict has the gradient of that version measured already. With the mutex held.
+    bool take_measure(uint64_t version);
     void cut_scan(Chunk &chunk) const;
     void cut_update(Chunk &chunk) const;
     [[nodiscard]] uint64_t next_run() const;
@@ -95,6 +98,7 @@ struct ParameterJob final : Job {
     uint64_t settled = 0;     // chunks of the scan whose sums are taken, in order
     Chunk *parked = nullptr;  // through before their turn
     kernels::ScanResult scanned;
+    Measure measure;
     ParameterJob *next_undecided = nullptr;
     bool fresh_master = false;  // of the update threads: made from the parameter in this step
     bool fresh_average = false;
@@ -141,6 +145,7 @@ struct Optimizer::Parts {
     Status select(const StepOptions &options);
     void unselect();
     Status begin(const StepOptions &options);
+    bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);
     void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
     // With the last scan: what comes of it. True when the update goes ahead.
     bool decide() STW_REQUIRES(pipeline.mutex);
@@ -161,6 +166,8 @@ struct Optimizer::Parts {
     std::map<uint32_t, stw_hyper> hypers;
     std::vector<ParameterJob *> chosen;  // of the step, in the order of entries
     std::vector<TensorId> tensors;       // room for those of a claim
+    std::vector<TensorId> gradients;     // of those chosen
+    std::vector<uint64_t> versions;      // of these, as claimed
     Step step;
 };
 

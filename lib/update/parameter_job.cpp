@@ -59,6 +59,25 @@ void ParameterJob::begin(StepPhase next)
     for (Part *part : parts) part->sum = 0.0;
 }
 
+std::vector<ElementRange> ParameterJob::ranges() const
+{
+    std::vector<ElementRange> ranges;
+    ranges.reserve(parts.size());
+    for (const Part *part : parts) ranges.push_back({part->element_begin, part->element_count});
+    return ranges;
+}
+
+bool ParameterJob::take_measure(uint64_t version)
+{
+    const Measurement *const known = measure.use(version);
+    // Others that have a turn before it may be at work on its other tensors.
+    if (known == nullptr || blocked > 0) return false;
+    scanned = known->scan;
+    for (size_t i = 0; i < parts.size(); ++i) parts[i]->sum = known->sums[i];
+    phase = StepPhase::kVerdict;
+    return true;
+}
+
 // ------------------------------------------------------------------------------------- chunks ----
 
 uint64_t ParameterJob::next_run() const

@@ -10,6 +10,7 @@
 #include "lib/update/kernels/kernels.h"
 #include "lib/update/pipeline.h"
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <vector>
@@ -150,6 +151,12 @@ struct Pipeline::Parts {
     void retire(Job &job) STW_REQUIRES(mutex);
     void job_gone() STW_REQUIRES(mutex);
 
+    // measure.cpp: gradients that are measured by those who write them
+    void register_measure(TensorId gradient, Measure &measure, std::vector<ElementRange> parts)
+        STW_REQUIRES(mutex);
+    void ask_measure(Measure &measure, bool wanted) STW_REQUIRES(mutex);
+    void forget_measure(TensorId gradient, Measure &measure) STW_REQUIRES(mutex);
+
     // Without a lock: the tensor missed its update for this cause.
     void report(TensorId tensor, const Status &cause) STW_EXCLUDES(mutex);
 
@@ -161,6 +168,7 @@ struct Pipeline::Parts {
     struct Queue {
         Turn *first = nullptr;
         Turn *last = nullptr;
+        Measure *measure = nullptr;  // of the parameter whose gradient it is
     };
 
     const PipelineOptions options;
@@ -185,6 +193,8 @@ struct Pipeline::Parts {
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
     uint64_t interrupts STW_GUARDED_BY(mutex) = 0;
+    uint64_t next_measure STW_GUARDED_BY(mutex) = 1;
+    std::atomic<uint32_t> measures{0};  // that are wanted; changed with the mutex held
     uint32_t accumulations STW_GUARDED_BY(mutex) = 0;
     bool closing STW_GUARDED_BY(mutex) = false;
     // Threads between taking work and having asked for more.

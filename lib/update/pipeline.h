@@ -6,11 +6,13 @@
 #pragma once
 
 #include "lib/support/status.h"
+#include "lib/update/measure.h"
 #include "lib/update/tiers.h"
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace stepwell::update {
 
@@ -37,6 +39,7 @@ struct PipelineOptions {
 struct PipelineStats {
     uint64_t chunks = 0;         // done, of all kinds
     uint64_t scanned_bytes = 0;  // gradients read for a norm or a check
+    uint64_t measured = 0;       // gradients, by those who wrote them
     uint64_t read_bytes = 0;     // by updates and sums, counted where they were fetched
     uint64_t written_bytes = 0;
     uint64_t busy_ns = 0;       // arithmetic, of all threads together
@@ -78,6 +81,13 @@ public:
     // Zeros into a tensor, of `bytes`, unless it has contents when its turn comes. Claims it before
     // it returns. Never blocks. Errors: LIMIT, CLOSED.
     Status zero(TensorId tensor, uint64_t bytes);
+
+    // A tensor was written, to its last byte, and its writer still has it: the parts to be measured
+    // if it is a gradient whose norm the next step will want, and a number for measured(); else 0.
+    // As prefer(), but may allocate.
+    uint64_t wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out);
+    // What came of it: of the gradient as of that version, see Tiers::versions(). As prefer().
+    void measured(TensorId gradient, uint64_t order, Measurement measurement, uint64_t version);
 
     // Somebody waits for this tensor: what it still has to go through comes next, as a demand. Any
     // thread, with or without the runtime's lock; takes a leaf lock and calls nothing.

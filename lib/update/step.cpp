@@ -125,9 +125,13 @@ void Optimizer::Parts::prepare(const StepOptions &options)
 Status Optimizer::Parts::begin(const StepOptions &options)
 {
     tensors.clear();
+    gradients.clear();
     for (const ParameterJob *job : chosen) {
         for (uint32_t i = 0; i < job->turn_count; ++i) tensors.push_back(job->turns[i].tensor);
+        gradients.push_back(job->layouts[ParameterJob::kGradient].tensor);
     }
+    versions.assign(gradients.size(), 0);
+    bool goes_back = false;
     {
         MutexLock claiming(pipeline.claiming);
         {
@@ -140,11 +144,36 @@ Status Optimizer::Parts::begin(const StepOptions &options)
         if (chosen.empty()) return {};
         const ClaimId claim =
             pipeline.tiers.claim(tensors.data(), static_cast<uint32_t>(tensors.size()));
+        if (pipeline.measures.load(std::memory_order_relaxed) > 0) {
+            pipeline.tiers.versions(claim, gradients.data(),
+                                    static_cast<uint32_t>(gradients.size()), versions.data());
+        }
         MutexLock lock(pipeline.mutex);
-        for (ParameterJob *job : chosen) pipeline.activate(*job, claim);
+        goes_back = activate(claim);
+        for (ParameterJob *job : chosen) pipeline.ask_measure(job->measure, options.wants_verdict);
     }
+    if (goes_back) give_back();
     pipeline.pump();
     return {};
+}
+
+// What was measured by its writers is not scanned. True when the verdict is known with that, and
+// nothing is updated.
+bool Optimizer::Parts::activate(ClaimId claim)
+{
+    uint32_t measured = 0;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+        ParameterJob &job = *chosen[i];
+        job.claim = claim;
+        job.claimed = true;
+        if (step.scans && job.take_measure(versions[i])) {
+            ++measured;
+        } else if (job.blocked == 0) {
+            pipeline.make_ready(job);
+        }
+    }
+    step.scans_left -= measured;
+    return measured > 0 && step.scans_left == 0 && !decide();
 }
 
 // -------------------------------------------------------------------------------- the verdict ----

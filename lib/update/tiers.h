@@ -52,6 +52,12 @@ public:
     // one: nobody else changes it then.
     virtual Contents contents(TensorId tensor) = 0;
 
+    // Of each tensor under the claim the version of its contents, another one after each change of
+    // them; 0 where somebody may still change them: a view, or an earlier claim. One question for
+    // all, right after the claim.
+    virtual void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
+                          uint64_t *versions_out) = 0;
+
     // All pieces or none, where the CPU can work on them (wherever resident, else the host tier).
     // `done` comes exactly once. Waits for earlier claims, for open views of the program and for
     // room; never for a piece that the same claim holds. READ_WRITE of a tensor without contents is

@@ -86,6 +86,53 @@ static void norm_and_clip_are_of_all_scaled_gradients_together(void **state)
     pair_close(&here);
 }
 
+static uint64_t bytes_from_disk(stw_runtime *runtime)
+{
+    const uint32_t links[] = {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE};
+    uint64_t bytes = 0;
+    uint32_t i;
+    for (i = 0; i < COUNT(links); ++i) {
+        stw_link_stats stats = STW_LINK_STATS_INIT;
+        if (stw_link_stats_get(runtime, links[i], 0, &stats) == STW_OK) bytes += stats.bytes;
+    }
+    return bytes;
+}
+
+/* Written through a view, and then out of memory. */
+static void write_gradient(pair *here, int i, float value)
+{
+    stw_view view = view_get(here->runtime, here->gradients[i], STW_WRITE);
+    int element;
+    for (element = 0; element < ELEMENTS; ++element) ((float *)view.pointer)[element] = value;
+    view_put(&view);
+    tensor_to_disk(here->runtime, here->gradients[i]);
+}
+
+static void a_gradient_is_measured_by_who_writes_it(void **state)
+{
+    pair here = pair_open();
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    uint64_t before;
+    (void)state;
+    options.flags = STW_UPDATE_MEASURE;
+    write_gradient(&here, 0, 3), write_gradient(&here, 1, 4);
+    before = bytes_from_disk(here.runtime);
+    ok(stw_optimizer_step(here.optimizer, &options, &result));
+    assert_true(bytes_from_disk(here.runtime) > before); /* nobody knew that it is wanted */
+    write_gradient(&here, 0, 6), write_gradient(&here, 1, 8);
+    before = bytes_from_disk(here.runtime);
+    ok(stw_optimizer_step(here.optimizer, &options, &result));
+    assert_int_equal(bytes_from_disk(here.runtime), before);
+    assert_true(fabs(result.norm / sqrt(ELEMENTS * (6.0 * 6.0 + 8.0 * 8.0)) - 1) < 1e-9);
+    /* What was written since by other means is read. */
+    write_gradient(&here, 0, 3), write_gradient(&here, 1, 4);
+    ok(stw_tensor_fill(here.gradients[1], 1, NULL));
+    ok(stw_optimizer_step(here.optimizer, &options, &result));
+    assert_true(fabs(result.norm / sqrt(ELEMENTS * (3.0 * 3.0 + 1.0)) - 1) < 1e-9);
+    pair_close(&here);
+}
+
 static void the_infinity_norm_is_the_largest(void **state)
 {
     pair here = pair_open();
@@ -320,6 +367,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norm_and_clip_are_of_all_scaled_gradients_together),
+        cmocka_unit_test(a_gradient_is_measured_by_who_writes_it),
         cmocka_unit_test(the_infinity_norm_is_the_largest),
         cmocka_unit_test(a_nan_skips_the_whole_step_and_is_counted),
         cmocka_unit_test(gradients_are_emptied_unless_kept),

@@ -32,6 +32,7 @@ TensorId FakeTiers::create(uint64_t bytes, uint64_t pack_offset, bool reads_zero
     offsets_.push_back(pack_offset);
     if (reads_zero) {
         tensor.contents = Contents::kValid;
+        ++tensor.version;
     } else {
         poison(tensor);
     }
@@ -44,6 +45,7 @@ void FakeTiers::set_bytes(TensorId id, const void *bytes)
     Tensor &tensor = tensors_[id];
     std::memcpy(tensor.bytes.data(), bytes, tensor.bytes.size());
     tensor.contents = Contents::kValid;
+    ++tensor.version;
 }
 
 std::vector<uint8_t> FakeTiers::bytes(TensorId tensor)
@@ -61,6 +63,7 @@ void FakeTiers::discard(TensorId tensor)
 void FakeTiers::poison(Tensor &tensor)
 {
     tensor.contents = Contents::kEmpty;
+    ++tensor.version;
     std::fill(tensor.bytes.begin(), tensor.bytes.end(), uint8_t{0xFF});
 }
 
@@ -221,6 +224,23 @@ void FakeTiers::fail(TensorId id, const Status &cause)
     events_.push_back({Event::kFail, id, 0, residency::Class::kIdle, 0});
 }
 
+void FakeTiers::versions(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t *versions_out)
+{
+    MutexLock lock(mutex_);
+    for (uint32_t i = 0; i < n; ++i) {
+        const Tensor &tensor = tensors_[tensors[i]];
+        const bool first = !tensor.claims.empty() && tensor.claims.front() == claim;
+        const bool settled = first && tensor.views == 0 && tensor.contents == Contents::kValid;
+        versions_out[i] = settled ? tensor.version : 0;
+    }
+}
+
+uint64_t FakeTiers::version(TensorId tensor)
+{
+    MutexLock lock(mutex_);
+    return tensors_[tensor].version;
+}
+
 Contents FakeTiers::contents(TensorId tensor)
 {
     MutexLock lock(mutex_);
@@ -377,6 +397,7 @@ void FakeTiers::release(uint64_t ticket, uint32_t far_pieces)
         std::memcpy(tensor.bytes.data() + piece.byte_begin, grant.copies[i].get(),
                     piece.byte_count);
         tensor.contents = Contents::kValid;
+        ++tensor.version;
     }
     grants_.erase(found);
     changed_.notify_all();

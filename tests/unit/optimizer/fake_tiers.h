@@ -57,11 +57,14 @@ public:
     uint64_t pinned_peak_bytes();        // blocks of granted pieces, counted per piece
     uint32_t far_releases(TensorId tensor);
     uint32_t fetches();
+    uint64_t version(TensorId tensor);
 
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
     void unclaim(ClaimId claim, TensorId tensor) override;
     void unclaim_empty(ClaimId claim, TensorId tensor) override;
     void fail(TensorId tensor, const Status &cause) override;
+    void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
+                  uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;
     void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
@@ -80,6 +83,7 @@ private:
         uint32_t views = 0;
         uint32_t out = 0;  // pieces
         uint32_t far = 0;
+        uint64_t version = 0;  // of the contents
         std::map<uint64_t, stw_status> refusals;
     };
     struct Ask {

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients that are measured by those who write them: the verdict has the same bits and reads
+// nothing, and whatever changed since is scanned.
+#include "model.h"
+
+namespace stepwell::update::test {
+namespace {
+
+const Shape kShapes[] = {
+    {300001, STW_F32, STW_F32, 0}, {20001, STW_BF16, STW_BF16, 2048},   {5, STW_F32, STW_F32, 64},
+    {50000, STW_F32, STW_F16, 64}, {9000, STW_F16, STW_F32, 12 * 1024},
+};
+
+StepOptions with_verdict()
+{
+    StepOptions options;
+    options.clip_norm = 1.0;
+    options.wants_verdict = true;
+    return options;
+}
+
+// As the runtime does when a view of the gradient ends. False: nobody wants it.
+bool measure_if_wanted(World &world, const Entry &entry)
+{
+    std::vector<ElementRange> parts;
+    const uint64_t order = world.pipeline->wants_measure(entry.gradient, parts);
+    if (order == 0) return false;
+    const std::vector<uint8_t> &gradient = world.mirrors[entry.parameter].gradient;
+    world.pipeline->measured(entry.gradient, order,
+                             measure(gradient.data(), entry.gradient_dtype, parts),
+                             world.tiers.version(entry.gradient));
+    return true;
+}
+
+uint64_t scanned(const World &world)
+{
+    return world.pipeline->stats().scanned_bytes;
+}
+
+struct Both {
+    World measured{Conditions{}};
+    World scanned{Conditions{}};
+    std::vector<Entry> entries;  // the same in both
+
+    void add(const Shape &shape)
+    {
+        entries.push_back(measured.add(shape));
+        scanned.add(shape);
+    }
+    void write(bool measures)
+    {
+        for (const Entry &entry : entries) {
+            measured.give_gradient(entry);
+            scanned.give_gradient(entry);
+            if (measures) {
+                EXPECT_TRUE(measure_if_wanted(measured, entry));
+            }
+        }
+    }
+    void step(StepResult &result)
+    {
+        StepResult expected;
+        ASSERT_TRUE(measured.optimizer->step(with_verdict(), &result).ok());
+        ASSERT_TRUE(scanned.optimizer->step(with_verdict(), &expected).ok());
+        EXPECT_EQ(result.norm, expected.norm);
+        EXPECT_EQ(result.clip_coefficient, expected.clip_coefficient);
+        EXPECT_EQ(result.updated, entries.size());
+        ASSERT_TRUE(measured.optimizer->wait(UINT64_MAX).ok());
+        ASSERT_TRUE(scanned.optimizer->wait(UINT64_MAX).ok());
+        for (const Entry &entry : entries) {
+            EXPECT_EQ(measured.tiers.bytes(entry.parameter), scanned.tiers.bytes(entry.parameter));
+        }
+    }
+};
+
+TEST(Measure, TheVerdictHasTheSameBitsAndReadsNothing)
+{
+    Both both;
+    for (const Shape &shape : kShapes) both.add(shape);
+    StepResult result;
+    both.step(result);
+    for (int again = 0; again < 3; ++again) {
+        both.write(true);
+        const uint64_t before = scanned(both.measured);
+        const uint64_t scanned_before = scanned(both.scanned);
+        both.step(result);
+        EXPECT_EQ(scanned(both.measured), before);
+        EXPECT_GT(scanned(both.scanned), scanned_before);
+    }
+    EXPECT_EQ(both.measured.pipeline->stats().measured, 3 * both.entries.size());
+}
+
+TEST(Measure, PartsOfAPackedParameterHaveTheirOwnSums)
+{
+    Both both;
+    const Entry whole = both.measured.make({40000, STW_F32, STW_F32, 0});
+    both.scanned.make({40000, STW_F32, STW_F32, 0});
+    Entry parts[2] = {whole, whole};
+    parts[0].element_count = 10001;
+    parts[1].element_begin = 10001;
+    parts[1].element_count = 40000 - 10001;
+    parts[1].group = 1;
+    ASSERT_TRUE(both.measured.optimizer->add(parts, 2).ok());
+    ASSERT_TRUE(both.scanned.optimizer->add(parts, 2).ok());
+    both.entries = {whole};
+    StepResult result;
+    both.step(result);
+    both.write(true);
+    const uint64_t before = scanned(both.measured);
+    both.step(result);
+    EXPECT_EQ(scanned(both.measured), before);
+}
+
+TEST(Measure, IsAskedForOnceAStepHasWaitedForANorm)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    EXPECT_FALSE(measure_if_wanted(world, entry));
+    ASSERT_TRUE(world.step_and_wait().ok());  // without a verdict
+    world.give_gradient(entry);
+    EXPECT_FALSE(measure_if_wanted(world, entry));
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    world.give_gradient(entry);
+    EXPECT_TRUE(measure_if_wanted(world, entry));
+    ASSERT_TRUE(world.step_and_wait().ok());
+    world.give_gradient(entry);
+    EXPECT_FALSE(measure_if_wanted(world, entry));
+    EXPECT_FALSE(measure_if_wanted(world, {}));  // nobody's gradient
+}
+
+TEST(Measure, WhatWasWrittenSinceIsScannedAndNotMeasuredForAWhile)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    world.give_gradient(entry);
+    ASSERT_TRUE(measure_if_wanted(world, entry));
+    world.give_gradient(entry);
+    const uint64_t before = scanned(world);
+    StepResult result;
+    ASSERT_TRUE(world.step_and_wait(with_verdict(), &result).ok());
+    EXPECT_EQ(scanned(world), before + 9000 * sizeof(float));
+    const std::vector<uint8_t> &gradient = world.mirrors[entry.parameter].gradient;
+    EXPECT_EQ(result.norm, std::sqrt(measure(gradient.data(), STW_F32, {{0, 9000}}).sums[0]));
+    int steps_without = 0;
+    for (int step = 0; step < 40; ++step) {
+        world.give_gradient(entry);
+        if (measure_if_wanted(world, entry)) break;
+        ++steps_without;
+        ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    }
+    EXPECT_GE(steps_without, 8);
+    EXPECT_LT(steps_without, 40);
+}
+
+TEST(Measure, OfSeveralWritesTheLastOneIsMeasured)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    for (int step = 0; step < 3; ++step) {
+        int measured = 0;
+        for (int write = 0; write < 4; ++write) {
+            world.give_gradient(entry);
+            measured += measure_if_wanted(world, entry);
+        }
+        EXPECT_EQ(measured, step == 0 ? 4 : 1) << step;
+        const uint64_t before = scanned(world);
+        ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+        EXPECT_EQ(scanned(world), before);
+    }
+}
+
+TEST(Measure, WhatSomebodyMayStillChangeIsScanned)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    world.give_gradient(entry);
+    ASSERT_TRUE(measure_if_wanted(world, entry));
+    world.tiers.open_view(entry.gradient);
+    StepOptions options;
+    options.clip_norm = 1.0;
+    ASSERT_TRUE(world.optimizer->step(options, nullptr).ok());
+    EXPECT_EQ(world.optimizer->result(nullptr).code(), STW_PENDING);
+    world.tiers.close_view(entry.gradient);
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+}
+
+TEST(Measure, AStepThatIsSkippedGivesEverythingBack)
+{
+    World world({});
+    std::vector<Entry> entries;
+    for (const Shape &shape : kShapes) entries.push_back(world.add(shape));
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    for (const Entry &entry : entries) {
+        world.give_gradient(entry);
+        if (entry.gradient == entries[0].gradient) {
+            std::vector<uint8_t> &gradient = world.mirrors[entry.parameter].gradient;
+            const float infinity = std::numeric_limits<float>::infinity();
+            std::memcpy(gradient.data() + 4000, &infinity, sizeof infinity);
+            world.tiers.set_bytes(entry.gradient, gradient.data());
+        }
+        ASSERT_TRUE(measure_if_wanted(world, entry));
+    }
+    StepOptions options = with_verdict();
+    options.flags = STW_UPDATE_SKIP_NONFINITE;
+    StepResult result;
+    EXPECT_EQ(world.optimizer->step(options, &result).code(), STW_SKIPPED);
+    EXPECT_EQ(result.nonfinite, 1u);
+    EXPECT_FALSE(world.optimizer->pending());
+    for (const Entry &entry : entries) {
+        EXPECT_FALSE(world.tiers.claimed(entry.parameter));
+        EXPECT_EQ(world.tiers.contents(entry.gradient), Contents::kEmpty);
+    }
+}
+
+TEST(Measure, OfAnOptimizerThatIsGoneIsNobodys)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    world.give_gradient(entry);
+    std::vector<ElementRange> parts;
+    const uint64_t order = world.pipeline->wants_measure(entry.gradient, parts);
+    ASSERT_NE(order, 0u);
+    world.optimizer.reset();
+    const std::vector<uint8_t> &gradient = world.mirrors[entry.parameter].gradient;
+    world.pipeline->measured(entry.gradient, order, measure(gradient.data(), STW_F32, parts),
+                             world.tiers.version(entry.gradient));
+    EXPECT_EQ(world.pipeline->stats().measured, 0u);
+}
+
+}  // namespace
+}  // namespace stepwell::update::test

@@ -13,9 +13,11 @@ struct Expected {
     residency::Request request;
     uint64_t compute_ns = 0;  // since the fetch before it; waits are not in it
     uint64_t distance = 0;    // in the accesses of VictimPolicy::next_use
+    bool update = false;      // of an update, which works wherever the bytes are and the CPU can
 };
 
-// The program's own lane; what else uses tensors is in the distances.
+// The program's own lane up to the end of the step, then what updates begin with and the step after
+// it; what else uses tensors is in the distances.
 class Forecast {
 public:
     virtual ~Forecast() = default;

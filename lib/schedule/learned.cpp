@@ -39,6 +39,47 @@ Learned::Learned(Step events) : events_(std::move(events))
     std::sort(uses_.begin(), uses_.end(), [](const Use &a, const Use &b) {
         return a.tensor != b.tensor ? a.tensor < b.tensor : a.number < b.number;
     });
+    find_openings();
+}
+
+// Behind that number; there is one.
+uint32_t Learned::first_update(residency::TensorId tensor, uint32_t from) const
+{
+    for (const Use &use : uses(tensor, from)) {
+        if (fetch(use.number).lane == Lane::kUpdate) return use.number;
+    }
+    return fetches();
+}
+
+void Learned::find_openings()
+{
+    const std::vector<uint32_t> &program = order(Lane::kProgram);
+    const uint32_t last = program.empty() ? 0 : program.back() + 1;
+    opening_.reserve(fetches());
+    for (uint32_t number = 0; number < fetches(); ++number) {
+        const Event &event = fetch(number);
+        const bool updates = event.lane == Lane::kUpdate;
+        if (!updates || first_update(event.tensor, 0) == number) opening_.push_back(number);
+        if (updates && number >= last && first_update(event.tensor, last) == number) {
+            closing_.push_back(number);
+        }
+    }
+    opening_.shrink_to_fit();
+    closing_.shrink_to_fit();
+}
+
+residency::Request Learned::update_request(uint32_t number) const
+{
+    const Event &event = fetch(number);
+    uint64_t begin = event.byte_begin;
+    uint64_t end = event.byte_begin + event.byte_count;
+    for (const Use &use : uses(event.tensor)) {
+        const Event &other = fetch(use.number);
+        if (other.lane != Lane::kUpdate) continue;
+        begin = std::min(begin, other.byte_begin);
+        end = std::max(end, other.byte_begin + other.byte_count);
+    }
+    return {event.tensor, event.access, event.place, begin, end - begin};
 }
 
 uint64_t Learned::compute_before(uint32_t number) const
@@ -123,6 +164,8 @@ void Learned::renew(Learned newer)
     index_.swap(newer.index_);
     order_.swap(newer.order_);
     uses_.swap(newer.uses_);
+    opening_.swap(newer.opening_);
+    closing_.swap(newer.closing_);
 }
 
 void Learned::note_followed_by(const Learned *next)
@@ -140,9 +183,11 @@ void Learned::note_followed_by(const Learned *next)
 
 uint64_t Learned::bytes() const
 {
-    uint64_t bytes = sizeof *this + events_.capacity() * sizeof(Event) +
-                     (fetch_at_.capacity() + index_.capacity()) * sizeof(uint32_t) +
-                     uses_.capacity() * sizeof(Use);
+    uint64_t bytes =
+        sizeof *this + events_.capacity() * sizeof(Event) +
+        (fetch_at_.capacity() + index_.capacity() + opening_.capacity() + closing_.capacity()) *
+            sizeof(uint32_t) +
+        uses_.capacity() * sizeof(Use);
     for (const std::vector<uint32_t> &order : order_) bytes += order.capacity() * sizeof(uint32_t);
     return bytes;
 }

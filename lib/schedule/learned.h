@@ -25,6 +25,12 @@ public:
         return order_[static_cast<size_t>(lane)];
     }
     [[nodiscard]] uint32_t index_in_lane(uint32_t number) const { return index_[number]; }
+    // What is fetched from the beginning on: all of the program, and of updates the first of each
+    // tensor; and so what updates fetch behind the program's last one.
+    [[nodiscard]] const std::vector<uint32_t> &opening() const { return opening_; }
+    [[nodiscard]] const std::vector<uint32_t> &closing() const { return closing_; }
+    // All that updates fetch of the tensor of this one.
+    [[nodiscard]] residency::Request update_request(uint32_t number) const;
     // What the lane computed since its fetch before this one.
     [[nodiscard]] uint64_t compute_before(uint32_t number) const;
 
@@ -48,7 +54,7 @@ public:
     [[nodiscard]] uint64_t bytes() const;
     // Of each event at most, with what recording it in a vector that doubles has taken.
     static constexpr uint64_t kEventBytesMax =
-        2 * sizeof(Event) + 3 * sizeof(uint32_t) + sizeof(Use);
+        2 * sizeof(Event) + 5 * sizeof(uint32_t) + sizeof(Use);
 
     bool declared = false;
     uint64_t seen = 0;                     // steps that went so
@@ -59,6 +65,8 @@ public:
 
 private:
     [[nodiscard]] uint64_t make_key() const;
+    void find_openings();
+    [[nodiscard]] uint32_t first_update(residency::TensorId tensor, uint32_t from) const;
 
     uint32_t followed_so_ = 0;  // times, less those it was not
     uint64_t key_ = 0;
@@ -67,6 +75,8 @@ private:
     std::vector<uint32_t> index_;
     std::array<std::vector<uint32_t>, kLanes> order_;
     std::vector<Use> uses_;  // by tensor and number
+    std::vector<uint32_t> opening_;
+    std::vector<uint32_t> closing_;
 };
 
 }  // namespace stepwell::schedule

@@ -120,8 +120,33 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
     return cost;
 }
 
+// Where the CPU works on it, and as far as it is on the disk: what is in memory is there. Of the
+// far ones those alone that go to the host tier, as the other places are full.
+bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
+{
+    const residency::Lack lack = core.lack(item.use.request);
+    Item there = item;
+    there.zone = zone;
+    there.lacks = false;
+    there.landed_bytes = 0;
+    there.flying = false;
+    there.room_bytes = lack.room_bytes;
+    there.place = residency::kNoPlace;
+    const bool counts = lack.place != residency::kNoPlace && lack.place != nvme_ &&
+                        (zone == Zone::kNear || lack.place == host_);
+    if (counts && !take_room(core, there, lack.place)) return false;
+    give_room(item);
+    if (counts && reads_bytes(item.use.request) && lack.readable) {
+        there.lacks = lack.from[nvme_] > 0 && lack.room_bytes <= core.budget_bytes(lack.place);
+    }
+    there.cost_ns = there.lacks ? cost_of(lack) : 0;
+    item = there;
+    return true;
+}
+
 bool Lookahead::bring_near(const residency::Core &core, Item &item)
 {
+    if (item.use.update) return bring_update(core, item, Zone::kNear);
     const bool copied = item.use.request.place == residency::kAnyCpuPlace;
     const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
     const Zone before = item.zone;
@@ -149,6 +174,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
 // the disk alone.
 bool Lookahead::bring_far(const residency::Core &core, Item &item)
 {
+    if (item.use.update) return bring_update(core, item, Zone::kFar);
     if (host_ >= nvme_ || core.budget_bytes(host_) == 0) return false;
     const bool copied = item.use.request.place == residency::kAnyCpuPlace;
     const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);

@@ -89,6 +89,7 @@ private:
     void extend(const residency::Core &core, const Forecast &forecast);
     bool bring_near(const residency::Core &core, Item &item);
     bool bring_far(const residency::Core &core, Item &item);
+    bool bring_update(const residency::Core &core, Item &item, Zone zone);
     [[nodiscard]] bool take_room(const residency::Core &core, Item &item, residency::PlaceId place);
     void give_room(Item &item);
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;

@@ -348,27 +348,32 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
 std::optional<Expected> PhaseTrace::ahead(uint64_t fetches) const
 {
     if (!following_) return {};
-    const auto of = [](const Learned &way, size_t index, uint64_t before) {
-        const uint32_t number = way.order(Lane::kProgram)[index];
+    const auto of = [](const Learned &way, uint32_t number, uint64_t before) {
         const Event &event = way.fetch(number);
         Expected expected;
+        expected.update = event.lane == Lane::kUpdate;
+        expected.distance = before + number;
+        if (expected.update) {
+            expected.request = way.update_request(number);
+            return expected;
+        }
         expected.request = {event.tensor, event.access, event.place, event.byte_begin,
                             event.byte_count};
         expected.compute_ns = way.compute_before(number);
-        expected.distance = before + number;
         return expected;
     };
     const uint64_t here = base(Lane::kProgram);
-    const size_t left = following_->order(Lane::kProgram).size() - cursors_[0].at;
-    if (fetches < left) {
-        Expected expected = of(*following_, cursors_[0].at + fetches, 0);
-        expected.distance -= here;
-        return expected;
-    }
+    const std::vector<uint32_t> &order = following_->order(Lane::kProgram);
+    const size_t left = order.size() - cursors_[0].at;
+    if (fetches < left) return of(*following_, order[cursors_[0].at + fetches], 0 - here);
+    fetches -= left;
+    const std::vector<uint32_t> &closing = following_->closing();
+    if (fetches < closing.size()) return of(*following_, closing[fetches], 0 - here);
+    fetches -= closing.size();
     const PhaseTrace *after = next_ ? next_ : this;
     const Learned *way = after->coming();
-    if (!way || fetches - left >= way->order(Lane::kProgram).size()) return {};
-    return of(*way, fetches - left, following_->fetches() - here);
+    if (!way || fetches >= way->opening().size()) return {};
+    return of(*way, way->opening()[fetches], following_->fetches() - here);
 }
 
 uint64_t PhaseTrace::bytes() const

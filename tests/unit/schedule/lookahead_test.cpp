@@ -163,6 +163,38 @@ TEST_F(LookaheadTest, BehindTheNearOnesTheDiskIsReadIntoTheHostTier)
     EXPECT_TRUE(resident(list_.uses[1].request.tensor, kDevice));
 }
 
+// They work where the bytes are and the processor can: in the host tier, of what is on the disk.
+TEST_F(LookaheadTest, WhatUpdatesBeginWithIsReadIntoTheHostTierBehindTheProgramsUses)
+{
+    open_listed(4, 4, 16);
+    const std::vector<TensorId> all = store(6);
+    for (size_t i = 0; i < 6; ++i) {
+        expect(all[i], 0, i == 0 ? Access::kRead : Access::kReadWrite);
+        if (i == 0) continue;
+        list_.uses[i].update = true;
+        list_.uses[i].request.place = residency::kAnyCpuPlace;
+    }
+    ask(all[2], Access::kRead);  // on the device, whose bytes the processor reaches
+    finish_all();
+    EXPECT_EQ(plan(), "t0@0 t1@1 t3@1 t4@1 t5@1 ");
+    finish_hints();
+    EXPECT_FALSE(resident(all[2], kHost));
+    EXPECT_TRUE(resident(all[1], kHost));
+}
+
+TEST_F(LookaheadTest, OfWhatUpdatesBeginWithOnlyAsMuchIsReadAsHasRoom)
+{
+    open_listed(2, 2, 32);
+    const std::vector<TensorId> all = store(7);
+    for (size_t i = 0; i < 7; ++i) {
+        expect(all[i], 0, Access::kReadWrite);
+        list_.uses[i].update = i >= 3;
+        if (i >= 3) list_.uses[i].request.place = residency::kAnyCpuPlace;
+    }
+    EXPECT_EQ(plan(), "t0@0 t1@0 t2@1 t3@1 ");
+    EXPECT_EQ(lookahead_.horizon(kHost), 4u);
+}
+
 TEST_F(LookaheadTest, WritesTakeRoomAndNeedNoBytes)
 {
     open_listed(3, 0, 16);

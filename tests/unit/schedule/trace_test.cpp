@@ -353,6 +353,42 @@ TEST_F(TraceTest, AnUpdateBesideTheProgramNeitherTakesItsTimeNorItsPlace)
     EXPECT_EQ(trace_.phase(0)->learned().size(), 1u);  // the same step
 }
 
+// Updates begin behind the step's last fetch and go on beside the next step.
+TEST_F(TraceTest, WhatUpdatesBeginWithIsExpectedBehindTheStepEachTensorOnceAndWhole)
+{
+    const auto piece = [&](TensorId tensor, uint64_t begin) {
+        const residency::Request request{tensor, Access::kReadWrite, residency::kAnyCpuPlace, begin,
+                                         kBytes};
+        trace_.fetched(0, Lane::kUpdate, &request, 1, now_);
+    };
+    for (int again = 0; again < 2; ++again) {
+        trace_.begin_step(0, now_);
+        piece(8, kBytes);
+        fetch(1);
+        piece(9, 0);
+        piece(9, kBytes);
+        fetch_all({2, 3});
+        piece(7, 0);
+        piece(8, 0);
+        trace_.end_step(0, now_, true);
+    }
+    trace_.begin_step(0, now_);
+    fetch_all({1, 2});
+    EXPECT_EQ(ahead(), (Order{3, 7, 8, 8, 1, 9, 2, 3}));
+    const PhaseTrace &phase = *trace_.phase(0);
+    EXPECT_FALSE(phase.ahead(0)->update);
+    for (const uint64_t i : {1, 2, 3, 5}) {
+        EXPECT_TRUE(phase.ahead(i)->update) << i;
+        EXPECT_EQ(phase.ahead(i)->compute_ns, 0u) << i;
+    }
+    const residency::Request both = phase.ahead(2)->request;
+    EXPECT_EQ(both.byte_begin, 0u);
+    EXPECT_EQ(both.byte_count, 2 * kBytes);
+    EXPECT_EQ(both.place, residency::kAnyCpuPlace);
+    for (uint64_t i = 1; i < 8; ++i)
+        EXPECT_GT(phase.ahead(i)->distance, phase.ahead(i - 1)->distance);
+}
+
 TEST_F(TraceTest, HowFarAnUpdateComesByTheEndOfAStepIsNoOtherWay)
 {
     for (const uint64_t pieces : {3u, 5u, 2u}) {
@@ -363,7 +399,7 @@ TEST_F(TraceTest, HowFarAnUpdateComesByTheEndOfAStepIsNoOtherWay)
     }
     ASSERT_EQ(trace_.phase(0)->learned().size(), 1u);
     EXPECT_EQ(trace_.phase(0)->learned()[0]->order(Lane::kUpdate).size(), 2u);  // as it went last
-    EXPECT_EQ(ahead(), (Order{1, 2, 1, 2}));
+    EXPECT_EQ(ahead(), (Order{1, 2, 70, 71, 1, 2}));
 }
 
 // "phase:first tensor" of each turn.

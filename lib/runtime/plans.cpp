@@ -121,6 +121,11 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
         return turn.way->seen > 1 || turn.way->declared;
     });
     if (!usual && !work->varies) return nullptr;
+    // Where nothing had to leave there is nothing to choose.
+    uint64_t evictions = 0;
+    for (PlaceId place = 0; place < nvme_place_; ++place) evictions += core_.evictions(place);
+    const bool declared = round.front().way->declared;
+    if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
     const std::vector<const schedule::Learned *> ways = describe_work(round, work.get());
     if (is_planned(*work) || mine.plan_refused == work->room) return nullptr;
     const bool costly = planner_.cpu_ns() > (now() - opened_ns_) / kTimeShare;

@@ -5,6 +5,8 @@
  */
 #include "support.h"
 
+#include <dirent.h>
+
 enum { LAYERS = 24 }; /* of one block each, on machines with a device of at most 12 */
 
 static machine now;
@@ -129,6 +131,60 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
     if (now.device_blocks == 0 || now.host_blocks == 0) {
         assert_in_range(stats.nvme_read_bytes, expected - expected / 4, expected + expected / 4);
     }
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
+static int has_thread(const char *name)
+{
+    char path[512];
+    char comm[32];
+    struct dirent *entry;
+    DIR *tasks = opendir("/proc/self/task");
+    int found = 0;
+    assert_non_null(tasks);
+    while (!found && (entry = readdir(tasks)) != NULL) {
+        FILE *file;
+        if (snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name) < 0) continue;
+        file = fopen(path, "r");
+        if (!file) continue;
+        if (fgets(comm, sizeof comm, file)) found = strncmp(comm, name, strlen(name)) == 0;
+        fclose(file);
+    }
+    closedir(tasks);
+    return found;
+}
+
+/* The planner's thread is there from the first question on. */
+static void where_nothing_has_to_leave_nothing_is_planned(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *few[4];
+    stw_tensor *many[LAYERS];
+    stw_phase *phase = NULL;
+    int step, i;
+    (void)state;
+    for (i = 0; i < 4; ++i) few[i] = tensor_f32(runtime, NULL, BLOCK / 4);
+    for (i = 0; i < 4; ++i) tensor_fill_sequence(few[i], BLOCK / 4, (float)i);
+    ok(stw_phase_create(runtime, "small", &phase));
+    for (step = 0; step < 8; ++step) {
+        ok(stw_step_begin(phase));
+        for (i = 0; i < 4; ++i) {
+            stw_view view = view_get(runtime, few[i], STW_READ);
+            view_put(&view);
+        }
+        ok(stw_step_end(phase, NULL));
+    }
+    assert_false(has_thread("stw-planner"));
+    ok(stw_phase_destroy(phase));
+    make_layers(runtime, many);
+    ok(stw_phase_create(runtime, "large", &phase));
+    for (step = 0; step < 8; ++step) {
+        ok(stw_step_begin(phase));
+        pass(runtime, many, 0, 0);
+        ok(stw_step_end(phase, NULL));
+    }
+    assert_true(has_thread("stw-planner"));
     ok(stw_phase_destroy(phase));
     machine_close(runtime);
 }
@@ -356,6 +412,7 @@ int main(void)
         cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
         cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
+        cmocka_unit_test(where_nothing_has_to_leave_nothing_is_planned),
         cmocka_unit_test(the_plan_can_be_turned_off),
     };
     return machine_run_each("plans", &now, tests);

@@ -40,9 +40,8 @@ Planner::~Planner()
     delete answer_.load();
 }
 
-Status Planner::ask(std::unique_ptr<PlanWork> work, std::function<void(PlanWork &)> prepare)
+Status Planner::ask(std::unique_ptr<PlanWork> work)
 {
-    prepare_ = std::move(prepare);
     if (!started_) {
         const SignalsBlocked signals;
         const auto main = [](void *planner) -> void * {
@@ -57,17 +56,14 @@ Status Planner::ask(std::unique_ptr<PlanWork> work, std::function<void(PlanWork 
         pthread_setname_np(thread_, "stw-planner");
         started_ = true;
     }
-    question_.store(work.release(), std::memory_order_release);
+    delete question_.exchange(work.release(), std::memory_order_acq_rel);
     wake_.release();
     return {};
 }
 
 std::unique_ptr<PlanWork> Planner::take()
 {
-    std::unique_ptr<PlanWork> work(answer_.exchange(nullptr, std::memory_order_acquire));
-    if (!work) return nullptr;
-    cpu_ns_ += work->cpu_ns;
-    return work;
+    return std::unique_ptr<PlanWork>(answer_.exchange(nullptr, std::memory_order_acquire));
 }
 
 void Planner::run()
@@ -89,7 +85,8 @@ void Planner::run()
             work->status = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
         }
         work->cpu_ns = thread_ns() - begin;
-        answer_.store(work, std::memory_order_release);
+        cpu_ns_ += work->cpu_ns;
+        delete answer_.exchange(work, std::memory_order_acq_rel);
     }
 }
 

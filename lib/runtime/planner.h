@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <semaphore>
+#include <utility>
 #include <vector>
 
 namespace stepwell {
@@ -46,30 +47,31 @@ struct PlanWork {
 
 class Planner {
 public:
-    Planner() = default;
+    // `prepare` makes the question of the copies, in the planner's thread.
+    explicit Planner(std::function<void(PlanWork &)> prepare) : prepare_(std::move(prepare)) {}
     ~Planner();
     Planner(const Planner &) = delete;
     Planner &operator=(const Planner &) = delete;
 
-    // One at a time; `prepare` makes the question of the copies first. Refused where the system
-    // starts no thread.
-    Status ask(std::unique_ptr<PlanWork> work, std::function<void(PlanWork &)> prepare);
-    // What is being made is given up; nothing is asked any more.
+    // By one thread at a time. In place of a question that was not begun with. Refused where the
+    // system starts no thread.
+    Status ask(std::unique_ptr<PlanWork> work);
+    // What is being made is given up; nothing is answered any more.
     void stop();
-    // Null: there is none, or not yet.
+    // The newest answer, once. Null: there is none, or not yet.
     std::unique_ptr<PlanWork> take();
-    [[nodiscard]] uint64_t cpu_ns() const { return cpu_ns_; }  // of what was taken
+    [[nodiscard]] uint64_t cpu_ns() const { return cpu_ns_; }  // of all that was answered
 
 private:
     void run();
 
+    const std::function<void(PlanWork &)> prepare_;
     std::atomic<bool> stop_{false};
     std::atomic<PlanWork *> question_{nullptr};
     std::atomic<PlanWork *> answer_{nullptr};
-    std::binary_semaphore wake_{0};
-    std::function<void(PlanWork &)> prepare_;  // set while nothing is asked
+    std::counting_semaphore<> wake_{0};  // a stop can follow a question that nobody woke up for yet
+    std::atomic<uint64_t> cpu_ns_{0};
     bool started_ = false;
-    uint64_t cpu_ns_ = 0;
     pthread_t thread_{};
 };
 

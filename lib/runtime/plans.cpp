@@ -191,9 +191,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
         if (!work) return;
         asked = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
     }
-    if (asked.ok()) {
-        asked = planner_.ask(std::move(work), [this](PlanWork &mine) { prepare_plan(mine); });
-    }
+    if (asked.ok()) asked = planner_.ask(std::move(work));
     if (asked.ok()) return;
     std::lock_guard<std::mutex> lock(mutex_);
     plan_bytes_asked_ = 0;

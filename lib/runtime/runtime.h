@@ -631,7 +631,7 @@ private:
     uint64_t plan_bytes_kept_ = 0;   // of plans_made_
     uint64_t plan_bytes_max_ = 0;    // of metadata_bytes, for both
     bool plan_refused_ = false;      // the system starts no thread for them
-    Planner planner_;
+    Planner planner_{[this](PlanWork &work) { prepare_plan(work); }};
     std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
     uint64_t lookahead_bytes_ = 0;                // of all phases
     bool plans_ = true;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/observe/step_stats.h"
+#include "lib/runtime/asking.h"
 #include "lib/runtime/runtime.h"
 #include "lib/schedule/lookahead.h"
 
@@ -21,9 +22,8 @@ struct Runtime::Phase {
     observe::StepAccount account;
     observe::PhaseAccount totals;
     std::vector<residency::TensorId> reduced;  // gradients summed into by the open step
-    uint32_t plans_asked = 0;
-    uint64_t evictions = 0;     // of all places, when a plan was thought of last
-    uint64_t plan_refused = 0;  // for this room there is no memory
+    uint64_t evictions = 0;                    // of all places, when a plan was thought of last
+    PlanAsking plans;
     std::unique_ptr<schedule::Lookahead> lookahead;  // null until it has something to go by
 };
 

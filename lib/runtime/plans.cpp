@@ -2,6 +2,7 @@
 // Which plan is followed: asked for behind a step that went, or may use, what no plan was made for;
 // taken over when a step begins. The planner works with copies, so that the program waits for a
 // copy of the step as it was recorded, and for nothing else.
+#include "lib/runtime/asking.h"
 #include "lib/runtime/model.h"
 #include "lib/runtime/phases.h"
 
@@ -17,43 +18,9 @@ using residency::PlaceId;
 using residency::TensorId;
 
 constexpr size_t kPlansMax = 8;       // kept, of all phases
-constexpr double kChanged = 1.25;     // by so much another speed, or computing, is another plan
-constexpr uint64_t kTimeShare = 100;  // of the time since open, for plans ...
-constexpr uint32_t kAskedAtOnce = 3;  // ... after the first ones of a phase
 constexpr uint64_t kReplayShare = 2;  // of the core's tables, for those of a replay
 constexpr uint64_t kEventShare = 8;   // copies of a step: as recorded, completed, expected
 constexpr uint64_t kNodeBytes = 16;   // of an allocation
-
-bool is_near(double one, double other)
-{
-    return one <= kChanged * other && other <= kChanged * one;
-}
-
-bool is_near(uint64_t one, uint64_t other)
-{
-    return is_near(static_cast<double>(one), static_cast<double>(other));
-}
-
-bool are_near(const std::vector<double> &some, const std::vector<double> &others)
-{
-    return std::equal(some.begin(), some.end(), others.begin(), others.end(),
-                      [](double one, double other) { return is_near(one, other); });
-}
-
-bool is_same(const PlanWork::Turn &one, const PlanWork::Turn &other)
-{
-    return one.phase == other.phase && one.way == other.way;
-}
-
-// Wherever it begins.
-bool is_same_round(std::vector<PlanWork::Turn> one, const std::vector<PlanWork::Turn> &other)
-{
-    for (size_t i = 0; i < one.size() && one.size() == other.size(); ++i) {
-        if (std::equal(one.begin(), one.end(), other.begin(), is_same)) return true;
-        std::rotate(one.begin(), one.begin() + 1, one.end());
-    }
-    return false;
-}
 
 }  // namespace
 
@@ -96,18 +63,6 @@ bool Runtime::make_plan_room(uint64_t bytes)
     return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
 }
 
-// Under the lock. One was made, refused or is under way for just this.
-bool Runtime::is_planned(const PlanWork &work) const
-{
-    return std::any_of(plans_made_.begin(), plans_made_.end(), [&](const auto &made) {
-        const bool same_round = is_same_round(made->round, work.round);
-        const bool same_costs = are_near(made->speeds, work.speeds) &&
-                                is_near(made->compute_ns, work.compute_ns) &&
-                                is_near(made->update_bytes, work.update_bytes);
-        return same_round && made->varies == work.varies && made->room == work.room && same_costs;
-    });
-}
-
 // Under the lock. Null: there is nothing to be asked.
 std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
 {
@@ -127,21 +82,20 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     const bool declared = round.front().way->declared;
     if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
     const std::vector<const schedule::Learned *> ways = describe_work(round, work.get());
-    if (is_planned(*work) || mine.plan_refused == work->room) return nullptr;
-    const bool costly = planner_.cpu_ns() > (now() - opened_ns_) / kTimeShare;
-    if (mine.plans_asked >= kAskedAtOnce && costly) return nullptr;
+    if (is_answered(plans_made_, *work) || mine.plans.is_refused(work->room)) return nullptr;
+    if (!mine.plans.may_ask(planner_.cpu_ns(), now() - opened_ns_)) return nullptr;
     uint64_t events = 0;
     for (const schedule::Learned *way : ways) events += way->events().size();
     const uint64_t needed =
         kReplayShare * core_.metadata_bytes() + kEventShare * events * sizeof(schedule::Event);
     if (!make_plan_room(needed)) {
-        mine.plan_refused = work->room;
+        mine.plans.refuse(work->room);
         return nullptr;
     }
     for (const schedule::Learned *way : ways) work->lengths.push_back(way->events().size());
     copy_steps(ways, &work->model);
     plans_made_.reserve(kPlansMax + 1);  // so that taking it over cannot fail
-    ++mine.plans_asked;
+    mine.plans.asked();
     plan_bytes_asked_ = needed;
     return work;
 }

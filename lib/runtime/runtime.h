@@ -524,7 +524,6 @@ private:
     void follow_plan(uint32_t phase);
     [[nodiscard]] PlanWork *plan_for(uint32_t phase);
     [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const;
-    [[nodiscard]] bool is_planned(const PlanWork &work) const;
     [[nodiscard]] uint64_t room_number() const;
     [[nodiscard]] uint64_t plans_bytes() const;
     // Of metadata_bytes, what is used, with all that is kept for the trace and for plans.

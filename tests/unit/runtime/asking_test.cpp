@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// When another plan is asked for: for what there is none, as long as planning is cheap.
+#include "lib/runtime/asking.h"
+
+#include <gtest/gtest.h>
+
+namespace stepwell {
+namespace {
+
+using Made = std::vector<std::unique_ptr<PlanWork>>;
+
+constexpr uint64_t kMs = 1'000'000;
+
+PlanWork work_of(std::vector<PlanWork::Turn> round = {{0, 11}})
+{
+    PlanWork work;
+    work.round = std::move(round);
+    work.room = 7;
+    work.speeds = {1000, 2000};
+    work.compute_ns = 1000;
+    work.update_bytes = 1000;
+    return work;
+}
+
+Made made_of(PlanWork work)
+{
+    Made made;
+    made.push_back(std::make_unique<PlanWork>(std::move(work)));
+    return made;
+}
+
+template <class Body> bool answered_after(Body &&change)
+{
+    PlanWork asked = work_of();
+    change(asked);
+    return is_answered(made_of(work_of()), asked);
+}
+
+TEST(Asking, WhatWasAnsweredIsNotAskedAgain)
+{
+    EXPECT_FALSE(is_answered({}, work_of()));
+    EXPECT_TRUE(is_answered(made_of(work_of()), work_of()));
+}
+
+TEST(Asking, AnAnswerWithoutAPlanIsAnAnswerToo)
+{
+    PlanWork refused = work_of();
+    refused.status = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
+    EXPECT_TRUE(is_answered(made_of(std::move(refused)), work_of()));
+}
+
+TEST(Asking, AnotherBudgetOrPolicyIsAnotherQuestion)
+{
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.room = 8; }));
+}
+
+TEST(Asking, AnotherOrderIsAnotherQuestion)
+{
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.round[0].way = 12; }));
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.round[0].phase = 1; }));
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.round.push_back({1, 12}); }));
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.varies = true; }));
+}
+
+TEST(Asking, ARoundIsTheSameWhereverItBegins)
+{
+    const Made made = made_of(work_of({{0, 11}, {1, 22}, {2, 33}}));
+    EXPECT_TRUE(is_answered(made, work_of({{1, 22}, {2, 33}, {0, 11}})));
+    EXPECT_TRUE(is_answered(made, work_of({{2, 33}, {0, 11}, {1, 22}})));
+    EXPECT_FALSE(is_answered(made, work_of({{1, 22}, {0, 11}, {2, 33}})));
+    EXPECT_FALSE(is_answered(made, work_of({{0, 11}, {1, 22}})));
+}
+
+// A quarter more, or as much less: both ways, at its edge and behind it.
+TEST(Asking, WhatChangedByMoreThanAQuarterIsAnotherQuestion)
+{
+    for (const uint64_t near : {800, 1000, 1250}) {
+        SCOPED_TRACE(near);
+        EXPECT_TRUE(answered_after([&](PlanWork &work) { work.speeds[0] = double(near); }));
+        EXPECT_TRUE(answered_after([&](PlanWork &work) { work.speeds[1] = 2 * double(near); }));
+        EXPECT_TRUE(answered_after([&](PlanWork &work) { work.compute_ns = near; }));
+        EXPECT_TRUE(answered_after([&](PlanWork &work) { work.update_bytes = near; }));
+    }
+    for (const uint64_t far : {0, 799, 1251, 5000}) {
+        SCOPED_TRACE(far);
+        EXPECT_FALSE(answered_after([&](PlanWork &work) { work.speeds[0] = double(far); }));
+        EXPECT_FALSE(answered_after([&](PlanWork &work) { work.speeds[1] = 2 * double(far); }));
+        EXPECT_FALSE(answered_after([&](PlanWork &work) { work.compute_ns = far; }));
+        EXPECT_FALSE(answered_after([&](PlanWork &work) { work.update_bytes = far; }));
+    }
+    EXPECT_FALSE(answered_after([](PlanWork &work) { work.speeds.push_back(3000); }));
+}
+
+TEST(Asking, AnyOfThoseMadeMayBeTheAnswer)
+{
+    Made made = made_of(work_of());
+    PlanWork wide = work_of();
+    wide.room = 8;
+    made.push_back(std::make_unique<PlanWork>(std::move(wide)));
+    PlanWork asked = work_of();
+    EXPECT_TRUE(is_answered(made, asked));
+    asked.room = 8;
+    EXPECT_TRUE(is_answered(made, asked));
+    asked.room = 9;
+    EXPECT_FALSE(is_answered(made, asked));
+}
+
+TEST(Asking, ThreePlansAreAskedForAtOnceAndThenAHundredthOfTheTimeIsTheirs)
+{
+    PlanAsking asking;
+    for (uint32_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(asking.may_ask(50 * kMs, 51 * kMs)) << i;
+        asking.asked();
+    }
+    EXPECT_FALSE(asking.may_ask(50 * kMs, 51 * kMs));
+    EXPECT_FALSE(asking.may_ask(50 * kMs, 5'000 * kMs - 1));
+    EXPECT_TRUE(asking.may_ask(50 * kMs, 5'000 * kMs));
+    asking.asked();
+    EXPECT_TRUE(asking.may_ask(60 * kMs, 6'000 * kMs));
+    EXPECT_FALSE(asking.may_ask(61 * kMs, 6'000 * kMs));
+}
+
+TEST(Asking, ARefusalIsRememberedForItsRoom)
+{
+    PlanAsking asking;
+    EXPECT_FALSE(asking.is_refused(0));
+    asking.refuse(7);
+    EXPECT_TRUE(asking.is_refused(7));
+    EXPECT_FALSE(asking.is_refused(8));
+    asking.refuse(8);
+    EXPECT_TRUE(asking.is_refused(8));
+}
+
+}  // namespace
+}  // namespace stepwell

@@ -254,6 +254,102 @@ static void what_an_optimizer_does_is_replayed(void **state)
     machine_close(runtime);
 }
 
+enum { UPDATED = 5 };
+
+/* A backward that reads each layer twice, as it computes it anew, and an update of the program's
+ * own behind it. */
+typedef struct updater {
+    stw_runtime *runtime;
+    stw_phase *phase;
+    stw_tensor *weights[UPDATED];
+    stw_tensor *activation;
+} updater;
+
+static void updater_open(updater *u)
+{
+    const uint64_t near_blocks = now.device_blocks + now.host_blocks;
+    int i;
+    u->runtime = machine_open(&now);
+    for (i = 0; i < UPDATED; ++i) { /* so three of them fit */
+        u->weights[i] = make(u->runtime, STW_ROLE_PARAM, near_blocks / 3);
+        tensor_fill_sequence(u->weights[i], near_blocks / 3 * BLOCK / 4, 0);
+    }
+    u->activation = make(u->runtime, STW_ROLE_ACTIVATION, 1);
+    ok(stw_phase_create(u->runtime, "train", &u->phase));
+}
+
+static void updater_close(updater *u)
+{
+    ok(stw_phase_destroy(u->phase));
+    machine_close(u->runtime);
+}
+
+/* Returns what the step moved over nvme. */
+static uint64_t updated_step(updater *u, int first_to_last)
+{
+    stw_step_stats stats = STW_STEP_STATS_INIT;
+    stw_view view;
+    int i;
+    ok(stw_step_begin(u->phase));
+    for (i = UPDATED; i-- > 0;) {
+        view = view_get(u->runtime, u->weights[i], STW_READ);
+        view_put(&view);
+        view = view_get(u->runtime, u->activation, STW_WRITE);
+        view_put(&view);
+        view = view_get(u->runtime, u->weights[i], STW_READ);
+        view_put(&view);
+    }
+    for (i = 0; i < UPDATED; ++i) {
+        view =
+            view_get(u->runtime, u->weights[first_to_last ? i : UPDATED - 1 - i], STW_READ_WRITE);
+        ((float *)view.pointer)[0] += 1;
+        view_put(&view);
+    }
+    ok(stw_step_end(u->phase, &stats));
+    return stats.nvme_read_bytes + stats.nvme_write_bytes;
+}
+
+static double nvme_bytes_of_an_updated_step(updater *u, int first_to_last)
+{
+    uint64_t bytes = 0;
+    int i;
+    for (i = 0; i < WARM; ++i) (void)updated_step(u, first_to_last);
+    for (i = 0; i < MEASURED; ++i) bytes += updated_step(u, first_to_last);
+    return (double)bytes / MEASURED;
+}
+
+/* It begins with what the backward left long ago, and is told to begin with what is near. */
+static void an_update_is_told_to_begin_with_what_is_near_and_saves_it(void **state)
+{
+    updater u;
+    stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
+    double before, saved, promised;
+    uint32_t count = 0;
+    int more;
+    (void)state;
+    updater_open(&u);
+    before = nvme_bytes_of_an_updated_step(&u, 0);
+    for (more = 0; more < 40 && count == 0; ++more) { /* as in await_advice() */
+        (void)updated_step(&u, 0);
+        ok(stw_runtime_drain(u.runtime, 0));
+        ok(stw_phase_advice_get(u.phase, advice, 3, &count));
+    }
+    assert_int_equal(count, 1);
+    assert_int_equal(advice[0].kind, STW_PLAN_ADVICE_REVERSE_UPDATE);
+    assert_int_equal(advice[0].parameters, UPDATED);
+    assert_int_equal(advice[0].micro_batches, 0);
+    assert_non_null(strstr(advice[0].text, "in the reverse of their order now"));
+    promised = promised_of(&advice[0]);
+    assert_true(promised > 0);
+    saved = before - nvme_bytes_of_an_updated_step(&u, 1);
+    if (saved < 0.8 * promised) {
+        fail_msg("saved %.0f blocks of %.0f: %s", saved / BLOCK, promised / BLOCK, advice[0].text);
+    }
+    ok(stw_phase_advice_get(u.phase, advice, 3, &count));
+    assert_int_equal(count, 0);
+    updater_close(&u);
+}
+
 static void there_is_no_advice_before_a_step_has_ended(void **state)
 {
     trainer t;
@@ -393,6 +489,7 @@ int main(void)
         cmocka_unit_test(a_trainer_is_told_what_to_do_and_saves_it),
         cmocka_unit_test(bytes_of_fetches_alone_fall_as_advised_within_a_tenth),
         cmocka_unit_test(what_an_optimizer_does_is_replayed),
+        cmocka_unit_test(an_update_is_told_to_begin_with_what_is_near_and_saves_it),
         cmocka_unit_test(there_is_no_advice_before_a_step_has_ended),
         cmocka_unit_test(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room),
         cmocka_unit_test(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it),

@@ -189,6 +189,104 @@ static void where_nothing_has_to_leave_nothing_is_planned(void **state)
     machine_close(runtime);
 }
 
+enum { CYCLE_MAX = 48, CYCLE_STEPS = 20 };
+
+/* The same tensors of a block each again and again, half as many more as there is room. */
+typedef struct cycle {
+    stw_runtime *runtime;
+    stw_phase *phase;
+    stw_tensor *tensors[CYCLE_MAX];
+    int count;
+} cycle;
+
+static void cycle_open(cycle *c, uint32_t flags)
+{
+    machine small = now;
+    int i;
+    if (small.device_blocks == 0) small.host_blocks = 8;
+    if (small.host_blocks == 0) small.device_blocks = 8;
+    small.flags |= flags;
+    c->count = (int)(small.device_blocks + small.host_blocks) * 3 / 2;
+    assert_true(c->count <= CYCLE_MAX);
+    c->runtime = machine_open(&small);
+    for (i = 0; i < c->count; ++i) {
+        c->tensors[i] = tensor_f32(c->runtime, NULL, BLOCK / 4);
+        tensor_fill_sequence(c->tensors[i], BLOCK / 4, (float)i);
+    }
+    to_disk(c->runtime);
+    ok(stw_phase_create(c->runtime, "train", &c->phase));
+}
+
+static void cycle_step(cycle *c)
+{
+    int i;
+    ok(stw_step_begin(c->phase));
+    for (i = 0; i < c->count; ++i) {
+        stw_view view = view_get(c->runtime, c->tensors[i], STW_READ);
+        assert_float(((float *)view.pointer)[0], (float)i);
+        view_put(&view);
+    }
+    ok(stw_step_end(c->phase, NULL));
+}
+
+static void cycle_close(cycle *c)
+{
+    ok(stw_phase_destroy(c->phase));
+    machine_close(c->runtime);
+}
+
+/* 0: none is there yet. */
+static uint64_t steps_followed(stw_runtime *runtime)
+{
+    const char *plan = strstr(report_text(runtime), "\"plan\"");
+    return strstr(plan, "\"chosen\"") ? number_behind(plan, "\"followed_steps\": ") : 0;
+}
+
+static uint64_t blocks_read(stw_runtime *runtime)
+{
+    stw_link_stats to_host = STW_LINK_STATS_INIT, to_device = STW_LINK_STATS_INIT;
+    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &to_host));
+    if (now.device_blocks > 0) {
+        ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &to_device));
+    }
+    return (to_host.bytes + to_device.bytes) / BLOCK;
+}
+
+/* Recency loses each one just before it is used again; a plan keeps what fits beside the rest. */
+static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
+{
+    const int one_tier = now.device_blocks == 0 || now.host_blocks == 0;
+    cycle c;
+    uint64_t recency, planned = 0, followed;
+    int step;
+    (void)state;
+    cycle_open(&c, STW_RUNTIME_NO_PLAN);
+    cycle_step(&c);
+    recency = blocks_read(c.runtime);
+    for (step = 0; step < CYCLE_STEPS; ++step) cycle_step(&c);
+    recency = blocks_read(c.runtime) - recency;
+    if (one_tier) assert_int_equal(recency, CYCLE_STEPS * c.count);
+    cycle_close(&c);
+
+    cycle_open(&c, 0);
+    while ((followed = steps_followed(c.runtime)) == 0) cycle_step(&c);
+    for (step = 0; step < CYCLE_STEPS;) {
+        const uint64_t read_before = blocks_read(c.runtime), followed_before = followed;
+        cycle_step(&c);
+        followed = steps_followed(c.runtime); /* 0 where a newer one has come for the next */
+        if (followed == followed_before) continue;
+        planned += blocks_read(c.runtime) - read_before;
+        ++step;
+    }
+    /* A third of a cycle is enough with one tier; some of the rest is brought too early, and is
+     * lost again. What lies in two tiers is not kept in one order. */
+    if (planned > recency - recency / (one_tier ? 4 : 20)) {
+        fail_msg("%d steps have read %llu blocks, and %llu without a plan", CYCLE_STEPS,
+                 (unsigned long long)planned, (unsigned long long)recency);
+    }
+    cycle_close(&c);
+}
+
 /* What is found of a call in one step and not in the next is the same step. */
 static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
 {
@@ -411,6 +509,7 @@ int main(void)
         cmocka_unit_test(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic),
         cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
+        cmocka_unit_test(a_plan_reads_less_of_a_cycle_than_recency),
         cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
         cmocka_unit_test(where_nothing_has_to_leave_nothing_is_planned),
         cmocka_unit_test(the_plan_can_be_turned_off),

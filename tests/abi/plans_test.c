@@ -6,6 +6,7 @@
 #include "support.h"
 
 #include <dirent.h>
+#include <pthread.h>
 
 enum { LAYERS = 24 }; /* of one block each, on machines with a device of at most 12 */
 
@@ -287,6 +288,99 @@ static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
     cycle_close(&c);
 }
 
+enum { READERS = 3, OBSERVED = 30, SHARED_STEPS = 20 };
+
+/* A thread of its own, which counts what is not as it should be. */
+typedef struct worker {
+    pthread_t thread;
+    stw_runtime *runtime;
+    stw_phase *phase;
+    stw_tensor **layers;
+    int first;
+    int wrong;
+} worker;
+
+static void read_layer(worker *mine, int layer)
+{
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(mine->layers[layer], STW_READ);
+    stw_view view;
+    options.phase = mine->phase;
+    if (stw_fetch(mine->runtime, &options, &request, 1, &view) != STW_OK) {
+        ++mine->wrong;
+        return;
+    }
+    mine->wrong += ((const float *)view.pointer)[0] != (float)layer;
+    mine->wrong += stw_release(&view, 1, STW_STREAM_HOST, 0) != STW_OK;
+}
+
+static void *read_share(void *user)
+{
+    worker *mine = user;
+    int again, i;
+    for (again = 0; again < 3; ++again) {
+        for (i = mine->first; i < LAYERS; i += READERS) read_layer(mine, i);
+    }
+    return NULL;
+}
+
+/* Another phase in turn with the first, and everything that says something of plans. */
+static void *observe(void *user)
+{
+    worker *mine = user;
+    int i;
+    for (i = 0; i < OBSERVED; ++i) {
+        stw_tier_stats stats = STW_TIER_STATS_INIT;
+        uint32_t count = 0;
+        int layer;
+        mine->wrong += stw_step_begin(mine->phase) != STW_OK;
+        for (layer = 0; layer < 2; ++layer) read_layer(mine, layer);
+        mine->wrong += stw_report_write(mine->runtime, "plans-observed.json") != STW_OK;
+        mine->wrong += stw_step_end(mine->phase, NULL) != STW_OK;
+        mine->wrong += stw_phase_advice_get(mine->phase, NULL, 0, &count) != STW_OK;
+        mine->wrong += stw_tier_stats_get(mine->runtime, STW_TIER_DEFAULT, 0, &stats) != STW_OK;
+    }
+    remove("plans-observed.json");
+    return NULL;
+}
+
+static void threads_share_steps_while_plans_are_made(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_phase *phase = NULL, *other = NULL;
+    worker observer = {0}, readers[READERS];
+    int step, i;
+    (void)state;
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    ok(stw_phase_create(runtime, "observed", &other));
+    observer.runtime = runtime;
+    observer.phase = other;
+    observer.layers = layers;
+    assert_int_equal(pthread_create(&observer.thread, NULL, observe, &observer), 0);
+    for (step = 0; step < SHARED_STEPS || !strstr(report_text(runtime), "\"chosen\""); ++step) {
+        ok(stw_step_begin(phase));
+        for (i = 0; i < READERS; ++i) {
+            readers[i] = observer;
+            readers[i].phase = phase;
+            readers[i].first = i;
+            readers[i].wrong = 0;
+            assert_int_equal(pthread_create(&readers[i].thread, NULL, read_share, &readers[i]), 0);
+        }
+        for (i = 0; i < READERS; ++i) {
+            assert_int_equal(pthread_join(readers[i].thread, NULL), 0);
+            assert_int_equal(readers[i].wrong, 0);
+        }
+        ok(stw_step_end(phase, NULL));
+    }
+    assert_int_equal(pthread_join(observer.thread, NULL), 0);
+    assert_int_equal(observer.wrong, 0);
+    ok(stw_phase_destroy(phase));
+    ok(stw_phase_destroy(other));
+    machine_close(runtime);
+}
+
 /* What is found of a call in one step and not in the next is the same step. */
 static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
 {
@@ -510,6 +604,7 @@ int main(void)
         cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
         cmocka_unit_test(a_plan_reads_less_of_a_cycle_than_recency),
+        cmocka_unit_test(threads_share_steps_while_plans_are_made),
         cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
         cmocka_unit_test(where_nothing_has_to_leave_nothing_is_planned),
         cmocka_unit_test(the_plan_can_be_turned_off),

@@ -18,6 +18,7 @@ void write_candidate(JsonWriter &json, const CandidateReport &candidate)
     json.member("device_to_host_bytes", bytes[STW_LINK_DEVICE_TO_HOST]);
     json.member("step_ns", candidate.step_ns);
     json.member("stall_ns", candidate.stall_ns);
+    if (candidate.earlier) json.member("earlier", true);
     json.compact(false);
     json.end_object();
 }

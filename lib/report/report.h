@@ -115,6 +115,7 @@ struct ProfileReport {
 // A policy, and what a replay of the step says that it costs.
 struct CandidateReport {
     std::string policy;
+    bool earlier = false;  // replayed by an earlier plan, when links and computing took other times
     std::array<uint64_t, observe::kLinkTable> link_bytes{};  // by STW_LINK_*, of all devices
     uint64_t step_ns = 0;
     uint64_t stall_ns = 0;

@@ -52,4 +52,15 @@ bool is_answered(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanW
     });
 }
 
+const PlanWork *find_same_steps(const std::vector<std::unique_ptr<PlanWork>> &made,
+                                const PlanWork &asked)
+{
+    if (asked.varies) return nullptr;
+    const auto found = std::find_if(made.rbegin(), made.rend(), [&](const auto &one) {
+        return one->plan && one->plan->repeats() && one->room == asked.room &&
+               is_same_round(one->round, asked.round);
+    });
+    return found == made.rend() ? nullptr : found->get();
+}
+
 }  // namespace stepwell

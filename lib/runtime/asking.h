@@ -19,13 +19,23 @@ bool is_same_round(std::vector<PlanWork::Turn> one, const std::vector<PlanWork::
 // computing and updates take about as long.
 bool is_answered(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanWork &asked);
 
+// The newest of these that is a plan for the same steps with the same room, whatever they took; of
+// steps that repeat. Null: none.
+const PlanWork *find_same_steps(const std::vector<std::unique_ptr<PlanWork>> &made,
+                                const PlanWork &asked);
+
 // Of one phase.
 class PlanAsking {
 public:
     // The first ones at once, then as long as planning takes a small share of the time.
     [[nodiscard]] bool may_ask(uint64_t planning_ns, uint64_t open_ns) const
     {
-        return asked_ < kAskedAtOnce || planning_ns <= open_ns / kTimeShare;
+        return asked_ < kAskedAtOnce || !is_costly(planning_ns, open_ns);
+    }
+    // Planning has had its share of the time: what can be taken over of an earlier plan is.
+    [[nodiscard]] static bool is_costly(uint64_t planning_ns, uint64_t open_ns)
+    {
+        return planning_ns > open_ns / kTimeShare;
     }
     void asked() { ++asked_; }
     // There is no memory to plan for this room: not asked for again until another one is refused.

@@ -94,6 +94,10 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     }
     for (const schedule::Learned *way : ways) work->lengths.push_back(way->events().size());
     copy_steps(ways, &work->model);
+    if (PlanAsking::is_costly(planner_.cpu_ns(), now() - opened_ns_)) {
+        const PlanWork *earlier = find_same_steps(plans_made_, *work);
+        if (earlier) work->question.judged = earlier->plan->verdicts();
+    }
     plans_made_.reserve(kPlansMax + 1);  // so that taking it over cannot fail
     mine.plans.asked();
     plan_bytes_asked_ = needed;
@@ -276,6 +280,7 @@ void Runtime::fill_plan(const schedule::Plan &plan, report::PlanReport *report) 
         const uint64_t steps = std::max<uint32_t>(verdict.steps, 1);
         report::CandidateReport candidate;
         candidate.policy = verdict.candidate.name();
+        candidate.earlier = verdict.earlier;
         candidate.step_ns = verdict.step_ns / steps;
         candidate.stall_ns = verdict.stall_ns / steps;
         for (size_t i = 0; i < links.size(); ++i) {

@@ -145,8 +145,16 @@ Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
                                     const Step &step, Asking asking, Stop stop)
 {
+    return choose_among(known_candidates(specs), machine, specs, step, asking, stop);
+}
+
+Result<std::vector<Verdict>> choose_among(const std::vector<Candidate> &candidates,
+                                          const Machine &machine,
+                                          const std::vector<residency::TensorSpec> &specs,
+                                          const Step &step, Asking asking, Stop stop)
+{
     std::vector<Verdict> verdicts;
-    for (const Candidate &candidate : known_candidates(specs)) {
+    for (const Candidate &candidate : candidates) {
         Result<Verdict> verdict = judge(candidate, machine, specs, step, asking, stop);
         if (!verdict.ok()) return std::move(verdict.status());
         verdicts.push_back(verdict.take());
@@ -156,6 +164,7 @@ Result<std::vector<Verdict>> choose(const Machine &machine,
         return verdict.candidate.rule == Rule::kKept;
     };
     const auto single = std::find_if_not(verdicts.begin(), verdicts.end(), planned);
+    if (single == verdicts.end()) return verdicts;
     std::stable_partition(verdicts.begin(), single + 1, [&](const Verdict &verdict) {
         return !planned(verdict) || !more_somewhere(verdict, *single);
     });

@@ -24,8 +24,9 @@ std::vector<Candidate> online_candidates();
 
 struct Verdict {
     Candidate candidate;
-    uint32_t steps = 0;  // all that follows is of so many
-    double link_ns = 0;  // that the bytes take, over all links
+    bool earlier = false;  // by an earlier plan, when links and computing took other times
+    uint32_t steps = 0;    // all that follows is of so many
+    double link_ns = 0;    // that the bytes take, over all links
     uint64_t step_ns = 0;
     uint64_t stall_ns = 0;  // of the program's lane
     std::vector<LinkUse> links;
@@ -56,6 +57,12 @@ Result<std::vector<Verdict>> choose(const Machine &machine,
                                     const std::vector<residency::TensorSpec> &specs,
                                     const Step &step, Asking asking = Asking::kOnDemand,
                                     Stop stop = nullptr);
+
+// Of these candidates alone, at least one.
+Result<std::vector<Verdict>> choose_among(const std::vector<Candidate> &candidates,
+                                          const Machine &machine,
+                                          const std::vector<residency::TensorSpec> &specs,
+                                          const Step &step, Asking asking, Stop stop);
 
 // Of these the one with the shortest step, whatever it moves; of those within half a percent of it
 // the one that stands first. None is no choice: not empty.

@@ -17,6 +17,7 @@ using residency::TensorId;
 constexpr uint64_t kBlocksMax = 4096;  // of all tensors; more take longer and tell little more
 constexpr size_t kWarmSteps = 2;       // before the one that is expected
 constexpr size_t kSpansMax = 4096;     // kept of a link
+constexpr size_t kJudgedAnew = 4;      // of an earlier plan's
 
 uint64_t blocks_of(const std::vector<residency::TensorSpec> &specs, uint64_t block_bytes)
 {
@@ -75,6 +76,9 @@ uint64_t PlanQuestion::bytes() const
     uint64_t bytes = step.capacity() * sizeof(Event);
     for (const Step &each : seen) bytes += each.capacity() * sizeof(Event);
     for (const residency::TensorSpec &spec : specs) bytes += sizeof spec + spec.name.capacity();
+    for (const Verdict &verdict : judged) {
+        bytes += sizeof verdict + verdict.links.capacity() * sizeof(LinkUse);
+    }
     return bytes;
 }
 
@@ -85,18 +89,33 @@ Result<std::unique_ptr<Plan>> Plan::make(PlanQuestion question, Stop stop)
     plan->machine_ = std::move(question.machine);
     coarsen(plan->machine_, plan->specs_);
     plan->seen_ = question.seen.size();
-    STW_TRY(plan->repeats() ? plan->make_known(question.step, stop)
+    STW_TRY(plan->repeats() ? plan->make_known(question, stop)
                             : plan->make_online(question.seen, stop));
     return plan;
 }
 
-Status Plan::make_known(const Step &step, Stop stop)
+Status Plan::make_known(const PlanQuestion &question, Stop stop)
 {
-    Result<std::vector<Verdict>> chosen = choose(machine_, specs_, step, Asking::kAhead, stop);
+    const Step &step = question.step;
+    std::vector<Verdict> judged = question.judged;
+    std::stable_sort(judged.begin(), judged.end(), [](const Verdict &a, const Verdict &b) {
+        return a.step_ns * b.steps < b.step_ns * a.steps;
+    });
+    std::vector<Candidate> candidates;
+    for (size_t i = 0; i < std::min(judged.size(), kJudgedAnew); ++i) {
+        candidates.push_back(judged[i].candidate);
+    }
+    if (judged.empty()) candidates = known_candidates(specs_);
+    Result<std::vector<Verdict>> chosen =
+        choose_among(candidates, machine_, specs_, step, Asking::kAhead, stop);
     if (!chosen.ok()) return std::move(chosen.status());
     verdicts_ = chosen.take();
     const auto best = verdicts_.begin() + (&fastest(verdicts_) - verdicts_.data());
     std::rotate(verdicts_.begin(), best, best + 1);
+    for (size_t i = kJudgedAnew; i < judged.size(); ++i) {
+        verdicts_.push_back(std::move(judged[i]));
+        verdicts_.back().earlier = true;
+    }
     uses_ = Uses(step, specs_.size());
     policy_ = make_policy(verdicts_.front().candidate, machine_, specs_, uses_);
     bound_ = bound_of(step, specs_, machine_, Start::kAny);

@@ -102,7 +102,8 @@ def report():
         "plan": {"phases": [{
             "name": "train", "chosen": "next use", "candidates": [
                 {**candidate, "policy": "least recently used", "step_ns": 1500 * MS},
-                {**candidate, "policy": "next use", "step_ns": 1100 * MS}],
+                {**candidate, "policy": "next use", "step_ns": 1100 * MS},
+                {**candidate, "policy": "zig-zag", "step_ns": 1700 * MS, "earlier": True}],
             "bound": {"step_ns": 790 * MS, "compute_ns": 700 * MS,
                       "links": [{"link": "nvme_to_host", "bytes": 77 * MIB, "ns": 790 * MS}]},
             "predicted": {"step_ns": 1001 * MS, "spans": [
@@ -201,7 +202,8 @@ class Page(unittest.TestCase):
                          [[c["step_ns"], c["stall_ns"], c["nvme_read_bytes"], c["nvme_write_bytes"],
                            c["host_to_device_bytes"], c["device_to_host_bytes"]]
                           for c in plan["candidates"]])
-        self.assertEqual(tables["Candidates, train"]["rows"][1][0], "next use (used)")
+        self.assertEqual([row[0] for row in tables["Candidates, train"]["rows"]],
+                         ["least recently used", "next use (used)", "zig-zag (earlier)"])
         self.assertEqual([row[1:] for row in tables["The bound, train"]["rows"]],
                          [[link["bytes"], link["ns"]] for link in plan["bound"]["links"]])
         self.assertEqual([row[1:] for row in tables["Roles"]["rows"]],

@@ -80,14 +80,17 @@ if (history) {
     const made = section(
         'The plan and what else was considered',
         plan ?
-            'Each policy was replayed in virtual time over the recorded step; the cheapest is ' +
-            'used.' :
+            'Each policy was replayed in virtual time over the recorded step; the fastest is ' +
+            'used. Where links or computing have changed since, the best were replayed again; ' +
+            'what is marked as earlier was not.' :
             planFault ||
                 'This report holds no plan: policies were not replayed, so there are no ' +
                 'candidates to compare.');
     for (const phase of plan ? plan.phases : []) {
         made.append(element('h3', null, phase.name));
         const list = phase.candidates;
+        const label = (entry) => entry.policy + (entry.policy === phase.chosen ? ' (used)' : '') +
+            (entry.earlier ? ' (earlier)' : '');
         const moved = (entry) => entry.nvme_read_bytes + entry.nvme_write_bytes +
             entry.host_to_device_bytes + entry.device_to_host_bytes;
         if (list.length > 0) {
@@ -98,8 +101,7 @@ if (history) {
                     (picture, width) => sidewaysBars(
                         picture, width,
                         list.map((entry) => ({
-                                     name: entry.policy +
-                                         (entry.policy === phase.chosen ? ' (used)' : ''),
+                                     name: label(entry),
                                      parts: [
                                          ['compute', Math.max(0, entry.step_ns - entry.stall_ns)],
                                          ['nvme', Math.min(entry.stall_ns, entry.step_ns)]
@@ -119,7 +121,7 @@ if (history) {
                     ],
                     list.map(
                         (entry) =>
-                            [entry.policy + (entry.policy === phase.chosen ? ' (used)' : ''),
+                            [label(entry),
                              cellTime(entry.step_ns), cellTime(entry.stall_ns),
                              cellBytes(entry.nvme_read_bytes), cellBytes(entry.nvme_write_bytes),
                              cellBytes(entry.host_to_device_bytes),

@@ -66,6 +66,7 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     best.step_ns = 400;
     best.stall_ns = 40;
     plan.candidates = {best, {}};
+    plan.candidates.back().earlier = true;
     plan.bound_ns = 350;
     plan.compute_ns = 300;
     plan.bound_bytes[STW_LINK_NVME_TO_HOST] = 9;
@@ -85,6 +86,8 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     EXPECT_EQ(first["candidates"][0]["nvme_read_bytes"], 15);
     EXPECT_EQ(first["candidates"][0]["nvme_write_bytes"], 3);
     EXPECT_EQ(first["candidates"][0]["stall_ns"], 40);
+    EXPECT_FALSE(first["candidates"][0].contains("earlier"));
+    EXPECT_EQ(first["candidates"][1]["earlier"], true);
     EXPECT_EQ(first["bound"]["step_ns"], 350);
     EXPECT_EQ(first["bound"]["links"],
               json::parse(R"([{"link": "nvme_to_host", "bytes": 9, "ns": 350}])"));

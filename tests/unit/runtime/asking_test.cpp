@@ -105,6 +105,51 @@ TEST(Asking, AnyOfThoseMadeMayBeTheAnswer)
     EXPECT_FALSE(is_answered(made, asked));
 }
 
+TEST(Asking, AnEarlierPlanForTheSameStepsIsFoundWhateverTheyTook)
+{
+    const auto plan_of = [](PlanWork work) {
+        schedule::PlanQuestion question;
+        schedule::Event event;
+        question.specs.resize(1);
+        question.specs[0].bytes = 4096;
+        question.specs[0].policy.allowed = 1;
+        question.specs[0].policy.home = 0;
+        question.machine.config.block_bytes = 4096;
+        question.machine.config.places.resize(1);
+        question.machine.config.places[0].blocks = 4;
+        event.tensor = 0;
+        event.access = residency::Access::kWrite;
+        event.byte_count = 4096;
+        question.step.push_back(event);
+        event.act = schedule::Act::kRelease;
+        question.step.push_back(event);
+        auto made = schedule::Plan::make(std::move(question), nullptr);
+        EXPECT_TRUE(made.ok()) << made.status().sentence();
+        if (made.ok()) work.plan = made.take();
+        return work;
+    };
+    Made made = made_of(plan_of(work_of({{0, 11}, {1, 22}})));
+    PlanWork asked = work_of({{1, 22}, {0, 11}});
+    asked.compute_ns = 77777;
+    asked.speeds = {1};
+    EXPECT_EQ(find_same_steps(made, asked), made[0].get());
+    made.push_back(std::make_unique<PlanWork>(work_of({{0, 11}, {1, 22}})));  // refused
+    EXPECT_EQ(find_same_steps(made, asked), made[0].get());
+    asked.varies = true;
+    EXPECT_EQ(find_same_steps(made, asked), nullptr);
+    asked.varies = false;
+    asked.room = 8;
+    EXPECT_EQ(find_same_steps(made, asked), nullptr);
+    EXPECT_EQ(find_same_steps(made, work_of()), nullptr);
+}
+
+TEST(Asking, PlanningIsCostlyBeyondAHundredthOfTheTime)
+{
+    EXPECT_FALSE(PlanAsking::is_costly(0, 0));
+    EXPECT_FALSE(PlanAsking::is_costly(50 * kMs, 5'000 * kMs));
+    EXPECT_TRUE(PlanAsking::is_costly(50 * kMs + 1, 5'000 * kMs));
+}
+
 TEST(Asking, ThreePlansAreAskedForAtOnceAndThenAHundredthOfTheTimeIsTheirs)
 {
     PlanAsking asking;

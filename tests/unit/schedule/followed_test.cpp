@@ -63,6 +63,39 @@ TEST(PlanTest, TheBestOfAllCandidatesIsUsedAndExpected)
     EXPECT_GT(plan->bytes(), 12 * sizeof(residency::TensorSpec));
 }
 
+// On a link of a thousandth of the speed: the fastest four have new times, the others those that
+// they had.
+TEST(PlanTest, WhereTimesAloneHaveChangedTheBestOfAnEarlierPlanAreJudgedAnew)
+{
+    const std::unique_ptr<Plan> first = made(cyclic(6, 12));
+    ASSERT_TRUE(first);
+    PlanQuestion question = cyclic(6, 12);
+    for (Link &link : question.machine.links) link.bytes_per_s /= 1000;
+    question.judged = first->verdicts();
+    const std::unique_ptr<Plan> second = made(std::move(question));
+    ASSERT_TRUE(second);
+    const std::vector<Verdict> &verdicts = second->verdicts();
+    ASSERT_EQ(verdicts.size(), first->verdicts().size());
+    const auto before = [&](const Verdict &verdict) -> const Verdict & {
+        return *std::find_if(first->verdicts().begin(), first->verdicts().end(), [&](auto &other) {
+            return other.candidate.name() == verdict.candidate.name();
+        });
+    };
+    uint64_t slowest_ns = 0;  // of the four, as they were
+    for (size_t i = 0; i < verdicts.size(); ++i) {
+        EXPECT_EQ(verdicts[i].earlier, i >= 4) << i;
+        const Verdict &known = before(verdicts[i]);
+        if (i < 4) {
+            EXPECT_GT(verdicts[i].step_ns, 2 * known.step_ns) << i;
+            slowest_ns = std::max(slowest_ns, known.step_ns);
+        } else {
+            EXPECT_EQ(verdicts[i].step_ns, known.step_ns) << i;
+            EXPECT_GE(known.step_ns, slowest_ns) << i;
+        }
+    }
+    EXPECT_GT(second->expected().step_ns, 2 * first->expected().step_ns);
+}
+
 TEST(PlanTest, StepsThatDifferAreJudgedByWhatWasSeen)
 {
     PlanQuestion question = question_of(3, 32);

@@ -309,11 +309,17 @@ void Lookahead::look_anew(const residency::Core &core)
     for (PlaceId place = 0; place <= host_; ++place) evictions += core.evictions(place);
     if (evictions < look_at_) return;
     uint64_t looked_at = 0;
-    for (size_t i = 0; i < std::min(near_, kAnewMax) && looked_at < kAnewBlocksMax; ++i) {
+    const size_t most = std::min(items_.size(), kAnewMax);
+    for (size_t i = 0; i < most && looked_at < kAnewBlocksMax; ++i) {
         Item &item = items_[i];
-        if (item.lacks || item.place == residency::kNoPlace) continue;
-        if (!reads_bytes(item.use.request) || item.left || item.flying) continue;
+        if (item.lacks || !reads_bytes(item.use.request) || item.left || item.flying) continue;
         if (item.again >= kAgainMax) continue;
+        if (item.use.update && item.zone != Zone::kOut) {
+            looked_at += item.room_bytes / core.block_bytes();
+            item.again += bring_update(core, item, item.zone) && item.lacks;
+            continue;
+        }
+        if (i >= near_ || item.place == residency::kNoPlace) continue;
         looked_at += item.room_bytes / core.block_bytes();
         const residency::Lack lack = core.lack(item.use.request);
         if (lack.place != item.place || !lack.readable || lack.bytes == 0) continue;

@@ -182,6 +182,31 @@ TEST_F(LookaheadTest, WhatUpdatesBeginWithIsReadIntoTheHostTierBehindThePrograms
     EXPECT_TRUE(resident(all[1], kHost));
 }
 
+TEST_F(LookaheadTest, WhatUpdatesBeginWithIsReadAgainWhereItHasLeftBefore)
+{
+    open_listed(4, 4, 16);
+    const std::vector<TensorId> all = store(2);
+    for (size_t i = 0; i < 2; ++i) {
+        expect(all[i], 0, Access::kReadWrite);
+        list_.uses[i].update = true;
+        list_.uses[i].request.place = residency::kAnyCpuPlace;
+    }
+    const FetchId view = ask(all[0], Access::kRead);  // on the device
+    finish_all();
+    EXPECT_EQ(plan(), "t1@1 ");
+    finish_hints();
+    release(view);
+    for (int times = 0; times < 2; ++times) {
+        evict(all[0]);
+        Commands out;
+        core_->evict(all[0], kHost, out);
+        take(out);
+        finish_all();
+        EXPECT_EQ(plan(), "t0@1 ");
+        finish_hints();
+    }
+}
+
 TEST_F(LookaheadTest, OfWhatUpdatesBeginWithOnlyAsMuchIsReadAsHasRoom)
 {
     open_listed(2, 2, 32);

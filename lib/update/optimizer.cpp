@@ -224,10 +224,7 @@ ParameterJob *Optimizer::Parts::find(TensorId parameter) const
 void Optimizer::Parts::forget_last_job()
 {
     ParameterJob &job = jobs.back();
-    {
-        MutexLock lock(pipeline.mutex);
-        pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
-    }
+    pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
     for (uint32_t i = 0; i < job.turn_count; ++i) by_tensor.erase(job.turns[i].tensor);
     jobs.pop_back();
 }
@@ -235,7 +232,9 @@ void Optimizer::Parts::forget_last_job()
 // What came after these goes.
 void Optimizer::Parts::keep(size_t jobs_kept, size_t parts_kept)
 {
+    MutexLock lock(pipeline.mutex);
     while (parts.size() > parts_kept) {
+        part_jobs.back()->measure.set_parts({}, 0);  // as long as there is nothing to be measured
         part_jobs.back()->parts.pop_back();
         part_jobs.pop_back();
         parts.pop_back();
@@ -244,17 +243,20 @@ void Optimizer::Parts::keep(size_t jobs_kept, size_t parts_kept)
 }
 
 // Steps allocate nothing: what they need is taken with the entries.
-void Optimizer::Parts::reserve()
+void Optimizer::Parts::reserve(const Entry *entries, uint32_t n)
 {
     chosen.reserve(jobs.size());
     tensors.reserve(by_tensor.size());
     gradients.reserve(jobs.size());
     versions.reserve(jobs.size());
     MutexLock lock(pipeline.mutex);
-    for (const auto &tensor : by_tensor) pipeline.reserve_tensor(tensor.first);
-    for (ParameterJob &job : jobs) {
-        const TensorId gradient = job.layouts[ParameterJob::kGradient].tensor;
-        pipeline.register_measure(gradient, job.measure, job.ranges());
+    for (uint32_t i = 0; i < n; ++i) {
+        ParameterJob &job = *find(entries[i].parameter);
+        if (job.measure.parts().size() == job.parts.size()) continue;  // another part of it came
+        for (uint32_t turn = 0; turn < job.turn_count; ++turn) {
+            pipeline.reserve_tensor(job.turns[turn].tensor);
+        }
+        pipeline.register_measure(entries[i].gradient, job.measure, job.ranges());
     }
 }
 
@@ -268,7 +270,7 @@ Status Optimizer::add(const Entry *entries, uint32_t n)
     Status status;
     try {
         for (uint32_t i = 0; i < n && status.ok(); ++i) status = parts_->add_entry(entries[i]);
-        if (status.ok()) parts_->reserve();
+        if (status.ok()) parts_->reserve(entries, n);
     } catch (const std::bad_alloc &) {
         parts_->keep(jobs_before, parts_before);
         throw;

@@ -133,9 +133,9 @@ struct Optimizer::Parts {
     Status check_hyper(const stw_hyper &hyper) const;
     Status check_part(const Entry &entry, const ParameterJob &job) const;
     Status add_entry(const Entry &entry);
-    void forget_last_job();
+    void forget_last_job() STW_REQUIRES(pipeline.mutex);
     void keep(size_t jobs_kept, size_t parts_kept);
-    void reserve();
+    void reserve(const Entry *entries, uint32_t n);
     [[nodiscard]] ParameterJob *find(TensorId parameter) const;
     [[nodiscard]] stw_hyper hyper_of(uint32_t group) const;
     [[nodiscard]] uint32_t states_needed(const stw_hyper &hyper) const;

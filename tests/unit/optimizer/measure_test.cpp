@@ -111,6 +111,31 @@ TEST(Measure, PartsOfAPackedParameterHaveTheirOwnSums)
     EXPECT_EQ(scanned(both.measured), before);
 }
 
+// As another part of it came, and when one did not come after all.
+TEST(Measure, APartThatCameLaterIsMeasuredToo)
+{
+    Both both;
+    const Entry whole = both.measured.make({40000, STW_F32, STW_F32, 0});
+    both.scanned.make({40000, STW_F32, STW_F32, 0});
+    Entry parts[2] = {whole, whole};
+    parts[0].element_count = 10001;
+    parts[1].element_begin = 10001;
+    parts[1].element_count = 40000 - 10001;
+    for (World *world : {&both.measured, &both.scanned}) {
+        ASSERT_TRUE(world->optimizer->add(&parts[0], 1).ok());
+        Entry twice[2] = {parts[1], parts[1]};
+        EXPECT_EQ(world->optimizer->add(twice, 2).code(), STW_ERROR_EXISTS);
+        ASSERT_TRUE(world->optimizer->add(&parts[1], 1).ok());
+    }
+    both.entries = {whole};
+    StepResult result;
+    both.step(result);
+    both.write(true);
+    const uint64_t before = scanned(both.measured);
+    both.step(result);
+    EXPECT_EQ(scanned(both.measured), before);
+}
+
 TEST(Measure, IsAskedForOnceAStepHasWaitedForANorm)
 {
     World world({});

@@ -671,7 +671,7 @@ def parse(arguments):
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs (7)")
     parser.add_argument("--bytes", type=int, default=2 << 30, help="working set on the drive")
     parser.add_argument("--train-pairs", type=int, default=7, help="of runs of train_gpt (7)")
-    parser.add_argument("--train-steps", type=int, default=8, help="of each of these runs (8)")
+    parser.add_argument("--train-steps", type=int, default=16, help="of each of these runs (16)")
     options = parser.parse_args(arguments)
     for group in options.groups:
         if group not in GROUPS:

@@ -257,11 +257,11 @@ private:
     [[nodiscard]] bool is_rearranging(PlaceId place) const;
     [[nodiscard]] static uint32_t targets_at(const Fetch &fetch, PlaceId place);
     Room plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out);
-    Slot choose_run(const Fetch &fetch, const Target *first, uint32_t count, bool tight) const;
+    class RunCosts;
+    Slot choose_run(RunCosts &costs, PlaceId place, uint32_t count, bool tight) const;
     bool run_lies(const Target *first, uint32_t count) const;
-    uint64_t run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch,
-                      bool may_evict) const;
-    Room make_spare_slot(const Fetch &fetch, const Target *first, uint32_t count, Commands &out);
+    Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, uint32_t count,
+                         Commands &out);
     [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const;
     bool start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,

@@ -68,41 +68,93 @@ bool Core::run_lies(const Target *first, uint32_t count) const
     return true;
 }
 
-// What it takes to clear the slots from `begin` on; UINT64_MAX when something there cannot leave.
-uint64_t Core::run_cost(Slot begin, const Target *first, uint32_t count, const Fetch &fetch,
-                        bool may_evict) const
-{
-    const PlaceId place = first->place;
-    for (const Target &planned : fetch.targets) {
-        if (planned.place != place || planned.wanted_slot == kNoSlot) continue;
-        if (planned.wanted_slot >= begin && planned.wanted_slot < begin + count) return UINT64_MAX;
+// What it takes to clear slots for a run of the fetch's blocks, asked of one run after the other:
+// each slot is looked at once for all the runs that it may be part of.
+class Core::RunCosts {
+public:
+    RunCosts(const Core &core, const Fetch &fetch, const Target *first, uint32_t count)
+        : core_(core),
+          arena_(core.arenas_[first->place]),
+          fetch_(fetch),
+          first_(first),
+          place_(first->place),
+          count_(count),
+          slots_(arena_.slots())
+    {
+        for (const Target &planned : fetch.targets) {
+            if (planned.place != place_ || planned.wanted_slot == kNoSlot) continue;
+            slots_[planned.wanted_slot].look = Look::kPlanned;
+        }
+        for (uint32_t i = 0; i < count; ++i) fix(i);
     }
+
+    // UINT64_MAX when something from `begin` on cannot leave.
+    [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
+
+private:
+    enum class Look : uint8_t { kNone, kFree, kLeaves, kMoves, kStays, kPlanned };
+    struct At {
+        Look look = Look::kNone;  // kNone: not looked at yet
+        uint32_t cost = 0;
+    };
+
+    // A block of the run that cannot move says where the run begins, if anywhere.
+    void fix(uint32_t index)
+    {
+        const BlockId block = first_[index].block;
+        const Replica &mine = core_.replica(block, place_);
+        if (mine.slot == kNoSlot) return;
+        if (mine.holds == 0 && !core_.is_pinned(block, place_)) return;
+        const int64_t begin = int64_t{mine.slot} - index;
+        begin_ = fixed_ && begin_ != begin ? -1 : begin;
+        fixed_ = true;
+    }
+    [[nodiscard]] At look_at(Slot slot) const;
+
+    const Core &core_;
+    const Arena &arena_;
+    const Fetch &fetch_;
+    const Target *first_;
+    const PlaceId place_;
+    const uint32_t count_;
+    std::vector<At> slots_;
+    bool fixed_ = false;
+    int64_t begin_ = 0;  // where it is fixed
+};
+
+Core::RunCosts::At Core::RunCosts::look_at(Slot slot) const
+{
+    const BlockId owner = arena_.owner(slot);
+    if (owner == kNone) return {Look::kFree, arena_.is_bare(slot) ? 1u : 0u};
+    if (core_.is_needed_before(owner, fetch_)) return {Look::kStays, 0};
+    if (core_.replica(owner, place_).evicting) return {Look::kLeaves, 1};
+    if (!core_.may_leave(owner, place_, nullptr)) {
+        const bool moves =
+            core_.may_move(owner, place_) && !core_.is_in_own_run(owner, place_, fetch_);
+        return {moves ? Look::kMoves : Look::kStays, 4};
+    }
+    // What this fetch needs itself leaves only when no other run is there.
+    if (core_.is_own(owner, place_, fetch_)) return {Look::kLeaves, 1024};
+    return {Look::kLeaves, core_.is_duplicate(owner, place_) ? 2u : 8u};
+}
+
+uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
+{
+    if (fixed_ && begin_ != int64_t{begin}) return UINT64_MAX;
     uint64_t cost = 0;
     uint32_t moving = 0;
     uint32_t free_inside = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        const Replica &mine = replica(first[i].block, place);
-        const bool moves = mine.slot != kNoSlot && mine.slot != begin + i;
-        if (moves && (mine.holds > 0 || is_pinned(first[i].block, place))) return UINT64_MAX;
-        const BlockId owner = arenas_[place].owner(begin + i);
-        free_inside += owner == kNone;
-        cost += owner == kNone && arenas_[place].is_bare(begin + i);
-        if (owner == kNone || owner == first[i].block) continue;
-        const Replica &here = replica(owner, place);
-        if (is_needed_before(owner, fetch)) return UINT64_MAX;
-        if (here.evicting) {
-            cost += 1;
-        } else if (!may_leave(owner, place, nullptr)) {
-            if (!may_move(owner, place) || is_in_own_run(owner, place, fetch)) return UINT64_MAX;
-            cost += 4;
-            ++moving;
-        } else if (is_own(owner, place, fetch)) {
-            cost += 1024;  // what this fetch needs itself leaves only when no other run is there
-        } else {
-            cost += is_duplicate(owner, place) ? 2 : 8;
-        }
+    for (uint32_t i = 0; i < count_; ++i) {
+        At &at = slots_[begin + i];
+        const bool planned = at.look == Look::kPlanned;
+        if (!planned && arena_.owner(begin + i) == first_[i].block) continue;
+        if (at.look == Look::kNone) at = look_at(begin + i);
+        if (planned || at.look == Look::kStays) return UINT64_MAX;
+        cost += at.cost;
+        moving += at.look == Look::kMoves;
+        free_inside += at.look == Look::kFree;
     }
-    const bool crowded = moving > 0 && arenas_[place].free() < free_inside + moving;
+    const bool crowded = moving > 0 && arena_.free() < free_inside + moving;
     return crowded && !may_evict ? UINT64_MAX : cost;
 }
 
@@ -160,13 +212,13 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
 }
 
 // The cheapest slots for a run, or the first possible ones.
-Slot Core::choose_run(const Fetch &fetch, const Target *first, uint32_t count, bool tight) const
+Slot Core::choose_run(RunCosts &costs, PlaceId place, uint32_t count, bool tight) const
 {
     Slot best = kNoSlot;
     uint64_t best_cost = UINT64_MAX;
-    const uint32_t slots = arenas_[first->place].slots();
+    const uint32_t slots = arenas_[place].slots();
     for (Slot begin = 0; begin + count <= slots && best_cost > 0; ++begin) {
-        const uint64_t cost = run_cost(begin, first, count, fetch, false);
+        const uint64_t cost = costs.of(begin, false);
         if (cost >= best_cost) continue;
         best = begin;
         best_cost = tight ? 0 : cost;
@@ -184,13 +236,12 @@ bool Core::is_rearranging(PlaceId place) const
 }
 
 // A tenant that only needs another slot waits for one: something else leaves for it.
-Core::Room Core::make_spare_slot(const Fetch &fetch, const Target *first, uint32_t count,
-                                 Commands &out)
+Core::Room Core::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place,
+                                 uint32_t count, Commands &out)
 {
-    const PlaceId place = first->place;
     bool possible = false;
     for (Slot begin = 0; begin + count <= arenas_[place].slots() && !possible; ++begin) {
-        possible = run_cost(begin, first, count, fetch, true) != UINT64_MAX;
+        possible = costs.of(begin, true) != UINT64_MAX;
     }
     if (!possible) return Room::kStuck;
     const BlockId victim = pick_victim(place, fetch);
@@ -214,11 +265,11 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         if (here.filling || here.reads > 0) return Room::kComing;
     }
     const uint32_t slots = arenas_[place].budget();
-    const Slot best = choose_run(fetch, first, count, tight);
+    RunCosts costs(*this, fetch, first, count);
+    const Slot best = choose_run(costs, place, count, tight);
     if (best == kNoSlot) {
-        if (const Room room = make_spare_slot(fetch, first, count, out); room != Room::kStuck) {
-            return room;
-        }
+        const Room room = make_spare_slot(fetch, costs, place, count, out);
+        if (room != Room::kStuck) return room;
         const uint32_t all = targets_at(fetch, place);
         if (all > slots || !room_will_come(place)) {
             fetch.error = budget_refusal(fetch, place, all);

@@ -2,6 +2,7 @@
 // Status: sentences are formatted where the cause is known, and only on failure.
 #include "lib/support/status.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -17,11 +18,16 @@ Status &Status::operator=(const Status &other)
 
 std::string format_text_list(const char *format, va_list arguments)
 {
+    char buffer[512];  // most are shorter
     va_list again;
     va_copy(again, arguments);
-    const int length = std::vsnprintf(nullptr, 0, format, arguments);
-    std::string text(length > 0 ? static_cast<size_t>(length) : 0, '\0');
-    if (length > 0) std::vsnprintf(text.data(), text.size() + 1, format, again);
+    const int printed = std::vsnprintf(buffer, sizeof buffer, format, arguments);
+    const size_t length = printed > 0 ? static_cast<size_t>(printed) : 0;
+    std::string text(buffer, std::min(length, sizeof buffer - 1));
+    if (text.size() < length) {
+        text.resize(length);
+        std::vsnprintf(text.data(), length + 1, format, again);
+    }
     va_end(again);
     return text;
 }

@@ -95,15 +95,22 @@ uint64_t Learned::compute_before(uint32_t number) const
     return compute;
 }
 
-std::span<const Learned::Use> Learned::uses(residency::TensorId tensor, uint64_t from) const
+Learned::UsesOf Learned::uses(residency::TensorId tensor, uint64_t from) const
 {
-    const auto less = [](const Use &use, const std::pair<residency::TensorId, uint64_t> &wanted) {
-        return use.tensor != wanted.first ? use.tensor < wanted.first : use.number < wanted.second;
+    const auto key = [](uint64_t of, uint64_t number) {
+        return of << 32 | std::min<uint64_t>(number, UINT32_MAX);
     };
-    const auto begin = std::lower_bound(uses_.begin(), uses_.end(), std::pair{tensor, from}, less);
-    const auto end =
-        std::lower_bound(begin, uses_.end(), std::pair{tensor, uint64_t{UINT64_MAX}}, less);
-    return {begin, end};
+    const uint64_t wanted = key(tensor, from);
+    const Use *begin = uses_.data();
+    // Halved without a branch that nobody can foretell.
+    for (size_t left = uses_.size(); left > 0; left /= 2) {
+        const Use &middle = begin[left / 2];
+        const bool before = key(middle.tensor, middle.number) < wanted;
+        begin = before ? &middle + 1 : begin;
+        left -= before && left % 2 == 0;
+    }
+    const Use *end = uses_.data() + uses_.size();
+    return {begin, begin != end && begin->tensor == tensor ? end : begin};
 }
 
 bool Learned::goes_like(const Learned &other) const

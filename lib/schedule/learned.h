@@ -7,7 +7,6 @@
 #include "lib/schedule/step.h"
 
 #include <array>
-#include <span>
 #include <vector>
 
 namespace stepwell::schedule {
@@ -38,8 +37,41 @@ public:
         residency::TensorId tensor = residency::kNone;
         uint32_t number = 0;
     };
-    // Ascending, from that number on.
-    [[nodiscard]] std::span<const Use> uses(residency::TensorId tensor, uint64_t from = 0) const;
+    // Of one tensor, ascending; where they end is seen when that is reached.
+    class UsesOf {
+    public:
+        UsesOf(const Use *begin, const Use *end) : begin_(begin), end_(end) {}
+        struct End {};
+        class Iterator {
+        public:
+            Iterator(const Use *at, const Use *end)
+                : at_(at), end_(end), tensor_(at != end ? at->tensor : residency::kNone)
+            {
+            }
+            const Use &operator*() const { return *at_; }
+            Iterator &operator++()
+            {
+                ++at_;
+                return *this;
+            }
+            bool operator!=(End) const { return at_ != end_ && at_->tensor == tensor_; }
+
+        private:
+            const Use *at_;
+            const Use *end_;
+            residency::TensorId tensor_;
+        };
+        [[nodiscard]] Iterator begin() const { return {begin_, end_}; }
+        [[nodiscard]] static End end() { return {}; }
+        [[nodiscard]] bool empty() const { return begin_ == end_; }
+        [[nodiscard]] const Use &front() const { return *begin_; }
+
+    private:
+        const Use *begin_;
+        const Use *end_;  // of all tensors'; begin_ where the tensor has none
+    };
+    // From that number on.
+    [[nodiscard]] UsesOf uses(residency::TensorId tensor, uint64_t from = 0) const;
 
     // The same number for all that go like it.
     [[nodiscard]] uint64_t key() const { return key_; }

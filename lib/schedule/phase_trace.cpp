@@ -306,7 +306,7 @@ uint64_t PhaseTrace::first_use(TensorId tensor) const
 {
     const Learned *way = coming();
     if (!way) return kNever;
-    const std::span<const Learned::Use> uses = way->uses(tensor);
+    const Learned::UsesOf uses = way->uses(tensor);
     return uses.empty() ? kNever : uses.front().number;
 }
 
@@ -327,7 +327,7 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
     const PhaseTrace *after = next_ ? next_ : this;
     if (distance == kNever) {
         const uint64_t first = after->first_use(tensor);
-        const std::span<const Learned::Use> uses = following_->uses(tensor);
+        const Learned::UsesOf uses = following_->uses(tensor);
         if (first != kNever) {
             distance = length - here + first;
         } else if (after != this && !uses.empty()) {

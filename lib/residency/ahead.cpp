@@ -68,6 +68,7 @@ uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
         return there && transfer.urgency != Class::kIdle;
     });
     if (wanted) return 0;
+    ++event_;
     const uint32_t most = std::min(kCleanedMax, config_.writebacks_max);
     if (has_plan_) return clean_planned_beyond(place, beyond, most, out);
     uint32_t started = 0;

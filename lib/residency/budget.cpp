@@ -37,6 +37,7 @@ uint64_t Core::shrink(PlaceId place, uint32_t blocks, Commands &out)
     }
     STW_ASSERT(arena.budget() == blocks);
     const Fetch nobody;
+    ++event_;
     while (!is_nvme(place) && arena.too_many() > coming_[place]) {
         const BlockId victim = pick_victim(place, nobody);
         if (victim == kNone || !start_eviction(victim, place, out)) break;

@@ -134,7 +134,10 @@ public:
     [[nodiscard]] Status deadlock_refusal(FetchId fetch) const;
 
     // ---- questions -----------------------------------------------------------------------------
-    [[nodiscard]] Door &door(TensorId tensor, PlaceId place) const;
+    [[nodiscard]] Door &door(TensorId tensor, PlaceId place) const
+    {
+        return doors_[tensor / kDoorsChunk][tensor % kDoorsChunk].at[place];
+    }
     [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) const
     {
         return door(tensor, place).gate;
@@ -372,7 +375,13 @@ private:
     {
         return replicas_[block * places() + place];
     }
-    [[nodiscard]] BlockRange blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const;
+    [[nodiscard]] BlockRange blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const
+    {
+        const uint64_t first = tensor.offset + begin;
+        const uint64_t last = first + (count > 0 ? count - 1 : 0);
+        return {static_cast<uint32_t>(first / config_.block_bytes),
+                static_cast<uint32_t>(last / config_.block_bytes) + 1};
+    }
     [[nodiscard]] bool lies_whole(TensorId tensor, PlaceId place) const;
     [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
@@ -410,7 +419,7 @@ private:
     std::vector<Replica> replicas_;  // blocks x places
     BlockIds free_blocks_;
     std::unordered_map<FetchId, Fetch> fetches_;
-    std::map<QueueKey, FetchId> queue_;  // those that wait
+    std::map<QueueKey, Fetch *> queue_;  // those that wait; of fetches_, which never move
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;
     std::unordered_map<TransferId, Flight> flights_;
     std::deque<BlockId> clean_queue_;
@@ -418,6 +427,7 @@ private:
     ClaimId next_claim_ = 0;  // even; with kAloneClaim odd
     TransferId next_transfer_ = 1;
     uint32_t write_backs_ = 0;
+    uint64_t event_ = 0;  // counts those that may ask the policy, see Pack::asked_at
     bool advancing_ = false;
     mutable bool pins_seen_ = false;  // in gates, since the room of a fetch was looked for
     bool may_write_back_ = false;     // something changed since pump_write_back looked last

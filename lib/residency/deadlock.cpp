@@ -105,10 +105,10 @@ bool Core::room_may_come(const Fetch &fetch, const Knot &knot) const
 {
     if (!flights_.empty()) return true;
     // Served in order: an earlier one that goes on changes what there is.
-    for (const auto &[key, id] : queue_) {
-        if (id == fetch.id) break;
-        const bool hint = (fetches_.at(id).asked.flags & kFetchPrefetch) != 0;
-        if (!hint && !knot.has(id)) return true;
+    for (const auto &[key, earlier] : queue_) {
+        if (earlier == &fetch) break;
+        const bool hint = (earlier->asked.flags & kFetchPrefetch) != 0;
+        if (!hint && !knot.has(earlier->id)) return true;
     }
     for (const PlaceId place : fetch.places) {
         if (has_somebody_else(place, knot)) return true;
@@ -151,9 +151,8 @@ FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sle
     knot.updates_waiting = updates_waiting;
     knot.views = held;
     knot.sleepers = sleepers;
-    for (const auto &[key, id] : queue_) {
-        const Fetch &fetch = fetches_.at(id);
-        if ((fetch.asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(&fetch);
+    for (const auto &[key, fetch] : queue_) {
+        if ((fetch->asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(fetch);
     }
     loosen(knot);
     // The youngest whose thread has what another one waits for. When nobody has, what is in the way

@@ -86,12 +86,14 @@ uint64_t Core::next_use(BlockId block) const
 {
     // Thousands may share a block; they are created together and used together.
     constexpr size_t kAskedMax = 32;
-    const std::vector<TensorId> &tensors = packs_[blocks_[block].pack].tensors;
-    uint64_t nearest = kNever;
-    for (size_t i = 0; i < std::min(tensors.size(), kAskedMax); ++i) {
-        nearest = std::min(nearest, victims_->next_use(tensors[i]));
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.asked_at == event_) return pack.next_use;
+    pack.asked_at = event_;
+    pack.next_use = kNever;
+    for (size_t i = 0; i < std::min(pack.tensors.size(), kAskedMax); ++i) {
+        pack.next_use = std::min(pack.next_use, victims_->next_use(pack.tensors[i]));
     }
-    return nearest;
+    return pack.next_use;
 }
 
 BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
@@ -314,6 +316,7 @@ uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
     const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
     const BlockId first = packs_[tensor.pack].first;
     uint64_t left = 0;
+    ++event_;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         if (replica(block, place).slot == kNoSlot) continue;
         start_eviction(block, place, out);

@@ -42,7 +42,7 @@ FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
         ++tensors_[request.tensor].fetches;
         if (request.access != Access::kRead) ++tensors_[request.tensor].waiting;
     }
-    queue_[{static_cast<uint8_t>(asked.urgency), asked.priority, id}] = id;
+    queue_[{static_cast<uint8_t>(asked.urgency), asked.priority, id}] = &fetch;
     if (asked.deadline != kNever) deadlines_[{asked.deadline, id}] = true;
     advance(out);
     (void)now;
@@ -54,15 +54,14 @@ void Core::advance(Commands &out)
 {
     if (advancing_) return;
     advancing_ = true;
+    ++event_;
     bool again = true;
     while (again) {
         again = false;
         Blocked blocked{};
         for (auto at = queue_.begin(); at != queue_.end();) {
             const QueueKey key = at->first;
-            const auto found = fetches_.find(at->second);
-            STW_ASSERT(found != fetches_.end());
-            again |= step(found->second, blocked, out);
+            again |= step(*at->second, blocked, out);
             at = queue_.upper_bound(key);
         }
     }
@@ -186,10 +185,9 @@ void Core::build_targets(Fetch &fetch)
             fetch.targets.push_back(target);
         }
     }
-    std::stable_sort(fetch.targets.begin(), fetch.targets.end(),
-                     [](const Target &a, const Target &b) {
-                         return a.place != b.place ? a.place < b.place : a.block < b.block;
-                     });
+    std::sort(fetch.targets.begin(), fetch.targets.end(), [](const Target &a, const Target &b) {
+        return a.place != b.place ? a.place < b.place : a.block < b.block;
+    });
     size_t kept = 0;
     for (const Target &target : fetch.targets) {
         Target *last = kept > 0 ? &fetch.targets[kept - 1] : nullptr;

@@ -9,14 +9,6 @@
 
 namespace stepwell::residency {
 
-Core::BlockRange Core::blocks_of(const Tensor &tensor, uint64_t begin, uint64_t count) const
-{
-    const uint64_t first = tensor.offset + begin;
-    const uint64_t last = first + (count > 0 ? count - 1 : 0);
-    return {static_cast<uint32_t>(first / config_.block_bytes),
-            static_cast<uint32_t>(last / config_.block_bytes) + 1};
-}
-
 // A block that is being written at one place must not be used at another; small tensors that share
 // it are bound by this as well.
 bool Core::block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const

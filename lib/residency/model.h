@@ -75,6 +75,9 @@ struct Pack {
     std::array<uint32_t, kPlacesMax> resident{};
     std::array<double, kPlacesMax> score{};  // lower leaves first; 0: no opinion
     std::array<double, kPlacesMax> worth{};  // to the plan, where there is one
+    // What the policy said of its next use, and at which event: it says the same all through one.
+    mutable uint64_t next_use = kNever;
+    mutable uint64_t asked_at = 0;
     // No block from this index on is at the place. Lowered when somebody looks.
     mutable std::array<uint32_t, kPlacesMax> end{};
 
@@ -124,7 +127,10 @@ struct Rank {
     [[nodiscard]] auto rules() const { return std::tie(stays, priority, score); }
     bool operator<(const Rank &other) const
     {
-        if (reasons() != other.reasons()) return reasons() < other.reasons();
+        if (stays != other.stays) return stays < other.stays;
+        if (priority != other.priority) return priority < other.priority;
+        if (score != other.score) return score < other.score;
+        if (worth != other.worth) return worth < other.worth;
         return pack < other.pack;
     }
 };

@@ -166,8 +166,8 @@ uint64_t Core::metadata_bytes_max() const
 std::vector<FetchId> Core::stuck_fetches() const
 {
     std::vector<FetchId> stuck;
-    for (const auto &[key, id] : queue_) {
-        if (fetches_.at(id).stuck) stuck.push_back(id);
+    for (const auto &[key, fetch] : queue_) {
+        if (fetch->stuck) stuck.push_back(fetch->id);
     }
     std::sort(stuck.begin(), stuck.end());
     return stuck;
@@ -288,10 +288,10 @@ std::string Core::describe_conflict(const Fetch &fetch) const
 std::string Core::describe_waiting(size_t lines_max) const
 {
     std::string text;
-    for (const auto &[key, id] : queue_) {
+    for (const auto &[key, waiting] : queue_) {
         if (lines_max-- == 0) return text + "...\n";
-        const Fetch &fetch = fetches_.at(id);
-        text += format_text("fetch %llu", static_cast<unsigned long long>(id));
+        const Fetch &fetch = *waiting;
+        text += format_text("fetch %llu", static_cast<unsigned long long>(fetch.id));
         for (const Request &request : fetch.asked.requests) {
             text += format_text(" '%s'", tensors_[request.tensor].spec.name.c_str());
         }

@@ -34,11 +34,6 @@ Core::Core(Config config) : config_(std::move(config))
 
 Core::~Core() = default;
 
-Door &Core::door(TensorId tensor, PlaceId place) const
-{
-    return doors_[tensor / kDoorsChunk][tensor % kDoorsChunk].at[place];
-}
-
 Status Core::can_promise(PlaceId place, uint32_t blocks) const
 {
     const uint32_t budget = arenas_[place].budget() - arenas_[place].whole_slots();

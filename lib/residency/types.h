@@ -187,6 +187,22 @@ struct Commands {
     std::vector<Refused> refused;
     std::vector<BackgroundError> errors;
 
+    [[nodiscard]] bool empty() const
+    {
+        return forgets.empty() && swaps.empty() && freed_packs.empty() && transfers.empty() &&
+               promotes.empty() && granted.empty() && refused.empty() && errors.empty();
+    }
+    void swap(Commands &other) noexcept
+    {
+        forgets.swap(other.forgets);
+        swaps.swap(other.swaps);
+        freed_packs.swap(other.freed_packs);
+        transfers.swap(other.transfers);
+        promotes.swap(other.promotes);
+        granted.swap(other.granted);
+        refused.swap(other.refused);
+        errors.swap(other.errors);
+    }
     void clear()
     {
         forgets.clear();

@@ -111,19 +111,20 @@ void Rank::pause_plan()
 void Rank::break_deadlocks()
 {
     while (!journal_.failed()) {
-        std::vector<Sleeper> sleepers;
-        if (program_ == State::kFetches) sleepers.push_back({1, program_fetch_});
-        if (loader_sleeps_ != 0) sleepers.push_back({2, loader_sleeps_});
-        const bool blocked = std::any_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
-            return core_.is_blocked(at.fetch);
-        });
+        const bool waits = program_ == State::kFetches;
+        const bool sleeps = loader_sleeps_ != 0;
+        const bool blocked = (waits && core_.is_blocked(program_fetch_)) ||
+                             (sleeps && core_.is_blocked(loader_sleeps_));
         if (!blocked) return;
+        std::vector<Sleeper> sleepers;
+        if (waits) sleepers.push_back({1, program_fetch_});
+        if (sleeps) sleepers.push_back({2, loader_sleeps_});
         std::vector<Held> held;
         const auto add = [&](const View &view) {
-            const bool sleeps =
-                std::any_of(sleepers.begin(), sleepers.end(),
-                            [&](const Sleeper &at) { return at.owner == view.owner; });
-            if (!sleeps) return;
+            const bool mine = std::any_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
+                return at.owner == view.owner;
+            });
+            if (!mine) return;
             const Request &at = view.request;
             held.push_back(
                 {view.owner, at.tensor, at.place, at.byte_begin, at.byte_count, view.writes()});

@@ -79,13 +79,8 @@ void Rank::execute()
 {
     if (executing_) return;
     executing_ = true;
-    while (!journal_.failed()) {
-        const bool nothing = out_.forgets.empty() && out_.swaps.empty() &&
-                             out_.freed_packs.empty() && out_.transfers.empty() &&
-                             out_.promotes.empty() && out_.granted.empty() &&
-                             out_.refused.empty() && out_.errors.empty();
-        if (nothing) break;
-        std::swap(out_, doing_);
+    while (!out_.empty() && !journal_.failed()) {
+        out_.swap(doing_);
         carry_out(doing_);
         doing_.clear();
     }

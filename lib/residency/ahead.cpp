@@ -29,8 +29,8 @@ Lack Core::lack(const Request &request) const
     lack.busy = tensor.writer || !tensor.claims.empty();
     const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
     lack.room_bytes = (range.second - range.first) * config_.block_bytes;
-    for (uint32_t index = range.first; index < range.second; ++index) {
-        const BlockId block = packs_[tensor.pack].first + index;
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
         const Replica &here = replica(block, lack.place);
         if ((here.valid && !here.doomed) || here.filling) continue;
         const PlaceId from = choose_source(block, lack.place, 0);
@@ -39,23 +39,6 @@ Lack Core::lack(const Request &request) const
         lack.from[from] += config_.block_bytes;
     }
     return lack;
-}
-
-uint64_t Core::budget_bytes(PlaceId place) const
-{
-    const Arena &arena = arenas_[place];
-    if (arena.budget() <= arena.whole_slots()) return 0;
-    return (arena.budget() - arena.whole_slots()) * config_.block_bytes;
-}
-
-uint64_t Core::free_bytes(PlaceId place) const
-{
-    return arenas_[place].free() * config_.block_bytes;
-}
-
-bool Core::may_rest_at(TensorId id, PlaceId place) const
-{
-    return is_open(place) && (tensors_[id].spec.policy.allowed & (1u << place)) != 0;
 }
 
 uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)

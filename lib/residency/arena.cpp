@@ -30,13 +30,6 @@ Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only)
     for (Slot slot = slots; slot > 0; --slot) free_.push_back(slot - 1);
 }
 
-uint32_t Arena::free(bool whole) const
-{
-    if (whole) return whole_slots_ - used_whole_;
-    const uint32_t taken = whole_slots_ + used_;
-    return budget_ > taken ? budget_ - taken : 0;
-}
-
 void Arena::count(bool whole)
 {
     STW_ASSERT(free(whole) > 0);

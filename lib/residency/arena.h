@@ -18,7 +18,12 @@ public:
     Arena(uint32_t slots, uint32_t whole_slots, bool counts_only);
 
     // Free for ordinary blocks, or for gathered wholes, which have their own part.
-    [[nodiscard]] uint32_t free(bool whole = false) const;
+    [[nodiscard]] uint32_t free(bool whole = false) const
+    {
+        if (whole) return whole_slots_ - used_whole_;
+        const uint32_t taken = whole_slots_ + used_;
+        return budget_ > taken ? budget_ - taken : 0;
+    }
     [[nodiscard]] uint32_t slots() const { return slots_; }
     // How many may be used; fewer than are used while the place shrinks.
     [[nodiscard]] uint32_t budget() const { return budget_; }

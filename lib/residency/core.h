@@ -116,9 +116,20 @@ public:
     // ---- what a plan asks (ahead.cpp) ----------------------------------------------------------
     [[nodiscard]] Lack lack(const Request &request) const;
     [[nodiscard]] uint64_t block_bytes() const { return config_.block_bytes; }
-    [[nodiscard]] uint64_t budget_bytes(PlaceId place) const;  // for ordinary blocks
-    [[nodiscard]] uint64_t free_bytes(PlaceId place) const;
-    [[nodiscard]] bool may_rest_at(TensorId tensor, PlaceId place) const;
+    [[nodiscard]] uint64_t budget_bytes(PlaceId place) const  // for ordinary blocks
+    {
+        const Arena &arena = arenas_[place];
+        if (arena.budget() <= arena.whole_slots()) return 0;
+        return (arena.budget() - arena.whole_slots()) * config_.block_bytes;
+    }
+    [[nodiscard]] uint64_t free_bytes(PlaceId place) const
+    {
+        return arenas_[place].free() * config_.block_bytes;
+    }
+    [[nodiscard]] bool may_rest_at(TensorId tensor, PlaceId place) const
+    {
+        return is_open(place) && (tensors_[tensor].spec.policy.allowed & (1u << place)) != 0;
+    }
     // Writes blocks of the place back early whose next use is more than `beyond` accesses away, as
     // long as nothing else wants the nvme place; returns how many were started.
     uint32_t clean_ahead(PlaceId place, uint64_t beyond, Commands &out);
@@ -218,7 +229,15 @@ private:
     bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
     bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request,
                           PlaceId place);
-    bool block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const;
+    // A block that is being written at one place must not be used at another; small tensors that
+    // share it are bound by this as well.
+    [[nodiscard]] bool block_in_the_way(const Block &block, BlockId id, bool writes,
+                                        PlaceId place) const
+    {
+        if (block.writers > 0 && block.writer_place != place) return true;
+        return writes && is_used_elsewhere(id, place);
+    }
+    [[nodiscard]] bool is_used_elsewhere(BlockId block, PlaceId place) const;
     bool may_lock(Fetch &fetch);
     void follow_neighbour(Fetch &fetch, size_t index);
     [[nodiscard]] Status conflict_within(const Fetch &fetch) const;
@@ -261,10 +280,9 @@ private:
     [[nodiscard]] static uint32_t targets_at(const Fetch &fetch, PlaceId place);
     Room plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out);
     class RunCosts;
-    Slot choose_run(RunCosts &costs, PlaceId place, uint32_t count, bool tight) const;
+    static Slot choose_run(RunCosts &costs, bool tight);
     bool run_lies(const Target *first, uint32_t count) const;
-    Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, uint32_t count,
-                         Commands &out);
+    Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out);
     [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const;
     bool start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
@@ -280,7 +298,12 @@ private:
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] Room stuck_or_never() const;
     Room let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out);
-    [[nodiscard]] bool is_own(BlockId block, PlaceId place, const Fetch &fetch) const;
+    // Wanted there by the fetch that looks for room. At other places it may leave like any other.
+    [[nodiscard]] bool is_own(BlockId block, PlaceId place, const Fetch &fetch) const
+    {
+        const Block &at = blocks_[block];
+        return at.protector == fetch.id && (at.protected_places & (1u << place)) != 0;
+    }
     bool can_drain(const Pack &pack, PlaceId place) const;
     [[nodiscard]] bool may_rest(const Pack &pack, PlaceId place) const;
     bool is_duplicate(BlockId block, PlaceId place) const;
@@ -291,7 +314,13 @@ private:
     bool clean_early(BlockId block, PlaceId place, Commands &out);
     void queue_clean(BlockId block);
     void clean_soon(BlockId block, PlaceId place);
-    [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const;
+    // A hint takes no room of what is known to be needed sooner than its own bytes.
+    [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const
+    {
+        if ((fetch.asked.flags & kFetchPrefetch) == 0) return false;
+        const uint64_t next = next_use(block);
+        return next != kNever && next <= fetch.needed_in;
+    }
     [[nodiscard]] static bool is_blind_hint(const Fetch &fetch);
     void note_use(BlockId block, PlaceId place);
     void note_waste(BlockId block, PlaceId place);
@@ -300,7 +329,11 @@ private:
     uint32_t clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t most, Commands &out);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
-    [[nodiscard]] bool is_pinned_by_gates(const Pack &pack, PlaceId place) const;
+    [[nodiscard]] bool is_pinned_by_gates(const Pack &pack, PlaceId place) const
+    {
+        return uses_gates(pack, place) && has_pins(pack, place);
+    }
+    [[nodiscard]] bool has_pins(const Pack &pack, PlaceId place) const;
     [[nodiscard]] bool room_will_come(PlaceId place) const;
     [[nodiscard]] uint64_t next_use(BlockId block) const;
     Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;

@@ -26,13 +26,6 @@ bool Core::is_duplicate(BlockId block, PlaceId place) const
     return is_worthless(block);
 }
 
-// Wanted there by the fetch that looks for room. At other places it may leave like any other.
-bool Core::is_own(BlockId block, PlaceId place, const Fetch &fetch) const
-{
-    const Block &at = blocks_[block];
-    return at.protector == fetch.id && (at.protected_places & (1u << place)) != 0;
-}
-
 // The nvme place has room for what it is promised to and for nothing else.
 bool Core::may_rest(const Pack &pack, PlaceId place) const
 {
@@ -72,14 +65,6 @@ bool Core::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
 bool Core::is_blind_hint(const Fetch &fetch)
 {
     return (fetch.asked.flags & kFetchPrefetch) != 0 && fetch.needed_in == kNever;
-}
-
-// A hint takes no room of what is known to be needed sooner than its own bytes.
-bool Core::is_needed_before(BlockId block, const Fetch &fetch) const
-{
-    if ((fetch.asked.flags & kFetchPrefetch) == 0) return false;
-    const uint64_t next = next_use(block);
-    return next != kNever && next <= fetch.needed_in;
 }
 
 uint64_t Core::next_use(BlockId block) const

@@ -164,6 +164,13 @@ void Core::build_targets(Fetch &fetch)
     if (fetch.built_for == fetch.places) return;
     fetch.built_for = fetch.places;
     fetch.targets.clear();
+    size_t blocks = 0;
+    for (const Request &request : fetch.asked.requests) {
+        const Tensor &tensor = tensors_[request.tensor];
+        const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);
+        blocks += range.second - range.first;
+    }
+    fetch.targets.reserve(blocks);
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
         const Request &request = fetch.asked.requests[i];
         const Tensor &tensor = tensors_[request.tensor];
@@ -232,6 +239,7 @@ bool Core::finish(FetchId id, Commands &out)
     Granted granted;
     granted.fetch = id;
     if (!prefetch) {
+        granted.grants.reserve(fetch.asked.requests.size());
         for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
             granted.grants.push_back(pin(fetch, i));
         }

@@ -9,14 +9,10 @@
 
 namespace stepwell::residency {
 
-// A block that is being written at one place must not be used at another; small tensors that share
-// it are bound by this as well.
-bool Core::block_in_the_way(const Block &block, BlockId id, bool writes, PlaceId place) const
+bool Core::is_used_elsewhere(BlockId block, PlaceId place) const
 {
-    if (block.writers > 0 && block.writer_place != place) return true;
-    if (!writes) return false;
     for (PlaceId other = 0; other < places(); ++other) {
-        if (other != place && replica(id, other).marks > 0) return true;
+        if (other != place && replica(block, other).marks > 0) return true;
     }
     return false;
 }
@@ -149,7 +145,7 @@ void Core::follow_neighbour(Fetch &fetch, size_t index)
 Status Core::conflict_within(const Fetch &fetch) const
 {
     const std::vector<Request> &requests = fetch.asked.requests;
-    for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t i = 1; i < requests.size(); ++i) {
         const Tensor &one = tensors_[requests[i].tensor];
         const BlockRange range = blocks_of(one, requests[i].byte_begin, requests[i].byte_count);
         for (size_t j = 0; j < i; ++j) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <utility>
 
 namespace stepwell::residency {
 
@@ -21,7 +22,9 @@ Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     }
     fetch.needed_in = kNever;
     if ((fetch.asked.flags & kFetchPrefetch) != 0) {
+        PackId asked = kNone;
         for (const Target &target : fetch.targets) {
+            if (std::exchange(asked, blocks_[target.block].pack) == asked) continue;
             fetch.needed_in = std::min(fetch.needed_in, next_use(target.block));
         }
     }
@@ -183,9 +186,8 @@ bool Core::is_pinned(BlockId block, PlaceId place) const
     return is_pinned_by_gates(packs_[blocks_[block].pack], place);
 }
 
-bool Core::is_pinned_by_gates(const Pack &pack, PlaceId place) const
+bool Core::has_pins(const Pack &pack, PlaceId place) const
 {
-    if (!uses_gates(pack, place)) return false;
     const bool pinned =
         std::any_of(pack.tensors.begin(), pack.tensors.end(),
                     [&](const TensorId at) { return door(at, place).gate.pins() > 0; });

@@ -88,6 +88,13 @@ public:
         for (uint32_t i = 0; i < count; ++i) fix(i);
     }
 
+    // The runs to ask for: from the first one on, the next one after each.
+    [[nodiscard]] Slot first() const { return fixed_ ? begin_ : 0; }
+    [[nodiscard]] Slot next() const { return fixed_ ? kNoSlot : next_; }
+    [[nodiscard]] bool is_run(Slot begin) const
+    {
+        return uint64_t{begin} + count_ <= slots_.size();
+    }
     // UINT64_MAX when something from `begin` on cannot leave.
     [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
 
@@ -105,8 +112,8 @@ private:
         const Replica &mine = core_.replica(block, place_);
         if (mine.slot == kNoSlot) return;
         if (mine.holds == 0 && !core_.is_pinned(block, place_)) return;
-        const int64_t begin = int64_t{mine.slot} - index;
-        begin_ = fixed_ && begin_ != begin ? -1 : begin;
+        const Slot begin = mine.slot >= index ? mine.slot - index : kNoSlot;
+        begin_ = fixed_ && begin_ != begin ? kNoSlot : begin;
         fixed_ = true;
     }
     [[nodiscard]] At look_at(Slot slot) const;
@@ -119,7 +126,8 @@ private:
     const uint32_t count_;
     std::vector<At> slots_;
     bool fixed_ = false;
-    int64_t begin_ = 0;  // where it is fixed
+    Slot begin_ = 0;  // where it is fixed; kNoSlot: nowhere
+    Slot next_ = 0;
 };
 
 Core::RunCosts::At Core::RunCosts::look_at(Slot slot) const
@@ -140,16 +148,23 @@ Core::RunCosts::At Core::RunCosts::look_at(Slot slot) const
 
 uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
 {
-    if (fixed_ && begin_ != int64_t{begin}) return UINT64_MAX;
+    next_ = begin + 1;
     uint64_t cost = 0;
     uint32_t moving = 0;
     uint32_t free_inside = 0;
-    for (uint32_t i = 0; i < count_; ++i) {
-        At &at = slots_[begin + i];
-        const bool planned = at.look == Look::kPlanned;
-        if (!planned && arena_.owner(begin + i) == first_[i].block) continue;
-        if (at.look == Look::kNone) at = look_at(begin + i);
-        if (planned || at.look == Look::kStays) return UINT64_MAX;
+    for (uint32_t i = count_; i-- > 0;) {
+        const Slot slot = begin + i;
+        At &at = slots_[slot];
+        if (at.look == Look::kNone) at = look_at(slot);
+        const bool stays = at.look == Look::kStays || at.look == Look::kPlanned;
+        const BlockId owner = arena_.owner(slot);
+        if (owner == first_[i].block && at.look != Look::kPlanned) continue;
+        if (stays) {
+            // Of the runs that it is in, the one it belongs to may still be had.
+            const bool own = owner != kNone && core_.is_own(owner, place_, fetch_);
+            if (!own) next_ = slot + 1;
+            return UINT64_MAX;
+        }
         cost += at.cost;
         moving += at.look == Look::kMoves;
         free_inside += at.look == Look::kFree;
@@ -212,12 +227,11 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
 }
 
 // The cheapest slots for a run, or the first possible ones.
-Slot Core::choose_run(RunCosts &costs, PlaceId place, uint32_t count, bool tight) const
+Slot Core::choose_run(RunCosts &costs, bool tight)
 {
     Slot best = kNoSlot;
     uint64_t best_cost = UINT64_MAX;
-    const uint32_t slots = arenas_[place].slots();
-    for (Slot begin = 0; begin + count <= slots && best_cost > 0; ++begin) {
+    for (Slot begin = costs.first(); costs.is_run(begin) && best_cost > 0; begin = costs.next()) {
         const uint64_t cost = costs.of(begin, false);
         if (cost >= best_cost) continue;
         best = begin;
@@ -236,11 +250,10 @@ bool Core::is_rearranging(PlaceId place) const
 }
 
 // A tenant that only needs another slot waits for one: something else leaves for it.
-Core::Room Core::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place,
-                                 uint32_t count, Commands &out)
+Core::Room Core::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out)
 {
     bool possible = false;
-    for (Slot begin = 0; begin + count <= arenas_[place].slots() && !possible; ++begin) {
+    for (Slot begin = costs.first(); costs.is_run(begin) && !possible; begin = costs.next()) {
         possible = costs.of(begin, true) != UINT64_MAX;
     }
     if (!possible) return Room::kStuck;
@@ -266,9 +279,9 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
     }
     const uint32_t slots = arenas_[place].budget();
     RunCosts costs(*this, fetch, first, count);
-    const Slot best = choose_run(costs, place, count, tight);
+    const Slot best = choose_run(costs, tight);
     if (best == kNoSlot) {
-        const Room room = make_spare_slot(fetch, costs, place, count, out);
+        const Room room = make_spare_slot(fetch, costs, place, out);
         if (room != Room::kStuck) return room;
         const uint32_t all = targets_at(fetch, place);
         if (all > slots || !room_will_come(place)) {

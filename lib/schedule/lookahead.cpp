@@ -73,6 +73,7 @@ void Lookahead::follow(const Forecast &forecast)
     if (other || over > 0) look_at_ = 0;
     for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
         if (items_.front().zone == Zone::kNear) --near_;
+        set_lacks(items_.front(), false);
         give_room(items_.front());
         items_.pop_front();
     }
@@ -80,22 +81,31 @@ void Lookahead::follow(const Forecast &forecast)
     passed_ = forecast.passed();
 }
 
-bool Lookahead::take_room(const residency::Core &core, Item &item, PlaceId place)
+bool Lookahead::take_room(const residency::Core &core, residency::TensorId tensor, PlaceId place,
+                          uint64_t bytes)
 {
     const uint64_t budget = core.budget_bytes(place);
-    const auto found = rooms_.find({place, item.use.request.tensor});
-    const uint64_t counted = found == rooms_.end() ? 0 : found->second.bytes;
-    const uint64_t more = item.room_bytes > counted ? item.room_bytes - counted : 0;
+    const std::pair key{place, tensor};
+    auto found = rooms_.lower_bound(key);
+    const bool known = found != rooms_.end() && found->first == key;
+    const uint64_t counted = known ? found->second.bytes : 0;
+    const uint64_t more = bytes > counted ? bytes - counted : 0;
     // What is larger than all that is given to it comes alone.
     const uint64_t reserve = budget / core.block_bytes() / kReserveShare * core.block_bytes();
     const bool fits = taken_[place] + more <= budget - reserve;
     if (more > 0 && !fits && taken_[place] > 0) return false;
-    Room &room = rooms_[{place, item.use.request.tensor}];
-    ++room.uses;
-    room.bytes += more;
+    if (!known) found = rooms_.emplace_hint(found, key, Room{});
+    ++found->second.uses;
+    found->second.bytes += more;
     taken_[place] += more;
-    item.place = place;
     return true;
+}
+
+void Lookahead::set_lacks(Item &item, bool lacks)
+{
+    lacking_ -= item.lacks;
+    lacking_ += lacks;
+    item.lacks = lacks;
 }
 
 void Lookahead::give_room(Item &item)
@@ -125,22 +135,20 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
 bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
 {
     const residency::Lack lack = core.lack(item.use.request);
-    Item there = item;
-    there.zone = zone;
-    there.lacks = false;
-    there.landed_bytes = 0;
-    there.flying = false;
-    there.room_bytes = lack.room_bytes;
-    there.place = residency::kNoPlace;
     const bool counts = lack.place != residency::kNoPlace && lack.place != nvme_ &&
                         (zone == Zone::kNear || lack.place == host_);
-    if (counts && !take_room(core, there, lack.place)) return false;
-    give_room(item);
-    if (counts && reads_bytes(item.use.request) && lack.readable) {
-        there.lacks = lack.from[nvme_] > 0 && lack.room_bytes <= core.budget_bytes(lack.place);
+    if (counts && !take_room(core, item.use.request.tensor, lack.place, lack.room_bytes)) {
+        return false;
     }
-    there.cost_ns = there.lacks ? cost_of(lack) : 0;
-    item = there;
+    give_room(item);
+    item.zone = zone;
+    item.place = counts ? lack.place : residency::kNoPlace;
+    item.room_bytes = lack.room_bytes;
+    item.flying = false;
+    const bool fits = counts && lack.room_bytes <= core.budget_bytes(lack.place);
+    const bool lacks = fits && lack.readable && lack.from[nvme_] > 0;
+    set_lacks(item, lacks && reads_bytes(item.use.request));
+    item.cost_ns = item.lacks ? cost_of(lack) : 0;
     return true;
 }
 
@@ -149,24 +157,21 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     if (item.use.update) return bring_update(core, item, Zone::kNear);
     const bool copied = item.use.request.place == residency::kAnyCpuPlace;
     const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
-    const Zone before = item.zone;
     if (lack.place == residency::kNoPlace || lack.place == nvme_) {
         give_room(item);  // destroyed, say, or it comes piece by piece with hints of its own
-        item.lacks = false;
+        set_lacks(item, false);
         item.zone = Zone::kNear;
         return true;
     }
-    Item there = item;
-    there.landed_bytes = 0;
-    there.flying = false;
-    there.room_bytes = lack.room_bytes;
-    if (!take_room(core, there, lack.place)) return false;
-    if (before == Zone::kFar) give_room(item);
-    there.zone = Zone::kNear;
+    if (!take_room(core, item.use.request.tensor, lack.place, lack.room_bytes)) return false;
+    if (item.zone == Zone::kFar) give_room(item);
+    item.zone = Zone::kNear;
+    item.place = lack.place;
+    item.room_bytes = lack.room_bytes;
+    item.flying = false;
     const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
-    there.lacks = reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0;
-    there.cost_ns = there.lacks ? cost_of(lack) : 0;
-    item = there;
+    set_lacks(item, reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0);
+    item.cost_ns = item.lacks ? cost_of(lack) : 0;
     return true;
 }
 
@@ -180,18 +185,19 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
     if (lack.place != residency::kNoPlace && lack.place >= host_) return false;
     item.zone = Zone::kFar;
-    item.lacks = false;
+    set_lacks(item, false);
     residency::Request request = item.use.request;
     request.place = host_;
     const residency::Lack there = copied ? residency::Lack{} : core.lack(request);
     if (lack.place == residency::kNoPlace || there.place == residency::kNoPlace) return true;
-    item.room_bytes = there.room_bytes;
-    if (!take_room(core, item, host_)) {
+    if (!take_room(core, item.use.request.tensor, host_, there.room_bytes)) {
         item.zone = Zone::kOut;
         return false;
     }
-    item.lacks = reads_bytes(item.use.request) && lack.readable && lack.from[nvme_] > 0 &&
-                 there.from[nvme_] > 0;
+    item.place = host_;
+    item.room_bytes = there.room_bytes;
+    set_lacks(item, reads_bytes(item.use.request) && lack.readable && lack.from[nvme_] > 0 &&
+                        there.from[nvme_] > 0);
     item.cost_ns = item.lacks ? cost_of(there) : 0;
     return true;
 }
@@ -324,7 +330,7 @@ void Lookahead::look_anew(const residency::Core &core)
         const residency::Lack lack = core.lack(item.use.request);
         if (lack.place != item.place || !lack.readable || lack.bytes == 0) continue;
         if (lack.room_bytes > core.budget_bytes(lack.place)) continue;
-        item.lacks = true;
+        set_lacks(item, true);
         ++item.again;
         item.cost_ns = cost_of(lack);
     }
@@ -347,9 +353,11 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
 {
     if (!flying_.empty() && flying_ns_ >= kInFlightNs) return {};
     uint32_t busy = 0;
-    for (size_t i = 0; i < items_.size(); ++i) {
+    size_t left = lacking_;
+    for (size_t i = 0; left > 0; ++i) {
         Item &item = items_[i];
         if (!item.lacks) continue;
+        --left;
         if (now < refused_[item.place].until) {
             wake_ = std::min(wake_, refused_[item.place].until);
             continue;
@@ -363,11 +371,11 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         const residency::Lack lack = core.lack(request);
         if (lack.busy && ++busy > kBusyMax) return {};
         if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
-        item.lacks = lack.readable && lack.bytes > 0;
+        set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
         const bool evicts = !full && core.free_bytes(item.place) < lack.bytes;
         if (evicts && !may_start(core, forecast, now, i)) return {};
-        item.lacks = false;
+        set_lacks(item, false);
         proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
         residency::FetchAsked asked;
         asked.requests = {request};
@@ -415,7 +423,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         Refusal &refusal = refused_[flight.place];
         refusal.pause_ns = std::clamp(2 * refusal.pause_ns, kRetryNs, kRetryMostNs);
         refusal.until = now_ + refusal.pause_ns;
-        if (item) item->lacks = true;
+        if (item) set_lacks(*item, true);
     }
     return true;
 }

@@ -90,7 +90,9 @@ private:
     bool bring_near(const residency::Core &core, Item &item);
     bool bring_far(const residency::Core &core, Item &item);
     bool bring_update(const residency::Core &core, Item &item, Zone zone);
-    [[nodiscard]] bool take_room(const residency::Core &core, Item &item, residency::PlaceId place);
+    [[nodiscard]] bool take_room(const residency::Core &core, residency::TensorId tensor,
+                                 residency::PlaceId place, uint64_t bytes);
+    void set_lacks(Item &item, bool lacks);
     void give_room(Item &item);
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
@@ -105,6 +107,7 @@ private:
     uint64_t passed_ = 0;
     std::deque<Item> items_;  // from the next fetch on; the last one may be kOut
     size_t near_ = 0;         // so many of the first are kNear
+    size_t lacking_ = 0;      // so many of all lack something
     std::map<std::pair<residency::PlaceId, residency::TensorId>, Room> rooms_;
     std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
     std::array<uint64_t, residency::kPlacesMax> horizon_{};

@@ -89,7 +89,7 @@ void Rank::fetch(const Op &op)
     note(asked, schedule::Lane::kProgram);
     program_ = State::kFetches;
     since_ = world_.now();
-    program_fetch_ = ask(Who::kProgram, asked);
+    program_fetch_ = ask(Who::kProgram, std::move(asked));
 }
 
 void Rank::begin_step(const Op &op)
@@ -187,7 +187,7 @@ void Rank::ask_chunk(Job &job)
     job.next_byte += request.byte_count;
     note(asked, schedule::Lane::kUpdate);
     update_ = State::kFetches;
-    ask(Who::kUpdate, asked);
+    ask(Who::kUpdate, std::move(asked));
 }
 
 void Rank::end_chunk()

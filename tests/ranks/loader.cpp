@@ -115,7 +115,7 @@ void Rank::load_fetch()
         asked.requests.push_back(request);
     }
     note(asked, schedule::Lane::kProgram);
-    const FetchId id = ask(Who::kLoader, asked);
+    const FetchId id = ask(Who::kLoader, std::move(asked));
     if (random_.chance(50)) loader_sleeps_ = id;
 }
 
@@ -132,7 +132,7 @@ void Rank::load_hint()
     request.place = has_host && random_.chance(40) ? kHost : kDevice;
     request.byte_count = setup_.tensors[index].spec.bytes;
     asked.requests.push_back(request);
-    ask(Who::kHint, asked);
+    ask(Who::kHint, std::move(asked));
 }
 
 void Rank::load_hit()

@@ -67,9 +67,9 @@ void Rank::look_ahead_in(uint32_t phase)
     if (!forecast || !forecast->has_forecast()) return;
     schedule::Lookahead &lookahead = lookaheads_[phase];
     for (uint32_t i = 0; i < kHintsMax && !journal_.failed(); ++i) {
-        const std::optional<FetchAsked> asked = lookahead.next(core_, *forecast, world_.now());
+        std::optional<FetchAsked> asked = lookahead.next(core_, *forecast, world_.now());
         if (!asked) break;
-        lookahead.asked(ask(Who::kPlan, *asked));
+        lookahead.asked(ask(Who::kPlan, std::move(*asked)));
         execute();
     }
     plan_wake_ = std::min(plan_wake_, lookahead.wake());

@@ -233,6 +233,7 @@ void Rank::granted(const Granted &granted)
         return;
     }
     std::vector<View> views;
+    views.reserve(granted.grants.size());
     for (size_t i = 0; i < granted.grants.size() && !journal_.failed(); ++i) {
         views.push_back(model_.open(pending.asked.requests[i], granted.grants[i], &pending.asked,
                                     granted.fetch));

@@ -266,6 +266,7 @@ private:
     bool finish(FetchId id, Commands &out);
     Grant pin(const Fetch &fetch, size_t request);
     void refuse(FetchId id, Status why, Commands &out);
+    Fetch &new_fetch(FetchId id);
     void forget_fetch(Fetch &fetch);
     void end_write(const Release &release, Commands &out);
 
@@ -427,6 +428,7 @@ private:
     }
 
     static constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
+    static constexpr size_t kSpareFetches = 16;
 
     Config config_;
     LeastRecentlyUsed recency_only_;
@@ -451,7 +453,9 @@ private:
     std::vector<Block> blocks_;
     std::vector<Replica> replicas_;  // blocks x places
     BlockIds free_blocks_;
-    std::unordered_map<FetchId, Fetch> fetches_;
+    using Fetches = std::unordered_map<FetchId, Fetch>;
+    Fetches fetches_;
+    std::vector<Fetches::node_type> spare_fetches_;  // over, kept for their memory
     std::map<QueueKey, Fetch *> queue_;  // those that wait; of fetches_, which never move
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;
     std::unordered_map<TransferId, Flight> flights_;

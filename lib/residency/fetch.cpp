@@ -8,6 +8,11 @@
 #include <algorithm>
 
 namespace stepwell::residency {
+namespace {
+
+constexpr size_t kSpareTargetsMax = 256;  // more memory than for so many is not kept
+
+}  // namespace
 
 Status Core::check_request(const FetchAsked &asked) const
 {
@@ -27,6 +32,21 @@ Status Core::check_request(const FetchAsked &asked) const
     return {};
 }
 
+// In the memory of one that is over, where there is such.
+Fetch &Core::new_fetch(FetchId id)
+{
+    if (spare_fetches_.empty()) {
+        Fetch &fetch = fetches_[id];
+        fetch.id = id;
+        return fetch;
+    }
+    Fetches::node_type node = std::move(spare_fetches_.back());
+    spare_fetches_.pop_back();
+    node.key() = id;
+    node.mapped().begin_anew(id);
+    return fetches_.insert(std::move(node)).position->second;
+}
+
 FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
 {
     const FetchId id = next_fetch_++;
@@ -35,8 +55,7 @@ FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
         out.refused.push_back({id, std::move(wrong)});
         return id;
     }
-    Fetch &fetch = fetches_[id];
-    fetch.id = id;
+    Fetch &fetch = new_fetch(id);
     fetch.asked = asked;
     for (const Request &request : asked.requests) {
         ++tensors_[request.tensor].fetches;
@@ -323,7 +342,9 @@ void Core::forget_fetch(Fetch &fetch)
     queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, fetch.id});
     if (fetch.asked.deadline != kNever) deadlines_.erase({fetch.asked.deadline, fetch.id});
     for (const Request &request : fetch.asked.requests) --tensors_[request.tensor].fetches;
-    fetches_.erase(fetch.id);
+    auto node = fetches_.extract(fetch.id);
+    const bool small = node.mapped().targets.capacity() <= kSpareTargetsMax;
+    if (small && spare_fetches_.size() < kSpareFetches) spare_fetches_.push_back(std::move(node));
 }
 
 void Core::cancel(FetchId id, Status why, Commands &out)

@@ -170,6 +170,21 @@ struct Fetch {
     std::vector<PlaceId> places;     // resolved, per request
     std::vector<Target> targets;     // sorted by place and block, each once
     std::vector<PlaceId> built_for;  // the places that the targets are of
+
+    // As if it were made now, but for the memory of its vectors.
+    void begin_anew(FetchId now)
+    {
+        Fetch fresh;
+        fresh.id = now;
+        fresh.asked.requests.swap(asked.requests);
+        fresh.places.swap(places);
+        fresh.targets.swap(targets);
+        fresh.built_for.swap(built_for);
+        fresh.places.clear();
+        fresh.targets.clear();
+        fresh.built_for.clear();
+        *this = std::move(fresh);
+    }
 };
 
 struct Flight {

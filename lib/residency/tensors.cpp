@@ -30,6 +30,7 @@ Core::Core(Config config) : config_(std::move(config))
         hottest_[place] = coldest_[place] = kNone;
     }
     doors_.reserve(config_.tensors_max / kDoorsChunk + 1);
+    spare_fetches_.reserve(kSpareFetches);
 }
 
 Core::~Core() = default;

@@ -14,6 +14,7 @@ using residency::kNever;
 using residency::PlaceId;
 
 constexpr size_t kItemsMax = 2048;
+constexpr size_t kRoomsKept = 256;         // of tensors that have no use ahead just now
 constexpr size_t kAnewMax = 32;            // of the next ones, looked at each time ...
 constexpr uint64_t kAnewBlocksMax = 1024;  // ... unless they are large
 constexpr uint8_t kAgainMax = 2;  // of two that push each other out neither is brought for ever
@@ -55,7 +56,8 @@ Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
 uint64_t Lookahead::metadata_bytes_max()
 {
     constexpr uint64_t kNode = 5 * sizeof(void *);
-    return kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16));
+    return kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
+           kRoomsKept * (sizeof(Room) + kNode + 16);
 }
 
 void Lookahead::set_bandwidth(PlaceId from, PlaceId to, uint64_t bytes_per_s)
@@ -114,8 +116,8 @@ void Lookahead::give_room(Item &item)
     landed_bytes_[item.place] -= std::exchange(item.landed_bytes, 0);
     const auto found = rooms_.find({item.place, item.use.request.tensor});
     if (--found->second.uses == 0) {
-        taken_[item.place] -= found->second.bytes;
-        rooms_.erase(found);
+        taken_[item.place] -= std::exchange(found->second.bytes, 0);
+        if (rooms_.size() > kRoomsKept) rooms_.erase(found);
     }
     item.place = residency::kNoPlace;
 }

@@ -413,8 +413,13 @@ private:
     {
         const uint64_t first = tensor.offset + begin;
         const uint64_t last = first + (count > 0 ? count - 1 : 0);
-        return {static_cast<uint32_t>(first / config_.block_bytes),
-                static_cast<uint32_t>(last / config_.block_bytes) + 1};
+        return {block_index(first), block_index(last) + 1};
+    }
+    // Blocks are usually of a power of two, and a division is dear.
+    [[nodiscard]] uint32_t block_index(uint64_t offset) const
+    {
+        return static_cast<uint32_t>(block_shift_ > 0 ? offset >> block_shift_
+                                                      : offset / config_.block_bytes);
     }
     [[nodiscard]] bool lies_whole(TensorId tensor, PlaceId place) const;
     [[nodiscard]] uint64_t block_bytes_used(BlockId block) const;
@@ -431,6 +436,7 @@ private:
     static constexpr size_t kSpareFetches = 16;
 
     Config config_;
+    uint32_t block_shift_ = 0;  // of block_bytes; 0: no power of two
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;
     std::array<Arena, kPlacesMax> arenas_;

@@ -5,6 +5,7 @@
 #include "lib/support/growth.h"
 
 #include <algorithm>
+#include <bit>
 #include <cinttypes>
 #include <cstring>
 #include <new>
@@ -24,6 +25,9 @@ uint64_t align_up(uint64_t value, uint64_t alignment)
 Core::Core(Config config) : config_(std::move(config))
 {
     STW_ASSERT(config_.places.size() <= kPlacesMax);
+    if (std::has_single_bit(config_.block_bytes)) {
+        block_shift_ = static_cast<uint32_t>(std::countr_zero(config_.block_bytes));
+    }
     for (PlaceId place = 0; place < places(); ++place) {
         const PlaceConfig &wanted = config_.places[place];
         arenas_[place] = Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme);

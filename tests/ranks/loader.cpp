@@ -4,6 +4,8 @@
 #include "tests/ranks/rank.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 namespace stepwell::ranks {
 namespace {
@@ -20,11 +22,14 @@ void Rank::load()
         uint32_t weight;
         void (Rank::*call)();
     };
-    static const Choice kChoices[] = {
+    static constexpr Choice kChoices[] = {
         {30, &Rank::load_fetch}, {12, &Rank::load_hit},   {30, &Rank::load_release},
         {10, &Rank::load_hint},  {4, &Rank::load_cancel}, {6, &Rank::load_evict},
         {5, &Rank::load_advice}, {3, &Rank::load_remake}, {2, &Rank::load_scores},
     };
+    static constexpr uint32_t kWeights =
+        std::accumulate(std::begin(kChoices), std::end(kChoices), 0u,
+                        [](uint32_t sum, const Choice &choice) { return sum + choice.weight; });
     loader_armed_ = false;
     // Loaders without an end could keep a disk busy for ever that others wait for.
     const bool over = program_ == State::kDone || ++loads_ > kLoadsPerStep * world_.options.steps;
@@ -45,9 +50,7 @@ void Rank::load()
         load_release();
         return;
     }
-    uint32_t total = 0;
-    for (const Choice &choice : kChoices) total += choice.weight;
-    uint64_t at = random_.below(total);
+    uint64_t at = random_.below(kWeights);
     for (const Choice &choice : kChoices) {
         if (at < choice.weight) {
             (this->*choice.call)();

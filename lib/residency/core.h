@@ -10,6 +10,7 @@
 #include "lib/residency/model.h"
 #include "lib/residency/policy.h"
 #include "lib/residency/types.h"
+#include "lib/support/table.h"
 
 #include <deque>
 #include <map>
@@ -451,9 +452,9 @@ private:
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
     std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move
-    std::deque<Tensor> tensors_;
+    Table<Tensor> tensors_;
     std::vector<TensorId> free_tensors_;
-    std::deque<Pack> packs_;
+    Table<Pack> packs_;
     std::vector<PackId> free_packs_;
     std::map<PackKey, PackId> open_packs_;  // shared ones that take more tensors
     std::vector<Block> blocks_;

@@ -254,8 +254,10 @@ ClaimId Core::claimed_by(TensorId id) const
 
 bool Core::has_claims() const
 {
-    return std::any_of(tensors_.begin(), tensors_.end(),
-                       [](const Tensor &tensor) { return !tensor.claims.empty(); });
+    for (TensorId id = 0; id < tensors_.size(); ++id) {
+        if (!tensors_[id].claims.empty()) return true;
+    }
+    return false;
 }
 
 // All of it at the place, in one run where the place does not map.

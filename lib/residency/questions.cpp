@@ -123,9 +123,8 @@ PlaceUsage Core::usage(PlaceId place) const
 
 uint64_t Core::metadata_bytes() const
 {
-    uint64_t bytes = tensors_.size() * sizeof(Tensor) +
-                     doors_.size() * kDoorsChunk * sizeof(Doors) + packs_.size() * sizeof(Pack) +
-                     free_tensors_.capacity() * sizeof(TensorId) +
+    uint64_t bytes = tensors_.bytes() + doors_.size() * kDoorsChunk * sizeof(Doors) +
+                     packs_.bytes() + free_tensors_.capacity() * sizeof(TensorId) +
                      free_packs_.capacity() * sizeof(PackId) + blocks_.capacity() * sizeof(Block) +
                      replicas_.capacity() * sizeof(Replica);
     for (PlaceId place = 0; place < places(); ++place) bytes += arenas_[place].metadata_bytes();
@@ -136,10 +135,12 @@ uint64_t Core::metadata_growth(const TensorSpec &spec) const
 {
     uint64_t bytes = 0;
     if (free_tensors_.empty()) {
-        bytes += sizeof(Tensor) + growth_bytes(free_tensors_, tensors_.size() + 1);
+        bytes += tensors_.growth_bytes() + growth_bytes(free_tensors_, tensors_.size() + 1);
         if (tensors_.size() % kDoorsChunk == 0) bytes += kDoorsChunk * sizeof(Doors);
     }
-    if (free_packs_.empty()) bytes += sizeof(Pack) + growth_bytes(free_packs_, packs_.size() + 1);
+    if (free_packs_.empty()) {
+        bytes += packs_.growth_bytes() + growth_bytes(free_packs_, packs_.size() + 1);
+    }
     const uint64_t block = config_.block_bytes;
     const uint64_t blocks = std::min<uint64_t>((spec.bytes + block - 1) / block, kNone);
     if (!free_blocks_.has(static_cast<uint32_t>(blocks))) {
@@ -156,8 +157,8 @@ uint64_t Core::metadata_bytes_max() const
     for (PlaceId place = 0; place < places(); ++place) blocks += arenas_[place].slots();
     const uint64_t tensors = config_.tensors_max;
     const uint64_t packs = std::min(blocks, tensors);
-    return tensors * (sizeof(Tensor) + sizeof(Doors)) + kDoorsChunk * sizeof(Doors) +
-           packs * sizeof(Pack) + grown_capacity(tensors, tensors + 1) * sizeof(TensorId) +
+    return Table<Tensor>::bytes_max(tensors) + (tensors + kDoorsChunk) * sizeof(Doors) +
+           Table<Pack>::bytes_max(packs) + grown_capacity(tensors, tensors + 1) * sizeof(TensorId) +
            grown_capacity(packs, packs + 1) * sizeof(PackId) +
            grown_capacity(blocks, blocks + 1) * sizeof(Block) +
            grown_capacity(blocks * places(), blocks * places() + 1) * sizeof(Replica);

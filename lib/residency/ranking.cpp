@@ -134,7 +134,7 @@ void Core::score(PlaceId place, const Score *scores, size_t n)
 
 void Core::forget_scores()
 {
-    for (Pack &pack : packs_) pack.score = {};
+    for (PackId id = 0; id < packs_.size(); ++id) packs_[id].score = {};
     scored_ = false;
     order_anew();
 }

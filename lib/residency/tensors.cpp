@@ -120,7 +120,8 @@ void Core::keep_promise(Pack &pack, PlaceId place, PlaceId home)
 // What was made while the place had no budget may rest there from now on, as far as the room goes.
 void Core::promise_farther(PlaceId place)
 {
-    for (Pack &pack : packs_) {
+    for (PackId id = 0; id < packs_.size(); ++id) {
+        Pack &pack = packs_[id];
         if (pack.blocks == 0 || pack.agreed || pack.promised == kNoPlace) continue;
         if (pack.promised >= place || config_.places[place].tier == Tier::kDevice) continue;
         if (pack.pinned_home == pack.promised || pack.promised_home == place) continue;

@@ -117,6 +117,7 @@ void Rank::break_deadlocks()
                              (sleeps && core_.is_blocked(loader_sleeps_));
         if (!blocked) return;
         std::vector<Sleeper> sleepers;
+        sleepers.reserve(2);
         if (waits) sleepers.push_back({1, program_fetch_});
         if (sleeps) sleepers.push_back({2, loader_sleeps_});
         std::vector<Held> held;

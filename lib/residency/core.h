@@ -299,6 +299,7 @@ private:
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] Room stuck_or_never() const;
+    static Room fall_short(Fetch &fetch, PlaceId place, Room room);
     Room let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out);
     // Wanted there by the fetch that looks for room. At other places it may leave like any other.
     [[nodiscard]] bool is_own(BlockId block, PlaceId place, const Fetch &fetch) const
@@ -395,7 +396,7 @@ private:
     void cool(BlockId block, PlaceId place);
     void unlist(BlockId block, PlaceId place);
 
-    [[nodiscard]] PlaceId places() const { return static_cast<PlaceId>(config_.places.size()); }
+    [[nodiscard]] PlaceId places() const { return places_; }
     [[nodiscard]] bool awaits_budget(const Fetch &fetch) const;
     [[nodiscard]] bool is_shrinking(PlaceId place) const { return budgets_before_[place] != kNone; }
     // It has a budget now; without one, routes and promises pass it by.
@@ -437,6 +438,7 @@ private:
     static constexpr size_t kSpareFetches = 16;
 
     Config config_;
+    PlaceId places_ = 0;        // as many as the config has
     uint32_t block_shift_ = 0;  // of block_bytes; 0: no power of two
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;

@@ -110,18 +110,17 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
     fetch.lacks = Lacks::kRoom;
     build_targets(fetch);
     const Room room = reserve(fetch, blocked, out);
-    if (room == Room::kComing) fetch.error = Status();  // of a plan that was given up
     if (room == Room::kComing && !tries) return false;
     if (room == Room::kStuck && (fetch.asked.flags & kFetchWaitRoom)) {
         fetch.stuck = true;
         return false;
     }
     if (room != Room::kTaken) {
-        Status status = std::move(fetch.error);
-        if (status.ok()) {
-            status = Status::error(STW_ERROR_BUSY, "the bytes are not resident and free at once");
-        }
-        refuse(id, std::move(status), out);
+        refuse(id,
+               room == Room::kComing
+                   ? Status::error(STW_ERROR_BUSY, "the bytes are not resident and free at once")
+                   : budget_refusal(fetch, fetch.short_place, fetch.short_blocks),
+               out);
         return true;
     }
     may_write_back_ = true;
@@ -129,7 +128,6 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
     for (const Request &request : fetch.asked.requests) {
         if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
     }
-    fetch.error = Status();  // of waiting for room
     fetch.lacks = Lacks::kNothing;
     fetch.phase = Phase::kFill;
     queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, id});

@@ -164,8 +164,10 @@ struct Fetch {
     Lacks lacks = Lacks::kNothing;
     bool stuck = false;  // only views of the program are in the way
     uint32_t pending = 0;
-    size_t conflict = 0;          // the request that could not be locked
-    uint64_t needed_in = kNever;  // of a prefetch: accesses until its bytes are used
+    size_t conflict = 0;             // the request that could not be locked
+    uint64_t needed_in = kNever;     // of a prefetch: accesses until its bytes are used
+    PlaceId short_place = kNoPlace;  // where the room of one that waits was not to be had ...
+    uint32_t short_blocks = 0;       // ... of so many
     Status error;
     std::vector<PlaceId> places;     // resolved, per request
     std::vector<Target> targets;     // sorted by place and block, each once

@@ -112,8 +112,7 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     Arena &arena = arenas_[place];
     const uint32_t budget = whole ? arena.whole_slots() : arena.budget() - arena.whole_slots();
     if (needed > budget) {
-        fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
-        return Room::kNever;
+        return fall_short(fetch, place, Room::kNever);
     }
     if (arena.free(whole) >= needed) return Room::kTaken;
     while (!whole && arena.free() + coming_[place] < needed) {
@@ -133,8 +132,15 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
         hasten_write_backs(fetch, place, out);
         return Room::kComing;
     }
-    fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
-    return stuck_or_never();
+    return fall_short(fetch, place, stuck_or_never());
+}
+
+// The sentence is made when the fetch is refused: most of those that are stuck wait.
+Core::Room Core::fall_short(Fetch &fetch, PlaceId place, Room room)
+{
+    fetch.short_place = place;
+    fetch.short_blocks = targets_at(fetch, place);
+    return room;
 }
 
 // Early write-backs have time, but whoever waits for the blocks they read has none.

@@ -284,11 +284,9 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         const Room room = make_spare_slot(fetch, costs, place, out);
         if (room != Room::kStuck) return room;
         const uint32_t all = targets_at(fetch, place);
-        if (all > slots || !room_will_come(place)) {
-            fetch.error = budget_refusal(fetch, place, all);
-            return all > slots ? Room::kNever : stuck_or_never();
-        }
-        return Room::kComing;
+        if (all > slots) return fall_short(fetch, place, Room::kNever);
+        if (room_will_come(place)) return Room::kComing;
+        return fall_short(fetch, place, stuck_or_never());
     }
     bool clear = true;
     bool own = false;
@@ -304,8 +302,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
     }
     if (!clear) {
         if (room_will_come(place)) return Room::kComing;
-        fetch.error = budget_refusal(fetch, place, targets_at(fetch, place));
-        return stuck_or_never();
+        return fall_short(fetch, place, stuck_or_never());
     }
     if (own) return Room::kAgain;  // a block that had its place may be of a run planned before
     for (uint32_t i = 0; i < count; ++i) first[i].wanted_slot = best + i;

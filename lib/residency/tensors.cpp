@@ -25,6 +25,7 @@ uint64_t align_up(uint64_t value, uint64_t alignment)
 Core::Core(Config config) : config_(std::move(config))
 {
     STW_ASSERT(config_.places.size() <= kPlacesMax);
+    places_ = static_cast<PlaceId>(config_.places.size());
     if (std::has_single_bit(config_.block_bytes)) {
         block_shift_ = static_cast<uint32_t>(std::countr_zero(config_.block_bytes));
     }

@@ -126,10 +126,10 @@ MUTANTS = [
      "            target.needs_bytes = !whole_write || !covers;\n",
      "            target.needs_bytes = !whole_write;\n",
      "a write of part of a block loses the rest of it"),
-    ("old-refusal", "program", "fetch.cpp",
-     "    fetch.error = Status();  // of waiting for room\n",
+    ("coming-is-refused", "program", "fetch.cpp",
+     "    if (room == Room::kComing && !tries) return false;\n",
      "",
-     "a fetch that waited for room and got it is refused all the same"),
+     "a fetch is refused though the room that it waits for is on its way"),
     ("undo-keeps-the-hold", "program", "fetch.cpp",
      "            Replica &here = replica(target.block, target.place);\n"
      "            --here.holds;\n",

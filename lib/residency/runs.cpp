@@ -78,12 +78,11 @@ public:
           fetch_(fetch),
           first_(first),
           place_(first->place),
-          count_(count),
-          slots_(arena_.slots())
+          count_(count)
     {
         for (const Target &planned : fetch.targets) {
             if (planned.place != place_ || planned.wanted_slot == kNoSlot) continue;
-            slots_[planned.wanted_slot].look = Look::kPlanned;
+            at(planned.wanted_slot).look = Look::kPlanned;
         }
         for (uint32_t i = 0; i < count; ++i) fix(i);
     }
@@ -93,7 +92,7 @@ public:
     [[nodiscard]] Slot next() const { return fixed_ ? kNoSlot : next_; }
     [[nodiscard]] bool is_run(Slot begin) const
     {
-        return uint64_t{begin} + count_ <= slots_.size();
+        return uint64_t{begin} + count_ <= arena_.slots();
     }
     // UINT64_MAX when something from `begin` on cannot leave.
     [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
@@ -105,6 +104,11 @@ private:
         uint32_t cost = 0;
     };
 
+    At &at(Slot slot)
+    {
+        if (slot >= slots_.size()) slots_.resize(slot + size_t{1});
+        return slots_[slot];
+    }
     // A block of the run that cannot move says where the run begins, if anywhere.
     void fix(uint32_t index)
     {
@@ -124,7 +128,7 @@ private:
     const Target *first_;
     const PlaceId place_;
     const uint32_t count_;
-    std::vector<At> slots_;
+    std::vector<At> slots_;  // as far as was asked: the first run is free in many cases
     bool fixed_ = false;
     Slot begin_ = 0;  // where it is fixed; kNoSlot: nowhere
     Slot next_ = 0;
@@ -154,20 +158,20 @@ uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
     uint32_t free_inside = 0;
     for (uint32_t i = count_; i-- > 0;) {
         const Slot slot = begin + i;
-        At &at = slots_[slot];
-        if (at.look == Look::kNone) at = look_at(slot);
-        const bool stays = at.look == Look::kStays || at.look == Look::kPlanned;
+        At &found = at(slot);
+        if (found.look == Look::kNone) found = look_at(slot);
+        const bool stays = found.look == Look::kStays || found.look == Look::kPlanned;
         const BlockId owner = arena_.owner(slot);
-        if (owner == first_[i].block && at.look != Look::kPlanned) continue;
+        if (owner == first_[i].block && found.look != Look::kPlanned) continue;
         if (stays) {
             // Of the runs that it is in, the one it belongs to may still be had.
             const bool own = owner != kNone && core_.is_own(owner, place_, fetch_);
             if (!own) next_ = slot + 1;
             return UINT64_MAX;
         }
-        cost += at.cost;
-        moving += at.look == Look::kMoves;
-        free_inside += at.look == Look::kFree;
+        cost += found.cost;
+        moving += found.look == Look::kMoves;
+        free_inside += found.look == Look::kFree;
     }
     const bool crowded = moving > 0 && arena_.free() < free_inside + moving;
     return crowded && !may_evict ? UINT64_MAX : cost;

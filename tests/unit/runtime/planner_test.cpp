@@ -71,8 +71,8 @@ protected:
     std::counting_semaphore<> begun_{0};
     std::counting_semaphore<> gate_{0};
     std::atomic<bool> no_memory_{false};
-    uint32_t layers_ = 4;
-    uint32_t batches_ = 2;
+    uint32_t layers_ = 2;
+    uint32_t batches_ = 1;
     uint32_t blocks_ = 6;
     std::vector<uint64_t> prepared_;  // read when an answer of the last one is there
     std::thread::id thread_;
@@ -146,9 +146,9 @@ TEST_F(PlannerTest, AnAnswerThatNobodyTookIsReplacedByTheNewerOne)
 // Of so many layers and micro-batches it takes minutes to make one.
 TEST_F(PlannerTest, AStopGivesUpThePlanThatIsBeingMade)
 {
-    layers_ = 300;
-    batches_ = 40;
-    blocks_ = 500;
+    layers_ = 120;
+    batches_ = 20;
+    blocks_ = 200;
     gated_ = true;
     ask(1);
     begun_.acquire();

@@ -32,6 +32,7 @@ uint64_t blocks_of(const std::vector<residency::TensorSpec> &specs, uint64_t blo
 void coarsen(Machine &machine, const std::vector<residency::TensorSpec> &specs)
 {
     std::vector<uint64_t> sizes;
+    sizes.reserve(specs.size());
     for (const residency::TensorSpec &spec : specs) sizes.push_back(spec.bytes);
     if (sizes.empty()) return;
     const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
@@ -125,6 +126,7 @@ Status Plan::make_known(const PlanQuestion &question, Stop stop)
 Status Plan::make_online(const std::vector<Step> &seen, Stop stop)
 {
     std::vector<const Step *> steps;
+    steps.reserve(seen.size());
     for (const Step &step : seen) steps.push_back(&step);
     Result<std::vector<Verdict>> chosen = choose_online(machine_, specs_, steps, stop);
     if (!chosen.ok()) return std::move(chosen.status());

@@ -3,6 +3,8 @@
 // number of places, so that the work stays linear in the step.
 #include "lib/schedule/bound.h"
 
+#include "lib/schedule/fewest.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,12 +24,22 @@ bool dies(const Event &event)
     return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
 }
 
+// Over all links into the place, or out of it.
+double ns_of(const Machine &machine, PlaceId place, bool in, uint64_t bytes)
+{
+    double bytes_per_s = 0;
+    for (const Link &link : machine.links) {
+        const bool counts = in ? link.to == place : link.from == place;
+        if (counts && link.from != link.to) bytes_per_s += link.bytes_per_s;
+    }
+    return bytes_per_s > 0 ? static_cast<double>(bytes) * 1e9 / bytes_per_s : 0;
+}
+
 // What the cuts add up to, from the beginning of the step to each of them.
 struct Sums {
     std::vector<uint64_t> in_bytes;
     std::vector<uint64_t> out_bytes;
     std::vector<double> ns;
-    double write_ns = 0;
 };
 
 class Reader {
@@ -58,7 +70,6 @@ private:
         const uint64_t all = specs_[event.tensor].bytes;
         return event.byte_count > 0 ? event.byte_count : all - event.byte_begin;
     }
-    [[nodiscard]] double bytes_per_s(bool in) const;
 
     const Step &step_;
     const std::vector<residency::TensorSpec> &specs_;
@@ -96,16 +107,6 @@ Reader::Reader(const Step &step, const std::vector<residency::TensorSpec> &specs
         if (!writes && !dies(event)) continue;
         changes_[event.tensor][static_cast<size_t>(event.lane)] = true;
     }
-}
-
-double Reader::bytes_per_s(bool in) const
-{
-    double sum = 0;
-    for (const Link &link : machine_.links) {
-        const bool counts = in ? link.to == place_ : link.from == place_;
-        if (counts && link.from != link.to) sum += link.bytes_per_s;
-    }
-    return sum;
 }
 
 void Reader::open(size_t part)
@@ -171,8 +172,7 @@ Sums Reader::sums()
         std::min(halves, std::max(kCutsMin, kWorkMax / std::max<size_t>(1, halves)));
     std::vector<size_t> at(cuts + 1);
     for (size_t i = 0; i <= cuts; ++i) at[i] = cuts > 0 ? halves * i / cuts : 0;
-    const double in_bytes_per_s = bytes_per_s(true);
-    const double in_ns = in_bytes_per_s > 0 ? 1e9 / in_bytes_per_s : 0;
+    const double byte_ns = ns_of(machine_, place_, true, 1);
     Sums sums;
     sums.in_bytes.assign(cuts + 1, 0);
     sums.out_bytes.assign(cuts + 1, 0);
@@ -185,16 +185,13 @@ Sums Reader::sums()
             for (size_t half = at[j]; half < at[j + 1]; ++half) take(half);
             const uint64_t comes = reads_ > there ? reads_ - there : 0;
             const uint64_t leaves = dirty_ > capacity_ ? dirty_ - capacity_ : 0;
-            const double ns = static_cast<double>(comes) * in_ns;
+            const double ns = static_cast<double>(comes) * byte_ns;
             const auto compute = static_cast<double>(compute_ns_);
             sums.in_bytes[j + 1] = std::max(sums.in_bytes[j + 1], sums.in_bytes[i] + comes);
             sums.out_bytes[j + 1] = std::max(sums.out_bytes[j + 1], sums.out_bytes[i] + leaves);
             sums.ns[j + 1] = std::max(sums.ns[j + 1], sums.ns[i] + std::max(ns, compute));
         }
     }
-    const double out_bytes_per_s = bytes_per_s(false);
-    const auto leaves = static_cast<double>(sums.out_bytes.back());
-    sums.write_ns = out_bytes_per_s > 0 ? leaves * 1e9 / out_bytes_per_s : 0;
     return sums;
 }
 
@@ -227,7 +224,7 @@ void assign_links(Bound &bound, const Machine &machine)
 }  // namespace
 
 Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs,
-               const Machine &machine, Start start)
+               const Machine &machine, Start start, uint32_t times)
 {
     Bound bound;
     std::array<uint64_t, kLanes> compute_ns{};
@@ -241,11 +238,16 @@ Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs
     bound.out_bytes.assign(places, 0);
     // The farthest has room for all, so nothing must come to it.
     for (PlaceId place = 0; place + 1 < places; ++place) {
-        const Sums sums = Reader(step, specs, machine, start, place).sums();
-        bound.in_bytes[place] = sums.in_bytes.back();
-        bound.out_bytes[place] = sums.out_bytes.back();
+        // Only the first of them starts cold.
+        const Start usual = times > 1 ? Start::kAny : start;
+        const Sums sums = Reader(step, specs, machine, usual, place).sums();
+        const bool cold = start == Start::kCold;
+        const FewestBytes fewest = fewest_bytes(step, specs, machine, place, cold, times);
+        bound.in_bytes[place] = std::max(sums.in_bytes.back(), fewest.in / times);
+        bound.out_bytes[place] = std::max(sums.out_bytes.back(), fewest.out / times);
         raise(bound, sums.ns.back(), Limit::kReads, place);
-        raise(bound, sums.write_ns, Limit::kWrites, place);
+        raise(bound, ns_of(machine, place, true, bound.in_bytes[place]), Limit::kReads, place);
+        raise(bound, ns_of(machine, place, false, bound.out_bytes[place]), Limit::kWrites, place);
     }
     assign_links(bound, machine);
     for (uint32_t group = 0; group < machine.groups.size(); ++group) {

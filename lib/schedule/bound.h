@@ -3,7 +3,8 @@
 // asks ahead. It follows from bytes, capacities, bandwidths and computing alone.
 // A part of the step that reads more than the place holds beside the views that are open when it
 // begins must move the difference meanwhile, and what it writes beyond the place must leave; parts
-// that follow each other add up. Pure.
+// that follow each other add up. All of the step moves at least what the best choice of what stays
+// leaves to be moved (fewest.h). Pure.
 #pragma once
 
 #include "lib/schedule/machine.h"
@@ -18,7 +19,7 @@ struct Bound {
     Limit limit = Limit::kCompute;                   // what it follows from
     residency::PlaceId place = residency::kNoPlace;  // of kReads, kWrites: into it, out of it
     uint64_t compute_ns = 0;                         // of the longer lane
-    std::vector<uint64_t> in_bytes;                  // by place, over all links into it
+    std::vector<uint64_t> in_bytes;                  // by place, over all links into it; of a step
     std::vector<uint64_t> out_bytes;
     std::vector<uint64_t> link_bytes;  // by link; 0 where other links could carry it instead
 };
@@ -27,7 +28,9 @@ struct Bound {
 // that the bound holds for every step of a run.
 enum class Start : uint8_t { kCold, kAny };
 
+// Of one step of so many in a row, on average: what one of them leaves is what the next one finds,
+// so that together they must move more than each alone.
 Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs,
-               const Machine &machine, Start start);
+               const Machine &machine, Start start, uint32_t times = 1);
 
 }  // namespace stepwell::schedule

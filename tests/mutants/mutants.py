@@ -236,6 +236,18 @@ MUTANTS = [
      "        const uint64_t there = i == 0 && start_ == Start::kCold ? 0 : capacity_ - held_;\n",
      "        const uint64_t there = start_ == Start::kCold ? 0 : capacity_ - held_;\n",
      "each part of a cold step begins with nothing there"),
+    ("bound-gives-up-what-ends-first", "bound", "fewest.cpp",
+     "        const auto last = std::prev(staying_.end());\n",
+     "        const auto last = staying_.begin();\n",
+     "a choice of what stays that is not the best one is taken for a bound"),
+    ("bound-holds-the-dirty-twice", "bound", "fewest.cpp",
+     "    if (!state.dirty && !std::exchange(state.held, true)) {\n",
+     "    if (!std::exchange(state.held, true)) {\n",
+     "what is read while it is dirty takes its room twice, and others must leave for it"),
+    ("bound-writes-back-the-dead", "bound", "fewest.cpp",
+     "    if (!dies(event)) return;\n    end_dirty(state, specs_[event.tensor].bytes, at);\n",
+     "    if (!dies(event)) return;\n",
+     "what is dead has to stay or to be written back until it is written anew"),
 ]
 
 

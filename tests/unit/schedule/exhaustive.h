@@ -18,8 +18,9 @@ struct Access {
     uint32_t tensor = 0;
     bool reads = true;
     bool writes = false;
-    bool dies = false;   // at its release
-    uint32_t ticks = 0;  // computed while it is held
+    bool dies = false;    // at its release
+    uint32_t ticks = 0;   // computed while it is held
+    uint32_t longer = 0;  // held during so many more accesses; fewest() alone knows of that
 };
 
 struct Problem {
@@ -52,6 +53,16 @@ inline std::vector<States> starts(const Problem &problem)
     return all;
 }
 
+// Held at an access, by those before it.
+inline std::array<bool, kTensorsMax> held_at(const Problem &problem, size_t at)
+{
+    std::array<bool, kTensorsMax> held{};
+    for (size_t i = 0; i < at; ++i) {
+        held[problem.accesses[i].tensor] |= i + problem.accesses[i].longer >= at;
+    }
+    return held;
+}
+
 struct Fewest {
     uint32_t reads = UINT32_MAX;
     uint32_t writes = UINT32_MAX;
@@ -63,7 +74,9 @@ inline uint32_t fewest(const Problem &problem, uint32_t reads_cost, uint32_t wri
 {
     std::map<States, uint32_t> costs;
     for (const States &states : starts(problem)) costs[states] = 0;
-    for (const Access &access : problem.accesses) {
+    for (size_t i = 0; i < problem.accesses.size(); ++i) {
+        const Access &access = problem.accesses[i];
+        const std::array<bool, kTensorsMax> held = held_at(problem, i);
         std::map<States, uint32_t> next;
         const auto reach = [&](States states, uint32_t cost) {
             const bool absent = states[access.tensor] == kAbsent;
@@ -80,7 +93,7 @@ inline uint32_t fewest(const Problem &problem, uint32_t reads_cost, uint32_t wri
                 continue;
             }
             for (uint32_t victim = 0; victim < problem.tensors; ++victim) {
-                if (states[victim] == kAbsent) continue;
+                if (states[victim] == kAbsent || held[victim]) continue;
                 States left = states;
                 left[victim] = kAbsent;
                 reach(left, cost + (states[victim] == kDirty ? writes_cost : 0));

@@ -11,8 +11,7 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr size_t kWarmSteps = 2;       // until what is where no longer hangs on how it began
-constexpr size_t kMeasuredSteps = 2;   // some policies alternate
+constexpr uint32_t kWarmSteps = 2;     // until what is where no longer hangs on how it began
 constexpr uint64_t kAlikeShare = 200;  // steps that differ by less than this part are as long
 
 double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
@@ -114,7 +113,7 @@ std::unique_ptr<Policy> make_policy(const Candidate &candidate, const Machine &m
 
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
                       const std::vector<residency::TensorSpec> &specs, const Step &step,
-                      Asking asking, Stop stop)
+                      Asking asking, Stop stop, uint32_t steps)
 {
     Result<std::unique_ptr<Replay>> opened = Replay::open(machine, specs);
     if (!opened.ok()) return std::move(opened.status());
@@ -130,7 +129,7 @@ Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
     if (asking == Asking::kAhead) replay.set_prefetcher(&ahead);
     Verdict verdict;
     verdict.candidate = candidate;
-    for (size_t i = 0; i < kWarmSteps + kMeasuredSteps; ++i) {
+    for (uint32_t i = 0; i < kWarmSteps + steps; ++i) {
         Result<StepResult> result = replay.step(step);
         if (!result.ok()) return std::move(result.status());
         if (i >= kWarmSteps) add(verdict, result.value());

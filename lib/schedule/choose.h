@@ -46,10 +46,12 @@ enum class Asking : uint8_t { kOnDemand, kAhead };
 using Stop = const std::atomic<bool> *;
 
 // The step again and again: first by recency, as when it is recorded, then by the candidate until
-// what it costs is that of a step in the middle of many.
+// what it costs is that of a step in the middle of many; so many are measured.
+constexpr uint32_t kMeasuredSteps = 2;  // some policies alternate
 Result<Verdict> judge(const Candidate &candidate, const Machine &machine,
                       const std::vector<residency::TensorSpec> &specs, const Step &step,
-                      Asking asking = Asking::kOnDemand, Stop stop = nullptr);
+                      Asking asking = Asking::kOnDemand, Stop stop = nullptr,
+                      uint32_t steps = kMeasuredSteps);
 
 // Best first. One that moves fewer bytes in all than the best of the single policies, but more over
 // some link, stands behind it.

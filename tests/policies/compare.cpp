@@ -8,8 +8,7 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr size_t kSteadySteps = 2;    // between the choice and what is measured
-constexpr size_t kMeasuredSteps = 2;  // as many as a verdict is of
+constexpr size_t kSteadySteps = 2;  // between the choice and what is measured
 constexpr size_t kChooseEvery = 10;
 
 uint64_t all_bytes(const std::vector<LinkUse> &links)
@@ -178,7 +177,8 @@ Result<Repeated> compare_repeated(const Workload &trace, uint32_t percent)
         }
     }
     replay.value()->set_policy(nullptr);
-    repeated.bound_bytes = bound_of(step, trace.tensors, machine, Start::kAny).link_bytes;
+    repeated.bound_bytes =
+        bound_of(step, trace.tensors, machine, Start::kAny, kMeasuredSteps).link_bytes;
     for (uint64_t &bytes : repeated.bound_bytes) bytes *= kMeasuredSteps;
     return repeated;
 }

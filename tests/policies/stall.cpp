@@ -33,26 +33,33 @@ double longest_ns(const Machine &machine, const std::vector<LinkUse> &links)
 Result<Stall> compare_stall(const Workload &trace, uint32_t percent, double ratio)
 {
     const Machine machine = trace_machine(trace, percent);
+    const auto bound = [&](const Step &step) {
+        return bound_of(step, trace.tensors, machine, Start::kAny, kStallSteps);
+    };
     const Step &recorded = trace.steps.front();
-    const uint64_t computed_ns = bound_of(recorded, trace.tensors, machine, Start::kAny).compute_ns;
     Stall stall;
-    stall.moves_ns = bound_of(computing(recorded, 0), trace.tensors, machine, Start::kAny).step_ns;
+    stall.moves_ns = bound(computing(recorded, 0)).step_ns;
     const double factor = ratio * static_cast<double>(stall.moves_ns);
-    const Step step = computing(recorded, factor / static_cast<double>(computed_ns));
-    const Bound bound = bound_of(step, trace.tensors, machine, Start::kAny);
-    stall.bound_ns = bound.step_ns;
-    stall.compute_ns = bound.compute_ns;
-    stall.overlaps = bound.limit == Limit::kCompute;
+    const auto computed_ns = static_cast<double>(bound(recorded).compute_ns);
+    const Step step = computing(recorded, factor / computed_ns);
+    const Bound least = bound(step);
+    stall.bound_ns = least.step_ns;
+    stall.compute_ns = least.compute_ns;
+    stall.overlaps = least.limit == Limit::kCompute;
     Result<std::vector<Verdict>> verdicts = choose(machine, trace.tensors, step, Asking::kAhead);
     if (!verdicts.ok()) return std::move(verdicts.status());
     const Verdict &frugal = verdicts.value().front();
     stall.frugal = frugal.candidate.name();
     stall.frugal_ns = frugal.step_ns / frugal.steps;
-    const Verdict &best = fastest(verdicts.value());
-    stall.ours = best.candidate.name();
-    stall.step_ns = best.step_ns / best.steps;
-    stall.stall_ns = best.stall_ns / best.steps;
-    stall.busy_ns = longest_ns(machine, best.links) / best.steps;
+    const Candidate &best = fastest(verdicts.value()).candidate;
+    Result<Verdict> judged =
+        judge(best, machine, trace.tensors, step, Asking::kAhead, nullptr, kStallSteps);
+    if (!judged.ok()) return std::move(judged.status());
+    const Verdict &ours = judged.value();
+    stall.ours = best.name();
+    stall.step_ns = ours.step_ns / ours.steps;
+    stall.stall_ns = ours.stall_ns / ours.steps;
+    stall.busy_ns = longest_ns(machine, ours.links) / ours.steps;
     return stall;
 }
 

@@ -9,9 +9,12 @@
 
 namespace stepwell::schedule {
 
+// In a row: those that are measured, and those that the bound is of.
+constexpr uint32_t kStallSteps = 16;
+
 struct Stall {
     std::string ours;         // the fastest policy
-    uint64_t step_ns = 0;     // of one step of many
+    uint64_t step_ns = 0;     // of one step of kStallSteps
     uint64_t stall_ns = 0;    // of it
     double busy_ns = 0;       // of the link that its bytes take the longest
     std::string frugal;       // the policy that is chosen by bytes

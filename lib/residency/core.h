@@ -117,6 +117,7 @@ public:
     // ---- what a plan asks (ahead.cpp) ----------------------------------------------------------
     [[nodiscard]] Lack lack(const Request &request) const;
     [[nodiscard]] uint64_t block_bytes() const { return config_.block_bytes; }
+    [[nodiscard]] bool maps(PlaceId place) const { return config_.places[place].maps; }
     [[nodiscard]] uint64_t budget_bytes(PlaceId place) const  // for ordinary blocks
     {
         const Arena &arena = arenas_[place];

@@ -23,6 +23,7 @@ constexpr uint32_t kBusyMax = 8;                  // passed by, of those that so
 constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
 constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
 constexpr Instant kEvictingNs = 4'000'000;        // ... while something has to leave for them
+constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a large tensor
 constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
 constexpr uint64_t kAheadShare = 2;               // ... and with what has landed and is not used
 constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
@@ -146,7 +147,8 @@ bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
     item.zone = zone;
     item.place = counts ? lack.place : residency::kNoPlace;
     item.room_bytes = lack.room_bytes;
-    item.flying = false;
+    item.flying = 0;
+    item.asked_bytes = 0;
     const bool fits = counts && lack.room_bytes <= core.budget_bytes(lack.place);
     const bool lacks = fits && lack.readable && lack.from[nvme_] > 0;
     set_lacks(item, lacks && reads_bytes(item.use.request));
@@ -170,7 +172,8 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     item.zone = Zone::kNear;
     item.place = lack.place;
     item.room_bytes = lack.room_bytes;
-    item.flying = false;
+    item.flying = 0;
+    item.asked_bytes = 0;
     const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
     set_lacks(item, reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0);
     item.cost_ns = item.lacks ? cost_of(lack) : 0;
@@ -264,13 +267,14 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
 }
 
 // What comes early keeps room that something known would have used: the links are kept busy, and no
-// more.
-bool Lookahead::may_evict(const residency::Core &core, PlaceId place) const
+// more. Of what has begun to come the rest comes too.
+bool Lookahead::may_evict(const residency::Core &core, const Item &item) const
 {
-    const uint64_t flying = flying_bytes_[place];
-    const uint64_t budget = core.budget_bytes(place);
+    const uint64_t flying = flying_bytes_[item.place];
+    const uint64_t budget = core.budget_bytes(item.place);
     if (flying > 0 && (flying_ns_ >= kEvictingNs || flying >= budget / kFlyingShare)) return false;
-    return flying + landed_bytes_[place] <= budget / kAheadShare;
+    const uint64_t others = landed_bytes_[item.place] - item.landed_bytes;
+    return flying + others <= budget / kAheadShare;
 }
 
 // Hits, and releases of them, tell nobody that they make room for what comes behind them. A program
@@ -320,7 +324,8 @@ void Lookahead::look_anew(const residency::Core &core)
     const size_t most = std::min(items_.size(), kAnewMax);
     for (size_t i = 0; i < most && looked_at < kAnewBlocksMax; ++i) {
         Item &item = items_[i];
-        if (item.lacks || !reads_bytes(item.use.request) || item.left || item.flying) continue;
+        if (item.lacks || !reads_bytes(item.use.request) || item.left) continue;
+        if (item.flying > 0) continue;
         if (item.again >= kAgainMax) continue;
         if (item.use.update && item.zone != Zone::kOut) {
             looked_at += item.room_bytes / core.block_bytes();
@@ -333,17 +338,40 @@ void Lookahead::look_anew(const residency::Core &core)
         if (lack.place != item.place || !lack.readable || lack.bytes == 0) continue;
         if (lack.room_bytes > core.budget_bytes(lack.place)) continue;
         set_lacks(item, true);
+        item.asked_bytes = 0;
         ++item.again;
         item.cost_ns = cost_of(lack);
     }
     look_at_ = evictions + 1 + looked_at / kAnewPerEviction;
 }
 
+// To the first bytes that it lacks, as halving finds them. Where views need runs of slots all of
+// them find their room at once.
+void Lookahead::cut(const residency::Core &core, residency::Request &request,
+                    residency::Lack &lack) const
+{
+    const uint64_t block = core.block_bytes();
+    if (!core.maps(lack.place)) return;
+    while (cost_of(lack) > kPieceNs) {
+        const uint64_t end = request.byte_begin + request.byte_count;
+        const uint64_t middle = (request.byte_begin + request.byte_count / 2) / block * block;
+        if (middle <= request.byte_begin) return;
+        request.byte_count = middle - request.byte_begin;
+        residency::Lack first = core.lack(request);
+        if (first.bytes == 0) {
+            request.byte_begin = middle;
+            request.byte_count = end - middle;
+            first = core.lack(request);
+        }
+        lack = first;
+    }
+}
+
 // Something has to leave for the item: not yet, if that is early enough later.
 bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast, Instant now,
                           size_t index)
 {
-    if (!may_evict(core, items_[index].place)) return false;
+    if (!may_evict(core, items_[index])) return false;
     const Instant start = latest_start(forecast, now, index);
     if (start <= now) return true;
     wake_ = std::min(wake_, start);
@@ -370,15 +398,22 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         residency::Request request = item.use.request;
         request.place = item.place;
         request.access = residency::Access::kRead;
-        const residency::Lack lack = core.lack(request);
+        request.byte_begin += item.asked_bytes;
+        request.byte_count -= item.asked_bytes;
+        residency::Lack lack = core.lack(request);
         if (lack.busy && ++busy > kBusyMax) return {};
         if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
         set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
         const bool evicts = !full && core.free_bytes(item.place) < lack.bytes;
         if (evicts && !may_start(core, forecast, now, i)) return {};
-        set_lacks(item, false);
+        if (full || evicts) cut(core, request, lack);
         proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
+        const residency::Request &all = item.use.request;
+        item.asked_bytes = request.byte_begin + request.byte_count - all.byte_begin;
+        set_lacks(item, item.asked_bytes < all.byte_count);
+        if (item.lacks) proposed_.cost_ns = std::min(item.cost_ns, cost_of(lack));
+        item.cost_ns -= proposed_.cost_ns;
         residency::FetchAsked asked;
         asked.requests = {request};
         asked.urgency = residency::Class::kPlanned;
@@ -393,7 +428,7 @@ void Lookahead::asked(residency::FetchId fetch)
     flying_[fetch] = proposed_;
     flying_ns_ += proposed_.cost_ns;
     flying_bytes_[proposed_.place] += proposed_.bytes;
-    if (Item *item = item_of(proposed_)) item->flying = true;
+    if (Item *item = item_of(proposed_)) ++item->flying;
 }
 
 std::vector<residency::FetchId> Lookahead::fetches() const
@@ -414,8 +449,11 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     flying_bytes_[flight.place] -= flight.bytes;
     Item *item = item_of(flight);
     if (end == End::kThere) refused_[flight.place] = {};
-    if (item) item->flying = false;
-    if (end == End::kFailed && item) item->left = true;
+    if (item && item->flying > 0) --item->flying;
+    if (end == End::kFailed && item) {
+        item->left = true;
+        set_lacks(*item, false);
+    }
     if (end == End::kThere && item) {
         item->landed_bytes += flight.bytes;
         landed_bytes_[flight.place] += flight.bytes;
@@ -425,7 +463,11 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         Refusal &refusal = refused_[flight.place];
         refusal.pause_ns = std::clamp(2 * refusal.pause_ns, kRetryNs, kRetryMostNs);
         refusal.until = now_ + refusal.pause_ns;
-        if (item) set_lacks(*item, true);
+        if (item) {
+            item->cost_ns += flight.cost_ns;
+            item->asked_bytes = 0;
+            set_lacks(*item, true);
+        }
     }
     return true;
 }

@@ -6,7 +6,8 @@
 // Near are the next fetches, as many as have room at their places beside each other: whatever they
 // push out is needed later. Far are those behind them, whose bytes come from the disk as far as the
 // host tier. Where room is free a prefetch starts at once; where something has to leave for it, as
-// late as the measured bandwidths call safe.
+// late as the measured bandwidths call safe, and piece by piece: the room of a large tensor would
+// stand empty for as long as its bytes are on their way.
 // Pure; one thread at a time.
 #pragma once
 
@@ -54,12 +55,13 @@ private:
         Expected use;
         Zone zone = Zone::kOut;
         bool lacks = false;                              // bytes, at the place it is to be brought
-        bool flying = false;                             // asked for, and not answered yet
+        uint32_t flying = 0;                             // asked for, and not answered yet
         bool left = false;                               // to the demand, as it failed
         uint8_t again = 0;                               // times it was brought after it had left
         residency::PlaceId place = residency::kNoPlace;  // that one
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks
+        uint64_t asked_bytes = 0;                        // of its first ones, piece by piece
         uint64_t landed_bytes = 0;                       // brought for it
     };
     struct Flight {
@@ -77,6 +79,7 @@ private:
     std::optional<residency::FetchAsked> propose(const residency::Core &core,
                                                  const Forecast &forecast, residency::Instant now);
     void look_anew(const residency::Core &core);
+    void cut(const residency::Core &core, residency::Request &request, residency::Lack &lack) const;
     [[nodiscard]] bool may_start(const residency::Core &core, const Forecast &forecast,
                                  residency::Instant now, size_t index);
     void poll_later(residency::Instant now);
@@ -97,7 +100,7 @@ private:
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first) const;
-    [[nodiscard]] bool may_evict(const residency::Core &core, residency::PlaceId place) const;
+    [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
     [[nodiscard]] Item *item_of(const Flight &flight);
 
     const residency::PlaceId host_;

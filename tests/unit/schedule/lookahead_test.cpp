@@ -362,6 +362,63 @@ TEST_F(LookaheadTest, WhatIsAheadOfItsUseTakesNoMoreThanItsShareOfWhatHasToLeave
     EXPECT_EQ(plan(), "t5@0 ");
 }
 
+TEST_F(LookaheadTest, ALargeTensorTakesTheRoomOfOthersPieceByPiece)
+{
+    open_listed(32, 0, 96);
+    const TensorId large = stored("large", 24);
+    const TensorId old = create("old", 32 * kBlock);
+    fill(old);
+    expect(large);
+    const uint64_t before = core_->evictions(kDevice);
+    EXPECT_EQ(plan(), "large@0 ");
+    finish_hints();
+    EXPECT_EQ(core_->evictions(kDevice), before + 6);
+    EXPECT_FALSE(resident(large, kDevice));
+    while (!plan().empty()) finish_hints();
+    EXPECT_TRUE(resident(large, kDevice));
+    EXPECT_EQ(core_->evictions(kDevice), before + 24);
+}
+
+TEST_F(LookaheadTest, APieceThatFoundNoRoomIsProposedAgain)
+{
+    open_listed(32, 0, 96);
+    const TensorId large = stored("large", 24);
+    const TensorId old = create("old", 32 * kBlock);
+    fill(old);
+    expect(large);
+    const FetchId view = ask({all_of(old, Access::kRead)});
+    EXPECT_EQ(plan(), "large@0 ");
+    EXPECT_EQ(lookahead_.in_flight(), 0u);
+    release(view);
+    now_ = lookahead_.wake();
+    while (!plan().empty()) finish_hints();
+    EXPECT_TRUE(resident(large, kDevice));
+}
+
+TEST_F(LookaheadTest, ALargeTensorTakesFreeRoomAtOnce)
+{
+    open_listed(32, 0, 96);
+    expect(stored("large", 24));
+    EXPECT_EQ(plan(), "large@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+}
+
+TEST_F(LookaheadTest, WhenAPieceFailedTheOthersAreLeftToTheDemand)
+{
+    open_listed(32, 0, 96);
+    const TensorId large = stored("large", 24);
+    const TensorId old = create("old", 32 * kBlock);
+    fill(old);
+    expect(large);
+    EXPECT_EQ(plan(), "large@0 ");
+    lookahead_.ended(hints_[0], Lookahead::End::kFailed);
+    finish_hints();
+    now_ += 1'000'000'000;
+    EXPECT_EQ(plan(), "");
+    EXPECT_FALSE(resident(large, kDevice));
+}
+
 TEST_F(LookaheadTest, WhatFailedIsLeftToTheDemand)
 {
     open_listed(2, 0, 16);

@@ -318,6 +318,7 @@ private:
     bool clean_early(BlockId block, PlaceId place, Commands &out);
     void queue_clean(BlockId block);
     void clean_soon(BlockId block, PlaceId place);
+    void end_claims(Pack &pack);
     // A hint takes no room of what is known to be needed sooner than its own bytes.
     [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const
     {

@@ -365,7 +365,11 @@ void Core::release(const Release &release, Instant, Commands &out)
         --count;
         if (release.far) {
             cool(block, release.place);
-            clean_soon(block, release.place);
+            // A block that small tensors share is changed by the update of each.
+            Pack &pack = packs_[tensor.pack];
+            const bool others = pack.claimed > (tensor.claims.empty() ? 0u : 1u);
+            if (others) pack.clean_late = true;
+            if (!others) clean_soon(block, release.place);
         } else if (release.near) {
             heat(block, release.place);
         }

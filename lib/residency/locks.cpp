@@ -227,6 +227,7 @@ ClaimId Core::claim(bool alone)
 
 void Core::claim_tensor(ClaimId claim, TensorId id)
 {
+    packs_[tensors_[id].pack].claimed += tensors_[id].claims.empty();
     tensors_[id].claims.push_back(claim);
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
@@ -243,8 +244,21 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
         drop_contents(id, out);
     }
     tensor.claims.erase(mine);
+    if (tensor.claims.empty()) end_claims(packs_[tensor.pack]);
     for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
     advance(out);
+}
+
+void Core::end_claims(Pack &pack)
+{
+    STW_ASSERT(pack.claimed > 0);
+    if (--pack.claimed > 0 || !std::exchange(pack.clean_late, false)) return;
+    for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+        for (PlaceId place = 0; place < places(); ++place) {
+            if (!is_nvme(place) && replica(block, place).valid) clean_soon(block, place);
+        }
+    }
+    may_write_back_ = true;
 }
 
 ClaimId Core::claimed_by(TensorId id) const

@@ -89,6 +89,8 @@ struct Pack {
     }
     uint32_t with_contents = 0;  // of these, not empty
     uint32_t writing = 0;        // locked ranges for writing, or under a claim
+    uint32_t claimed = 0;        // of these, with a claim
+    bool clean_late = false;     // when the last claim goes: others were to change the block again
     // Of the tensors' gates, so that a large pack need not be walked to learn that there are none.
     std::array<uint32_t, kPlacesMax> gates_open{};
     std::array<uint32_t, kPlacesMax> gates_draining{};  // closed, with pins when last looked at

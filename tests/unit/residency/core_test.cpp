@@ -374,6 +374,50 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
     EXPECT_TRUE(granted(outside));
 }
 
+// Else an update of a thousand small tensors would write their block a thousand times.
+TEST_F(CoreTest, ASharedBlockIsWrittenBackEarlyWhenTheLastUpdateInItIsOver)
+{
+    open(8, 0, 16);
+    const TensorId small[] = {create("a", kBlock / 4), create("b", kBlock / 4)};
+    ASSERT_EQ(core_->pack_of(small[0]), core_->pack_of(small[1]));
+    for (const TensorId tensor : small) fill(tensor);
+    fill(create("rest", 7 * kBlock));  // where the device is not full nothing leaves early
+    const ClaimId claim = core_->claim();
+    for (const TensorId tensor : small) core_->claim_tensor(claim, tensor);
+    const auto update = [&](TensorId tensor) {
+        FetchAsked asked;
+        asked.claim = claim;
+        asked.requests = {all_of(tensor, Access::kReadWrite)};
+        Commands out;
+        const FetchId fetch = core_->fetch(asked, now_, out);
+        take(out);
+        ASSERT_TRUE(granted(fetch));
+        Release release;
+        release.tensor = tensor;
+        release.access = Access::kReadWrite;
+        release.place = kDevice;
+        release.byte_count = kBlock / 4;
+        release.claim = claim;
+        release.far = true;
+        core_->release(release, now_, out);
+        take(out);
+    };
+    const auto end = [&](TensorId tensor) {
+        Commands out;
+        core_->unclaim_tensor(claim, tensor, false, out);
+        take(out);
+    };
+    finish_all();
+    update(small[0]);
+    update(small[1]);
+    EXPECT_TRUE(transfers_.empty());
+    end(small[1]);
+    EXPECT_TRUE(transfers_.empty());
+    end(small[0]);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].to, kNvme);
+}
+
 // ---- places without maps -----------------------------------------------------------------------
 
 TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)

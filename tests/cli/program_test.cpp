@@ -538,12 +538,40 @@ TEST(StepwellSimulate, FromTwoFilesToAnAnswer)
     EXPECT_NEAR(step, double{answer["step_s"]}, 0.01 * step);
 }
 
+// As installed: the command in bin, beside share.
+TEST(StepwellSimulate, AnUnknownNameIsAnsweredWithTheExamplesThereAre)
+{
+    namespace fs = std::filesystem;
+    const Here here;
+    const fs::path root = here.path();
+    fs::create_directories(root / "bin");
+    fs::create_directories(root / "share/stepwell");
+    const char *const program = std::getenv("STEPWELL_COMMAND");
+    ASSERT_NE(program, nullptr);
+    fs::copy_file(program, root / "bin/stepwell");
+    for (const char *folder : {"models", "machines"})
+        fs::copy(fs::path(TEST_DATA) / folder, root / "share/stepwell" / folder);
+    const auto installed = [&](const std::string &words) {
+        const std::string err = root / "err";
+        const std::string command = (root / "bin/stepwell").string() + " " + words + " 2> " + err;
+        EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+        std::ifstream file(err);
+        return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const std::string model = installed("simulate no-such dgx-2-v100");
+    EXPECT_THAT(model,
+                HasSubstr("stepwell simulate: There is no model file 'no-such' here, and the "
+                          "examples are gpt-13b, gpt-175b, layers, "));
+    EXPECT_THAT(installed("plan gpt-13b cray-1"),
+                HasSubstr("stepwell plan: There is no machine file 'cray-1' here, and the examples "
+                          "are dgx-2-v100, dgx-a100, "));
+}
+
 TEST(StepwellSimulate, AnExampleIsFoundByItsNameAndAProfileNeedsAGpu)
 {
     const Outcome unknown = run({"simulate", "no-such-model", kMachine});
     EXPECT_EQ(unknown.status, 1);
-    EXPECT_EQ(unknown.err, "stepwell simulate: The file 'no-such-model' cannot be read: No such "
-                           "file or directory.\n");
+    EXPECT_THAT(unknown.err, HasSubstr("There is no model file 'no-such-model' here, and "));
     const Here here;
     const std::string file = here.path() + "/profile.json";
     std::ofstream(file) << R"({"kind": "stepwell machine profile", "format": 1,

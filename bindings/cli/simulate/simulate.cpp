@@ -7,6 +7,7 @@
 #include "machine_profile.h"
 #include "text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -54,20 +55,39 @@ Sweep parse_sweep(const std::string &text, std::string *why)
     return sweep;
 }
 
+// Of the files there; empty where the folder is not.
+std::string names_in(const std::filesystem::path &folder)
+{
+    std::error_code ignored;
+    std::vector<std::string> names;
+    for (std::filesystem::directory_iterator at(folder, ignored), end; at != end;
+         at.increment(ignored))
+        if (at->path().extension() == ".json") names.push_back(at->path().stem());
+    std::sort(names.begin(), names.end());
+    std::string list;
+    for (const std::string &name : names) list += (list.empty() ? "" : ", ") + printable(name);
+    return list;
+}
+
 // As it is given; else by its name, where examples are installed: beside the command.
-std::string found_file(const std::string &name, const char *folder)
+std::string found_file(const std::string &name, const std::string &kind)
 {
     std::error_code ignored;
     if (name.find('/') != std::string::npos || is_there(name)) return name;
     const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
     const std::filesystem::path places[] = {
-        program / ".." / "share" / "stepwell" / folder,
-        std::filesystem::path(STEPWELL_DATA_DIRECTORY) / folder,
+        program / ".." / "share" / "stepwell" / (kind + "s"),
+        std::filesystem::path(STEPWELL_DATA_DIRECTORY) / (kind + "s"),
     };
     for (const std::filesystem::path &place : places)
         for (const char *ending : {"", ".json"})
             if (is_there(place / (name + ending))) return place / (name + ending);
-    return name;
+    std::string names = names_in(places[0]);
+    if (names.empty()) names = names_in(places[1]);
+    const std::string hint = names.empty() ? "and no examples are installed beside this command"
+                                           : "and the examples are " + names;
+    throw Refused("There is no " + kind + " file '" + printable(name) + "' here, " + hint +
+                  "; give the path of a file.");
 }
 
 Machine machine_of(const SimulateOptions &options)
@@ -78,7 +98,7 @@ Machine machine_of(const SimulateOptions &options)
             throw Refused("There is no profile of this host; 'stepwell tune DIRECTORY' writes it.");
         return read_profile(profile, options.gpu_memory, options.gpu_flops);
     }
-    const std::string file = found_file(options.machine, "machines");
+    const std::string file = found_file(options.machine, "machine");
     const Located root = read_located(file);
     if (is_profile(root)) return read_profile(file, options.gpu_memory, options.gpu_flops);
     if (!options.gpu_memory.empty() || !options.gpu_flops.empty())
@@ -160,7 +180,7 @@ std::string why_no_sweep(const std::string &sweep)
 
 std::string run_simulate(const SimulateOptions &options, const SimulateProgress &progress)
 {
-    const Model model = read_model(found_file(options.model, "models"));
+    const Model model = read_model(found_file(options.model, "model"));
     const Machine machine = machine_of(options);
     const simulate::Options engine = engine_options(options);
     if (options.sweep.empty()) {
@@ -179,7 +199,7 @@ std::string run_simulate(const SimulateOptions &options, const SimulateProgress 
 
 std::string run_plan(const SimulateOptions &options)
 {
-    const Model model = read_model(found_file(options.model, "models"));
+    const Model model = read_model(found_file(options.model, "model"));
     const Machine machine = machine_of(options);
     Result<simulate::Plan> made = simulate::plan(model, machine, engine_options(options));
     if (!made.ok()) throw Refused(sentence(made.status()));

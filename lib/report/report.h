@@ -132,7 +132,7 @@ struct ExpectedSpan {
 struct PlanReport {
     std::string name;
     std::vector<CandidateReport> candidates;  // the first one is used
-    uint64_t steps = 0;                       // that followed it
+    uint64_t steps = 0;                       // that followed it, or an earlier one for these
     bool repeats = false;                     // there is what follows
     uint64_t bound_ns = 0;
     uint64_t compute_ns = 0;

@@ -267,7 +267,9 @@ void Runtime::report_plans(report::ReportData &data) const
         for (const PlanWork::Turn &turn : work->round) {
             report.name += (report.name.empty() ? "" : " + ") + phases_[turn.phase]->name;
         }
-        report.steps = work->steps;
+        for (const auto &made : plans_made_) {
+            if (is_same_round(made->round, work->round)) report.steps += made->steps;
+        }
         fill_plan(*work->plan, &report);
         data.plans.push_back(std::move(report));
     }

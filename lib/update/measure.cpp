@@ -41,14 +41,15 @@ void Measure::set_parts(std::vector<ElementRange> parts, uint64_t order)
     parts_ = std::move(parts);
     order_ = order;
     version_ = 0;
+    fresh_ = false;
 }
 
 void Measure::ask(bool wanted)
 {
     wanted_ = wanted;
-    last_write_ = std::exchange(writes_, 0);
+    if (writes_ > 0) last_write_ = std::exchange(writes_, 0);
     if (rests_ > 0) --rests_;
-    if (std::exchange(version_, 0) != 0) rests_ = kRests;  // changed after it was measured
+    if (std::exchange(fresh_, false)) rests_ = kRests;  // changed after it was measured
 }
 
 // A gradient that is written several times between steps is measured after the last one, as it was
@@ -63,12 +64,13 @@ void Measure::take(Measurement measurement, uint64_t version)
 {
     latest_ = std::move(measurement);
     version_ = version;
+    fresh_ = true;
 }
 
 const Measurement *Measure::use(uint64_t version)
 {
     if (version == 0 || version_ != version) return nullptr;
-    version_ = 0;
+    fresh_ = false;
     return &latest_;
 }
 

@@ -41,7 +41,7 @@ public:
     [[nodiscard]] uint64_t order() const { return order_; }
     // Of the gradient as of that version.
     void take(Measurement measurement, uint64_t version);
-    // Null where the gradient has changed since, or was not measured. Ends what was taken.
+    // Null where the gradient has changed since, or was not measured.
     [[nodiscard]] const Measurement *use(uint64_t version);
 
 private:
@@ -53,6 +53,7 @@ private:
     uint32_t rests_ = 0;       // steps left without, after one that was in vain
     Measurement latest_;
     uint64_t version_ = 0;  // 0: nothing was taken
+    bool fresh_ = false;    // and not used yet
 };
 
 }  // namespace stepwell::update

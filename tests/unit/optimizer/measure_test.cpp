@@ -196,6 +196,28 @@ TEST(Measure, OfSeveralWritesTheLastOneIsMeasured)
     }
 }
 
+// A norm first, and the step with the factor that came of it: one scan, by the writer.
+TEST(Measure, HoldsForTheStepBehindOneThatOnlyMeasures)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    StepOptions measures = with_verdict();
+    measures.flags = STW_UPDATE_MEASURE;
+    for (int step = 0; step < 4; ++step) {
+        int measured = 0;
+        for (int write = 0; write < 3; ++write) {
+            world.give_gradient(entry);
+            measured += measure_if_wanted(world, entry);
+        }
+        EXPECT_EQ(measured, step == 0 ? 3 : 1) << step;
+        const uint64_t before = scanned(world);
+        ASSERT_TRUE(world.step_and_wait(measures).ok());
+        ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+        EXPECT_EQ(scanned(world), before);
+    }
+}
+
 TEST(Measure, WhatSomebodyMayStillChangeIsScanned)
 {
     World world({});

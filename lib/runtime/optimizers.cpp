@@ -142,11 +142,20 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
             return status;
         }
     }
-    for (stw_tensor *tensor : body.held) tensor->optimizer = nullptr;
+    body.optimizer.reset();
+    for (stw_tensor *tensor : body.held) {
+        if (tensor->optimizer == &body) tensor->optimizer = nullptr;
+    }
     body.states.clear();
     body.held.clear();
-    body.optimizer.reset();
     body.handle = nullptr;
+    // A gradient may be in several.
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::unique_ptr<OptimizerBody> &other : optimizers_) {
+        for (stw_tensor *tensor : other->held) {
+            if (!tensor->optimizer) tensor->optimizer = other.get();
+        }
+    }
     optimizer_pool.give(optimizer);
     return {};
 }

@@ -97,7 +97,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     release.near = (flags & STW_RELEASE_NEAR) != 0;
     release.discard = (flags & STW_RELEASE_DISCARD) != 0;
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
-    const Measured measured = measure_gradient(copy, flags);
+    Measured measured = measure_gradient(copy, flags);
     uint64_t version = 0;
     act([&](Core &core, Commands &out) {
         const residency::Request view{release.tensor, release.access, release.place,
@@ -110,7 +110,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
         if (copy.access == STW_REDUCE && !release.abandon) note_reduced(tensor, copy.step);
     });
     if (measured.order != 0) {
-        pipeline_->measured(tensor->id, measured.order, measured.measurement, version);
+        pipeline_->measured(tensor->id, measured.order, std::move(measured.measurement), version);
     }
     if (!status.ok()) return status;
     return sticky_error(tensor->id);
@@ -132,6 +132,11 @@ Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags
         std::vector<update::ElementRange> parts;
         measured.order = pipeline_->wants_measure(view.tensor->id, parts);
         if (measured.order == 0) return {};
+        // A tensor that was made smaller since has parts that are not in this view.
+        const uint64_t elements = view.byte_count / (view.tensor->element_bits / 8);
+        for (const update::ElementRange &part : parts) {
+            if (part.begin + part.count > elements) return {};
+        }
         update::Piece all;
         all.tensor = view.tensor->id;
         const void *bytes = nullptr;

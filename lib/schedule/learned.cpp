@@ -42,27 +42,21 @@ Learned::Learned(Step events) : events_(std::move(events))
     find_openings();
 }
 
-// Behind that number; there is one.
-uint32_t Learned::first_update(residency::TensorId tensor, uint32_t from) const
-{
-    for (const Use &use : uses(tensor, from)) {
-        if (fetch(use.number).lane == Lane::kUpdate) return use.number;
-    }
-    return fetches();
-}
-
 void Learned::find_openings()
 {
     const std::vector<uint32_t> &program = order(Lane::kProgram);
     const uint32_t last = program.empty() ? 0 : program.back() + 1;
+    const residency::TensorId most = uses_.empty() ? 0 : uses_.back().tensor;
+    std::vector<bool> opened(uses_.empty() ? 0 : size_t{most} + 1);
+    std::vector<bool> closed(opened.size());
     opening_.reserve(fetches());
     for (uint32_t number = 0; number < fetches(); ++number) {
         const Event &event = fetch(number);
         const bool updates = event.lane == Lane::kUpdate;
-        if (!updates || first_update(event.tensor, 0) == number) opening_.push_back(number);
-        if (updates && number >= last && first_update(event.tensor, last) == number) {
-            closing_.push_back(number);
-        }
+        if (!updates || !opened[event.tensor]) opening_.push_back(number);
+        if (updates && number >= last && !closed[event.tensor]) closing_.push_back(number);
+        if (updates) opened[event.tensor] = true;
+        if (updates && number >= last) closed[event.tensor] = true;
     }
     opening_.shrink_to_fit();
     closing_.shrink_to_fit();

@@ -98,7 +98,6 @@ public:
 private:
     [[nodiscard]] uint64_t make_key() const;
     void find_openings();
-    [[nodiscard]] uint32_t first_update(residency::TensorId tensor, uint32_t from) const;
 
     uint32_t followed_so_ = 0;  // times, less those it was not
     uint64_t key_ = 0;

@@ -401,7 +401,8 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         request.byte_begin += item.asked_bytes;
         request.byte_count -= item.asked_bytes;
         residency::Lack lack = core.lack(request);
-        if (lack.busy && ++busy > kBusyMax) return {};
+        // An update that has begun has all of its tensors: these are passed by.
+        if (lack.busy && !item.use.update && ++busy > kBusyMax) return {};
         if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
         set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
@@ -463,7 +464,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         Refusal &refusal = refused_[flight.place];
         refusal.pause_ns = std::clamp(2 * refusal.pause_ns, kRetryNs, kRetryMostNs);
         refusal.until = now_ + refusal.pause_ns;
-        if (item) {
+        if (item && !item->left) {
             item->cost_ns += flight.cost_ns;
             item->asked_bytes = 0;
             set_lacks(*item, true);

@@ -99,6 +99,9 @@ Status Plan::make_known(const PlanQuestion &question, Stop stop)
 {
     const Step &step = question.step;
     std::vector<Verdict> judged = question.judged;
+    std::erase_if(judged, [&](const Verdict &verdict) {
+        return verdict.links.size() != machine_.links.size();  // of a machine with other places
+    });
     std::stable_sort(judged.begin(), judged.end(), [](const Verdict &a, const Verdict &b) {
         return a.step_ns * b.steps < b.step_ns * a.steps;
     });

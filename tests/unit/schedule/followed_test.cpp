@@ -96,6 +96,19 @@ TEST(PlanTest, WhereTimesAloneHaveChangedTheBestOfAnEarlierPlanAreJudgedAnew)
     EXPECT_GT(second->expected().step_ns, 2 * first->expected().step_ns);
 }
 
+TEST(PlanTest, VerdictsOfAMachineWithOtherLinksAreNotTakenOver)
+{
+    const std::unique_ptr<Plan> first = made(cyclic(6, 12));
+    ASSERT_TRUE(first);
+    PlanQuestion question = cyclic(6, 12);
+    question.judged = first->verdicts();
+    for (Verdict &verdict : question.judged) verdict.links.pop_back();
+    const std::unique_ptr<Plan> second = made(std::move(question));
+    ASSERT_TRUE(second);
+    ASSERT_EQ(second->verdicts().size(), first->verdicts().size());
+    for (const Verdict &verdict : second->verdicts()) EXPECT_FALSE(verdict.earlier);
+}
+
 TEST(PlanTest, StepsThatDifferAreJudgedByWhatWasSeen)
 {
     PlanQuestion question = question_of(3, 32);

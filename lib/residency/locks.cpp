@@ -227,8 +227,9 @@ ClaimId Core::claim(bool alone)
 
 void Core::claim_tensor(ClaimId claim, TensorId id)
 {
-    packs_[tensors_[id].pack].claimed += tensors_[id].claims.empty();
-    tensors_[id].claims.push_back(claim);
+    Tensor &tensor = tensors_[id];
+    tensor.claims.push_back(claim);
+    packs_[tensor.pack].claimed += tensor.claims.size() == 1;
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 

@@ -24,7 +24,9 @@ Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     if ((fetch.asked.flags & kFetchPrefetch) != 0) {
         PackId asked = kNone;
         for (const Target &target : fetch.targets) {
-            if (std::exchange(asked, blocks_[target.block].pack) == asked) continue;
+            const PackId pack = blocks_[target.block].pack;
+            if (pack == asked) continue;
+            asked = pack;
             fetch.needed_in = std::min(fetch.needed_in, next_use(target.block));
         }
     }

@@ -16,7 +16,7 @@
 namespace stepwell::ranks {
 namespace {
 
-constexpr uint64_t kSeedsOfPlant = 60;
+constexpr uint64_t kSeedsOfPlant = 600;  // the rarest is found by one in a few hundred
 
 struct Named {
     const char *name;

@@ -140,6 +140,32 @@ protected:
         }
     }
     // Written, released, at rest.
+    // As an update changes a tensor that is on the device.
+    void update_under(ClaimId claim, TensorId tensor, bool far)
+    {
+        FetchAsked asked;
+        asked.claim = claim;
+        asked.requests = {all_of(tensor, Access::kReadWrite)};
+        Commands out;
+        const FetchId fetch = core_->fetch(asked, now_, out);
+        take(out);
+        ASSERT_TRUE(granted(fetch));
+        Release release;
+        release.tensor = tensor;
+        release.access = Access::kReadWrite;
+        release.place = kDevice;
+        release.byte_count = asked.requests[0].byte_count;
+        release.claim = claim;
+        release.far = far;
+        core_->release(release, now_, out);
+        take(out);
+    }
+    void unclaim(ClaimId claim, TensorId tensor)
+    {
+        Commands out;
+        core_->unclaim_tensor(claim, tensor, false, out);
+        take(out);
+    }
     void fill(TensorId tensor, PlaceId place = kDevice)
     {
         const FetchId id = ask(tensor, Access::kWrite, place);

@@ -353,24 +353,9 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
     EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
     const FetchId outside = ask(a, Access::kRead);
     EXPECT_FALSE(granted(outside));
-    FetchAsked asked;
-    asked.claim = claim;
-    asked.requests = {all_of(a, Access::kReadWrite)};
-    Commands out;
-    const FetchId inside = core_->fetch(asked, now_, out);
-    take(out);
-    ASSERT_TRUE(granted(inside));
-    Release release;
-    release.tensor = a;
-    release.access = Access::kReadWrite;
-    release.place = kDevice;
-    release.byte_count = kBlock;
-    release.claim = claim;
-    core_->release(release, now_, out);
-    take(out);
+    update_under(claim, a, false);
     EXPECT_FALSE(granted(outside));
-    core_->unclaim_tensor(claim, a, false, out);
-    take(out);
+    unclaim(claim, a);
     EXPECT_TRUE(granted(outside));
 }
 
@@ -384,36 +369,12 @@ TEST_F(CoreTest, ASharedBlockIsWrittenBackEarlyWhenTheLastUpdateInItIsOver)
     fill(create("rest", 7 * kBlock));  // where the device is not full nothing leaves early
     const ClaimId claim = core_->claim();
     for (const TensorId tensor : small) core_->claim_tensor(claim, tensor);
-    const auto update = [&](TensorId tensor) {
-        FetchAsked asked;
-        asked.claim = claim;
-        asked.requests = {all_of(tensor, Access::kReadWrite)};
-        Commands out;
-        const FetchId fetch = core_->fetch(asked, now_, out);
-        take(out);
-        ASSERT_TRUE(granted(fetch));
-        Release release;
-        release.tensor = tensor;
-        release.access = Access::kReadWrite;
-        release.place = kDevice;
-        release.byte_count = kBlock / 4;
-        release.claim = claim;
-        release.far = true;
-        core_->release(release, now_, out);
-        take(out);
-    };
-    const auto end = [&](TensorId tensor) {
-        Commands out;
-        core_->unclaim_tensor(claim, tensor, false, out);
-        take(out);
-    };
     finish_all();
-    update(small[0]);
-    update(small[1]);
+    for (const TensorId tensor : small) update_under(claim, tensor, true);
     EXPECT_TRUE(transfers_.empty());
-    end(small[1]);
+    unclaim(claim, small[1]);
     EXPECT_TRUE(transfers_.empty());
-    end(small[0]);
+    unclaim(claim, small[0]);
     ASSERT_EQ(transfers_.size(), 1u);
     EXPECT_EQ(transfers_[0].to, kNvme);
 }

@@ -75,6 +75,16 @@ protected:
     {
         list_.uses.push_back({all_of(tensor, access), compute_ns, 0});
     }
+    // A device that is full of one tensor, where another one comes next.
+    std::pair<TensorId, TensorId> open_for_large()
+    {
+        open_listed(32, 0, 96);
+        const TensorId large = stored("large", 24);
+        const TensorId old = create("old", 32 * kBlock);
+        fill(old);
+        expect(large);
+        return {large, old};
+    }
     std::vector<TensorId> store(size_t n)
     {
         std::vector<TensorId> all;
@@ -364,11 +374,7 @@ TEST_F(LookaheadTest, WhatIsAheadOfItsUseTakesNoMoreThanItsShareOfWhatHasToLeave
 
 TEST_F(LookaheadTest, ALargeTensorTakesTheRoomOfOthersPieceByPiece)
 {
-    open_listed(32, 0, 96);
-    const TensorId large = stored("large", 24);
-    const TensorId old = create("old", 32 * kBlock);
-    fill(old);
-    expect(large);
+    const TensorId large = open_for_large().first;
     const uint64_t before = core_->evictions(kDevice);
     EXPECT_EQ(plan(), "large@0 ");
     finish_hints();
@@ -381,11 +387,7 @@ TEST_F(LookaheadTest, ALargeTensorTakesTheRoomOfOthersPieceByPiece)
 
 TEST_F(LookaheadTest, APieceThatFoundNoRoomIsProposedAgain)
 {
-    open_listed(32, 0, 96);
-    const TensorId large = stored("large", 24);
-    const TensorId old = create("old", 32 * kBlock);
-    fill(old);
-    expect(large);
+    const auto [large, old] = open_for_large();
     const FetchId view = ask({all_of(old, Access::kRead)});
     EXPECT_EQ(plan(), "large@0 ");
     EXPECT_EQ(lookahead_.in_flight(), 0u);
@@ -406,11 +408,7 @@ TEST_F(LookaheadTest, ALargeTensorTakesFreeRoomAtOnce)
 
 TEST_F(LookaheadTest, WhenAPieceFailedTheOthersAreLeftToTheDemand)
 {
-    open_listed(32, 0, 96);
-    const TensorId large = stored("large", 24);
-    const TensorId old = create("old", 32 * kBlock);
-    fill(old);
-    expect(large);
+    const TensorId large = open_for_large().first;
     EXPECT_EQ(plan(), "large@0 ");
     lookahead_.ended(hints_[0], Lookahead::End::kFailed);
     finish_hints();

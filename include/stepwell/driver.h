@@ -4,9 +4,10 @@
  * ABI tagged: mandatory operations first, then groups under the capability bit that announces them.
  * A table that lies (a bit without its functions, or the reverse) is refused when it is loaded.
  *
- * The core lends the driver clock and log, so a driver links to nothing of ours. Two kinds here:
- * STORAGE behind the nvme tier, MEMORY behind the device and host tiers. Drivers outside of the
- * library are modules: the end of this file, and docs/driver-authors.md.
+ * The core lends the driver clock and log, so a driver links to nothing of ours. Three kinds here:
+ * STORAGE behind the nvme tier, MEMORY behind the device and host tiers, COLLECTIVE behind a group
+ * of ranks. Drivers outside of the library are modules: the end of this file, and
+ * docs/driver-authors.md.
  *
  * RELEASES of one ABI add operations at the end of a table, as a group with a bit of its own. A
  * table that ends earlier, as its headers did, lacks what comes behind its end: to the library
@@ -197,6 +198,96 @@ typedef struct stw_memory_ops {
                             stw_driver_error *error_out);
 } stw_memory_ops;
 
+/* ---------------------------------------------------------------------------- collective -- */
+
+/* This process's end of a group of ranks. */
+typedef struct stw_collective stw_collective;
+
+typedef struct stw_collective_options {
+    uint32_t struct_size;
+    uint32_t rank;            /* of this process; unused where the engine knows its ranks (MPI) */
+    uint32_t size;            /* ranks in all; as rank */
+    int32_t mpi_comm;         /* MPI_Comm_c2f(comm); 0: MPI_COMM_WORLD */
+    void *communicator;       /* of the engine, borrowed (ncclComm_t); NULL: none */
+    const void *unique_id;    /* the same bytes on all ranks (ncclUniqueId); NULL: none */
+    uint64_t unique_id_bytes;
+    int32_t device_ordinal;   /* whose memory collectives touch, where that is a device's */
+    uint32_t reserved;
+    uint64_t timeout_ns;      /* of open */
+} stw_collective_options;
+
+typedef struct stw_collective_info {
+    uint32_t struct_size;
+    uint32_t rank;
+    uint32_t size;
+    uint32_t caller_thread; /* 1: calls may come only from threads that call the library */
+    char remark[256];       /* "" if nothing */
+} stw_collective_info;
+
+enum { STW_EXCHANGE_BYTES_MAX = 4096 };
+
+enum { /* stw_collective_ops.capabilities */
+    STW_COLLECTIVE_HOST = 1,   /* all_gather, reduce_scatter, all_reduce take host memory */
+    STW_COLLECTIVE_DEVICE = 2, /* ... take memory of a device that has streams */
+    STW_COLLECTIVE_CAN_SPLIT = 4,
+    STW_COLLECTIVE_NAMES_MISSING = 8, /* missing */
+    STW_COLLECTIVE_CAN_ABORT = 16     /* abort ends what is in flight */
+};
+
+/*
+ * A collective begins when it is started and ends when poll says so; the memory it names is the
+ * engine's until then. It is started in the same order with the same sizes on all ranks: the
+ * library sees to that by an exchange before it. Calls come one at a time, from one thread unless
+ * info says caller_thread. Nothing but open, split and close blocks.
+ *
+ * Sums are taken in rank order, 0 first, in f32 (f64 for STW_F64), and rounded to nearest once; an
+ * engine that cannot says so in info's remark, and gives the same bits each time all the same.
+ */
+typedef struct stw_collective_ops {
+    uint32_t struct_size;
+    uint32_t abi;
+    const char *name;
+    uint64_t capabilities;
+    /* Blocks until all ranks have joined. UNSUPPORTED: the engine cannot be used as it was set up
+     * (an MPI without threads). PEER, TIMEOUT. */
+    stw_status (*open)(const stw_services *services, const stw_collective_options *options,
+                       stw_collective **collective_out, stw_driver_error *error_out);
+    void (*info)(stw_collective *collective, stw_collective_info *info_out);
+    /* `bytes` (at most STW_EXCHANGE_BYTES_MAX) of each rank to all, in host memory, in rank order:
+     * records has size x bytes. Both are the engine's until poll. */
+    stw_status (*exchange)(stw_collective *collective, const void *record, void *records,
+                           uint32_t bytes, uint64_t *work_out);
+    /* The shards of all ranks in rank order. `shard` may be this rank's part of `whole`. */
+    stw_status (*all_gather)(stw_collective *collective, const void *shard, void *whole,
+                             uint64_t shard_bytes, void *stream, uint64_t *work_out);
+    /* Rank r gets the sum over ranks of elements [r, r + 1) x shard_elements of `whole`. dtype:
+     * STW_F32, STW_F16, STW_BF16, STW_F64. The two do not overlap. */
+    stw_status (*reduce_scatter)(stw_collective *collective, const void *whole, void *shard,
+                                 uint64_t shard_elements, uint32_t dtype, void *stream,
+                                 uint64_t *work_out);
+    /* The sum over ranks on every rank, in place. */
+    stw_status (*all_reduce)(stw_collective *collective, void *data, uint64_t elements,
+                             uint32_t dtype, void *stream, uint64_t *work_out);
+    /* OK or an error once, PENDING before; never again after that. It is what makes collectives
+     * progress. A rank that is known to be gone: PEER. */
+    stw_status (*poll)(stw_collective *collective, uint64_t work, stw_driver_error *error_out);
+    /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. What the
+     * program lent (communicators, MPI itself) stays as it was. */
+    stw_status (*close)(stw_collective *collective, uint64_t wait_ns);
+    /* STW_COLLECTIVE_CAN_SPLIT. Collective. Ranks of one colour make a group, in order of key and
+     * rank; colour -1: in none, *collective_out is NULL. Blocks as open. */
+    stw_status (*split)(stw_collective *collective, int32_t colour, uint32_t key,
+                        uint64_t timeout_ns, stw_collective **collective_out,
+                        stw_driver_error *error_out);
+    /* STW_COLLECTIVE_NAMES_MISSING. Of an exchange in flight: the ranks, at most `capacity`, of
+     * which nothing came yet; returns how many there are. */
+    uint32_t (*missing)(stw_collective *collective, uint64_t work, uint32_t *ranks_out,
+                        uint32_t capacity);
+    /* STW_COLLECTIVE_CAN_ABORT. What is in flight ends soon with an error, and nothing can be
+     * started any more. */
+    stw_status (*abort)(stw_collective *collective);
+} stw_collective_ops;
+
 /* -------------------------------------------------------------------------------- module -- */
 
 /*
@@ -212,6 +303,7 @@ typedef struct stw_driver_module {
     uint32_t abi;                   /* STW_DRIVER_ABI: others are refused, and not looked into */
     const stw_storage_ops *storage; /* behind the nvme tier; NULL: none */
     const stw_memory_ops *memory;   /* behind the device tier; NULL: none */
+    const stw_collective_ops *collective; /* behind a group of ranks; NULL: none */
 } stw_driver_module;
 
 #if defined(__GNUC__)

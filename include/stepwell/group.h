@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stepwell/group.h: groups of ranks, over MPI, NCCL or the program's own collectives.
+ */
+#ifndef STEPWELL_GROUP_H
+#define STEPWELL_GROUP_H
+
+#include <stepwell/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { /* driver of a group */
+    STW_GROUP_SELF = 0,     /* this process alone: what a NULL group is */
+    STW_GROUP_MPI = 1,      /* mpi_comm, or MPI_COMM_WORLD when 0; MPI's life is the caller's */
+    STW_GROUP_NCCL = 2,     /* nccl_comm if given (borrowed), else unique_id + rank + size */
+    STW_GROUP_CALLBACKS = 3 /* ops + ops_user: a torch.distributed process group, say */
+};
+
+enum { /* stw_group_options.flags */
+    /* Call the engine only from inside stw_ calls, on the calling thread: for an MPI without
+     * MPI_THREAD_MULTIPLE, and process groups that are not safe to use from a second thread. Costs
+     * the overlap of collectives with the program's own work. */
+    STW_GROUP_CALLER_THREAD = 1
+};
+
+/* Collectives lent by the program. Each starts the work, writes a work id and returns; poll says
+ * PENDING, OK or an error, and something other than PENDING exactly once. Calls come one at a time,
+ * in the same order on all ranks, on one library thread unless STW_GROUP_CALLER_THREAD. Memory is
+ * in `tier`/`device`, host memory with device 0 in this release; it is the callee's until poll has
+ * said the end. An error ends the group: every later call fails with it. No exception may leave a
+ * callback. */
+typedef struct stw_group_ops {
+    uint32_t struct_size;
+    uint32_t reserved;
+    /* The shards of all ranks in rank order; `shard` may be this rank's part of `whole`. */
+    stw_status (*all_gather)(void *user, const void *shard, void *whole, uint64_t shard_bytes,
+                             uint32_t tier, uint32_t device, void *stream, uint64_t *work_out);
+    /* Rank r gets the sum of elements [r, r + 1) x shard_elements of `whole`, which may be
+     * overwritten. The same order of additions each time, so that a run repeats. */
+    stw_status (*reduce_scatter)(void *user, const void *whole, void *shard,
+                                 uint64_t shard_elements, uint32_t dtype, uint32_t tier,
+                                 uint32_t device, void *stream, uint64_t *work_out);
+    /* The sum on every rank, in place. */
+    stw_status (*all_reduce)(void *user, void *data, uint64_t elements, uint32_t dtype,
+                             uint32_t tier, uint32_t device, void *stream, uint64_t *work_out);
+    stw_status (*poll)(void *user, uint64_t work);
+    /* Everything in flight ends soon with an error. NULL: the engine cannot. */
+    stw_status (*abort)(void *user);
+} stw_group_ops;
+
+typedef struct stw_group_options {
+    uint32_t struct_size;
+    uint32_t driver;  /* STW_GROUP_* */
+    uint32_t flags;   /* STW_GROUP_CALLER_THREAD */
+    uint32_t rank;    /* NCCL by id, callbacks */
+    uint32_t size;
+    int32_t mpi_comm; /* MPI_Comm_c2f(comm) */
+    void *nccl_comm;
+    const void *unique_id;
+    uint64_t unique_id_bytes;
+    const stw_group_ops *ops; /* copied */
+    void *ops_user;
+    uint64_t timeout_ns; /* of each wait for the other ranks; 0: 300 s */
+} stw_group_options;
+#define STW_GROUP_OPTIONS_INIT { sizeof(stw_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Join a set of ranks. COLLECTIVE. A NULL stw_group * elsewhere means: this process alone.
+ *
+ * Ownership: *group_out is the caller's; stw_group_destroy() after the runtime that uses it. What
+ *            the options lend (a communicator, `ops_user`) outlives it.
+ * Threads:   any thread.
+ * Blocks:    until all ranks joined, or the timeout passes.
+ * Errors:    INVALID, UNSUPPORTED (the driver's module is absent, or MPI was set up without
+ *            threads: reason in the text), MISMATCH (ranks were told different sizes, or the same
+ *            rank), PEER, TIMEOUT.
+ */
+STW_API stw_status stw_group_create(const stw_group_options *options, stw_group **group_out);
+/* COLLECTIVE. Ranks of one colour make a group, in order of key, then of rank; those with colour -1
+ * get NULL. UNSUPPORTED for callbacks: split the process group, and create. Else as create. */
+STW_API stw_status stw_group_split(stw_group *group, int32_t colour, uint32_t key,
+                                   stw_group **group_out);
+/* BUSY while a runtime uses it. What other ranks do in it from now on fails there. */
+STW_API stw_status stw_group_destroy(stw_group *group);
+/* Any thread. Blocks: never. NULL group: 0 and 1. */
+STW_API stw_status stw_group_rank(const stw_group *group, uint32_t *rank_out, uint32_t *size_out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STEPWELL_GROUP_H */

@@ -33,8 +33,8 @@ template <class Ops> const Ops *find(std::span<const Ops *const> drivers, const 
     return nullptr;
 }
 
-// What both kinds of table begin with, and no more of a table than it has. `ops_out`: all of it, at
-// the size of this build.
+// What every kind of table begins with, and no more of a table than it has. `ops_out`: all of it,
+// at the size of this build.
 template <class Ops>
 stw_status read_table(const Ops *table, Ops *ops_out, stw_driver_error *error_out)
 {
@@ -67,7 +67,7 @@ stw_status missing(const char *name, stw_driver_error *error_out)
                 "The driver '%s' lacks an operation that every driver must have.", name);
 }
 
-// The group is the same in both kinds of table.
+// The group is the same in the tables of storage and memory.
 template <class Ops>
 stw_status check_shrink(const Ops &ops, bool announced, stw_driver_error *error_out)
 {
@@ -78,7 +78,18 @@ stw_status check_shrink(const Ops &ops, bool announced, stw_driver_error *error_
                 announced ? "announces" : "does not announce", present);
 }
 
-// What the two kinds of driver differ in here.
+// A group of one operation and its bit.
+stw_status check_one(const stw_collective_ops &ops, uint64_t bit, const char *bit_name,
+                     bool present, stw_driver_error *error_out)
+{
+    const bool announced = (ops.capabilities & bit) != 0;
+    if (present == announced) return STW_OK;
+    return fail(error_out, STW_ERROR_INVALID, {}, "The driver '%s' %s %s and %s its operation.",
+                ops.name, announced ? "announces" : "does not announce", bit_name,
+                present ? "has" : "lacks");
+}
+
+// What the kinds of driver differ in here.
 template <class Ops> struct Kind;
 template <> struct Kind<stw_storage_ops> {
     static constexpr const char *kName = "storage";
@@ -89,6 +100,12 @@ template <> struct Kind<stw_memory_ops> {
     static constexpr const char *kName = "memory";
     static constexpr auto &kBuiltIn = kMemoryDrivers;
     static const stw_memory_ops *of(const Module &module) { return module.memory(); }
+};
+
+template <> struct Kind<stw_collective_ops> {
+    static constexpr const char *kName = "collective";
+    static constexpr std::span<const stw_collective_ops *const> kBuiltIn = {};
+    static const stw_collective_ops *of(const Module &module) { return module.collective(); }
 };
 
 // A driver that said another name than it was asked by would be that one in logs and reports.
@@ -132,10 +149,11 @@ stw_status unknown_name(const char *name, const std::string &path, stw_driver_er
 {
     std::string known;
     for (const Ops *ops : Kind<Ops>::kBuiltIn)
-        known += (known.empty() ? "\"" : ", \"") + std::string(ops->name) + "\"";
+        known += (known.empty() ? "built in are \"" : ", \"") + std::string(ops->name) + "\"";
     return fail(error_out, STW_ERROR_UNSUPPORTED, {},
-                "there is no %s driver '%.64s' in this build and no module '%s'; built in are %s",
-                Kind<Ops>::kName, name, path.c_str(), known.c_str());
+                "there is no %s driver '%.64s' in this build and no module '%s'; %s",
+                Kind<Ops>::kName, name, path.c_str(),
+                known.empty() ? "none is built in" : known.c_str());
 }
 
 template <class Ops>
@@ -167,6 +185,12 @@ stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
 }
 
 stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory)
+{
+    return find_any(name, ops_out, error_out, directory);
+}
+
+stw_status find_driver(const char *name, const stw_collective_ops **ops_out,
                        stw_driver_error *error_out, const char *directory)
 {
     return find_any(name, ops_out, error_out, directory);
@@ -218,6 +242,31 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     return fail(error_out, STW_ERROR_INVALID, {},
                 "The driver '%s' %s STW_MEMORY_CAN_MAP and has %d of its 4 operations.", ops.name,
                 announced ? "announces" : "does not announce", present);
+}
+
+stw_status check(const stw_collective_ops *table, stw_driver_error *error_out)
+{
+    stw_collective_ops ops = {};
+    if (const stw_status status = read_table(table, &ops, error_out)) return status;
+    const bool complete = ops.open != nullptr && ops.info != nullptr && ops.exchange != nullptr &&
+                          ops.all_gather != nullptr && ops.reduce_scatter != nullptr &&
+                          ops.all_reduce != nullptr && ops.poll != nullptr && ops.close != nullptr;
+    if (!complete) return missing(ops.name, error_out);
+    if ((ops.capabilities & (STW_COLLECTIVE_HOST | STW_COLLECTIVE_DEVICE)) == 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The driver '%s' announces neither STW_COLLECTIVE_HOST nor "
+                    "STW_COLLECTIVE_DEVICE, so it takes no memory at all.",
+                    ops.name);
+    if (const stw_status status =
+            check_one(ops, STW_COLLECTIVE_CAN_SPLIT, "STW_COLLECTIVE_CAN_SPLIT",
+                      ops.split != nullptr, error_out))
+        return status;
+    if (const stw_status status =
+            check_one(ops, STW_COLLECTIVE_NAMES_MISSING, "STW_COLLECTIVE_NAMES_MISSING",
+                      ops.missing != nullptr, error_out))
+        return status;
+    return check_one(ops, STW_COLLECTIVE_CAN_ABORT, "STW_COLLECTIVE_CAN_ABORT",
+                     ops.abort != nullptr, error_out);
 }
 
 }  // namespace stepwell::drivers

@@ -23,6 +23,9 @@ stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
                        stw_driver_error *error_out, const char *directory = nullptr);
 stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
                        stw_driver_error *error_out, const char *directory = nullptr);
+// No collective driver is linked in: MPI and NCCL belong to modules.
+stw_status find_driver(const char *name, const stw_collective_ops **ops_out,
+                       stw_driver_error *error_out, const char *directory = nullptr);
 
 std::span<const stw_storage_ops *const> storage_drivers();
 std::span<const stw_memory_ops *const> memory_drivers();
@@ -31,5 +34,6 @@ std::span<const stw_memory_ops *const> memory_drivers();
 // newer release with the same ABI; what find_driver gives has the size of this build.
 stw_status check(const stw_storage_ops *table, stw_driver_error *error_out);
 stw_status check(const stw_memory_ops *table, stw_driver_error *error_out);
+stw_status check(const stw_collective_ops *table, stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers

@@ -168,6 +168,10 @@ std::vector<Driver> look_at_module(const std::string &path, const std::string &n
         drivers.push_back({name, "storage", "nvme tier", std::nullopt,
                            "loads here; not tried, since only its author knows on what",
                            std::nullopt, false});
+    if ((info.kinds & STW_DRIVER_COLLECTIVE) != 0)
+        drivers.push_back({name, "collective", "groups of ranks", std::nullopt,
+                           "loads here; not tried, since a group needs its other ranks",
+                           std::nullopt, false});
     return drivers;
 }
 

@@ -69,9 +69,11 @@ stw_status check_table(const std::string &path, const stw_driver_module *table,
                     "%u, in whole members; set struct_size to sizeof(stw_driver_module).",
                     path.c_str(), table->struct_size, STW_DRIVER_ABI,
                     TableLimits<stw_driver_module>::kBytesMin);
-    if (table->storage == nullptr && table->memory == nullptr)
+    const stw_driver_module full = in_full(*table);
+    if (full.storage == nullptr && full.memory == nullptr && full.collective == nullptr)
         return fail(error_out, STW_ERROR_INVALID, {},
-                    "The module '%s' has neither a storage driver nor a memory driver.",
+                    "The module '%s' has neither a storage driver nor a memory or a collective "
+                    "driver.",
                     path.c_str());
     return STW_OK;
 }

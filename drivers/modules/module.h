@@ -32,6 +32,7 @@ public:
 
     const stw_storage_ops *storage() const { return table_.storage; }
     const stw_memory_ops *memory() const { return table_.memory; }
+    const stw_collective_ops *collective() const { return table_.collective; }
     // For good: a driver may have threads, and a handle of its own in other libraries, that outlive
     // what the library knows of it. The dynamic loader has each file once, however often it is
     // loaded.

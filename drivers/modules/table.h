@@ -28,6 +28,13 @@ template <> struct TableLimits<stw_memory_ops> {
     static constexpr uint64_t kCapabilities =
         STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
 };
+template <> struct TableLimits<stw_collective_ops> {
+    static constexpr uint32_t kBytesMin = offsetof(stw_collective_ops, close) + sizeof(void *);
+    static constexpr uint64_t kCapabilities =
+        STW_COLLECTIVE_HOST | STW_COLLECTIVE_DEVICE | STW_COLLECTIVE_CAN_SPLIT |
+        STW_COLLECTIVE_NAMES_MISSING | STW_COLLECTIVE_CAN_ABORT;
+};
+// The first release had two kinds of driver.
 template <> struct TableLimits<stw_driver_module> {
     static constexpr uint32_t kBytesMin = offsetof(stw_driver_module, memory) + sizeof(void *);
 };

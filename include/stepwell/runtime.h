@@ -166,7 +166,8 @@ STW_API stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device,
 
 enum { /* stw_driver_info.kinds */
     STW_DRIVER_MEMORY = 1, /* stw_device_options.driver takes it */
-    STW_DRIVER_STORAGE = 2 /* stw_nvme_options.driver takes it */
+    STW_DRIVER_STORAGE = 2, /* stw_nvme_options.driver takes it */
+    STW_DRIVER_COLLECTIVE = 4 /* groups of ranks use it */
 };
 typedef struct stw_driver_info {
     uint32_t struct_size;

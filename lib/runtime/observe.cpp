@@ -137,28 +137,35 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     return {};
 }
 
-// A module that is refused is refused as either kind; of one that lacks a kind the other's reason
-// is the better one.
+// A module that is refused is refused as every kind; of one that lacks some kinds the reason of
+// another is the better one.
 Status Runtime::driver_info(const char *driver, stw_driver_info *info_out)
 {
     const stw_memory_ops *memory = nullptr;
     const stw_storage_ops *storage = nullptr;
-    stw_driver_error errors[2] = {STW_DRIVER_ERROR_INIT, STW_DRIVER_ERROR_INIT};
-    const stw_status as_storage = drivers::find_driver(driver, &storage, &errors[0]);
-    const stw_status as_memory = drivers::find_driver(driver, &memory, &errors[1]);
-    if (!memory && !storage) {
-        const bool second = as_storage == STW_ERROR_UNSUPPORTED;
-        Status status =
-            Status::error(second ? as_memory : as_storage, "%s", errors[second ? 1 : 0].sentence);
-        status.mutable_detail().os_errno = errors[second ? 1 : 0].os_errno;
+    const stw_collective_ops *collective = nullptr;
+    stw_driver_error errors[3] = {STW_DRIVER_ERROR_INIT, STW_DRIVER_ERROR_INIT,
+                                  STW_DRIVER_ERROR_INIT};
+    const stw_status statuses[3] = {drivers::find_driver(driver, &storage, &errors[0]),
+                                    drivers::find_driver(driver, &collective, &errors[1]),
+                                    drivers::find_driver(driver, &memory, &errors[2])};
+    if (!memory && !storage && !collective) {
+        size_t at = 0;
+        while (at < 2 && statuses[at] == STW_ERROR_UNSUPPORTED) ++at;
+        Status status = Status::error(statuses[at], "%s", errors[at].sentence);
+        status.mutable_detail().os_errno = errors[at].os_errno;
         return status;
     }
     stw_driver_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     if (memory) info.kinds |= STW_DRIVER_MEMORY;
     if (storage) info.kinds |= STW_DRIVER_STORAGE;
+    if (collective) info.kinds |= STW_DRIVER_COLLECTIVE;
     info.built_in = drivers::memory_driver(driver) || drivers::storage_driver(driver) ? 1 : 0;
-    std::snprintf(info.name, sizeof info.name, "%s", memory ? memory->name : storage->name);
+    std::snprintf(info.name, sizeof info.name, "%s",
+                  memory    ? memory->name
+                  : storage ? storage->name
+                            : collective->name);
     std::memcpy(info_out, &info, info.struct_size);
     return {};
 }

@@ -12,6 +12,7 @@ enum { ELEMENTS = 20 * 16384 };
 /* Copies of the modules in a directory of our own: the build's may be others' to write. */
 static char directory[] = "/tmp/stepwell-modules-XXXXXX";
 static char module[64];
+static char collective[64];
 static char older[64]; /* its tables end with the operations that every driver has */
 
 static int copy_module(const char *name, const char *path)
@@ -35,14 +36,16 @@ static int copy_modules(void **state)
     (void)state;
     if (!mkdtemp(directory)) return 1;
     snprintf(module, sizeof module, "%s/any_name.so", directory);
+    snprintf(collective, sizeof collective, "%s/collective.so", directory);
     snprintf(older, sizeof older, "%s/older.so", directory);
-    return copy_module("ram", module) || copy_module("older", older);
+    return copy_module("ram", module) || copy_module("older", older) ||
+           copy_module("alone", collective);
 }
 
 static int remove_modules(void **state)
 {
     (void)state;
-    return unlink(module) || unlink(older) || rmdir(directory);
+    return unlink(module) || unlink(older) || unlink(collective) || rmdir(directory);
 }
 
 static void bytes_come_back(stw_runtime *runtime)
@@ -144,6 +147,10 @@ static void drivers_are_looked_up_without_a_runtime(void **state)
     ok(stw_driver_info_get("cpu", &info));
     assert_int_equal(info.kinds, STW_DRIVER_MEMORY);
     assert_int_equal(info.built_in, 1);
+    ok(stw_driver_info_get(collective, &info));
+    assert_int_equal(info.kinds, STW_DRIVER_COLLECTIVE);
+    assert_string_equal(info.name, "alone");
+    ok(stw_driver_info_get("cpu", &info));
     fails(stw_driver_info_get("tape", &info), STW_ERROR_UNSUPPORTED, "'tape'");
     fails(stw_driver_info_get("./ram.so", &info), STW_ERROR_INVALID, "absolute path");
     fails(stw_driver_info_get("/missing.so", &info), STW_ERROR_NOT_FOUND, "is not there");

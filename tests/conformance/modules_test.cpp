@@ -261,7 +261,7 @@ TEST_F(Modules, TablesThatDoNotFitAreRefused)
     refuses(copy("incomplete"), STW_ERROR_INVALID, {"'incomplete' lacks an operation"});
     refuses(copy("small_table"), STW_ERROR_INVALID, {"sizeof(stw_driver_module)"});
     refuses(copy("small_driver"), STW_ERROR_INVALID, {"a table of 72 bytes", "at least 80"});
-    refuses(copy("no_driver"), STW_ERROR_INVALID, {"neither a storage driver nor a memory"});
+    refuses(copy("no_driver"), STW_ERROR_INVALID, {"neither a storage driver nor a memory or a"});
     refuses(copy("no_table"), STW_ERROR_UNSUPPORTED, {"no driver for this machine"});
 }
 
@@ -306,6 +306,40 @@ TEST_F(Modules, ADriverOfTheOtherKindIsUnsupported)
     EXPECT_EQ(find_driver(path.c_str(), &memory, &error_), STW_ERROR_UNSUPPORTED);
     EXPECT_NE(std::string(error_.sentence).find("has no memory driver"), std::string::npos);
     EXPECT_FALSE(is_mapped(directory_));
+}
+
+// Its table ends behind `close`, and the library has one in full.
+TEST_F(Modules, ACollectiveDriverIsFoundByNameAndIsNoOtherKind)
+{
+    const std::string path = copy("alone");
+    EXPECT_EQ(in_process([&] {
+                  const stw_collective_ops *ops = nullptr;
+                  const stw_collective_ops *again = nullptr;
+                  const char *directory = directory_.c_str();
+                  if (find_driver("alone", &ops, nullptr, directory) != STW_OK) return 1;
+                  if (find_driver(path.c_str(), &again, nullptr) != STW_OK || ops != again)
+                      return 2;
+                  if (ops->struct_size != sizeof *ops || ops->close == nullptr) return 3;
+                  return ops->split == nullptr && ops->abort == nullptr ? 0 : 4;
+              }),
+              0);
+    refuses("alone", STW_ERROR_UNSUPPORTED, {"has no storage driver"});
+}
+
+// Tables of the first releases end before the kind.
+TEST_F(Modules, AModuleWithoutACollectiveDriverSaysSo)
+{
+    for (const char *name : {"ram", "older"}) {
+        const std::string path = copy(name);
+        const stw_collective_ops *ops = nullptr;
+        EXPECT_EQ(find_driver(path.c_str(), &ops, &error_), STW_ERROR_UNSUPPORTED);
+        EXPECT_NE(std::string(error_.sentence).find("has no collective driver"), std::string::npos)
+            << error_.sentence;
+    }
+    const stw_collective_ops *ops = nullptr;
+    EXPECT_EQ(find_driver("tape", &ops, &error_, directory_.c_str()), STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(std::string(error_.sentence).find("no collective driver 'tape'"), std::string::npos);
+    EXPECT_NE(std::string(error_.sentence).find("none is built in"), std::string::npos);
 }
 
 TEST_F(Modules, AModuleWhoseStackIsAbsentSaysWhatIsMissing)

@@ -21,6 +21,35 @@ std::string refusal(const stw_memory_ops &ops)
     return check(&ops, &error) == STW_ERROR_INVALID ? error.sentence : "";
 }
 
+std::string refusal(const stw_collective_ops &ops)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    return check(&ops, &error) == STW_ERROR_INVALID ? error.sentence : "";
+}
+
+// Complete, and never called.
+stw_collective_ops collective_table()
+{
+    return {
+        .struct_size = sizeof(stw_collective_ops),
+        .abi = STW_DRIVER_ABI,
+        .name = "ranks",
+        .capabilities = STW_COLLECTIVE_HOST | STW_COLLECTIVE_CAN_SPLIT |
+                        STW_COLLECTIVE_NAMES_MISSING | STW_COLLECTIVE_CAN_ABORT,
+        .open = [](auto...) { return stw_status{STW_OK}; },
+        .info = [](auto...) {},
+        .exchange = [](auto...) { return stw_status{STW_OK}; },
+        .all_gather = [](auto...) { return stw_status{STW_OK}; },
+        .reduce_scatter = [](auto...) { return stw_status{STW_OK}; },
+        .all_reduce = [](auto...) { return stw_status{STW_OK}; },
+        .poll = [](auto...) { return stw_status{STW_OK}; },
+        .close = [](auto...) { return stw_status{STW_OK}; },
+        .split = [](auto...) { return stw_status{STW_OK}; },
+        .missing = [](auto...) { return uint32_t{0}; },
+        .abort = [](auto...) { return stw_status{STW_OK}; },
+    };
+}
+
 TEST(Registry, EveryListedDriverIsFoundByItsNameAndHonest)
 {
     EXPECT_EQ(storage_drivers().size(), 3u);
@@ -58,6 +87,45 @@ TEST(Registry, LyingTableIsRefused)
     memory = *memory_driver("cpu");
     memory.copy = nullptr;
     EXPECT_NE(refusal(memory), "");
+}
+
+TEST(Registry, CollectiveTableThatLiesIsRefused)
+{
+    stw_collective_ops ops = collective_table();
+    EXPECT_EQ(check(&ops, nullptr), STW_OK);
+    ops.split = nullptr;
+    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_CAN_SPLIT and lacks"), std::string::npos);
+    ops = collective_table();
+    ops.missing = nullptr;
+    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_NAMES_MISSING"), std::string::npos);
+    ops = collective_table();
+    ops.capabilities &= ~uint64_t{STW_COLLECTIVE_CAN_ABORT};
+    EXPECT_NE(refusal(ops).find("does not announce STW_COLLECTIVE_CAN_ABORT and has"),
+              std::string::npos);
+    ops = collective_table();
+    ops.capabilities &= ~uint64_t{STW_COLLECTIVE_HOST};
+    EXPECT_NE(refusal(ops).find("takes no memory"), std::string::npos);
+    ops.capabilities |= STW_COLLECTIVE_DEVICE;
+    EXPECT_EQ(refusal(ops), "");
+    ops.exchange = nullptr;
+    EXPECT_NE(refusal(ops).find("lacks an operation"), std::string::npos);
+    ops = collective_table();
+    ops.capabilities |= uint64_t{1} << 40;
+    EXPECT_NE(refusal(ops).find("0x10000000000"), std::string::npos);
+    ops = collective_table();
+    ops.abi = STW_DRIVER_ABI + 1;
+    EXPECT_NE(refusal(ops).find("ABI 1"), std::string::npos);
+}
+
+TEST(Registry, CollectiveTableMayEndAtClose)
+{
+    stw_collective_ops ops = collective_table();
+    ops.struct_size = offsetof(stw_collective_ops, split);
+    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_CAN_SPLIT and lacks"), std::string::npos);
+    ops.capabilities = STW_COLLECTIVE_HOST;
+    EXPECT_EQ(check(&ops, nullptr), STW_OK);
+    ops.struct_size = offsetof(stw_collective_ops, close);
+    EXPECT_NE(refusal(ops).find("at least 88, up to the operation 'close'"), std::string::npos);
 }
 
 TEST(Registry, TableOfAnotherAbiIsRefused)

@@ -26,7 +26,8 @@
 #if defined(OLDER)
 #define STORAGE_BYTES  offsetof(stw_storage_ops, give_back)
 #define MEMORY_BYTES   offsetof(stw_memory_ops, reserve_address)
-#define MODULE_BYTES   sizeof(stw_driver_module)
+#define MODULE_BYTES   offsetof(stw_driver_module, collective)
+#define BEHIND_MODULE  ((const stw_collective_ops *)(uintptr_t)1)
 #define BEHIND_STORAGE not_there_storage, NULL
 #define BEHIND_MEMORY  NULL, NULL, NULL, not_there_block, not_there_memory, NULL
 #define LATER_GROUP    0
@@ -42,6 +43,7 @@
 #define MODULE_BYTES  sizeof(stw_driver_module)
 #define LATER_GROUP   0
 #endif
+#define BEHIND_MODULE  NULL
 #define BEHIND_STORAGE NULL, NULL
 #define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL
 #endif
@@ -376,7 +378,7 @@ typedef struct module_table {
 const stw_driver_module *stw_driver_module_get(void)
 {
     static const module_table table = {
-        {MODULE_BYTES, STW_DRIVER_ABI, &storage_driver.ops, &memory_driver.ops},
+        {MODULE_BYTES, STW_DRIVER_ABI, &storage_driver.ops, &memory_driver.ops, BEHIND_MODULE},
         not_there,
     };
     return &table.module;

@@ -24,7 +24,7 @@ static const stw_storage_ops incomplete = {
 
 const stw_driver_module *stw_driver_module_get(void)
 {
-    static stw_driver_module module = {sizeof(stw_driver_module), STW_DRIVER_ABI, &incomplete,
+    static stw_driver_module module = {sizeof(stw_driver_module), STW_DRIVER_ABI, &incomplete, NULL,
                                        NULL};
 #if defined(OTHER_ABI)
     module.abi = STW_DRIVER_ABI + 1;

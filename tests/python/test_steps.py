@@ -321,8 +321,8 @@ class Optimizers(support.Machine):
         self.assertEqual((info.driver, info.ordinal), ("cpu", 0))
         self.assertIn(stepwell.DeviceFlag.STABLE_ADDRESS, info.flags)
         told = stepwell.driver_info("aio")
-        self.assertEqual((told.name, told.memory, told.storage, told.built_in),
-                         ("aio", False, True, True))
+        self.assertEqual((told.name, told.memory, told.storage, told.built_in, told.collective),
+                         ("aio", False, True, True, False))
         with self.assertRaises(stepwell.UnsupportedError):
             stepwell.driver_info("tape")
         for write in (self.runtime.write_report, self.runtime.write_timeline):

@@ -60,12 +60,13 @@ class DeviceInfo(NamedTuple):
 
 
 class DriverInfo(NamedTuple):
-    """What a driver can stand behind: a device tier (memory), an nvme tier (storage)."""
+    """What a driver can stand behind: a device tier (memory), an nvme tier (storage), a group."""
 
     name: str
     memory: bool
     storage: bool
     built_in: bool
+    collective: bool
 
 
 def driver_info(driver: Union[str, "os.PathLike[str]"]) -> DriverInfo:
@@ -73,7 +74,8 @@ def driver_info(driver: Union[str, "os.PathLike[str]"]) -> DriverInfo:
     info = _abi.stw_driver_info.initial()
     check(lib.stw_driver_info_get(os.fsencode(driver), info))
     return DriverInfo(info.name.decode(), bool(info.kinds & _abi.STW_DRIVER_MEMORY),
-                      bool(info.kinds & _abi.STW_DRIVER_STORAGE), bool(info.built_in))
+                      bool(info.kinds & _abi.STW_DRIVER_STORAGE), bool(info.built_in),
+                      bool(info.kinds & _abi.STW_DRIVER_COLLECTIVE))
 
 
 class TierStats(NamedTuple):

@@ -280,7 +280,8 @@ constexpr stw_storage_ops kOps = {
     zstd_submit, zstd_poll, zstd_wake, [](stw_storage *) { return stw_status{}; }, zstd_close,
     nullptr, nullptr};
 // clang-format on
-constexpr stw_driver_module kModule = {sizeof(stw_driver_module), STW_DRIVER_ABI, &kOps, nullptr};
+constexpr stw_driver_module kModule = {sizeof(stw_driver_module), STW_DRIVER_ABI, &kOps, nullptr,
+                                       nullptr};
 
 }  // namespace
 

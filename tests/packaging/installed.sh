@@ -137,6 +137,8 @@ debian_files() {
     ln -s "$root$prefix" "$work/usr"
     local pattern
     cat "$source"/debian/{libstepwell*,stepwell}.install | while read -r pattern; do
+        # A module of what this machine lacks was not built.
+        [[ $pattern != *libstepwell-mpi.so || -d $build/drivers/mpi ]] || continue
         # shellcheck disable=SC2086  # a pattern
         (cd "$work" && ls -d $pattern)
     done

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group has of its device: the primary context, a stream, and room for exchanges in device
+// memory and pinned host memory. Calls are made inside a Scope, which makes the context current.
+#pragma once
+
+#include "drivers/nccl/libraries.h"
+
+#include <cstdint>
+
+namespace stepwell::drivers {
+
+class Device {
+public:
+    explicit Device(const Libraries &libraries) : libraries_(libraries) {}
+    Device(const Device &) = delete;
+    Device &operator=(const Device &) = delete;
+    ~Device();
+
+    class Scope {
+    public:
+        explicit Scope(const Device &device) : device_(device)
+        {
+            device_.libraries_.cuda.context_push(device_.context_);
+        }
+        Scope(const Scope &) = delete;
+        Scope &operator=(const Scope &) = delete;
+        ~Scope()
+        {
+            void *context = nullptr;
+            device_.libraries_.cuda.context_pop(&context);
+        }
+
+    private:
+        const Device &device_;
+    };
+
+    // UNSUPPORTED: no such device here.
+    stw_status open(int ordinal, stw_driver_error *error_out);
+    // Inside a Scope. `bytes` of device memory and of host memory. MEMORY.
+    stw_status take_room(size_t bytes, stw_driver_error *error_out);
+
+    void *stream() const { return stream_; }
+    CudaAddress on_device() const { return on_device_; }
+    char *on_host() const { return static_cast<char *>(on_host_); }
+
+private:
+    stw_status failed(const char *what, int error, stw_driver_error *error_out) const;
+
+    const Libraries &libraries_;
+    int device_ = -1;
+    void *context_ = nullptr;
+    void *stream_ = nullptr;
+    CudaAddress on_device_ = 0;
+    void *on_host_ = nullptr;
+};
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers/nccl/group.h"
+
+#include "drivers/common/mutex.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include <sched.h>
+
+namespace stepwell::drivers {
+
+namespace {
+
+constexpr uint32_t kSlots = 4;  // exchanges that NCCL has at once
+constexpr uint64_t kTimeoutDefaultNs = 300'000'000'000;
+void *const kStreamSynced = reinterpret_cast<void *>(intptr_t{-1});  // STW_STREAM_SYNCED
+
+stw_status nccl_status(int result)
+{
+    switch (result) {
+    case kNcclSuccess: return STW_OK;
+    case kNcclUnhandledCudaError: return STW_ERROR_DEVICE;
+    case kNcclInvalidArgument:
+    case kNcclInvalidUsage: return STW_ERROR_INVALID;
+    case kNcclSystemError:
+    case kNcclRemoteError: return STW_ERROR_PEER;
+    default: return STW_ERROR_INTERNAL;
+    }
+}
+
+}  // namespace
+
+NcclGroup::~NcclGroup()
+{
+    if (device_ == nullptr) return;
+    const Device::Scope scope(*device_);
+    for (const Work &work : works_)
+        if (work.event != nullptr) libraries_.cuda.event_destroy(work.event);
+}
+
+stw_status NcclGroup::open(const stw_collective_options &options,
+                           std::unique_ptr<NcclGroup> *group_out, stw_driver_error *error_out)
+{
+    std::unique_ptr<NcclGroup> group(new NcclGroup);
+    if (const stw_status status = load_libraries(&group->libraries_, error_out)) return status;
+    int ordinal = options.device_ordinal;
+    if (options.communicator != nullptr)
+        group->libraries_.nccl.comm_device(static_cast<ncclComm_t>(options.communicator), &ordinal);
+    auto device = std::make_unique<Device>(group->libraries_);
+    if (const stw_status status = device->open(ordinal, error_out)) return status;
+    group->device_ = std::move(device);
+    const Device::Scope scope(*group->device_);
+    const stw_status status =
+        options.communicator != nullptr
+            ? group->borrow(static_cast<ncclComm_t>(options.communicator), error_out)
+            : group->join(options, error_out);
+    if (status != STW_OK) return status;
+    const stw_status room = group->device_->take_room(kSlots * group->slot_bytes(), error_out);
+    if (room != STW_OK) {
+        if (!group->borrowed_) group->libraries_.nccl.comm_abort(group->comm_);
+        return room;
+    }
+    *group_out = std::move(group);
+    return STW_OK;
+}
+
+stw_status NcclGroup::borrow(ncclComm_t comm, stw_driver_error *error_out)
+{
+    int rank = 0, size = 0;
+    int result = libraries_.nccl.comm_user_rank(comm, &rank);
+    if (result == kNcclSuccess) result = libraries_.nccl.comm_count(comm, &size);
+    if (result != kNcclSuccess)
+        return fail(error_out, nccl_status(result), {},
+                    "The communicator that the program lent tells no rank: %s.",
+                    libraries_.nccl_text(comm, result).c_str());
+    comm_ = comm;
+    borrowed_ = true;
+    rank_ = static_cast<uint32_t>(rank);
+    size_ = static_cast<uint32_t>(size);
+    return STW_OK;
+}
+
+stw_status NcclGroup::join(const stw_collective_options &options, stw_driver_error *error_out)
+{
+    NcclUniqueId id = {};
+    if (options.unique_id == nullptr || options.unique_id_bytes != sizeof id)
+        return fail(
+            error_out, STW_ERROR_INVALID, {},
+            "NCCL joins ranks by a communicator or by the %zu bytes of an ncclUniqueId, and "
+            "%" PRIu64 " were given; make one by ncclGetUniqueId on one rank and send it "
+            "to all.",
+            sizeof id, options.unique_id != nullptr ? options.unique_id_bytes : 0);
+    if (options.size == 0 || options.rank >= options.size || options.size > INT32_MAX)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "Rank %" PRIu32 " of %" PRIu32 " ranks is none; ranks count from 0.",
+                    options.rank, options.size);
+    std::memcpy(&id, options.unique_id, sizeof id);
+    rank_ = options.rank;
+    size_ = options.size;
+    NcclConfig config = {sizeof config, kNcclMagic, kNcclVersionMin, 0};
+    const int result = libraries_.nccl.comm_init_rank_config(&comm_, static_cast<int>(size_), id,
+                                                             static_cast<int>(rank_), &config);
+    if (result != kNcclSuccess && result != kNcclInProgress)
+        return fail(error_out, nccl_status(result), {}, "NCCL refused rank %" PRIu32 ": %s.", rank_,
+                    libraries_.nccl_text(comm_, result).c_str());
+    return wait_until_joined(options.timeout_ns == 0 ? kTimeoutDefaultNs : options.timeout_ns,
+                             error_out);
+}
+
+stw_status NcclGroup::wait_until_joined(uint64_t timeout_ns, stw_driver_error *error_out)
+{
+    const Deadline deadline = Deadline::after(timeout_ns);
+    int result = kNcclInProgress;
+    do {
+        const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
+        if (asked != kNcclSuccess) result = asked;
+        if (result != kNcclInProgress) break;
+        sched_yield();
+    } while (!deadline.passed());
+    if (result == kNcclSuccess) return STW_OK;
+    const std::string text = libraries_.nccl_text(comm_, result);
+    libraries_.nccl.comm_abort(comm_);
+    if (result == kNcclInProgress)
+        return fail(error_out, STW_ERROR_TIMEOUT, {},
+                    "Not all %" PRIu32 " ranks joined NCCL's communicator within %.1f s; each of "
+                    "them opens the group with the same unique id, at about the same time.",
+                    size_, static_cast<double>(timeout_ns) / 1e9);
+    return fail(error_out, nccl_status(result), {}, "NCCL could not join rank %" PRIu32 ": %s.",
+                rank_, text.c_str());
+}
+
+void NcclGroup::info(stw_collective_info *info_out) const
+{
+    stw_collective_info info = {};
+    info.rank = rank_;
+    info.size = size_;
+    copy_text(info.remark, sizeof info.remark,
+              "NCCL " + libraries_.version_text() +
+                  " adds in the order of its algorithm, in the dtype itself: sums repeat on the "
+                  "same machines with the same number of ranks, and differ from MPI's.");
+    give_info(info, info_out);
+}
+
+NcclGroup::Work *NcclGroup::find(uint64_t id)
+{
+    const auto at =
+        std::find_if(works_.begin(), works_.end(), [id](const Work &one) { return one.id == id; });
+    return at == works_.end() ? nullptr : &*at;
+}
+
+stw_status NcclGroup::start(const Work &asked, uint64_t *work_out)
+{
+    if (aborted_) return STW_ERROR_CLOSED;
+    if (error_.any()) return refuse(nullptr);
+    Work work = asked;
+    const Device::Scope scope(*device_);
+    if (libraries_.cuda.event_create(&work.event, kCudaEventDisableTiming) != kCudaSuccess)
+        return STW_ERROR_DEVICE;
+    if (work.stream == nullptr || work.stream == kStreamSynced) work.stream = device_->stream();
+    work.id = ++started_;
+    work.state = State::kQueued;
+    works_.push_back(work);
+    *work_out = work.id;
+    advance_all();
+    return STW_OK;
+}
+
+stw_status NcclGroup::exchange(const void *record, void *records, uint32_t bytes,
+                               uint64_t *work_out)
+{
+    if (bytes > STW_EXCHANGE_BYTES_MAX) return STW_ERROR_INVALID;
+    return start({.kind = Kind::kExchange, .from = record, .to = records, .count = bytes},
+                 work_out);
+}
+
+stw_status NcclGroup::all_gather(const void *shard, void *whole, uint64_t shard_bytes, void *stream,
+                                 uint64_t *work_out)
+{
+    return start({.kind = Kind::kAllGather,
+                  .from = shard,
+                  .to = whole,
+                  .count = shard_bytes,
+                  .type = kNcclInt8,
+                  .stream = stream},
+                 work_out);
+}
+
+stw_status NcclGroup::reduction(Work asked, uint32_t dtype, uint64_t *work_out)
+{
+    // STW_F32, STW_F16, STW_BF16, STW_F64 are 1 to 4.
+    constexpr int kTypes[] = {kNcclFloat32, kNcclFloat16, kNcclBfloat16, kNcclFloat64};
+    if (dtype < 1 || dtype > 4) return STW_ERROR_INVALID;
+    asked.type = kTypes[dtype - 1];
+    return start(asked, work_out);
+}
+
+stw_status NcclGroup::reduce_scatter(const void *whole, void *shard, uint64_t shard_elements,
+                                     uint32_t dtype, void *stream, uint64_t *work_out)
+{
+    return reduction({.kind = Kind::kReduceScatter,
+                      .from = whole,
+                      .to = shard,
+                      .count = shard_elements,
+                      .stream = stream},
+                     dtype, work_out);
+}
+
+stw_status NcclGroup::all_reduce(void *data, uint64_t elements, uint32_t dtype, void *stream,
+                                 uint64_t *work_out)
+{
+    return reduction(
+        {.kind = Kind::kAllReduce, .from = data, .to = data, .count = elements, .stream = stream},
+        dtype, work_out);
+}
+
+int NcclGroup::call(const Work &work)
+{
+    const NcclApi &nccl = libraries_.nccl;
+    switch (work.kind) {
+    case Kind::kExchange: return launch_exchange(work);
+    case Kind::kAllGather:
+        return nccl.all_gather(work.from, work.to, work.count, work.type, comm_, work.stream);
+    case Kind::kReduceScatter:
+        return nccl.reduce_scatter(work.from, work.to, work.count, work.type, kNcclSum, comm_,
+                                   work.stream);
+    case Kind::kAllReduce:
+        return nccl.all_reduce(work.from, work.to, work.count, work.type, kNcclSum, comm_,
+                               work.stream);
+    }
+    return kNcclInvalidArgument;
+}
+
+// A slot has this rank's record, then room for those of all.
+int NcclGroup::launch_exchange(const Work &work)
+{
+    const size_t at = work.slot * slot_bytes();
+    const CudaAddress own = device_->on_device() + at;
+    std::memcpy(device_->on_host() + at, work.from, work.count);
+    error_.cuda =
+        libraries_.cuda.copy_to_device(own, device_->on_host() + at, work.count, device_->stream());
+    if (error_.cuda != kCudaSuccess) return kNcclSuccess;
+    // CUDA's addresses of device memory are numbers in one header and pointers in the other.
+    const auto *from = reinterpret_cast<const void *>(own);
+    auto *to = reinterpret_cast<void *>(own + STW_EXCHANGE_BYTES_MAX);
+    return libraries_.nccl.all_gather(from, to, work.count, kNcclInt8, comm_, device_->stream());
+}
+
+bool NcclGroup::take_slot(Work &work)
+{
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+        if ((slots_taken_ & (1u << slot)) != 0) continue;
+        slots_taken_ |= 1u << slot;
+        work.slot = slot;
+        return true;
+    }
+    return false;
+}
+
+// NCCL has put it on the stream; what is behind it there comes after it.
+void NcclGroup::launched(Work &work)
+{
+    const size_t at = work.slot * slot_bytes() + STW_EXCHANGE_BYTES_MAX;
+    if (work.kind == Kind::kExchange)
+        error_.cuda =
+            libraries_.cuda.copy_to_host(device_->on_host() + at, device_->on_device() + at,
+                                         work.count * size_, device_->stream());
+    if (error_.cuda == kCudaSuccess)
+        error_.cuda = libraries_.cuda.event_record(work.event, work.stream);
+    work.state = State::kRunning;
+}
+
+void NcclGroup::finish(Work &work)
+{
+    work.state = State::kOver;
+    if (work.kind != Kind::kExchange) return;
+    const size_t at = work.slot * slot_bytes() + STW_EXCHANGE_BYTES_MAX;
+    std::memcpy(work.to, device_->on_host() + at, work.count * size_);
+    slots_taken_ &= ~(1u << work.slot);
+}
+
+void NcclGroup::advance(Work &work)
+{
+    int result = kNcclSuccess;
+    if (work.state == State::kQueued) {
+        if (work.count == 0) {
+            work.state = State::kOver;
+            return;
+        }
+        if (work.kind == Kind::kExchange && !take_slot(work)) return;
+        result = call(work);
+        work.state = State::kLaunching;
+    } else if (work.state == State::kLaunching) {
+        const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
+        if (asked != kNcclSuccess) result = asked;
+    }
+    if (result != kNcclSuccess && result != kNcclInProgress) error_.nccl = result;
+    if (error_.any()) return;
+    if (work.state == State::kLaunching && result == kNcclSuccess) launched(work);
+    if (work.state != State::kRunning || error_.any()) return;
+    const int event = libraries_.cuda.event_query(work.event);
+    if (event == kCudaSuccess)
+        finish(work);
+    else if (event != kCudaNotReady)
+        error_.cuda = event;
+}
+
+// One that is not launched yet holds up those behind it: NCCL takes one call after the other.
+void NcclGroup::advance_all()
+{
+    for (Work &work : works_) {
+        if (error_.any() || aborted_) return;
+        advance(work);
+        if (work.state == State::kQueued || work.state == State::kLaunching) return;
+    }
+    int result = kNcclSuccess;
+    const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
+    if (asked != kNcclSuccess) result = asked;
+    if (result != kNcclInProgress) error_.nccl = result;
+}
+
+stw_status NcclGroup::refuse(stw_driver_error *error_out) const
+{
+    if (aborted_)
+        return fail(error_out, STW_ERROR_CLOSED, {}, "The group was aborted; make another one.");
+    if (error_.cuda != kCudaSuccess)
+        return fail(error_out, STW_ERROR_DEVICE, {},
+                    "The device failed under a collective of rank %" PRIu32 ": %s.", rank_,
+                    libraries_.cuda_text(error_.cuda).c_str());
+    return fail(error_out, nccl_status(error_.nccl), {},
+                "NCCL failed under a collective of rank %" PRIu32 " of %" PRIu32
+                ": %s. The group cannot be used any more; look at the other ranks' output.",
+                rank_, size_, libraries_.nccl_text(comm_, error_.nccl).c_str());
+}
+
+stw_status NcclGroup::poll(uint64_t id, stw_driver_error *error_out)
+{
+    Work *work = find(id);
+    if (work == nullptr)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The group has no work %" PRIu64 " in flight; poll tells the end of each once.",
+                    id);
+    const Device::Scope scope(*device_);
+    if (work->state != State::kOver) advance_all();
+    const bool over = work->state == State::kOver;
+    if (!over && !error_.any() && !aborted_) return STW_PENDING;
+    libraries_.cuda.event_destroy(work->event);
+    std::erase_if(works_, [id](const Work &one) { return one.id == id; });
+    return over ? stw_status{STW_OK} : refuse(error_out);
+}
+
+// NCCL frees the communicator with it, so one that was lent is not ours to end.
+stw_status NcclGroup::abort()
+{
+    if (borrowed_) return STW_ERROR_UNSUPPORTED;
+    if (aborted_) return STW_OK;
+    const Device::Scope scope(*device_);
+    aborted_ = true;
+    return nccl_status(libraries_.nccl.comm_abort(comm_));
+}
+
+stw_status NcclGroup::close(uint64_t wait_ns)
+{
+    const Deadline deadline = Deadline::after(wait_ns);
+    const Device::Scope scope(*device_);
+    const auto at_work = [this] {
+        advance_all();
+        return std::any_of(works_.begin(), works_.end(),
+                           [](const Work &work) { return work.state != State::kOver; });
+    };
+    while (!aborted_ && !error_.any() && at_work()) {
+        if (deadline.passed()) return STW_ERROR_TIMEOUT;
+        sched_yield();
+    }
+    if (borrowed_ || aborted_) return STW_OK;
+    if (error_.any()) return nccl_status(libraries_.nccl.comm_abort(comm_));
+    int result = libraries_.nccl.comm_finalize(comm_);
+    while (result == kNcclInProgress && !deadline.passed()) {
+        libraries_.nccl.comm_get_async_error(comm_, &result);
+        sched_yield();
+    }
+    return nccl_status(result == kNcclSuccess ? libraries_.nccl.comm_destroy(comm_)
+                                              : libraries_.nccl.comm_abort(comm_));
+}
+
+}  // namespace stepwell::drivers

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers/nccl/libraries.h"
+
+#include "drivers/common/edge.h"
+
+#include <dlfcn.h>
+
+namespace stepwell::drivers {
+
+namespace {
+
+// Takes functions of a library by their names, and remembers the first that it lacks.
+class Taker {
+public:
+    explicit Taker(void *handle) : handle_(handle) {}
+    template <class Function> void operator()(const char *name, Function **function_out)
+    {
+        *function_out = reinterpret_cast<Function *>(dlsym(handle_, name));
+        if (*function_out == nullptr && lacks_ == nullptr) lacks_ = name;
+    }
+    const char *lacks() const { return lacks_; }
+
+private:
+    void *handle_;
+    const char *lacks_ = nullptr;
+};
+
+// One that the process has already, by that name, is that one: a framework's NCCL is used too.
+void *load(const char *name, std::string *why_out)
+{
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (handle != nullptr) return handle;
+    const char *why = dlerror();
+    *why_out = why != nullptr ? why : "the dynamic loader gives no reason";
+    return nullptr;
+}
+
+const char *take(void *handle, NcclApi *api)
+{
+    Taker take(handle);
+    take("ncclGetVersion", &api->get_version);
+    take("ncclGetErrorString", &api->get_error_string);
+    take("ncclGetLastError", &api->get_last_error);
+    take("ncclCommInitRankConfig", &api->comm_init_rank_config);
+    take("ncclCommCount", &api->comm_count);
+    take("ncclCommUserRank", &api->comm_user_rank);
+    take("ncclCommCuDevice", &api->comm_device);
+    take("ncclCommGetAsyncError", &api->comm_get_async_error);
+    take("ncclCommFinalize", &api->comm_finalize);
+    take("ncclCommDestroy", &api->comm_destroy);
+    take("ncclCommAbort", &api->comm_abort);
+    take("ncclAllGather", &api->all_gather);
+    take("ncclReduceScatter", &api->reduce_scatter);
+    take("ncclAllReduce", &api->all_reduce);
+    return take.lacks();
+}
+
+// What cuda.h calls without "_v2" is that version of it.
+const char *take(void *handle, CudaApi *api)
+{
+    Taker take(handle);
+    take("cuInit", &api->init);
+    take("cuGetErrorString", &api->get_error_string);
+    take("cuDeviceGetCount", &api->device_get_count);
+    take("cuDeviceGet", &api->device_get);
+    take("cuDevicePrimaryCtxRetain", &api->context_retain);
+    take("cuDevicePrimaryCtxRelease_v2", &api->context_release);
+    take("cuCtxPushCurrent_v2", &api->context_push);
+    take("cuCtxPopCurrent_v2", &api->context_pop);
+    take("cuStreamCreate", &api->stream_create);
+    take("cuStreamDestroy_v2", &api->stream_destroy);
+    take("cuEventCreate", &api->event_create);
+    take("cuEventRecord", &api->event_record);
+    take("cuEventQuery", &api->event_query);
+    take("cuEventDestroy_v2", &api->event_destroy);
+    take("cuMemAlloc_v2", &api->memory_alloc);
+    take("cuMemFree_v2", &api->memory_free);
+    take("cuMemHostAlloc", &api->host_alloc);
+    take("cuMemFreeHost", &api->host_free);
+    take("cuMemcpyHtoDAsync_v2", &api->copy_to_device);
+    take("cuMemcpyDtoHAsync_v2", &api->copy_to_host);
+    return take.lacks();
+}
+
+stw_status too_old(const char *library, const char *lacks, stw_driver_error *error_out)
+{
+    return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                "'%s' has no function %s, so it is too old; NCCL 2.14 and a driver of CUDA 11 are "
+                "the oldest that can be used.",
+                library, lacks);
+}
+
+}  // namespace
+
+std::string Libraries::version_text() const
+{
+    return std::to_string(nccl_version / 10000) + "." + std::to_string(nccl_version / 100 % 100) +
+           "." + std::to_string(nccl_version % 100);
+}
+
+std::string Libraries::cuda_text(int error) const
+{
+    const char *text = nullptr;
+    if (cuda.get_error_string(error, &text) != kCudaSuccess || text == nullptr)
+        return "CUDA error " + std::to_string(error);
+    return "CUDA error " + std::to_string(error) + ", " + text;
+}
+
+std::string Libraries::nccl_text(ncclComm_t comm, int result) const
+{
+    std::string text = nccl.get_error_string(result);
+    const char *last = nccl.get_last_error(comm);
+    if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
+    return text;
+}
+
+stw_status load_libraries(Libraries *libraries_out, stw_driver_error *error_out)
+{
+    std::string why;
+    void *cuda = load("libcuda.so.1", &why);
+    if (cuda == nullptr)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "NCCL needs an NVIDIA GPU, and this machine has no driver for one: %s. Use MPI "
+                    "or callbacks for groups here.",
+                    why.c_str());
+    if (const char *lacks = take(cuda, &libraries_out->cuda))
+        return too_old("libcuda.so.1", lacks, error_out);
+    void *nccl = load("libnccl.so.2", &why);
+    if (nccl == nullptr)
+        return fail(
+            error_out, STW_ERROR_UNSUPPORTED, {},
+            "NCCL is not to be found: %s. Install libnccl2, or put the directory of another "
+            "libnccl.so.2 (of the Python package nvidia-nccl-cu12, say) into "
+            "LD_LIBRARY_PATH.",
+            why.c_str());
+    if (const char *lacks = take(nccl, &libraries_out->nccl))
+        return too_old("libnccl.so.2", lacks, error_out);
+    libraries_out->nccl.get_version(&libraries_out->nccl_version);
+    if (libraries_out->nccl_version >= kNcclVersionMin) return STW_OK;
+    return too_old("libnccl.so.2", "for communicators that do not block", error_out);
+}
+
+}  // namespace stepwell::drivers

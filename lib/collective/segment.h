@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that the ranks of one host share: a slot for each rank, which its rank alone writes.
+// No lock lies in it, so a rank that is killed in the middle of anything holds up nobody. It has a
+// name only until all ranks have it: what is killed later leaves nothing behind.
+#pragma once
+
+#include "lib/support/status.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace stepwell::collective {
+
+constexpr uint32_t kHostRanksMax = 1024;
+constexpr uint32_t kStandingBytesMax = 144;
+// Changes with the layout below: ranks of different builds must not meet in it.
+constexpr uint64_t kSegmentLayout = 0x5354575345470001;  // "STWSEG", 1
+
+struct alignas(64) RankSlot {
+    enum : uint64_t { kNobody = 0, kJoined = 1, kLeft = 2 };
+
+    std::atomic<uint64_t> state;
+    std::atomic<uint64_t> collective;  // the number of the one it is in
+    std::atomic<uint64_t> sequence;    // odd while the text is written
+    std::atomic<uint64_t> bytes;
+    std::atomic<uint64_t> words[kStandingBytesMax / 8];
+
+    // One thread of the slot's rank at a time. Never blocks.
+    void write(uint64_t number, std::string_view text);
+    // Any process. False: it was written all the while.
+    bool read(uint64_t &number_out, std::string &text_out) const;
+};
+
+// Random, so that nobody can make or open it before.
+using SegmentName = std::array<uint64_t, 2>;
+
+class Segment {
+public:
+    // With a name of its own, which goes with the object or with forget_name().
+    static Result<std::unique_ptr<Segment>> create(uint32_t ranks);
+    static Result<std::unique_ptr<Segment>> open(const SegmentName &name, uint32_t ranks);
+    // Without a name: of a rank that is alone on its host.
+    static Result<std::unique_ptr<Segment>> alone();
+    ~Segment();
+    Segment(const Segment &) = delete;
+    Segment &operator=(const Segment &) = delete;
+
+    void forget_name();
+    [[nodiscard]] const SegmentName &name() const { return name_; }
+    // Rank `index` of those on the host.
+    [[nodiscard]] RankSlot &slot(uint32_t index) const;
+
+private:
+    struct Header;
+    Segment() = default;
+    Status map(int file, uint32_t ranks);
+    void lay_out(uint32_t ranks);
+
+    SegmentName name_{};
+    bool named_ = false;
+    void *memory_ = nullptr;
+    uint64_t bytes_ = 0;
+    RankSlot *slots_ = nullptr;
+};
+
+}  // namespace stepwell::collective

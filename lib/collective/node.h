@@ -64,6 +64,9 @@ public:
     // "rank 3 (process 4242) is stopped; collective 17: gathering 'w'": for sentences. Any thread.
     [[nodiscard]] std::string describe(uint32_t rank) const;
 
+    // As Segment::lanes().
+    [[nodiscard]] FairLane *disk_lanes(uint64_t disk) const { return segment_->lanes(disk); }
+
 private:
     struct Joining;
     Node() = default;

@@ -60,6 +60,7 @@ struct Segment::Header {
     SegmentName name;
     uint64_t ranks;
     uint64_t reserved[3];
+    std::atomic<uint64_t> disks[kHostDisksMax];  // 0: free
 };
 
 void RankSlot::write(uint64_t number, std::string_view text)
@@ -100,14 +101,18 @@ bool RankSlot::read(uint64_t &number_out, std::string &text_out) const
 
 void Segment::lay_out(uint32_t ranks)
 {
+    ranks_ = ranks;
+    bytes_ = sizeof(Header) + ranks * (sizeof(RankSlot) + kHostDisksMax * sizeof(FairLane));
+    if (!memory_) return;
     slots_ = reinterpret_cast<RankSlot *>(static_cast<uint8_t *>(memory_) + sizeof(Header));
-    bytes_ = sizeof(Header) + ranks * sizeof(RankSlot);
+    lanes_ = reinterpret_cast<FairLane *>(slots_ + ranks);
 }
 
 // Fresh pages are zeros, and zeros are a segment in which nobody is yet.
 Status Segment::map(int file, uint32_t ranks)
 {
     static_assert(sizeof(Header) % alignof(RankSlot) == 0);
+    static_assert(alignof(FairLane) <= alignof(RankSlot));
     lay_out(ranks);
     const int flags = file >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
     memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, file, 0);
@@ -136,7 +141,7 @@ Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks)
     const int cause = posix_fallocate(file.fd, 0, static_cast<off_t>(made->bytes_));
     if (cause != 0) return failed("taking", made->bytes_, cause);
     STW_TRY(made->map(file.fd, ranks));
-    new (made->memory_) Header{kSegmentLayout, made->bytes_, made->name_, ranks, {}};
+    new (made->memory_) Header{kSegmentLayout, made->bytes_, made->name_, ranks, {}, {}};
     return made;
 }
 
@@ -190,8 +195,20 @@ void Segment::forget_name()
 
 RankSlot &Segment::slot(uint32_t index) const
 {
-    STW_ASSERT(sizeof(Header) + (index + 1) * sizeof(RankSlot) <= bytes_);
+    STW_ASSERT(index < ranks_);
     return slots_[index];
+}
+
+FairLane *Segment::lanes(uint64_t disk) const
+{
+    if (disk == 0) return nullptr;
+    auto *header = static_cast<Header *>(memory_);
+    for (uint32_t i = 0; i < kHostDisksMax; ++i) {
+        uint64_t found = 0;
+        const bool made = header->disks[i].compare_exchange_strong(found, disk);
+        if (made || found == disk) return lanes_ + i * ranks_;
+    }
+    return nullptr;
 }
 
 }  // namespace stepwell::collective

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that the ranks of one host share: a slot for each rank, which its rank alone writes.
-// No lock lies in it, so a rank that is killed in the middle of anything holds up nobody. It has a
-// name only until all ranks have it: what is killed later leaves nothing behind.
+// The memory that the ranks of one host share: a slot for each rank and its count at each disk,
+// which that rank alone writes. No lock lies in it, so a rank that is killed in the middle of
+// anything holds up nobody. It has a name only until all ranks have it: what is killed later leaves
+// nothing behind.
 #pragma once
 
+#include "lib/collective/fair_share.h"
 #include "lib/support/status.h"
 
 #include <array>
@@ -16,6 +18,7 @@
 namespace stepwell::collective {
 
 constexpr uint32_t kHostRanksMax = 1024;
+constexpr uint32_t kHostDisksMax = 16;  // that are shared; more are not
 constexpr uint32_t kStandingBytesMax = 144;
 // Changes with the layout below: ranks of different builds must not meet in it.
 constexpr uint64_t kSegmentLayout = 0x5354575345470001;  // "STWSEG", 1
@@ -53,6 +56,9 @@ public:
     [[nodiscard]] const SegmentName &name() const { return name_; }
     // Rank `index` of those on the host.
     [[nodiscard]] RankSlot &slot(uint32_t index) const;
+    // Counts of all ranks at a disk, in order; the first to ask for it gives it a place. Null: all
+    // places are taken, or the disk is 0.
+    [[nodiscard]] FairLane *lanes(uint64_t disk) const;
 
 private:
     struct Header;
@@ -64,7 +70,9 @@ private:
     bool named_ = false;
     void *memory_ = nullptr;
     uint64_t bytes_ = 0;
+    uint64_t ranks_ = 0;
     RankSlot *slots_ = nullptr;
+    FairLane *lanes_ = nullptr;  // [kHostDisksMax][ranks_]
 };
 
 }  // namespace stepwell::collective

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Paths to disks, disks to counts in the node's memory.
+#include "lib/collective/disk_share.h"
+
+#include <sys/stat.h>
+
+#include <ctime>
+
+namespace stepwell::collective {
+namespace {
+
+// The clock that all processes of a host have in common; the program's own may be another.
+uint64_t monotonic_ns()
+{
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+uint64_t disk_of(const std::string &path)
+{
+    struct stat found {};
+    if (stat(path.c_str(), &found) != 0) return 0;
+    return S_ISBLK(found.st_mode) ? found.st_rdev : found.st_dev;
+}
+
+std::unique_ptr<DiskShares> DiskShares::open(Node &node, const std::vector<uint64_t> &disks,
+                                             const FairLimits &limits)
+{
+    if (node.ranks().size() < 2) return nullptr;
+    auto made = std::make_unique<DiskShares>();
+    made->paths_.resize(disks.size());
+    for (size_t i = 0; i < disks.size(); ++i) {
+        for (size_t k = 0; k < i && !made->paths_[i].disk; ++k) {
+            if (disks[k] == disks[i]) made->paths_[i].disk = made->paths_[k].disk;
+        }
+        FairLane *lanes = made->paths_[i].disk ? nullptr : node.disk_lanes(disks[i]);
+        if (!lanes) continue;
+        made->disks_.push_back(std::make_unique<Disk>(lanes, node, limits));
+        made->paths_[i].disk = made->disks_.back().get();
+    }
+    return made;
+}
+
+bool DiskShares::take(uint32_t path, uint64_t bytes)
+{
+    Path &at = paths_[path];
+    if (!at.disk) return true;
+    const uint64_t now_ns = monotonic_ns();
+    MutexLock lock(at.disk->mutex);
+    if (!at.wants) ++at.disk->wanting;
+    at.wants = true;
+    return at.disk->share.take(bytes, now_ns);
+}
+
+void DiskShares::rest(uint32_t path)
+{
+    Path &at = paths_[path];
+    if (!at.wants) return;
+    at.wants = false;
+    MutexLock lock(at.disk->mutex);
+    if (--at.disk->wanting == 0) at.disk->share.rest();
+}
+
+}  // namespace stepwell::collective

@@ -134,6 +134,7 @@ TEST(EngineStress, CallbacksMaySubmit)
         Mutex mutex;
         Condition changed;
         uint32_t left STW_GUARDED_BY(mutex) = 500;
+        uint32_t done STW_GUARDED_BY(mutex) = 0;
         uint32_t failed STW_GUARDED_BY(mutex) = 0;
         Engine *engine STW_GUARDED_BY(mutex) = nullptr;
         uint64_t id STW_GUARDED_BY(mutex) = 0;
@@ -169,6 +170,7 @@ TEST(EngineStress, CallbacksMaySubmit)
         auto &to = *static_cast<Chain *>(user);
         MutexLock lock(to.mutex);
         for (uint32_t i = 0; i < n; ++i) to.failed += list[i].status.ok() ? 0 : 1;
+        to.done += n;
         to.next(n);
     };
     Result<std::unique_ptr<Engine>> engine = Engine::open(std::move(options));
@@ -177,7 +179,7 @@ TEST(EngineStress, CallbacksMaySubmit)
         MutexLock lock(chain->mutex);
         chain->engine = engine.value().get();
         chain->next(8);
-        while (chain->left > 0) chain->changed.wait(chain->mutex);
+        while (chain->done < 500) chain->changed.wait(chain->mutex);
     }
     EXPECT_TRUE(engine.value()->close(kPatienceNs).ok());
     EXPECT_EQ(memory.zeros, 500u);

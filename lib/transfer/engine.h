@@ -111,6 +111,13 @@ struct EngineOptions {
     // Null: no spans. On engine threads, several at once, no lock held. Must not call the engine.
     void (*span)(void *user, const Span &span) = nullptr;
     void *span_user = nullptr;
+    // Null: the disks are shared with nobody. Before a request of `bytes` on a path; false: not
+    // yet, it is asked again in a moment. `rests`: the path has nothing to send. Each byte of a
+    // block is asked for once, retries included. On engine threads, with the engine's lock held:
+    // they must not block nor call the engine. Not called any more once close was.
+    bool (*may_send)(void *user, uint32_t path, uint64_t bytes) = nullptr;
+    void (*rests)(void *user, uint32_t path) = nullptr;
+    void *share_user = nullptr;
 };
 
 class Engine {

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kIdleNs = 1'000'000'000;  // a wake ends it; this is for nothing but safety
 constexpr uint64_t kRefusedNs = 1'000'000;   // before a device that takes nothing is asked again
+constexpr uint64_t kHeldNs = 500'000;        // before asking again whether others still come first
 constexpr uint32_t kRefusalsMax = 2000;      // of these one after the other, with nothing in flight
 constexpr uint32_t kAgainsMax = 1000;        // EAGAIN and EINTR of one request
 
@@ -86,7 +87,12 @@ bool StorageThread::wait_for_work()
         wait_ns_ = kIdleNs;
         return true;
     }
+    if (held_) {
+        wait_ns_ = kHeldNs;
+        return true;
+    }
     if (choose().source != Source::kNothing) return true;
+    tell_rest(queues);
     if (in_flight_ == 0 && parts_.thread_ends()) return false;
     queues.waiting = true;
     wait_ns_ = kIdleNs;
@@ -148,14 +154,43 @@ void StorageThread::take(Task &task, PathQueues &queues)
     if (task.route == Route::kReadStaged) parts_.take_ring(task, parts_.read_ring);
 }
 
+uint64_t StorageThread::next_request_bytes(const Task &task) const
+{
+    return std::min((is_read(task) ? reads_ : writes_).bytes, task.io_bytes - task.given_bytes);
+}
+
+bool StorageThread::may_send(const Task &task)
+{
+    const EngineOptions &options = parts_.options;
+    return options.may_send == nullptr || parts_.closing ||
+           options.may_send(options.share_user, path_, next_request_bytes(task));
+}
+
+// Whose own queue is full has more to send all the same: others may not run away from it.
+void StorageThread::tell_rest(PathQueues &queues)
+{
+    const EngineOptions &options = parts_.options;
+    if (options.rests == nullptr || parts_.closing) return;
+    const bool staged = !parts_.read_ring.empty() && queues.staged_reads.best() != nullptr;
+    if (begun_.empty() && again_.empty() && !staged && queues.reads.best() == nullptr &&
+        queues.writes.best() == nullptr) {
+        options.rests(options.share_user, path_);
+    }
+}
+
 void StorageThread::fill()
 {
+    held_ = false;
     while (!full_ && in_flight_ + sending_.size() < depth_) {
         Choice choice;
         {
             MutexLock lock(parts_.mutex);
             choice = choose();
             if (choice.source == Source::kQueue) take(*choice.task, *parts_.paths[path_]);
+            if (choice.source == Source::kBegun && !may_send(*choice.task)) {
+                held_ = true;
+                choice = {};
+            }
         }
         switch (choice.source) {
         case Source::kNothing:
@@ -226,8 +261,7 @@ void StorageThread::give_request(Task &task)
     request.task = &task;
     request.offset = task.given_bytes;
     request.reads = is_read(task);
-    request.bytes =
-        std::min((request.reads ? reads_ : writes_).bytes, task.io_bytes - task.given_bytes);
+    request.bytes = next_request_bytes(task);
     request.errors = 0;
     request.agains = 0;
     task.given_bytes += request.bytes;

@@ -58,6 +58,9 @@ private:
     Choice choose() STW_REQUIRES(parts_.mutex);
     Choice best_of(bool reads, PathQueues &queues) STW_REQUIRES(parts_.mutex);
     void take(Task &task, PathQueues &queues) STW_REQUIRES(parts_.mutex);
+    bool may_send(const Task &task) STW_REQUIRES(parts_.mutex);
+    void tell_rest(PathQueues &queues) STW_REQUIRES(parts_.mutex);
+    [[nodiscard]] uint64_t next_request_bytes(const Task &task) const;
     [[nodiscard]] bool is_full(bool reads) const;
     [[nodiscard]] bool has_room() const { return !free_.empty() || !again_.empty(); }
 
@@ -85,6 +88,7 @@ private:
     uint32_t refusals_ = 0;
     bool full_ = false;  // the device took less than it was offered; not asked before the next poll
     bool busy_ = false;  // it answered EAGAIN
+    bool held_ = false;  // others come first on a shared disk
     uint64_t wait_ns_ = 0;
 };
 

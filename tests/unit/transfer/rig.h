@@ -88,6 +88,9 @@ struct RigOptions {
     uint32_t jobs_max = 4096;
     void (*span)(void *, const transfer::Span &) = nullptr;
     void *span_user = nullptr;
+    bool (*may_send)(void *, uint32_t path, uint64_t bytes) = nullptr;
+    void (*rests)(void *, uint32_t path) = nullptr;
+    void *share_user = nullptr;
 };
 
 class Rig {
@@ -258,6 +261,9 @@ private:
         made.done_user = this;
         made.span = options.span;
         made.span_user = options.span_user;
+        made.may_send = options.may_send;
+        made.rests = options.rests;
+        made.share_user = options.share_user;
         Result<std::unique_ptr<Engine>> opened = Engine::open(std::move(made));
         EXPECT_TRUE(opened.ok()) << opened.status().sentence();
         if (opened.ok()) engine = opened.take();

@@ -44,6 +44,14 @@ std::unique_ptr<DiskShares> DiskShares::open(Node &node, const std::vector<uint6
     return made;
 }
 
+DiskShares::~DiskShares()
+{
+    for (const std::unique_ptr<Disk> &disk : disks_) {
+        MutexLock lock(disk->mutex);
+        disk->share.rest();
+    }
+}
+
 bool DiskShares::take(uint32_t path, uint64_t bytes)
 {
     Path &at = paths_[path];

@@ -24,6 +24,11 @@ public:
     // share with. A disk without a number, or one too many for the node, is not shared.
     static std::unique_ptr<DiskShares> open(Node &node, const std::vector<uint64_t> &disks,
                                             const FairLimits &limits = {});
+    DiskShares() = default;
+    // Wants no more of any disk: before the node goes, and once nobody asks.
+    ~DiskShares();
+    DiskShares(const DiskShares &) = delete;
+    DiskShares &operator=(const DiskShares &) = delete;
 
     // Before a request of `bytes` on a path. False: not yet; ask again in a moment, while what is
     // with the disk goes on. Any thread. No system call, unless two paths of this rank meet.

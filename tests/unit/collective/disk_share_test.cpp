@@ -170,6 +170,17 @@ TEST_F(TwoRanks, PathsOnOneDiskHaveOneShare)
     EXPECT_TRUE(one->take(0, kLead));
 }
 
+TEST_F(TwoRanks, ARankThatClosesWantsNoMore)
+{
+    auto one = DiskShares::open(*nodes[0], {kDisk}, kLimits);
+    auto two = DiskShares::open(*nodes[1], {kDisk}, kLimits);
+    ASSERT_TRUE(one->take(0, kRequest));
+    ASSERT_TRUE(two->take(0, kLead));
+    ASSERT_FALSE(two->take(0, kLead));
+    one.reset();
+    EXPECT_TRUE(two->take(0, kLead));
+}
+
 TEST_F(TwoRanks, ADiskThatNobodyKnowsOrOneTooManyIsNotShared)
 {
     std::vector<uint64_t> many;

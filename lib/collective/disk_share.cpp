@@ -30,7 +30,7 @@ std::unique_ptr<DiskShares> DiskShares::open(Node &node, const std::vector<uint6
                                              const FairLimits &limits)
 {
     if (node.ranks().size() < 2) return nullptr;
-    auto made = std::make_unique<DiskShares>();
+    auto made = std::make_unique<DiskShares>(node);
     made->paths_.resize(disks.size());
     for (size_t i = 0; i < disks.size(); ++i) {
         for (size_t k = 0; k < i && !made->paths_[i].disk; ++k) {
@@ -46,6 +46,7 @@ std::unique_ptr<DiskShares> DiskShares::open(Node &node, const std::vector<uint6
 
 DiskShares::~DiskShares()
 {
+    if (!node_.is_rank()) return;
     for (const std::unique_ptr<Disk> &disk : disks_) {
         MutexLock lock(disk->mutex);
         disk->share.rest();

@@ -24,7 +24,7 @@ public:
     // share with. A disk without a number, or one too many for the node, is not shared.
     static std::unique_ptr<DiskShares> open(Node &node, const std::vector<uint64_t> &disks,
                                             const FairLimits &limits = {});
-    DiskShares() = default;
+    explicit DiskShares(const Node &node) : node_(node) {}
     // Wants no more of any disk: before the node goes, and once nobody asks.
     ~DiskShares();
     DiskShares(const DiskShares &) = delete;
@@ -51,6 +51,7 @@ private:
         bool wants = false;    // of the path's thread
     };
 
+    const Node &node_;
     std::vector<std::unique_ptr<Disk>> disks_;
     std::vector<Path> paths_;
 };

@@ -207,7 +207,7 @@ Result<std::unique_ptr<Node>> Node::join(const NodeOptions &options)
 
 Node::~Node()
 {
-    if (own_) own_->state.store(RankSlot::kLeft, std::memory_order_release);
+    if (own_ && is_rank()) own_->state.store(RankSlot::kLeft, std::memory_order_release);
 }
 
 uint32_t Node::index_of(uint32_t rank) const

@@ -66,6 +66,8 @@ public:
 
     // As Segment::lanes().
     [[nodiscard]] FairLane *disk_lanes(uint64_t disk) const { return segment_->lanes(disk); }
+    // False in a fork of the rank, which is none: it may destroy the node and nothing else.
+    [[nodiscard]] bool is_rank() const { return segment_ && segment_->is_mapped(); }
 
 private:
     struct Joining;

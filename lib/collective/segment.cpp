@@ -99,6 +99,13 @@ bool RankSlot::read(uint64_t &number_out, std::string &text_out) const
     return false;
 }
 
+Segment::Segment() : process_(getpid()) {}
+
+bool Segment::is_mapped() const
+{
+    return memory_ != nullptr && process_ == getpid();
+}
+
 void Segment::lay_out(uint32_t ranks)
 {
     ranks_ = ranks;
@@ -183,6 +190,7 @@ Result<std::unique_ptr<Segment>> Segment::alone()
 
 Segment::~Segment()
 {
+    if (process_ != getpid()) return;
     forget_name();
     if (memory_) munmap(memory_, bytes_);
 }

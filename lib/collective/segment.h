@@ -59,13 +59,16 @@ public:
     // Counts of all ranks at a disk, in order; the first to ask for it gives it a place. Null: all
     // places are taken, or the disk is 0.
     [[nodiscard]] FairLane *lanes(uint64_t disk) const;
+    // False in a fork of the process that opened it: nothing of it is there.
+    [[nodiscard]] bool is_mapped() const;
 
 private:
     struct Header;
-    Segment() = default;
+    Segment();
     Status map(int file, uint32_t ranks);
     void lay_out(uint32_t ranks);
 
+    int64_t process_ = 0;
     SegmentName name_{};
     bool named_ = false;
     void *memory_ = nullptr;

@@ -181,6 +181,21 @@ TEST_F(TwoRanks, ARankThatClosesWantsNoMore)
     EXPECT_TRUE(two->take(0, kLead));
 }
 
+TEST_F(TwoRanks, AForkOfARankMayForgetItAndTheRankGoesOn)
+{
+    auto one = DiskShares::open(*nodes[0], {kDisk}, kLimits);
+    auto two = DiskShares::open(*nodes[1], {kDisk}, kLimits);
+    ASSERT_TRUE(one->take(0, kRequest));
+    ASSERT_TRUE(two->take(0, kLead));
+    ForkedRank fork([&] {
+        one.reset();
+        nodes[0].reset();
+    });
+    EXPECT_EQ(fork.wait(), 0);
+    EXPECT_FALSE(two->take(0, kLead));
+    EXPECT_FALSE(nodes[1]->standing(0).left);
+}
+
 TEST_F(TwoRanks, ADiskThatNobodyKnowsOrOneTooManyIsNotShared)
 {
     std::vector<uint64_t> many;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensors of one call are gathered (or summed) by one collective, and where each lies in it.
-// A function of the list, the number of ranks and the bucket size alone, so that all ranks start the
-// same collectives in the same order. Pure arithmetic; any thread. Knows no engine and no memory.
+// A function of the list, the number of ranks and the bucket size alone, so that all ranks start
+// the same collectives in the same order. Pure arithmetic; any thread. Knows no engine, no memory.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ unsigned long long number(uint64_t value)
 
 // ---- WholeLedger -------------------------------------------------------------------------------
 
-Result<WholeId> WholeLedger::add(std::string name, uint32_t blocks)
+Result<WholeId> WholeLedger::add(std::string name, uint32_t blocks, uint64_t bytes)
 {
     if (blocks > budget_blocks_) {
         return Status::error(STW_ERROR_BUDGET,
@@ -35,6 +35,7 @@ Result<WholeId> WholeLedger::add(std::string name, uint32_t blocks)
     Whole whole;
     whole.name = std::move(name);
     whole.blocks = blocks;
+    whole.bytes = bytes;
     wholes_.push_back(std::move(whole));
     return static_cast<WholeId>(wholes_.size() - 1);
 }
@@ -152,9 +153,32 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
         } else {
             whole.writer = true;
         }
-        decision.gathers.push_back(decision.needs[i] == WholeNeed::kGather ? ++gathers_ : 0);
     }
+    assign_gathers(wholes, decision);
     return decision;
+}
+
+// Small ones of one call follow each other into a bucket; a collective costs the same for all of it
+// as for one of them.
+void WholeLedger::assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision)
+{
+    uint64_t filled_bytes = 0;
+    bool open = false;
+    for (size_t i = 0; i < asked.size(); i++) {
+        if (decision.needs[i] != WholeNeed::kGather) {
+            decision.gathers.push_back(0);
+            continue;
+        }
+        const uint64_t bytes = wholes_[asked[i]].bytes;
+        const bool joins = open && bytes <= bucket_bytes_ - filled_bytes;
+        if (!joins) {
+            gathers_++;
+            filled_bytes = 0;
+        }
+        open = bytes <= bucket_bytes_ - filled_bytes;
+        filled_bytes += open ? bytes : 0;
+        decision.gathers.push_back(gathers_);
+    }
 }
 
 bool WholeLedger::release(WholeId id, Access access)
@@ -209,7 +233,8 @@ void WholeLedger::drop(Whole &whole)
 
 Result<WholeId> WholeGathers::add(std::string name, const WholeTensors &tensors)
 {
-    Result<WholeId> id = ledger_.add(std::move(name), core_.pack_blocks(tensors.whole));
+    Result<WholeId> id =
+        ledger_.add(std::move(name), core_.pack_blocks(tensors.whole), tensors.whole_bytes);
     if (id.ok()) {
         tensors_.push_back(tensors);
         last_gather_.push_back(0);
@@ -243,11 +268,7 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
     const bool idle = queue_.empty();
     for (size_t i = 0; i < wholes.size(); i++) {
         if (decision.needs[i] == WholeNeed::kGather) {
-            last_gather_[wholes[i]] = decision.gathers[i];
-            const ClaimId claim = core_.claim();
-            core_.claim_tensor(claim, tensors_[wholes[i]].shard);
-            core_.claim_tensor(claim, tensors_[wholes[i]].whole);
-            queue_.push_back({decision.gathers[i], wholes[i], claim, 0});
+            queue_gather(decision.gathers[i], wholes[i]);
         }
         // A hit may be on a whole whose collective is still under way.
         const GatherId gather = last_gather_[wholes[i]];
@@ -256,6 +277,18 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
     if (call.waits.empty()) ask_views(call_number, now, out);
     if (idle) ask_next(now, out);
     return call_number;
+}
+
+void WholeGathers::queue_gather(GatherId gather, WholeId whole)
+{
+    last_gather_[whole] = gather;
+    if (queue_.empty() || queue_.back().id != gather) {
+        queue_.push_back({gather, {}, core_.claim(), 0});
+    }
+    Gather &back = queue_.back();
+    back.wholes.push_back(whole);
+    core_.claim_tensor(back.claim, tensors_[whole].shard);
+    core_.claim_tensor(back.claim, tensors_[whole].whole);
 }
 
 void WholeGathers::note(uint64_t call, const WholeDecision &decision,
@@ -285,18 +318,17 @@ void WholeGathers::drop(WholeId whole, Commands &out)
 void WholeGathers::ask_next(Instant now, Commands &out)
 {
     if (queue_.empty()) return;
-    const WholeTensors &tensors = tensors_[queue_.front().whole];
     FetchAsked asked;
     asked.flags = kFetchWaitRoom;  // this rank's views must not decide
     asked.claim = queue_.front().claim;
-    asked.requests.resize(2);
-    asked.requests[0].tensor = tensors.shard;
-    asked.requests[0].place = place_;
-    asked.requests[0].byte_count = tensors.shard_bytes;
-    asked.requests[1].tensor = tensors.whole;
-    asked.requests[1].access = Access::kWrite;
-    asked.requests[1].place = place_;
-    asked.requests[1].byte_count = tensors.whole_bytes;
+    for (const WholeId whole : queue_.front().wholes) {
+        Request request;
+        request.tensor = tensors_[whole].whole;
+        request.access = Access::kWrite;
+        request.place = place_;
+        request.byte_count = tensors_[whole].whole_bytes;
+        asked.requests.push_back(request);
+    }
     queue_.front().fetch = core_.fetch(asked, now, out);
 }
 
@@ -305,13 +337,10 @@ void WholeGathers::start_front(const Status &status, const std::vector<Grant> &g
     const Gather &front = queue_.front();
     StartGather start;
     start.gather = front.id;
-    start.whole = front.whole;
     start.claim = front.claim;
+    start.wholes = front.wholes;
     start.status = status;
-    if (status.ok()) {
-        start.shard = grants[0];
-        start.gathered = grants[1];
-    }
+    if (status.ok()) start.grants = grants;
     commands_.starts.push_back(start);
     running_[front.id] = std::move(start);
     queue_.pop_front();
@@ -353,27 +382,24 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, Instant no
     STW_ASSERT(found != running_.end());
     const StartGather start = std::move(found->second);
     running_.erase(found);
-    const WholeTensors &tensors = tensors_[start.whole];
-    if (start.status.ok()) {
-        Release release;
-        release.tensor = tensors.whole;
-        release.access = Access::kWrite;
-        release.place = place_;
-        release.byte_count = tensors.whole_bytes;
-        release.claim = start.claim;
-        release.abandon = !status.ok();
-        core_.release(release, now, out);
-        release.tensor = tensors.shard;
-        release.access = Access::kRead;
-        release.byte_count = tensors.shard_bytes;
-        release.abandon = false;
-        core_.release(release, now, out);
+    for (const WholeId whole : start.wholes) {
+        const WholeTensors &tensors = tensors_[whole];
+        if (start.status.ok()) {
+            Release release;
+            release.tensor = tensors.whole;
+            release.access = Access::kWrite;
+            release.place = place_;
+            release.byte_count = tensors.whole_bytes;
+            release.claim = start.claim;
+            release.abandon = !status.ok();
+            core_.release(release, now, out);
+        }
+        core_.unclaim_tensor(start.claim, tensors.whole, false, out);
+        core_.unclaim_tensor(start.claim, tensors.shard, false, out);
+        // The ledger still has it, as on all ranks; who asks for it is told, until a call drops it.
+        if (!status.ok()) core_.fail(tensors.whole, status);
+        if (last_gather_[whole] == gather) last_gather_[whole] = 0;
     }
-    core_.unclaim_tensor(start.claim, tensors.whole, false, out);
-    core_.unclaim_tensor(start.claim, tensors.shard, false, out);
-    // The ledger still has it, as on all ranks; who asks for it is told, until a call drops it.
-    if (!status.ok()) core_.fail(tensors.whole, status);
-    if (last_gather_[start.whole] == gather) last_gather_[start.whole] = 0;
     gather_over(gather, now, out);
 }
 

@@ -30,15 +30,19 @@ struct WholeDecision {
     Status status;                  // an error: nothing changed, on no rank
     std::vector<WholeId> drops;     // leave first
     std::vector<WholeNeed> needs;   // one per whole asked for
-    std::vector<GatherId> gathers;  // one per need; 0 unless kGather
+    std::vector<GatherId> gathers;  // one per need; 0 unless kGather. Small ones share a collective
 };
 
 class WholeLedger {
 public:
-    explicit WholeLedger(uint64_t budget_blocks) : budget_blocks_(budget_blocks) {}
+    // bucket_bytes: wholes of one call that together are no larger share a collective; 0: none do.
+    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0)
+        : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes)
+    {
+    }
 
     // BUDGET when it could never be gathered. Ids count creations, as they do on all ranks.
-    Result<WholeId> add(std::string name, uint32_t blocks);
+    Result<WholeId> add(std::string name, uint32_t blocks, uint64_t bytes = 0);
     Status remove(WholeId whole);
 
     // Pins all of them until release(), or none. Recency counts calls. BUSY on a conflict: the
@@ -56,11 +60,14 @@ public:
     [[nodiscard]] uint64_t used_blocks() const { return used_blocks_; }
     [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
     [[nodiscard]] bool present(WholeId whole) const { return wholes_[whole].present; }
+    [[nodiscard]] bool pinned(WholeId whole) const { return wholes_[whole].pinned(); }
+    [[nodiscard]] GatherId last_gather() const { return gathers_; }
 
 private:
     struct Whole {
         std::string name;
         uint32_t blocks = 0;
+        uint64_t bytes = 0;
         uint32_t readers = 0;
         bool writer = false;
         bool present = false;
@@ -76,24 +83,26 @@ private:
     Status make_room(const std::vector<WholeId> &asked, uint64_t needed_blocks,
                      std::vector<WholeId> &drops) const;
     void drop(Whole &whole);
+    void assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision);
 
     uint64_t budget_blocks_;
+    uint64_t bucket_bytes_;
     uint64_t used_blocks_ = 0;
     uint64_t calls_ = 0;
     GatherId gathers_ = 0;
     std::vector<Whole> wholes_;
 };
 
-// A collective the shell has to start; they are issued by rising number on every rank. One that has
-// no memory here is started all the same, since the others wait for it: its shard reads as poison,
-// and every rank hears in gather_done() that it failed.
+// A collective the shell has to start; they are issued by rising number on every rank. First it
+// brings this rank's shards into their places in the wholes, piece by piece under the claim, so that
+// no more of a shard is here than its whole. One that has no memory here is started all the same,
+// since the others wait for it, and every rank hears in gather_done() that it failed.
 struct StartGather {
     GatherId gather = 0;
-    WholeId whole = 0;
-    ClaimId claim = 0;
-    Status status;   // an error: the grants are void
-    Grant shard;     // source, pinned
-    Grant gathered;  // target, pinned
+    ClaimId claim = 0;            // on the shards and the wholes
+    std::vector<WholeId> wholes;  // one, or small ones that share the collective
+    Status status;                // an error: there are no grants
+    std::vector<Grant> grants;    // of the wholes, pinned
 };
 
 struct WholeGranted {
@@ -120,13 +129,13 @@ struct WholeTensors {
 };
 
 // One rank's side of the decisions. It asks the core for one gather's memory at a time, in order
-// of the collectives: a later one that pinned its shard first could keep the room that an earlier
-// one waits for, while on another rank it is the other way round. But it claims the shard in the
-// call: an update that is called later must not come between on one rank and not on another.
+// of the collectives: a later one that had its room first could keep what an earlier one waits for,
+// while on another rank it is the other way round. But it claims the shards in the call: an update
+// that is called later must not come between on one rank and not on another.
 class WholeGathers {
 public:
-    WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks)
-        : core_(core), place_(place), ledger_(budget_blocks)
+    WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0)
+        : core_(core), place_(place), ledger_(budget_blocks, bucket_bytes)
     {
     }
 
@@ -152,13 +161,14 @@ public:
     // Every decision in call order, as text: equal on all ranks, whatever happened when.
     [[nodiscard]] const std::string &decisions() const { return decisions_; }
     [[nodiscard]] const WholeLedger &ledger() const { return ledger_; }
+    [[nodiscard]] const WholeTensors &tensors(WholeId whole) const { return tensors_[whole]; }
     [[nodiscard]] bool idle() const { return queue_.empty() && running_.empty() && calls_.empty(); }
 
 private:
     struct Gather {
         GatherId id = 0;
-        WholeId whole = 0;
-        ClaimId claim = 0;  // on shard and whole, since the call
+        std::vector<WholeId> wholes;
+        ClaimId claim = 0;  // on shards and wholes, since the call
         FetchId fetch = 0;
     };
     struct Call {
@@ -174,6 +184,7 @@ private:
     void start_front(const Status &status, const std::vector<Grant> &grants);
     void ask_views(uint64_t number, Instant now, Commands &out);
     void gather_over(GatherId gather, Instant now, Commands &out);
+    void queue_gather(GatherId gather, WholeId whole);
 
     Core &core_;  // not owned, outlives this
     PlaceId place_;

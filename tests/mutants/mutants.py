@@ -173,10 +173,12 @@ MUTANTS = [
      "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
      "a whole is gathered again when no collective happens to be running"),
     ("update-overtakes-a-gather", "ranks", "agreed.cpp",
-     ("            core_.claim_tensor(claim, tensors_[wholes[i]].shard);\n",
+     ("    core_.claim_tensor(back.claim, tensors_[whole].shard);\n",
       "    asked.claim = queue_.front().claim;\n"),
      ("",
-      "    core_.claim_tensor(queue_.front().claim, tensors.shard);\n"
+      "    for (const WholeId whole : queue_.front().wholes) {\n"
+      "        core_.claim_tensor(queue_.front().claim, tensors_[whole].shard);\n"
+      "    }\n"
       "    asked.claim = queue_.front().claim;\n"),
      "an update that was called later changes the shard before it is gathered, on some ranks"),
     ("hint-stays-in-flight", "many", "lib/schedule/lookahead.cpp",

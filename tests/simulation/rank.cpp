@@ -40,7 +40,7 @@ Rank::Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, J
       journal_(journal),
       config_(rank_config(plan, random_)),
       machine_(config_, random_, journal, *this),
-      gathers_(machine_.core, kDevice, plan.whole_blocks)
+      gathers_(machine_.core, kDevice, plan.whole_blocks, plan.bucket_bytes)
 {
     machine_.faults.stall_percent = static_cast<uint32_t>(random_.below(10));
     create_tensors();
@@ -93,7 +93,8 @@ void Rank::execute()
 bool Rank::done() const
 {
     return next_call_ == plan_.calls.size() && gathers_.idle() && shard_writes_.empty() &&
-           local_fetches_.empty() && local_views_.empty() && machine_.idle() && started_.empty();
+           local_fetches_.empty() && local_views_.empty() && machine_.idle() && started_.empty() &&
+           reading_.empty();
 }
 
 std::string Rank::state() const
@@ -252,6 +253,10 @@ void Rank::granted(const Granted &granted)
         machine_.execute(out);
         return;
     }
+    if (granted.fetch == shard_read_) {
+        take_shard(granted.grants[0]);
+        return;
+    }
     const auto write = shard_writes_.find(granted.fetch);
     if (write != shard_writes_.end()) {
         const ShardWrite was = write->second;
@@ -316,20 +321,64 @@ void Rank::start(const StartGather &start)
                       (unsigned long long)start.gather, start.status.sentence());
         return;
     }
-    journal_.line("rank %u starts %llu of whole %u", rank_, (unsigned long long)start.gather,
-                  start.whole);
-    const WholeTensors &tensors = tensors_[start.whole];
+    for (const WholeId whole : start.wholes) {
+        machine_.pin(kDevice, slots(tensors_[whole].whole), true);
+        if (journal_.failed()) return;
+    }
+    reading_.push_back({start, {}});
+    if (reading_.size() == 1) read_next_shard();
+}
+
+// Under the claim of the gather, of which nothing else of this rank is pinned but the wholes.
+void Rank::read_next_shard()
+{
+    const Reading &front = reading_.front();
+    FetchAsked asked;
+    asked.flags = kFetchWaitRoom | kFetchInternal;
+    asked.claim = front.start.claim;
+    Request request;
+    request.tensor = tensors_[front.start.wholes[front.shards.size()]].shard;
+    request.place = kDevice;
+    request.byte_count = tensors_[front.start.wholes[front.shards.size()]].shard_bytes;
+    asked.requests.push_back(request);
+    Commands out;
+    shard_read_ = machine_.core.fetch(asked, machine_.now(), out);
+    machine_.execute(out);
+}
+
+void Rank::take_shard(const Grant &grant)
+{
+    Reading &front = reading_.front();
+    const WholeId whole = front.start.wholes[front.shards.size()];
+    const WholeTensors &tensors = tensors_[whole];
     machine_.pin(kDevice, slots(tensors.shard), false);
-    machine_.pin(kDevice, slots(tensors.whole), true);
     if (journal_.failed()) return;
     const Stamp shard = stamp(tensors.shard, 0, 0);
     for (uint64_t piece = 0; piece < tensors.shard_bytes / kPieceBytes; piece++) {
         if (stamp(tensors.shard, piece / kPieces, piece % kPieces) != shard) {
-            journal_.fail("rank %u: the shard of whole %u is torn", rank_, start.whole);
+            journal_.fail("rank %u: the shard of whole %u is torn", rank_, whole);
         }
     }
-    fabric_.start(rank_, start.gather, start.whole, shard);
-    started_.push_back(start);
+    machine_.unpin(kDevice, slots(tensors.shard), false);
+    Release release;
+    release.tensor = tensors.shard;
+    release.place = grant.place;
+    release.byte_count = tensors.shard_bytes;
+    release.internal = true;
+    release.claim = front.start.claim;
+    Commands out;
+    machine_.core.release(release, machine_.now(), out);
+    machine_.execute(out);
+    front.shards.push_back(shard);
+    if (front.shards.size() == front.start.wholes.size()) {
+        journal_.line("rank %u starts %llu of whole %u", rank_,
+                      (unsigned long long)front.start.gather, whole);
+        fabric_.start(rank_, front.start.gather, front.start.wholes, front.shards);
+        started_.push_back(front.start);
+        reading_.pop_front();
+        if (reading_.empty()) return;
+    }
+    read_next_shard();
 }
 
 // Collectives of one group end in order.
@@ -338,14 +387,15 @@ bool Rank::finish_collective()
     if (started_.empty() || !fabric_.ready(started_.front().gather)) return false;
     const StartGather start = started_.front();
     started_.erase(started_.begin());
-    const WholeTensors &tensors = tensors_[start.whole];
-    const std::vector<Stamp> &shards = fabric_.shards(start.gather);
-    for (uint64_t piece = 0; piece < tensors.whole_bytes / kPieceBytes; piece++) {
-        stamp(tensors.whole, piece / kPieces, piece % kPieces) =
-            shards[piece * kPieceBytes / tensors.shard_bytes];
+    const std::vector<std::vector<Stamp>> &shards = fabric_.shards(start.gather);
+    for (size_t i = 0; i < start.wholes.size(); i++) {
+        const WholeTensors &tensors = tensors_[start.wholes[i]];
+        for (uint64_t piece = 0; piece < tensors.whole_bytes / kPieceBytes; piece++) {
+            stamp(tensors.whole, piece / kPieces, piece % kPieces) =
+                shards[piece * kPieceBytes / tensors.shard_bytes][i];
+        }
+        machine_.unpin(kDevice, slots(tensors.whole), true);
     }
-    machine_.unpin(kDevice, slots(tensors.shard), false);
-    machine_.unpin(kDevice, slots(tensors.whole), true);
     gathers_.gather_done(start.gather, {}, machine_.now(), out_);
     execute();
     return true;

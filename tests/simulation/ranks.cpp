@@ -18,6 +18,7 @@ RankPlan choose_plan(Random &random)
         largest = std::max(largest, plan.shard_blocks.back() * plan.ranks);
     }
     plan.whole_blocks = largest + static_cast<uint32_t>(random.below(2 * largest));
+    if (random.chance(50)) plan.bucket_bytes = random.between(1, plan.whole_blocks) * kBlockBytes;
     // Every tensor is written once, so that there is something to gather.
     for (WholeId whole = 0; whole < tensors; whole++) {
         plan.calls.push_back({RankCall::Kind::kWrite, {whole}, 0});
@@ -52,7 +53,8 @@ RankPlan choose_plan(Random &random)
 
 }  // namespace
 
-void Fabric::start(uint32_t rank, GatherId gather, WholeId whole, Stamp shard)
+void Fabric::start(uint32_t rank, GatherId gather, const std::vector<WholeId> &wholes,
+                   const std::vector<Stamp> &shards)
 {
     if (gather != started_[rank] + 1) {
         journal_.fail("rank %u starts collective %llu after %llu", rank, (unsigned long long)gather,
@@ -60,13 +62,13 @@ void Fabric::start(uint32_t rank, GatherId gather, WholeId whole, Stamp shard)
     }
     started_[rank] = gather;
     Collective &collective = gathers_[gather];
-    if (collective.arrived > 0 && collective.whole != whole) {
-        journal_.fail("collective %llu is of whole %u on one rank, of %u on another",
-                      (unsigned long long)gather, collective.whole, whole);
+    if (collective.arrived > 0 && collective.wholes != wholes) {
+        journal_.fail("collective %llu is of whole %u and others on one rank, of %u on another",
+                      (unsigned long long)gather, collective.wholes[0], wholes[0]);
     }
-    collective.whole = whole;
+    collective.wholes = wholes;
     collective.shards.resize(started_.size());
-    collective.shards[rank] = shard;
+    collective.shards[rank] = shards;
     collective.arrived++;
 }
 

@@ -7,6 +7,7 @@
 #include "tests/simulation/machine.h"
 #include "tests/simulation/simulation.h"
 
+#include <deque>
 #include <memory>
 
 namespace stepwell::simulation {
@@ -22,6 +23,7 @@ struct RankCall {
 struct RankPlan {
     uint32_t ranks = 2;
     uint32_t whole_blocks = 0;           // agreed
+    uint64_t bucket_bytes = 0;           // agreed
     std::vector<uint32_t> shard_blocks;  // of each tensor; its whole is as many times larger
     std::vector<RankCall> calls;
 };
@@ -30,17 +32,19 @@ struct RankPlan {
 class Fabric {
 public:
     Fabric(uint32_t ranks, Journal &journal) : started_(ranks), journal_(journal) {}
-    void start(uint32_t rank, GatherId gather, WholeId whole, Stamp shard);
+    void start(uint32_t rank, GatherId gather, const std::vector<WholeId> &wholes,
+               const std::vector<Stamp> &shards);
     [[nodiscard]] bool ready(GatherId gather) const;
-    [[nodiscard]] const std::vector<Stamp> &shards(GatherId gather) const
+    // By rank, each rank's in the order of the wholes.
+    [[nodiscard]] const std::vector<std::vector<Stamp>> &shards(GatherId gather) const
     {
         return gathers_.at(gather).shards;
     }
 
 private:
     struct Collective {
-        WholeId whole = 0;
-        std::vector<Stamp> shards;  // by rank
+        std::vector<WholeId> wholes;
+        std::vector<std::vector<Stamp>> shards;
         uint32_t arrived = 0;
     };
     std::vector<GatherId> started_;  // the last one of each rank
@@ -84,6 +88,11 @@ private:
         Request request;
         Grant grant;
     };
+    // A gather whose own shards are being read, one after the other.
+    struct Reading {
+        StartGather start;
+        std::vector<Stamp> shards;
+    };
 
     void create_tensors();
     bool make_call();
@@ -93,6 +102,8 @@ private:
     void write_shard(const ShardWrite &write, const Grant &grant);
     void pump();
     void start(const StartGather &start);
+    void read_next_shard();
+    void take_shard(const Grant &grant);
     bool finish_collective();
     void check_whole(WholeId whole, uint32_t version, const char *when);
     void local_load();
@@ -116,6 +127,8 @@ private:
     size_t next_call_ = 0;
     std::vector<Open> open_;
     std::map<uint64_t, size_t> numbers_;  // the call of WholeGathers, to the fetch's number
+    std::deque<Reading> reading_;         // the front one reads
+    FetchId shard_read_ = 0;
     std::vector<StartGather> started_;
     std::map<FetchId, ShardWrite> shard_writes_;
     uint32_t program_waits_ = 0;  // for writes of its own

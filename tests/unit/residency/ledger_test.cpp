@@ -111,5 +111,31 @@ TEST_F(LedgerTest, WhatCanNeverBeGatheredIsRefusedWhenItIsAdded)
     EXPECT_THAT(big.status().sentence(), HasSubstr("takes 5 blocks"));
 }
 
+TEST(BucketTest, SmallWholesOfOneCallShareACollectiveUpToTheBucketSize)
+{
+    WholeLedger ledger(64, 100);
+    const WholeId a = ledger.add("a", 1, 60).value();
+    const WholeId b = ledger.add("b", 1, 40).value();
+    const WholeId c = ledger.add("c", 1, 1).value();
+    const WholeId large = ledger.add("large", 1, 101).value();
+    const WholeId d = ledger.add("d", 1, 30).value();
+    const WholeDecision decision = ledger.fetch({a, b, c, large, d}, Access::kRead);
+    EXPECT_THAT(decision.gathers, ElementsAre(1u, 1u, 2u, 3u, 4u));
+    // A hit takes no part, and does not part those around it.
+    ASSERT_FALSE(ledger.release(a, Access::kRead));
+    bool dropped = false;
+    for (const WholeId whole : {b, c}) ASSERT_FALSE(ledger.release(whole, Access::kRead));
+    for (const WholeId whole : {b, c}) ASSERT_TRUE(ledger.write(whole, dropped).ok());
+    EXPECT_THAT(ledger.fetch({b, a, c}, Access::kRead).gathers, ElementsAre(5u, 0u, 5u));
+    EXPECT_EQ(ledger.last_gather(), 5u);
+}
+
+TEST_F(LedgerTest, WithoutABucketEachGatherIsACollective)
+{
+    const WholeId a = add(1);
+    const WholeId b = add(1);
+    EXPECT_THAT(ledger_.fetch({a, b}, Access::kRead).gathers, ElementsAre(1u, 2u));
+}
+
 }  // namespace
 }  // namespace stepwell::residency

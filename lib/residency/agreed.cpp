@@ -15,6 +15,9 @@ bool contains(const std::vector<WholeId> &wholes, WholeId whole)
     return std::find(wholes.begin(), wholes.end(), whole) != wholes.end();
 }
 
+// A whole of at most one part in so many of a bucket is small.
+constexpr uint64_t kSmallShare = 32;
+
 unsigned long long number(uint64_t value)
 {
     return value;
@@ -158,26 +161,27 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
     return decision;
 }
 
-// Small ones of one call follow each other into a bucket; a collective costs the same for all of it
-// as for one of them.
+// Small ones of one call go into a bucket together, which costs one collective; a large one has its
+// own and closes no bucket, since matrices and vectors alternate in a model.
 void WholeLedger::assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision)
 {
-    uint64_t filled_bytes = 0;
-    bool open = false;
+    GatherId bucket = 0;
+    uint64_t room_bytes = 0;
     for (size_t i = 0; i < asked.size(); i++) {
-        if (decision.needs[i] != WholeNeed::kGather) {
-            decision.gathers.push_back(0);
-            continue;
+        GatherId gather = 0;
+        if (decision.needs[i] == WholeNeed::kGather) {
+            const uint64_t bytes = wholes_[asked[i]].bytes;
+            const bool small = bucket_bytes_ > 0 && bytes <= bucket_bytes_ / kSmallShare;
+            if (small && bucket != 0 && bytes <= room_bytes) {
+                gather = bucket;
+                room_bytes -= bytes;
+            } else {
+                gather = ++gathers_;
+                if (small) bucket = gather;
+                if (small) room_bytes = bucket_bytes_ - bytes;
+            }
         }
-        const uint64_t bytes = wholes_[asked[i]].bytes;
-        const bool joins = open && bytes <= bucket_bytes_ - filled_bytes;
-        if (!joins) {
-            gathers_++;
-            filled_bytes = 0;
-        }
-        open = bytes <= bucket_bytes_ - filled_bytes;
-        filled_bytes += open ? bytes : 0;
-        decision.gathers.push_back(gathers_);
+        decision.gathers.push_back(gather);
     }
 }
 
@@ -238,6 +242,7 @@ Result<WholeId> WholeGathers::add(std::string name, const WholeTensors &tensors)
     if (id.ok()) {
         tensors_.push_back(tensors);
         last_gather_.push_back(0);
+        lost_.push_back(false);
     }
     return id;
 }
@@ -257,7 +262,7 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
     WholeDecision decision = ledger_.fetch(wholes, access);
     note(call_number, decision, wholes);
     if (!decision.status.ok()) {
-        commands_.refused.push_back({call_number, std::move(decision.status)});
+        commands_.refused.push_back({call_number, std::move(decision.status), false});
         return call_number;
     }
     for (const WholeId whole : decision.drops) drop(whole, out);
@@ -282,13 +287,13 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
 void WholeGathers::queue_gather(GatherId gather, WholeId whole)
 {
     last_gather_[whole] = gather;
-    if (queue_.empty() || queue_.back().id != gather) {
-        queue_.push_back({gather, {}, core_.claim(), 0});
-    }
-    Gather &back = queue_.back();
-    back.wholes.push_back(whole);
-    core_.claim_tensor(back.claim, tensors_[whole].shard);
-    core_.claim_tensor(back.claim, tensors_[whole].whole);
+    const auto mine = std::find_if(queue_.rbegin(), queue_.rend(),
+                                   [gather](const Gather &at) { return at.id == gather; });
+    if (mine == queue_.rend()) queue_.push_back({gather, {}, core_.claim(), 0});
+    Gather &bucket = mine == queue_.rend() ? queue_.back() : *mine;
+    bucket.wholes.push_back(whole);
+    core_.claim_tensor(bucket.claim, tensors_[whole].shard);
+    core_.claim_tensor(bucket.claim, tensors_[whole].whole);
 }
 
 void WholeGathers::note(uint64_t call, const WholeDecision &decision,
@@ -310,6 +315,7 @@ void WholeGathers::note(uint64_t call, const WholeDecision &decision,
 void WholeGathers::drop(WholeId whole, Commands &out)
 {
     decisions_ += format_text("drop %u\n", whole);
+    if (lost_[whole]) return;
     // No view and no fetch is open: pins of the ledger span both.
     const Status status = core_.discard(tensors_[whole].whole, out);
     STW_ASSERT(status.ok());
@@ -370,7 +376,7 @@ bool WholeGathers::on_refused(const Refused &refused, Instant now, Commands &out
     }
     const auto view = views_.find(refused.fetch);
     if (view == views_.end()) return false;
-    commands_.refused.push_back({view->second, refused.status});
+    commands_.refused.push_back({view->second, refused.status, true});
     calls_.erase(view->second);
     views_.erase(view);
     return true;
@@ -403,6 +409,23 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, Instant no
     gather_over(gather, now, out);
 }
 
+void WholeGathers::lose(GatherId gather, const Status &status)
+{
+    const auto found = running_.find(gather);
+    STW_ASSERT(found != running_.end());
+    for (const WholeId whole : found->second.wholes) lost_[whole] = true;
+    running_.erase(found);
+    for (auto call = calls_.begin(); call != calls_.end();) {
+        const std::vector<GatherId> &waits = call->second.waits;
+        if (std::find(waits.begin(), waits.end(), gather) == waits.end()) {
+            ++call;
+            continue;
+        }
+        commands_.refused.push_back({call->first, status, true});
+        call = calls_.erase(call);
+    }
+}
+
 void WholeGathers::gather_over(GatherId gather, Instant now, Commands &out)
 {
     for (auto &[call_number, call] : calls_) {
@@ -430,9 +453,22 @@ void WholeGathers::ask_views(uint64_t call_number, Instant now, Commands &out)
     views_[core_.fetch(asked, now, out)] = call_number;
 }
 
-void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Instant now,
-                           Commands &out)
+StartGather WholeGathers::queued(GatherId gather) const
 {
+    const auto found = std::find_if(queue_.begin(), queue_.end(),
+                                    [gather](const Gather &at) { return at.id == gather; });
+    STW_ASSERT(found != queue_.end());
+    StartGather asked;
+    asked.gather = gather;
+    asked.claim = found->claim;
+    asked.wholes = found->wholes;
+    return asked;
+}
+
+void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Instant now,
+                           Commands &out, bool abandon)
+{
+    if (!grant || abandon) ledger_.spoil(whole);
     const WholeTensors &tensors = tensors_[whole];
     if (grant && grant->by_gate && access == Access::kRead) {
         if (core_.gate(tensors.whole, place_).unpin()) core_.gate_idle(tensors.whole, now, out);
@@ -442,6 +478,7 @@ void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Ins
         release.access = access;
         release.place = place_;
         release.byte_count = tensors.whole_bytes;
+        release.abandon = abandon;
         core_.release(release, now, out);
     }
     if (ledger_.release(whole, access)) drop(whole, out);

@@ -35,7 +35,7 @@ struct WholeDecision {
 
 class WholeLedger {
 public:
-    // bucket_bytes: wholes of one call that together are no larger share a collective; 0: none do.
+    // bucket_bytes: of one collective that small wholes of a call share; 0: none do.
     explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0)
         : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes)
     {
@@ -56,6 +56,8 @@ public:
     Status discard(WholeId whole, bool &drop) { return write(whole, drop); }
     // As write, but behind views that are open: the whole leaves with the last of them.
     void update(WholeId whole, bool &drop);
+    // What was gathered or written is no good: as update, for one that is pinned.
+    void spoil(WholeId whole) { wholes_[whole].old = true; }
 
     [[nodiscard]] uint64_t used_blocks() const { return used_blocks_; }
     [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
@@ -113,6 +115,7 @@ struct WholeGranted {
 struct WholeRefused {
     uint64_t call = 0;
     Status status;
+    bool pinned = false;  // the wholes were gathered in vain and wait for their release()
 };
 
 struct WholeCommands {
@@ -139,15 +142,19 @@ public:
     {
     }
 
+    // Before the first is added.
+    void set_place(PlaceId place) { place_ = place; }
     Result<WholeId> add(std::string name, const WholeTensors &tensors);
     Status remove(WholeId whole, Commands &out);
 
     // Returns the call's number; the answer comes through pump().
     uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Instant now,
                    Commands &out);
-    // One view of an answered call. After a refusal too, with no grant, at the point of the program
-    // where it learns of it: pins end by the order of calls, never by the time of a failure.
-    void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out);
+    // One view of an answered call. After a refusal that is `pinned` too, with no grant, at the point
+    // of the program where it learns of it: pins end by the order of calls, never by the time of a
+    // failure. Then, and where what was written is abandoned, the whole leaves with its last view.
+    void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out,
+                 bool abandon = false);
     Status write(WholeId whole, Commands &out);
     void update(WholeId whole, Commands &out);
 
@@ -155,6 +162,10 @@ public:
     bool on_granted(const Granted &granted, Instant now, Commands &out);
     bool on_refused(const Refused &refused, Instant now, Commands &out);
     void gather_done(GatherId gather, const Status &status, Instant now, Commands &out);
+    // One that is asked for and not started: its claim and wholes. Right after the fetch.
+    [[nodiscard]] StartGather queued(GatherId gather) const;
+    // A collective that ended with its memory in foreign hands: it stays pinned for good.
+    void lose(GatherId gather, const Status &status);
     // What there is to do for the shell since the last call.
     [[nodiscard]] WholeCommands pump();
 
@@ -191,6 +202,7 @@ private:
     WholeLedger ledger_;
     std::vector<WholeTensors> tensors_;
     std::vector<GatherId> last_gather_;  // of each whole
+    std::vector<bool> lost_;             // its memory
     uint64_t call_number_ = 0;
     std::map<uint64_t, Call> calls_;  // not answered
     std::deque<Gather> queue_;        // not started; the front asks the core

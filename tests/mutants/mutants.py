@@ -173,7 +173,7 @@ MUTANTS = [
      "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
      "a whole is gathered again when no collective happens to be running"),
     ("update-overtakes-a-gather", "ranks", "agreed.cpp",
-     ("    core_.claim_tensor(back.claim, tensors_[whole].shard);\n",
+     ("    core_.claim_tensor(bucket.claim, tensors_[whole].shard);\n",
       "    asked.claim = queue_.front().claim;\n"),
      ("",
       "    for (const WholeId whole : queue_.front().wholes) {\n"

@@ -113,21 +113,25 @@ TEST_F(LedgerTest, WhatCanNeverBeGatheredIsRefusedWhenItIsAdded)
 
 TEST(BucketTest, SmallWholesOfOneCallShareACollectiveUpToTheBucketSize)
 {
-    WholeLedger ledger(64, 100);
-    const WholeId a = ledger.add("a", 1, 60).value();
-    const WholeId b = ledger.add("b", 1, 40).value();
-    const WholeId c = ledger.add("c", 1, 1).value();
-    const WholeId large = ledger.add("large", 1, 101).value();
-    const WholeId d = ledger.add("d", 1, 30).value();
-    const WholeDecision decision = ledger.fetch({a, b, c, large, d}, Access::kRead);
-    EXPECT_THAT(decision.gathers, ElementsAre(1u, 1u, 2u, 3u, 4u));
+    WholeLedger ledger(64, 320);
+    std::vector<WholeId> small;
+    for (int i = 0; i < 33; ++i) small.push_back(ledger.add("small", 1, 10).value());
+    const WholeId large = ledger.add("large", 1, 11).value();
+    std::vector<WholeId> asked = small;
+    asked.insert(asked.begin() + 1, large);
+    const WholeDecision decision = ledger.fetch(asked, Access::kRead);
+    // The large one between them has a collective of its own and closes no bucket.
+    EXPECT_EQ(decision.gathers[0], 1u);
+    EXPECT_EQ(decision.gathers[1], 2u);
+    for (size_t i = 2; i < 33; ++i) EXPECT_EQ(decision.gathers[i], 1u) << i;
+    EXPECT_EQ(decision.gathers[33], 3u);
     // A hit takes no part, and does not part those around it.
-    ASSERT_FALSE(ledger.release(a, Access::kRead));
     bool dropped = false;
-    for (const WholeId whole : {b, c}) ASSERT_FALSE(ledger.release(whole, Access::kRead));
-    for (const WholeId whole : {b, c}) ASSERT_TRUE(ledger.write(whole, dropped).ok());
-    EXPECT_THAT(ledger.fetch({b, a, c}, Access::kRead).gathers, ElementsAre(5u, 0u, 5u));
-    EXPECT_EQ(ledger.last_gather(), 5u);
+    for (const WholeId whole : small) ASSERT_FALSE(ledger.release(whole, Access::kRead));
+    for (const size_t i : {3, 4}) ASSERT_TRUE(ledger.write(small[i], dropped).ok());
+    EXPECT_THAT(ledger.fetch({small[3], small[0], small[4]}, Access::kRead).gathers,
+                ElementsAre(4u, 0u, 4u));
+    EXPECT_EQ(ledger.last_gather(), 4u);
 }
 
 TEST_F(LedgerTest, WithoutABucketEachGatherIsACollective)

@@ -205,6 +205,7 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
     Part &part = parts.emplace_back();
     part.element_begin = entry.element_begin;
     part.element_count = entry.element_count;
+    part.counted = entry.counted;
     part.group = entry.group;
     part.makes_master = job->made_master;
     part.makes_average = job->made_average;

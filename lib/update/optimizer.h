@@ -10,6 +10,7 @@
 #include "lib/support/status.h"
 #include "lib/update/pipeline.h"
 #include "lib/update/tiers.h"
+#include "lib/update/verdict.h"
 
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,7 @@ struct Entry {
     uint64_t element_begin = 0;      // of the parameter, the gradient and all states
     uint64_t element_count = 0;
     stw_tensor *handle = nullptr;  // of the parameter, for the caller's own kernel
+    bool counted = true;  // in a verdict; what several ranks have alike, one of them counts
 };
 
 // The states an algorithm keeps beside the master, in the order of Entry::states; the names are
@@ -54,7 +56,13 @@ struct StepOptions {
     double clip_norm = 0.0;       // 0: no clip
     double norm_type = 0.0;       // 0: 2; or infinity
     uint64_t timeout_ns = UINT64_MAX;
+    // Of several ranks, for a step that has a verdict: it waits for Optimizer::agreed().
+    Agreement *agreement = nullptr;
+    bool returns = false;  // once begun, whatever is wanted: the caller comes back with result()
 };
+
+// Whether a step of these options has a verdict at all.
+[[nodiscard]] bool has_verdict(const StepOptions &options);
 
 // `norm` is infinity if a gradient is not finite, and NaN where nothing asked for it. The clip
 // coefficient is min(1, clip_norm / (norm + 1e-6)), in double.
@@ -100,6 +108,8 @@ public:
     // kept); with STW_UPDATE_WAIT the first cause a parameter missed its update for. Neither waited
     // for: always OK once claimed, see result(). One at a time.
     Status step(const StepOptions &options, StepResult *result_out);
+    // The parts of all ranks, for the step that told its own. Once; any thread, no lock held.
+    void agreed(const Verdict &all);
     // The last step's: OK, SKIPPED, PENDING, or what step() said or would have said of the verdict.
     // A step that nobody wants a verdict of has one when it is through.
     Status result(StepResult *result_out) const;

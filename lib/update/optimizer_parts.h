@@ -19,6 +19,7 @@ struct Part {
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
     uint32_t group = 0;
+    bool counted = true;
     stw_hyper hyper{};                     // as the step began
     uint32_t states_used = 0;              // with these
     kernels::Coefficients coefficients{};  // of the update threads
@@ -117,7 +118,8 @@ struct Step {
     double clip_norm = 0.0;
     bool infinity_norm = false;
     uint32_t scans_left = 0;
-    uint32_t jobs_left = 0;
+    uint32_t jobs_left = 0;  // and the agreement
+    Agreement *agreement = nullptr;
     uint64_t demanded = kNotPreferred;  // somebody waits for what the verdict holds up
     ParameterJob *undecided = nullptr;  // those the verdict is about, set with it
     Status verdict;                     // OK, SKIPPED or why there is none
@@ -147,9 +149,10 @@ struct Optimizer::Parts {
     Status begin(const StepOptions &options);
     bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);
     void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
-    // With the last scan: what comes of it. True when the update goes ahead.
+    // With the last scan: what comes of it. False when nothing is updated: give_back() then.
     bool decide() STW_REQUIRES(pipeline.mutex);
-    void measure() STW_REQUIRES(pipeline.mutex);
+    bool conclude(const Verdict &all) STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] Verdict measure() const STW_REQUIRES(pipeline.mutex);
     void start_updates() STW_REQUIRES(pipeline.mutex);
     void give_back();
     void job_left() STW_REQUIRES(pipeline.mutex);

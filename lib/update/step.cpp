@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace stepwell::update {
 namespace {
@@ -34,6 +35,12 @@ struct Norm {
 }
 
 }  // namespace
+
+bool has_verdict(const StepOptions &options)
+{
+    return options.wants_verdict || options.clip_norm > 0.0 ||
+           (options.flags & (STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE)) != 0;
+}
 
 // ------------------------------------------------------------------------------ the beginning ----
 
@@ -93,16 +100,18 @@ void Optimizer::Parts::prepare(const StepOptions &options)
 {
     step = Step();
     step.asked = true;
-    step.active = !chosen.empty();
     step.flags = options.flags;
-    step.scans = options.wants_verdict || options.clip_norm > 0.0 ||
-                 (options.flags & (STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE)) != 0;
+    step.scans = has_verdict(options);
+    step.agreement = step.scans ? options.agreement : nullptr;
+    if (step.agreement != nullptr) step.agreement->adopted = true;
+    step.active = !chosen.empty() || step.agreement != nullptr;
     step.scale = options.gradient_scale == 0.0 ? 1.0 : options.gradient_scale;
     step.clip_norm = options.clip_norm;
     step.infinity_norm = options.norm_type == kInfinity;
-    step.jobs_left = static_cast<uint32_t>(chosen.size());
-    step.scans_left = step.scans ? step.jobs_left : 0;
-    step.result.updated = step.jobs_left;
+    const auto count = static_cast<uint32_t>(chosen.size());
+    step.jobs_left = count + (step.agreement != nullptr ? 1 : 0);
+    step.scans_left = step.scans ? count : 0;
+    step.result.updated = count;
     step.result.norm = std::numeric_limits<double>::quiet_NaN();
     for (ParameterJob *job : chosen) {
         job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
@@ -180,24 +189,21 @@ bool Optimizer::Parts::activate(ClaimId claim)
 
 // Parts in the order of entries, each the sum of its own blocks in their order: the same bits
 // whatever was scanned first.
-void Optimizer::Parts::measure()
+Verdict Optimizer::Parts::measure() const
 {
+    Verdict mine;
+    mine.status = step.verdict;
     kernels::ScanResult all;
-    double sum = 0.0;
-    for (const ParameterJob *job : chosen) all = kernels::join(all, job->scanned);
     for (size_t i = 0; i < parts.size(); ++i) {
-        if (part_jobs[i]->phase == StepPhase::kVerdict) {
-            sum = kernels::combine_block_sums(sum, &parts[i].sum, 1);
-        }
+        if (part_jobs[i]->phase != StepPhase::kVerdict || !parts[i].counted) continue;
+        mine.sum = kernels::combine_block_sums(mine.sum, &parts[i].sum, 1);
     }
-    const kernels::FloatEnvironment environment;
-    double raw = step.infinity_norm ? static_cast<double>(all.maximum) : sum;
-    if (all.nonfinite > 0) raw = kInfinity;
-    const Norm norm = finish_norm(raw, !step.infinity_norm, step.scale, step.clip_norm);
-    step.result.nonfinite = all.nonfinite;
-    step.result.norm = norm.norm;
-    step.result.clip_coefficient = norm.clip_coefficient;
-    step.scale = norm.scale;
+    for (const ParameterJob *job : chosen) {
+        if (job->parts[0]->counted) all = kernels::join(all, job->scanned);
+    }
+    mine.maximum = static_cast<double>(all.maximum);
+    mine.nonfinite = all.nonfinite;
+    return mine;
 }
 
 bool Optimizer::Parts::decide()
@@ -209,11 +215,29 @@ bool Optimizer::Parts::decide()
         job->next_undecided = step.undecided;
         step.undecided = job;
     }
+    step.result.updated = with_gradient;
+    const Verdict mine = measure();
+    if (step.agreement == nullptr) return conclude(mine);
+    step.agreement->tell(mine);
+    return true;
+}
+
+// Of all ranks, or of the one that there is.
+bool Optimizer::Parts::conclude(const Verdict &all)
+{
+    const uint64_t with_gradient = std::exchange(step.result.updated, 0);
     step.known = true;
     pipeline.changed.notify_all();
-    step.result.updated = 0;
+    if (step.verdict.ok()) step.verdict = all.status;
     if (!step.verdict.ok()) return false;
-    measure();
+    const kernels::FloatEnvironment environment;
+    double raw = step.infinity_norm ? all.maximum : all.sum;
+    if (all.nonfinite > 0) raw = kInfinity;
+    const Norm norm = finish_norm(raw, !step.infinity_norm, step.scale, step.clip_norm);
+    step.result.nonfinite = all.nonfinite;
+    step.result.norm = norm.norm;
+    step.result.clip_coefficient = norm.clip_coefficient;
+    step.scale = norm.scale;
     step.result.without_gradient = chosen.size() - with_gradient;
     if ((step.flags & STW_UPDATE_MEASURE) != 0) return false;
     if ((step.flags & STW_UPDATE_SKIP_NONFINITE) != 0 && step.result.nonfinite > 0) {
@@ -281,6 +305,7 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     STW_TRY(parts_->begin(options));
     MutexLock lock(parts_->pipeline.mutex);
     const Step &step = parts_->step;
+    if (options.returns) return {};
     const bool waits = (options.flags & STW_UPDATE_WAIT) != 0;
     while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     if (!options.wants_verdict && !waits) return {};
@@ -306,6 +331,26 @@ Status Optimizer::wait(uint64_t timeout_ns)
     const Waiter waiter = parts_->pipeline.waiter(timeout_ns);
     while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     return {};
+}
+
+void Optimizer::agreed(const Verdict &all)
+{
+    bool goes_ahead = false;
+    {
+        MutexLock lock(parts_->pipeline.mutex);
+        goes_ahead = parts_->conclude(all);
+    }
+    if (!goes_ahead) parts_->give_back();
+    {
+        MutexLock lock(parts_->pipeline.mutex);
+        Step &step = parts_->step;
+        step.agreement = nullptr;
+        if (--step.jobs_left == 0) {
+            step.active = false;
+            parts_->pipeline.changed.notify_all();
+        }
+    }
+    parts_->pipeline.pump();
 }
 
 bool Optimizer::pending() const

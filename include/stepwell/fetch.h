@@ -16,9 +16,14 @@ enum { /* access */
     STW_WRITE = 1,      /* alone; contents undefined at fetch, nothing is read */
     STW_READ_WRITE = 2, /* alone */
     STW_REDUCE = 3      /* zeros to add into; at release the view is summed into the tensor (an
-                           EMPTY one counts as nothing, and is zeros around a range). Many at once:
-                           micro-batches, tied weights, two uses in one graph */
+                           EMPTY one counts as nothing, and is zeros around a range), over all ranks
+                           where there are several. Many at once: micro-batches, tied weights, two
+                           uses in one graph */
 };
+/* Of a sharded tensor WHOLE is gathered from all ranks: a fetch of it is COLLECTIVE, and so is the
+ * release of a REDUCE without MORE. WHOLE with WRITE or READ_WRITE: every rank keeps its slice of
+ * what it wrote and nothing is sent, so all ranks write the same bytes. SHARD sends nothing either,
+ * but one with WRITE or READ_WRITE makes the gathered whole old, so all ranks fetch theirs. */
 enum { STW_WHOLE = 0, STW_SHARD = 1 };
 typedef struct stw_fetch_request {
     uint32_t struct_size;
@@ -119,7 +124,8 @@ enum { /* flags of stw_release */
     STW_RELEASE_FAR = 1,     /* not needed again for long: leave first (reshard after forward) */
     STW_RELEASE_NEAR = 2,    /* needed again soon: leave last */
     STW_RELEASE_DISCARD = 4, /* the contents are dead: EMPTY, no write-back (a used activation) */
-    STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later; on one rank nothing changes */
+    STW_RELEASE_MORE = 16,   /* REDUCE: this rank adds more later; kept here until the release
+                                without it, which sums over ranks. On one rank nothing changes */
     STW_RELEASE_ABANDON = 8  /* the write failed half way: the contents, all of the tensor's, become
                                 EMPTY (or zeros), not what they were before; REDUCE: nothing is
                                 added */

@@ -63,8 +63,10 @@ typedef struct stw_group_options {
     const stw_group_ops *ops; /* copied */
     void *ops_user;
     uint64_t timeout_ns; /* of each wait for the other ranks; 0: 300 s */
+    const char *module;  /* MPI, NCCL: absolute path of the module that has the driver, or the name
+                            of one; NULL: "mpi" or "nccl", see docs/drivers.md */
 } stw_group_options;
-#define STW_GROUP_OPTIONS_INIT { sizeof(stw_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_GROUP_OPTIONS_INIT { sizeof(stw_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Join a set of ranks. COLLECTIVE. A NULL stw_group * elsewhere means: this process alone.

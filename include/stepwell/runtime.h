@@ -60,7 +60,7 @@ typedef struct stw_runtime_options {
     uint32_t struct_size;
     uint32_t flags;                    /* STW_RUNTIME_* */
     const char *name;                  /* in errors and reports; NULL: the program's */
-    stw_group *group;                  /* NULL: this process alone; nothing else in this release */
+    stw_group *group;                  /* ranks that tensors lie over; NULL: this process alone */
     const stw_device_options *devices; /* devices[i] is `device` i in every other struct */
     const stw_nvme_options *nvme;      /* one entry per directory; blocks are striped over them */
     uint32_t device_count;             /* at most 4 */
@@ -85,14 +85,20 @@ typedef struct stw_runtime_options {
                                           next open, of what neither knows. See docs/tuning.md */
     uint64_t host_scratch_bytes;       /* of host_bytes, kept for stw_host_alloc: whole blocks, up;
                                           0: none. Used: stw_tier_stats.scratch_used_bytes */
+    uint64_t whole_bytes;              /* with a group: of the nearest tier's budget, kept for the
+                                          gathered wholes of sharded tensors. The least over ranks
+                                          counts; 0: half of it */
+    uint64_t node_host_bytes;          /* with a group: what the host_bytes of all ranks of one host
+                                          may come to; BUDGET on all ranks otherwise. The least over
+                                          ranks counts; 0: not added up */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
     { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                \
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * Open tiers, stores and threads. At least one budget is not 0. All large memory, descriptors and
- * I/O slots are taken here.
+ * Open tiers, stores and threads. COLLECTIVE over options->group, which has one runtime at a time.
+ * At least one budget is not 0. All large memory, descriptors and I/O slots are taken here.
  *
  * Ownership: *runtime_out is the caller's; stw_runtime_close().
  * Threads:   any thread.

@@ -32,12 +32,14 @@
  * stw_runtime_drain(), until stw_runtime_clear_error(). Status values below 0 are errors; above 0,
  * success with a remark.
  *
- * LIFETIME. Objects outlive what was made from them: runtime > tensor, phase, optimizer >
+ * LIFETIME. Objects outlive what was made from them: group > runtime > tensor, phase, optimizer >
  * operation, view. Destroying too early is STW_ERROR_BUSY and changes nothing. View cookies carry a
  * serial number, so a stale or doubled release is always found out.
  *
- * RANKS. One in this release: WHOLE and SHARD are the same bytes. Functions and fields for groups
- * of ranks grow at the end of what is here.
+ * RANKS. Without a group there is one, and WHOLE and SHARD are the same bytes. Calls marked
+ * COLLECTIVE are made by all ranks of the runtime's group, in the same order: whether and when they
+ * exchange bytes depends on that order alone, never on timing, on local room or on what one rank
+ * still happens to hold. Ranks that differ are told ERROR_ORDER, with both calls named.
  *
  * Where a comment is silent: any thread, never blocks, ERROR_INVALID, _CLOSED and _FORKED only.
  */
@@ -46,6 +48,7 @@
 
 #include <stepwell/copy.h>
 #include <stepwell/fetch.h>
+#include <stepwell/group.h>
 #include <stepwell/interop.h>
 #include <stepwell/memory.h>
 #include <stepwell/observe.h>

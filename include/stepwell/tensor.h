@@ -20,6 +20,15 @@ enum { /* retention: what happens to the near replica after a release */
     STW_RETAIN_PIN = 3      /* never leaves `home`; counted at create, refused when it cannot fit */
 };
 
+enum { /* partition: how the tensor lies over the ranks of the runtime's group */
+    STW_PARTITION_DEFAULT = 0,    /* sharded; ACTIVATION and CACHE: local; up to 16,384 elements:
+                                     replicated. Without a group all are local */
+    STW_PARTITION_SHARDED = 1,    /* each rank holds an equal slice, padded */
+    STW_PARTITION_REPLICATED = 2, /* every rank holds all, and writes the same; a reduce is an
+                                     all-reduce */
+    STW_PARTITION_LOCAL = 3       /* this rank's own; no collective ever */
+};
+
 enum { /* bits of stw_policy.allowed_tiers */
     STW_ALLOW_DEVICE = 1, STW_ALLOW_HOST = 2, STW_ALLOW_NVME = 4
 };
@@ -46,17 +55,20 @@ typedef struct stw_tensor_spec {
     const char *name;             /* unique per runtime, at most 255 bytes; NULL: none */
     uint32_t role;                /* STW_ROLE_* */
     uint32_t dtype;
-    uint32_t reserved;
+    uint32_t partition;           /* STW_PARTITION_* */
     uint32_t dimensions;          /* 0: a scalar */
     uint64_t shape[8];            /* [0, dimensions); products are checked */
     uint64_t align_bytes;         /* of the first element, a power of two up to 4096; 0: 256 */
     uint64_t neighbour;           /* small tensors share blocks, and so move as one I/O, only with
                                      those of the same value (the tensors of one layer) */
-    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's */
+    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's, and nothing else
+                                     in this release: open a runtime on each part of a split group */
     const stw_policy *policy;     /* copied; NULL: by preset and role */
+    uint64_t partition_multiple;  /* shards hold a multiple of so many elements (a row, a block of a
+                                     quantised format); 0: no matter */
 } stw_tensor_spec;
 #define STW_TENSOR_SPEC_INIT                                                                       \
-    { sizeof(stw_tensor_spec), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0, 0, 0, 0, 0 }, 0, 0, 0, 0 }
+    { sizeof(stw_tensor_spec), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0, 0, 0, 0, 0 }, 0, 0, 0, 0, 0 }
 
 enum { STW_STATE_EMPTY = 0, STW_STATE_VALID = 1, STW_STATE_FAILED = 2 };
 
@@ -66,7 +78,7 @@ typedef struct stw_tensor_info {
     uint32_t reserved;
     uint32_t dtype;
     uint32_t role;
-    uint32_t reserved2;
+    uint32_t partition;           /* STW_PARTITION_*, never DEFAULT */
     uint32_t dimensions;
     uint32_t residence;           /* STW_ALLOW_* bits of tiers with a valid replica of the shard */
     uint64_t shape[8];
@@ -82,7 +94,9 @@ typedef struct stw_tensor_info {
 
 /**
  * Create n tensors, all or none. Tensors smaller than a block share blocks with those created
- * beside them in the same role, policy and neighbour number.
+ * beside them in the same role, policy and neighbour number. Over several ranks it is a local call,
+ * made by all of them with the same specs; names, shapes and dtypes are compared at the first
+ * collective that a tensor takes part in (MISMATCH names it, and both).
  *
  * Ownership: tensors_out[0..n) are the caller's; stw_tensor_destroy().
  * Threads:   any thread.

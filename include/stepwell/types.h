@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-typedef struct stw_group stw_group; /* ranks; in this release always NULL: this process alone */
+typedef struct stw_group stw_group; /* ranks; NULL everywhere: this process alone */
 typedef struct stw_runtime stw_runtime;
 typedef struct stw_tensor stw_tensor;
 typedef struct stw_phase stw_phase;

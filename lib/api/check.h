@@ -43,6 +43,7 @@ try {
 // The runtime may be used by this call: open, this process's, no failed assertion.
 Status enter(const stw_runtime *runtime);
 Status enter(const stw_tensor *tensor);
+Status enter(const stw_group *group);
 Status enter(const stw_phase *phase);
 Status enter(const stw_optimizer *optimizer);
 Status enter(const stw_operation *operation);

@@ -86,6 +86,18 @@ constexpr bool is_known(uint32_t struct_size)
     return struct_size == sizeof(stw_fetch_request) || struct_size == kSizeBeforeInto;
 }
 
+Status outside(const Range &range, const stw_tensor &tensor, uint64_t first, uint64_t elements)
+{
+    return Status::error(STW_ERROR_INVALID,
+                         "elements [%llu, +%llu) are not inside %s '%s' of elements [%llu, +%llu)",
+                         static_cast<unsigned long long>(range.element_begin),
+                         static_cast<unsigned long long>(range.element_count),
+                         first == 0 && elements >= tensor.elements ? "tensor"
+                                                                   : "this rank's shard of",
+                         tensor.name.c_str(), static_cast<unsigned long long>(first),
+                         static_cast<unsigned long long>(elements));
+}
+
 // Of a size that is_known().
 Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Range *range)
 {
@@ -114,20 +126,28 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     if (!range->into && (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME)) {
         return no_views_at(*at);
     }
+    const bool whole = at->scope == STW_WHOLE && tensor->sharding;
+    const uint64_t first = whole ? 0 : tensor->shard_begin;
+    const uint64_t elements = whole ? tensor->sharding->elements() : tensor->elements;
     range->element_begin = at->element_begin;
     range->element_count = at->element_count;
-    if (at->element_begin == 0 && at->element_count == 0) range->element_count = tensor->elements;
+    if (at->element_begin == 0 && at->element_count == 0) {
+        range->element_begin = first;
+        range->element_count = elements;
+    }
     uint64_t end = 0;
     if (__builtin_add_overflow(range->element_begin, range->element_count, &end) ||
-        end > tensor->elements) {
-        return Status::error(
-            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
-            static_cast<unsigned long long>(range->element_begin),
-            static_cast<unsigned long long>(range->element_count), tensor->name.c_str(),
-            static_cast<unsigned long long>(tensor->elements));
+        range->element_begin < first || end > first + elements) {
+        return outside(*range, *tensor, first, elements);
+    }
+    if (at->access == STW_REDUCE && tensor->sharding && at->scope == STW_SHARD) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' lies over several ranks, and a sum over them is of all "
+                             "of it: fetch it with scope STW_WHOLE to reduce",
+                             tensor->name.c_str());
     }
     const uint64_t size = tensor->element_bits / 8;
-    range->byte_begin = range->element_begin * size;
+    range->byte_begin = (range->element_begin - first) * size;
     range->byte_count = range->element_count * size;
     return {};
 }
@@ -160,9 +180,13 @@ Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests
     return {};
 }
 
-// Copies into memory of the caller's apart from what is pinned.
+// Wholes and copies into memory of the caller's apart from what is pinned here.
 void part_copied(FetchPlan *plan)
 {
+    const auto gathered = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
+                                                [](const Range &at) { return !is_gathered(at); });
+    plan->gathered.assign(gathered, plan->ranges.end());
+    plan->ranges.erase(gathered, plan->ranges.end());
     const auto first = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
                                              [](const Range &range) { return !range.into; });
     plan->copied.assign(first, plan->ranges.end());
@@ -200,7 +224,7 @@ bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint3
 {
     return request.struct_size == stride && request.access == STW_READ &&
            resolve_known(runtime, &request, range).ok() && range->byte_count != 0 &&
-           range->dtype == 0 && !range->into;
+           range->dtype == 0 && !range->into && !is_gathered(*range);
 }
 
 // Views go to the caller only when all are there; so many are remembered by their slots.

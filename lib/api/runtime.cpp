@@ -58,10 +58,10 @@ Status gather(const stw_runtime_options *from, Opening *opening)
                         STW_RUNTIME_NO_PROBE | STW_RUNTIME_STATS_PAGE | STW_RUNTIME_NO_PLAN,
                         "options.flags"));
     STW_TRY(check_block(options.block_bytes));
-    if (options.group || options.reserved) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "options.group is set, but this release runs one rank: pass NULL");
+    if (options.reserved) {
+        return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     }
+    if (options.group) STW_TRY(enter(options.group));
     if (options.preset > STW_PRESET_ZERO_OFFLOAD || options.log_level > STW_LOG_DEBUG) {
         return Status::error(STW_ERROR_INVALID, "options.preset %u or log_level %u is not known",
                              options.preset, options.log_level);

@@ -26,14 +26,10 @@ Status check_spec(const stw_tensor_spec &from)
     STW_TRY(take(&spec, &from, "spec"));
     const char *name = spec.name ? spec.name : "";
     STW_TRY(check_flags(spec.flags, STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY, "spec.flags"));
-    if (spec.role > STW_ROLE_CACHE || spec.reserved) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%.255s': role %u is not known", name,
-                             spec.role);
-    }
-    if (spec.group) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%.255s': spec.group is set, but this release runs one rank",
-                             name);
+    if (spec.role > STW_ROLE_CACHE || spec.partition > STW_PARTITION_LOCAL) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%.255s': role %u or partition %u is not known", name,
+                             spec.role, spec.partition);
     }
     const uint64_t align = spec.align_bytes;
     if (align > 4096 || (align & (align - 1)) != 0) {

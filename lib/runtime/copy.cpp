@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies between a tensor and memory of the caller's, chunk by chunk with a few chunks ahead: the
 // tensor's blocks pass through wherever they are, and memory use does not depend on its size.
-#include "lib/runtime/runtime.h"
+#include "lib/runtime/ranks.h"
+#include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 #include "lib/update/kernels/kernels.h"
 
@@ -18,19 +19,6 @@ constexpr size_t kChunksAhead = 8;
 bool is_float(uint32_t dtype)
 {
     return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
-}
-
-Status resolve_range(const stw_tensor *tensor, uint64_t *begin, uint64_t *count)
-{
-    if (*begin == 0 && *count == 0) *count = tensor->elements;
-    uint64_t end = 0;
-    if (__builtin_add_overflow(*begin, *count, &end) || end > tensor->elements) {
-        return Status::error(
-            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
-            static_cast<unsigned long long>(*begin), static_cast<unsigned long long>(*count),
-            tensor->name.c_str(), static_cast<unsigned long long>(tensor->elements));
-    }
-    return {};
 }
 
 template <class Integer> bool fill_integers(void *destination, uint64_t count, double value)
@@ -260,17 +248,60 @@ void Runtime::release_chunk(const ChunkFetch &chunk, const Copy &copy)
     act([&](Core &core, Commands &out) { core.release(release, now(), out); });
 }
 
+// The range that a copy names, and what of it lies in this process, in elements of the shard.
+Status Runtime::resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
+                             collective::Range *asked_out, collective::Range *part_out) const
+{
+    const Sharding *sharding = tensor.sharding.get();
+    const bool whole = sharding && options.scope == STW_WHOLE;
+    const uint64_t first = whole ? 0 : tensor.shard_begin;
+    const uint64_t elements = whole ? sharding->elements() : tensor.elements;
+    collective::Range asked{options.element_begin, options.element_count};
+    if (asked.begin == 0 && asked.count == 0) asked = {first, elements};
+    if (asked.begin < first || asked.begin - first > elements ||
+        asked.count > elements - (asked.begin - first)) {
+        return Status::error(
+            STW_ERROR_INVALID,
+            "elements [%llu, +%llu) are not inside %s '%s' of elements [%llu, +%llu)",
+            static_cast<unsigned long long>(asked.begin),
+            static_cast<unsigned long long>(asked.count),
+            whole || !sharding ? "tensor" : "this rank's shard of", tensor.name.c_str(),
+            static_cast<unsigned long long>(first), static_cast<unsigned long long>(elements));
+    }
+    *asked_out = asked;
+    *part_out = asked;
+    if (sharding && sharding->is_sharded()) {
+        *part_out = sharding->partition.part(ranks_->group.rank(), asked);
+        if (part_out->count == 0) part_out->begin = tensor.shard_begin;
+    }
+    part_out->begin -= tensor.shard_begin;
+    return {};
+}
+
+// Shards are written past their gathered whole.
+Status Runtime::change_shards(stw_tensor *tensor)
+{
+    if (!tensor->sharding) return {};
+    Status status;
+    act([&](Core &, Commands &out) { status = write_shards(tensor, out); });
+    return status;
+}
+
+// Of a sharded tensor each rank takes its own part of what all have.
 Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_options &options)
 {
     STW_TRY(check_dtype(tensor, options.dtype));
-    uint64_t begin = options.element_begin;
-    uint64_t count = options.element_count;
-    STW_TRY(resolve_range(tensor, &begin, &count));
+    collective::Range asked;
+    collective::Range part;
+    STW_TRY(resolve_copy(*tensor, options, &asked, &part));
+    STW_TRY(change_shards(tensor));
     const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
-    const char *from = static_cast<const char *>(source);
-    return each_chunk(tensor, residency::Access::kWrite, true, begin, count, options.timeout_ns,
-                      [&](void *chunk, uint64_t at, uint64_t n) {
+    const uint64_t skipped = tensor->shard_begin + part.begin - asked.begin;
+    const char *from = static_cast<const char *>(source) + (part.count > 0 ? skipped * size : 0);
+    const uint64_t begin = part.begin;
+    return each_chunk(tensor, residency::Access::kWrite, true, begin, part.count,
+                      options.timeout_ns, [&](void *chunk, uint64_t at, uint64_t n) {
                           const char *bytes = from + (at - begin) * size;
                           if (dtype == tensor->dtype) {
                               std::memcpy(chunk, bytes, n * size);
@@ -281,17 +312,72 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
                       });
 }
 
+// Gathered, and copied from the whole.
+Status Runtime::read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
+                           const stw_copy_options &options)
+{
+    FetchPlan plan;
+    Range range;
+    range.tensor = tensor;
+    range.place = ranks_->place;
+    range.element_begin = asked.begin;
+    range.element_count = asked.count;
+    range.byte_begin = asked.begin * (tensor->element_bits / 8);
+    range.byte_count = asked.count * (tensor->element_bits / 8);
+    plan.gathered.push_back(range);
+    plan.step = current_step();
+    plan.timeout_ns = options.timeout_ns;
+    stw_view view;
+    STW_TRY(fetch(std::move(plan), &view));
+    if (asked.count > 0) {
+        const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
+        copy_elements(destination, dtype, view.pointer, *tensor, asked.count);
+    }
+    return release(&view, 1, 0);
+}
+
+// By a view to add into: what is called for several ranks is one collective, or none with MORE.
+Status Runtime::reduce_over_ranks(stw_tensor *gradient, const void *local,
+                                  const stw_reduce_options &options)
+{
+    Range range;
+    range.tensor = gradient;
+    range.access = STW_REDUCE;
+    range.place = ranks_->place;
+    range.element_count = gradient->sharding->elements();
+    range.byte_count = range.element_count * (gradient->element_bits / 8);
+    FetchPlan plan;
+    plan.ranges.push_back(range);
+    plan.step = current_step();
+    plan.timeout_ns = options.timeout_ns;
+    plan.flags = STW_FETCH_WAIT_ROOM;
+    stw_view view;
+    STW_TRY(fetch(std::move(plan), &view));
+    if (local && range.element_count > 0) {
+        kernels::accumulate(kernels::Reduce::kFirst, view.pointer, gradient->dtype, local,
+                            options.dtype ? options.dtype : gradient->dtype, range.element_count,
+                            options.scale != 0.0 ? options.scale : 1.0);
+    }
+    const bool more = (options.flags & STW_REDUCE_MORE) != 0;
+    return release(&view, 1, more ? uint32_t{STW_RELEASE_MORE} : 0);
+}
+
 // One version, whole: a fetch into the caller's memory that waits for room.
 Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
 {
     STW_TRY(check_dtype(tensor, options.dtype));
+    collective::Range asked;
+    collective::Range part;
+    STW_TRY(resolve_copy(*tensor, options, &asked, &part));
+    const bool whole =
+        tensor->sharding && tensor->sharding->is_sharded() && options.scope == STW_WHOLE;
+    if (whole) return read_whole(tensor, destination, asked, options);
     Range range;
     range.tensor = tensor;
     range.into = destination;
     range.dtype = options.dtype;
-    range.element_begin = options.element_begin;
-    range.element_count = options.element_count;
-    STW_TRY(resolve_range(tensor, &range.element_begin, &range.element_count));
+    range.element_begin = part.begin;
+    range.element_count = part.count;
     range.byte_begin = range.element_begin * (tensor->element_bits / 8);
     range.byte_count = range.element_count * (tensor->element_bits / 8);
     STW_TRY(sticky_error(tensor->id));
@@ -308,16 +394,17 @@ Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_optio
 
 Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &options)
 {
-    uint64_t begin = options.element_begin;
-    uint64_t count = options.element_count;
-    STW_TRY(resolve_range(tensor, &begin, &count));
+    collective::Range asked;
+    collective::Range part;
+    STW_TRY(resolve_copy(*tensor, options, &asked, &part));
     char probe[8];
     if (!fill_elements(probe, tensor->dtype, 1, value)) {
         return Status::error(STW_ERROR_INVALID, "dtype %s of tensor '%s' cannot hold the value %g",
                              report::dtype_name(tensor->dtype), tensor->name.c_str(), value);
     }
-    return each_chunk(tensor, residency::Access::kWrite, true, begin, count, options.timeout_ns,
-                      [&](void *chunk, uint64_t, uint64_t n) {
+    STW_TRY(change_shards(tensor));
+    return each_chunk(tensor, residency::Access::kWrite, true, part.begin, part.count,
+                      options.timeout_ns, [&](void *chunk, uint64_t, uint64_t n) {
                           fill_elements(chunk, tensor->dtype, n, value);
                           return Status();
                       });
@@ -332,6 +419,7 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
                              "bf16 can",
                              gradient->name.c_str(), report::dtype_name(gradient->dtype));
     }
+    if (gradient->sharding) return reduce_over_ranks(gradient, local, options);
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
     const double scale = options.scale != 0.0 ? options.scale : 1.0;
@@ -361,25 +449,36 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 }
 
 // A private buffer of a reduce joins its gradient behind the call, then goes.
-Status Runtime::accumulate(const ViewSlot &slot)
+Status Runtime::accumulate(const ViewSlot &slot, residency::TensorId sum, uint64_t sum_elements)
 {
-    stw_tensor *gradient = slot.tensor;
-    const residency::TensorId scratch = slot.scratch;
+    const stw_tensor &gradient = *slot.tensor;
+    const uint64_t element_bytes = gradient.element_bits / 8;
+    const uint32_t dtype = slot.dtype;
+    Status status =
+        add_up(gradient, slot.scratch, dtype ? dtype : gradient.dtype, sum,
+               {slot.byte_begin / element_bytes, slot.byte_count / element_bytes}, sum_elements);
+    if (!status.ok()) drop_scratch(slot.scratch);
+    return status;
+}
+
+// sum[range] += scratch, which goes then; where there is an error, it does not.
+Status Runtime::add_up(const stw_tensor &gradient, residency::TensorId scratch,
+                       uint32_t scratch_dtype, residency::TensorId sum, collective::Range range,
+                       uint64_t sum_elements)
+{
     struct Done {
         Runtime *runtime;
         residency::TensorId scratch;
     };
     auto *done = new Done{this, scratch};
     update::Accumulation work;
-    work.gradient = gradient->id;
-    work.gradient_dtype = gradient->dtype;
+    work.gradient = sum;
+    work.gradient_dtype = gradient.dtype;
     work.scratch = scratch;
-    const uint32_t dtype = slot.dtype;
-    work.scratch_dtype = dtype ? dtype : gradient->dtype;
-    const uint64_t element_bytes = gradient->element_bits / 8;
-    work.element_begin = slot.byte_begin / element_bytes;
-    work.element_count = slot.byte_count / element_bytes;
-    work.gradient_elements = gradient->elements;
+    work.scratch_dtype = scratch_dtype;
+    work.element_begin = range.begin;
+    work.element_count = range.count;
+    work.gradient_elements = sum_elements;
     work.done_user = done;
     work.done = [](void *user, const Status &) {
         auto *mine = static_cast<Done *>(user);
@@ -387,10 +486,7 @@ Status Runtime::accumulate(const ViewSlot &slot)
         delete mine;
     };
     Status status = pipeline_->accumulate(work);
-    if (!status.ok()) {
-        delete done;
-        drop_scratch(scratch);
-    }
+    if (!status.ok()) delete done;
     return status;
 }
 

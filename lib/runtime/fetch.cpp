@@ -51,6 +51,13 @@ uint64_t view_bytes(const Range &range)
     return range.element_count * (stw_dtype_bits(range.dtype) / 8);
 }
 
+uint64_t sum_bytes(const Range &range)
+{
+    if (range.access != STW_REDUCE) return view_bytes(range);
+    const uint64_t size = stw_dtype_bits(range.dtype ? range.dtype : range.tensor->dtype) / 8;
+    return sum_elements(*range.tensor, range.access, range.element_count) * size;
+}
+
 residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
 {
     residency::FetchAsked asked;
@@ -62,7 +69,7 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
     for (const Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
             asked.requests.push_back(
-                {range.scratch, buffer_access(range.access), range.place, 0, view_bytes(range)});
+                {range.scratch, buffer_access(range.access), range.place, 0, sum_bytes(range)});
         } else {
             asked.requests.push_back({range.tensor->id, access_of(range.access), range.place,
                                       range.byte_begin, range.byte_count});
@@ -79,7 +86,8 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
         // In place only what begins as zeros throughout, in the tensor's dtype.
-        const bool whole = range.byte_count == range.tensor->bytes && range.dtype == 0;
+        const bool whole =
+            range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
         Status status;
         act([&](Core &core, Commands &) {
             if (core.in_use(range.tensor->id) || !whole) status = make_scratch(range);
@@ -94,7 +102,7 @@ Status Runtime::make_scratch(Range &range)
 {
     residency::TensorSpec spec;
     spec.name = range.tensor->name;
-    spec.bytes = view_bytes(range);
+    spec.bytes = sum_bytes(range);
     spec.role = STW_ROLE_GRAD;
     spec.no_packing = true;
     spec.policy = default_policy(STW_ROLE_GRAD);
@@ -141,7 +149,11 @@ Status Runtime::check_places(const FetchPlan &plan) const
 Status Runtime::prepare_fetch(Waiter &waiter)
 {
     STW_TRY(check_places(waiter.plan));
-    for (const Range &range : waiter.plan.ranges) STW_TRY(write_zeros(range.tensor));
+    for (const Range &range : waiter.plan.ranges) {
+        STW_TRY(write_zeros(range.tensor));
+        const bool writes = range.access == STW_WRITE || range.access == STW_READ_WRITE;
+        if (writes) STW_TRY(change_shards(range.tensor));
+    }
     return prepare_reduces(waiter.plan);
 }
 
@@ -198,6 +210,7 @@ Status Runtime::sticky_errors(const FetchPlan &plan)
 {
     for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
     for (const Range &range : plan.copied) STW_TRY(sticky_error(range.tensor->id));
+    for (const Range &range : plan.gathered) STW_TRY(sticky_error(range.tensor->id));
     return {};
 }
 
@@ -207,9 +220,14 @@ Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
     Waiter waiter;
     waiter.plan = std::move(plan);
     waiter.owner = owner_number();
+    if (!waiter.plan.gathered.empty()) STW_TRY(fetch_wholes(waiter));
     if (needs_copies(waiter.plan)) waiter.status = copy_out(waiter);
     if (!waiter.status.ok() || waiter.plan.ranges.empty()) return finish_fetch(waiter, views_out);
-    STW_TRY(start_fetch(waiter));
+    Status started = start_fetch(waiter);
+    if (!started.ok()) {
+        undo_wholes(waiter);
+        return started;
+    }
     await(waiter, waiter.plan.ranges.front().tensor->id);
     return finish_fetch(waiter, views_out);
 }
@@ -251,6 +269,7 @@ Status Runtime::finish_fetch(Waiter &waiter, stw_view *views_out)
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
     log_timeout(status);
     drop_scratches(waiter.plan);
+    undo_wholes(waiter);
     return status;
 }
 
@@ -283,7 +302,7 @@ void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             release.access = scratch ? buffer_access(range.access) : access_of(range.access);
             release.place = grants[i].place;
             release.byte_begin = scratch ? 0 : range.byte_begin;
-            release.byte_count = scratch ? view_bytes(range) : range.byte_count;
+            release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
             core.release(release, now(), out);
         }
@@ -296,7 +315,8 @@ Status Runtime::fits(const std::vector<Range> &ranges)
     std::vector<residency::Request> buffers;
     requests.reserve(ranges.size());
     for (const Range &range : ranges) {
-        if (range.into) continue;  // passes through, block by block
+        if (range.into) continue;          // passes through, block by block
+        if (is_gathered(range)) continue;  // has room of its own, see stw_runtime_options
         const residency::Access access = access_of(range.access);
         if (range.dtype != 0) {
             buffers.push_back({range.tensor->id, access, range.place, 0, view_bytes(range)});

@@ -108,7 +108,7 @@ void Runtime::open_hits(const HitChain &chain, stw_view *views_out)
         range.byte_begin = view.byte_begin;
         range.byte_count = view.byte_count;
         const uint64_t size = range.tensor->element_bits / 8;
-        range.element_begin = range.byte_begin / size;
+        range.element_begin = range.tensor->shard_begin + range.byte_begin / size;
         range.element_count = range.byte_count / size;
         open_hit(index, range, view.step, views_out);
         index = next;
@@ -163,58 +163,72 @@ void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) c
 
 Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
 {
-    const std::vector<Range> &ranges = waiter.plan.ranges;
+    const FetchPlan &plan = waiter.plan;
     ThreadState *state = views_.thread_state();
     std::vector<uint32_t> slots;
-    for (size_t i = 0; i < ranges.size(); ++i) {
+    const size_t wanted = plan.gathered.size() + plan.ranges.size();
+    while (slots.size() < wanted) {
         const uint32_t slot = views_.take_slot(state);
         if (slot == residency::kNone) break;
         slots.push_back(slot);
     }
-    if (slots.size() < ranges.size()) {
+    if (slots.size() < wanted) {
         for (const uint32_t slot : slots) views_.give_slot(state, slot);
-        undo_grants(waiter.plan, waiter.grants);
+        undo_grants(plan, waiter.grants);
+        undo_wholes(waiter);
         return Status::error(STW_ERROR_LIMIT,
                              "%u views are open, as many as views_max allows; release some, or "
                              "raise views_max when opening the runtime",
                              views_.open_views());
     }
-    for (size_t i = 0; i < ranges.size(); ++i) {
-        const Range &range = ranges[i];
-        const residency::Grant &grant = waiter.grants[i];
-        ViewSlot &view = views_.slot(slots[i]);
-        view.tensor = range.tensor;
-        view.byte_begin = range.byte_begin;
-        view.byte_count = range.byte_count;
-        view.step = waiter.plan.step;
-        const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
-        view.owner = stays ? state->number : 0;
-        view.scratch = range.scratch;
-        view.access = static_cast<uint8_t>(range.access);
-        view.place = grant.place;
-        view.by_gate = grant.by_gate;
-        view.dtype = static_cast<uint8_t>(range.dtype);
-        void *pointer = nullptr;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
-            if (range.tensor->moved) note_use(*range.tensor, waiter.begin, waiter.owner);
-        }
-        const Place &at = places_[grant.place];
-        if (range.access == STW_REDUCE && pointer) {
-            at.ops->zero(at.memory, pointer, view_bytes(range));
-        }
-        stw_view &out = views_out[range.index];
-        describe_view(range, at, pointer, views_.open(slots[i]), &out);
-        out.bytes = view_bytes(range);
+    for (size_t i = 0; i < plan.ranges.size(); ++i) {
+        open_view(slots[i], plan.ranges[i], waiter.grants[i], waiter, views_out);
     }
-    for (const Range &range : waiter.plan.copied) {
+    for (size_t i = 0; i < plan.gathered.size(); ++i) {
+        Range range = plan.gathered[i];
+        range.scratch = range.tensor->sharding->whole;
+        open_view(slots[plan.ranges.size() + i], range, waiter.whole_grants[i], waiter, views_out);
+    }
+    waiter.whole_grants.clear();
+    for (const Range &range : plan.copied) {
         stw_view &out = views_out[range.index];
         void *pointer = range.element_count > 0 ? range.into : nullptr;
         describe_view(range, places_[host_place_], pointer, kCopyCookie, &out);
         out.bytes = view_bytes(range);
     }
     return {};
+}
+
+void Runtime::open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+                        const Waiter &waiter, stw_view *views_out)
+{
+    const ThreadState *state = views_.thread_state();
+    ViewSlot &view = views_.slot(slot);
+    view.tensor = range.tensor;
+    view.byte_begin = range.byte_begin;
+    view.byte_count = range.byte_count;
+    view.step = waiter.plan.step;
+    const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
+    view.owner = stays ? state->number : 0;
+    view.scratch = range.scratch;
+    view.access = static_cast<uint8_t>(range.access);
+    view.place = grant.place;
+    view.by_gate = grant.by_gate;
+    view.dtype = static_cast<uint8_t>(range.dtype);
+    void *pointer = nullptr;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
+        if (range.tensor->moved) note_use(*range.tensor, waiter.begin, waiter.owner);
+    }
+    if (pointer && is_gathered(range)) pointer = static_cast<char *>(pointer) + range.byte_begin;
+    const Place &at = places_[grant.place];
+    if (range.access == STW_REDUCE && pointer) {
+        at.ops->zero(at.memory, pointer, sum_bytes(range));
+    }
+    stw_view &out = views_out[range.index];
+    describe_view(range, at, pointer, views_.open(slot), &out);
+    out.bytes = view_bytes(range);
 }
 
 }  // namespace stepwell

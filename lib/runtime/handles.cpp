@@ -20,6 +20,7 @@ std::atomic<uint64_t> fork_epoch{1};
 
 constinit Pool<stw_runtime> runtime_pool(4096, 0x53545752);
 constinit Pool<stw_tensor> tensor_pool(16u << 20, 0x53545754);
+constinit Pool<stw_group> group_pool(4096, 0x53545747);
 constinit Pool<stw_phase> phase_pool(65536, 0x53545750);
 constinit Pool<stw_optimizer> optimizer_pool(65536, 0x5354574f);
 constinit Pool<stw_operation> operation_pool(1u << 20, 0x53545741);

@@ -3,14 +3,17 @@
 // handle is given out; everything else of a tensor is in the residency core, under its id.
 #pragma once
 
+#include "lib/collective/group.h"
 #include "lib/residency/gate.h"
 #include "lib/residency/types.h"
 #include "lib/runtime/pool.h"
+#include "lib/runtime/sharding.h"
 
 #include <stepwell/types.h>
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -45,6 +48,8 @@ struct stw_tensor {
     void *addresses[stepwell::residency::kDevicesMax] = {};  // for life, where a device maps
     uint32_t dtype = 0;
     uint32_t element_bits = 0;
+    std::unique_ptr<stepwell::Sharding> sharding;  // null: of this process alone
+    uint64_t shard_begin = 0;                      // of the tensor's elements, those before ours
     // --- not of a hit ---
     std::string name;
     uint32_t role = 0;
@@ -59,6 +64,12 @@ struct stw_tensor {
     uint64_t created_ns = 0;    // what happened to its number before was another tensor's
     bool moved = false;         // since it was last used, as the core knows
     void *optimizer = nullptr;  // that holds it
+};
+
+struct stw_group {
+    std::atomic<uint32_t> tag{0};
+    std::unique_ptr<stepwell::collective::Group> body;  // null: this process alone
+    std::atomic<uint64_t> fork_epoch{0};
 };
 
 struct stw_phase {
@@ -86,6 +97,7 @@ using Tensor = ::stw_tensor;
 // Process-wide; handles outlive their runtime as memory, not as objects.
 extern Pool<stw_runtime> runtime_pool;
 extern Pool<stw_tensor> tensor_pool;
+extern Pool<stw_group> group_pool;
 extern Pool<stw_phase> phase_pool;
 extern Pool<stw_optimizer> optimizer_pool;
 extern Pool<stw_operation> operation_pool;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the runtime tells about itself: totals per tier and link, the report, the timeline.
 #include "lib/runtime/phases.h"
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/scoring.h"
 
@@ -95,9 +96,7 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
 {
     const bool known =
         std::find(std::begin(kLinkNumbers), std::end(kLinkNumbers), link) != std::end(kLinkNumbers);
-    if (link == STW_LINK_RANKS) {
-        return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
-    }
+    if (link == STW_LINK_RANKS) return rank_stats(stats_out);
     const PlaceId memory = ends_at_host(link) ? host_place_ : static_cast<PlaceId>(device);
     if (!known || (!ends_at_host(link) && device >= std::max<uint32_t>(host_place_, 1))) {
         return Status::error(STW_ERROR_INVALID, "there is no link %u of device %u", link, device);
@@ -110,6 +109,28 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     stats.measured_bytes_per_s = from.measured_bytes_per_s;
     stats.errors = from.errors;
     stats.retries = from.retries;
+    stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
+    std::memcpy(stats_out, &stats, stats.struct_size);
+    return {};
+}
+
+// Between this rank and the others; a transfer is a collective.
+Status Runtime::rank_stats(stw_link_stats *stats_out) const
+{
+    if (!ranks_.body) {
+        return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
+    }
+    const collective::GroupTotals totals = ranks_->group.totals();
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    stats.bytes = totals.bytes;
+    stats.transfers = totals.collectives;
+    stats.busy_ns = totals.busy_ns;
+    const double seconds = static_cast<double>(totals.busy_ns) * 1e-9;
+    if (totals.busy_ns > 0) {
+        stats.measured_bytes_per_s =
+            static_cast<uint64_t>(static_cast<double>(totals.bytes) / seconds);
+    }
+    stats.errors = totals.errors;
     stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
     std::memcpy(stats_out, &stats, stats.struct_size);
     return {};

@@ -3,6 +3,7 @@
 // What fails half way leaves nothing open and no file behind.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/scoring.h"
 #include "lib/support/assert.h"
@@ -20,6 +21,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <utility>
 
 namespace stepwell {
 namespace {
@@ -101,7 +103,7 @@ uint64_t scratch_blocks_of(const stw_runtime_options &options)
     return options.host_scratch_bytes / block + (options.host_scratch_bytes % block != 0);
 }
 
-residency::Config config_of(const stw_runtime_options &options)
+residency::Config config_of(const stw_runtime_options &options, uint64_t whole_blocks)
 {
     residency::Config config;
     config.block_bytes = block_bytes_of(options);
@@ -116,11 +118,18 @@ residency::Config config_of(const stw_runtime_options &options)
         place.maps = device_can(options.devices[i], STW_MEMORY_CAN_MAP);
         config.places.push_back(place);
     }
+    // Wholes are at the nearest tier, where the program computes.
+    uint64_t wholes = whole_blocks;
+    for (residency::PlaceConfig &place : config.places) {
+        if (place.blocks == 0) continue;
+        place.whole_blocks = static_cast<uint32_t>(std::exchange(wholes, 0));
+    }
     residency::PlaceConfig host;
     const uint64_t kept = staging_blocks_of(options) + scratch_blocks_of(options);
     const uint64_t blocks = options.host_bytes / block;
     host.blocks = static_cast<uint32_t>(blocks > kept ? blocks - kept : 0);
     host.cpu_access = true;
+    host.whole_blocks = static_cast<uint32_t>(wholes);
     config.places.push_back(host);
     residency::PlaceConfig nvme;
     nvme.tier = Tier::kNvme;
@@ -169,9 +178,33 @@ observe::LogOptions log_options(const stw_runtime_options &options)
     return log;
 }
 
+// A group has one runtime, whose calls are the order of its collectives.
+class GroupHold {
+public:
+    ~GroupHold()
+    {
+        if (group_) group_->body->give();
+    }
+    Status take(stw_group *group)
+    {
+        if (!group || !group->body) return {};
+        if (!group->body->take()) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "the group has a runtime already; split it, and open each runtime "
+                                 "on a group of its own");
+        }
+        group_ = group;
+        return {};
+    }
+    stw_group *keep() { return std::exchange(group_, nullptr); }
+
+private:
+    stw_group *group_ = nullptr;
+};
+
 }  // namespace
 
-Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
+Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks)
     : handle_(handle),
       serial_(serials.fetch_add(1) + 1),
       name_(options.name ? options.name : program_invocation_short_name),
@@ -181,7 +214,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
       operations_max_(options.operations_max ? options.operations_max : 4096),
       log_(log_options(options)),
       views_(options.views_max ? options.views_max : 65536, serial_),
-      core_(config_of(options))
+      core_(config_of(options, whole_blocks))
 {
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
     if (plans_) core_.set_victim_policy(&planned_);
@@ -200,6 +233,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle)
 Runtime::~Runtime()
 {
     scratch_.reset();
+    if (group_) group_->body->give();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -210,10 +244,16 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
 {
     watch_forks();
     STW_TRY(find_device_drivers(options));
-    std::unique_ptr<Runtime> runtime(new Runtime(options, handle));
+    GroupHold group;
+    STW_TRY(group.take(options.group));
+    uint64_t whole_blocks = 0;
+    STW_TRY(agree_wholes(options, &whole_blocks));
+    std::unique_ptr<Runtime> runtime(new Runtime(options, handle, whole_blocks));
     Status status;
     try {
-        status = runtime->open_tiers(options);
+        status = runtime->join_ranks(options, whole_blocks);
+        if (status.ok()) status = runtime->open_tiers(options);
+        if (status.ok()) status = runtime->open_ranks();
     } catch (const std::bad_alloc &) {
         status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of the runtime '%s'",
                                runtime->name_.c_str());
@@ -222,6 +262,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
         (void)runtime->close_tiers(runtime->timeout_default_ns_);
         return status;
     }
+    runtime->group_ = group.keep();
     return runtime.release();
 }
 
@@ -291,7 +332,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
     steps_.open();
-    STW_TRY(open_engine(std::move(store)));
+    STW_TRY(open_engine(options, std::move(store)));
     expect_bandwidths(tuning);
     profile_ = tuning.take_report();
     STW_TRY(open_metadata(options));
@@ -315,7 +356,7 @@ Status Runtime::open_memories(const stw_runtime_options &options)
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0) continue;
         STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
-                            address_bytes_of(config_of(options))));
+                            address_bytes_of(config_of(options, 0))));
     }
     nearest_place_ = host_place_;
     for (PlaceId place = 0; place <= host_place_; ++place) {
@@ -374,9 +415,10 @@ Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
     return {};
 }
 
-Status Runtime::open_engine(std::unique_ptr<store::Store> store)
+Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<store::Store> store)
 {
     transfer::EngineOptions options;
+    share_disks(from, &options);
     options.services = &services_;
     options.store = std::move(store);
     for (PlaceId place = 0; place <= host_place_; ++place) {
@@ -410,6 +452,7 @@ Status Runtime::open_engine(std::unique_ptr<store::Store> store)
 // First what may still use memory (kernels, I/O), then threads, then the memory itself.
 Status Runtime::close_tiers(uint64_t timeout_ns)
 {
+    close_ranks();
     if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
     stop_copier();
     planner_.stop();
@@ -423,6 +466,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
         timer_.join();
     }
     if (engine_) STW_TRY(engine_->close(timeout_ns));
+    leave_ranks();
     stop_callbacks();
     return {};
 }
@@ -522,6 +566,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;
         tensor->runtime = nullptr;
+        tensor->sharding.reset();
         std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
         tensor_pool.give(tensor);
         tensor = next;

@@ -2,6 +2,7 @@
 // Optimizers as the program has them: states become tensors with names of their own, parameters
 // keep whose they are. The arithmetic, the order and the streaming are update/'s.
 #include "lib/runtime/optimizers.h"
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
 #include "lib/support/growth.h"
@@ -17,6 +18,15 @@ namespace {
 bool is_float(uint32_t dtype)
 {
     return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
+}
+
+bool lie_alike(const stw_tensor &a, const stw_tensor &b)
+{
+    if (!a.sharding || !b.sharding) return !a.sharding && !b.sharding;
+    const collective::Partition &first = a.sharding->partition;
+    const collective::Partition &second = b.sharding->partition;
+    return first.mode == second.mode && first.shard_elements == second.shard_elements &&
+           first.elements == second.elements;
 }
 
 Status mismatch(const stw_tensor *parameter, const char *why)
@@ -177,6 +187,13 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     spec.dimensions = parameter->dimensions;
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
     if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
+    // It lies as its parameter does: their shards are worked on side by side.
+    spec.partition = STW_PARTITION_LOCAL;
+    if (const Sharding *sharding = parameter->sharding.get()) {
+        spec.partition = sharding->is_sharded() ? uint32_t{STW_PARTITION_SHARDED}
+                                                : uint32_t{STW_PARTITION_REPLICATED};
+        spec.partition_multiple = sharding->multiple;
+    }
     spec.neighbour = core_.spec(parameter->id).neighbour;
     if (body.has_policy) spec.policy = &body.policy;
     OwnedState state{parameter, name, nullptr};
@@ -198,6 +215,10 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
     if (parameter->elements != gradient->elements) {
         return mismatch(parameter, "its gradient has another number of elements");
     }
+    if (!lie_alike(*parameter, *gradient)) {
+        return mismatch(parameter, "its gradient is cut over the ranks in another way; create both "
+                                   "with the same partition and partition_multiple");
+    }
     if (parameter->flags & STW_TENSOR_READ_ONLY) {
         return mismatch(parameter, "it is read-only; leave frozen parameters out");
     }
@@ -206,6 +227,19 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
                              parameter->name.c_str());
     }
     return {};
+}
+
+// What of an entry lies on this rank, in elements of the shard.
+collective::Range Runtime::own_part(const stw_optimizer_entry &entry) const
+{
+    const stw_tensor &parameter = *entry.parameter;
+    const Sharding *sharding = parameter.sharding.get();
+    const uint64_t all = sharding ? sharding->elements() : parameter.elements;
+    collective::Range part{entry.element_begin, entry.element_count ? entry.element_count : all};
+    if (!sharding || !sharding->is_sharded()) return part;
+    part = sharding->partition.part(ranks_->group.rank(), part);
+    part.begin = part.count > 0 ? part.begin - parameter.shard_begin : 0;
+    return part;
 }
 
 // What an entry is to the update layer, with the states that its parameter lacks yet.
@@ -220,8 +254,12 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
     out.gradient_dtype = entry.gradient->dtype;
     out.state_dtype = body.state_dtype;
     out.group = entry.parameter_group;
-    out.element_begin = entry.element_begin;
-    out.element_count = entry.element_count ? entry.element_count : entry.parameter->elements;
+    const collective::Range part = own_part(entry);
+    out.element_begin = part.begin;
+    out.element_count = part.count;
+    // What all ranks have alike is in the norm once.
+    const Sharding *sharding = entry.parameter->sharding.get();
+    out.counted = !sharding || sharding->is_sharded() || ranks_->group.rank() == 0;
     out.handle = entry.parameter;
     if (entry.parameter->dtype != STW_F32) {
         STW_TRY(make_state(body, entry.parameter, "master", true, &out.master));
@@ -242,7 +280,8 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
 
 Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n)
 {
-    std::vector<update::Entry> wanted(n);
+    std::vector<update::Entry> wanted;
+    wanted.reserve(n);
     grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
     std::vector<stw_tensor *> held;
     held.reserve(2 * size_t{n});
@@ -250,11 +289,17 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     for (uint32_t i = 0; i < n; ++i, at += entries[0].struct_size) {
         stw_optimizer_entry entry{};
         std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
-        STW_TRY(make_entry(body, entry, &wanted[i]));
+        update::Entry made;
+        STW_TRY(make_entry(body, entry, &made));
+        // Of a tensor with fewer elements than ranks some have nothing to update.
+        const bool elsewhere = entry.parameter->sharding && made.element_count == 0;
+        if (!elsewhere) wanted.push_back(made);
         held.push_back(entry.parameter);
         held.push_back(entry.gradient);
     }
-    STW_TRY(body.optimizer->add(wanted.data(), n));
+    if (!wanted.empty()) {
+        STW_TRY(body.optimizer->add(wanted.data(), static_cast<uint32_t>(wanted.size())));
+    }
     for (stw_tensor *tensor : held) {
         tensor->optimizer = &body;
         body.held.push_back(tensor);
@@ -344,9 +389,14 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     STW_TRY(check_cpu_room());
     STW_TRY(write_all_zeros());
     OptimizerBody &body = body_of(optimizer);
+    std::vector<stw_tensor *> named(options.parameters,
+                                    options.parameters +
+                                        (options.parameters ? options.parameter_count : 0));
     std::vector<residency::TensorId> parameters;
-    for (uint32_t i = 0; i < options.parameter_count && options.parameters; ++i) {
-        parameters.push_back(options.parameters[i]->id);
+    for (const stw_tensor *parameter : named) {
+        const bool elsewhere = parameter->sharding && parameter->optimizer == &body &&
+                               !body.optimizer->count(parameter->id).ok();
+        if (!elsewhere) parameters.push_back(parameter->id);
     }
     update::StepOptions step;
     step.flags = options.flags;
@@ -359,7 +409,9 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     step.timeout_ns = timeout(options.timeout_ns);
     update::StepResult result;
     const residency::Instant begin = now();
-    Status status = body.optimizer->step(step, &result);
+    Status status = ranks_.body
+                        ? step_on_ranks(body, options.parameters ? named : body.held, step, &result)
+                        : body.optimizer->step(step, &result);
     if (result_out) {
         std::lock_guard<std::mutex> lock(mutex_);
         add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());
@@ -371,6 +423,40 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     updates_.steps += 1;
     updates_.skipped += result.skipped;
     updates_.parameters += result.updated;
+    return status;
+}
+
+// A step whose verdict is that of all ranks. Where collectives stay on the caller's thread, that is
+// where its own is brought about.
+Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
+                              update::StepOptions step, update::StepResult *result)
+{
+    const residency::Instant begin = now();
+    const residency::Instant deadline = begin + step.timeout_ns;
+    const bool here = ranks_->group.caller_thread();
+    STW_TRY(Status(ranks_->group.broken()));
+    const auto work_until = [&](const std::function<bool()> &done) -> Status {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (wait_ranks(lock, begin, deadline, done)) return {};
+        STW_TRY(interrupted_since(begin));
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "the ranks had not agreed on the step of optimizer "
+                             "'%s' when the timeout passed",
+                             body.name.c_str());
+    };
+    if (here) STW_TRY(work_until([&] { return ranks_idle() && !body.optimizer->pending(); }));
+    const std::shared_ptr<Told> told = queue_verdict(body, tensors, step);
+    step.agreement = told.get();
+    step.returns = here && told;
+    Status status = body.optimizer->step(step, result);
+    if (!told) return status;
+    if (!told->adopted) told->withdraw(status);
+    if (!here || !status.ok()) return status;
+    const bool waits = (step.flags & STW_UPDATE_WAIT) != 0;
+    STW_TRY(work_until([&] {
+        status = body.optimizer->result(result);
+        return status.code() != STW_PENDING && (!waits || !body.optimizer->pending());
+    }));
     return status;
 }
 

@@ -89,6 +89,21 @@ void Runtime::note_copies(const FetchPlan &plan)
     note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
+// Of the whole the shard is what a plan can bring ahead, where its copy will find it.
+void Runtime::note_gathered(const FetchPlan &plan)
+{
+    std::vector<residency::Request> requests;
+    for (const Range &range : plan.gathered) {
+        if (range.tensor->bytes == 0 || range.access == STW_WRITE) continue;
+        note_access(range.tensor->id);
+        requests.push_back(
+            {range.tensor->id, residency::Access::kRead, shard_place(), 0, range.tensor->bytes});
+    }
+    if (!requests.empty()) {
+        note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
+    }
+}
+
 void Runtime::note_update(const residency::FetchAsked &asked)
 {
     for (const residency::Request &request : asked.requests) note_access(request.tensor);

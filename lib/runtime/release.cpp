@@ -50,7 +50,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     if (slot.exported) slot.exported = 0;
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
-    if (slot.by_gate) {
+    if (slot.by_gate && slot.scratch == residency::kNone) {
         const residency::PlaceId place = slot.place;
         const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
                                       slot.byte_count};
@@ -80,7 +80,12 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner, slot.scratch,    slot.access,
                         slot.place,         0,          slot.dtype};
+    const bool by_gate = slot.by_gate != 0;
     views_.give_slot(state, index);
+    if (tensor->sharding && copy.scratch == tensor->sharding->whole &&
+        copy.scratch != residency::kNone) {
+        return release_whole(copy, by_gate, flags);
+    }
     if (copy.scratch != residency::kNone) {
         return copy.access == STW_REDUCE ? release_reduce(copy, flags)
                                          : release_converted(copy, flags);
@@ -154,6 +159,7 @@ Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags
 // The private buffer is added behind the call, in the order of releases.
 Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
 {
+    if (slot.tensor->sharding) return release_sum(slot, flags);
     residency::Release release;
     release.tensor = slot.scratch;
     release.access = residency::Access::kWrite;
@@ -169,14 +175,24 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
         return {};
     }
     STW_TRY(write_zeros(slot.tensor));
-    return accumulate(slot);
+    return accumulate(slot, slot.tensor->id, slot.tensor->elements);
 }
 
 uint64_t buffer_bytes(const ViewSlot &view)
 {
-    if (view.dtype == 0) return view.byte_count;
     const stw_tensor *tensor = view.tensor;
-    return view.byte_count / (tensor->element_bits / 8) * (stw_dtype_bits(view.dtype) / 8);
+    const uint64_t elements = view.byte_count / (tensor->element_bits / 8);
+    const uint32_t dtype = view.dtype;
+    return sum_elements(*tensor, view.access, elements) *
+           (dtype == 0 ? tensor->element_bits / 8 : stw_dtype_bits(dtype) / 8);
+}
+
+// A whole buffer that is summed over ranks has the padding of their parts.
+uint64_t sum_elements(const stw_tensor &tensor, uint32_t access, uint64_t elements)
+{
+    const bool pads =
+        access == STW_REDUCE && tensor.sharding && elements == tensor.sharding->elements();
+    return pads ? tensor.sharding->padded_elements() : elements;
 }
 
 // What was converted goes with its view.
@@ -328,8 +344,11 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     waiter->operation = operation;
     operation->runtime = handle_;
     operation->waiter = waiter;
-    const bool copies = needs_copies(waiter->plan);
-    Status status = copies ? start_snapshot(*waiter) : start_fetch(*waiter);
+    const bool gathers = !waiter->plan.gathered.empty();
+    const bool copies = gathers || needs_copies(waiter->plan);
+    Status status = gathers  ? ask_wholes(*waiter)
+                    : copies ? start_snapshot(*waiter)
+                             : start_fetch(*waiter);
     if (!status.ok()) {
         waiter->done = true;
         waiter->status = std::move(status);
@@ -353,9 +372,14 @@ Status Runtime::freed_meanwhile()
 
 Status Runtime::poll(stw_operation *operation)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     const Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();
+    if (works_here() && !waiter->done) {
+        (void)work_one(lock);
+        waiter = operation->waiter;
+        if (!waiter) return freed_meanwhile();
+    }
     return waiter->done ? waiter->status : Status::remark(STW_PENDING);
 }
 
@@ -381,6 +405,7 @@ void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
 {
     if (waiter.done) return;
     waiter.cancelled = true;
+    if (end_wholes_early(waiter, out)) return;
     core.cancel(waiter.fetch, cancelled(), out);
     if (!waiter.snapshot) return;
     core.cancel(waiter.snapshot->chunk.fetch, cancelled(), out);
@@ -413,7 +438,8 @@ Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t 
         if (waiter->collected) {
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
         }
-        const size_t requests = waiter->plan.ranges.size() + waiter->plan.copied.size();
+        const FetchPlan &plan = waiter->plan;
+        const size_t requests = plan.ranges.size() + plan.copied.size() + plan.gathered.size();
         if (n != requests) {
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
                                  requests);
@@ -442,6 +468,7 @@ Status Runtime::free_operation(stw_operation *operation)
     }
     if (!collected) {
         if (waiter->status.ok()) undo_grants(waiter->plan, waiter->grants);
+        undo_wholes(*waiter);
         drop_scratches(waiter->plan);
     }
     std::lock_guard<std::mutex> lock(mutex_);

@@ -4,6 +4,8 @@
 // use them are in the core alone.
 #pragma once
 
+#include "lib/collective/agreement.h"
+#include "lib/collective/partition.h"
 #include "lib/observe/log.h"
 #include "lib/observe/step_history.h"
 #include "lib/observe/step_stats.h"
@@ -26,6 +28,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -74,6 +77,15 @@ residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
 // Of the view, in its dtype.
 uint64_t view_bytes(const Range &range);
 
+// Of all ranks, for which there is a collective.
+inline bool is_gathered(const Range &range)
+{
+    return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
+           range.tensor->sharding->is_sharded();
+}
+// Of a buffer that is added into: of a whole one with the padding that a sum over ranks has.
+uint64_t sum_bytes(const Range &range);
+
 // Slots of views that are pinned and not open yet, in the order of the requests.
 struct HitChain {
     uint32_t first = residency::kNone;
@@ -81,14 +93,17 @@ struct HitChain {
 };
 
 struct FetchPlan {
-    std::vector<Range> ranges;  // to be pinned
-    std::vector<Range> copied;  // into memory of the caller's
-    uint32_t flags = 0;         // STW_FETCH_*
+    std::vector<Range> ranges;    // to be pinned
+    std::vector<Range> copied;    // into memory of the caller's
+    std::vector<Range> gathered;  // to be pinned, of all ranks
+    uint32_t flags = 0;           // STW_FETCH_*
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
 };
 
+class Told;
+struct Collective;
 struct Snapshot;
 struct StepModel;
 struct PlanWork;
@@ -136,6 +151,10 @@ struct Waiter {
     void *on_done_user = nullptr;
     Waiter *next_callback = nullptr;
     std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
+    // Of wholes, which are gathered before the rest is asked for; 0: there are none, or they came.
+    uint64_t whole_call = 0;
+    Status whole_status;
+    std::vector<residency::Grant> whole_grants;
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;
@@ -243,6 +262,7 @@ public:
     // ---- observation (observe.cpp) -------------------------------------------------------------
     Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
     Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
+    Status rank_stats(stw_link_stats *stats_out) const;
     Status device_info(uint32_t device, stw_device_info *info_out);
     static Status driver_info(const char *driver, stw_driver_info *info_out);
     Status write_report(const char *path);
@@ -290,8 +310,9 @@ private:
     struct Scoring;
     struct VictimTable;
     struct OptimizerBody;
+    struct Ranks;
 
-    explicit Runtime(const stw_runtime_options &options, stw_runtime *handle);
+    Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks);
 
     // open.cpp
     Status open_tiers(const stw_runtime_options &options);
@@ -301,7 +322,7 @@ private:
                       std::unique_ptr<store::Store> *store_out);
     void expect_bandwidths(const Tuning &tuning);
     void open_scratch(uint64_t bytes);
-    Status open_engine(std::unique_ptr<store::Store> store);
+    Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
     Status open_update(uint32_t threads);
     Status open_metadata(const stw_runtime_options &options);
     Status close_tiers(uint64_t timeout_ns);
@@ -378,6 +399,8 @@ private:
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
+    void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+                   const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
     struct Measured {
@@ -415,6 +438,9 @@ private:
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
                       bool starts_empty, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
+    [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
+    Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
+                         update::StepOptions step, update::StepResult *result);
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
                       update::Entry *entry_out);
     Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
@@ -455,10 +481,76 @@ private:
     void run_copier();
     void finish_snapshot(Waiter &waiter);
 
-    Status accumulate(const ViewSlot &slot);
+    Status accumulate(const ViewSlot &slot, residency::TensorId sum, uint64_t sum_elements);
+    Status add_up(const stw_tensor &gradient, residency::TensorId scratch, uint32_t scratch_dtype,
+                  residency::TensorId sum, collective::Range range, uint64_t sum_elements);
+    Status resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
+                        collective::Range *asked_out, collective::Range *part_out) const;
+    Status change_shards(stw_tensor *tensor);
+    Status read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
+                      const stw_copy_options &options);
+    Status reduce_over_ranks(stw_tensor *gradient, const void *local,
+                             const stw_reduce_options &options);
     void note_zeros(residency::TensorId tensor);
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
+
+    // ranks.cpp: the queue of collectives; gathers.cpp: wholes; sums.cpp: what is summed
+    static Status agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out);
+    Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
+    void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
+    Status open_ranks();
+    void leave_ranks();
+    void close_ranks();
+    [[nodiscard]] bool ranks_idle() const;
+    // Collectives are the affair of whoever waits.
+    [[nodiscard]] bool works_here() const;
+    Status drain_ranks(residency::Instant begin, residency::Instant deadline);
+    void queue_collective(std::unique_ptr<Collective> next);
+    bool work_one(std::unique_lock<std::mutex> &lock);
+    bool wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
+                    residency::Instant deadline, const std::function<bool()> &done);
+    static collective::Record record_of(collective::Kind kind,
+                                        const std::vector<stw_tensor *> &tensors,
+                                        const Status &status);
+    Status take_pieces(Waiter &waiter, residency::FetchAsked &asked);
+    void give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon);
+    char *bytes_at(residency::TensorId tensor, const residency::Grant &grant);
+    Status copy_shard(const stw_tensor &tensor, residency::ClaimId claim, char *memory,
+                      bool writes);
+    void hint_shards();
+    [[nodiscard]] residency::PlaceId shard_place() const;
+    Status make_whole(stw_tensor &tensor);
+    Status check_gathered(const FetchPlan &plan) const;
+    Status ask_wholes(Waiter &waiter);
+    Status fetch_wholes(Waiter &waiter);
+    void queue_gathers();
+    void pump_wholes(Commands &out);
+    void answer_call(uint64_t number, Status status, std::vector<residency::Grant> grants,
+                     bool pinned, Commands &out);
+    void give_up_wholes(Waiter &waiter);
+    void undo_wholes(Waiter &waiter);
+    void release_wholes(Waiter &waiter, Commands &out);
+    bool end_wholes_early(Waiter &waiter, Commands &out);
+    void finish_gathered(Waiter &waiter);
+    void run_gather(Collective &work);
+    void lose_gather(const Collective &work, const Status &status);
+    Status make_bucket(uint64_t bytes);
+    void run_keep(Collective &work);
+    Status release_whole(const ViewSlot &view, bool by_gate, uint32_t flags);
+    Status write_shards(stw_tensor *tensor, Commands &out);
+    Status may_unshard(const stw_tensor &tensor, Commands &out);
+    void unshard(stw_tensor &tensor, Commands &out);
+    void update_shards(const stw_tensor *tensor, Commands &out);
+    void note_gathered(const FetchPlan &plan);
+    Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes);
+    Status release_sum(const ViewSlot &view, uint32_t flags);
+    Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
+    void run_reduce(Collective &work);
+    void run_verdict(Collective &work);
+    std::shared_ptr<Told> queue_verdict(OptimizerBody &body,
+                                        const std::vector<stw_tensor *> &parameters,
+                                        const update::StepOptions &step);
 
     // metadata.cpp
     static uint64_t name_bytes(size_t length);
@@ -467,6 +559,8 @@ private:
 
     // tensors.cpp
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
+    Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
+                     std::unique_ptr<Sharding> *sharding_out) const;
     Status register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor);
     void prepare_tables(const residency::TensorSpec &wanted);
     void unregister_tensor(stw_tensor *tensor, Commands &out);
@@ -680,6 +774,14 @@ private:
     };
     StatsOwner stats_;
     residency::Instant stats_due_ns_ = residency::kNever;
+    struct RanksOwner {
+        RanksOwner();
+        ~RanksOwner();
+        Ranks *operator->() const { return body.get(); }
+        std::unique_ptr<Ranks> body;  // null: one rank
+    };
+    RanksOwner ranks_;
+    stw_group *group_ = nullptr;                  // that this runtime has for itself
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;

@@ -3,6 +3,7 @@
 // under the lock, so that their order is the core's; answers wake their waiters; callbacks run
 // after the lock is gone.
 #include "lib/runtime/planning.h"
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
@@ -90,13 +91,19 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     }
     for (const residency::PackId pack : out.freed_packs) release_pack(pack);
     for (const residency::TransferId transfer : out.promotes) engine_->promote(transfer);
-    for (residency::Granted &granted : out.granted) {
-        answer(granted.fetch, Status(), std::move(granted.grants), calls);
-    }
     Commands again;
     bool more = false;
+    for (residency::Granted &granted : out.granted) {
+        if (ranks_.body && ranks_->gathers.on_granted(granted, now(), again)) {
+            more = true;
+        } else {
+            answer(granted.fetch, Status(), std::move(granted.grants), calls);
+        }
+    }
     for (residency::Refused &refused : out.refused) {
-        if (ask_privately(refused, again)) {
+        if (ranks_.body && ranks_->gathers.on_refused(refused, now(), again)) {
+            more = true;
+        } else if (ask_privately(refused, again)) {
             more = true;
         } else {
             answer(refused.fetch, std::move(refused.status), {}, calls);
@@ -104,6 +111,10 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     }
     for (const residency::BackgroundError &error : out.errors) {
         background(error.tensor, error.status);
+    }
+    if (ranks_.body) {
+        pump_wholes(again);
+        more |= !again.empty();
     }
     note_departures();
     ++progress_made_;
@@ -332,10 +343,12 @@ Status Runtime::drain(uint64_t timeout_ns)
     const PlanPause pause(*this);
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
+    STW_TRY(drain_ranks(begin, deadline));
     if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));
     std::unique_lock<std::mutex> lock(mutex_);
     // Between two of its chunks a copy waits for nothing.
-    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty()) {
+    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty() ||
+           !ranks_idle()) {
         STW_TRY(interrupted_since(begin));
         if (wait_progress(lock, deadline)) continue;
         Status status = Status::error(

@@ -61,6 +61,8 @@ void copy_elements(void *to, uint32_t dtype, const void *from, const stw_tensor 
                    uint64_t count);
 // What the core asks of private buffers of a fetch.
 residency::Access buffer_access(uint32_t access);
+// With the padding of a buffer that is summed over ranks, where it is one.
+uint64_t sum_elements(const stw_tensor &tensor, uint32_t access, uint64_t elements);
 // Of the private buffer behind an open view.
 uint64_t buffer_bytes(const ViewSlot &view);
 // Of an operation.

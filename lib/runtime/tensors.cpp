@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors as the program has them: handles, names, shapes, addresses for life.
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
 
@@ -99,6 +100,54 @@ void Runtime::release_pack(residency::PackId pack)
     pack_addresses_[pack] = PackAddresses();
 }
 
+// How it lies over the ranks; null where it is this process's own.
+Status Runtime::shard_one(const stw_tensor_spec &spec, uint64_t elements,
+                          std::unique_ptr<Sharding> *sharding_out) const
+{
+    const char *name = spec.name ? spec.name : "";
+    if (spec.group && (!ranks_.body || spec.group != ranks_->handle)) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "tensor '%.255s': spec.group is not the runtime's; tensors of another "
+                             "group live in a runtime that is opened on it",
+                             name);
+    }
+    if (!ranks_.body) return {};
+    collective::PartitionSpec wanted;
+    switch (spec.partition) {
+    case STW_PARTITION_SHARDED: wanted.mode = collective::Mode::kSharded; break;
+    case STW_PARTITION_REPLICATED: wanted.mode = collective::Mode::kReplicated; break;
+    case STW_PARTITION_LOCAL: wanted.mode = collective::Mode::kLocal; break;
+    default: wanted.mode = collective::default_mode(spec.role, elements); break;
+    }
+    if (wanted.mode == collective::Mode::kLocal) return {};
+    if (!*name) return wrong_name(name, "is empty; what lies over several ranks has a name");
+    wanted.elements = elements;
+    wanted.element_bits = stw_dtype_bits(spec.dtype);
+    wanted.ranks = ranks_->group.size();
+    wanted.multiple = spec.partition_multiple;
+    Result<collective::Partition> partition = collective::make_partition(wanted);
+    if (!partition.ok()) return std::move(partition.status());
+    auto sharding = std::make_unique<Sharding>();
+    sharding->partition = partition.value();
+    sharding->multiple = spec.partition_multiple;
+    sharding->shard = wanted.mode == collective::Mode::kSharded
+                          ? partition.value().shard(ranks_->group.rank())
+                          : collective::Range{0, elements};
+    std::string &words = sharding->words;
+    words = report::dtype_name(spec.dtype);
+    words += " [";
+    for (uint32_t i = 0; i < spec.dimensions; ++i) {
+        words += (i > 0 ? ", " : "") + std::to_string(spec.shape[i]);
+    }
+    words += wanted.mode == collective::Mode::kSharded ? "] sharded" : "] replicated";
+    if (spec.partition_multiple > 1) {
+        words += " by multiples of " + std::to_string(spec.partition_multiple);
+    }
+    sharding->spec = std::hash<std::string>()(words);
+    *sharding_out = std::move(sharding);
+    return {};
+}
+
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
 {
     uint64_t elements = 0;
@@ -106,13 +155,19 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     STW_TRY(measure(spec, &elements, &bytes));
     const char *name = spec.name ? spec.name : "";
     if (std::strlen(name) > 255) return wrong_name(name, "is longer than 255 bytes");
+    std::unique_ptr<Sharding> sharding;
+    STW_TRY(shard_one(spec, elements, &sharding));
+    if (sharding) elements = sharding->shard.count;
+    if (sharding) bytes = elements * (stw_dtype_bits(spec.dtype) / 8);
     residency::TensorSpec wanted;
     wanted.name = name;
     wanted.bytes = std::max<uint64_t>(bytes, 1);
     wanted.align_bytes = spec.align_bytes ? spec.align_bytes : 256;
     wanted.role = spec.role;
     wanted.neighbour = spec.neighbour;
-    wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0;
+    // A rank that has nothing of the tensor has nothing to write before it is read either.
+    wanted.reads_zero =
+        (spec.flags & STW_TENSOR_ZERO) != 0 || (sharding && sharding->shard.count == 0);
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
     std::string handle_name = name;
@@ -140,6 +195,8 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     tensor->elements = elements;
     tensor->bytes = bytes;
     tensor->capacity_bytes = bytes;
+    tensor->shard_begin = sharding ? sharding->shard.begin : 0;
+    tensor->sharding = std::move(sharding);
     tensor->dtype = spec.dtype;
     tensor->element_bits = stw_dtype_bits(spec.dtype);
     tensor->name = std::move(handle_name);
@@ -250,7 +307,9 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
             } else {
                 status = core.may_destroy(tensors[i]->id, out);
             }
+            if (status.ok()) status = may_unshard(*tensors[i], out);
         }
+        for (uint32_t i = 0; i < n && status.ok(); ++i) unshard(*tensors[i], out);
         for (uint32_t i = 0; i < n && status.ok(); ++i) unregister_tensor(tensors[i], out);
     });
     return status;
@@ -269,6 +328,7 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
     (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
     (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
     tensor->runtime = nullptr;
+    tensor->sharding.reset();
     handles_bytes_ -= sizeof(stw_tensor) + name_bytes(tensor->name.size());
     std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
     tensor_pool.give(tensor);
@@ -310,10 +370,19 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
         info.residence |= 1u << (static_cast<uint32_t>(places_[place].tier) - 1);
     }
     std::copy(std::begin(tensor->shape), std::end(tensor->shape), std::begin(info.shape));
+    info.partition = STW_PARTITION_LOCAL;
     info.elements = tensor->elements;
     info.shard_elements = tensor->elements;
     info.shard_bytes = tensor->bytes;
     info.whole_bytes = tensor->bytes;
+    if (const Sharding *sharding = tensor->sharding.get()) {
+        info.partition = sharding->is_sharded() ? uint32_t{STW_PARTITION_SHARDED}
+                                                : uint32_t{STW_PARTITION_REPLICATED};
+        info.elements = sharding->elements();
+        info.shard_begin = sharding->shard.begin;
+        info.shard_bytes = sharding->partition.shard_bytes();
+        info.whole_bytes = sharding->elements() * (tensor->element_bits / 8);
+    }
     info.version = core_.version(tensor->id);
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         info.open_views += views_.is_open(index) && views_.slot(index).tensor == tensor;
@@ -334,6 +403,12 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
 
 Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions)
 {
+    if (tensor->sharding) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "tensor '%s' lies over several ranks, and its shards are cut for the "
+                             "shape it was created with; reshape is for local tensors",
+                             tensor->name.c_str());
+    }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     spec.name = tensor->name.c_str();
     spec.dtype = tensor->dtype;
@@ -362,7 +437,8 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
     act([&](Core &core, Commands &out) {
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
-            Status status = core.discard(tensors[i]->id, out);
+            Status status = write_shards(tensors[i], out);
+            if (status.ok()) status = core.discard(tensors[i]->id, out);
             if (status.ok()) note_discard(schedule::Lane::kProgram, tensors[i]->id);
             if (first.ok() && !status.ok()) first = std::move(status);
             tensor_errors_.erase(tensors[i]->id);

@@ -86,6 +86,8 @@ std::vector<residency::Held> Runtime::held_by_sleepers()
 // Asked whenever something has changed and somebody sleeps.
 void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
 {
+    // What a collective has it gives back by itself, when the other ranks come.
+    if (!ranks_idle()) return;
     for (;;) {
         const bool blocked = std::any_of(
             sleepers_.begin(), sleepers_.end(),
@@ -129,6 +131,7 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
     while (!waiter.done) {
         const residency::Instant time = now();
         if (time >= deadline || begin <= interrupted_at_) break;
+        if (works_here() && work_one(lock)) continue;  // what it waits for may be a sum over ranks
         const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
         waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
     }

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wholes, as the program fetches and releases them: what the ledger decides in the call, the
+// collective that brings the bytes, and views of them.
+#include "lib/runtime/ranks.h"
+#include "lib/runtime/snapshot.h"
+#include "lib/support/assert.h"
+
+#include "lib/collective/bucket.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace stepwell {
+
+using residency::Access;
+using residency::WholeId;
+
+namespace {
+
+uint64_t whole_bytes_of(const stw_tensor &tensor)
+{
+    return tensor.sharding->padded_elements() * (tensor.element_bits / 8);
+}
+
+std::vector<WholeId> wholes_of(const std::vector<Range> &ranges)
+{
+    std::vector<WholeId> wholes;
+    for (const Range &range : ranges) wholes.push_back(range.tensor->sharding->whole_id);
+    return wholes;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------- the call ----
+
+// Under the lock. Made with the first call that names it, which is the same on all ranks.
+Status Runtime::make_whole(stw_tensor &tensor)
+{
+    Sharding &sharding = *tensor.sharding;
+    if (sharding.whole != residency::kNone) return {};
+    residency::TensorSpec spec;
+    spec.name = tensor.name;
+    spec.bytes = whole_bytes_of(tensor);
+    spec.role = tensor.role;
+    spec.agreed = true;
+    spec.policy.home = ranks_->place;
+    spec.policy.allowed = 1u << ranks_->place;
+    STW_TRY(metadata_room(spec));
+    prepare_tables(spec);
+    Result<residency::TensorId> made = core_.create(spec);
+    if (!made.ok()) return std::move(made.status());
+    const residency::TensorId whole = made.value();
+    Status status = address_pack(whole, nullptr);
+    if (status.ok()) {
+        residency::WholeTensors tensors;
+        tensors.shard = tensor.id;
+        tensors.whole = whole;
+        tensors.shard_bytes = tensor.bytes;
+        tensors.whole_bytes = spec.bytes;
+        Result<WholeId> id = ranks_->gathers.add(tensor.name, tensors);
+        status = std::move(id.status());
+        if (id.ok()) sharding.whole_id = id.value();
+    }
+    if (!status.ok()) {
+        Commands out;
+        (void)core_.destroy(whole, out);
+        for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+        return status;
+    }
+    sharding.whole = whole;
+    ranks_->wholes.push_back(&tensor);
+    STW_ASSERT(ranks_->wholes.size() == sharding.whole_id + 1u);
+    return {};
+}
+
+Status Runtime::check_gathered(const FetchPlan &plan) const
+{
+    for (const Range &range : plan.gathered) {
+        const char *name = range.tensor->name.c_str();
+        if (range.access != plan.gathered[0].access) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "tensor '%s' is fetched whole with another access than the first "
+                                 "of the call; fetch wholes to read and to write in calls of their "
+                                 "own",
+                                 name);
+        }
+        if (range.place != ranks_->place) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "tensor '%s' is gathered at the nearest tier alone; leave the "
+                                 "request's tier 0",
+                                 name);
+        }
+        if (range.dtype != 0 || range.into) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "tensor '%s' is sharded, and its whole is shown as it is: no "
+                                 "other dtype, no memory of the caller's; stw_tensor_read copies",
+                                 name);
+        }
+    }
+    if (plan.flags & STW_FETCH_TRY) {
+        return Status::error(STW_ERROR_INVALID,
+                             "STW_FETCH_TRY and the whole of the sharded tensor '%s': other ranks "
+                             "wait for this one, so there is nothing to try",
+                             plan.gathered[0].tensor->name.c_str());
+    }
+    return ranks_->group.broken();
+}
+
+// One event, whose order among the calls is that of the collectives.
+Status Runtime::ask_wholes(Waiter &waiter)
+{
+    STW_TRY(check_gathered(waiter.plan));
+    const std::vector<Range> &ranges = waiter.plan.gathered;
+    for (const Range &range : ranges) STW_TRY(write_zeros(range.tensor));
+    waiter.begin = now();
+    waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
+    waiter.cause = observe::Stall::kCollective;
+    Status status;
+    act([&](Core &, Commands &out) {
+        drain_hits();
+        for (const Range &range : ranges) {
+            status = make_whole(*range.tensor);
+            if (!status.ok()) return;
+        }
+        note_gathered(waiter.plan);
+        const std::vector<WholeId> wholes = wholes_of(ranges);
+        const Access access = access_of(ranges[0].access);
+        const uint64_t call = ranks_->gathers.fetch(wholes, access, waiter.owner, now(), out);
+        ranks_->calls[call] = {&waiter, wholes, access};
+        waiter.whole_call = call;
+        queue_gathers();
+    });
+    return status;
+}
+
+// Under the lock, after a fetch: each new gather has its place in the queue.
+void Runtime::queue_gathers()
+{
+    while (ranks_->gathers_queued < ranks_->gathers.ledger().last_gather()) {
+        auto next = std::make_unique<Collective>();
+        next->kind = Collective::Kind::kGather;
+        next->start = ranks_->gathers.queued(++ranks_->gathers_queued);
+        next->claim = next->start.claim;
+        for (const WholeId whole : next->start.wholes) {
+            next->tensors.push_back(ranks_->wholes[whole]);
+        }
+        queue_collective(std::move(next));
+    }
+}
+
+// Under the lock: what the decisions have come to since the last time.
+void Runtime::pump_wholes(Commands &out)
+{
+    residency::WholeCommands commands = ranks_->gathers.pump();
+    for (residency::StartGather &start : commands.starts) {
+        const auto place =
+            std::find_if(ranks_->queue.begin(), ranks_->queue.end(), [&](const auto &at) {
+                return at->kind == Collective::Kind::kGather && at->start.gather == start.gather;
+            });
+        STW_ASSERT(place != ranks_->queue.end());
+        (*place)->start = std::move(start);
+        (*place)->started = true;
+    }
+    for (residency::WholeGranted &granted : commands.granted) {
+        answer_call(granted.call, Status(), std::move(granted.grants), true, out);
+    }
+    for (residency::WholeRefused &refused : commands.refused) {
+        answer_call(refused.call, std::move(refused.status), {}, refused.pinned, out);
+    }
+    ranks_->wakes.notify_all();
+}
+
+void Runtime::answer_call(uint64_t number, Status status, std::vector<residency::Grant> grants,
+                          bool pinned, Commands &out)
+{
+    const auto found = ranks_->calls.find(number);
+    STW_ASSERT(found != ranks_->calls.end());
+    const Ranks::Call call = std::move(found->second);
+    ranks_->calls.erase(found);
+    const bool keeps = call.waiter != nullptr && status.ok();
+    if (pinned && !keeps) {
+        for (size_t i = 0; i < call.wholes.size(); ++i) {
+            ranks_->gathers.release(call.wholes[i], call.access, status.ok() ? &grants[i] : nullptr,
+                                    now(), out);
+        }
+    }
+    if (!call.waiter) return;
+    call.waiter->whole_call = 0;
+    call.waiter->whole_status = std::move(status);
+    call.waiter->whole_grants = std::move(grants);
+    if (call.waiter->asynchronous) ranks_->granted.push_back(call.waiter);
+}
+
+// Who waited does not any more: what comes is given back when it comes.
+void Runtime::give_up_wholes(Waiter &waiter)
+{
+    if (waiter.whole_call == 0) return;
+    const auto found = ranks_->calls.find(waiter.whole_call);
+    if (found != ranks_->calls.end()) found->second.waiter = nullptr;
+    waiter.whole_call = 0;
+}
+
+// Blocks. What was gathered is the waiter's.
+Status Runtime::fetch_wholes(Waiter &waiter)
+{
+    STW_TRY(ask_wholes(waiter));
+    std::unique_lock<std::mutex> lock(mutex_);
+    const residency::Instant begin = now();
+    const bool answered =
+        wait_ranks(lock, waiter.begin, waiter.deadline, [&] { return waiter.whole_call == 0; });
+    add_stall_of(waiter.plan.step, observe::Stall::kCollective, waiter.plan.gathered[0].tensor->id,
+                 begin, now());
+    if (answered) return waiter.whole_status;
+    give_up_wholes(waiter);
+    STW_TRY(interrupted_since(waiter.begin));
+    return Status::error(STW_ERROR_TIMEOUT,
+                         "tensor '%s' was not gathered when the timeout passed; other ranks may "
+                         "not have called, or are slow: the collective goes on without a view here",
+                         waiter.plan.gathered[0].tensor->name.c_str());
+}
+
+// Views that are not opened after all. Under the lock.
+void Runtime::release_wholes(Waiter &waiter, Commands &out)
+{
+    for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
+        const Range &range = waiter.plan.gathered[i];
+        ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access),
+                                &waiter.whole_grants[i], now(), out, range.access == STW_WRITE);
+    }
+    waiter.whole_grants.clear();
+}
+
+void Runtime::undo_wholes(Waiter &waiter)
+{
+    if (waiter.whole_grants.empty()) return;
+    act([&](Core &, Commands &out) { release_wholes(waiter, out); });
+}
+
+// Under the lock, of an operation that is given up: true where it was at its wholes, and is over.
+bool Runtime::end_wholes_early(Waiter &waiter, Commands &out)
+{
+    if (!ranks_.body) return false;
+    const bool granted = std::erase(ranks_->granted, &waiter) > 0;
+    if (waiter.whole_call == 0 && !granted) return false;
+    give_up_wholes(waiter);
+    release_wholes(waiter, out);
+    waiter.status = cancelled();
+    waiter.done = true;
+    tell_end(waiter);
+    waiter.cv.notify_all();
+    return true;
+}
+
+// An operation whose wholes are there: the rest of it, on the queue's thread.
+void Runtime::finish_gathered(Waiter &waiter)
+{
+    Status status = std::move(waiter.whole_status);
+    if (status.ok() && (needs_copies(waiter.plan) || !waiter.plan.ranges.empty())) {
+        status = needs_copies(waiter.plan) ? start_snapshot(waiter) : start_fetch(waiter);
+        if (status.ok()) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (!waiter.done) arm_timer(waiter.deadline);
+            return;
+        }
+    }
+    act([&](Core &, Commands &) {
+        waiter.status = std::move(status);
+        waiter.done = true;
+        tell_end(waiter);
+        waiter.cv.notify_all();
+    });
+}
+
+// --------------------------------------------------------------------------------- its bytes ----
+
+void Runtime::run_gather(Collective &work)
+{
+    const residency::StartGather &start = work.start;
+    const collective::Group &group = ranks_->group;
+    const bool alone = work.tensors.size() == 1;
+    std::vector<collective::BucketTensor> members;
+    for (const stw_tensor *tensor : work.tensors) {
+        const collective::Partition &partition = tensor->sharding->partition;
+        members.push_back(
+            {partition.elements * (tensor->element_bits / 8), partition.shard_bytes(), 0});
+    }
+    const collective::Buckets buckets = collective::cut_buckets(members, group.size(), UINT64_MAX);
+    const uint64_t rank_bytes = alone                  ? members[0].shard_bytes
+                                : buckets.list.empty() ? 0
+                                                       : buckets.list[0].rank_bytes;
+    Status status = start.status;
+    char *gathered = nullptr;
+    if (status.ok() && alone) {
+        gathered = bytes_at(work.tensors[0]->sharding->whole, start.grants[0]);
+    } else if (status.ok()) {
+        status = make_bucket(rank_bytes * group.size());
+        gathered = ranks_->bucket.data();
+    }
+    char *mine = status.ok() ? gathered + group.rank() * rank_bytes : nullptr;
+    for (size_t i = 0; status.ok() && i < work.tensors.size(); ++i) {
+        char *to = mine + (alone ? 0 : buckets.offsets[i]);
+        status = copy_shard(*work.tensors[i], work.claim, to, false);
+        const uint64_t filled = work.tensors[i]->bytes;
+        if (status.ok()) std::memset(to + filled, 0, members[i].shard_bytes - filled);
+    }
+    std::vector<collective::Record> ranks;
+    status = ranks_->group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks);
+    if (status.ok()) status = ranks_->group.all_gather(mine, gathered, rank_bytes);
+    if (status.ok() && !alone) {
+        std::vector<char *> wholes;
+        for (size_t i = 0; i < work.tensors.size(); ++i) {
+            wholes.push_back(bytes_at(work.tensors[i]->sharding->whole, start.grants[i]));
+        }
+        for (const collective::Bucket &bucket : buckets.list) {
+            for (const collective::BucketCopy &copy :
+                 collective::bucket_copies(buckets, bucket, members, group.size())) {
+                std::memcpy(wholes[copy.tensor] + copy.whole_offset, gathered + copy.bucket_offset,
+                            copy.bytes);
+            }
+        }
+    }
+    // What the engine may still write to is nobody's any more.
+    if (ranks_->group.holds_memory()) return lose_gather(work, status);
+    act([&](Core &, Commands &out) {
+        ranks_->gathers.gather_done(start.gather, status, now(), out);
+    });
+}
+
+// The engine has the memory for good, so it stays pinned; who waits is told.
+void Runtime::lose_gather(const Collective &work, const Status &status)
+{
+    act([&](Core &, Commands &) { ranks_->gathers.lose(work.start.gather, status); });
+}
+
+Status Runtime::make_bucket(uint64_t bytes)
+try {
+    if (ranks_->bucket.size() < bytes) ranks_->bucket.resize(bytes);
+    return {};
+} catch (const std::bad_alloc &) {
+    return Status::error(STW_ERROR_MEMORY,
+                         "no memory for a bucket of %s to gather small tensors in",
+                         bytes_text(bytes).c_str());
+}
+
+// -------------------------------------------------------------------------------- and its end ----
+
+// What was written of a whole is every rank's own to keep: its slice goes to its shard behind the
+// call.
+Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags)
+{
+    stw_tensor *tensor = view.tensor;
+    const WholeId whole = tensor->sharding->whole_id;
+    const uint32_t access = view.access;
+    const bool abandon = access != STW_READ && (flags & STW_RELEASE_ABANDON) != 0;
+    residency::Grant grant;
+    grant.place = view.place;
+    grant.by_gate = by_gate;
+    act([&](Core &core, Commands &out) {
+        note_release({tensor->id, Access::kRead, shard_place(), 0, tensor->bytes}, view.step,
+                     flags);
+        ranks_->gathers.release(whole, access_of(access), &grant, now(), out, abandon);
+        if (access == STW_READ || abandon) return;
+        auto next = std::make_unique<Collective>();
+        next->kind = Collective::Kind::kKeep;
+        next->tensors.push_back(tensor);
+        next->claim = core.claim();
+        core.claim_tensor(next->claim, tensor->id);
+        core.claim_tensor(next->claim, tensor->sharding->whole);
+        queue_collective(std::move(next));
+    });
+    return sticky_error(tensor->id);
+}
+
+void Runtime::run_keep(Collective &work)
+{
+    stw_tensor &tensor = *work.tensors[0];
+    const Sharding &sharding = *tensor.sharding;
+    const uint64_t size = tensor.element_bits / 8;
+    residency::FetchAsked asked;
+    asked.claim = work.claim;
+    asked.requests.push_back(
+        {sharding.whole, Access::kRead, ranks_->place, 0, whole_bytes_of(tensor)});
+    Waiter waiter;
+    Status status = take_pieces(waiter, asked);
+    if (status.ok()) {
+        char *whole = bytes_at(sharding.whole, waiter.grants[0]);
+        const uint64_t begin = sharding.partition.shard_elements * ranks_->group.rank() * size;
+        status = copy_shard(tensor, work.claim, whole + begin, true);
+        give_pieces(waiter, asked, false);
+    }
+    act([&](Core &core, Commands &out) {
+        if (status.ok()) {
+            core.mark_valid(tensor.id);
+        } else {
+            core.fail(tensor.id, status);
+            background(tensor.id, status);
+        }
+        core.unclaim_tensor(work.claim, sharding.whole, false, out);
+        core.unclaim_tensor(work.claim, tensor.id, false, out);
+    });
+}
+
+// Under the lock: the shards are to be changed by something else than a view of the whole.
+Status Runtime::write_shards(stw_tensor *tensor, Commands &out)
+{
+    if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return {};
+    return ranks_->gathers.write(tensor->sharding->whole_id, out);
+}
+
+// Before a tensor goes: is its whole in use, or a sum under way?
+Status Runtime::may_unshard(const stw_tensor &tensor, Commands &out)
+{
+    if (!tensor.sharding) return {};
+    const Sharding &sharding = *tensor.sharding;
+    if (sharding.partial != residency::kNone) STW_TRY(core_.may_destroy(sharding.partial, out));
+    if (sharding.whole == residency::kNone) return {};
+    if (ranks_->gathers.ledger().pinned(sharding.whole_id)) {
+        return Status::error(STW_ERROR_BUSY, "tensor '%s' has open views of its gathered whole",
+                             tensor.name.c_str());
+    }
+    return core_.may_destroy(sharding.whole, out);
+}
+
+void Runtime::unshard(stw_tensor &tensor, Commands &out)
+{
+    if (!tensor.sharding) return;
+    Sharding &sharding = *tensor.sharding;
+    const auto destroy = [&](residency::TensorId id) {
+        const Status status = core_.destroy(id, out);
+        STW_ASSERT(status.ok());
+    };
+    if (sharding.partial != residency::kNone) destroy(sharding.partial);
+    if (sharding.whole == residency::kNone) return;
+    const Status removed = ranks_->gathers.remove(sharding.whole_id, out);
+    STW_ASSERT(removed.ok());
+    ranks_->wholes[sharding.whole_id] = nullptr;
+    destroy(sharding.whole);
+}
+
+void Runtime::update_shards(const stw_tensor *tensor, Commands &out)
+{
+    if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return;
+    ranks_->gathers.update(tensor->sharding->whole_id, out);
+}
+
+}  // namespace stepwell

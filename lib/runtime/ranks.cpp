@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue of collectives: who works it off, what each needs of memory, what becomes of it.
+#include "lib/runtime/ranks.h"
+
+#include "lib/collective/bucket.h"
+#include "lib/runtime/optimizers.h"
+#include "lib/support/assert.h"
+#include "lib/support/signals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+namespace stepwell {
+namespace {
+
+using residency::PlaceId;
+
+constexpr uint64_t kBucketBytes = collective::kBucketBytes;
+
+}  // namespace
+
+Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint64_t whole_blocks)
+    : handle(group_handle),
+      group(*group_handle->body),
+      place(at),
+      gathers(owner.core_, at, whole_blocks, kBucketBytes)
+{
+}
+
+Runtime::RanksOwner::RanksOwner() = default;
+Runtime::RanksOwner::~RanksOwner() = default;
+
+// ---------------------------------------------------------------------------- open and close ----
+
+// Before the core is made: the part of the nearest tier that all ranks can spare for wholes.
+Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out)
+{
+    *blocks_out = 0;
+    if (!options.group || !options.group->body || options.group->body->size() == 1) return {};
+    const uint64_t block = options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
+    uint64_t budget = options.host_bytes;
+    for (uint32_t i = options.device_count; i-- > 0;) {
+        if (options.devices[i].budget_bytes >= block) budget = options.devices[i].budget_bytes;
+    }
+    const uint64_t wanted = options.whole_bytes ? options.whole_bytes : budget / 2;
+    const char *name = options.name ? options.name : program_invocation_short_name;
+    collective::Record mine = collective::make_record(collective::Kind::kOpen, name);
+    mine.counts[0] = wanted / block;
+    mine.spec = block;
+    collective::set_text(mine, "one with blocks of " + bytes_text(block));
+    if (wanted / block == 0 || wanted >= budget) {
+        collective::set_status(
+            mine, Status::error(STW_ERROR_INVALID,
+                                "whole_bytes is %s of the nearest tier's budget of %s; it takes at "
+                                "least a block of %s and leaves one",
+                                bytes_text(wanted).c_str(), bytes_text(budget).c_str(),
+                                bytes_text(block).c_str()));
+    }
+    std::vector<collective::Record> all;
+    STW_TRY(options.group->body->agree(mine, all));
+    *blocks_out = UINT64_MAX;
+    for (const collective::Record &rank : all) {
+        *blocks_out = std::min(*blocks_out, rank.counts[0]);
+    }
+    return {};
+}
+
+// Before memory is taken: the ranks of this host find each other and add up what they want of it.
+Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_blocks)
+{
+    if (whole_blocks == 0) return {};
+    ranks_.body = std::make_unique<Ranks>(*this, options.group, nearest_place_, whole_blocks);
+    collective::Group &group = ranks_->group;
+    collective::NodeOptions node;
+    node.rank = group.rank();
+    node.ranks = group.size();
+    node.host_bytes = options.host_bytes;
+    node.node_host_bytes = options.node_host_bytes;
+    node.exchange = [&group](const void *record, void *records, uint32_t bytes) {
+        return group.exchange(record, records, bytes);
+    };
+    Result<std::unique_ptr<collective::Node>> joined = collective::Node::join(node);
+    if (!joined.ok()) return std::move(joined.status());
+    ranks_->node = joined.take();
+    group.set_witness([node = ranks_->node.get()](uint32_t rank) { return node->describe(rank); });
+    return {};
+}
+
+// Disks that several ranks of this host store on are shared fairly between them.
+void Runtime::share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine)
+{
+    if (!ranks_.body || options.nvme_count == 0) return;
+    std::vector<uint64_t> disks;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        disks.push_back(collective::disk_of(options.nvme[i].path));
+    }
+    ranks_->disks = collective::DiskShares::open(*ranks_->node, disks);
+    if (!ranks_->disks) return;
+    engine->share_user = ranks_->disks.get();
+    engine->may_send = [](void *user, uint32_t path, uint64_t bytes) {
+        return static_cast<collective::DiskShares *>(user)->take(path, bytes);
+    };
+    engine->rests = [](void *user, uint32_t path) {
+        static_cast<collective::DiskShares *>(user)->rest(path);
+    };
+}
+
+Status Runtime::open_ranks()
+{
+    if (!ranks_.body) return {};
+    ranks_->place = nearest_place_;
+    ranks_->gathers.set_place(nearest_place_);
+    if (!places_[nearest_place_].cpu_access) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "the group over '%s' works on memory that the CPU can reach, and the "
+                             "nearest tier, of driver '%s', is none",
+                             ranks_->group.driver(), places_[nearest_place_].driver.c_str());
+    }
+    if (works_here()) return {};
+    const SignalsBlocked signals;
+    try {
+        ranks_->thread = std::thread([this] {
+            std::unique_lock<std::mutex> lock(mutex_);
+            while (!ranks_->stops) {
+                if (!work_one(lock)) ranks_->wakes.wait(lock);
+            }
+        });
+    } catch (const std::system_error &error) {
+        return Status::os_error(STW_ERROR_LIMIT, error.code().value(),
+                                "no thread for the collectives of the group");
+    }
+    return {};
+}
+
+// What is queued has been waited for, or never ends: then the group is given up.
+void Runtime::close_ranks()
+{
+    if (!ranks_.body) return;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ranks_->stops = true;
+    }
+    ranks_->group.give_up();
+    ranks_->wakes.notify_all();
+    if (ranks_->thread.joinable()) ranks_->thread.join();
+}
+
+// Once storage is closed.
+void Runtime::leave_ranks()
+{
+    if (!ranks_.body) return;
+    ranks_->group.set_witness(nullptr);
+    ranks_->disks.reset();
+    ranks_->node.reset();
+}
+
+// Under the lock. Nothing of the group's is under way here.
+bool Runtime::ranks_idle() const
+{
+    return !ranks_.body || (ranks_->queue.empty() && !ranks_->working && ranks_->gathers.idle());
+}
+
+bool Runtime::works_here() const
+{
+    return ranks_.body && ranks_->group.caller_thread();
+}
+
+Status Runtime::drain_ranks(residency::Instant begin, residency::Instant deadline)
+{
+    if (!ranks_.body) return {};
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (wait_ranks(lock, begin, deadline, [this] { return ranks_idle(); })) return {};
+    STW_TRY(interrupted_since(begin));
+    return Status::error(STW_ERROR_TIMEOUT,
+                         "%zu collectives of the group were still queued when the timeout passed; "
+                         "other ranks have not called for them, or are slow",
+                         ranks_->queue.size() + (ranks_->working ? 1 : 0));
+}
+
+// --------------------------------------------------------------------------------- the queue ----
+
+void Runtime::queue_collective(std::unique_ptr<Collective> next)
+{
+    ranks_->queue.push_back(std::move(next));
+    ranks_->wakes.notify_all();
+}
+
+// Works on the front of the queue when it can be. False: there is nothing to do now.
+bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
+{
+    Ranks &ranks = *ranks_.body;
+    if (!ranks.granted.empty()) {
+        Waiter &waiter = *ranks.granted.front();
+        ranks.granted.pop_front();
+        lock.unlock();
+        finish_gathered(waiter);
+        lock.lock();
+        return true;
+    }
+    if (ranks.working || ranks.queue.empty()) return false;
+    const Collective &front = *ranks.queue.front();
+    using Kind = Collective::Kind;
+    if (front.kind == Kind::kGather && !front.started) return false;
+    const std::unique_ptr<Collective> work = std::move(ranks.queue.front());
+    ranks.queue.pop_front();
+    ranks.working = work.get();
+    lock.unlock();
+    const std::string &name = work->tensors.empty() ? work->name : work->tensors[0]->name;
+    ranks.node->stands(ranks.group.sequence() + 1, name);
+    switch (work->kind) {
+    case Kind::kGather: run_gather(*work); break;
+    case Kind::kKeep: run_keep(*work); break;
+    case Kind::kReduce: run_reduce(*work); break;
+    case Kind::kVerdict: run_verdict(*work); break;
+    }
+    lock.lock();
+    ranks.working = nullptr;
+    ++progress_made_;
+    progress_.notify_all();
+    ranks.wakes.notify_all();
+    return true;
+}
+
+// Waits for the queue to come to what `done` says; where collectives may not leave the caller's
+// thread it works there. Under the lock.
+bool Runtime::wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
+                         residency::Instant deadline, const std::function<bool()> &done)
+{
+    while (!done()) {
+        if (now() >= deadline || begin <= interrupted_at_) return false;
+        if (works_here() && work_one(lock)) continue;
+        const uint64_t left = std::min<uint64_t>(deadline - now(), 100'000'000);
+        ranks_->wakes.wait_for(lock, std::chrono::nanoseconds(left));
+    }
+    return true;
+}
+
+// What ranks have to agree on before a collective: which tensor, and that they can.
+collective::Record Runtime::record_of(collective::Kind kind,
+                                      const std::vector<stw_tensor *> &tensors,
+                                      const Status &status)
+{
+    collective::Record record = collective::make_record(kind, tensors[0]->name);
+    for (const stw_tensor *tensor : tensors) {
+        record.spec = record.spec * 0x100000001b3ull ^ tensor->sharding->spec;
+        record.bytes += tensor->sharding->partition.shard_bytes();
+    }
+    const std::string more =
+        tensors.size() > 1 ? format_text(", the first of %zu gathered together", tensors.size())
+                           : "";
+    collective::set_text(record, tensors[0]->sharding->words + more);
+    if (!status.ok()) collective::set_status(record, status);
+    return record;
+}
+
+// ------------------------------------------------------------------------------------ memory ----
+
+// Blocks until the pieces are there, at most as long as the group waits for its ranks.
+Status Runtime::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
+{
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
+    asked.deadline = now() + ranks_->group.timeout_ns();
+    waiter.done = false;
+    waiter.grants.clear();
+    act([&](Core &core, Commands &out) {
+        waiter.fetch = core.fetch(asked, now(), out);
+        waiters_[waiter.fetch] = &waiter;
+        arm_timer(asked.deadline);
+    });
+    std::unique_lock<std::mutex> lock(mutex_);
+    waiter.cv.wait(lock, [&] { return waiter.done; });
+    return std::move(waiter.status);
+}
+
+void Runtime::give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon)
+{
+    act([&](Core &core, Commands &out) {
+        for (size_t i = 0; i < asked.requests.size(); ++i) {
+            const residency::Request &request = asked.requests[i];
+            residency::Release release;
+            release.tensor = request.tensor;
+            release.access = request.access;
+            release.place = waiter.grants[i].place;
+            release.byte_begin = request.byte_begin;
+            release.byte_count = request.byte_count;
+            release.internal = true;
+            release.claim = asked.claim;
+            release.abandon = abandon && request.access != residency::Access::kRead;
+            core.release(release, now(), out);
+        }
+    });
+}
+
+char *Runtime::bytes_at(residency::TensorId tensor, const residency::Grant &grant)
+{
+    update::Piece piece;
+    piece.tensor = tensor;
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<char *>(piece_pointer(grant, piece));
+}
+
+// The shard, a block at a time, to or from memory that the CPU reaches.
+Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, char *memory,
+                           bool writes)
+{
+    const uint64_t offset = pack_offset(tensor.id);
+    for (uint64_t at = 0; at < tensor.bytes;) {
+        const uint64_t count =
+            std::min(block_bytes_ - (offset + at) % block_bytes_, tensor.bytes - at);
+        if (!writes) hint_shards();
+        residency::FetchAsked asked;
+        asked.claim = claim;
+        asked.requests.push_back({tensor.id,
+                                  writes ? residency::Access::kWrite : residency::Access::kRead,
+                                  residency::kAnyCpuPlace, at, count});
+        Waiter waiter;
+        STW_TRY(take_pieces(waiter, asked));
+        char *shard = nullptr;
+        {
+            update::Piece piece;
+            piece.tensor = tensor.id;
+            piece.byte_begin = at;
+            std::lock_guard<std::mutex> lock(mutex_);
+            shard = static_cast<char *>(piece_pointer(waiter.grants[0], piece));
+        }
+        std::memcpy(writes ? shard : memory + at, writes ? memory + at : shard, count);
+        give_pieces(waiter, asked, false);
+        at += count;
+    }
+    return {};
+}
+
+// Where shards of wholes are brought ahead: a tier that is farther than the wholes', if there is one.
+PlaceId Runtime::shard_place() const
+{
+    return places_[host_place_].memory ? host_place_ : nearest_place_;
+}
+
+// Of all gathers that are queued the shards in their order, a few blocks ahead of their copy: disks
+// read on while bytes go between ranks.
+void Runtime::hint_shards()
+{
+    constexpr size_t kAhead = 8;
+    act([&](Core &core, Commands &out) {
+        std::deque<residency::FetchId> &hints = ranks_->hints;
+        while (!hints.empty() && !core.is_waiting(hints.front())) hints.pop_front();
+        const auto hint = [&](Collective &gather) {
+            uint64_t before = 0;
+            for (const stw_tensor *tensor : gather.tensors) {
+                const uint64_t offset = core.pack_offset(tensor->id);
+                while (gather.hinted < before + tensor->bytes && hints.size() < kAhead) {
+                    const uint64_t at = gather.hinted - before;
+                    const uint64_t count =
+                        std::min(block_bytes_ - (offset + at) % block_bytes_, tensor->bytes - at);
+                    residency::FetchAsked asked;
+                    asked.claim = gather.claim;
+                    asked.flags = residency::kFetchPrefetch;
+                    asked.urgency = residency::Class::kPlanned;
+                    asked.requests.push_back(
+                        {tensor->id, residency::Access::kRead, residency::kAnyCpuPlace, at, count});
+                    hints.push_back(core.fetch(asked, now(), out));
+                    gather.hinted += count;
+                }
+                before += tensor->bytes;
+            }
+        };
+        if (ranks_->working) hint(*ranks_->working);
+        for (const std::unique_ptr<Collective> &next : ranks_->queue) {
+            if (hints.size() >= kAhead) break;
+            if (next->kind == Collective::Kind::kGather) hint(*next);
+        }
+    });
+}
+
+}  // namespace stepwell

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a runtime on several ranks has beyond one alone. Calls put their collectives into one queue,
+// in the order of the calls; one thread works it off, one after the other, so that all ranks start
+// the same ones in the same order. What each needs of memory is asked for under claims that were
+// taken in the call: what is called later comes later on every rank.
+#pragma once
+
+#include "lib/collective/disk_share.h"
+#include "lib/collective/group.h"
+#include "lib/collective/node.h"
+#include "lib/residency/agreed.h"
+#include "lib/runtime/runtime.h"
+#include "lib/update/verdict.h"
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace stepwell {
+
+// This rank's part of a verdict, on its way from the pipeline to the queue. The pipeline calls with
+// its leaf lock held, so this has a lock of its own, and nobody is called.
+class Told final : public update::Agreement {
+public:
+    void tell(const update::Verdict &mine) override;
+    // The step was not begun: the others are told why, and nobody here is.
+    void withdraw(Status cause);
+    // Until it was told; false: withdrawn, with the cause in the verdict's status.
+    bool wait(update::Verdict *mine_out);
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    update::Verdict mine_;
+    bool told_ = false;
+    bool withdrawn_ = false;
+};
+
+// One entry of the queue. Under the runtime's lock until its turn, then the thread's.
+struct Collective {
+    enum class Kind { kGather, kKeep, kReduce, kVerdict };
+
+    Kind kind = Kind::kGather;
+    std::vector<stw_tensor *> tensors;  // whose; under the claim, so they live
+    residency::ClaimId claim = 0;
+    // kGather
+    residency::StartGather start;
+    bool started = false;  // its memory is there, or cannot be had
+    uint64_t hinted = 0;   // bytes of the shards, one behind the other, that hints were given for
+    // kReduce: the sums of `source` go to `sums`, or where that is none stay in it
+    residency::TensorId source = residency::kNone;
+    residency::TensorId sums = residency::kNone;
+    bool adds = false;  // the pipeline adds them to the shard, and drops them
+    Status cause;       // this rank cannot take part
+    // kVerdict
+    update::Optimizer *optimizer = nullptr;
+    std::string name;
+    std::shared_ptr<Told> told;
+};
+
+struct Runtime::Ranks {
+    Ranks(Runtime &owner, stw_group *group, residency::PlaceId place, uint64_t whole_blocks);
+
+    stw_group *handle;
+    collective::Group &group;
+    std::unique_ptr<collective::Node> node;
+    std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
+    residency::PlaceId place;  // of wholes
+    residency::WholeGathers gathers;
+    std::vector<stw_tensor *> wholes;  // by their number in the ledger
+    std::deque<std::unique_ptr<Collective>> queue;
+    Collective *working = nullptr;  // what was the front
+    residency::GatherId gathers_queued = 0;
+    // Fetches of wholes, by the ledger's number of the call, until they are answered. One that was
+    // given up has no waiter any more: its pins go with the answer.
+    struct Call {
+        Waiter *waiter = nullptr;
+        std::vector<residency::WholeId> wholes;
+        residency::Access access = residency::Access::kRead;
+    };
+    std::map<uint64_t, Call> calls;
+    std::deque<Waiter *> granted;  // operations, for the thread to go on with
+    std::deque<residency::FetchId> hints;
+    std::vector<char> bucket;
+    std::condition_variable wakes;
+    bool stops = false;
+    std::thread thread;  // none where collectives stay on the caller's
+};
+
+}  // namespace stepwell

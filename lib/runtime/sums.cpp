@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is summed over ranks: gradients, which every rank adds to and each keeps its slice of, and
+// what the verdict of an optimizer step is made of.
+#include "lib/runtime/optimizers.h"
+#include "lib/runtime/ranks.h"
+#include "lib/runtime/snapshot.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace stepwell {
+
+using residency::Access;
+using residency::TensorId;
+
+// --------------------------------------------------------------------------------- gradients ----
+
+// Under the lock. A buffer of the library's own, for sums of a tensor.
+Result<TensorId> Runtime::make_buffer(const stw_tensor &tensor, uint64_t bytes)
+{
+    residency::TensorSpec spec;
+    spec.name = tensor.name;
+    spec.bytes = bytes;
+    spec.role = STW_ROLE_GRAD;
+    spec.no_packing = true;
+    spec.policy = default_policy(STW_ROLE_GRAD);
+    STW_TRY(metadata_room(spec));
+    prepare_tables(spec);
+    Result<TensorId> made = core_.create(spec);
+    if (!made.ok()) return std::move(made.status());
+    Status status = address_pack(made.value(), nullptr);
+    if (status.ok()) return made;
+    Commands out;
+    (void)core_.destroy(made.value(), out);
+    for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+    return status;
+}
+
+// A buffer that a REDUCE added into. With MORE it stays with what this rank has of the sum; without,
+// that goes out to all ranks, in the order of releases.
+Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
+{
+    stw_tensor *tensor = view.tensor;
+    Sharding &sharding = *tensor->sharding;
+    residency::Release release;
+    release.tensor = view.scratch;
+    release.access = Access::kWrite;
+    release.place = view.place;
+    release.byte_count = buffer_bytes(view);
+    const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
+    const bool more = (flags & STW_RELEASE_MORE) != 0;
+    const bool all =
+        view.dtype == 0 && view.byte_count == sharding.elements() * (tensor->element_bits / 8);
+    TensorId source = residency::kNone;
+    bool adds = false;
+    Status status;
+    act([&](Core &core, Commands &out) {
+        core.release(release, now(), out);
+        if (drops) return;
+        note_reduced(tensor, view.step);
+        adds = sharding.partial != residency::kNone || !all;
+        if (!adds) {
+            sharding.partial = view.scratch;
+        } else if (sharding.partial == residency::kNone) {
+            Result<TensorId> made =
+                make_buffer(*tensor, sharding.padded_elements() * (tensor->element_bits / 8));
+            status = std::move(made.status());
+            if (made.ok()) sharding.partial = made.value();
+        }
+        source = sharding.partial;
+        if (!more) sharding.partial = residency::kNone;
+    });
+    if (drops || !status.ok()) {
+        drop_scratch(view.scratch);
+        return status;
+    }
+    if (adds) status = accumulate(view, source, sharding.padded_elements());
+    if (more) return status;
+    Status queued = queue_reduce(tensor, source, status);
+    return status.ok() ? queued : status;
+}
+
+// The collective, and behind it the sum into the shard: both under claims taken here, so that what
+// is called later sees all of it. `cause`: this rank has nothing to give, and the others hear why.
+Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, const Status &cause)
+{
+    const bool sharded = tensor->sharding->is_sharded();
+    auto next = std::make_unique<Collective>();
+    next->kind = Collective::Kind::kReduce;
+    next->tensors.push_back(tensor);
+    next->source = source;
+    next->cause = cause;
+    Status status;
+    act([&](Core &core, Commands &out) {
+        status = write_shards(tensor, out);
+        if (sharded) {
+            const uint64_t size = tensor->element_bits / 8;
+            const uint64_t bytes = tensor->sharding->partition.shard_elements * size;
+            Result<TensorId> made = make_buffer(*tensor, bytes);
+            if (made.ok()) next->sums = made.value();
+            if (!made.ok() && next->cause.ok()) next->cause = std::move(made.status());
+        }
+        next->claim = core.claim();
+        core.claim_tensor(next->claim, source);
+        if (next->sums != residency::kNone) core.claim_tensor(next->claim, next->sums);
+        core.keep(tensor->id);
+    });
+    const TensorId sums = sharded ? next->sums : source;
+    next->adds = sums != residency::kNone && tensor->elements > 0;
+    if (next->adds) {
+        Status added = add_up(*tensor, sums, tensor->dtype, tensor->id, {0, tensor->elements},
+                              tensor->elements);
+        next->adds = added.ok();
+        if (next->cause.ok()) next->cause = added;
+        if (status.ok()) status = std::move(added);
+    }
+    act([&](Core &, Commands &) { queue_collective(std::move(next)); });
+    return status;
+}
+
+void Runtime::run_reduce(Collective &work)
+{
+    stw_tensor &tensor = *work.tensors[0];
+    const collective::Partition &partition = tensor.sharding->partition;
+    const uint64_t size = tensor.element_bits / 8;
+    const bool sharded = work.sums != residency::kNone;
+    const uint64_t bytes = tensor.sharding->padded_elements() * size;
+    residency::FetchAsked asked;
+    asked.claim = work.claim;
+    asked.requests.push_back(
+        {work.source, sharded ? Access::kRead : Access::kReadWrite, ranks_->place, 0, bytes});
+    if (sharded) {
+        asked.requests.push_back(
+            {work.sums, Access::kWrite, ranks_->place, 0, partition.shard_bytes()});
+    }
+    Waiter waiter;
+    Status status = work.cause;
+    if (status.ok()) status = take_pieces(waiter, asked);
+    const bool taken = status.ok();
+    std::vector<collective::Record> ranks;
+    const auto kind =
+        tensor.sharding->is_sharded() ? collective::Kind::kReduce : collective::Kind::kSum;
+    status = ranks_->group.agree(record_of(kind, work.tensors, status), ranks);
+    if (status.ok()) {
+        char *source = bytes_at(work.source, waiter.grants[0]);
+        status = sharded
+                     ? ranks_->group.reduce_scatter(source, bytes_at(work.sums, waiter.grants[1]),
+                                                    partition.shard_elements, tensor.dtype)
+                     : ranks_->group.all_reduce(source, partition.elements, tensor.dtype);
+    }
+    if (!status.ok()) fail(tensor.id, status);
+    // What the engine may still read or write is nobody's any more; its claims stay.
+    if (ranks_->group.holds_memory()) return;
+    if (taken) give_pieces(waiter, asked, !status.ok());
+    act([&](Core &core, Commands &out) {
+        if (!status.ok()) core.fail(sharded ? work.sums : work.source, status);
+        core.unclaim_tensor(work.claim, work.source, false, out);
+        if (sharded) core.unclaim_tensor(work.claim, work.sums, false, out);
+        core.let_go(tensor.id);
+    });
+    // What is summed into the shard goes with that sum.
+    if (sharded) drop_scratch(work.source);
+    if (sharded && !work.adds) drop_scratch(work.sums);
+    if (!sharded && !work.adds) drop_scratch(work.source);
+}
+
+// ------------------------------------------------------------------------------- the verdict ----
+
+void Told::tell(const update::Verdict &mine)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    mine_ = mine;
+    told_ = true;
+    changed_.notify_all();
+}
+
+void Told::withdraw(Status cause)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    mine_.status = std::move(cause);
+    withdrawn_ = true;
+    changed_.notify_all();
+}
+
+bool Told::wait(update::Verdict *mine_out)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return told_ || withdrawn_; });
+    *mine_out = mine_;
+    return told_;
+}
+
+void Runtime::run_verdict(Collective &work)
+{
+    update::Verdict mine;
+    const bool begun = work.told->wait(&mine);
+    collective::Record record = collective::make_record(collective::Kind::kVerdict, work.name);
+    record.values[0] = mine.sum;
+    record.values[1] = mine.maximum;
+    record.counts[0] = mine.nonfinite;
+    collective::set_text(record, "an optimizer");
+    if (!mine.status.ok()) collective::set_status(record, mine.status);
+    std::vector<collective::Record> ranks;
+    update::Verdict all;
+    all.status = ranks_->group.agree(record, ranks);
+    // In rank order, so the same bits on each.
+    for (const collective::Record &rank : ranks) {
+        all.sum += rank.values[0];
+        all.maximum = std::max(all.maximum, rank.values[1]);
+        all.nonfinite += rank.counts[0];
+    }
+    if (begun) work.optimizer->agreed(all);
+}
+
+// In the call, before the step: its verdict's place among the collectives. Wholes of what is
+// updated are old from here on.
+std::shared_ptr<Told> Runtime::queue_verdict(OptimizerBody &body,
+                                             const std::vector<stw_tensor *> &parameters,
+                                             const update::StepOptions &step)
+{
+    std::shared_ptr<Told> told;
+    auto next = std::make_unique<Collective>();
+    if (update::has_verdict(step)) told = std::make_shared<Told>();
+    next->kind = Collective::Kind::kVerdict;
+    next->optimizer = body.optimizer.get();
+    next->name = body.name;
+    next->told = told;
+    act([&](Core &, Commands &out) {
+        if ((step.flags & STW_UPDATE_MEASURE) == 0) {
+            for (const stw_tensor *parameter : parameters) update_shards(parameter, out);
+        }
+        if (told) queue_collective(std::move(next));
+    });
+    return told;
+}
+
+}  // namespace stepwell

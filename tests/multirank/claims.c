@@ -1,0 +1,589 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tensors over several ranks do: each claim is run by every rank of a group. */
+#include "tests/multirank/world.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 65536 };
+
+static stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *runtime = NULL;
+    device.budget_bytes = (whole_blocks + 24) * BLOCK;
+    nvme.path = member->directory;
+    nvme.budget_bytes = 512 * BLOCK;
+    options.flags = STW_RUNTIME_NO_PROBE;
+    options.name = "ranks";
+    options.group = group;
+    options.devices = &device;
+    options.device_count = 1;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    options.host_bytes = 16 * BLOCK;
+    options.block_bytes = STW_BLOCK_64K;
+    options.whole_bytes = whole_blocks * BLOCK;
+    options.thread_count = 1;
+    options.timeout_ns = 60ull * 1000000000;
+    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    return runtime;
+}
+
+static void end(stw_runtime *runtime, stw_group *group, struct member *member)
+{
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    meet(member);
+    SUCCEEDS(stw_group_destroy(group));
+}
+
+static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
+                        uint32_t partition)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    stw_tensor *tensor = NULL;
+    spec.name = name;
+    spec.role = role;
+    spec.dtype = STW_F32;
+    spec.partition = partition;
+    spec.dimensions = 1;
+    spec.shape[0] = elements;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    return tensor;
+}
+
+static stw_tensor_info info_of(stw_tensor *tensor)
+{
+    stw_tensor_info info = {0};
+    info.struct_size = sizeof info;
+    SUCCEEDS(stw_tensor_info_get(tensor, &info));
+    return info;
+}
+
+static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    request.tensor = tensor;
+    request.access = access;
+    request.scope = scope;
+    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
+    return view;
+}
+
+static void let_go(stw_view *view, uint32_t flags)
+{
+    SUCCEEDS(stw_release(view, 1, STW_STREAM_HOST, flags));
+}
+
+static float value_of(uint64_t element, uint32_t salt)
+{
+    return (float)((element * 7 + salt * 1000003) % 65521);
+}
+
+static void write_shard(stw_runtime *runtime, stw_tensor *tensor, uint32_t salt)
+{
+    stw_view view = fetch(runtime, tensor, STW_WRITE, STW_SHARD);
+    float *values = view.pointer;
+    for (uint64_t i = 0; i < view.element_count; ++i) {
+        values[i] = value_of(view.element_begin + i, salt);
+    }
+    let_go(&view, 0);
+}
+
+static void expect_whole(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, uint32_t salt)
+{
+    stw_view view = fetch(runtime, tensor, STW_READ, STW_WHOLE);
+    const float *values = view.pointer;
+    HOLDS(view.element_begin == 0 && view.element_count == elements);
+    for (uint64_t i = 0; i < elements; ++i) HOLDS(values[i] == value_of(i, salt));
+    let_go(&view, 0);
+}
+
+static const uint64_t sizes[] = {1, 2, 7, 1000, 16384, 16385, 100003, 200000};
+
+/* ------------------------------------------------------------------------------------------------
+ */
+
+static void shards_cover_the_tensor_and_are_gathered(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 40);
+    for (uint32_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+        char name[32];
+        name[0] = (char)('a' + i);
+        name[1] = '\0';
+        stw_tensor *tensor = make(runtime, name, sizes[i], STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        const stw_tensor_info info = info_of(tensor);
+        HOLDS(info.partition == STW_PARTITION_SHARDED && info.elements == sizes[i]);
+        HOLDS(info.whole_bytes == sizes[i] * 4);
+        HOLDS(info.shard_bytes * member->size >= info.whole_bytes);
+        HOLDS(info.shard_begin + info.shard_elements <= sizes[i]);
+        if (member->rank + 1 == member->size) {
+            HOLDS(info.shard_begin + info.shard_elements == sizes[i] || info.shard_elements == 0);
+        }
+        write_shard(runtime, tensor, i);
+        expect_whole(runtime, tensor, sizes[i], i);
+        /* Changed, so gathered again. */
+        write_shard(runtime, tensor, i + 100);
+        SUCCEEDS(stw_tensor_discard(&tensor, 1));
+        write_shard(runtime, tensor, i + 200);
+        expect_whole(runtime, tensor, sizes[i], i + 200);
+    }
+    end(runtime, group, member);
+}
+
+static void what_is_gathered_stays_until_room_or_a_write_needs_it(struct member *member)
+{
+    stw_group *group = join(member);
+    /* A shard is a block. */
+    const uint64_t n = (uint64_t)member->size * BLOCK / 4;
+    stw_runtime *runtime = open_on(group, member, 2 * member->size);
+    stw_tensor *a = make(runtime, "a", n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *b = make(runtime, "b", n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *c = make(runtime, "c", n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *big = make(runtime, "big", 3 * n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_link_stats link = STW_LINK_STATS_INIT;
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    write_shard(runtime, a, 1);
+    write_shard(runtime, b, 2);
+    write_shard(runtime, c, 3);
+    write_shard(runtime, big, 4);
+    for (int round = 0; round < 3; ++round) {
+        expect_whole(runtime, a, n, 1);
+        expect_whole(runtime, b, n, 2);
+    }
+    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
+    HOLDS(link.transfers == 2);
+    expect_whole(runtime, c, n, 3);
+    expect_whole(runtime, b, n, 2);
+    expect_whole(runtime, a, n, 1);
+    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
+    HOLDS(link.transfers == 4);
+    /* Larger than the room for wholes: refused on all ranks, with nothing sent. */
+    request.tensor = big;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_BUDGET);
+    HOLDS(strstr(stw_last_error(), "gathered it takes") != NULL);
+    expect_whole(runtime, a, n, 1);
+    end(runtime, group, member);
+}
+
+static void each_rank_keeps_its_part_of_what_all_write(struct member *member)
+{
+    enum { N = 50001 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensor = make(runtime, "w", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    float *values = malloc(N * sizeof *values);
+    for (uint64_t i = 0; i < N; ++i) values[i] = value_of(i, 5);
+    SUCCEEDS(stw_tensor_write(tensor, values, NULL));
+    expect_whole(runtime, tensor, N, 5);
+    memset(values, 0, N * sizeof *values);
+    SUCCEEDS(stw_tensor_read(tensor, values, NULL));
+    for (uint64_t i = 0; i < N; ++i) HOLDS(values[i] == value_of(i, 5));
+    /* A view of the whole to write. */
+    stw_view view = fetch(runtime, tensor, STW_WRITE, STW_WHOLE);
+    for (uint64_t i = 0; i < N; ++i) ((float *)view.pointer)[i] = value_of(i, 6);
+    let_go(&view, 0);
+    expect_whole(runtime, tensor, N, 6);
+    view = fetch(runtime, tensor, STW_READ, STW_SHARD);
+    for (uint64_t i = 0; i < view.element_count; ++i) {
+        HOLDS(((const float *)view.pointer)[i] == value_of(view.element_begin + i, 6));
+    }
+    let_go(&view, 0);
+    /* What is abandoned changes no shard. */
+    view = fetch(runtime, tensor, STW_WRITE, STW_WHOLE);
+    memset(view.pointer, 0, N * sizeof *values);
+    let_go(&view, STW_RELEASE_ABANDON);
+    expect_whole(runtime, tensor, N, 6);
+    /* A range of it. */
+    stw_copy_options part = STW_COPY_OPTIONS_INIT;
+    part.element_begin = 20000;
+    part.element_count = 10000;
+    for (uint64_t i = 0; i < 10000; ++i) values[i] = -1.0F;
+    SUCCEEDS(stw_tensor_write(tensor, values, &part));
+    view = fetch(runtime, tensor, STW_READ, STW_WHOLE);
+    for (uint64_t i = 0; i < N; ++i) {
+        const float expected = i >= 20000 && i < 30000 ? -1.0F : value_of(i, 6);
+        HOLDS(((const float *)view.pointer)[i] == expected);
+    }
+    let_go(&view, 0);
+    SUCCEEDS(stw_tensor_fill(tensor, 2.0, NULL));
+    view = fetch(runtime, tensor, STW_READ, STW_WHOLE);
+    for (uint64_t i = 0; i < N; ++i) HOLDS(((const float *)view.pointer)[i] == 2.0F);
+    let_go(&view, 0);
+    free(values);
+    end(runtime, group, member);
+}
+
+static void add_into(stw_runtime *runtime, stw_tensor *gradient, float what, uint32_t flags)
+{
+    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    float *values = view.pointer;
+    for (uint64_t i = 0; i < view.element_count; ++i) {
+        HOLDS(values[i] == 0.0F);
+        values[i] = what + (float)(i % 3);
+    }
+    let_go(&view, flags);
+}
+
+static void expect_sum(stw_runtime *runtime, stw_tensor *gradient, float base, float step)
+{
+    stw_view view = fetch(runtime, gradient, STW_READ, STW_SHARD);
+    for (uint64_t i = 0; i < view.element_count; ++i) {
+        const uint64_t element = view.element_begin + i;
+        HOLDS(((const float *)view.pointer)[i] == base + step * (float)(element % 3));
+    }
+    let_go(&view, 0);
+}
+
+static void sums_go_to_the_shards(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 8);
+    const float ranks = (float)member->size;
+    const float all = ranks * (ranks + 1) / 2; /* 1 + 2 + ... */
+    const float mine = (float)member->rank + 1;
+    for (uint32_t i = 0; i < 7; ++i) {
+        const char name[] = {(char)('a' + i), '\0'};
+        for (uint32_t partition = STW_PARTITION_SHARDED; partition <= STW_PARTITION_REPLICATED;
+             ++partition) {
+            stw_tensor *gradient = make(runtime, name, sizes[i], STW_ROLE_GRAD, partition);
+            add_into(runtime, gradient, mine, 0);
+            expect_sum(runtime, gradient, all, ranks);
+            /* Micro-batches: nothing leaves the rank before the last. */
+            stw_link_stats before = STW_LINK_STATS_INIT;
+            stw_link_stats after = STW_LINK_STATS_INIT;
+            SUCCEEDS(stw_tensor_discard(&gradient, 1));
+            SUCCEEDS(stw_runtime_drain(runtime, 0));
+            SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &before));
+            add_into(runtime, gradient, mine, STW_RELEASE_MORE);
+            add_into(runtime, gradient, mine, STW_RELEASE_MORE);
+            SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &after));
+            HOLDS(after.transfers == before.transfers);
+            add_into(runtime, gradient, mine, 0);
+            expect_sum(runtime, gradient, 3 * all, 3 * ranks);
+            /* Once more into what is there, from the caller's memory, one rank without any. */
+            float *local = malloc(sizes[i] * sizeof *local);
+            for (uint64_t k = 0; k < sizes[i]; ++k) local[k] = 1.0F;
+            SUCCEEDS(stw_reduce(gradient, member->rank == 0 ? NULL : local, NULL));
+            expect_sum(runtime, gradient, 3 * all + ranks - 1, 3 * ranks);
+            free(local);
+            SUCCEEDS(stw_runtime_drain(runtime, 0));
+            SUCCEEDS(stw_tensor_destroy(&gradient, 1));
+        }
+    }
+    end(runtime, group, member);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Training: the same on one rank and on several.
+ */
+
+enum { LAYERS = 3, STEPS = 4 };
+static const uint64_t layer_sizes[LAYERS] = {150000, 3, 20000};
+
+struct trained {
+    double norms[STEPS];
+    float *values[LAYERS];
+};
+
+/* Integer gradients, so that sums over ranks are exact whatever their order. */
+static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct trained *out)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_tensor *parameters[LAYERS];
+    stw_tensor *gradients[LAYERS];
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.name = "adam";
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        const char parameter[] = {'p', (char)('0' + i), '\0'};
+        const char gradient[] = {'g', (char)('0' + i), '\0'};
+        const uint32_t partition = i == 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        parameters[i] = make(runtime, parameter, layer_sizes[i], STW_ROLE_PARAM, partition);
+        gradients[i] = make(runtime, gradient, layer_sizes[i], STW_ROLE_GRAD, partition);
+        out->values[i] = malloc(layer_sizes[i] * sizeof(float));
+        for (uint64_t k = 0; k < layer_sizes[i]; ++k) out->values[i][k] = value_of(k, i) * 1e-4F;
+        SUCCEEDS(stw_tensor_write(parameters[i], out->values[i], NULL));
+        entry.parameter = parameters[i];
+        entry.gradient = gradients[i];
+        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    for (uint32_t step = 0; step < STEPS; ++step) {
+        for (uint32_t i = 0; i < LAYERS; ++i) {
+            stw_view weights = fetch(runtime, parameters[i], STW_READ, STW_WHOLE);
+            stw_view sums = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
+            float *values = sums.pointer;
+            for (uint32_t batch = rank; batch < 12; batch += ranks) {
+                for (uint64_t k = 0; k < layer_sizes[i]; ++k) {
+                    const float bit = ((const float *)weights.pointer)[k] > 1.0F ? 1.0F : -1.0F;
+                    values[k] += bit * (float)((k + batch + step) % 5);
+                }
+            }
+            let_go(&weights, 0);
+            let_go(&sums, 0);
+        }
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        update.clip_norm = 1.0;
+        SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+        out->norms[step] = result.norm;
+        HOLDS(result.clip_coefficient < 1.0 && result.nonfinite == 0);
+    }
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        SUCCEEDS(stw_tensor_read(parameters[i], out->values[i], NULL));
+    }
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+}
+
+static void training_has_the_bits_of_one_rank(struct member *member)
+{
+    struct trained alone;
+    struct trained together;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(NULL, member, 24);
+    train(runtime, 0, 1, &alone);
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    runtime = open_on(group, member, 24);
+    train(runtime, member->rank, member->size, &together);
+    for (uint32_t step = 0; step < STEPS; ++step) {
+        HOLDS(together.norms[step] == alone.norms[step]);
+    }
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        HOLDS(memcmp(together.values[i], alone.values[i], layer_sizes[i] * sizeof(float)) == 0);
+        free(together.values[i]);
+        free(alone.values[i]);
+    }
+    end(runtime, group, member);
+}
+
+static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
+{
+    enum { N = 40000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    entry.parameter = parameter;
+    entry.gradient = gradient;
+    SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    /* The last element is the last rank's alone. */
+    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    if (member->rank == 0) ((float *)view.pointer)[N - 1] = INFINITY;
+    let_go(&view, 0);
+    update.flags = STW_UPDATE_SKIP_NONFINITE;
+    HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_SKIPPED);
+    HOLDS(result.nonfinite == 1 && result.updated == 0);
+    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F);
+    let_go(&weights, 0);
+    end(runtime, group, member);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Many at once, and what goes wrong.
+ */
+
+static void small_tensors_are_gathered_together(struct member *member)
+{
+    enum { TENSORS = 600, ELEMENTS = 300 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 700);
+    static const uint32_t batch = 300;
+    stw_tensor **tensors = calloc(TENSORS, sizeof(stw_tensor *));
+    stw_fetch_request *requests = calloc(TENSORS, sizeof *requests);
+    stw_view *views = calloc(TENSORS, sizeof *views);
+    stw_link_stats link = STW_LINK_STATS_INIT;
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        const char name[] = {'t', (char)('0' + i / 100), (char)('0' + i / 10 % 10),
+                             (char)('0' + i % 10), '\0'};
+        const stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        tensors[i] = make(runtime, name, ELEMENTS, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, tensors[i], i);
+        requests[i] = request;
+        requests[i].tensor = tensors[i];
+    }
+    for (uint32_t first = 0; first < TENSORS; first += batch) {
+        SUCCEEDS(stw_fetch(runtime, NULL, requests + first, batch, views + first));
+    }
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        for (uint64_t k = 0; k < ELEMENTS; ++k) {
+            HOLDS(((const float *)views[i].pointer)[k] == value_of(k, i));
+        }
+    }
+    SUCCEEDS(stw_release(views, TENSORS, STW_STREAM_HOST, 0));
+    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
+    HOLDS(link.transfers * 20 <= TENSORS);
+    free(views);
+    free(requests);
+    free(tensors);
+    end(runtime, group, member);
+}
+
+static void ranks_that_call_in_another_order_are_told(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *a = make(runtime, "first", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *b = make(runtime, "second", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    write_shard(runtime, a, 1);
+    write_shard(runtime, b, 2);
+    request.tensor = member->rank == 1 ? b : a;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+    HOLDS(strstr(stw_last_error(), "'first'") && strstr(stw_last_error(), "'second'"));
+    HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
+    /* Nobody can say where the others are now: every collective says so, local work goes on. */
+    request.tensor = a;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+    view = fetch(runtime, a, STW_READ, STW_SHARD);
+    let_go(&view, 0);
+    end(runtime, group, member);
+}
+
+static void a_tensor_that_differs_is_named(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    const uint64_t elements = member->rank == 1 ? 20001 : 20000;
+    stw_tensor *tensor = make(runtime, "w", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *good = make(runtime, "good", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    write_shard(runtime, tensor, 1);
+    write_shard(runtime, good, 1);
+    request.tensor = tensor;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_MISMATCH);
+    HOLDS(strstr(stw_last_error(), "[20000]") && strstr(stw_last_error(), "[20001]"));
+    expect_whole(runtime, good, 20000, 1);
+    end(runtime, group, member);
+}
+
+static void a_rank_that_cannot_read_is_named_on_all(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensor = make(runtime, "w", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    /* Never written on rank 0. */
+    if (member->rank != 0) write_shard(runtime, tensor, 1);
+    request.tensor = tensor;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_EMPTY);
+    HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "'w'"));
+    if (member->rank == 0) write_shard(runtime, tensor, 1);
+    expect_whole(runtime, tensor, 20000, 1);
+    end(runtime, group, member);
+}
+
+static void a_rank_that_does_not_come_is_a_typed_error_in_time(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensor = make(runtime, "w", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    write_shard(runtime, tensor, 1);
+    request.tensor = tensor;
+    if (member->rank != 1) {
+        HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_PEER);
+        view = fetch(runtime, tensor, STW_READ, STW_SHARD);
+        let_go(&view, 0);
+    }
+    meet(member);
+    end(runtime, group, member);
+}
+
+static void a_group_has_one_runtime(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 8);
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *second = NULL;
+    uint32_t rank = 99;
+    uint32_t size = 99;
+    options.group = group;
+    options.host_bytes = 16 * BLOCK;
+    options.block_bytes = STW_BLOCK_64K;
+    HOLDS(stw_runtime_open(&options, &second) == STW_ERROR_BUSY);
+    HOLDS(stw_group_destroy(group) == STW_ERROR_BUSY);
+    SUCCEEDS(stw_group_rank(group, &rank, &size));
+    HOLDS(rank == member->rank && size == member->size);
+    end(runtime, group, member);
+    HOLDS(stw_group_destroy(group) == STW_ERROR_INVALID);
+}
+
+static void operations_gather_in_the_order_of_calls(struct member *member)
+{
+    enum { N = 30000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensors[4];
+    stw_operation *operations[4];
+    for (uint32_t i = 0; i < 4; ++i) {
+        const char name[] = {(char)('a' + i), '\0'};
+        tensors[i] = make(runtime, name, N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, tensors[i], i);
+    }
+    for (uint32_t i = 0; i < 4; ++i) {
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        request.tensor = tensors[i];
+        SUCCEEDS(stw_fetch_async(runtime, NULL, &request, 1, &operations[i]));
+    }
+    for (uint32_t i = 4; i-- > 0;) {
+        stw_view view;
+        /* One that nobody collects takes part all the same. */
+        if (i == 2 && member->rank == 0) {
+            SUCCEEDS(stw_operation_free(operations[i]));
+            continue;
+        }
+        HOLDS(stw_operation_wait(operations[i], 60ull * 1000000000) == STW_OK);
+        SUCCEEDS(stw_fetch_collect(operations[i], STW_STREAM_HOST, &view, 1));
+        for (uint64_t k = 0; k < N; ++k) HOLDS(((const float *)view.pointer)[k] == value_of(k, i));
+        let_go(&view, 0);
+        SUCCEEDS(stw_operation_free(operations[i]));
+    }
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+    end(runtime, group, member);
+}
+
+int main(int argc, char **argv)
+{
+#define CLAIM(name)                                                                                \
+    {                                                                                              \
+#name, name, 0                                                                             \
+    }
+    static const struct claim claims[] = {
+        CLAIM(shards_cover_the_tensor_and_are_gathered),
+        CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it),
+        CLAIM(each_rank_keeps_its_part_of_what_all_write),
+        CLAIM(sums_go_to_the_shards),
+        CLAIM(training_has_the_bits_of_one_rank),
+        CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
+        CLAIM(small_tensors_are_gathered_together),
+        CLAIM(operations_gather_in_the_order_of_calls),
+        CLAIM(a_tensor_that_differs_is_named),
+        CLAIM(a_rank_that_cannot_read_is_named_on_all),
+        CLAIM(a_group_has_one_runtime),
+        CLAIM(ranks_that_call_in_another_order_are_told),
+        {"a_rank_that_does_not_come_is_a_typed_error_in_time",
+         a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},
+    };
+    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
+}

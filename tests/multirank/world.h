@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranks for tests: as threads of one process, whose collectives go through callbacks and shared
+ * memory, or as the processes of an MPI job. A claim is run by every rank, with a group of all.
+ */
+#ifndef STEPWELL_TESTS_MULTIRANK_WORLD_H
+#define STEPWELL_TESTS_MULTIRANK_WORLD_H
+
+#include <stepwell/stepwell.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct member {
+    uint32_t rank;
+    uint32_t size;
+    uint64_t timeout_ns;   /* of its group */
+    uint32_t group_flags;  /* STW_GROUP_CALLER_THREAD, or 0 */
+    const char *directory; /* of the nvme tier, its own */
+    void *world;
+};
+
+/* Ends the test with the line that did not hold, and what the library last said. */
+#define HOLDS(condition) check((condition) != 0, #condition, __FILE__, __LINE__)
+#define SUCCEEDS(call)   check((call) >= STW_OK, #call, __FILE__, __LINE__)
+void check(bool holds, const char *text, const char *file, int line);
+
+/* A group of all ranks of the world. */
+stw_group *join(struct member *member);
+/* Waits for all ranks, without the library. */
+void meet(struct member *member);
+
+typedef void (*claim_fn)(struct member *member);
+struct claim {
+    const char *name;
+    claim_fn run;
+    uint64_t timeout_ns; /* 0: 60 s */
+};
+
+/* Runs each claim on `ranks` ranks, TAP on stdout; argv: [--ranks N] [claim]. */
+int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n);
+
+#endif

@@ -94,6 +94,10 @@ void find_module()
     const std::string first = why.sentence;
     const stw_status memory = stepwell::drivers::find_driver(path.c_str(), &drivers.memory, &why);
     if (storage == STW_OK || memory == STW_OK) return;
+    const stw_collective_ops *collective = nullptr;
+    if (stepwell::drivers::find_driver(path.c_str(), &collective, nullptr) == STW_OK)
+        refuse("'" + path + "' has a collective driver alone, and this suite is for storage and " +
+               "memory; a group needs several ranks.");
     refuse(storage == memory ? first : first + " " + why.sentence);
 }
 

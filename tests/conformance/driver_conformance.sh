@@ -9,7 +9,7 @@ number=0
 # The build directory may be one that others write to; a module is not loaded from there.
 work=$(mktemp -d /tmp/stepwell-conformance-XXXXXX)
 trap 'rm -rf "$work"' EXIT
-for name in ram older newer other_abi; do
+for name in ram older newer other_abi alone; do
     cp "$modules/libstepwell-$name.so" "$work" && chmod 0644 "$work/libstepwell-$name.so"
 done
 ram=$work/libstepwell-ram.so
@@ -37,6 +37,8 @@ expect "a module of older headers passes" 0 "[  PASSED  ]" libstepwell-older.so
 expect "a module of newer headers passes" 0 "[  PASSED  ]" libstepwell-newer.so
 expect "a test that fails is status 1" 1 "has no option 'colour=blue'" --options colour=blue "$ram"
 expect "a module of another ABI is refused" 2 "was built for driver ABI" libstepwell-other_abi.so
+expect "a module with a collective driver alone is refused" 2 "needs several ranks" \
+    libstepwell-alone.so
 expect "a module that is not there is refused" 2 "is not there" missing.so
 chmod 0666 "$ram"
 expect "a module that anyone may write is refused" 2 "chmod go-w" "$ram"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that runs seeds until one fails: for the planted bugs of tests/mutants, and by hand:
-//   simulation-explore program|ranks FIRST COUNT [journal]
+//   simulation-explore program|ranks|many FIRST COUNT [journal]
 // Prints one line; status 0 when all seeds passed, 1 when one failed, 2 on wrong arguments. An
 // assertion of the library that fails is a failure of the seed.
 #include "lib/support/assert.h"
@@ -14,8 +14,9 @@ int main(int argc, char **argv)
 {
     using namespace stepwell;
     using namespace stepwell::simulation;
-    if (argc < 4 || (std::strcmp(argv[1], "program") != 0 && std::strcmp(argv[1], "ranks") != 0)) {
-        std::fprintf(stderr, "usage: %s program|ranks FIRST COUNT [journal]\n", argv[0]);
+    if (argc < 4 || (std::strcmp(argv[1], "program") != 0 && std::strcmp(argv[1], "ranks") != 0 &&
+                     std::strcmp(argv[1], "many") != 0)) {
+        std::fprintf(stderr, "usage: %s program|ranks|many FIRST COUNT [journal]\n", argv[0]);
         return 2;
     }
     const bool program = std::strcmp(argv[1], "program") == 0;
@@ -26,7 +27,10 @@ int main(int argc, char **argv)
         Options options;
         options.seed = seed;
         options.keep_journal = argc > 4;
-        Outcome outcome = program ? run_program(options) : run_ranks(options);
+        const bool many = std::strcmp(argv[1], "many") == 0;
+        Outcome outcome = program ? run_program(options)
+                          : many  ? run_many_ranks(options)
+                                  : run_ranks(options);
         events += outcome.events;
         char text[256];
         if (outcome.failure.empty() && assertion_failures(text, sizeof text) > 0) {

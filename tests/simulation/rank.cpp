@@ -108,6 +108,7 @@ std::string Rank::state() const
 
 bool Rank::step()
 {
+    if (dead()) return false;
     const uint64_t kind = random_.below(10);
     if (kind < 4 && machine_.advance()) {
         pump();
@@ -163,7 +164,14 @@ bool Rank::call_release(const RankCall &call)
     Open &open = open_[call.fetch];
     if (!open.answered) return false;
     journal_.line("rank %u release %zu%s", rank_, call.fetch, open.refused ? " refused" : "");
-    if (open.refused) return true;
+    if (open.refused && !open.pinned) return true;
+    if (open.refused) {
+        for (const WholeId whole : open.call->wholes) {
+            gathers_.release(whole, Access::kRead, nullptr, machine_.now(), out_);
+            execute();
+        }
+        return true;
+    }
     for (size_t i = 0; i < open.call->wholes.size(); i++) {
         const WholeId whole = open.call->wholes[i];
         check_whole(whole, open.versions[i], "when released");
@@ -305,11 +313,13 @@ void Rank::pump()
         }
         for (const WholeRefused &refused : commands.refused) {
             const stw_status code = refused.status.code();
-            if (code != STW_ERROR_BUDGET && code != STW_ERROR_BUSY) {
+            const bool hurt = refused.pinned && (code == STW_ERROR_IO || code == STW_ERROR_PEER);
+            if (!hurt && code != STW_ERROR_BUDGET && code != STW_ERROR_BUSY) {
                 journal_.fail("rank %u: whole refused: %s", rank_, refused.status.sentence());
             }
             Open &open = open_[numbers_.at(refused.call)];
             open.answered = open.refused = true;
+            open.pinned = refused.pinned;
         }
     }
 }
@@ -369,16 +379,30 @@ void Rank::take_shard(const Grant &grant)
     Commands out;
     machine_.core.release(release, machine_.now(), out);
     machine_.execute(out);
-    front.shards.push_back(shard);
-    if (front.shards.size() == front.start.wholes.size()) {
-        journal_.line("rank %u starts %llu of whole %u", rank_,
-                      (unsigned long long)front.start.gather, whole);
-        fabric_.start(rank_, front.start.gather, front.start.wholes, front.shards);
-        started_.push_back(front.start);
-        reading_.pop_front();
-        if (reading_.empty()) return;
+    // It could as well have been the disk that failed.
+    if (random_.per_million(plan_.faults_per_million)) {
+        front.shards.clear();
+        start_front();
+        return;
     }
-    read_next_shard();
+    front.shards.push_back(shard);
+    if (front.shards.size() < front.start.wholes.size()) {
+        read_next_shard();
+    } else {
+        start_front();
+    }
+}
+
+void Rank::start_front()
+{
+    const Reading &front = reading_.front();
+    journal_.line("rank %u starts %llu of whole %u%s", rank_,
+                  (unsigned long long)front.start.gather, front.start.wholes[0],
+                  front.shards.empty() ? ", and cannot" : "");
+    fabric_.start(rank_, front.start.gather, front.start.wholes, front.shards);
+    started_.push_back(front.start);
+    reading_.pop_front();
+    if (!reading_.empty()) read_next_shard();
 }
 
 // Collectives of one group end in order.
@@ -387,6 +411,17 @@ bool Rank::finish_collective()
     if (started_.empty() || !fabric_.ready(started_.front().gather)) return false;
     const StartGather start = started_.front();
     started_.erase(started_.begin());
+    collectives_++;
+    if (fabric_.broken() || fabric_.failed(start.gather)) {
+        for (const WholeId whole : start.wholes) {
+            machine_.unpin(kDevice, slots(tensors_[whole].whole), true);
+        }
+        const Status status =
+            Status::error(fabric_.broken() ? STW_ERROR_PEER : STW_ERROR_IO, "simulated");
+        gathers_.gather_done(start.gather, status, machine_.now(), out_);
+        execute();
+        return true;
+    }
     const std::vector<std::vector<Stamp>> &shards = fabric_.shards(start.gather);
     for (size_t i = 0; i < start.wholes.size(); i++) {
         const WholeTensors &tensors = tensors_[start.wholes[i]];

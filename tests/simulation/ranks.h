@@ -26,15 +26,25 @@ struct RankPlan {
     uint64_t bucket_bytes = 0;           // agreed
     std::vector<uint32_t> shard_blocks;  // of each tensor; its whole is as many times larger
     std::vector<RankCall> calls;
+    uint32_t faults_per_million = 0;  // of shards that a rank is to read for a gather
+    std::vector<uint32_t> slow;       // ranks that get one turn of 20
+    uint32_t dies = UINT32_MAX;       // this rank, before its call
+    size_t dies_at = 0;
 };
 
 // What the ranks exchange: a collective runs once every rank has started it, in order.
 class Fabric {
 public:
     Fabric(uint32_t ranks, Journal &journal) : started_(ranks), journal_(journal) {}
+    // Fewer shards than wholes: the rank cannot take part.
     void start(uint32_t rank, GatherId gather, const std::vector<WholeId> &wholes,
                const std::vector<Stamp> &shards);
     [[nodiscard]] bool ready(GatherId gather) const;
+    // Every rank came; which of them could not read its shard, if one could not.
+    [[nodiscard]] bool failed(GatherId gather) const { return gathers_.at(gather).failed; }
+    // A rank is gone: nothing is ready any more, and all are told.
+    void break_down() { broken_ = true; }
+    [[nodiscard]] bool broken() const { return broken_; }
     // By rank, each rank's in the order of the wholes.
     [[nodiscard]] const std::vector<std::vector<Stamp>> &shards(GatherId gather) const
     {
@@ -46,7 +56,9 @@ private:
         std::vector<WholeId> wholes;
         std::vector<std::vector<Stamp>> shards;
         uint32_t arrived = 0;
+        bool failed = false;
     };
+    bool broken_ = false;
     std::vector<GatherId> started_;  // the last one of each rank
     std::map<GatherId, Collective> gathers_;
     Journal &journal_;
@@ -60,6 +72,8 @@ public:
     // the plan when it may be made. False when there was nothing to do.
     bool step();
     [[nodiscard]] bool done() const;
+    [[nodiscard]] size_t progress() const { return next_call_ + collectives_; }
+    [[nodiscard]] bool dead() const { return rank_ == plan_.dies && next_call_ >= plan_.dies_at; }
     [[nodiscard]] const std::string &decisions() const { return gathers_.decisions(); }
     [[nodiscard]] uint64_t events() const { return machine_.events; }
     [[nodiscard]] uint64_t transfers() const { return machine_.transfers; }
@@ -74,6 +88,7 @@ private:
         const RankCall *call = nullptr;
         bool answered = false;
         bool refused = false;
+        bool pinned = false;             // though refused
         std::vector<uint32_t> versions;  // of the wholes when the call was made
         std::vector<Grant> grants;
     };
@@ -104,6 +119,8 @@ private:
     void start(const StartGather &start);
     void read_next_shard();
     void take_shard(const Grant &grant);
+    void start_front();
+
     bool finish_collective();
     void check_whole(WholeId whole, uint32_t version, const char *when);
     void local_load();
@@ -125,6 +142,7 @@ private:
     std::vector<WholeTensors> tensors_;
     std::vector<uint32_t> versions_;
     size_t next_call_ = 0;
+    size_t collectives_ = 0;  // that ended
     std::vector<Open> open_;
     std::map<uint64_t, size_t> numbers_;  // the call of WholeGathers, to the fetch's number
     std::deque<Reading> reading_;         // the front one reads

@@ -30,6 +30,8 @@ struct Outcome {
 Outcome run_program(const Options &options);
 // Ranks that make the same calls, each with its own delays and its own local load.
 Outcome run_ranks(const Options &options);
+// 8 to 64 of them, with ranks that are slow, cannot read their shards, or are gone half way.
+Outcome run_many_ranks(const Options &options);
 
 // The failure of a run, with the journal of a second one that kept it; "" when all is well.
 std::string run(const Options &options, Outcome (*program)(const Options &) = run_program);

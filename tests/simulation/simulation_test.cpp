@@ -60,6 +60,16 @@ TEST(Simulation, TwoRanksAgreeUnderAnyOrderOfCompletions)
     run_seeds(1000, run_ranks);
 }
 
+TEST(Simulation, ManyRanksWithDelaysAndFaultsNeverHang)
+{
+    run_seeds(500, run_many_ranks);
+}
+
+TEST(SimulationQuick, ManyRanksWithDelaysAndFaultsNeverHang)
+{
+    run_seeds(25, run_many_ranks);
+}
+
 TEST(SimulationQuick, RandomProgramsNeverLoseTheNewestBytes)
 {
     run_seeds(50, run_program);

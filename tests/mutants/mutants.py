@@ -44,6 +44,7 @@ def simulation(mode, seeds):
 JUDGES = {
     "program": simulation("program", PROGRAM_SEEDS),
     "ranks": simulation("ranks", RANKS_SEEDS),
+    "troubled": simulation("many", 40),
     # Many ranks with plans, faults and budgets that change: what the other two do not see.
     "many": Judge("lib/residency",
                   ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT, "tests/ranks/*.cpp"],
@@ -181,6 +182,10 @@ MUTANTS = [
       "    }\n"
       "    asked.claim = queue_.front().claim;\n"),
      "an update that was called later changes the shard before it is gathered, on some ranks"),
+    ("failed-gather-is-granted", "troubled", "agreed.cpp",
+     "        if (!status.ok()) core_.fail(tensors.whole, status);\n",
+     "        if (!status.ok()) core_.mark_valid(tensors.whole);\n",
+     "a whole that could not be gathered is shown with whatever its memory held"),
     ("hint-stays-in-flight", "many", "lib/schedule/lookahead.cpp",
      "    flying_.erase(found);\n",
      "",

@@ -5,8 +5,11 @@ namespace stepwell::drivers {
 
 int FinalizeWatch::begin()
 {
-    const int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key_, nullptr);
-    return code != MPI_SUCCESS ? code : MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
+    int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key_, nullptr);
+    if (code != MPI_SUCCESS) return code;
+    code = MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
+    if (code != MPI_SUCCESS) MPI_Comm_free_keyval(&key_);
+    return code;
 }
 
 FinalizeWatch::~FinalizeWatch()

@@ -4,11 +4,10 @@
 #include "drivers/common/mutex.h"
 
 #include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <memory>
-
-#include <sched.h>
-#include <time.h>
+#include <thread>
 
 namespace stepwell::drivers {
 
@@ -16,7 +15,7 @@ namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint32_t kSpins = 1000;  // before a wait sleeps
-constexpr long kSleepNs = 50'000;
+constexpr std::chrono::microseconds kSleep(50);
 
 // A collective call that is under way cannot be taken back: what MPI may still write to stays.
 struct Joining {
@@ -44,7 +43,7 @@ std::string library_version()
 
 stw_status find_communicator(int32_t handle, MPI_Comm *comm_out, stw_driver_error *error_out)
 {
-    const MPI_Comm comm = handle == 0 ? MPI_COMM_WORLD : MPI_Comm_f2c(handle);
+    MPI_Comm comm = handle == 0 ? MPI_COMM_WORLD : MPI_Comm_f2c(handle);
     // Some MPIs give nothing for a handle that names no communicator (any more).
     if (comm == MPI_COMM_NULL || comm == MPI_Comm{})
         return fail(error_out, STW_ERROR_INVALID, {},
@@ -108,12 +107,10 @@ stw_status wait_for(MPI_Request *request, uint64_t timeout_ns, int *code_out)
         *code_out = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (*code_out != MPI_SUCCESS || done != 0) return STW_OK;
         if (deadline.passed()) return STW_PENDING;
-        if (tries < kSpins) {
-            sched_yield();
-        } else {
-            const timespec nap = {0, kSleepNs};
-            nanosleep(&nap, nullptr);
-        }
+        if (tries < kSpins)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(kSleep);
     }
 }
 

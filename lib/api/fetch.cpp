@@ -86,18 +86,6 @@ constexpr bool is_known(uint32_t struct_size)
     return struct_size == sizeof(stw_fetch_request) || struct_size == kSizeBeforeInto;
 }
 
-Status outside(const Range &range, const stw_tensor &tensor, uint64_t first, uint64_t elements)
-{
-    return Status::error(STW_ERROR_INVALID,
-                         "elements [%llu, +%llu) are not inside %s '%s' of elements [%llu, +%llu)",
-                         static_cast<unsigned long long>(range.element_begin),
-                         static_cast<unsigned long long>(range.element_count),
-                         first == 0 && elements >= tensor.elements ? "tensor"
-                                                                   : "this rank's shard of",
-                         tensor.name.c_str(), static_cast<unsigned long long>(first),
-                         static_cast<unsigned long long>(elements));
-}
-
 // Of a size that is_known().
 Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Range *range)
 {
@@ -138,7 +126,8 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     uint64_t end = 0;
     if (__builtin_add_overflow(range->element_begin, range->element_count, &end) ||
         range->element_begin < first || end > first + elements) {
-        return outside(*range, *tensor, first, elements);
+        return elements_outside(*tensor, range->element_begin, range->element_count, first,
+                                elements);
     }
     if (at->access == STW_REDUCE && tensor->sharding && at->scope == STW_SHARD) {
         return Status::error(STW_ERROR_INVALID,

@@ -248,6 +248,23 @@ void Runtime::release_chunk(const ChunkFetch &chunk, const Copy &copy)
     act([&](Core &core, Commands &out) { core.release(release, now(), out); });
 }
 
+Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
+                        uint64_t elements)
+{
+    const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+    const char *name = tensor.name.c_str();
+    const bool all = !tensor.sharding || elements == tensor.sharding->elements();
+    if (all) {
+        return Status::error(STW_ERROR_INVALID,
+                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
+                             number(begin), number(count), name, number(elements));
+    }
+    return Status::error(STW_ERROR_INVALID,
+                         "elements [%llu, +%llu) are not inside this rank's shard of tensor '%s', "
+                         "elements [%llu, +%llu)",
+                         number(begin), number(count), name, number(first), number(elements));
+}
+
 // The range that a copy names, and what of it lies in this process, in elements of the shard.
 Status Runtime::resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
                              collective::Range *asked_out, collective::Range *part_out) const
@@ -260,13 +277,7 @@ Status Runtime::resolve_copy(const stw_tensor &tensor, const stw_copy_options &o
     if (asked.begin == 0 && asked.count == 0) asked = {first, elements};
     if (asked.begin < first || asked.begin - first > elements ||
         asked.count > elements - (asked.begin - first)) {
-        return Status::error(
-            STW_ERROR_INVALID,
-            "elements [%llu, +%llu) are not inside %s '%s' of elements [%llu, +%llu)",
-            static_cast<unsigned long long>(asked.begin),
-            static_cast<unsigned long long>(asked.count),
-            whole || !sharding ? "tensor" : "this rank's shard of", tensor.name.c_str(),
-            static_cast<unsigned long long>(first), static_cast<unsigned long long>(elements));
+        return elements_outside(tensor, asked.begin, asked.count, first, elements);
     }
     *asked_out = asked;
     *part_out = asked;

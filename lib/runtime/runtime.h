@@ -83,6 +83,9 @@ inline bool is_gathered(const Range &range)
     return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
            range.tensor->sharding->is_sharded();
 }
+// Of a tensor's elements [first, first + elements), which may be those of a shard.
+Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
+                        uint64_t elements);
 // Of a buffer that is added into: of a whole one with the padding that a sum over ranks has.
 uint64_t sum_bytes(const Range &range);
 

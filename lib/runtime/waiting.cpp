@@ -132,8 +132,9 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
         const residency::Instant time = now();
         if (time >= deadline || begin <= interrupted_at_) break;
         if (works_here() && work_one(lock)) continue;  // what it waits for may be a sum over ranks
-        const uint64_t left = std::min<uint64_t>(deadline - time, 3600ull * 1000000000);
-        waiter.cv.wait_for(lock, std::chrono::nanoseconds(left));
+        // Where collectives are this thread's own affair, either of two may wake it.
+        const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
+        waiter.cv.wait_for(lock, std::chrono::nanoseconds(std::min(deadline - time, longest)));
     }
     // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
     const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(),

@@ -242,7 +242,7 @@ static void options_of_open_are_checked(void **state)
     options.preset = 0, options.log_level = 9;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "log_level 9");
     options.log_level = 0, options.group = (stw_group *)never_a_handle;
-    fails(stw_runtime_open(&options, &runtime), STW_ERROR_UNSUPPORTED, "one rank");
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "group handle");
     options.group = NULL, options.device_count = 1;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "array is null");
     options.device_count = 100;

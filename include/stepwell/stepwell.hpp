@@ -14,9 +14,10 @@
 // Destructors report nothing; call the named function (close, release, end) where the status
 // matters.
 //
-// LIFETIME. Declare in the order of use: Runtime before Tensor, Phase and Optimizer, those before
-// Views, Step and Operation; destructors then run in the order that the C API asks for. Owners move
-// and do not copy; a moved-from owner is empty and its destructor does nothing.
+// LIFETIME. Declare in the order of use: Group before Runtime, that before Tensor, Phase and
+// Optimizer, those before Views, Step and Operation; destructors then run in the order that the C
+// API asks for. Owners move and do not copy; a moved-from owner is empty and its destructor does
+// nothing.
 //
 // THREADS. An object belongs to one thread at a time, as every C++ object does; the library behind
 // it takes calls from any thread. What a call waits for is said beside its C function.
@@ -24,6 +25,7 @@
 #define STEPWELL_HPP
 
 #include <stepwell/hpp/error.hpp>
+#include <stepwell/hpp/group.hpp>
 #include <stepwell/hpp/memory.hpp>
 #include <stepwell/hpp/operation.hpp>
 #include <stepwell/hpp/optimizer.hpp>

@@ -63,7 +63,7 @@ stw_status poll(stw_collective *collective, uint64_t work, stw_driver_error *err
 {
     const Callbacks &group = of(collective);
     const stw_status code = group.ops.poll(group.user, work);
-    if (code < STW_OK && error_out) {
+    if (code != STW_OK && code != STW_PENDING && error_out) {
         std::snprintf(error_out->sentence, sizeof error_out->sentence,
                       "the program's poll callback returned %d (%s)", code,
                       stw_status_string(code));

@@ -535,6 +535,63 @@ TEST(Phase, SaysWhetherAnotherOrderWouldMoveLess)
     EXPECT_TRUE(phase.advice().value().empty());
 }
 
+stw_status end_at_once(void *user, const void *shard, void *whole, uint64_t bytes, uint32_t,
+                       uint32_t, void *, uint64_t *work_out)
+{
+    if (shard != whole) std::memcpy(whole, shard, bytes);
+    *work_out = ++*static_cast<uint64_t *>(user);
+    return STW_OK;
+}
+
+TEST(Group, OfThisProcessAlone)
+{
+    const stw::Group nobody;
+    EXPECT_EQ(nobody.rank().value(), 0u);
+    EXPECT_EQ(nobody.size().value(), 1u);
+    stw::Group group = stw::Group::self().value();
+    EXPECT_EQ(group.size().value(), 1u);
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    options.host_bytes = 1u << 20;
+    options.block_bytes = STW_BLOCK_64K;
+    options.group = group.get();
+    {
+        const stw::Runtime runtime = stw::Runtime::open(options).value();
+    }
+    const stw::Group part = group.split(3).value();
+    EXPECT_TRUE(part);
+    EXPECT_FALSE(group.split(-1).value());
+    group.destroy();
+    EXPECT_FALSE(group);
+}
+
+TEST(Group, OverTheProgramsOwnCollectives)
+{
+    stw_group_ops ops{};
+    ops.struct_size = sizeof ops;
+    ops.all_gather = end_at_once;
+    ops.poll = [](void *, uint64_t) -> stw_status { return STW_OK; };
+    uint64_t started = 0;
+    // Two of them are missing.
+    EXPECT_EQ(code_of([&] { (void)stw::Group::over(ops, &started, 0, 1); }), STW_ERROR_INVALID);
+    ops.reduce_scatter = [](void *, const void *, void *, uint64_t, uint32_t, uint32_t, uint32_t,
+                            void *, uint64_t *) -> stw_status { return STW_ERROR_UNSUPPORTED; };
+    ops.all_reduce = [](void *, void *, uint64_t, uint32_t, uint32_t, uint32_t, void *,
+                        uint64_t *) -> stw_status { return STW_ERROR_UNSUPPORTED; };
+    stw::Group group = stw::Group::over(ops, &started, 0, 1).value();
+    EXPECT_EQ(started, 1u);
+    EXPECT_EQ(group.rank().value(), 0u);
+    EXPECT_EQ(code_of([&] { (void)group.split(0); }), STW_ERROR_UNSUPPORTED);
+    stw::Group moved = std::move(group);
+    EXPECT_FALSE(group);
+    moved.destroy();
+}
+
+TEST(Group, OverMpiNeedsItsModuleAndMpi)
+{
+    // Whether or not the module is there: nobody has set up MPI in this process.
+    EXPECT_EQ(code_of([] { (void)stw::Group::over_mpi(); }), STW_ERROR_UNSUPPORTED);
+}
+
 TEST(Step, IsAbortedByName)
 {
     const stw::Runtime runtime = open_runtime();

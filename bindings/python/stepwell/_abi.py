@@ -101,6 +101,11 @@ STW_ROLE_GRAD = 2
 STW_ROLE_OPTIMIZER_STATE = 3
 STW_ROLE_ACTIVATION = 4
 STW_ROLE_CACHE = 5
+STW_GROUP_SELF = 0
+STW_GROUP_MPI = 1
+STW_GROUP_NCCL = 2
+STW_GROUP_CALLBACKS = 3
+STW_GROUP_CALLER_THREAD = 1
 STW_PRESET_AUTO = 0
 STW_PRESET_ZERO_INFINITY = 1
 STW_PRESET_ZERO_OFFLOAD = 2
@@ -126,6 +131,10 @@ STW_RETAIN_DEFAULT = 0
 STW_RETAIN_KEEP = 1
 STW_RETAIN_STREAM = 2
 STW_RETAIN_PIN = 3
+STW_PARTITION_DEFAULT = 0
+STW_PARTITION_SHARDED = 1
+STW_PARTITION_REPLICATED = 2
+STW_PARTITION_LOCAL = 3
 STW_ALLOW_DEVICE = 1
 STW_ALLOW_HOST = 2
 STW_ALLOW_NVME = 4
@@ -219,6 +228,42 @@ class stw_error_info(Struct):
     ]
 
 
+class stw_group_ops(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("all_gather", CFUNCTYPE(
+            c_int32, c_void_p, c_void_p, c_void_p, c_uint64, c_uint32, c_uint32, c_void_p,
+            POINTER(c_uint64))),
+        ("reduce_scatter", CFUNCTYPE(
+            c_int32, c_void_p, c_void_p, c_void_p, c_uint64, c_uint32, c_uint32, c_uint32, c_void_p,
+            POINTER(c_uint64))),
+        ("all_reduce", CFUNCTYPE(
+            c_int32, c_void_p, c_void_p, c_uint64, c_uint32, c_uint32, c_uint32, c_void_p,
+            POINTER(c_uint64))),
+        ("poll", CFUNCTYPE(c_int32, c_void_p, c_uint64)),
+        ("abort", CFUNCTYPE(c_int32, c_void_p)),
+    ]
+
+
+class stw_group_options(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("driver", c_uint32),
+        ("flags", c_uint32),
+        ("rank", c_uint32),
+        ("size", c_uint32),
+        ("mpi_comm", c_int32),
+        ("nccl_comm", c_void_p),
+        ("unique_id", c_void_p),
+        ("unique_id_bytes", c_uint64),
+        ("ops", POINTER(stw_group_ops)),
+        ("ops_user", c_void_p),
+        ("timeout_ns", c_uint64),
+        ("module", c_char_p),
+    ]
+
+
 class stw_device_options(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -267,6 +312,8 @@ class stw_runtime_options(Struct):
         ("metadata_bytes", c_uint64),
         ("profile_path", c_char_p),
         ("host_scratch_bytes", c_uint64),
+        ("whole_bytes", c_uint64),
+        ("node_host_bytes", c_uint64),
     ]
 
 
@@ -309,13 +356,14 @@ class stw_tensor_spec(Struct):
         ("name", c_char_p),
         ("role", c_uint32),
         ("dtype", c_uint32),
-        ("reserved", c_uint32),
+        ("partition", c_uint32),
         ("dimensions", c_uint32),
         ("shape", c_uint64 * 8),
         ("align_bytes", c_uint64),
         ("neighbour", c_uint64),
         ("group", c_void_p),
         ("policy", POINTER(stw_policy)),
+        ("partition_multiple", c_uint64),
     ]
 
 
@@ -326,7 +374,7 @@ class stw_tensor_info(Struct):
         ("reserved", c_uint32),
         ("dtype", c_uint32),
         ("role", c_uint32),
-        ("reserved2", c_uint32),
+        ("partition", c_uint32),
         ("dimensions", c_uint32),
         ("residence", c_uint32),
         ("shape", c_uint64 * 8),
@@ -628,6 +676,8 @@ class stw_victim_policy(Struct):
 
 STRUCTS: List[Type[Struct]] = [
     stw_error_info,
+    stw_group_ops,
+    stw_group_options,
     stw_device_options,
     stw_nvme_options,
     stw_runtime_options,
@@ -673,6 +723,18 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_dtype_bits": (c_uint32, [
         c_uint32
+    ]),
+    "stw_group_create": (c_int32, [
+        POINTER(stw_group_options), POINTER(c_void_p)
+    ]),
+    "stw_group_split": (c_int32, [
+        c_void_p, c_int32, c_uint32, POINTER(c_void_p)
+    ]),
+    "stw_group_destroy": (c_int32, [
+        c_void_p
+    ]),
+    "stw_group_rank": (c_int32, [
+        c_void_p, POINTER(c_uint32), POINTER(c_uint32)
     ]),
     "stw_runtime_open": (c_int32, [
         POINTER(stw_runtime_options), POINTER(c_void_p)

@@ -16,9 +16,10 @@ from ._abi import (
 from ._dlpack import ByAddress
 from ._dtypes import Dtype
 from ._enums import (
-    Access, Advice, Allow, DeviceFlag, Link, PlanAdviceKind, Preset, Release, Retain, Role, State,
-    Tier,
+    Access, Advice, Allow, DeviceFlag, Link, Partition, PlanAdviceKind, Preset, Release, Retain,
+    Role, Scope, State, Tier,
 )
+from ._group import Group
 from ._library import lib as _lib
 from ._memory import HostMemory
 from ._operation import Operation
@@ -38,12 +39,12 @@ READ, WRITE, READ_WRITE, REDUCE = Access.READ, Access.WRITE, Access.READ_WRITE, 
 __version__: str = _lib.stw_version_string().decode()
 
 __all__ = [
-    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K",
-    "ByAddress", "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "HostMemory",
-    "Hyper", "Link", "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Phase",
+    "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
+    "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "Group", "HostMemory", "Hyper",
+    "Link", "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Partition", "Phase",
     "PlanAdvice", "PlanAdviceKind", "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE",
-    "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "State", "Step", "StepStats",
-    "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel",
-    "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors", "last_error",
-    "status_string", *errors.__all__,
+    "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "Scope", "State", "Step",
+    "StepStats", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
+    "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",
+    "last_error", "status_string", *errors.__all__,
 ]

@@ -33,6 +33,22 @@ class Role(IntEnum):
     CACHE = _abi.STW_ROLE_CACHE
 
 
+class Scope(IntEnum):
+    """Of all ranks, or this rank's own. Without a group they are the same."""
+
+    WHOLE = _abi.STW_WHOLE
+    SHARD = _abi.STW_SHARD
+
+
+class Partition(IntEnum):
+    """How a tensor lies over the ranks of the runtime's group."""
+
+    DEFAULT = _abi.STW_PARTITION_DEFAULT
+    SHARDED = _abi.STW_PARTITION_SHARDED
+    REPLICATED = _abi.STW_PARTITION_REPLICATED
+    LOCAL = _abi.STW_PARTITION_LOCAL
+
+
 class Preset(IntEnum):
     AUTO = _abi.STW_PRESET_AUTO
     ZERO_INFINITY = _abi.STW_PRESET_ZERO_INFINITY

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union, cast
 
 from . import _abi, _waiting
-from ._enums import Access, Tier, number
+from ._enums import Access, Scope, Tier, number
 from ._library import lib, unchecked
 from ._operation import Operation
 from ._tensor import Request, Tensor, nanoseconds
@@ -26,8 +26,8 @@ _TRY = _abi.stw_fetch_options.initial(flags=_abi.STW_FETCH_TRY)
 _AT_ONCE = ctypes.byref(_TRY)
 _byref, _new_view = ctypes.byref, _abi.stw_view
 _new: Callable[[Any], Any] = object.__new__
-_READ, _NEAREST = Access.READ, Tier.DEFAULT
-_copies = operator.attrgetter("_copies")
+_READ, _NEAREST, _WHOLE = Access.READ, Tier.DEFAULT, Scope.WHOLE
+_waits = operator.attrgetter("_waits")
 # Of a call that only tries: what is not all resident has then cost one part, not all of it twice.
 _HITS_MAX = 256
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
@@ -45,16 +45,18 @@ class Fetches:
 
     def fetch(self, tensor: Item, access: Union[Access, str] = _READ, begin: int = 0,
               count: int = 0, *, tier: Union[Tier, str] = _NEAREST, device: int = 0,
-              dtype: Any = None, into: Any = None, **options: Any) -> View:
+              dtype: Any = None, into: Any = None, scope: Union[Scope, str] = _WHOLE,
+              **options: Any) -> View:
         """Pin a tensor, or elements [begin, begin + count) of it, at a tier.
 
         into: copy to this array or buffer instead, and pin nothing. dtype: a view in another dtype,
-        f32, f16 or bf16. Blocks until the bytes are there. options: those of fetch_many().
+        f32, f16 or bf16. scope: "shard" for what this rank holds of it; else all ranks of a group
+        fetch it. Blocks until the bytes are there. options: those of fetch_many().
         """
         kind: Any = access if type(access) is not str else number(Access, access)
-        if begin or count or tier or device or dtype is not None or into is not None:
+        if begin or count or tier or device or scope or dtype is not None or into is not None:
             tensor = tensor.tensor.request(kind, begin, count, tier=tier, device=device,
-                                           dtype=dtype, into=into)
+                                           dtype=dtype, into=into, scope=scope)
         # View(self, tensor), without the call: this is the way of every hit.
         view: View = _new(View)
         view._item = tensor
@@ -65,7 +67,7 @@ class Fetches:
         view._ended = False
         view._step = self._step
         view._export = view._stream = None
-        if not options and not tensor._copies:
+        if not options and not tensor._waits:
             status = _fetch(self._handle, _AT_ONCE, tensor._requests[kind], 1, at)
             if status == 0:
                 return view
@@ -88,7 +90,7 @@ class Fetches:
             raise ValueError("nothing to fetch")
         requests = b"".join([item._requests[kind] for item in wanted])
         views = Views(cast("Runtime", self), wanted)
-        slow = bool(options) or True in map(_copies, wanted)
+        slow = bool(options) or True in map(_waits, wanted)
         if slow or not self._hits(requests, views._views, len(wanted)):
             self._fetch_slowly(wanted, requests, views, options)
         return views
@@ -143,13 +145,14 @@ class Fetches:
         )
 
     def fetch_async(self, tensor: Item, access: Union[Access, str] = _READ, *, dtype: Any = None,
-                    into: Any = None, **options: Any) -> Operation:
+                    into: Any = None, scope: Union[Scope, str] = _WHOLE,
+                    **options: Any) -> Operation:
         """As fetch(), not blocking: an Operation, whose collect() gives the View.
 
         What `into` is stays in use until the operation is over or freed.
         """
-        if dtype is not None or into is not None:
-            tensor = tensor.tensor.request(access, dtype=dtype, into=into)
+        if scope or dtype is not None or into is not None:
+            tensor = tensor.tensor.request(access, dtype=dtype, into=into, scope=scope)
         return self._start([tensor], access, options, True)
 
     def fetch_many_async(self, items: Sequence[Item], access: Union[Access, str] = _READ,

@@ -35,6 +35,11 @@ def closed(runtime: "Runtime") -> None:
     _open.discard(runtime)
 
 
+def keep(what: Any) -> None:
+    """For as long as the process lives: the library may still call it."""
+    _kept.append(what)
+
+
 def _end_calls(runtime: "Runtime") -> bool:
     """Daemon threads may still wait in the library; whether they are out."""
     deadline = time.monotonic() + CALLS_TIMEOUT_SECONDS

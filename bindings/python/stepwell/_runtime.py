@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 from . import _abi, _life, _waiting
 from ._enums import Advice, Link, Preset, Tier, number
 from ._fetching import Fetches
+from ._group import Group
 from ._library import lib
 from ._memory import HostMemory
 from ._operation import Operation
@@ -46,7 +47,9 @@ class Runtime(Fetches):
     that blocks. profile: a machine profile of `stepwell tune`, "" for none, None for what the
     library finds; probe=False: no directory is measured at open. stats_page: `stepwell top` can
     show this process while it runs. plan=False: what steps did before says nothing of the
-    next.
+    next. group: ranks that tensors lie over, all of which open a runtime on it; it has one at a
+    time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is gathered;
+    node_host_bytes: what the host tiers of all ranks of one host may come to.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -58,7 +61,9 @@ class Runtime(Fetches):
                  log: Log = None, log_level: Optional[int] = None,
                  metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
-                 probe: bool = True, plan: bool = True, stats_page: bool = False) -> None:
+                 probe: bool = True, plan: bool = True, stats_page: bool = False,
+                 group: Optional[Group] = None, whole_bytes: int = 0,
+                 node_host_bytes: int = 0) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
@@ -74,6 +79,7 @@ class Runtime(Fetches):
         self._log = log_function(log)
         self._kernels: List[Any] = []
         self._rank: Any = None  # the victim policy, as the library calls it
+        self._group = group  # whose callbacks it calls
         one = (int, Device, Nvme, Mapping, str, os.PathLike)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
@@ -91,7 +97,8 @@ class Runtime(Fetches):
             flags=(0 if probe else _abi.STW_RUNTIME_NO_PROBE)
             | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
             | (_abi.STW_RUNTIME_STATS_PAGE if stats_page else 0),
-            host_scratch_bytes=host_scratch_bytes,
+            host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
+            whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
         )
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)

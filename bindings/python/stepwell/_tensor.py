@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 from . import _abi, _waiting
 from ._dtypes import ITEM_BYTES, Dtype, Memory, dtype_of, made_for, readable, writable
 from ._dlpack import ByAddress
-from ._enums import Access, Advice, Allow, Retain, Role, State, Tier, number
+from ._enums import (
+    Access, Advice, Allow, Partition, Retain, Role, Scope, State, Tier, number,
+)
 from ._library import lib
 from .errors import check, raised
 
@@ -65,6 +67,8 @@ class TensorSpec:
     align_bytes: int = 0
     neighbour: int = 0
     policy: Optional[Policy] = None
+    partition: Union[Partition, str] = Partition.DEFAULT
+    partition_multiple: int = 0  # elements that each shard has a multiple of
 
     def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
         spec.struct_size = ctypes.sizeof(spec)
@@ -78,6 +82,8 @@ class TensorSpec:
         spec.shape[:len(shape)] = shape
         spec.align_bytes = self.align_bytes
         spec.neighbour = self.neighbour
+        spec.partition = number(Partition, self.partition)
+        spec.partition_multiple = self.partition_multiple
         if self.policy is not None:
             keep.append(self.policy._struct())
             spec.policy = ctypes.pointer(keep[-1])
@@ -108,12 +114,14 @@ class TensorInfo(NamedTuple):
     whole_bytes: int
     version: int
     open_views: int
+    partition: Partition
 
 
 class Request:
     """A range of a tensor at a tier, made once and fetched often. From Tensor.request()."""
 
-    __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_copies")
+    __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_copies",
+                 "_waits")
 
     def __init__(self, tensor: "Tensor", access: int, request: _abi.stw_fetch_request,
                  into: Any = None, memory: Optional[Memory] = None) -> None:
@@ -122,8 +130,9 @@ class Request:
         self.into = into        # what the bytes are copied to, as given
         self._memory = memory   # keeps it where it is
         self._dtype = int(request.dtype) or tensor._dtype
-        # Not to be tried at once: that would be all of the work.
         self._copies = memory is not None or self._dtype != tensor._dtype
+        # Not to be tried at once: that would be all of the work, or the other ranks' too.
+        self._waits = self._copies or (tensor._waits and request.scope == Scope.WHOLE)
         # Every access gives this one, so that a list may have tensors and requests.
         self._requests = (bytes(request),) * len(Access)
 
@@ -140,7 +149,7 @@ class Tensor:
     """
 
     __slots__ = ("_runtime", "_handle", "_dtype", "_shape", "_elements", "_requests",
-                 "_told", "__weakref__")
+                 "_told", "_waits", "__weakref__")
     _copies = False
 
     def __init__(self, runtime: "Runtime", handle: int) -> None:
@@ -151,6 +160,7 @@ class Tensor:
         self._told = info.name
         self._dtype = int(info.dtype)
         self._shape, self._elements = info.shape, info.elements
+        self._waits = info.partition == Partition.SHARDED
         at = handle.to_bytes(8, "little")
         self._requests = tuple([head + at + _TAIL for head in _HEADS])
 
@@ -215,7 +225,7 @@ class Tensor:
             info.name.decode() if info.name else None, State(info.state), Dtype(info.dtype),
             Role(info.role), tuple(info.shape[:info.dimensions]), info.elements,
             Allow(info.residence), info.shard_begin, info.shard_elements, info.shard_bytes,
-            info.whole_bytes, info.version, info.open_views,
+            info.whole_bytes, info.version, info.open_views, Partition(info.partition),
         )
 
     def address(self, device: int = 0) -> Tuple[int, int]:
@@ -235,8 +245,9 @@ class Tensor:
 
     def request(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0, *,
                 tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0, dtype: Any = None,
-                into: Any = None) -> Request:
+                into: Any = None, scope: Union[Scope, str] = Scope.WHOLE) -> Request:
         """What a fetch asks for. begin, count: elements of the flattened tensor; 0, 0: all.
+        scope: "shard" for what this rank holds.
 
         into: an array or buffer of exactly these elements, which they are copied to; READ alone.
         dtype, of the view: f32, f16 and bf16 convert; READ or REDUCE. None: that of `into`, else
@@ -251,24 +262,26 @@ class Tensor:
             if code == 0 and memory.dtype is not None:
                 code = int(memory.dtype)
             self._fits(memory._replace(dtype=Dtype(code or self._dtype)),
-                       self._range(begin, count))
+                       self._range(begin, count, scope))
         return Request(self, kind, _request.initial(
-            access=kind, tensor=handle, tier=number(Tier, tier), device=device, dtype=code,
-            element_begin=begin, element_count=count,
+            access=kind, tensor=handle, scope=number(Scope, scope), tier=number(Tier, tier),
+            device=device, dtype=code, element_begin=begin, element_count=count,
             into=memory.pointer if memory is not None else None,
         ), into, memory)
 
     def fetch(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0,
               **options: Any) -> "View":
-        """Runtime.fetch() of this tensor: into=, dtype= and the options of fetch_many()."""
+        """Runtime.fetch() of this tensor: scope=, into=, dtype= and the options of fetch_many()."""
         return self._runtime.fetch(self, access, begin, count, **options)
 
     # -- copies -------------------------------------------------------------------------------
 
-    def _range(self, begin: int, count: int) -> int:
+    def _range(self, begin: int, count: int, scope: Union[Scope, str] = Scope.WHOLE) -> int:
         if begin < 0 or count < 0 or begin + count > self._elements:
             raise ValueError(
                 f"elements [{begin}, +{count}) are not inside {self._label()} of {self._elements}")
+        if begin == 0 and count == 0 and number(Scope, scope) == Scope.SHARD:
+            return self.info().shard_elements
         return count or (self._elements if begin == 0 else 0)
 
     def _fits(self, memory: Memory, count: int) -> None:
@@ -279,32 +292,34 @@ class Tensor:
                              f"{each} bytes of {self._label()}")
 
     @staticmethod
-    def _options(memory: Optional[Memory], begin: int, count: int,
-                 timeout: Optional[float]) -> _abi.stw_copy_options:
+    def _options(memory: Optional[Memory], begin: int, count: int, timeout: Optional[float],
+                 scope: Union[Scope, str]) -> _abi.stw_copy_options:
         return _abi.stw_copy_options.initial(
+            scope=number(Scope, scope),
             dtype=0 if memory is None or memory.dtype is None else memory.dtype,
             element_begin=begin, element_count=count, timeout_ns=nanoseconds(timeout),
         )
 
     def write(self, source: Any, begin: int = 0, count: int = 0, *,
-              timeout: Optional[float] = None) -> None:
+              timeout: Optional[float] = None,
+              scope: Union[Scope, str] = Scope.WHOLE) -> None:
         """Copy from an array, a buffer or a sequence of numbers; blocks until it is copied.
 
         f32, f16 and bf16 are converted to nearest; other dtypes must be the tensor's. A buffer
         without a dtype has the tensor's.
         """
         handle, memory = self._use(), readable(source, self._dtype)
-        self._fits(memory, self._range(begin, count))
+        self._fits(memory, self._range(begin, count, scope))
         check(_waiting.call(self._runtime, lib.stw_tensor_write, handle, memory.pointer,
-                            self._options(memory, begin, count, timeout)))
+                            self._options(memory, begin, count, timeout, scope)))
 
     def read(self, out: Any = None, begin: int = 0, count: int = 0, *, dtype: Any = None,
-             timeout: Optional[float] = None) -> Any:
+             timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> Any:
         """Copy to `out`, or to a new array (a bytearray without NumPy), and return it.
 
         dtype, of a new array: the tensor's, or among f32 and f16 another one.
         """
-        handle, elements = self._use(), self._range(begin, count)
+        handle, elements = self._use(), self._range(begin, count, scope)
         code = self._dtype if dtype is None else int(dtype_of(dtype))
         if out is None:
             out, memory = made_for(elements, code)
@@ -317,20 +332,22 @@ class Tensor:
                 memory = memory._replace(dtype=Dtype(code))
         self._fits(memory, elements)
         check(_waiting.call(self._runtime, lib.stw_tensor_read, handle, memory.pointer,
-                            self._options(memory, begin, count, timeout)))
+                            self._options(memory, begin, count, timeout, scope)))
         return out
 
     def fill(self, value: float, begin: int = 0, count: int = 0, *,
-             timeout: Optional[float] = None) -> None:
+             timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> None:
         """One value throughout, converted to nearest; blocks until every block is filled."""
         handle = self._use()
         self._range(begin, count)
         check(_waiting.call(self._runtime, lib.stw_tensor_fill, handle, float(value),
-                            self._options(None, begin, count, timeout)))
+                            self._options(None, begin, count, timeout, scope)))
 
-    def reduce(self, local: Any = None, *, scale: float = 1.0,
+    def reduce(self, local: Any = None, *, scale: float = 1.0, more: bool = False,
                timeout: Optional[float] = None) -> None:
         """Add an array to all of the tensor; None adds zeros. Blocks until it is added.
+
+        more: further micro-batches come before the sums of the ranks are added.
 
         Not begun anew after Ctrl-C: then it may be half done, and reads of the tensor say so.
         """
@@ -340,7 +357,7 @@ class Tensor:
             self._fits(memory, self._elements)
         options = _abi.stw_reduce_options.initial(
             dtype=0 if memory is None or memory.dtype is None else memory.dtype,
-            scale=scale, timeout_ns=nanoseconds(timeout),
+            flags=_abi.STW_REDUCE_MORE * more, scale=scale, timeout_ns=nanoseconds(timeout),
         )
         if scale == 0:
             raise ValueError("a scale of 0; do not reduce what is not to be added")

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ranks: over MPI, NCCL, torch.distributed or collectives of the program's own."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import warnings
+from typing import Any, Dict, Optional, Protocol, Union
+
+from . import _abi, _life
+from ._dtypes import ITEM_BYTES, Dtype
+from ._library import lib
+from ._tensor import nanoseconds
+from .errors import Error, check, raised
+
+
+class Engine(Protocol):
+    """Collectives of the program's own, for Group.callbacks().
+
+    Each call starts the work and returns it, as any object; poll(work) says whether it is done,
+    and raises where it failed, which ends the group. Calls come one at a time, in the same
+    order on all ranks, on a thread of the library unless caller_thread was asked for. Memory is
+    host memory, as bytes; it may be touched until poll() has said the end, and not after.
+    An abort(), where there is one, makes all that is in flight end soon with an error.
+    """
+
+    def all_gather(self, shard: memoryview, whole: memoryview) -> Any:
+        """The shards of all ranks in rank order; `shard` may be this rank's part of `whole`."""
+
+    def reduce_scatter(self, whole: memoryview, shard: memoryview, dtype: Dtype) -> Any:
+        """Rank r gets the sum of the r-th part of `whole`, which may be overwritten. The same
+        order of additions each time, so that a run repeats."""
+
+    def all_reduce(self, data: memoryview, dtype: Dtype) -> Any:
+        """The sum on every rank, in place."""
+
+    def poll(self, work: Any) -> bool:
+        """Whether the work is done. Never blocks."""
+
+
+_FIELDS = dict(_abi.stw_group_ops._fields_)
+_NEEDED = ("all_gather", "reduce_scatter", "all_reduce", "poll")
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def _status_of(error: BaseException) -> int:
+    """What the library and the other ranks are told of an engine's exception."""
+    if isinstance(error, Error) and error.status < 0:
+        return error.status
+    if isinstance(error, MemoryError):
+        return _abi.STW_ERROR_MEMORY
+    if isinstance(error, NotImplementedError):
+        return _abi.STW_ERROR_UNSUPPORTED
+    if isinstance(error, KeyboardInterrupt):
+        return _abi.STW_ERROR_INTERRUPTED
+    return _abi.STW_ERROR_PEER
+
+
+class _Calls:
+    """An engine as the library calls it: works are numbers, exceptions are statuses."""
+
+    def __init__(self, engine: Engine) -> None:
+        missing = [name for name in _NEEDED if not callable(getattr(engine, name, None))]
+        if missing:
+            raise TypeError(f"{engine!r} is no engine: it has no {', '.join(missing)}")
+        self.engine = engine
+        self.failure: Optional[BaseException] = None
+        self._works: Dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+        names = [*_NEEDED, *(["abort"] if callable(getattr(engine, "abort", None)) else [])]
+        self._functions = {name: _FIELDS[name](getattr(self, "_" + name)) for name in names}
+        self.ops = _abi.stw_group_ops.initial(**self._functions)
+
+    def _failed(self, error: BaseException) -> int:
+        # Of the first: what comes later is of a group that has ended.
+        self.failure = self.failure or error
+        return _status_of(error)
+
+    def _started(self, work: Any, work_out: Any) -> int:
+        number = next(self._numbers)
+        self._works[number] = work
+        work_out[0] = number
+        return _abi.STW_OK
+
+    # No exception may leave these: KeyboardInterrupt too, which comes wherever Python runs.
+
+    def _all_gather(self, _user: Any, shard: int, whole: int, shard_bytes: int, *rest: Any) -> int:
+        try:
+            size = self.size * shard_bytes
+            work = self.engine.all_gather(_memory(shard, shard_bytes), _memory(whole, size))
+            return self._started(work, rest[-1])
+        except BaseException as error:
+            return self._failed(error)
+
+    def _reduce_scatter(self, _user: Any, whole: int, shard: int, shard_elements: int, dtype: int,
+                        *rest: Any) -> int:
+        try:
+            size = shard_elements * ITEM_BYTES[dtype]
+            work = self.engine.reduce_scatter(_memory(whole, self.size * size),
+                                              _memory(shard, size), Dtype(dtype))
+            return self._started(work, rest[-1])
+        except BaseException as error:
+            return self._failed(error)
+
+    def _all_reduce(self, _user: Any, data: int, elements: int, dtype: int, *rest: Any) -> int:
+        try:
+            size = elements * ITEM_BYTES[dtype]
+            return self._started(self.engine.all_reduce(_memory(data, size), Dtype(dtype)),
+                                 rest[-1])
+        except BaseException as error:
+            return self._failed(error)
+
+    def _poll(self, _user: Any, work: int) -> int:
+        try:
+            if not self.engine.poll(self._works[work]):
+                return _abi.STW_PENDING
+            del self._works[work]
+            return _abi.STW_OK
+        except BaseException as error:
+            return self._failed(error)
+
+    def _abort(self, _user: Any) -> int:
+        try:
+            self.engine.abort()  # type: ignore[attr-defined]
+            return _abi.STW_OK
+        except BaseException as error:
+            return self._failed(error)
+
+    size = 1
+
+
+class Group:
+    """Ranks that tensors lie over, one process each: Runtime(group=group). A context manager.
+
+    Made by all ranks at once, by Group.alone(), mpi(), nccl(), from_torch() or callbacks(), which
+    block until all have joined; timeout, in seconds, is that of each wait for the others (None:
+    300). destroy() it after its runtime was closed. An engine's first exception is kept in
+    `failure`; calls of the library raise what it was told, as a rule PeerError.
+    """
+
+    def __init__(self, driver: int, calls: Optional[_Calls] = None, **options: Any) -> None:
+        self._handle: Optional[int] = None
+        self._calls = calls
+        self._epoch = _life.epoch()
+        if calls is not None:
+            calls.size = options["size"]
+            options["ops"] = ctypes.pointer(calls.ops)
+        handle = ctypes.c_void_p()
+        status = lib.stw_group_create(_abi.stw_group_options.initial(driver=driver, **options),
+                                      handle)
+        if calls is not None and isinstance(calls.failure, KeyboardInterrupt):
+            raise calls.failure
+        check(status)
+        self._handle = handle.value
+
+    @classmethod
+    def alone(cls) -> "Group":
+        """This process: what a runtime without a group has."""
+        return cls(_abi.STW_GROUP_SELF)
+
+    @classmethod
+    def mpi(cls, comm: Any = None, *, caller_thread: bool = False,
+            timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
+        """Over MPI, which the program has set up. comm: a communicator of mpi4py, or the number
+        that MPI_Comm_c2f gives; None: MPI_COMM_WORLD. caller_thread: MPI is called inside calls
+        of the library alone, on their thread. module: as for a Device."""
+        number = 0 if comm is None else comm if isinstance(comm, int) else comm.py2f()
+        return cls(_abi.STW_GROUP_MPI, mpi_comm=number, flags=_flags(caller_thread),
+                   timeout_ns=nanoseconds(timeout), module=_text(module))
+
+    @classmethod
+    def nccl(cls, rank: int = 0, size: int = 0, unique_id: bytes = b"", *,
+             communicator: Union[int, ctypes.c_void_p, None] = None,
+             timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
+        """Over NCCL: by the bytes of the id that one rank made and sent to all, or on a
+        communicator (its address) that the program has and keeps."""
+        told = ctypes.create_string_buffer(unique_id, len(unique_id)) if unique_id else None
+        return cls(_abi.STW_GROUP_NCCL, rank=rank, size=size, nccl_comm=communicator,
+                   unique_id=ctypes.cast(told, ctypes.c_void_p) if told else None,
+                   unique_id_bytes=len(unique_id), timeout_ns=nanoseconds(timeout),
+                   module=_text(module))
+
+    @classmethod
+    def callbacks(cls, engine: Engine, rank: int, size: int, *, caller_thread: bool = False,
+                  timeout: Optional[float] = None) -> "Group":
+        """Over an engine, an object with all_gather(), reduce_scatter(), all_reduce() and poll().
+        """
+        return cls(_abi.STW_GROUP_CALLBACKS, _Calls(engine), rank=rank, size=size,
+                   flags=_flags(caller_thread), timeout_ns=nanoseconds(timeout))
+
+    # -- what is known of it ------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        rank = ctypes.c_uint32()
+        check(lib.stw_group_rank(self._use(), rank, None))
+        return rank.value
+
+    @property
+    def size(self) -> int:
+        size = ctypes.c_uint32()
+        check(lib.stw_group_rank(self._use(), None, size))
+        return size.value
+
+    @property
+    def failure(self) -> Optional[BaseException]:
+        """The first exception of its engine."""
+        return self._calls.failure if self._calls is not None else None
+
+    def __repr__(self) -> str:
+        return f"<stepwell.Group at {self._handle or 0:#x}{', destroyed' * (not self._handle)}>"
+
+    def _use(self) -> int:
+        if self._handle is None:
+            raise raised(_abi.STW_ERROR_CLOSED, "the group was destroyed")
+        return self._handle
+
+    # -- parts, and the end -------------------------------------------------------------------
+
+    def split(self, colour: int, key: int = 0) -> "Optional[Group]":
+        """By all ranks: those of one colour make a group, in order of key, then of rank; None for
+        those with colour -1. UnsupportedError over callbacks and NCCL: split the program's own,
+        and make a group of each part."""
+        handle = ctypes.c_void_p()
+        check(lib.stw_group_split(self._use(), colour, key, handle))
+        if handle.value is None:
+            return None
+        part: Group = object.__new__(Group)
+        part._handle, part._calls, part._epoch = handle.value, None, self._epoch
+        return part
+
+    def destroy(self) -> None:
+        """BusyError while a runtime uses it. A second time is nothing."""
+        if self._handle is None:
+            return
+        check(lib.stw_group_destroy(self._handle))
+        self._handle = None
+        close = getattr(self._calls and self._calls.engine, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.destroy()
+        except Error:
+            if kind is None:
+                raise
+
+    def __del__(self) -> None:
+        try:
+            if self._handle is None or self._epoch != _life.epoch():
+                return
+            warnings.warn(f"{self!r} was not destroyed", ResourceWarning, source=self)
+            self.destroy()
+        except (AttributeError, TypeError, Error):
+            # Views of a runtime that was closed are open still: the engine may yet be called.
+            _life.keep(getattr(self, "_calls", None))
+
+
+def _flags(caller_thread: bool) -> int:
+    return _abi.STW_GROUP_CALLER_THREAD if caller_thread else 0
+
+
+def _text(module: Optional[str]) -> Optional[bytes]:
+    return None if module is None else module.encode()

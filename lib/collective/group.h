@@ -71,7 +71,12 @@ public:
     [[nodiscard]] uint64_t sequence() const { return sequence_; }
 
     // One runtime at a time: its collectives are the group's order.
-    bool take() { return !taken_.exchange(true); }
+    bool take()
+    {
+        if (taken_.exchange(true)) return false;
+        gives_up_.store(false, std::memory_order_relaxed);  // the one before it did, to close
+        return true;
+    }
     void give() { taken_.store(false); }
     [[nodiscard]] bool taken() const { return taken_.load(); }
 

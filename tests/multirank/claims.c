@@ -510,6 +510,21 @@ static void a_rank_that_does_not_come_is_a_typed_error_in_time(struct member *me
     end(runtime, group, member);
 }
 
+static void a_group_has_runtimes_one_after_the_other(struct member *member)
+{
+    enum { N = 200000 };
+    stw_group *group = join(member);
+    for (uint32_t i = 0; i < 4; ++i) {
+        stw_runtime *runtime = open_on(group, member, 40);
+        stw_tensor *tensor = make(runtime, "w", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, tensor, i);
+        expect_whole(runtime, tensor, N, i);
+        SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+        meet(member);
+    }
+    SUCCEEDS(stw_group_destroy(group));
+}
+
 static void a_group_has_one_runtime(struct member *member)
 {
     stw_group *group = join(member);
@@ -581,6 +596,7 @@ int main(int argc, char **argv)
         CLAIM(a_tensor_that_differs_is_named),
         CLAIM(a_rank_that_cannot_read_is_named_on_all),
         CLAIM(a_group_has_one_runtime),
+        CLAIM(a_group_has_runtimes_one_after_the_other),
         CLAIM(ranks_that_call_in_another_order_are_told),
         {"a_rank_that_does_not_come_is_a_typed_error_in_time",
          a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},

@@ -213,16 +213,17 @@ void head_forward(Pool &pool, Workspace &space, const Shape &shape, const HeadWe
                           space.logits);
 }
 
-double head_loss(Pool &pool, Workspace &space, const Shape &shape, const uint8_t *targets)
+double head_loss(Pool &pool, Workspace &space, const Shape &shape, const uint8_t *targets,
+                 uint32_t rows)
 {
-    const float scale = 1.0F / static_cast<float>(shape.rows());
+    const float scale = 1.0F / static_cast<float>(rows);
     for_rows(pool, shape.rows(), [&](uint32_t row, uint32_t count) {
         cross_entropy(count, kVocabulary, targets + row, scale,
                       space.logits + uint64_t{row} * kVocabulary, space.losses + row);
     });
     double sum = 0.0;
     for (uint32_t row = 0; row < shape.rows(); ++row) sum += space.losses[row];
-    return sum / shape.rows();
+    return sum / rows;
 }
 
 void head_backward(Pool &pool, Workspace &space, const Shape &shape, const HeadWeights &weights,

@@ -113,8 +113,10 @@ void embed_gradient(Pool &pool, Workspace &space, const Shape &shape, const uint
                     float *token_gradient, float *position_gradient);
 // workspace.stream to workspace.logits.
 void head_forward(Pool &pool, Workspace &space, const Shape &shape, const HeadWeights &weights);
-// workspace.logits become their gradient; the result is the mean loss over all rows.
-double head_loss(Pool &pool, Workspace &space, const Shape &shape, const uint8_t *targets);
+// workspace.logits become their gradient. `rows` is what the loss is the mean of, the rows of this
+// rank and of others; the result is what these rows give to it.
+double head_loss(Pool &pool, Workspace &space, const Shape &shape, const uint8_t *targets,
+                 uint32_t rows);
 // workspace.logits to workspace.dstream.
 void head_backward(Pool &pool, Workspace &space, const Shape &shape, const HeadWeights &weights,
                    const HeadGradients &gradients);

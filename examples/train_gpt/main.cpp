@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // train_gpt: a GPT that trains in less memory than its states need. Opens the tiers, runs the
-// steps, closes with the table. One thread; the arithmetic has a pool.
+// steps, closes with the table. One thread; the arithmetic has a pool. Of several ranks the first
+// one speaks.
 
 #include "gemm.h"
 #include "model.h"
 #include "must.h"
 #include "options.h"
+#include "ranks.h"
 #include "report.h"
 #include "sampler.h"
 #include "text.h"
 #include "trainer.h"
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
 namespace train_gpt {
@@ -27,17 +30,17 @@ void print_log(void *, uint32_t, const char *topic, const char *line)
 
 // Budgets that were left open. Tensors are kept in blocks, so a tier takes more than the sum of
 // their bytes; the nvme tier also holds what is being written anew.
-void complete_budgets(Options &options, const ModelSize &size)
+void complete_budgets(Options &options, const ModelSize &size, uint32_t ranks)
 {
     constexpr uint64_t kFixedBytes = uint64_t{64} << 20;
-    const uint64_t bytes = size.state_bytes + size.checkpoint_bytes;
+    const uint64_t bytes = size.state_bytes / ranks + size.checkpoint_bytes;
     if (options.in_memory && options.device_bytes == 0)
         options.device_bytes = bytes + bytes / 4 + kFixedBytes;
     if (!options.nvme.empty() && options.nvme_bytes == 0)
         options.nvme_bytes = bytes + bytes / 2 + kFixedBytes;
 }
 
-stw_runtime *open_runtime(const Options &options)
+stw_runtime *open_runtime(const Options &options, stw_group *group)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     device.budget_bytes = options.device_bytes;
@@ -57,13 +60,16 @@ stw_runtime *open_runtime(const Options &options)
     runtime.host_bytes = options.host_bytes;
     runtime.thread_count = options.threads;
     runtime.log = print_log;
+    runtime.group = group;
+    // Shards are smaller than tensors by the number of ranks, and so are blocks.
+    if (group != nullptr) runtime.block_bytes = STW_BLOCK_512K;
     stw_runtime *opened = nullptr;
     must(stw_runtime_open(&runtime, &opened));
     return opened;
 }
 
 void print_model(const Options &options, const ModelSize &size, const Workspace &space,
-                 const Text &text)
+                 const Text &text, const Model &model, const Ranks &ranks)
 {
     constexpr double kMiB = 0x1p20;
     std::printf("model        %.2f M parameters in %u layers, %u tokens and %.0f GFLOP per step\n",
@@ -78,6 +84,12 @@ void print_model(const Options &options, const ModelSize &size, const Workspace 
                 static_cast<double>(options.device_bytes) / kMiB,
                 static_cast<double>(options.host_bytes) / kMiB,
                 static_cast<double>(options.nvme_bytes) / kMiB);
+    if (ranks.size() > 1)
+        std::printf(
+            "ranks        %u, each with these budgets, %u sequences of a batch and %.1f MiB "
+            "of the states\n",
+            ranks.size(), options.batch / ranks.size(),
+            static_cast<double>(model.own_state_bytes()) / kMiB);
     std::printf("products     %u threads, OpenBLAS kernels %s\n", options.threads,
                 gemm_kernels().c_str());
     std::printf("activations  %llu bytes outside Stepwell\n\n",
@@ -85,17 +97,21 @@ void print_model(const Options &options, const ModelSize &size, const Workspace 
     std::fflush(stdout);
 }
 
-std::vector<StepRecord> train(const Options &options, const Text &text, Trainer &trainer)
+// A rank takes the sequences that lie together at its place in the batch.
+std::vector<StepRecord> train(const Options &options, const Text &text, Trainer &trainer,
+                              const Ranks &ranks)
 {
     const Schedule schedule = {options.steps, options.learning_rate, options.clip_norm};
     std::vector<uint8_t> tokens(size_t{options.batch} * options.sequence);
     std::vector<uint8_t> targets(tokens.size());
+    const size_t mine = tokens.size() / ranks.size() * ranks.rank();
     std::vector<StepRecord> records;
     records.reserve(options.steps_to_run());
     for (uint32_t step = 0; step < options.steps_to_run(); ++step) {
         text.batch(options.seed, step, options.batch, options.sequence, tokens.data(),
                    targets.data());
-        records.push_back(trainer.step(schedule, step, tokens.data(), targets.data()));
+        records.push_back(
+            trainer.step(schedule, step, tokens.data() + mine, targets.data() + mine));
         if (!options.quiet) print_progress(options, step, records.back());
     }
     return records;
@@ -114,13 +130,31 @@ void write_files(const Options &options, const ModelSize &size, stw_runtime *run
     if (!options.report_path.empty()) must(stw_report_write(runtime, options.report_path.c_str()));
 }
 
+// Every rank has a table and a report; the losses are the same on all.
+void prepare_rank(Options &options, const Ranks &ranks)
+{
+    if (options.batch % ranks.size() != 0)
+        give_up(("--batch " + std::to_string(options.batch) + " is not a multiple of " +
+                 std::to_string(ranks.size()) + " ranks; each takes as many sequences")
+                    .c_str());
+    if (ranks.rank() == 0) return;
+    options.quiet = true;
+    options.losses_path.clear();
+    for (std::string *path : {&options.json_path, &options.timeline_path, &options.report_path})
+        if (!path->empty()) *path += ".rank" + std::to_string(ranks.rank());
+    if (std::freopen("/dev/null", "w", stdout) == nullptr) give_up("cannot open /dev/null");
+}
+
 void run(Options options)
 {
-    const Shape shape = {options.batch, options.sequence, options.width, options.heads};
+    const Ranks ranks(options.ranks, options.mpi_module);
+    prepare_rank(options, ranks);
+    const Shape shape = {options.batch / ranks.size(), options.sequence, options.width,
+                         options.heads};
     const ModelOptions model_options = {shape, options.layers, options.seed,
                                         options.activations_in_stepwell};
     const ModelSize size = model_size(model_options);
-    complete_budgets(options, size);
+    complete_budgets(options, size, ranks.size());
 
     Text text;
     const std::string wrong = text.load(options.text, options.sequence);
@@ -131,20 +165,23 @@ void run(Options options)
     if (space.bytes() == 0)
         give_up("no memory for the activations; take a smaller --batch, --sequence or --width");
 
-    stw_runtime *runtime = open_runtime(options);
+    stw_runtime *runtime = open_runtime(options, ranks.group());
     {
         const uint32_t tier = options.device_bytes != 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
         Model model(runtime, model_options);
-        Trainer trainer(runtime, model, space, pool, tier);
-        print_model(options, size, space, text);
+        Trainer trainer(runtime, model, space, pool, ranks, tier);
+        print_model(options, size, space, text, model, ranks);
         trainer.check_fits();
         model.initialise();
-        const std::vector<StepRecord> records = train(options, text, trainer);
+        const std::vector<StepRecord> records = train(options, text, trainer, ranks);
         must(stw_runtime_drain(runtime, 0));
         if (options.sample_bytes != 0)
             print_sample(trainer, options.prompt, options.sample_bytes, options.sequence,
                          options.seed);
-        const Summary summary = summarise(runtime, options, records, space.bytes());
+        Summary summary = summarise(runtime, options, records, space.bytes());
+        summary.rank = ranks.rank();
+        summary.ranks = ranks.size();
+        summary.own_state_bytes = model.own_state_bytes();
         print_summary(options, summary);
         write_files(options, size, runtime, records, summary);
     }

@@ -44,6 +44,10 @@ stw_tensor_spec spec_of(const std::string &name, uint32_t role, uint32_t rows, u
     spec.name = name.c_str();
     spec.role = role;
     spec.dtype = STW_F32;
+    // Each rank has its slice of a matrix. A vector lies on all of them, which costs little and
+    // saves a collective; what an optimizer keeps lies as its parameter does.
+    if (role != STW_ROLE_ACTIVATION)
+        spec.partition = rows == 0 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED;
     spec.dimensions = rows == 0 ? 1 : 2;
     spec.shape[0] = rows == 0 ? columns : rows;
     spec.shape[1] = rows == 0 ? 0 : columns;
@@ -202,6 +206,19 @@ void Model::initialise()
                             slot == kProjectWeight || slot == kContractWeight ? last : kDeviation);
         }
     }
+}
+
+uint64_t Model::own_state_bytes() const
+{
+    uint64_t bytes = 0;
+    stw_tensor *tensor = nullptr;
+    while (stw_tensor_next(runtime_, tensor, &tensor) == STW_OK && tensor != nullptr) {
+        stw_tensor_info info = {};
+        info.struct_size = sizeof(info);
+        must(stw_tensor_info_get(tensor, &info));
+        if (info.role != STW_ROLE_ACTIVATION) bytes += info.shard_bytes;
+    }
+    return bytes;
 }
 
 // From a small buffer straight to where the tensor rests: the model may be larger than memory.

@@ -25,7 +25,7 @@ struct Layer {
 enum Outer : uint32_t { kTokens, kPositions, kFinalGain, kFinalBias, kOuters };
 
 struct ModelOptions {
-    Shape shape;
+    Shape shape;  // of this rank's part of a batch
     uint32_t layers;
     uint64_t seed;
     bool checkpoints;  // as tensors
@@ -33,7 +33,7 @@ struct ModelOptions {
 
 struct ModelSize {
     uint64_t parameters;
-    uint64_t state_bytes;  // parameters, gradients, two moments
+    uint64_t state_bytes;  // parameters, gradients, two moments: of all ranks together
     uint64_t checkpoint_bytes;
     double flops_per_step;  // of the matrix products, forward, recomputation and backward
 };
@@ -48,6 +48,8 @@ public:
 
     // Streams the first contents into the tensors, a piece at a time.
     void initialise();
+    // What of parameters, gradients and moments lies on this rank.
+    uint64_t own_state_bytes() const;
 
     const ModelOptions &options() const { return options_; }
     const Layer &layer(uint32_t index) const { return layers_[index]; }

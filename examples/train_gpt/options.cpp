@@ -52,6 +52,16 @@ void add_tier_options(CLI::App &app, Options &options)
         ->check(CLI::IsMember({"stepwell", "memory"}));
 }
 
+void add_rank_options(CLI::App &app, Options &options)
+{
+    app.add_flag("--ranks", options.ranks,
+                 "train on all ranks of the MPI job that mpirun started this program in: each has "
+                 "these budgets, its part of the states and its part of every batch");
+    app.add_option("--mpi-module", options.mpi_module,
+                   "Stepwell's module for MPI, an absolute path; by default the one installed")
+        ->needs("--ranks");
+}
+
 void add_model_options(CLI::App &app, Options &options)
 {
     const CLI::Range count(1, 1 << 20);
@@ -104,6 +114,8 @@ std::string check_together(const Options &options)
         return "at most 1000 --layers and a --width of 65536";
     if (options.in_memory && (!options.nvme.empty() || options.host_bytes != 0))
         return "--in-memory is the device tier alone: leave out --nvme and --host-bytes";
+    if (options.in_memory && options.ranks)
+        return "--in-memory is the baseline of one rank: leave out --ranks";
     if (!options.in_memory && options.nvme.empty() && options.device_bytes == 0 &&
         options.host_bytes == 0)
         return "say where the states may live: --nvme DIR (an existing directory on the disk to "
@@ -151,6 +163,7 @@ Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code
     CLI::App app("Trains a GPT whose states may be larger than the memory it is given.",
                  "train_gpt");
     add_tier_options(app, options);
+    add_rank_options(app, options);
     add_model_options(app, options);
     add_output_options(app, options);
     try {

@@ -18,6 +18,8 @@ struct Options {
     uint64_t nvme_bytes = 0;        // all of them together; 0: what the states need, and room
     bool in_memory = false;
     bool activations_in_stepwell = true;
+    bool ranks = false;      // those of the MPI job; the budgets are of each
+    std::string mpi_module;  // "": where it is installed
 
     uint32_t steps = 200;
     uint32_t stop_after = 0;  // 0: all steps

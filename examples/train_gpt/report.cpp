@@ -18,10 +18,11 @@ namespace {
 
 constexpr double kMiB = 0x1p20;
 constexpr uint64_t kOverheadBytes = uint64_t{48} << 20;  // code, text, OpenBLAS, the runtime's own
-constexpr const char *kLinkNames[kLinks] = {"nvme>host",   "host>nvme",   "host>device",
-                                            "device>host", "nvme>device", "device>nvme"};
+constexpr const char *kLinkNames[kLinks] = {
+    "nvme>host", "host>nvme", "host>device", "device>host", "nvme>device", "device>nvme", "ranks"};
 constexpr const char *kTierNames[3] = {"device", "host", "nvme"};
-constexpr const char *kStallNames[5] = {"nvme", "host_device", "room", "update", "other"};
+constexpr const char *kStallNames[kStalls] = {"nvme",   "host_device", "room",
+                                              "update", "ranks",       "other"};
 
 // The kernel's own figure for the most memory this process has had.
 uint64_t peak_resident_bytes()
@@ -44,22 +45,24 @@ size_t first_counted(size_t steps)
 
 void add_stalls(const stw_step_stats &stats, double *stall_seconds)
 {
-    const uint64_t named[4] = {stats.stall_nvme_ns, stats.stall_host_device_ns, stats.stall_room_ns,
-                               stats.stall_update_ns};
+    constexpr uint32_t kOther = kStalls - 1;
+    const uint64_t named[kOther] = {stats.stall_nvme_ns, stats.stall_host_device_ns,
+                                    stats.stall_room_ns, stats.stall_update_ns,
+                                    stats.stall_collective_ns};
     uint64_t sum = 0;
-    for (uint32_t cause = 0; cause < 4; ++cause) {
+    for (uint32_t cause = 0; cause < kOther; ++cause) {
         stall_seconds[cause] += static_cast<double>(named[cause]) * 1e-9;
         sum += named[cause];
     }
-    if (stats.stall_ns > sum) stall_seconds[4] += static_cast<double>(stats.stall_ns - sum) * 1e-9;
+    if (stats.stall_ns > sum)
+        stall_seconds[kOther] += static_cast<double>(stats.stall_ns - sum) * 1e-9;
 }
 
 void summarise_links(stw_runtime *runtime, const std::vector<StepRecord> &records, size_t first,
                      Summary &summary)
 {
     for (uint32_t link = 0; link < kLinks; ++link) {
-        stw_link_stats stats = STW_LINK_STATS_INIT;
-        must(stw_link_stats_get(runtime, link + 1, 0, &stats));
+        const stw_link_stats stats = link_stats(runtime, link + 1);
         LinkSummary &to = summary.links[link];
         to.name = kLinkNames[link];
         to.bytes = stats.bytes;
@@ -141,7 +144,7 @@ void json_table(std::FILE *file, const Summary &summary)
                      from.bytes_per_second, from.seconds_per_step);
     }
     std::fprintf(file, "},\n\"stall_seconds_per_step\":{");
-    for (uint32_t cause = 0; cause < 5; ++cause)
+    for (uint32_t cause = 0; cause < kStalls; ++cause)
         std::fprintf(file, "%s\"%s\":%.6f", cause == 0 ? "" : ",", kStallNames[cause],
                      summary.stall_seconds[cause]);
     std::fprintf(file, "},\n");
@@ -232,11 +235,11 @@ void print_summary(const Options &options, const Summary &summary)
         std::printf("bound        %.1f ms by the links alone (%s); --compute-seconds adds the "
                     "step in memory\n",
                     summary.bound_seconds * 1e3, summary.bound_by);
-    std::printf("stall/step   nvme %.1f ms, host and device %.1f, room %.1f, update %.1f, other "
-                "%.1f\n",
+    std::printf("stall/step   nvme %.1f ms, host and device %.1f, room %.1f, update %.1f, ranks "
+                "%.1f, other %.1f\n",
                 summary.stall_seconds[0] * 1e3, summary.stall_seconds[1] * 1e3,
                 summary.stall_seconds[2] * 1e3, summary.stall_seconds[3] * 1e3,
-                summary.stall_seconds[4] * 1e3);
+                summary.stall_seconds[4] * 1e3, summary.stall_seconds[5] * 1e3);
     std::printf("             and %.1f ms for the norm of all gradients, which the clip needs\n",
                 summary.verdict_seconds * 1e3);
     std::printf("resident     peak %.1f MiB; device %.1f + host %.1f + activations %.1f + 48 = "
@@ -263,10 +266,12 @@ std::string write_json(const std::string &path, const Options &options, const Mo
     JsonFile file(path);
     if (file.get() == nullptr) return cannot_write(path);
     std::fprintf(file.get(),
-                 "{\"parameters\":%" PRIu64 ",\"state_bytes\":%" PRIu64
-                 ",\"checkpoint_bytes\":%" PRIu64 ",\"flops_per_step\":%.0f,\"rows\":%u,"
+                 "{\"rank\":%u,\"ranks\":%u,\"own_state_bytes\":%" PRIu64 ",\"parameters\":%" PRIu64
+                 ",\"state_bytes\":%" PRIu64 ",\"checkpoint_bytes\":%" PRIu64
+                 ",\"flops_per_step\":%.0f,\"rows\":%u,"
                  "\"threads\":%u,\"seed\":%" PRIu64 ",\n",
-                 size.parameters, size.state_bytes, size.checkpoint_bytes, size.flops_per_step,
+                 summary.rank, summary.ranks, summary.own_state_bytes, size.parameters,
+                 size.state_bytes, size.checkpoint_bytes, size.flops_per_step,
                  options.batch * options.sequence, options.threads, options.seed);
     json_steps(file.get(), records);
     json_table(file.get(), summary);

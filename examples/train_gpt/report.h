@@ -18,6 +18,8 @@ namespace train_gpt {
 
 void print_progress(const Options &options, uint32_t step, const StepRecord &record);
 
+constexpr uint32_t kStalls = 6;
+
 struct LinkSummary {
     const char *name;
     uint64_t bytes;             // of the whole run
@@ -31,13 +33,17 @@ struct Summary {
     double step_seconds;     // median
     double bound_seconds;    // what compute and links force
     const char *bound_by;
-    double stall_seconds[5];  // per step: nvme, host and device, room, update, other
+    // Per step: nvme, host and device, room, update, other ranks, other.
+    double stall_seconds[kStalls];
     double verdict_seconds;   // per step
     stw_tier_stats tiers[3];  // device, host, nvme
     LinkSummary links[kLinks];
     uint64_t peak_resident_bytes;
     uint64_t activation_bytes;
     uint64_t resident_limit_bytes;
+    uint32_t rank;
+    uint32_t ranks;
+    uint64_t own_state_bytes;  // of this rank
 };
 
 // The median of values; 0 of none.

@@ -46,8 +46,24 @@ double learning_rate_of(const Schedule &schedule, uint32_t step)
     return schedule.learning_rate * (0.1 + 0.45 * (1.0 + std::cos(kPi * std::min(done, 1.0))));
 }
 
-Trainer::Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool, uint32_t tier)
-    : runtime_(runtime), model_(model), space_(space), pool_(pool), tier_(tier)
+stw_link_stats link_stats(stw_runtime *runtime, uint32_t link)
+{
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    const stw_status status = stw_link_stats_get(runtime, link, 0, &stats);
+    if (link != STW_LINK_RANKS || status != STW_ERROR_UNSUPPORTED) must(status);
+    return stats;
+}
+
+// A gradient is what one rank wrote, or the sum of what all ranks did.
+Trainer::Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool,
+                 const Ranks &ranks, uint32_t tier)
+    : runtime_(runtime),
+      model_(model),
+      space_(space),
+      pool_(pool),
+      ranks_(ranks),
+      tier_(tier),
+      gradients_(ranks.size() > 1 ? STW_REDUCE : STW_WRITE)
 {
     must(stw_phase_create(runtime, "train", &train_));
     must(stw_phase_create(runtime, "predict", &predict_));
@@ -68,7 +84,7 @@ void Trainer::check_fits()
     for (stw_tensor *tensor : layer.parameters)
         requests[count++] = request_of(tensor, STW_READ, tier_);
     for (uint32_t slot = kAttentionSlots; slot < kSlots; ++slot)
-        requests[count++] = request_of(layer.gradients[slot], STW_WRITE, tier_);
+        requests[count++] = request_of(layer.gradients[slot], gradients_, tier_);
     if (layer.checkpoint != nullptr)
         requests[count++] = request_of(layer.checkpoint, STW_READ, tier_);
     must(stw_fetch_fits(runtime_, requests, count));
@@ -103,16 +119,16 @@ StepRecord Trainer::step(const Schedule &schedule, uint32_t step, const uint8_t 
     record.loss = head(targets);
     backward(tokens);
     record.verdict_seconds = update(schedule, step, &record.norm);
+    record.loss = ranks_.sum(record.loss);
     record.learning_rate = learning_rate_of(schedule, step);
     record.stats.struct_size = sizeof(record.stats);
     must(stw_step_end(train_, &record.stats));
     record.seconds = seconds_since(begin);
 
     for (uint32_t link = 0; link < kLinks; ++link) {
-        stw_link_stats stats = STW_LINK_STATS_INIT;
-        must(stw_link_stats_get(runtime_, link + 1, 0, &stats));
-        record.link_bytes[link] = stats.bytes - link_bytes_[link];
-        link_bytes_[link] = stats.bytes;
+        const uint64_t bytes = link_stats(runtime_, link + 1).bytes;
+        record.link_bytes[link] = bytes - link_bytes_[link];
+        link_bytes_[link] = bytes;
     }
     return record;
 }
@@ -173,13 +189,14 @@ double Trainer::head(const uint8_t *targets)
     views.add(model_.parameter(kFinalGain), STW_READ);
     views.add(model_.parameter(kFinalBias), STW_READ);
     views.add(model_.parameter(kTokens), STW_READ);
-    views.add(model_.gradient(kFinalGain), STW_WRITE);
-    views.add(model_.gradient(kFinalBias), STW_WRITE);
+    views.add(model_.gradient(kFinalGain), gradients_);
+    views.add(model_.gradient(kFinalBias), gradients_);
     views.add(model_.gradient(kTokens), STW_REDUCE);
     views.fetch(runtime_, train_);
     const HeadWeights weights = {views[0], views[1], views[2]};
     head_forward(pool_, space_, shape, weights);
-    const double loss = head_loss(pool_, space_, shape, targets);
+    // The mean over the whole batch, so that ranks add up to the gradients that one rank has.
+    const double loss = head_loss(pool_, space_, shape, targets, shape.rows() * ranks_.size());
     head_backward(pool_, space_, shape, weights, {views[3], views[4], views[5]});
     views.release(0, 5, 0);
     // The table is used twice, so its gradient has two parts: the embedding adds the other one.
@@ -194,7 +211,7 @@ void Trainer::backward(const uint8_t *tokens)
 
     Views reduced(tier_);
     reduced.add(model_.gradient(kTokens), STW_REDUCE);
-    reduced.add(model_.gradient(kPositions), STW_WRITE);
+    reduced.add(model_.gradient(kPositions), gradients_);
     reduced.fetch(runtime_, train_);
     embed_gradient(pool_, space_, model_.options().shape, tokens, reduced[0], reduced[1]);
     reduced.release_all(0);
@@ -217,11 +234,11 @@ void Trainer::backward_layer(Block &block, uint32_t index)
         layer.checkpoint != nullptr ? views[kSlots] : space_.checkpoints + index * elements;
     block.recompute(weights, input);
 
-    // The gradients come into being half a layer at a time: half the room is pinned. Written in
-    // place, and to the last element, so nothing is read and no zeros are made.
+    // The gradients come into being half a layer at a time: half the room is pinned. On one rank
+    // they are written in place, and to the last element: nothing is read and no zeros are made.
     Gradients gradients = {};
     Views mlp(tier_);
-    mlp.add(layer.gradients + kAttentionSlots, kMlpSlots, STW_WRITE);
+    mlp.add(layer.gradients + kAttentionSlots, kMlpSlots, gradients_);
     mlp.fetch(runtime_, train_);
     for (uint32_t i = 0; i < kMlpSlots; ++i) gradients[kAttentionSlots + i] = mlp[i];
     block.backward_mlp(weights, gradients);
@@ -230,7 +247,7 @@ void Trainer::backward_layer(Block &block, uint32_t index)
     views.release(kAttentionSlots, kMlpSlots, STW_RELEASE_FAR);
 
     Views attention(tier_);
-    attention.add(layer.gradients, kAttentionSlots, STW_WRITE);
+    attention.add(layer.gradients, kAttentionSlots, gradients_);
     attention.fetch(runtime_, train_);
     for (uint32_t i = 0; i < kAttentionSlots; ++i) gradients[i] = attention[i];
     block.backward_attention(weights, gradients, input);

@@ -7,6 +7,7 @@
 #define TRAIN_GPT_TRAINER_H
 
 #include "model.h"
+#include "ranks.h"
 
 #include <stepwell/stepwell.h>
 
@@ -15,11 +16,13 @@
 
 namespace train_gpt {
 
-constexpr uint32_t kLinks = STW_LINK_DEVICE_TO_NVME;  // links 1 to 6; no other ranks here
+constexpr uint32_t kLinks = STW_LINK_RANKS;  // links 1 to 7
+// Totals of a link; of that to other ranks zeros where there are none.
+stw_link_stats link_stats(stw_runtime *runtime, uint32_t link);
 
 // What a step did and cost.
 struct StepRecord {
-    double loss;
+    double loss;  // of the whole batch, the parts of other ranks too
     double norm;  // of all gradients, before the clip
     double learning_rate;
     double seconds;
@@ -39,7 +42,8 @@ double learning_rate_of(const Schedule &schedule, uint32_t step);
 class Trainer {
 public:
     // tier: where the arithmetic reads and writes, STW_TIER_DEVICE or STW_TIER_HOST.
-    Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool, uint32_t tier);
+    Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool, const Ranks &ranks,
+            uint32_t tier);
     ~Trainer();
     Trainer(const Trainer &) = delete;
     Trainer &operator=(const Trainer &) = delete;
@@ -66,7 +70,9 @@ private:
     Model &model_;
     Workspace &space_;
     Pool &pool_;
+    const Ranks &ranks_;
     const uint32_t tier_;
+    const uint32_t gradients_;  // how they are fetched
     stw_phase *train_ = nullptr;
     stw_phase *predict_ = nullptr;
     uint64_t link_bytes_[kLinks] = {};  // totals at the end of the last step

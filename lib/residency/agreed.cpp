@@ -151,6 +151,7 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
     for (size_t i = 0; i < wholes.size(); i++) {
         Whole &whole = wholes_[wholes[i]];
         whole.used_at = calls_;
+        whole.ahead = false;
         if (access == Access::kRead) {
             whole.readers++;
         } else {
@@ -158,7 +159,70 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
         }
     }
     assign_gathers(wholes, decision);
+    if (access == Access::kRead && ahead_max_ > 0) {
+        learn(wholes);
+        look_ahead(decision);
+    }
     return decision;
+}
+
+void WholeLedger::learn(const std::vector<WholeId> &asked)
+{
+    for (const WholeId id : asked) {
+        if (before_last_ != kNone) follows_[place_of(before_last_, last_)] = id;
+        before_last_ = last_;
+        last_ = id;
+    }
+}
+
+// What followed the last time will follow again: it is gathered while the program works on what it
+// has. A function of the calls, so all ranks foresee the same, rightly or not.
+void WholeLedger::look_ahead(WholeDecision &decision)
+{
+    std::vector<WholeId> foreseen;
+    std::vector<uint64_t> places;
+    WholeId before = before_last_;
+    WholeId last = last_;
+    while (foreseen.size() < ahead_max_) {
+        const uint64_t place = place_of(before, last);
+        const auto next = follows_.find(place);
+        if (next == follows_.end() || barred_.count(place) > 0) break;
+        foreseen.push_back(next->second);
+        places.push_back(place);
+        before = last;
+        last = next->second;
+    }
+    for (size_t i = 0; i < foreseen.size(); i++) {
+        if (!gather_ahead(foreseen[i], places[i], foreseen, decision)) break;
+    }
+}
+
+// Never for something that is foreseen itself. False: there is no room to look further.
+bool WholeLedger::gather_ahead(WholeId id, uint64_t after, const std::vector<WholeId> &foreseen,
+                               WholeDecision &decision)
+{
+    Whole &whole = wholes_[id];
+    if (whole.present) return true;
+    if (whole.removed) return false;
+    std::vector<WholeId> drops;
+    if (!make_room(foreseen, whole.blocks, drops).ok()) return false;
+    for (const WholeId leaves : drops) {
+        drop(wholes_[leaves]);
+        decision.drops.push_back(leaves);
+    }
+    whole.present = whole.ahead = true;
+    whole.ahead_after = after;
+    whole.used_at = calls_;
+    used_blocks_ += whole.blocks;
+    decision.ahead.push_back(id);
+    decision.ahead_gathers.push_back(++gathers_);
+    return true;
+}
+
+// It was gathered in vain, since its shards change before it is fetched; so it would be next time.
+void WholeLedger::bar(const Whole &whole)
+{
+    if (whole.present && whole.ahead) barred_.insert(whole.ahead_after);
 }
 
 // Small ones of one call go into a bucket together, which costs one collective; a large one has its
@@ -209,6 +273,7 @@ Status WholeLedger::write(WholeId id, bool &dropped)
                              whole.name.c_str());
     }
     dropped = whole.present;
+    bar(whole);
     drop(whole);
     return {};
 }
@@ -223,6 +288,7 @@ void WholeLedger::update(WholeId id, bool &dropped)
         return;
     }
     dropped = true;
+    bar(whole);
     drop(whole);
 }
 
@@ -231,6 +297,7 @@ void WholeLedger::drop(Whole &whole)
     if (whole.present) used_blocks_ -= whole.blocks;
     whole.present = false;
     whole.old = false;
+    whole.ahead = false;
 }
 
 // ---- WholeGathers ------------------------------------------------------------------------------
@@ -270,7 +337,6 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
     call.wholes = wholes;
     call.access = access;
     call.owner = owner;
-    const bool idle = queue_.empty();
     for (size_t i = 0; i < wholes.size(); i++) {
         if (decision.needs[i] == WholeNeed::kGather) {
             queue_gather(decision.gathers[i], wholes[i]);
@@ -280,7 +346,10 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
         if (gather != 0) call.waits.push_back(gather);
     }
     if (call.waits.empty()) ask_views(call_number, now, out);
-    if (idle) ask_next(now, out);
+    for (size_t i = 0; i < decision.ahead.size(); i++) {
+        queue_gather(decision.ahead_gathers[i], decision.ahead[i]);
+    }
+    ask_next(now, out);
     return call_number;
 }
 
@@ -308,6 +377,10 @@ void WholeGathers::note(uint64_t call, const WholeDecision &decision,
             decisions_ += format_text(" as %llu", number(decision.gathers[i]));
         }
     }
+    for (size_t i = 0; i < decision.ahead.size(); i++) {
+        decisions_ +=
+            format_text(" ahead %u as %llu", decision.ahead[i], number(decision.ahead_gathers[i]));
+    }
     if (!decision.status.ok()) decisions_ += format_text(" refused %d", decision.status.code());
     decisions_ += '\n';
 }
@@ -316,6 +389,11 @@ void WholeGathers::drop(WholeId whole, Commands &out)
 {
     decisions_ += format_text("drop %u\n", whole);
     if (lost_[whole]) return;
+    if (last_gather_[whole] != 0) {
+        leaving_.insert({last_gather_[whole], whole});
+        last_gather_[whole] = 0;
+        return;
+    }
     // No view and no fetch is open: pins of the ledger span both.
     const Status status = core_.discard(tensors_[whole].whole, out);
     STW_ASSERT(status.ok());
@@ -323,7 +401,10 @@ void WholeGathers::drop(WholeId whole, Commands &out)
 
 void WholeGathers::ask_next(Instant now, Commands &out)
 {
-    if (queue_.empty()) return;
+    if (queue_.empty() || queue_.front().fetch != 0) return;
+    // Its room may be that of a whole which is dropped and still being gathered. To wait for that in
+    // the core's queue would keep the shard of that very gather waiting behind.
+    if (!leaving_.empty() && leaving_.begin()->first < queue_.front().id) return;
     FetchAsked asked;
     asked.flags = kFetchWaitRoom;  // this rank's views must not decide
     asked.claim = queue_.front().claim;
@@ -400,13 +481,15 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, Instant no
             release.abandon = !status.ok();
             core_.release(release, now, out);
         }
-        core_.unclaim_tensor(start.claim, tensors.whole, false, out);
+        const bool leaves = leaving_.erase({gather, whole}) > 0;
+        core_.unclaim_tensor(start.claim, tensors.whole, leaves, out);
         core_.unclaim_tensor(start.claim, tensors.shard, false, out);
         // The ledger still has it, as on all ranks; who asks for it is told, until a call drops it.
-        if (!status.ok()) core_.fail(tensors.whole, status);
+        if (!status.ok() && !leaves) core_.fail(tensors.whole, status);
         if (last_gather_[whole] == gather) last_gather_[whole] = 0;
     }
     gather_over(gather, now, out);
+    ask_next(now, out);
 }
 
 void WholeGathers::lose(GatherId gather, const Status &status)
@@ -451,6 +534,13 @@ void WholeGathers::ask_views(uint64_t call_number, Instant now, Commands &out)
         asked.requests.push_back(request);
     }
     views_[core_.fetch(asked, now, out)] = call_number;
+}
+
+bool WholeGathers::gathering(WholeId whole) const
+{
+    return last_gather_[whole] != 0 ||
+           std::any_of(leaving_.begin(), leaving_.end(),
+                       [whole](const auto &at) { return at.second == whole; });
 }
 
 StartGather WholeGathers::queued(GatherId gather) const

@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stepwell::residency {
@@ -31,13 +33,17 @@ struct WholeDecision {
     std::vector<WholeId> drops;     // leave first
     std::vector<WholeNeed> needs;   // one per whole asked for
     std::vector<GatherId> gathers;  // one per need; 0 unless kGather. Small ones share a collective
+    // Wholes that came next before, gathered ahead of their fetch, each by a collective of its own.
+    std::vector<WholeId> ahead;
+    std::vector<GatherId> ahead_gathers;
 };
 
 class WholeLedger {
 public:
     // bucket_bytes: of one collective that small wholes of a call share; 0: none do.
-    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0)
-        : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes)
+    // ahead_max: so many of the fetches that will follow are looked at; 0: nothing is gathered ahead.
+    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0, uint32_t ahead_max = 0)
+        : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes), ahead_max_(ahead_max)
     {
     }
 
@@ -75,7 +81,9 @@ private:
         bool present = false;
         bool old = false;  // leaves with its last view
         bool removed = false;
-        uint64_t used_at = 0;  // call number
+        bool ahead = false;        // gathered, and not fetched since
+        uint64_t used_at = 0;      // call number
+        uint64_t ahead_after = 0;  // where in the order of fetches it was foreseen
 
         [[nodiscard]] bool pinned() const { return readers > 0 || writer; }
     };
@@ -86,9 +94,21 @@ private:
                      std::vector<WholeId> &drops) const;
     void drop(Whole &whole);
     void assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision);
+    // Two fetches in a row say where in a step the program is.
+    static uint64_t place_of(WholeId before, WholeId last) { return uint64_t{before} << 32 | last; }
+    void learn(const std::vector<WholeId> &asked);
+    void look_ahead(WholeDecision &decision);
+    bool gather_ahead(WholeId whole, uint64_t after, const std::vector<WholeId> &foreseen,
+                      WholeDecision &decision);
+    void bar(const Whole &whole);
 
     uint64_t budget_blocks_;
     uint64_t bucket_bytes_;
+    uint32_t ahead_max_;
+    WholeId before_last_ = kNone;
+    WholeId last_ = kNone;
+    std::map<uint64_t, WholeId> follows_;  // by place_of(): what was fetched next the last time
+    std::set<uint64_t> barred_;            // where what follows was changed before it was used
     uint64_t used_blocks_ = 0;
     uint64_t calls_ = 0;
     GatherId gathers_ = 0;
@@ -137,8 +157,9 @@ struct WholeTensors {
 // that is called later must not come between on one rank and not on another.
 class WholeGathers {
 public:
-    WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0)
-        : core_(core), place_(place), ledger_(budget_blocks, bucket_bytes)
+    WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0,
+                 uint32_t ahead_max = 0)
+        : core_(core), place_(place), ledger_(budget_blocks, bucket_bytes, ahead_max)
     {
     }
 
@@ -173,6 +194,8 @@ public:
     [[nodiscard]] const std::string &decisions() const { return decisions_; }
     [[nodiscard]] const WholeLedger &ledger() const { return ledger_; }
     [[nodiscard]] const WholeTensors &tensors(WholeId whole) const { return tensors_[whole]; }
+    // It is claimed by a collective, asked for or running.
+    [[nodiscard]] bool gathering(WholeId whole) const;
     [[nodiscard]] bool idle() const { return queue_.empty() && running_.empty() && calls_.empty(); }
 
 private:
@@ -203,6 +226,8 @@ private:
     std::vector<WholeTensors> tensors_;
     std::vector<GatherId> last_gather_;  // of each whole
     std::vector<bool> lost_;             // its memory
+    // Dropped while they were gathered: they leave when that is over.
+    std::set<std::pair<GatherId, WholeId>> leaving_;
     uint64_t call_number_ = 0;
     std::map<uint64_t, Call> calls_;  // not answered
     std::deque<Gather> queue_;        // not started; the front asks the core

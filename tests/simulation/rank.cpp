@@ -40,7 +40,7 @@ Rank::Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, J
       journal_(journal),
       config_(rank_config(plan, random_)),
       machine_(config_, random_, journal, *this),
-      gathers_(machine_.core, kDevice, plan.whole_blocks, plan.bucket_bytes)
+      gathers_(machine_.core, kDevice, plan.whole_blocks, plan.bucket_bytes, plan.ahead_max)
 {
     machine_.faults.stall_percent = static_cast<uint32_t>(random_.below(10));
     create_tensors();
@@ -101,9 +101,10 @@ std::string Rank::state() const
 {
     return format_text(
         "rank %u: call %zu of %zu, %zu local views, %u fetches wait, %zu collectives "
-        "started, %zu shard writes",
+        "started, %zu shard writes, %zu read\n%s%s",
         rank_, next_call_, plan_.calls.size(), local_views_.size(), machine_.core.waiting_fetches(),
-        started_.size(), shard_writes_.size());
+        started_.size(), shard_writes_.size(), reading_.size(),
+        machine_.core.describe_waiting(16).c_str(), gathers_.decisions().c_str());
 }
 
 bool Rank::step()

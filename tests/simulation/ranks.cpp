@@ -36,6 +36,7 @@ RankPlan choose_plan(Random &random, bool many)
     plan.whole_blocks = largest + static_cast<uint32_t>(random.below(2 * largest));
     if (random.chance(50))
         plan.bucket_bytes = random.between(32, 32ull * plan.whole_blocks) * kBlockBytes;
+    plan.ahead_max = static_cast<uint32_t>(random.below(4));
     // Every tensor is written once, so that there is something to gather.
     for (WholeId whole = 0; whole < tensors; whole++) {
         plan.calls.push_back({RankCall::Kind::kWrite, {whole}, 0});

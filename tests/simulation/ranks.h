@@ -24,6 +24,7 @@ struct RankPlan {
     uint32_t ranks = 2;
     uint32_t whole_blocks = 0;           // agreed
     uint64_t bucket_bytes = 0;           // agreed
+    uint32_t ahead_max = 0;              // agreed
     std::vector<uint32_t> shard_blocks;  // of each tensor; its whole is as many times larger
     std::vector<RankCall> calls;
     uint32_t faults_per_million = 0;  // of shards that a rank is to read for a gather

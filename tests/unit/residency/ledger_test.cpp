@@ -141,5 +141,57 @@ TEST_F(LedgerTest, WithoutABucketEachGatherIsACollective)
     EXPECT_THAT(ledger_.fetch({a, b}, Access::kRead).gathers, ElementsAre(1u, 2u));
 }
 
+class LedgerAheadTest : public testing::Test {
+protected:
+    LedgerAheadTest()
+    {
+        for (const char *name : {"a", "b", "c", "d"})
+            wholes_.push_back(ledger_.add(name, 2).value());
+    }
+    WholeDecision use(size_t index)
+    {
+        WholeDecision decision = ledger_.fetch({wholes_[index]}, Access::kRead);
+        EXPECT_TRUE(decision.status.ok());
+        EXPECT_FALSE(ledger_.release(wholes_[index], Access::kRead));
+        return decision;
+    }
+    WholeLedger ledger_{6, 0, 2};
+    std::vector<WholeId> wholes_;
+};
+
+TEST_F(LedgerAheadTest, WhatFollowedTheLastTimeIsGatheredInTheRoomOfWhatIsNotForeseen)
+{
+    for (const size_t index : {0, 1, 2, 3}) EXPECT_THAT(use(index).ahead, IsEmpty()) << index;
+    EXPECT_THAT(use(0).ahead, IsEmpty());  // nothing is known of what follows d and a
+    // Of c and d, which followed a and b, d is here: c comes in the room of a.
+    const WholeDecision second = use(1);
+    EXPECT_THAT(second.needs, ElementsAre(WholeNeed::kGather));
+    EXPECT_THAT(second.ahead, ElementsAre(wholes_[2]));
+    EXPECT_THAT(second.ahead_gathers, ElementsAre(second.gathers[0] + 1));
+    EXPECT_THAT(use(2).needs, ElementsAre(WholeNeed::kHit));
+}
+
+TEST_F(LedgerAheadTest, WhatChangesBeforeItIsUsedIsNotGatheredAheadThereAgain)
+{
+    for (const size_t index : {0, 1, 2, 3, 0}) use(index);
+    ASSERT_THAT(use(1).ahead, ElementsAre(wholes_[2]));
+    bool dropped = false;
+    ledger_.update(wholes_[2], dropped);
+    EXPECT_TRUE(dropped);
+    for (const size_t index : {2, 3, 0}) use(index);
+    EXPECT_THAT(use(1).ahead, IsEmpty());
+}
+
+TEST_F(LedgerAheadTest, NothingIsDroppedThatIsPinned)
+{
+    for (const size_t index : {0, 1, 2, 3, 0}) use(index);
+    for (const size_t index : {3, 0}) {
+        ASSERT_TRUE(ledger_.fetch({wholes_[index]}, Access::kRead).status.ok());
+    }
+    // The place is another one now, so nothing is foreseen; and b takes the last room.
+    EXPECT_THAT(ledger_.fetch({wholes_[1]}, Access::kRead).ahead, IsEmpty());
+    EXPECT_EQ(ledger_.used_blocks(), 6u);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

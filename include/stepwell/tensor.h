@@ -109,7 +109,8 @@ STW_API stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec
 /**
  * Destroy. The bytes go back to their budgets once streams and I/O have passed.
  *
- * Ownership: the handles are dead after OK.  Threads: any thread.  Blocks: never.
+ * Ownership: the handles are dead after OK.  Threads: any thread.
+ * Blocks:    never; over several ranks, until a gather of one of them is over that was under way.
  * Errors:    INVALID, BUSY (views, or an optimizer that holds it), CLOSED; all or none.
  */
 STW_API stw_status stw_tensor_destroy(stw_tensor *const *tensors, uint32_t n);

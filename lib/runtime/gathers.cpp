@@ -408,6 +408,26 @@ Status Runtime::write_shards(stw_tensor *tensor, Commands &out)
     return ranks_->gathers.write(tensor->sharding->whole_id, out);
 }
 
+// A gather ahead of its fetch may have the tensors: the ranks have agreed on it, so it ends soon.
+Status Runtime::await_gathers(stw_tensor *const *tensors, uint32_t n)
+{
+    if (!ranks_.body) return {};
+    const residency::Instant begin = now();
+    const auto gathers = [&](const stw_tensor *tensor) {
+        const Sharding *sharding = tensor->sharding.get();
+        return sharding && sharding->whole != residency::kNone &&
+               ranks_->gathers.gathering(sharding->whole_id);
+    };
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool over = wait_ranks(lock, begin, begin + ranks_->group.timeout_ns(),
+                                 [&] { return std::none_of(tensors, tensors + n, gathers); });
+    if (over) return {};
+    STW_TRY(interrupted_since(begin));
+    return Status::error(STW_ERROR_BUSY,
+                         "tensor '%s' is still being gathered: other ranks have not come that far",
+                         (*std::find_if(tensors, tensors + n, gathers))->name.c_str());
+}
+
 // Before a tensor goes: is its whole in use, or a sum under way?
 Status Runtime::may_unshard(const stw_tensor &tensor, Commands &out)
 {

@@ -18,6 +18,9 @@ namespace {
 using residency::PlaceId;
 
 constexpr uint64_t kBucketBytes = collective::kBucketBytes;
+// Fetches that follow, gathered while the program works on what it has: the next layer, and the one
+// behind it where layers take turns of two tensors.
+constexpr uint32_t kAheadMax = 2;
 
 }  // namespace
 
@@ -25,7 +28,7 @@ Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint6
     : handle(group_handle),
       group(*group_handle->body),
       place(at),
-      gathers(owner.core_, at, whole_blocks, kBucketBytes)
+      gathers(owner.core_, at, whole_blocks, kBucketBytes, kAheadMax)
 {
 }
 

@@ -542,6 +542,7 @@ private:
     void run_keep(Collective &work);
     Status release_whole(const ViewSlot &view, bool by_gate, uint32_t flags);
     Status write_shards(stw_tensor *tensor, Commands &out);
+    Status await_gathers(stw_tensor *const *tensors, uint32_t n);
     Status may_unshard(const stw_tensor &tensor, Commands &out);
     void unshard(stw_tensor &tensor, Commands &out);
     void update_shards(const stw_tensor *tensor, Commands &out);

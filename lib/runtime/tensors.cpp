@@ -298,6 +298,7 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
         return Status::error(STW_ERROR_INVALID, "tensor '%s' is named twice in one call",
                              (*twice)->name.c_str());
     }
+    STW_TRY(await_gathers(tensors, n));
     Status status;
     act([&](Core &core, Commands &out) {
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
@@ -433,6 +434,7 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
 
 Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
 {
+    STW_TRY(await_gathers(tensors, n));
     Status first;
     act([&](Core &core, Commands &out) {
         drain_hits();

@@ -578,6 +578,39 @@ static void operations_gather_in_the_order_of_calls(struct member *member)
     end(runtime, group, member);
 }
 
+/* The next whole is there before the other ranks have asked for it: it was gathered ahead. */
+static void what_followed_before_is_gathered_ahead(struct member *member)
+{
+    const uint64_t n = (uint64_t)member->size * BLOCK / 4;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 3 * member->size);
+    stw_tensor *layers[5];
+    for (uint32_t i = 0; i < 5; ++i) {
+        const char name[] = {(char)('a' + i), '\0'};
+        layers[i] = make(runtime, name, n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, layers[i], i);
+    }
+    for (uint32_t i = 0; i < 15; ++i) expect_whole(runtime, layers[i % 5], n, i % 5);
+    for (uint32_t turn = 0; turn < 5; ++turn) {
+        expect_whole(runtime, layers[turn], n, turn);
+        SUCCEEDS(stw_runtime_drain(runtime, 0));
+        meet(member);
+        const uint32_t next = (turn + 1) % 5;
+        if (member->rank == 0) expect_whole(runtime, layers[next], n, next);
+        meet(member);
+        if (member->rank != 0) expect_whole(runtime, layers[next], n, next);
+    }
+    /* Changed between its gather and its fetch: the new bytes are seen. */
+    for (uint32_t round = 1; round < 4; ++round) {
+        for (uint32_t i = 0; i < 5; ++i) {
+            expect_whole(runtime, layers[i], n, i + 10 * (round - 1));
+        }
+        for (uint32_t i = 0; i < 5; ++i) write_shard(runtime, layers[i], i + 10 * round);
+    }
+    SUCCEEDS(stw_tensor_destroy(layers, 5));
+    end(runtime, group, member);
+}
+
 int main(int argc, char **argv)
 {
 #define CLAIM(name)                                                                                \
@@ -587,6 +620,7 @@ int main(int argc, char **argv)
     static const struct claim claims[] = {
         CLAIM(shards_cover_the_tensor_and_are_gathered),
         CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it),
+        CLAIM(what_followed_before_is_gathered_ahead),
         CLAIM(each_rank_keeps_its_part_of_what_all_write),
         CLAIM(sums_go_to_the_shards),
         CLAIM(training_has_the_bits_of_one_rank),

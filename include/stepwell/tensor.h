@@ -61,8 +61,8 @@ typedef struct stw_tensor_spec {
     uint64_t align_bytes;         /* of the first element, a power of two up to 4096; 0: 256 */
     uint64_t neighbour;           /* small tensors share blocks, and so move as one I/O, only with
                                      those of the same value (the tensors of one layer) */
-    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's, and nothing else
-                                     in this release: open a runtime on each part of a split group */
+    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's, nothing else in
+                                     this release: open a runtime on each part of a split group */
     const stw_policy *policy;     /* copied; NULL: by preset and role */
     uint64_t partition_multiple;  /* shards hold a multiple of so many elements (a row, a block of a
                                      quantised format); 0: no matter */

@@ -124,8 +124,7 @@ std::string Group::late_ranks(uint64_t work, int *first_out) const
     std::vector<uint32_t> ranks(16);
     uint32_t count = 0;
     if (work != kNoWork && (ops_->capabilities & STW_COLLECTIVE_NAMES_MISSING) != 0) {
-        count = ops_->missing(collective_, work, ranks.data(),
-                              static_cast<uint32_t>(ranks.size()));
+        count = ops_->missing(collective_, work, ranks.data(), static_cast<uint32_t>(ranks.size()));
     }
     ranks.resize(std::min<size_t>(ranks.size(), count));
     std::string text;
@@ -152,8 +151,8 @@ Status Group::give_in(uint64_t work, const char *what, bool exchanges)
     const bool told = gives_up_.load(std::memory_order_relaxed);
     int first = -1;
     const std::string who = told ? std::string() : late_ranks(exchanges ? work : kNoWork, &first);
-    const bool aborts = (ops_->capabilities & STW_COLLECTIVE_CAN_ABORT) != 0 &&
-                        ops_->abort(collective_) == STW_OK;
+    const bool aborts =
+        (ops_->capabilities & STW_COLLECTIVE_CAN_ABORT) != 0 && ops_->abort(collective_) == STW_OK;
     if (!aborts) (exchanges ? holds_records_ : holds_memory_) = true;
     Status status =
         told ? Status::error(STW_ERROR_CANCELLED,

@@ -116,9 +116,9 @@ private:
 };
 
 // A collective the shell has to start; they are issued by rising number on every rank. First it
-// brings this rank's shards into their places in the wholes, piece by piece under the claim, so that
-// no more of a shard is here than its whole. One that has no memory here is started all the same,
-// since the others wait for it, and every rank hears in gather_done() that it failed.
+// brings this rank's shards into their places in the wholes, piece by piece under the claim, so
+// that no more of a shard is here than its whole. One that has no memory here is started all the
+// same, since the others wait for it, and every rank hears in gather_done() that it failed.
 struct StartGather {
     GatherId gather = 0;
     ClaimId claim = 0;            // on the shards and the wholes
@@ -171,9 +171,10 @@ public:
     // Returns the call's number; the answer comes through pump().
     uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Instant now,
                    Commands &out);
-    // One view of an answered call. After a refusal that is `pinned` too, with no grant, at the point
-    // of the program where it learns of it: pins end by the order of calls, never by the time of a
-    // failure. Then, and where what was written is abandoned, the whole leaves with its last view.
+    // One view of an answered call. After a refusal that is `pinned` too, with no grant, at the
+    // point of the program where it learns of it: pins end by the order of calls, never by the time
+    // of a failure. Then, and where what was written is abandoned, the whole leaves with its last
+    // view.
     void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out,
                  bool abandon = false);
     Status write(WholeId whole, Commands &out);

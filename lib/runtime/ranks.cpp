@@ -335,7 +335,7 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, c
     return {};
 }
 
-// Where shards of wholes are brought ahead: a tier that is farther than the wholes', if there is one.
+// Where shards of wholes are brought ahead: a tier farther than the wholes', if there is one.
 PlaceId Runtime::shard_place() const
 {
     return places_[host_place_].memory ? host_place_ : nearest_place_;

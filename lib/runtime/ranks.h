@@ -69,7 +69,7 @@ struct Runtime::Ranks {
     collective::Group &group;
     std::unique_ptr<collective::Node> node;
     std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
-    residency::PlaceId place;  // of wholes
+    residency::PlaceId place;                       // of wholes
     residency::WholeGathers gathers;
     std::vector<stw_tensor *> wholes;  // by their number in the ledger
     std::deque<std::unique_ptr<Collective>> queue;

@@ -38,8 +38,8 @@ Result<TensorId> Runtime::make_buffer(const stw_tensor &tensor, uint64_t bytes)
     return status;
 }
 
-// A buffer that a REDUCE added into. With MORE it stays with what this rank has of the sum; without,
-// that goes out to all ranks, in the order of releases.
+// A buffer that a REDUCE added into. With MORE it stays with what this rank has of the sum;
+// without, that goes out to all ranks, in the order of releases.
 Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
 {
     stw_tensor *tensor = view.tensor;

@@ -370,7 +370,7 @@ static void a_rank_of_a_group_says_how_its_tensors_lie(void **state)
     ok(stw_group_destroy(group));
 }
 
-/* ---------------------------------------------------------------------------- engines that fail */
+/* ------------------------------------------------------------------------- engines that fail -- */
 
 static void an_engine_that_fails_fails_the_group(void **state)
 {

@@ -150,8 +150,8 @@ STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);
  * from what is not pinned and not prefetched for others; an EMPTY tensor has nothing to move, and
  * WRITE is taken as READ. For a request that will be a copy they move to where the CPU reads them.
  * Moves local shards; a collective starts on a fetch, or ahead of the next by the order that all
- * ranks fetched in before, not on a hint. Never fails for lack of room. Errors: INVALID, CLOSED. Any thread.
- * Never blocks. */
+ * ranks fetched in before, not on a hint. Never fails for lack of room. Errors: INVALID, CLOSED.
+ * Any thread. Never blocks. */
 STW_API stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
                                 uint32_t n);
 

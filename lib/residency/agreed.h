@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathered wholes: which are kept, gathered and dropped, and in which order collectives start. All
-// of it is a function of the calls, the specs and the agreed budget, so that every rank decides the
-// same. WholeLedger decides and sees nothing else; WholeGathers carries a decision out on the core
-// of one rank, whose timing it may follow but never asks. Under the shell's lock; no clock, no OS.
+// What one rank does with the ledger's decisions: WholeGathers carries them out on its core, whose
+// timing it follows and never asks. Under the shell's lock; no clock, no OS.
 #pragma once
 
 #include "lib/residency/core.h"
+#include "lib/residency/ledger.h"
 #include "lib/residency/types.h"
 
 #include <cstdint>
@@ -17,103 +16,6 @@
 #include <vector>
 
 namespace stepwell::residency {
-
-using WholeId = uint32_t;
-using GatherId = uint64_t;  // counts collectives: the same number is the same one on all ranks
-
-// What a whole needs before a view of it can be given.
-enum class WholeNeed : uint8_t {
-    kHit,     // it is there
-    kGather,  // a collective
-    kFill,    // room alone: the caller writes all of it
-};
-
-struct WholeDecision {
-    Status status;                  // an error: nothing changed, on no rank
-    std::vector<WholeId> drops;     // leave first
-    std::vector<WholeNeed> needs;   // one per whole asked for
-    std::vector<GatherId> gathers;  // one per need; 0 unless kGather. Small ones share a collective
-    // Wholes that came next before, gathered ahead of their fetch, each by a collective of its own.
-    std::vector<WholeId> ahead;
-    std::vector<GatherId> ahead_gathers;
-};
-
-class WholeLedger {
-public:
-    // bucket_bytes: of one collective that small wholes of a call share; 0: none do.
-    // ahead_max: so many of the fetches that will follow are looked at; 0: nothing is gathered ahead.
-    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0, uint32_t ahead_max = 0)
-        : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes), ahead_max_(ahead_max)
-    {
-    }
-
-    // BUDGET when it could never be gathered. Ids count creations, as they do on all ranks.
-    Result<WholeId> add(std::string name, uint32_t blocks, uint64_t bytes = 0);
-    Status remove(WholeId whole);
-
-    // Pins all of them until release(), or none. Recency counts calls. BUSY on a conflict: the
-    // caller would wait for itself.
-    WholeDecision fetch(const std::vector<WholeId> &wholes, Access access);
-    // True when the whole has to leave: an update came while it was open.
-    [[nodiscard]] bool release(WholeId whole, Access access);
-
-    // The shards change, so the gathered bytes are old. `drop` tells whether a whole was there.
-    Status write(WholeId whole, bool &drop);
-    Status discard(WholeId whole, bool &drop) { return write(whole, drop); }
-    // As write, but behind views that are open: the whole leaves with the last of them.
-    void update(WholeId whole, bool &drop);
-    // What was gathered or written is no good: as update, for one that is pinned.
-    void spoil(WholeId whole) { wholes_[whole].old = true; }
-
-    [[nodiscard]] uint64_t used_blocks() const { return used_blocks_; }
-    [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
-    [[nodiscard]] bool present(WholeId whole) const { return wholes_[whole].present; }
-    [[nodiscard]] bool pinned(WholeId whole) const { return wholes_[whole].pinned(); }
-    [[nodiscard]] GatherId last_gather() const { return gathers_; }
-
-private:
-    struct Whole {
-        std::string name;
-        uint32_t blocks = 0;
-        uint64_t bytes = 0;
-        uint32_t readers = 0;
-        bool writer = false;
-        bool present = false;
-        bool old = false;  // leaves with its last view
-        bool removed = false;
-        bool ahead = false;        // gathered, and not fetched since
-        uint64_t used_at = 0;      // call number
-        uint64_t ahead_after = 0;  // where in the order of fetches it was foreseen
-
-        [[nodiscard]] bool pinned() const { return readers > 0 || writer; }
-    };
-
-    [[nodiscard]] Status conflict(const std::vector<WholeId> &wholes, Access access) const;
-    // The wholes that leave for `needed_blocks`, least recently used first; BUDGET if too few can.
-    Status make_room(const std::vector<WholeId> &asked, uint64_t needed_blocks,
-                     std::vector<WholeId> &drops) const;
-    void drop(Whole &whole);
-    void assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision);
-    // Two fetches in a row say where in a step the program is.
-    static uint64_t place_of(WholeId before, WholeId last) { return uint64_t{before} << 32 | last; }
-    void learn(const std::vector<WholeId> &asked);
-    void look_ahead(WholeDecision &decision);
-    bool gather_ahead(WholeId whole, uint64_t after, const std::vector<WholeId> &foreseen,
-                      WholeDecision &decision);
-    void bar(const Whole &whole);
-
-    uint64_t budget_blocks_;
-    uint64_t bucket_bytes_;
-    uint32_t ahead_max_;
-    WholeId before_last_ = kNone;
-    WholeId last_ = kNone;
-    std::map<uint64_t, WholeId> follows_;  // by place_of(): what was fetched next the last time
-    std::set<uint64_t> barred_;            // where what follows was changed before it was used
-    uint64_t used_blocks_ = 0;
-    uint64_t calls_ = 0;
-    GatherId gathers_ = 0;
-    std::vector<Whole> wholes_;
-};
 
 // A collective the shell has to start; they are issued by rising number on every rank. First it
 // brings this rank's shards into their places in the wholes, piece by piece under the claim, so

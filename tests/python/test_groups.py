@@ -2,6 +2,7 @@
 """Groups of ranks: here threads, whose collectives are functions of this program."""
 import threading
 import unittest
+from array import array
 
 import stepwell
 import support
@@ -141,7 +142,8 @@ class Tensors(unittest.TestCase):
                 tensor = runtime.create("w", size, "f32", partition="sharded")
                 info = tensor.info()
                 self.assertEqual(info.partition, stepwell.Partition.SHARDED)
-                tensor.write(numbers(info.shard_begin, info.shard_elements), scope="shard")
+                tensor.write(array("f", numbers(info.shard_begin, info.shard_elements)),
+                             scope="shard")
                 with tensor.fetch() as whole:
                     self.assertEqual(floats_of(whole), numbers(0, size))
                 with tensor.fetch(scope="shard") as shard:
@@ -193,8 +195,8 @@ class Tensors(unittest.TestCase):
                 for partition in ("sharded", "replicated"):
                     gradient = runtime.create(partition, 3000, "f32", role="grad",
                                               partition=partition)
-                    gradient.reduce([mine] * 3000, more=True)
-                    gradient.reduce([10 * mine] * 3000)
+                    gradient.reduce(array("f", [mine] * 3000), more=True)
+                    gradient.reduce(array("f", [10 * mine] * 3000))
                     with gradient.fetch(scope="shard") as sums:
                         self.assertEqual(set(floats_of(sums)), {66.0})
                     with runtime.fetch(gradient, "reduce") as view:
@@ -211,14 +213,15 @@ class Tensors(unittest.TestCase):
         def train(runtime, rank, ranks):
             weights = runtime.create("w", size, "f32", role="param", partition="sharded")
             gradient = runtime.create("g", size, "f32", role="grad", partition="sharded")
-            weights.write(numbers(0, size))
+            weights.write(array("f", numbers(0, size)))
             optimizer = runtime.adamw(stepwell.Hyper(lr=0.01))
             optimizer.add(weights, gradient)
             norms = []
             for _ in range(2):
                 for batch in range(rank, batches, ranks):
                     # Of whole numbers, so that their sums are exact in any order.
-                    gradient.reduce(numbers(0, size, batch), more=batch + ranks < batches)
+                    gradient.reduce(array("f", numbers(0, size, batch)),
+                                    more=batch + ranks < batches)
                 norms.append(optimizer.step(clip_norm=1.0).norm)
             out = bytearray(4 * size)
             weights.read(out)

@@ -191,6 +191,21 @@ class Group:
         return cls(_abi.STW_GROUP_CALLBACKS, _Calls(engine), rank=rank, size=size,
                    flags=_flags(caller_thread), timeout_ns=nanoseconds(timeout))
 
+    @classmethod
+    def from_torch(cls, process_group: Any = None, *, timeout: Optional[float] = None) -> "Group":
+        """Over torch.distributed, among the processes of a process group (None: all), whatever its
+        backend: collectives run over Gloo, in host memory, in a process group of their own. All
+        processes of it call this, in the same order as they make groups of torch.distributed."""
+        from . import _torch  # PyTorch is needed here alone
+        engine = _torch.Engine(process_group, timeout)
+        try:
+            # Gloo's own timeout comes first: it ends what is in flight.
+            return cls.callbacks(engine, engine.rank, engine.size,
+                                 timeout=_torch.PATIENCE + (timeout or _torch.TIMEOUT_SECONDS))
+        except BaseException:
+            engine.close()
+            raise
+
     # -- what is known of it ------------------------------------------------------------------
 
     @property

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups over torch.distributed: two processes, Gloo. Skipped where PyTorch is not installed."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from array import array
+
+import stepwell
+import support
+
+PROGRAM = """
+import ctypes, json, sys, threading, warnings
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+import torch
+import torch.distributed as distributed
+import stepwell
+import test_torch
+
+claim, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
+print(json.dumps(getattr(test_torch, claim)(rank, size)))
+distributed.destroy_process_group()
+"""
+SIZE = 20001
+
+
+def open_on(group):
+    return stepwell.Runtime(host_bytes=64 * support.BLOCK, block_bytes=support.BLOCK,
+                            thread_count=1, timeout=60, group=group)
+
+
+def numbers(count, salt=0):
+    return array("f", [float((at * 7 + salt) % 1021) for at in range(count)])
+
+
+def train(runtime, rank, ranks):
+    """Four micro-batches of whole numbers a step, so that their sums are exact in any order."""
+    weights = runtime.create("w", SIZE, "f32", role="param", partition="sharded")
+    gradient = runtime.create("g", SIZE, "f32", role="grad", partition="sharded")
+    weights.write(numbers(SIZE))
+    optimizer = runtime.adamw(stepwell.Hyper(lr=0.01))
+    optimizer.add(weights, gradient)
+    norms = []
+    for _ in range(2):
+        for batch in range(rank, 4, ranks):
+            gradient.reduce(numbers(SIZE, batch), more=batch + ranks < 4)
+        norms.append(optimizer.step(clip_norm=1.0).norm)
+    out = bytearray(4 * SIZE)
+    weights.read(out)
+    return norms, out.hex()
+
+
+def trained(rank, size):
+    with stepwell.Group.from_torch(timeout=60) as group, open_on(group) as runtime:
+        assert (group.rank, group.size) == (rank, size)
+        return train(runtime, rank, size)
+
+
+def summed(rank, size):
+    """The sums of tensors of each dtype; of the rounding of the 16 bit ones too."""
+    import torch
+    found = {}
+    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    with stepwell.Group.from_torch(timeout=60) as group, open_on(group) as runtime:
+        for name, kind in kinds.items():
+            for partition in ("sharded", "replicated"):
+                tensor = runtime.create(f"{name}-{partition}", 1001, name, role="grad",
+                                        partition=partition)
+                with tensor.fetch("reduce") as view:
+                    torch.frombuffer(view.bytes, dtype=kind).fill_(1.0 if rank == 0 else 0.00389)
+                whole = torch.empty(1001, dtype=kind)
+                if partition == "sharded":
+                    with tensor.fetch() as view:
+                        whole.copy_(torch.frombuffer(view.bytes, dtype=kind))
+                else:
+                    whole.copy_(torch.frombuffer(tensor.read(bytearray(whole.nbytes)), dtype=kind))
+                right = (torch.ones((), dtype=kind).float()
+                         + torch.tensor(0.00389).to(kind).float()).to(kind)
+                found[tensor.name] = bool((whole == right).all())
+    return found
+
+
+def beside_the_programs_own(rank, size):
+    """The program's collectives, in a process group of its own or another, do not meet ours."""
+    import torch
+    import torch.distributed as distributed
+    part = distributed.new_group(list(range(size)))
+    with stepwell.Group.from_torch(part, timeout=60) as group, open_on(group) as runtime:
+        tensor = runtime.create("w", SIZE, partition="sharded")
+        tensor.fill(1.0)
+        for _ in range(20):
+            operation = runtime.fetch_async(tensor)
+            mine = torch.full((1000,), float(rank + 1))
+            distributed.all_reduce(mine)
+            distributed.all_reduce(mine, group=part)
+            assert mine[0] == 2 * (size * (size + 1) // 2), mine[0]
+            operation.wait()
+            operation.collect().release()
+            tensor.fill(1.0)
+    return "done"
+
+
+def lost(rank, size):
+    """The last rank leaves, as if it were killed; the others are told what Gloo said."""
+    group = stepwell.Group.from_torch(timeout=60)
+    runtime = open_on(group)
+    tensor = runtime.create("w", SIZE, partition="sharded")
+    tensor.fill(1.0)
+    if rank == size - 1:
+        os._exit(0)
+    try:
+        tensor.fetch()
+        said = "nothing"
+    except stepwell.PeerError:
+        said = type(group.failure).__name__
+    print(json.dumps(said), flush=True)
+    os._exit(0)
+
+
+def run_ranks(claim, size=2):
+    with tempfile.TemporaryDirectory(prefix="stepwell-torch-", dir=".") as directory:
+        store = os.path.abspath(os.path.join(directory, "store"))
+        # On one machine, whatever its name resolves to.
+        settings = dict(support.environment(), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+        ranks = [subprocess.Popen(
+            [sys.executable, "-B", "-c", PROGRAM, claim, store, str(rank), str(size)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
+            for rank in range(size)]
+        return [(rank.returncode, *texts) for rank, texts in
+                [(rank, rank.communicate(timeout=150)) for rank in ranks]]
+
+
+@unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed")
+class Torch(unittest.TestCase):
+    def results(self, claim):
+        found = []
+        for status, out, errors in run_ranks(claim):
+            self.assertEqual(status, 0, errors)
+            found.append(json.loads(out) if out else None)
+        return found
+
+    def test_training_has_the_bits_of_one_rank(self):
+        with open_on(None) as runtime:
+            alone = json.loads(json.dumps(train(runtime, 0, 1)))
+        for together in self.results("trained"):
+            self.assertEqual(together[0], alone[0])
+            self.assertTrue(together[1] == alone[1])
+
+    def test_sums_are_rounded_once(self):
+        for found in self.results("summed"):
+            self.assertEqual(len(found), 6)
+            self.assertEqual([name for name, right in found.items() if not right], [])
+
+    def test_collectives_of_the_program_do_not_meet_those_of_the_group(self):
+        self.assertEqual(self.results("beside_the_programs_own"), ["done", "done"])
+
+    def test_a_rank_that_is_gone_is_an_error_of_the_others(self):
+        self.assertEqual(self.results("lost"), ["RuntimeError", None])
+
+
+@unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed")
+class NotSetUp(unittest.TestCase):
+    def test_without_a_process_group_there_is_a_sentence(self):
+        with self.assertRaisesRegex(stepwell.InvalidError, "init_process_group"):
+            stepwell.Group.from_torch()
+
+
+if __name__ == "__main__":
+    support.main()

@@ -67,6 +67,13 @@ uint64_t Arguments::number(const std::string &name, uint64_t otherwise) const
 
 stw_runtime *open_runtime(const Budgets &budgets)
 {
+    stw_runtime *runtime = nullptr;
+    must(try_open_runtime(budgets, &runtime), "stw_runtime_open");
+    return runtime;
+}
+
+stw_status try_open_runtime(const Budgets &budgets, stw_runtime **runtime_out)
+{
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     device.driver = "cpu";
     device.budget_bytes = budgets.device_bytes;
@@ -75,6 +82,8 @@ stw_runtime *open_runtime(const Budgets &budgets)
     nvme.budget_bytes = budgets.nvme_bytes;
     nvme.request_bytes = budgets.nvme_request_bytes;
     nvme.queue_depth = budgets.nvme_queue_depth;
+    nvme.driver = budgets.nvme_driver.empty() ? nullptr : budgets.nvme_driver.c_str();
+    nvme.driver_options = budgets.nvme_driver_options.c_str();
 
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     options.devices = &device;
@@ -84,12 +93,13 @@ stw_runtime *open_runtime(const Budgets &budgets)
     options.host_bytes = budgets.host_bytes;
     options.thread_count = budgets.thread_count;
     options.profile_path = budgets.profile_path.c_str();
+    options.group = budgets.group;
+    options.whole_bytes = budgets.whole_bytes;
+    options.block_bytes = budgets.block_bytes;
     options.log = [](void *, uint32_t, const char *topic, const char *line) {
         std::fprintf(stderr, "bench: %s: %s\n", topic, line);
     };
-    stw_runtime *runtime = nullptr;
-    must(stw_runtime_open(&options, &runtime), "stw_runtime_open");
-    return runtime;
+    return stw_runtime_open(&options, runtime_out);
 }
 
 void close_runtime(stw_runtime *runtime)

@@ -40,8 +40,14 @@ struct Budgets {
     uint32_t nvme_request_bytes = 0;  // 0: the library's choice, as is a depth of 0
     uint32_t nvme_queue_depth = 0;
     uint32_t thread_count = 0;
+    std::string nvme_driver;  // "": the library's choice
+    std::string nvme_driver_options;
+    stw_group *group = nullptr;  // outlives the runtime
+    uint64_t whole_bytes = 0;    // of the device's, with a group
+    uint32_t block_bytes = 0;
 };
 stw_runtime *open_runtime(const Budgets &budgets);
+stw_status try_open_runtime(const Budgets &budgets, stw_runtime **runtime_out);
 void close_runtime(stw_runtime *runtime);
 
 stw_tensor *create_tensor(stw_runtime *runtime, const char *name, uint32_t role, uint64_t elements,

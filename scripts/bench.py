@@ -3,7 +3,8 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [predict] [simulate] [--nvme DIR] [--json FILE] [--pairs N] [--bytes N]
+                        [predict] [simulate] [ranks] [--nvme DIR] [--json FILE] [--pairs N]
+                        [--bytes N]
                         [--train-pairs N] [--train-steps N]
 
 Without a group all of them are measured, in one run and into one JSON file.
@@ -28,6 +29,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from bench_predict import bench_predict
+from bench_ranks import bench_ranks
 from blas import use_widest_kernels
 from bench_tools import (
     GB,
@@ -46,6 +48,7 @@ from bench_tools import (
 
 GROUPS = (
     "nvme", "fetch", "update", "train", "python", "tune", "policy", "predict", "simulate",
+    "ranks",
 )
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
@@ -649,6 +652,9 @@ def print_table(results):
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     for r in results:
+        if "cases" in r:
+            cases = ", ".join(f"{case}: {ratio}" for case, ratio in r["cases"].items())
+            say(f"{r['name']}, medians: {cases}")
         if "first_pass" in r:
             say(
                 f"first-pass writes, into reserved space: {r['first_pass']:.2f} GB/s, "
@@ -700,6 +706,7 @@ def main(arguments):
         "policy": bench_policy,
         "predict": bench_predict,
         "simulate": bench_simulate,
+        "ranks": bench_ranks,
     }
     results = []
     try:
@@ -714,7 +721,8 @@ def main(arguments):
         if own:
             shutil.rmtree(own, ignore_errors=True)
     print_table(results)
-    say("ratio: ours over the reference, median of the pairs; of policy.* the least")
+    say("ratio: ours over the reference, median of the pairs; of policy.* the least, of ranks.* "
+        "that of the worst case")
     if options.json:
         taken = {name: getattr(options, name) for name in ("pairs", "train_pairs", "train_steps")}
         taken |= {"groups": options.groups or list(GROUPS), "bytes": options.bytes}

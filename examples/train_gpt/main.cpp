@@ -62,7 +62,9 @@ stw_runtime *open_runtime(const Options &options, stw_group *group)
     runtime.log = print_log;
     runtime.group = group;
     // Shards are smaller than tensors by the number of ranks, and so are blocks.
-    if (group != nullptr) runtime.block_bytes = STW_BLOCK_512K;
+    runtime.block_bytes = static_cast<uint32_t>(options.block_bytes);
+    if (group != nullptr && options.block_bytes == 0) runtime.block_bytes = STW_BLOCK_512K;
+    runtime.whole_bytes = options.whole_bytes;
     stw_runtime *opened = nullptr;
     must(stw_runtime_open(&runtime, &opened));
     return opened;

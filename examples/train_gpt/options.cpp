@@ -26,19 +26,23 @@ constexpr Unit kUnits[] = {{"", 1},         {"B", 1},        {"KB", 1e3},
                            {"MB", 1e6},     {"GB", 1e9},     {"KIB", 0x1p10},
                            {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
 
+CLI::Option *add_size(CLI::App &app, const char *name, uint64_t &to, const char *help)
+{
+    const auto read = [&to](const std::string &text) {
+        const std::string wrong = parse_bytes(text, &to);
+        if (!wrong.empty()) throw CLI::ValidationError(wrong);
+    };
+    return app.add_option_function<std::string>(name, read, help)->type_name("SIZE");
+}
+
 void add_tier_options(CLI::App &app, Options &options)
 {
-    const auto size = [&app](const char *name, uint64_t &to, const char *help) {
-        const auto read = [&to](const std::string &text) {
-            const std::string wrong = parse_bytes(text, &to);
-            if (!wrong.empty()) throw CLI::ValidationError(wrong);
-        };
-        app.add_option_function<std::string>(name, read, help)->type_name("SIZE");
-    };
-    size("--device-bytes", options.device_bytes, "budget of the device tier (64MiB)");
-    size("--host-bytes", options.host_bytes, "budget of the host tier (64MiB)");
-    size("--nvme-bytes", options.nvme_bytes,
-         "budget of the nvme tier, all directories together; by default what the states need");
+    add_size(app, "--device-bytes", options.device_bytes, "budget of the device tier (64MiB)");
+    add_size(app, "--host-bytes", options.host_bytes, "budget of the host tier (64MiB)");
+    add_size(app, "--nvme-bytes", options.nvme_bytes,
+             "budget of the nvme tier, all directories together; by default what the states need");
+    add_size(app, "--block-bytes", options.block_bytes,
+             "what tensors move in: 64KiB, 512KiB or 2MiB");
     app.add_option("--nvme", options.nvme, "directory for the nvme tier; may be repeated")
         ->allow_extra_args(false);
     app.add_flag("--in-memory", options.in_memory,
@@ -59,6 +63,9 @@ void add_rank_options(CLI::App &app, Options &options)
                  "these budgets, its part of the states and its part of every batch");
     app.add_option("--mpi-module", options.mpi_module,
                    "Stepwell's module for MPI, an absolute path; by default the one installed")
+        ->needs("--ranks");
+    add_size(app, "--whole-bytes", options.whole_bytes,
+             "of the nearest tier's budget, for tensors gathered from all ranks; by default half")
         ->needs("--ranks");
 }
 
@@ -122,6 +129,9 @@ std::string check_together(const Options &options)
                "use), or --device-bytes and --host-bytes, or --in-memory for the baseline";
     if (!options.in_memory && options.nvme.empty() && options.nvme_bytes != 0)
         return "--nvme-bytes needs a directory: add --nvme DIR";
+    if (options.block_bytes != 0 && options.block_bytes != 65536 && options.block_bytes != 524288 &&
+        options.block_bytes != 2097152)
+        return "--block-bytes is 64KiB, 512KiB or 2MiB";
     if (options.sample_bytes != 0 && options.prompt.empty())
         return "--prompt is empty; the model needs at least one byte to go on from";
     return "";

@@ -120,8 +120,7 @@ class TensorInfo(NamedTuple):
 class Request:
     """A range of a tensor at a tier, made once and fetched often. From Tensor.request()."""
 
-    __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_copies",
-                 "_waits")
+    __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_waits")
 
     def __init__(self, tensor: "Tensor", access: int, request: _abi.stw_fetch_request,
                  into: Any = None, memory: Optional[Memory] = None) -> None:
@@ -130,9 +129,10 @@ class Request:
         self.into = into        # what the bytes are copied to, as given
         self._memory = memory   # keeps it where it is
         self._dtype = int(request.dtype) or tensor._dtype
-        self._copies = memory is not None or self._dtype != tensor._dtype
-        # Not to be tried at once: that would be all of the work, or the other ranks' too.
-        self._waits = self._copies or (tensor._waits and request.scope == Scope.WHOLE)
+        # Copies, and wholes of all ranks: not to be tried at once, as that would be all of the
+        # work, nor shared, as each such view has its own bytes or its turn.
+        self._waits = (memory is not None or self._dtype != tensor._dtype
+                       or (tensor._waits and request.scope == Scope.WHOLE))
         # Every access gives this one, so that a list may have tensors and requests.
         self._requests = (bytes(request),) * len(Access)
 
@@ -150,7 +150,6 @@ class Tensor:
 
     __slots__ = ("_runtime", "_handle", "_dtype", "_shape", "_elements", "_requests",
                  "_told", "_waits", "__weakref__")
-    _copies = False
 
     def __init__(self, runtime: "Runtime", handle: int) -> None:
         self._runtime = runtime

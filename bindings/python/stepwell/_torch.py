@@ -23,6 +23,9 @@ DTYPES = {
     Dtype.F32: torch.float32, Dtype.F16: torch.float16, Dtype.BF16: torch.bfloat16,
     Dtype.F64: torch.float64,
 }
+# By its newer name, where that is there.
+ALL_GATHER = (getattr(distributed, "all_gather_single", None)
+              or distributed.all_gather_into_tensor)
 TIMEOUT_SECONDS = 300.0
 PATIENCE = 5.0  # with Gloo, which counts anew for each of its works
 
@@ -82,8 +85,7 @@ class Engine:
         work.wait()  # raises what went wrong
 
     def _all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Work:
-        yield from self._done(distributed.all_gather_into_tensor(
-            whole, shard, group=self.group, async_op=True))
+        yield from self._done(ALL_GATHER(whole, shard, group=self.group, async_op=True))
 
     def _sum_parts(self, whole: torch.Tensor, part: torch.Tensor) -> Work:
         """This rank's part of the sum: in rank order, in f32 (f64 of f64), rounded once."""

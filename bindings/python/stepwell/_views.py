@@ -262,7 +262,7 @@ class _Window:
         versioned = _dlpack.is_versioned(max_version, self._item._dtype)
         function = lib.stw_view_to_dlpack if versioned else lib.stw_view_to_dlpack_legacy
         label = self.tensor._label()
-        if view.access == _abi.STW_READ and not self._item._copies:
+        if view.access == _abi.STW_READ and not self._item._waits:
             more = self.share()
             made = _dlpack.capsule(versioned, lambda at: function(more._views, stream, at), label)
             more._moved()

@@ -2,6 +2,7 @@
 // Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
 // cannot be. One change at a time; memory follows the core's decisions, never the other way round.
 #include "lib/runtime/planning.h"
+#include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 
 #include <algorithm>
@@ -115,6 +116,12 @@ Status Runtime::check_cpu_room() const
 
 Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 {
+    if (ranks_.body && place == ranks_->place) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "a part of the %s tier's budget is agreed between the ranks of the "
+                             "group, for gathered tensors; it cannot change while they are open",
+                             report::tier_name(static_cast<uint32_t>(places_[place].tier)));
+    }
     const PlanPause pause(*this);
     BudgetChange change;
     change.place = place;

@@ -313,10 +313,14 @@ Status Runtime::fits(const std::vector<Range> &ranges)
 {
     std::vector<residency::Request> requests;
     std::vector<residency::Request> buffers;
+    std::vector<const stw_tensor *> wholes;
     requests.reserve(ranges.size());
     for (const Range &range : ranges) {
-        if (range.into) continue;          // passes through, block by block
-        if (is_gathered(range)) continue;  // has room of its own, see stw_runtime_options
+        if (range.into) continue;  // passes through, block by block
+        if (is_gathered(range)) {
+            wholes.push_back(range.tensor);
+            continue;
+        }
         const residency::Access access = access_of(range.access);
         if (range.dtype != 0) {
             buffers.push_back({range.tensor->id, access, range.place, 0, view_bytes(range)});
@@ -326,6 +330,8 @@ Status Runtime::fits(const std::vector<Range> &ranges)
         }
     }
     std::lock_guard<std::mutex> lock(mutex_);
+    STW_TRY(wholes_fit(wholes));
+    if (requests.empty() && buffers.empty()) return {};
     return core_.fits(requests, buffers);
 }
 

@@ -34,6 +34,31 @@ std::vector<WholeId> wholes_of(const std::vector<Range> &ranges)
 
 // ---------------------------------------------------------------------------------- the call ----
 
+// Under the lock: all of them at once, in the room that wholes have.
+Status Runtime::wholes_fit(std::vector<const stw_tensor *> &tensors) const
+{
+    if (tensors.empty()) return {};
+    std::sort(tensors.begin(), tensors.end());
+    tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
+    uint64_t blocks = 0;
+    for (const stw_tensor *tensor : tensors) {
+        blocks +=
+            std::max<uint64_t>((whole_bytes_of(*tensor) + block_bytes_ - 1) / block_bytes_, 1);
+    }
+    const uint64_t budget = ranks_->gathers.ledger().budget_blocks();
+    if (blocks <= budget) return {};
+    Status status = Status::error(STW_ERROR_BUDGET,
+                                  "%zu tensors ('%s' is one) take %s gathered, and %s of the "
+                                  "nearest tier are kept for wholes; "
+                                  "raise whole_bytes on all ranks, or fetch fewer at once",
+                                  tensors.size(), tensors[0]->name.c_str(),
+                                  bytes_text(blocks * block_bytes_).c_str(),
+                                  bytes_text(budget * block_bytes_).c_str());
+    status.mutable_detail().needed_bytes = blocks * block_bytes_;
+    status.mutable_detail().free_bytes = budget * block_bytes_;
+    return status;
+}
+
 // Under the lock. Made with the first call that names it, which is the same on all ranks.
 Status Runtime::make_whole(stw_tensor &tensor)
 {
@@ -178,8 +203,7 @@ void Runtime::answer_call(uint64_t number, Status status, std::vector<residency:
     STW_ASSERT(found != ranks_->calls.end());
     const Ranks::Call call = std::move(found->second);
     ranks_->calls.erase(found);
-    const bool keeps = call.waiter != nullptr && status.ok();
-    if (pinned && !keeps) {
+    if (pinned && !call.waiter) {
         for (size_t i = 0; i < call.wholes.size(); ++i) {
             ranks_->gathers.release(call.wholes[i], call.access, status.ok() ? &grants[i] : nullptr,
                                     now(), out);
@@ -187,6 +211,7 @@ void Runtime::answer_call(uint64_t number, Status status, std::vector<residency:
     }
     if (!call.waiter) return;
     call.waiter->whole_call = 0;
+    call.waiter->whole_refused = pinned && !status.ok();
     call.waiter->whole_status = std::move(status);
     call.waiter->whole_grants = std::move(grants);
     if (call.waiter->asynchronous) ranks_->granted.push_back(call.waiter);
@@ -211,7 +236,13 @@ Status Runtime::fetch_wholes(Waiter &waiter)
         wait_ranks(lock, waiter.begin, waiter.deadline, [&] { return waiter.whole_call == 0; });
     add_stall_of(waiter.plan.step, observe::Stall::kCollective, waiter.plan.gathered[0].tensor->id,
                  begin, now());
-    if (answered) return waiter.whole_status;
+    if (answered) {
+        lock.unlock();
+        if (waiter.whole_refused) {
+            act([&](Core &, Commands &out) { release_refused(waiter, out); });
+        }
+        return waiter.whole_status;
+    }
     give_up_wholes(waiter);
     STW_TRY(interrupted_since(waiter.begin));
     return Status::error(STW_ERROR_TIMEOUT,
@@ -229,6 +260,17 @@ void Runtime::release_wholes(Waiter &waiter, Commands &out)
                                 &waiter.whole_grants[i], now(), out, range.access == STW_WRITE);
     }
     waiter.whole_grants.clear();
+}
+
+// What was gathered in vain, where the program learns of it: pins end by the order of calls, which is
+// the same on all ranks, and not by when the failure came. Under the lock.
+void Runtime::release_refused(Waiter &waiter, Commands &out)
+{
+    if (!std::exchange(waiter.whole_refused, false)) return;
+    for (const Range &range : waiter.plan.gathered) {
+        ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access), nullptr,
+                                now(), out);
+    }
 }
 
 void Runtime::undo_wholes(Waiter &waiter)

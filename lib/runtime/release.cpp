@@ -243,10 +243,14 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
                                   : "the view to be shared is not open");
     }
     if (views_.slot(index).scratch != residency::kNone) {
+        const Sharding *sharding = view.tensor->sharding.get();
+        const bool gathered = sharding && views_.slot(index).scratch == sharding->whole;
         return Status::error(STW_ERROR_INVALID,
-                             "the view of tensor '%s' is a converted copy of its own and cannot be "
-                             "shared; fetch it once more",
-                             view.tensor->name.c_str());
+                             "the view of tensor '%s' is %s and cannot be shared; fetch it once "
+                             "more",
+                             view.tensor->name.c_str(),
+                             gathered ? "of what all ranks gathered, and counted by all of them,"
+                                      : "a converted copy of its own");
     }
     const uint64_t step = views_.slot(index).step;
     Range range;
@@ -457,6 +461,7 @@ Status Runtime::free_operation(stw_operation *operation)
         if (!waiter) return;
         operation_pool.retire(operation);
         end_early(*waiter, core, out);
+        release_refused(*waiter, out);
     });
     if (!waiter) return freed_meanwhile();
     bool collected = false;

@@ -157,6 +157,7 @@ struct Waiter {
     // Of wholes, which are gathered before the rest is asked for; 0: there are none, or they came.
     uint64_t whole_call = 0;
     Status whole_status;
+    bool whole_refused = false;  // and its pins wait for the program to learn of it
     std::vector<residency::Grant> whole_grants;
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
@@ -523,6 +524,7 @@ private:
                       bool writes);
     void hint_shards();
     [[nodiscard]] residency::PlaceId shard_place() const;
+    [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const;
     Status make_whole(stw_tensor &tensor);
     Status check_gathered(const FetchPlan &plan) const;
     Status ask_wholes(Waiter &waiter);
@@ -534,6 +536,7 @@ private:
     void give_up_wholes(Waiter &waiter);
     void undo_wholes(Waiter &waiter);
     void release_wholes(Waiter &waiter, Commands &out);
+    void release_refused(Waiter &waiter, Commands &out);
     bool end_wholes_early(Waiter &waiter, Commands &out);
     void finish_gathered(Waiter &waiter);
     void run_gather(Collective &work);

@@ -16,6 +16,14 @@ using residency::TensorId;
 
 namespace {
 
+// The same on all ranks, whatever their standard library: FNV-1a.
+uint64_t hash_of(const std::string &text)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char at : text) hash = (hash ^ static_cast<uint8_t>(at)) * 0x100000001b3;
+    return hash;
+}
+
 Status wrong_name(const char *name, const char *why)
 {
     Status status = Status::error(STW_ERROR_INVALID, "the tensor name '%.300s' %s", name, why);
@@ -143,7 +151,7 @@ Status Runtime::shard_one(const stw_tensor_spec &spec, uint64_t elements,
     if (spec.partition_multiple > 1) {
         words += " by multiples of " + std::to_string(spec.partition_multiple);
     }
-    sharding->spec = std::hash<std::string>()(words);
+    sharding->spec = hash_of(words);
     *sharding_out = std::move(sharding);
     return {};
 }

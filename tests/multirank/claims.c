@@ -168,7 +168,17 @@ static void what_is_gathered_stays_until_room_or_a_write_needs_it(struct member 
     request.tensor = big;
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_BUDGET);
     HOLDS(strstr(stw_last_error(), "gathered it takes") != NULL);
+    HOLDS(stw_fetch_fits(runtime, &request, 1) == STW_ERROR_BUDGET);
+    HOLDS(strstr(stw_last_error(), "kept for wholes") != NULL);
+    request.tensor = a;
+    SUCCEEDS(stw_fetch_fits(runtime, &request, 1));
     expect_whole(runtime, a, n, 1);
+    HOLDS(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 8 * BLOCK, 0) == STW_ERROR_UNSUPPORTED);
+    view = fetch(runtime, a, STW_READ, STW_WHOLE);
+    stw_view second;
+    HOLDS(stw_view_share(&view, &second) == STW_ERROR_INVALID);
+    HOLDS(strstr(stw_last_error(), "gathered") != NULL);
+    let_go(&view, 0);
     end(runtime, group, member);
 }
 
@@ -487,6 +497,12 @@ static void a_rank_that_cannot_read_is_named_on_all(struct member *member)
     request.tensor = tensor;
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_EMPTY);
     HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "'w'"));
+    /* The same of an operation, and of one that another fetch comes before the end of. */
+    stw_operation *operation = NULL;
+    SUCCEEDS(stw_fetch_async(runtime, NULL, &request, 1, &operation));
+    HOLDS(stw_operation_wait(operation, 60ull * 1000000000) == STW_ERROR_EMPTY);
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_EMPTY);
+    SUCCEEDS(stw_operation_free(operation));
     if (member->rank == 0) write_shard(runtime, tensor, 1);
     expect_whole(runtime, tensor, 20000, 1);
     end(runtime, group, member);

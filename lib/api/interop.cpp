@@ -122,7 +122,8 @@ template <class Managed> Status export_view(stw_view *view, void *stream, Manage
     STW_TRY(check_device(tensor, view->tier, view->device));
     auto made = std::make_unique<Export<Managed>>();
     made->stream = stream;
-    const bool flat = view->scope == STW_SHARD || view->element_count != tensor->elements;
+    const uint64_t elements = tensor->sharding ? tensor->sharding->elements() : tensor->elements;
+    const bool flat = view->scope == STW_SHARD || view->element_count != elements;
     const uint32_t dtype = tensor->runtime->body->dtype_of(*view);
     describe(*made, tensor, dtype, view->pointer, flat, view->element_count, reads);
     STW_TRY(tensor->runtime->body->move_to_export(view, &made->view));

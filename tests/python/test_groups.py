@@ -207,6 +207,18 @@ class Tensors(unittest.TestCase):
 
         on_ranks(3, body)
 
+    @support.needs_numpy
+    def test_a_whole_has_the_shape_of_its_tensor_by_dlpack(self):
+        def body(group, _engine):
+            with open_on(group) as runtime:
+                tensor = runtime.create("g", (100, 300), role="grad", partition="sharded")
+                array = support.numpy.from_dlpack(tensor.fetch("reduce"))
+                shape = array.shape
+                del array  # a pin: gone before anything fails
+                self.assertEqual(shape, (100, 300))
+
+        on_ranks(2, body)
+
     def test_training_has_the_bits_of_one_rank(self):
         size, batches = 20000, 4
 

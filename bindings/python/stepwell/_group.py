@@ -271,11 +271,15 @@ class Group:
         try:
             if self._handle is None or self._epoch != _life.epoch():
                 return
-            warnings.warn(f"{self!r} was not destroyed", ResourceWarning, source=self)
-            self.destroy()
-        except (AttributeError, TypeError, Error):
-            # Views of a runtime that was closed are open still: the engine may yet be called.
-            _life.keep(getattr(self, "_calls", None))
+            label = repr(self)
+            try:
+                self.destroy()
+            except Error:
+                # A runtime is open on it, or views of one: the engine may yet be called.
+                _life.keep(self._calls)
+            warnings.warn(f"{label} was not destroyed", ResourceWarning, source=self)
+        except (AttributeError, TypeError):
+            pass  # half made, or the interpreter is going
 
 
 def _flags(caller_thread: bool) -> int:

@@ -13,7 +13,9 @@ extern "C" {
 
 typedef struct stw_copy_options {
     uint32_t struct_size;
-    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank */
+    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank. A read of a
+                               sharded tensor's whole is COLLECTIVE; a write takes this rank's part
+                               of what all ranks have, and all of them write */
     uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are
                                converted to nearest, others must be equal */
     uint32_t tier;          /* where the caller's memory is: HOST (any, pinned or not) or DEVICE */
@@ -58,7 +60,8 @@ typedef struct stw_reduce_options {
     uint32_t struct_size;
     uint32_t flags;      /* STW_REDUCE_MORE */
     uint32_t dtype;      /* of `local`; 0: the tensor's */
-    uint32_t wire_dtype; /* what crosses to other ranks; 0, as one rank sends nothing */
+    uint32_t wire_dtype; /* what crosses to other ranks: 0, the gradient's; nothing else in this
+                            release */
     uint32_t tier;       /* where `local` is; 0 or STW_TIER_HOST */
     uint32_t device;     /* 0 */
     void *stream;        /* the producer's */

@@ -62,7 +62,7 @@ typedef struct stw_plan_entry {
     uint32_t fetch;         /* entries side by side with the same number are one fetch */
     stw_tensor *tensor;
     uint32_t access;        /* STW_READ .. STW_REDUCE */
-    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same, as there is one rank */
+    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank */
     uint32_t tier;          /* STW_TIER_DEVICE, STW_TIER_HOST */
     uint32_t device;
     uint32_t release_flags; /* STW_RELEASE_FAR, _NEAR, _DISCARD */

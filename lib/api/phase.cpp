@@ -89,7 +89,7 @@ stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, ui
                                  "of one fetch stand side by side",
                                  i, uses[i].call);
         }
-        return phase->runtime->body->declare_step(phase, uses);
+        return phase->runtime->body->declare_step(phase, std::move(uses));
     });
 }
 

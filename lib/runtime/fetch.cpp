@@ -322,8 +322,9 @@ Status Runtime::fits(const std::vector<Range> &ranges)
             continue;
         }
         const residency::Access access = access_of(range.access);
-        if (range.dtype != 0) {
-            buffers.push_back({range.tensor->id, access, range.place, 0, view_bytes(range)});
+        const bool sums = range.access == STW_REDUCE && range.tensor->sharding;
+        if (range.dtype != 0 || sums) {
+            buffers.push_back({range.tensor->id, access, range.place, 0, sum_bytes(range)});
         } else {
             requests.push_back(
                 {range.tensor->id, access, range.place, range.byte_begin, range.byte_count});
@@ -345,6 +346,13 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
             residency::FetchAsked asked;
             asked.flags = residency::kFetchPrefetch;
             asked.urgency = residency::Class::kHint;
+            if (is_of_ranks(range)) {
+                const std::optional<residency::Request> shard = shard_request(range);
+                if (!shard) continue;
+                asked.requests.push_back(*shard);
+                core.fetch(asked, now(), out);
+                continue;
+            }
             const bool copied = range.into || (range.dtype != 0 && range.access == STW_READ);
             asked.requests.push_back({range.tensor->id, residency::Access::kRead,
                                       copied ? residency::kAnyCpuPlace : range.place,

@@ -262,8 +262,8 @@ void Runtime::release_wholes(Waiter &waiter, Commands &out)
     waiter.whole_grants.clear();
 }
 
-// What was gathered in vain, where the program learns of it: pins end by the order of calls, which is
-// the same on all ranks, and not by when the failure came. Under the lock.
+// What was gathered in vain, where the program learns of it: pins end by the order of calls, which
+// is the same on all ranks, and not by when the failure came. Under the lock.
 void Runtime::release_refused(Waiter &waiter, Commands &out)
 {
     if (!std::exchange(waiter.whole_refused, false)) return;

@@ -64,7 +64,7 @@ void Runtime::note_fetch(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
     for (const Range &range : plan.ranges) {
-        if (is_converted(range) || range.byte_count == 0) continue;
+        if (is_converted(range) || range.byte_count == 0 || is_of_ranks(range)) continue;
         note_access(range.tensor->id);
         requests.push_back({range.tensor->id, access_of(range.access), range.place,
                             range.byte_begin, range.byte_count});
@@ -89,15 +89,24 @@ void Runtime::note_copies(const FetchPlan &plan)
     note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
-// Of the whole the shard is what a plan can bring ahead, where its copy will find it.
+// Of the whole the shard is what can be brought ahead, to where its copy will find it. Nothing for
+// what is written or summed: that has a buffer of its own.
+std::optional<residency::Request> Runtime::shard_request(const Range &range) const
+{
+    const bool reads = range.access == STW_READ || range.access == STW_READ_WRITE;
+    if (!reads || range.tensor->bytes == 0) return std::nullopt;
+    return residency::Request{range.tensor->id, residency::Access::kRead, shard_place(), 0,
+                              range.tensor->bytes};
+}
+
 void Runtime::note_gathered(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
     for (const Range &range : plan.gathered) {
-        if (range.tensor->bytes == 0 || range.access == STW_WRITE) continue;
+        const std::optional<residency::Request> shard = shard_request(range);
+        if (!shard) continue;
         note_access(range.tensor->id);
-        requests.push_back(
-            {range.tensor->id, residency::Access::kRead, shard_place(), 0, range.tensor->bytes});
+        requests.push_back(*shard);
     }
     if (!requests.empty()) {
         note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
@@ -242,8 +251,22 @@ void Runtime::plan_now()
 
 // ------------------------------------------------------------------------------- declared steps --
 
-Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &uses)
+Status Runtime::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
 {
+    FetchPlan plan;
+    for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
+    STW_TRY(check_places(plan));
+    // Of what lies over several ranks the shards are what a step moves here.
+    std::erase_if(uses, [&](DeclaredUse &use) {
+        if (!is_of_ranks(use.range)) return false;
+        const std::optional<residency::Request> shard = shard_request(use.range);
+        if (!shard) return true;
+        use.range.access = STW_READ;
+        use.range.place = shard->place;
+        use.range.byte_begin = 0;
+        use.range.byte_count = shard->byte_count;
+        return false;
+    });
     schedule::Step step;
     step.reserve(2 * uses.size());
     for (size_t begin = 0, end = 0; begin < uses.size(); begin = end) {
@@ -271,9 +294,6 @@ Status Runtime::declare_step(stw_phase *phase, const std::vector<DeclaredUse> &u
         }
     }
     const uint64_t events = step.size();
-    FetchPlan plan;
-    for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
-    STW_TRY(check_places(plan));
     const std::vector<observe::LinkTotal> links = link_totals();
     std::unique_lock<std::mutex> lock(mutex_);
     const uint32_t index = phase->index;

@@ -32,6 +32,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -81,6 +82,12 @@ uint64_t view_bytes(const Range &range);
 inline bool is_gathered(const Range &range)
 {
     return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
+           range.tensor->sharding->is_sharded();
+}
+// Its elements are those of all ranks, and not a part of the shard that the core knows.
+inline bool is_of_ranks(const Range &range)
+{
+    return range.tensor->sharding && range.scope == STW_WHOLE &&
            range.tensor->sharding->is_sharded();
 }
 // Of a tensor's elements [first, first + elements), which may be those of a shard.
@@ -234,7 +241,7 @@ public:
     Status begin_step(stw_phase *phase);
     Status end_step(stw_phase *phase, stw_step_stats *stats_out);
     Status abort_step(stw_phase *phase);
-    Status declare_step(stw_phase *phase, const std::vector<DeclaredUse> &uses);
+    Status declare_step(stw_phase *phase, std::vector<DeclaredUse> uses);
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
     Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
                   uint32_t *count_out) const;  // advice.cpp
@@ -549,6 +556,7 @@ private:
     Status may_unshard(const stw_tensor &tensor, Commands &out);
     void unshard(stw_tensor &tensor, Commands &out);
     void update_shards(const stw_tensor *tensor, Commands &out);
+    [[nodiscard]] std::optional<residency::Request> shard_request(const Range &range) const;
     void note_gathered(const FetchPlan &plan);
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes);
     Status release_sum(const ViewSlot &view, uint32_t flags);

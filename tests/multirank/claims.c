@@ -302,6 +302,20 @@ struct trained {
     float *values[LAYERS];
 };
 
+/* What a step does, as it is going to be. */
+static void declare(stw_phase *phase, stw_tensor *const *parameters, stw_tensor *const *gradients)
+{
+    stw_plan_entry entries[2 * LAYERS];
+    for (uint32_t i = 0; i < 2 * LAYERS; ++i) {
+        const stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
+        entries[i] = entry;
+        entries[i].fetch = i;
+        entries[i].tensor = i % 2 == 0 ? parameters[i / 2] : gradients[i / 2];
+        entries[i].access = i % 2 == 0 ? STW_READ : STW_REDUCE;
+    }
+    SUCCEEDS(stw_phase_declare(phase, entries, 2 * LAYERS));
+}
+
 /* Integer gradients, so that sums over ranks are exact whatever their order. */
 static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct trained *out)
 {
@@ -326,8 +340,17 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
         entry.gradient = gradients[i];
         SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     }
+    stw_phase *phase = NULL;
+    SUCCEEDS(stw_phase_create(runtime, "train", &phase));
+    declare(phase, parameters, gradients);
     for (uint32_t step = 0; step < STEPS; ++step) {
+        SUCCEEDS(stw_step_begin(phase));
         for (uint32_t i = 0; i < LAYERS; ++i) {
+            stw_fetch_request hints[2] = {STW_FETCH_REQUEST_INIT, STW_FETCH_REQUEST_INIT};
+            hints[0].tensor = parameters[(i + 1) % LAYERS];
+            hints[1].tensor = gradients[(i + 1) % LAYERS];
+            hints[1].access = STW_REDUCE;
+            SUCCEEDS(stw_prefetch(runtime, hints, 2));
             stw_view weights = fetch(runtime, parameters[i], STW_READ, STW_WHOLE);
             stw_view sums = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
             float *values = sums.pointer;
@@ -346,6 +369,7 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
         SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
         out->norms[step] = result.norm;
         HOLDS(result.clip_coefficient < 1.0 && result.nonfinite == 0);
+        SUCCEEDS(stw_step_end(phase, NULL));
     }
     for (uint32_t i = 0; i < LAYERS; ++i) {
         SUCCEEDS(stw_tensor_read(parameters[i], out->values[i], NULL));

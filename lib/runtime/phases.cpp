@@ -180,6 +180,9 @@ Status Runtime::abort_step(stw_phase *phase)
     }
     std::sort(reduced.begin(), reduced.end());
     reduced.erase(std::unique(reduced.begin(), reduced.end()), reduced.end());
+    act([&](Core &, Commands &out) {
+        for (const residency::TensorId tensor : reduced) drop_partial(tensor, out);
+    });
     for (const residency::TensorId tensor : reduced) empty_behind(tensor);
     return {};
 }

@@ -86,6 +86,7 @@ struct Runtime::Ranks {
     std::deque<Waiter *> granted;  // operations, for the thread to go on with
     std::deque<residency::FetchId> hints;
     std::vector<char> bucket;
+    std::vector<residency::TensorId> voided;  // partial sums that were dropped while added to
     std::condition_variable wakes;
     bool stops = false;
     std::thread thread;  // none where collectives stay on the caller's

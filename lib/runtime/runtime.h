@@ -560,6 +560,7 @@ private:
     void note_gathered(const FetchPlan &plan);
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes);
     Status release_sum(const ViewSlot &view, uint32_t flags);
+    void drop_partial(residency::TensorId tensor, Commands &out);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
     void run_reduce(Collective &work);
     void run_verdict(Collective &work);

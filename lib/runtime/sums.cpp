@@ -82,6 +82,19 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     return status.ok() ? queued : status;
 }
 
+// Under the lock: what this rank has of a sum, with MORE to come, is void. Where the pipeline still
+// adds to it it goes with a later one.
+void Runtime::drop_partial(TensorId tensor, Commands &out)
+{
+    const stw_tensor *handle = handle_of(tensor);
+    if (!handle || !handle->sharding) return;
+    const TensorId partial = std::exchange(handle->sharding->partial, residency::kNone);
+    if (partial != residency::kNone) ranks_->voided.push_back(partial);
+    std::erase_if(ranks_->voided, [&](TensorId gone) {
+        return core_.may_destroy(gone, out).ok() && core_.destroy(gone, out).ok();
+    });
+}
+
 // The collective, and behind it the sum into the shard: both under claims taken here, so that what
 // is called later sees all of it. `cause`: this rank has nothing to give, and the others hear why.
 Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, const Status &cause)

@@ -448,6 +448,7 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
             Status status = write_shards(tensors[i], out);
+            drop_partial(tensors[i]->id, out);
             if (status.ok()) status = core.discard(tensors[i]->id, out);
             if (status.ok()) note_discard(schedule::Lane::kProgram, tensors[i]->id);
             if (first.ok() && !status.ok()) first = std::move(status);

@@ -277,6 +277,14 @@ static void sums_go_to_the_shards(struct member *member)
             HOLDS(after.transfers == before.transfers);
             add_into(runtime, gradient, mine, 0);
             expect_sum(runtime, gradient, 3 * all, 3 * ranks);
+            /* What was added before the gradient is dropped is not in its next sum. */
+            add_into(runtime, gradient, 1000.0F, STW_RELEASE_MORE);
+            add_into(runtime, gradient, 1000.0F, STW_RELEASE_MORE);
+            SUCCEEDS(stw_tensor_discard(&gradient, 1));
+            add_into(runtime, gradient, mine, STW_RELEASE_MORE);
+            add_into(runtime, gradient, mine, STW_RELEASE_MORE);
+            add_into(runtime, gradient, mine, 0);
+            expect_sum(runtime, gradient, 3 * all, 3 * ranks);
             /* Once more into what is there, from the caller's memory, one rank without any. */
             float *local = malloc(sizes[i] * sizeof *local);
             for (uint64_t k = 0; k < sizes[i]; ++k) local[k] = 1.0F;

@@ -168,14 +168,7 @@ void Core::settle_target(const Flight &flight, bool ok, Commands &out)
         if (!ok) here.slot = transfer.from_slot;
     }
     if (here.doomed || !current) {
-        if (here.reads > 0) return;
-        // A fetch under way that has counted on the slot fills it once more.
-        if (here.holds > 0 && !packs_[blocks_[transfer.block].pack].dead) {
-            here.doomed = false;
-            here.mapped = here.mapped || ok;
-            return;
-        }
-        free_slot(transfer.block, transfer.to, out);
+        if (here.reads == 0) free_slot(transfer.block, transfer.to, out);
         return;
     }
     const bool unwanted = here.holds == 0 && here.pins == 0 && !here.valid;

@@ -100,18 +100,9 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
 // Under the lock.
 Status Runtime::make_scratch(Range &range)
 {
-    residency::TensorSpec spec;
-    spec.name = range.tensor->name;
-    spec.bytes = sum_bytes(range);
-    spec.role = STW_ROLE_GRAD;
-    spec.no_packing = true;
-    spec.policy = default_policy(STW_ROLE_GRAD);
-    STW_TRY(metadata_room(spec));
-    prepare_tables(spec);
-    Result<residency::TensorId> made = core_.create(spec);
-    if (!made.ok()) return std::move(made.status());
-    range.scratch = made.value();
-    return address_pack(range.scratch, nullptr);
+    Result<residency::TensorId> made = make_buffer(*range.tensor, sum_bytes(range));
+    if (made.ok()) range.scratch = made.value();
+    return std::move(made.status());
 }
 
 void Runtime::drop_scratch(residency::TensorId scratch)

@@ -17,7 +17,7 @@ using residency::TensorId;
 
 // --------------------------------------------------------------------------------- gradients ----
 
-// Under the lock. A buffer of the library's own, for sums of a tensor.
+// Under the lock. A buffer of the library's own, for what is summed into a tensor or converted.
 Result<TensorId> Runtime::make_buffer(const stw_tensor &tensor, uint64_t bytes)
 {
     residency::TensorSpec spec;

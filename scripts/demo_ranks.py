@@ -145,5 +145,5 @@ def demo(options, folder, say):
     part = most * options.ranks / one["own_state_bytes"]
     # Vectors lie on every rank, and shards are padded.
     divided = part <= 1.05
-    print(f"\nstates of a rank: {part:.3f} of one {options.ranks}th: {'yes' if divided else 'NO'}")
+    print(f"\nstates of a rank: {part:.3f} of 1/{options.ranks}: {'yes' if divided else 'NO'}")
     return good and divided, folder / "ranks-run.json"

@@ -57,7 +57,12 @@ Result<std::unique_ptr<collective::Group>> open_group(const stw_group_options &o
                                           &collective, &error);
     } else {
         code = drivers::find_driver(options.module ? options.module : engine, &ops, &error);
-        if (code != STW_OK) return refused(code, error, engine);
+        if (code != STW_OK) {
+            Status status = refused(code, error, engine);
+            status.mutable_detail().sentence += format_text(
+                ". Install the module '%s', or name its file in options.module", engine);
+            return status;
+        }
         stw_collective_options open{};
         open.struct_size = sizeof open;
         open.rank = options.rank;

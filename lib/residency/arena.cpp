@@ -13,7 +13,7 @@ constexpr uint32_t kLookMax = 256;  // free slots looked at for one that is not 
 
 }  // namespace
 
-Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only)
+Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only, bool maps)
     : slots_(slots),
       budget_(slots),
       backed_(slots),
@@ -23,6 +23,7 @@ Arena::Arena(uint32_t slots, uint32_t whole_slots, bool counts_only)
     STW_ASSERT(whole_slots <= slots);
     if (counts_only) return;
     owners_.assign(slots, kNone);
+    if (maps) mapped_.assign(slots, kNone);
     listed_.assign(slots, 1);
     aside_.assign(slots, 0);
     bare_.assign(slots, 0);
@@ -102,6 +103,7 @@ Slot Arena::bare_one(Slot below)
     for (Slot slot = below; slot > 0; --slot) {
         if (owners_[slot - 1] != kNone || bare_[slot - 1]) continue;
         bare_[slot - 1] = 1;
+        note_mapped(slot - 1, kNone);
         --backed_;
         return slot - 1;
     }

@@ -15,7 +15,7 @@ namespace stepwell::residency {
 class Arena {
 public:
     Arena() = default;
-    Arena(uint32_t slots, uint32_t whole_slots, bool counts_only);
+    Arena(uint32_t slots, uint32_t whole_slots, bool counts_only, bool maps = false);
 
     // Free for ordinary blocks, or for gathered wholes, which have their own part.
     [[nodiscard]] uint32_t free(bool whole = false) const
@@ -38,8 +38,8 @@ public:
     [[nodiscard]] uint32_t peak() const { return peak_; }
     [[nodiscard]] uint64_t metadata_bytes() const
     {
-        return owners_.size() * sizeof(BlockId) + free_.capacity() * sizeof(Slot) + listed_.size() +
-               aside_.size() + bare_.size();
+        return (owners_.size() + mapped_.size()) * sizeof(BlockId) +
+               free_.capacity() * sizeof(Slot) + listed_.size() + aside_.size() + bare_.size();
     }
     [[nodiscard]] bool counts_only() const { return counts_only_; }
 
@@ -68,6 +68,17 @@ public:
     [[nodiscard]] BlockId owner(Slot slot) const { return owners_[slot]; }
     [[nodiscard]] bool is_free(Slot slot) const { return slot < slots_ && owners_[slot] == kNone; }
 
+    // Of a place that maps: the slot was brought to the block's address, and is there until another
+    // block's is noted, or its memory goes. Its block may have left it meanwhile.
+    void note_mapped(Slot slot, BlockId block)
+    {
+        if (!mapped_.empty()) mapped_[slot] = block;
+    }
+    [[nodiscard]] bool is_mapped(Slot slot, BlockId block) const
+    {
+        return !mapped_.empty() && mapped_[slot] == block;
+    }
+
 private:
     void count(bool whole);
     void list(Slot slot);
@@ -86,6 +97,7 @@ private:
     std::vector<uint8_t> listed_;
     std::vector<uint8_t> aside_;
     std::vector<uint8_t> bare_;
+    std::vector<BlockId> mapped_;  // empty where nothing maps
 };
 
 }  // namespace stepwell::residency

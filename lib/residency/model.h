@@ -14,10 +14,11 @@ namespace stepwell::residency {
 // One block at one place.
 struct Replica {
     Slot slot = kNoSlot;
-    uint32_t pins = 0;   // views of the program
-    uint32_t holds = 0;  // fetches under way and the library's own views
-    uint32_t marks = 0;  // locked ranges that name the block here, with or without room yet
-    uint32_t reads = 0;  // transfers out of it
+    Slot last_slot = kNoSlot;  // before it went; at a place that maps it may be mapped still
+    uint32_t pins = 0;         // views of the program
+    uint32_t holds = 0;        // fetches under way and the library's own views
+    uint32_t marks = 0;        // locked ranges that name the block here, with or without room yet
+    uint32_t reads = 0;        // transfers out of it
     BlockId hotter = kNone;
     BlockId colder = kNone;
     bool listed = false;    // in the place's list of recency

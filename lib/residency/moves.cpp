@@ -107,6 +107,7 @@ void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Comm
     transfer.bytes =
         packs_[block.pack].shared ? config_.block_bytes : block_bytes_used(transfer.block);
     transfer.to_slot = replica(transfer.block, transfer.to).slot;
+    arenas_[transfer.to].note_mapped(transfer.to_slot, kNone);  // until it is known that it worked
     if (transfer.kind == TransferKind::kMove) {
         transfer.from_slot = replica(transfer.block, transfer.from).slot;
         ++replica(transfer.block, transfer.from).reads;
@@ -179,6 +180,7 @@ void Core::settle_target(const Flight &flight, bool ok, Commands &out)
     }
     if (ok) {
         here.mapped = true;
+        arenas_[transfer.to].note_mapped(here.slot, transfer.block);
         if (transfer.kind != TransferKind::kMap) here.valid = true;
         if (here.listed) return;
         if (flight.writes_back) {
@@ -313,6 +315,7 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
     arenas_[place].give(here.slot, pack.agreed);
     count_out(blocks_[id].pack, place);
     if (pack.resident[place] == 0) set_run(pack, place, kNoSlot);
+    here.last_slot = here.slot;
     here.slot = kNoSlot;
     here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
 }

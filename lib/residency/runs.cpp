@@ -9,11 +9,13 @@
 namespace stepwell::residency {
 
 // Where the block would lie in one run with the others of its pack, so that views of it need no
-// moves later; kNoSlot where that does not matter or cannot be.
+// moves later; at a place that maps, where it lay the last time: as long as nobody used that slot
+// since, it is at the block's address already. kNoSlot where nothing matters, or cannot be.
 Slot Core::neighbour_slot(BlockId block, PlaceId place)
 {
     Pack &pack = packs_[blocks_[block].pack];
-    if (config_.places[place].maps || is_nvme(place) || pack.blocks == 1) return kNoSlot;
+    if (config_.places[place].maps) return replica(block, place).last_slot;
+    if (is_nvme(place) || pack.blocks == 1) return kNoSlot;
     if (pack.run[place] == kNoSlot) set_run(pack, place, arenas_[place].find_run(pack.blocks));
     if (pack.run[place] == kNoSlot) return kNoSlot;
     return pack.run[place] + blocks_[block].index;

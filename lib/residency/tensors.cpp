@@ -31,7 +31,8 @@ Core::Core(Config config) : config_(std::move(config))
     }
     for (PlaceId place = 0; place < places(); ++place) {
         const PlaceConfig &wanted = config_.places[place];
-        arenas_[place] = Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme);
+        arenas_[place] =
+            Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme, wanted.maps);
         hottest_[place] = coldest_[place] = kNone;
     }
     doors_.reserve(config_.tensors_max / kDoorsChunk + 1);
@@ -180,6 +181,9 @@ PackId Core::take_pack(Pack &&pack)
         block.pack = id;
         block.index = i;
         block.epoch = epoch;
+        for (PlaceId place = 0; place < places(); ++place) {
+            replica(pack.first + i, place).last_slot = kNoSlot;  // of an address that is no more
+        }
     }
     packs_[id] = std::move(pack);
     return id;

@@ -76,6 +76,7 @@ void Machine::make_bare(PlaceId place, Slot slot)
     }
     pins.bare = true;
     memories.scramble(memories.slot(place, slot));
+    forget(place, slot);
 }
 
 void Machine::check_free(PackId pack)
@@ -83,6 +84,12 @@ void Machine::check_free(PackId pack)
     for (const auto &[id, flight] : flying_) {
         if (flight.transfer.pack != pack) continue;
         journal_.fail("pack %u is freed under transfer %llu", pack, (unsigned long long)id);
+    }
+    // Its addresses are gone; the next pack of this number has others.
+    for (PlaceId place = 0; place < homes_.size(); place++) {
+        for (Slot slot = 0; slot < homes_[place].size(); slot++) {
+            if (homes_[place][slot].pack == pack) forget(place, slot);
+        }
     }
 }
 
@@ -308,13 +315,18 @@ void Machine::land(const Flight &flight)
 
 void Machine::learn(PlaceId place, PackId pack, uint64_t index, Slot slot)
 {
-    Home &home = homes_[place][slot];
-    if (home.pack != kNone) {
-        const auto old = slots_[place].find(key(home.pack, home.index));
-        if (old != slots_[place].end() && old->second == slot) slots_[place].erase(old);
-    }
-    home = {pack, index};
+    forget(place, slot);
+    homes_[place][slot] = {pack, index};
     slots_[place][key(pack, index)] = slot;
+}
+
+void Machine::forget(PlaceId place, Slot slot)
+{
+    Home &home = homes_[place][slot];
+    if (home.pack == kNone) return;
+    const auto old = slots_[place].find(key(home.pack, home.index));
+    if (old != slots_[place].end() && old->second == slot) slots_[place].erase(old);
+    home = {};
 }
 
 Slot Machine::slot_of(PlaceId place, PackId pack, uint64_t index) const

@@ -61,6 +61,7 @@ public:
     // Where a block was put last, as the shell knows it; kNoSlot: never, or overtaken by another.
     [[nodiscard]] Slot slot_of(PlaceId place, PackId pack, uint64_t index) const;
     void learn(PlaceId place, PackId pack, uint64_t index, Slot slot);
+    void forget(PlaceId place, Slot slot);
     // Null when no image of the block is on nvme.
     [[nodiscard]] const Image *stored(PackId pack, uint64_t index) const;
     [[nodiscard]] bool rotten(PackId pack) const;

@@ -379,6 +379,66 @@ TEST_F(CoreTest, ASharedBlockIsWrittenBackEarlyWhenTheLastUpdateInItIsOver)
     EXPECT_EQ(transfers_[0].to, kNvme);
 }
 
+// ---- places that map ----------------------------------------------------------------------------
+
+TEST_F(CoreTest, ABlockThatComesBackToItsSlotIsAtItsAddressStill)
+{
+    open(4, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    fill(b);
+    fill(a);
+    evict(a);
+    evict(b);  // last in is first out: b's slots would be taken first
+    const FetchId again = ask(a, Access::kWrite);
+    EXPECT_TRUE(transfers_.empty());
+    EXPECT_TRUE(granted(again));
+}
+
+TEST_F(CoreTest, ASlotThatAnotherBlockUsedMeanwhileIsMappedAgain)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    fill(a);
+    evict(a);
+    fill(b);
+    evict(b);
+    const FetchId again = ask(a, Access::kWrite);
+    EXPECT_EQ(transfers_.size(), 2u);
+    EXPECT_FALSE(granted(again));
+    finish_all();
+    EXPECT_TRUE(granted(again));
+}
+
+TEST_F(CoreTest, AMapThatFailedLeavesNobodyAtTheSlot)
+{
+    open(1, 0, 16);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a);
+    evict(a);
+    const FetchId fails = ask(b, Access::kWrite);
+    finish_next(failure());
+    EXPECT_EQ(refusal(fails), STW_ERROR_IO);
+    ask(a, Access::kWrite);
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_[0].kind, TransferKind::kMap);
+}
+
+TEST_F(CoreTest, ATensorOfADestroyedOnesBlocksHasAddressesOfItsOwn)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    fill(a);
+    Commands out;
+    EXPECT_TRUE(core_->destroy(a, out).ok());
+    take(out);
+    const TensorId b = create("b", 2 * kBlock);
+    ask(b, Access::kWrite);
+    EXPECT_EQ(transfers_.size(), 2u);
+}
+
 // ---- places without maps -----------------------------------------------------------------------
 
 TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)

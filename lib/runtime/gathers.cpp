@@ -193,7 +193,8 @@ void Runtime::pump_wholes(Commands &out)
     for (residency::WholeRefused &refused : commands.refused) {
         answer_call(refused.call, std::move(refused.status), {}, refused.pinned, out);
     }
-    ranks_->wakes.notify_all();
+    if (!commands.starts.empty()) ranks_->wakes.notify_all();
+    if (!commands.granted.empty() || !commands.refused.empty()) tell_ranks();
 }
 
 void Runtime::answer_call(uint64_t number, Status status, std::vector<residency::Grant> grants,
@@ -340,7 +341,12 @@ void Runtime::run_gather(Collective &work)
         gathered = ranks_->bucket.data();
     }
     char *mine = status.ok() ? gathered + group.rank() * rank_bytes : nullptr;
-    for (size_t i = 0; status.ok() && i < work.tensors.size(); ++i) {
+    const char *shard = mine;  // what is sent: its place in the whole, or where it lies already
+    Waiter pinned;
+    residency::FetchAsked pin;
+    const bool lies = status.ok() && alone && pin_shard(work, pinned, pin);
+    if (lies) shard = bytes_at(work.tensors[0]->id, pinned.grants[0]);
+    for (size_t i = 0; status.ok() && !lies && i < work.tensors.size(); ++i) {
         char *to = mine + (alone ? 0 : buckets.offsets[i]);
         status = copy_shard(*work.tensors[i], work.claim, to, false);
         const uint64_t filled = work.tensors[i]->bytes;
@@ -348,7 +354,7 @@ void Runtime::run_gather(Collective &work)
     }
     std::vector<collective::Record> ranks;
     status = ranks_->group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks);
-    if (status.ok()) status = ranks_->group.all_gather(mine, gathered, rank_bytes);
+    if (status.ok()) status = ranks_->group.all_gather(shard, gathered, rank_bytes);
     if (status.ok() && !alone) {
         std::vector<char *> wholes;
         for (size_t i = 0; i < work.tensors.size(); ++i) {
@@ -364,9 +370,25 @@ void Runtime::run_gather(Collective &work)
     }
     // What the engine may still write to is nobody's any more.
     if (ranks_->group.holds_memory()) return lose_gather(work, status);
+    if (lies) give_pieces(pinned, pin, false);
     act([&](Core &, Commands &out) {
         ranks_->gathers.gather_done(start.gather, status, now(), out);
     });
+}
+
+// True where all of the shard lies in one piece at the wholes' place, pinned now: the engine reads
+// it there, and brings this rank's part of the whole with those of the others.
+bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin)
+{
+    const stw_tensor &tensor = *work.tensors[0];
+    if (!places_[ranks_->place].maps || tensor.bytes == 0 ||
+        tensor.bytes != tensor.sharding->partition.shard_bytes()) {
+        return false;
+    }
+    pin.claim = work.claim;
+    pin.flags = residency::kFetchTry;
+    pin.requests.push_back({tensor.id, Access::kRead, ranks_->place, 0, tensor.bytes});
+    return take_pieces(waiter, pin).ok();
 }
 
 // The engine has the memory for good, so it stays pinned; who waits is told.

@@ -222,8 +222,15 @@ bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
     ranks.working = nullptr;
     ++progress_made_;
     progress_.notify_all();
-    ranks.wakes.notify_all();
+    tell_ranks();
     return true;
+}
+
+// Something came to its end: who waits for it looks again, and there may be more to work on.
+void Runtime::tell_ranks()
+{
+    ranks_->wakes.notify_all();
+    ranks_->answers.notify_all();
 }
 
 // Waits for the queue to come to what `done` says; where collectives may not leave the caller's
@@ -231,11 +238,12 @@ bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
 bool Runtime::wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
                          residency::Instant deadline, const std::function<bool()> &done)
 {
+    std::condition_variable &news = works_here() ? ranks_->wakes : ranks_->answers;
     while (!done()) {
         if (now() >= deadline || begin <= interrupted_at_) return false;
         if (works_here() && work_one(lock)) continue;
         const uint64_t left = std::min<uint64_t>(deadline - now(), 100'000'000);
-        ranks_->wakes.wait_for(lock, std::chrono::nanoseconds(left));
+        news.wait_for(lock, std::chrono::nanoseconds(left));
     }
     return true;
 }
@@ -260,10 +268,11 @@ collective::Record Runtime::record_of(collective::Kind kind,
 
 // ------------------------------------------------------------------------------------ memory ----
 
-// Blocks until the pieces are there, at most as long as the group waits for its ranks.
+// Blocks until the pieces are there, at most as long as the group waits for its ranks; with
+// kFetchTry not at all.
 Status Runtime::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
-    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
+    asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.deadline = now() + ranks_->group.timeout_ns();
     waiter.done = false;
     waiter.grants.clear();

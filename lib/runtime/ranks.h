@@ -87,7 +87,8 @@ struct Runtime::Ranks {
     std::deque<residency::FetchId> hints;
     std::vector<char> bucket;
     std::vector<residency::TensorId> voided;  // partial sums that were dropped while added to
-    std::condition_variable wakes;
+    std::condition_variable wakes;            // whoever works the queue off: there may be work
+    std::condition_variable answers;          // who waits for others to do so
     bool stops = false;
     std::thread thread;  // none where collectives stay on the caller's
 };

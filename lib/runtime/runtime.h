@@ -517,6 +517,7 @@ private:
     // Collectives are the affair of whoever waits.
     [[nodiscard]] bool works_here() const;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
+    void tell_ranks();
     void queue_collective(std::unique_ptr<Collective> next);
     bool work_one(std::unique_lock<std::mutex> &lock);
     bool wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
@@ -548,6 +549,7 @@ private:
     void finish_gathered(Waiter &waiter);
     void run_gather(Collective &work);
     void lose_gather(const Collective &work, const Status &status);
+    bool pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin);
     Status make_bucket(uint64_t bytes);
     void run_keep(Collective &work);
     Status release_whole(const ViewSlot &view, bool by_gate, uint32_t flags);

@@ -46,7 +46,10 @@ typedef struct stw_fetch_request {
 enum { /* stw_fetch_options.flags */
     STW_FETCH_TRY = 1,       /* BUSY instead of any wait: only what is resident and free */
     STW_FETCH_WAIT_ROOM = 2, /* wait for views of other threads to go; without it BUDGET at once */
-    STW_FETCH_HAND_OVER = 4  /* another thread will release: not this one's when waits are judged */
+    STW_FETCH_HAND_OVER = 4, /* another thread will release: not this one's when waits are judged */
+    STW_FETCH_ABSENT = 8     /* READ without the bytes, of an expert that is not needed here: the
+                                collective runs and this rank serves the others, and its views have
+                                no elements and a NULL pointer. Release them as any */
 };
 
 typedef struct stw_fetch_options {
@@ -91,6 +94,8 @@ typedef struct stw_view {
  * no room, however large the tensor; a converted view takes its bytes' room at its tier, until its
  * release. When a call fails the memory at `into` may have been written, and is not touched any
  * more.
+ * Of a whole that some ranks fetched with STW_FETCH_ABSENT nothing is kept: it goes with its last
+ * view, so that the next fetch is a collective again. Nothing moves for what is not gathered.
  * `options` NULL: all defaults.
  *
  * Ownership: views_out[0..n) are the caller's; give each back once, with stw_release(). Memory at

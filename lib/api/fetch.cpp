@@ -169,6 +169,19 @@ Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests
     return {};
 }
 
+// Nobody gets bytes, so there is nothing to write, to convert or to copy.
+Status check_absent(const std::vector<Range> &ranges)
+{
+    for (const Range &range : ranges) {
+        if (range.access == STW_READ && range.dtype == 0 && !range.into) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' is fetched with STW_FETCH_ABSENT, which shows no bytes: "
+                             "access must be STW_READ, without `into` and another dtype",
+                             range.tensor->name.c_str());
+    }
+    return {};
+}
+
 // Wholes and copies into memory of the caller's apart from what is pinned here.
 void part_copied(FetchPlan *plan)
 {
@@ -176,6 +189,10 @@ void part_copied(FetchPlan *plan)
                                                 [](const Range &at) { return !is_gathered(at); });
     plan->gathered.assign(gathered, plan->ranges.end());
     plan->ranges.erase(gathered, plan->ranges.end());
+    if (plan->flags & STW_FETCH_ABSENT) {
+        plan->absent = std::exchange(plan->ranges, {});
+        return;
+    }
     const auto first = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
                                              [](const Range &range) { return !range.into; });
     plan->copied.assign(first, plan->ranges.end());
@@ -187,7 +204,8 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
 {
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     if (from) STW_TRY(take(&options, from, "options"));
-    constexpr uint32_t kKnown = STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER;
+    constexpr uint32_t kKnown =
+        STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER | STW_FETCH_ABSENT;
     STW_TRY(check_flags(options.flags, kKnown, "options.flags"));
     STW_TRY(check_stream(options.stream));
     if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
@@ -203,6 +221,7 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     plan->priority = options.priority;
     plan->timeout_ns = options.timeout_ns;
     STW_TRY(resolve_all(runtime, requests, n, &plan->ranges));
+    if (plan->flags & STW_FETCH_ABSENT) STW_TRY(check_absent(plan->ranges));
     part_copied(plan);
     return {};
 }

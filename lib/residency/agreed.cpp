@@ -23,6 +23,9 @@ Result<WholeId> WholeGathers::add(std::string name, const WholeTensors &tensors)
         tensors_.push_back(tensors);
         last_gather_.push_back(0);
         lost_.push_back(false);
+        hollow_.push_back(false);
+        partial_.push_back(false);
+        failed_.emplace_back();
     }
     return id;
 }
@@ -36,13 +39,14 @@ Status WholeGathers::remove(WholeId whole, Commands &out)
 }
 
 uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner,
-                             Instant now, Commands &out)
+                             Instant now, Commands &out, bool absent)
 {
+    STW_ASSERT(!absent || access == Access::kRead);
     const uint64_t call_number = ++call_number_;
     WholeDecision decision = ledger_.fetch(wholes, access);
     note(call_number, decision, wholes);
     if (!decision.status.ok()) {
-        commands_.refused.push_back({call_number, std::move(decision.status), false});
+        commands_.refused.push_back({call_number, std::move(decision.status), false, false});
         return call_number;
     }
     for (const WholeId whole : decision.drops) drop(whole, out);
@@ -50,28 +54,33 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
     call.wholes = wholes;
     call.access = access;
     call.owner = owner;
+    call.absent = absent;
     for (size_t i = 0; i < wholes.size(); i++) {
         if (decision.needs[i] == WholeNeed::kGather) {
-            queue_gather(decision.gathers[i], wholes[i]);
+            queue_gather(decision.gathers[i], wholes[i], absent);
         }
         // A hit may be on a whole whose collective is still under way.
         const GatherId gather = last_gather_[wholes[i]];
         if (gather != 0) call.waits.push_back(gather);
     }
+    if (!absent) call.lacks = lacks_bytes(wholes);
     if (call.waits.empty()) ask_views(call_number, now, out);
     for (size_t i = 0; i < decision.ahead.size(); i++) {
-        queue_gather(decision.ahead_gathers[i], decision.ahead[i]);
+        queue_gather(decision.ahead_gathers[i], decision.ahead[i], false);
     }
     ask_next(now, out);
     return call_number;
 }
 
-void WholeGathers::queue_gather(GatherId gather, WholeId whole)
+void WholeGathers::queue_gather(GatherId gather, WholeId whole, bool absent)
 {
     last_gather_[whole] = gather;
+    hollow_[whole] = absent;
+    partial_[whole] = false;
+    failed_[whole] = {};
     const auto mine = std::find_if(queue_.rbegin(), queue_.rend(),
                                    [gather](const Gather &at) { return at.id == gather; });
-    if (mine == queue_.rend()) queue_.push_back({gather, {}, core_.claim(), 0});
+    if (mine == queue_.rend()) queue_.push_back({gather, {}, core_.claim(), 0, absent});
     Gather &bucket = mine == queue_.rend() ? queue_.back() : *mine;
     bucket.wholes.push_back(whole);
     core_.claim_tensor(bucket.claim, tensors_[whole].shard);
@@ -101,12 +110,16 @@ void WholeGathers::note(uint64_t call, const WholeDecision &decision,
 void WholeGathers::drop(WholeId whole, Commands &out)
 {
     decisions_ += format_text("drop %u\n", whole);
+    const bool hollow = hollow_[whole];
+    hollow_[whole] = partial_[whole] = false;
+    failed_[whole] = {};
     if (lost_[whole]) return;
     if (last_gather_[whole] != 0) {
         leaving_.insert({last_gather_[whole], whole});
         last_gather_[whole] = 0;
         return;
     }
+    if (hollow) return;
     // No view and no fetch is open: pins of the ledger span both.
     const Status status = core_.discard(tensors_[whole].whole, out);
     STW_ASSERT(status.ok());
@@ -114,6 +127,7 @@ void WholeGathers::drop(WholeId whole, Commands &out)
 
 void WholeGathers::ask_next(Instant now, Commands &out)
 {
+    while (!queue_.empty() && queue_.front().absent) start_front({}, {});
     if (queue_.empty() || queue_.front().fetch != 0) return;
     // Its room may be that of a whole which is dropped and still being gathered. To wait for that
     // in the core's queue would keep the shard of that very gather waiting behind.
@@ -140,6 +154,7 @@ void WholeGathers::start_front(const Status &status, const std::vector<Grant> &g
     start.claim = front.claim;
     start.wholes = front.wholes;
     start.status = status;
+    start.absent = front.absent;
     if (status.ok()) start.grants = grants;
     commands_.starts.push_back(start);
     running_[front.id] = std::move(start);
@@ -170,13 +185,14 @@ bool WholeGathers::on_refused(const Refused &refused, Instant now, Commands &out
     }
     const auto view = views_.find(refused.fetch);
     if (view == views_.end()) return false;
-    commands_.refused.push_back({view->second, refused.status, true});
+    commands_.refused.push_back({view->second, refused.status, true, true});
     calls_.erase(view->second);
     views_.erase(view);
     return true;
 }
 
-void WholeGathers::gather_done(GatherId gather, const Status &status, Instant now, Commands &out)
+void WholeGathers::gather_done(GatherId gather, const Status &status, bool some_absent, Instant now,
+                               Commands &out)
 {
     const auto found = running_.find(gather);
     STW_ASSERT(found != running_.end());
@@ -184,7 +200,7 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, Instant no
     running_.erase(found);
     for (const WholeId whole : start.wholes) {
         const WholeTensors &tensors = tensors_[whole];
-        if (start.status.ok()) {
+        if (start.status.ok() && !start.absent) {
             Release release;
             release.tensor = tensors.whole;
             release.access = Access::kWrite;
@@ -199,7 +215,10 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, Instant no
         core_.unclaim_tensor(start.claim, tensors.shard, false, out);
         // The ledger still has it, as on all ranks; who asks for it is told, until a call drops it.
         if (!status.ok() && !leaves) core_.fail(tensors.whole, status);
-        if (last_gather_[whole] == gather) last_gather_[whole] = 0;
+        if (last_gather_[whole] != gather) continue;
+        last_gather_[whole] = 0;
+        partial_[whole] = some_absent;
+        failed_[whole] = status;
     }
     gather_over(gather, now, out);
     ask_next(now, out);
@@ -217,24 +236,52 @@ void WholeGathers::lose(GatherId gather, const Status &status)
             ++call;
             continue;
         }
-        commands_.refused.push_back({call->first, status, true});
+        commands_.refused.push_back({call->first, status, true, true});
         call = calls_.erase(call);
     }
 }
 
 void WholeGathers::gather_over(GatherId gather, Instant now, Commands &out)
 {
-    for (auto &[call_number, call] : calls_) {
-        const size_t before = call.waits.size();
-        call.waits.erase(std::remove(call.waits.begin(), call.waits.end(), gather),
-                         call.waits.end());
-        if (before > 0 && call.waits.empty()) ask_views(call_number, now, out);
+    for (auto at = calls_.begin(); at != calls_.end();) {
+        const uint64_t call_number = at->first;
+        std::vector<GatherId> &waits = (at++)->second.waits;  // who is answered at once is gone
+        const size_t before = waits.size();
+        waits.erase(std::remove(waits.begin(), waits.end(), gather), waits.end());
+        if (before > 0 && waits.empty()) ask_views(call_number, now, out);
     }
+}
+
+// Of a rank that was absent, has the view open and asks for the bytes now: others have them, and no
+// collective comes.
+Status WholeGathers::lacks_bytes(const std::vector<WholeId> &wholes) const
+{
+    for (const WholeId whole : wholes) {
+        if (!hollow_[whole]) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor \"%s\" was fetched without its bytes, and that view is open: "
+                             "no other rank sends them again; release it first",
+                             ledger_.name(whole).c_str());
+    }
+    return {};
 }
 
 void WholeGathers::ask_views(uint64_t call_number, Instant now, Commands &out)
 {
     const Call &call = calls_[call_number];
+    const auto failed = std::find_if(call.wholes.begin(), call.wholes.end(),
+                                     [this](WholeId whole) { return !failed_[whole].ok(); });
+    if (failed != call.wholes.end()) {
+        commands_.refused.push_back({call_number, failed_[*failed], true, true});
+        calls_.erase(call_number);
+        return;
+    }
+    if (call.absent || !call.lacks.ok()) {
+        if (call.absent) commands_.granted.push_back({call_number, {}});
+        if (!call.absent) commands_.refused.push_back({call_number, call.lacks, true, false});
+        calls_.erase(call_number);
+        return;
+    }
     FetchAsked asked;
     asked.flags = kFetchWaitRoom;
     asked.owner = call.owner;
@@ -258,10 +305,17 @@ bool WholeGathers::gathering(WholeId whole) const
 
 StartGather WholeGathers::queued(GatherId gather) const
 {
+    StartGather asked;
+    // One that needs no memory is started in the call, if no other one stands before it.
+    if (const auto started = running_.find(gather); started != running_.end()) {
+        asked.gather = gather;
+        asked.claim = started->second.claim;
+        asked.wholes = started->second.wholes;
+        return asked;
+    }
     const auto found = std::find_if(queue_.begin(), queue_.end(),
                                     [gather](const Gather &at) { return at.id == gather; });
     STW_ASSERT(found != queue_.end());
-    StartGather asked;
     asked.gather = gather;
     asked.claim = found->claim;
     asked.wholes = found->wholes;
@@ -269,9 +323,10 @@ StartGather WholeGathers::queued(GatherId gather) const
 }
 
 void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Instant now,
-                           Commands &out, bool abandon)
+                           Commands &out, WholeEnd end)
 {
-    if (!grant || abandon) ledger_.spoil(whole);
+    if (end == WholeEnd::kSpoilt) ledger_.spoil(whole);
+    if (partial_[whole]) ledger_.leave_last(whole);
     const WholeTensors &tensors = tensors_[whole];
     if (grant && grant->by_gate && access == Access::kRead) {
         if (core_.gate(tensors.whole, place_).unpin()) core_.gate_idle(tensors.whole, now, out);
@@ -281,7 +336,7 @@ void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Ins
         release.access = access;
         release.place = place_;
         release.byte_count = tensors.whole_bytes;
-        release.abandon = abandon;
+        release.abandon = end == WholeEnd::kSpoilt;
         core_.release(release, now, out);
     }
     if (ledger_.release(whole, access)) drop(whole, out);

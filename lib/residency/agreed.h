@@ -26,18 +26,26 @@ struct StartGather {
     ClaimId claim = 0;            // on the shards and the wholes
     std::vector<WholeId> wholes;  // one, or small ones that share the collective
     Status status;                // an error: there are no grants
+    bool absent = false;          // this rank gives its shards and takes nothing: no grants either
     std::vector<Grant> grants;    // of the wholes, pinned
 };
 
 struct WholeGranted {
     uint64_t call = 0;
-    std::vector<Grant> grants;
+    std::vector<Grant> grants;  // none where the rank is absent
 };
 
 struct WholeRefused {
     uint64_t call = 0;
     Status status;
     bool pinned = false;  // the wholes were gathered in vain and wait for their release()
+    bool spoils = false;  // on all ranks alike, so that release() ends them
+};
+
+// What release() ends.
+enum class WholeEnd : uint8_t {
+    kView,    // or a refusal that is this rank's own affair
+    kSpoilt,  // nobody may have the bytes again: abandoned, or gathered in vain on all ranks
 };
 
 struct WholeCommands {
@@ -70,23 +78,26 @@ public:
     Result<WholeId> add(std::string name, const WholeTensors &tensors);
     Status remove(WholeId whole, Commands &out);
 
-    // Returns the call's number; the answer comes through pump().
+    // Returns the call's number; the answer comes through pump(). `absent`: to read, and this rank
+    // serves the others without getting the bytes. What others decide is the same, so the whole is
+    // there for the ledger; it leaves with its last view on all ranks, and the next fetch gathers.
     uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Instant now,
-                   Commands &out);
-    // One view of an answered call. After a refusal that is `pinned` too, with no grant, at the
-    // point of the program where it learns of it: pins end by the order of calls, never by the time
-    // of a failure. Then, and where what was written is abandoned, the whole leaves with its last
-    // view.
+                   Commands &out, bool absent = false);
+    // One view of an answered call, with no grant where there was none: after a refusal that is
+    // `pinned` too, at the point of the program where it learns of it. Pins end by the order of
+    // calls, never by the time of a failure.
     void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out,
-                 bool abandon = false);
+                 WholeEnd end = WholeEnd::kView);
     Status write(WholeId whole, Commands &out);
     void update(WholeId whole, Commands &out);
 
     // Answers of the core that are this object's: true when it took the answer.
     bool on_granted(const Granted &granted, Instant now, Commands &out);
     bool on_refused(const Refused &refused, Instant now, Commands &out);
-    void gather_done(GatherId gather, const Status &status, Instant now, Commands &out);
-    // One that is asked for and not started: its claim and wholes. Right after the fetch.
+    // `some_absent`: of all ranks, as the collective told each of them.
+    void gather_done(GatherId gather, const Status &status, bool some_absent, Instant now,
+                     Commands &out);
+    // One that was asked for: its claim and wholes. Right after the fetch.
     [[nodiscard]] StartGather queued(GatherId gather) const;
     // A collective that ended with its memory in foreign hands: it stays pinned for good.
     void lose(GatherId gather, const Status &status);
@@ -107,11 +118,16 @@ private:
         std::vector<WholeId> wholes;
         ClaimId claim = 0;  // on shards and wholes, since the call
         FetchId fetch = 0;
+        bool absent = false;
     };
     struct Call {
         std::vector<WholeId> wholes;
         Access access = Access::kRead;
         uint64_t owner = 0;
+        bool absent = false;
+        // Known in the call, told once its gathers are over: only then does a release know whether
+        // some rank was absent.
+        Status lacks;
         std::vector<GatherId> waits;  // its own, and those of earlier calls that it hits
     };
 
@@ -121,7 +137,8 @@ private:
     void start_front(const Status &status, const std::vector<Grant> &grants);
     void ask_views(uint64_t number, Instant now, Commands &out);
     void gather_over(GatherId gather, Instant now, Commands &out);
-    void queue_gather(GatherId gather, WholeId whole);
+    void queue_gather(GatherId gather, WholeId whole, bool absent);
+    [[nodiscard]] Status lacks_bytes(const std::vector<WholeId> &wholes) const;
 
     Core &core_;  // not owned, outlives this
     PlaceId place_;
@@ -129,6 +146,9 @@ private:
     std::vector<WholeTensors> tensors_;
     std::vector<GatherId> last_gather_;  // of each whole
     std::vector<bool> lost_;             // its memory
+    std::vector<bool> hollow_;           // there for the ledger, without bytes: absent here
+    std::vector<bool> partial_;          // some rank was absent
+    std::vector<Status> failed_;         // its collective, on all ranks
     // Dropped while they were gathered: they leave when that is over.
     std::set<std::pair<GatherId, WholeId>> leaving_;
     uint64_t call_number_ = 0;

@@ -255,7 +255,7 @@ bool WholeLedger::release(WholeId id, Access access)
         STW_ASSERT(whole.writer);
         whole.writer = false;
     }
-    if (whole.pinned() || !whole.old) return false;
+    if (whole.pinned() || (!whole.old && !whole.leaves_last)) return false;
     drop(whole);
     return true;
 }
@@ -292,7 +292,7 @@ void WholeLedger::drop(Whole &whole)
 {
     if (whole.present) used_blocks_ -= whole.blocks;
     whole.present = false;
-    whole.old = false;
+    whole.old = whole.leaves_last = false;
     whole.ahead = false;
 }
 

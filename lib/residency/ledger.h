@@ -60,11 +60,15 @@ public:
     void update(WholeId whole, bool &drop);
     // What was gathered or written is no good: as update, for one that is pinned.
     void spoil(WholeId whole) { wholes_[whole].old = true; }
+    // It goes with its last view; until then others may be opened. Only from where all ranks know
+    // to do so: between two calls, after they have heard of its collective.
+    void leave_last(WholeId whole) { wholes_[whole].leaves_last = true; }
 
     [[nodiscard]] uint64_t used_blocks() const { return used_blocks_; }
     [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
     [[nodiscard]] bool present(WholeId whole) const { return wholes_[whole].present; }
     [[nodiscard]] bool pinned(WholeId whole) const { return wholes_[whole].pinned(); }
+    [[nodiscard]] const std::string &name(WholeId whole) const { return wholes_[whole].name; }
     [[nodiscard]] GatherId last_gather() const { return gathers_; }
 
 private:
@@ -75,7 +79,8 @@ private:
         uint32_t readers = 0;
         bool writer = false;
         bool present = false;
-        bool old = false;  // leaves with its last view
+        bool old = false;          // leaves with its last view, and nobody gets another one
+        bool leaves_last = false;  // leaves with its last view
         bool removed = false;
         bool ahead = false;        // gathered, and not fetched since
         uint64_t used_at = 0;      // call number

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wholes, as the program fetches and releases them: what the ledger decides in the call, the
-// collective that brings the bytes, and views of them.
+// Wholes, as the program fetches and releases them: what the ledger decides in the call, and views.
 #include "lib/runtime/ranks.h"
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
-
-#include "lib/collective/bucket.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +11,7 @@
 namespace stepwell {
 
 using residency::Access;
+using residency::WholeEnd;
 using residency::WholeId;
 
 namespace {
@@ -21,6 +19,11 @@ namespace {
 uint64_t whole_bytes_of(const stw_tensor &tensor)
 {
     return tensor.sharding->padded_elements() * (tensor.element_bits / 8);
+}
+
+WholeEnd end_of(bool spoilt)
+{
+    return spoilt ? WholeEnd::kSpoilt : WholeEnd::kView;
 }
 
 std::vector<WholeId> wholes_of(const std::vector<Range> &ranges)
@@ -151,8 +154,10 @@ Status Runtime::ask_wholes(Waiter &waiter)
         note_gathered(waiter.plan);
         const std::vector<WholeId> wholes = wholes_of(ranges);
         const Access access = access_of(ranges[0].access);
-        const uint64_t call = ranks_->gathers.fetch(wholes, access, waiter.owner, now(), out);
-        ranks_->calls[call] = {&waiter, wholes, access};
+        const bool absent = is_absent(waiter.plan);
+        const uint64_t call =
+            ranks_->gathers.fetch(wholes, access, waiter.owner, now(), out, absent);
+        ranks_->calls[call] = {&waiter, wholes, access, absent};
         waiter.whole_call = call;
         queue_gathers();
     });
@@ -188,34 +193,56 @@ void Runtime::pump_wholes(Commands &out)
         (*place)->started = true;
     }
     for (residency::WholeGranted &granted : commands.granted) {
-        answer_call(granted.call, Status(), std::move(granted.grants), true, out);
+        answer_call(std::move(granted), out);
     }
     for (residency::WholeRefused &refused : commands.refused) {
-        answer_call(refused.call, std::move(refused.status), {}, refused.pinned, out);
+        refuse_call(std::move(refused), out);
     }
     if (!commands.starts.empty()) ranks_->wakes.notify_all();
     if (!commands.granted.empty() || !commands.refused.empty()) tell_ranks();
 }
 
-void Runtime::answer_call(uint64_t number, Status status, std::vector<residency::Grant> grants,
-                          bool pinned, Commands &out)
+Runtime::Ranks::Call Runtime::Ranks::end_call(uint64_t number)
 {
-    const auto found = ranks_->calls.find(number);
-    STW_ASSERT(found != ranks_->calls.end());
-    const Ranks::Call call = std::move(found->second);
-    ranks_->calls.erase(found);
-    if (pinned && !call.waiter) {
-        for (size_t i = 0; i < call.wholes.size(); ++i) {
-            ranks_->gathers.release(call.wholes[i], call.access, status.ok() ? &grants[i] : nullptr,
-                                    now(), out);
+    const auto found = calls.find(number);
+    STW_ASSERT(found != calls.end());
+    Call call = std::move(found->second);
+    calls.erase(found);
+    if (!call.waiter) return call;
+    call.waiter->whole_call = 0;
+    if (call.waiter->asynchronous) granted.push_back(call.waiter);
+    return call;
+}
+
+void Runtime::answer_call(residency::WholeGranted granted, Commands &out)
+{
+    const Ranks::Call call = ranks_->end_call(granted.call);
+    residency::Grant nothing;
+    nothing.place = ranks_->place;
+    if (call.absent) granted.grants.assign(call.wholes.size(), nothing);
+    if (call.waiter) {
+        call.waiter->whole_grants = std::move(granted.grants);
+        return;
+    }
+    for (size_t i = 0; i < call.wholes.size(); ++i) {
+        ranks_->gathers.release(call.wholes[i], call.access,
+                                call.absent ? nullptr : &granted.grants[i], now(), out);
+    }
+}
+
+void Runtime::refuse_call(residency::WholeRefused refused, Commands &out)
+{
+    const Ranks::Call call = ranks_->end_call(refused.call);
+    if (call.waiter) {
+        call.waiter->whole_refused = refused.pinned;
+        call.waiter->whole_spoilt = refused.spoils;
+        call.waiter->whole_status = std::move(refused.status);
+    } else if (refused.pinned) {
+        for (const WholeId whole : call.wholes) {
+            ranks_->gathers.release(whole, call.access, nullptr, now(), out,
+                                    end_of(refused.spoils));
         }
     }
-    if (!call.waiter) return;
-    call.waiter->whole_call = 0;
-    call.waiter->whole_refused = pinned && !status.ok();
-    call.waiter->whole_status = std::move(status);
-    call.waiter->whole_grants = std::move(grants);
-    if (call.waiter->asynchronous) ranks_->granted.push_back(call.waiter);
 }
 
 // Who waited does not any more: what comes is given back when it comes.
@@ -258,7 +285,8 @@ void Runtime::release_wholes(Waiter &waiter, Commands &out)
     for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
         const Range &range = waiter.plan.gathered[i];
         ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access),
-                                &waiter.whole_grants[i], now(), out, range.access == STW_WRITE);
+                                is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i], now(),
+                                out, end_of(range.access == STW_WRITE));
     }
     waiter.whole_grants.clear();
 }
@@ -270,7 +298,7 @@ void Runtime::release_refused(Waiter &waiter, Commands &out)
     if (!std::exchange(waiter.whole_refused, false)) return;
     for (const Range &range : waiter.plan.gathered) {
         ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access), nullptr,
-                                now(), out);
+                                now(), out, end_of(waiter.whole_spoilt));
     }
 }
 
@@ -315,98 +343,6 @@ void Runtime::finish_gathered(Waiter &waiter)
     });
 }
 
-// --------------------------------------------------------------------------------- its bytes ----
-
-void Runtime::run_gather(Collective &work)
-{
-    const residency::StartGather &start = work.start;
-    const collective::Group &group = ranks_->group;
-    const bool alone = work.tensors.size() == 1;
-    std::vector<collective::BucketTensor> members;
-    for (const stw_tensor *tensor : work.tensors) {
-        const collective::Partition &partition = tensor->sharding->partition;
-        members.push_back(
-            {partition.elements * (tensor->element_bits / 8), partition.shard_bytes(), 0});
-    }
-    const collective::Buckets buckets = collective::cut_buckets(members, group.size(), UINT64_MAX);
-    const uint64_t rank_bytes = alone                  ? members[0].shard_bytes
-                                : buckets.list.empty() ? 0
-                                                       : buckets.list[0].rank_bytes;
-    Status status = start.status;
-    char *gathered = nullptr;
-    if (status.ok() && alone) {
-        gathered = bytes_at(work.tensors[0]->sharding->whole, start.grants[0]);
-    } else if (status.ok()) {
-        status = make_bucket(rank_bytes * group.size());
-        gathered = ranks_->bucket.data();
-    }
-    char *mine = status.ok() ? gathered + group.rank() * rank_bytes : nullptr;
-    const char *shard = mine;  // what is sent: its place in the whole, or where it lies already
-    Waiter pinned;
-    residency::FetchAsked pin;
-    const bool lies = status.ok() && alone && pin_shard(work, pinned, pin);
-    if (lies) shard = bytes_at(work.tensors[0]->id, pinned.grants[0]);
-    for (size_t i = 0; status.ok() && !lies && i < work.tensors.size(); ++i) {
-        char *to = mine + (alone ? 0 : buckets.offsets[i]);
-        status = copy_shard(*work.tensors[i], work.claim, to, false);
-        const uint64_t filled = work.tensors[i]->bytes;
-        if (status.ok()) std::memset(to + filled, 0, members[i].shard_bytes - filled);
-    }
-    std::vector<collective::Record> ranks;
-    status = ranks_->group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks);
-    if (status.ok()) status = ranks_->group.all_gather(shard, gathered, rank_bytes);
-    if (status.ok() && !alone) {
-        std::vector<char *> wholes;
-        for (size_t i = 0; i < work.tensors.size(); ++i) {
-            wholes.push_back(bytes_at(work.tensors[i]->sharding->whole, start.grants[i]));
-        }
-        for (const collective::Bucket &bucket : buckets.list) {
-            for (const collective::BucketCopy &copy :
-                 collective::bucket_copies(buckets, bucket, members, group.size())) {
-                std::memcpy(wholes[copy.tensor] + copy.whole_offset, gathered + copy.bucket_offset,
-                            copy.bytes);
-            }
-        }
-    }
-    // What the engine may still write to is nobody's any more.
-    if (ranks_->group.holds_memory()) return lose_gather(work, status);
-    if (lies) give_pieces(pinned, pin, false);
-    act([&](Core &, Commands &out) {
-        ranks_->gathers.gather_done(start.gather, status, now(), out);
-    });
-}
-
-// True where all of the shard lies in one piece at the wholes' place, pinned now: the engine reads
-// it there, and brings this rank's part of the whole with those of the others.
-bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin)
-{
-    const stw_tensor &tensor = *work.tensors[0];
-    if (!places_[ranks_->place].maps || tensor.bytes == 0 ||
-        tensor.bytes != tensor.sharding->partition.shard_bytes()) {
-        return false;
-    }
-    pin.claim = work.claim;
-    pin.flags = residency::kFetchTry;
-    pin.requests.push_back({tensor.id, Access::kRead, ranks_->place, 0, tensor.bytes});
-    return take_pieces(waiter, pin).ok();
-}
-
-// The engine has the memory for good, so it stays pinned; who waits is told.
-void Runtime::lose_gather(const Collective &work, const Status &status)
-{
-    act([&](Core &, Commands &) { ranks_->gathers.lose(work.start.gather, status); });
-}
-
-Status Runtime::make_bucket(uint64_t bytes)
-try {
-    if (ranks_->bucket.size() < bytes) ranks_->bucket.resize(bytes);
-    return {};
-} catch (const std::bad_alloc &) {
-    return Status::error(STW_ERROR_MEMORY,
-                         "no memory for a bucket of %s to gather small tensors in",
-                         bytes_text(bytes).c_str());
-}
-
 // -------------------------------------------------------------------------------- and its end ----
 
 // What was written of a whole is every rank's own to keep: its slice goes to its shard behind the
@@ -423,7 +359,8 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
     act([&](Core &core, Commands &out) {
         note_release({tensor->id, Access::kRead, shard_place(), 0, tensor->bytes}, view.step,
                      flags);
-        ranks_->gathers.release(whole, access_of(access), &grant, now(), out, abandon);
+        ranks_->gathers.release(whole, access_of(access), view.absent ? nullptr : &grant, now(),
+                                out, end_of(abandon));
         if (access == STW_READ || abandon) return;
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kKeep;
@@ -450,7 +387,7 @@ void Runtime::run_keep(Collective &work)
     if (status.ok()) {
         char *whole = bytes_at(sharding.whole, waiter.grants[0]);
         const uint64_t begin = sharding.partition.shard_elements * ranks_->group.rank() * size;
-        status = copy_shard(tensor, work.claim, whole + begin, true);
+        status = copy_shard(tensor, work.claim, 0, tensor.bytes, whole + begin, true);
         give_pieces(waiter, asked, false);
     }
     act([&](Core &core, Commands &out) {

@@ -185,11 +185,18 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         open_view(slots[i], plan.ranges[i], waiter.grants[i], waiter, views_out);
     }
     for (size_t i = 0; i < plan.gathered.size(); ++i) {
+        const uint32_t slot = slots[plan.ranges.size() + i];
         Range range = plan.gathered[i];
         range.scratch = range.tensor->sharding->whole;
-        open_view(slots[plan.ranges.size() + i], range, waiter.whole_grants[i], waiter, views_out);
+        // A view without bytes counts among those of the whole, on this rank as on the others.
+        if (is_absent(plan)) range.element_count = range.byte_count = 0;
+        open_view(slot, range, waiter.whole_grants[i], waiter, views_out);
     }
     waiter.whole_grants.clear();
+    for (Range range : plan.absent) {
+        range.element_count = range.byte_count = 0;
+        describe_view(range, places_[range.place], nullptr, kCopyCookie, &views_out[range.index]);
+    }
     for (const Range &range : plan.copied) {
         stw_view &out = views_out[range.index];
         void *pointer = range.element_count > 0 ? range.into : nullptr;
@@ -215,6 +222,7 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
     view.place = grant.place;
     view.by_gate = grant.by_gate;
     view.dtype = static_cast<uint8_t>(range.dtype);
+    view.absent = is_absent(waiter.plan);
     void *pointer = nullptr;
     {
         std::lock_guard<std::mutex> lock(mutex_);

@@ -313,14 +313,15 @@ char *Runtime::bytes_at(residency::TensorId tensor, const residency::Grant &gran
     return static_cast<char *>(piece_pointer(grant, piece));
 }
 
-// The shard, a block at a time, to or from memory that the CPU reaches.
-Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, char *memory,
-                           bool writes)
+// Bytes [begin, begin + bytes) of the shard, a block at a time, to or from memory that the CPU
+// reaches.
+Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                           uint64_t bytes, char *memory, bool writes)
 {
     const uint64_t offset = pack_offset(tensor.id);
-    for (uint64_t at = 0; at < tensor.bytes;) {
+    for (uint64_t at = begin; at < begin + bytes;) {
         const uint64_t count =
-            std::min(block_bytes_ - (offset + at) % block_bytes_, tensor.bytes - at);
+            std::min(block_bytes_ - (offset + at) % block_bytes_, begin + bytes - at);
         if (!writes) hint_shards();
         residency::FetchAsked asked;
         asked.claim = claim;
@@ -337,7 +338,8 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, c
             std::lock_guard<std::mutex> lock(mutex_);
             shard = static_cast<char *>(piece_pointer(waiter.grants[0], piece));
         }
-        std::memcpy(writes ? shard : memory + at, writes ? memory + at : shard, count);
+        char *other = memory + (at - begin);
+        std::memcpy(writes ? shard : other, writes ? other : shard, count);
         give_pieces(waiter, asked, false);
         at += count;
     }

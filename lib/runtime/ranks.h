@@ -49,7 +49,7 @@ struct Collective {
     residency::ClaimId claim = 0;
     // kGather
     residency::StartGather start;
-    bool started = false;  // its memory is there, or cannot be had
+    bool started = false;  // its memory is there, cannot be had, or is not wanted
     uint64_t hinted = 0;   // bytes of the shards, one behind the other, that hints were given for
     // kReduce: the sums of `source` go to `sums`, or where that is none stay in it
     residency::TensorId source = residency::kNone;
@@ -81,8 +81,10 @@ struct Runtime::Ranks {
         Waiter *waiter = nullptr;
         std::vector<residency::WholeId> wholes;
         residency::Access access = residency::Access::kRead;
+        bool absent = false;
     };
     std::map<uint64_t, Call> calls;
+    Call end_call(uint64_t number);
     std::deque<Waiter *> granted;  // operations, for the thread to go on with
     std::deque<residency::FetchId> hints;
     std::vector<char> bucket;

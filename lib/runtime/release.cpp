@@ -79,7 +79,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
     }
     const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner, slot.scratch,    slot.access,
-                        slot.place,         0,          slot.dtype};
+                        slot.place,         0,          slot.dtype,      slot.absent};
     const bool by_gate = slot.by_gate != 0;
     views_.give_slot(state, index);
     if (tensor->sharding && copy.scratch == tensor->sharding->whole &&
@@ -349,11 +349,13 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     operation->runtime = handle_;
     operation->waiter = waiter;
     const bool gathers = !waiter->plan.gathered.empty();
+    const bool nothing = !gathers && !waiter->plan.absent.empty();
     const bool copies = gathers || needs_copies(waiter->plan);
-    Status status = gathers  ? ask_wholes(*waiter)
-                    : copies ? start_snapshot(*waiter)
-                             : start_fetch(*waiter);
-    if (!status.ok()) {
+    Status status = gathers   ? ask_wholes(*waiter)
+                    : nothing ? Status()
+                    : copies  ? start_snapshot(*waiter)
+                              : start_fetch(*waiter);
+    if (nothing || !status.ok()) {
         waiter->done = true;
         waiter->status = std::move(status);
     }
@@ -443,7 +445,8 @@ Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t 
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
         }
         const FetchPlan &plan = waiter->plan;
-        const size_t requests = plan.ranges.size() + plan.copied.size() + plan.gathered.size();
+        const size_t requests =
+            plan.ranges.size() + plan.copied.size() + plan.gathered.size() + plan.absent.size();
         if (n != requests) {
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
                                  requests);

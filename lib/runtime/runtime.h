@@ -106,11 +106,23 @@ struct FetchPlan {
     std::vector<Range> ranges;    // to be pinned
     std::vector<Range> copied;    // into memory of the caller's
     std::vector<Range> gathered;  // to be pinned, of all ranks
+    std::vector<Range> absent;    // neither, and gathered by nobody
     uint32_t flags = 0;           // STW_FETCH_*
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
 };
+
+// This rank gets no bytes of it.
+inline bool is_absent(const FetchPlan &plan)
+{
+    return (plan.flags & STW_FETCH_ABSENT) != 0;
+}
+
+namespace residency {
+struct WholeGranted;
+struct WholeRefused;
+}  // namespace residency
 
 class Told;
 struct Collective;
@@ -165,6 +177,7 @@ struct Waiter {
     uint64_t whole_call = 0;
     Status whole_status;
     bool whole_refused = false;  // and its pins wait for the program to learn of it
+    bool whole_spoilt = false;   // on all ranks alike
     std::vector<residency::Grant> whole_grants;
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
@@ -528,8 +541,8 @@ private:
     Status take_pieces(Waiter &waiter, residency::FetchAsked &asked);
     void give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon);
     char *bytes_at(residency::TensorId tensor, const residency::Grant &grant);
-    Status copy_shard(const stw_tensor &tensor, residency::ClaimId claim, char *memory,
-                      bool writes);
+    Status copy_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                      uint64_t bytes, char *memory, bool writes);
     void hint_shards();
     [[nodiscard]] residency::PlaceId shard_place() const;
     [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const;
@@ -539,8 +552,8 @@ private:
     Status fetch_wholes(Waiter &waiter);
     void queue_gathers();
     void pump_wholes(Commands &out);
-    void answer_call(uint64_t number, Status status, std::vector<residency::Grant> grants,
-                     bool pinned, Commands &out);
+    void answer_call(residency::WholeGranted granted, Commands &out);
+    void refuse_call(residency::WholeRefused refused, Commands &out);
     void give_up_wholes(Waiter &waiter);
     void undo_wholes(Waiter &waiter);
     void release_wholes(Waiter &waiter, Commands &out);
@@ -549,6 +562,10 @@ private:
     void finish_gathered(Waiter &waiter);
     void run_gather(Collective &work);
     void lose_gather(const Collective &work, const Status &status);
+    Status gather_in_parts(const Collective &work, const char *shard, char *whole,
+                           uint64_t rank_bytes);
+    Status read_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                      uint64_t count, char *memory);
     bool pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin);
     Status make_bucket(uint64_t bytes);
     void run_keep(Collective &work);

@@ -48,6 +48,7 @@ struct alignas(64) ViewSlot {
     Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
     Relaxed<uint8_t> dtype = 0;        // of the private buffer; 0: the tensor's
+    uint8_t absent = 0;                // of a gathered whole whose bytes are not here
     Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
     uint32_t next = residency::kNone;  // pinned by the same call, until it is open
 };

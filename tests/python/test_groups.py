@@ -167,6 +167,23 @@ class Tensors(unittest.TestCase):
         self.assertEqual([begin for begin, _ in parts], [0, parts[0][1], 2 * parts[0][1]])
         self.assertEqual(sum(count for _, count in parts), size)
 
+    def test_a_rank_that_needs_no_bytes_serves_the_others(self):
+        size = 20001
+
+        def body(group, _engine):
+            with open_on(group) as runtime:
+                expert = runtime.create("e", size, "f32", partition="sharded")
+                info = expert.info()
+                expert.write(array("f", numbers(info.shard_begin, info.shard_elements)),
+                             scope="shard")
+                with expert.fetch(absent=group.rank != 1) as whole:
+                    seen = floats_of(whole)
+                with runtime.fetch_async(expert, absent=group.rank == 1).collect() as whole:
+                    self.assertEqual(len(floats_of(whole)), 0 if group.rank == 1 else size)
+                return seen
+
+        self.assertEqual(on_ranks(3, body), [[], numbers(0, size), []])
+
     def test_partitions_are_as_asked_for(self):
         def body(group, _engine):
             self.assertEqual((group.size, group.failure), (2, None))

@@ -2,6 +2,8 @@
 // One rank: its machine, the calls of the plan in its own time, and its local load.
 #include "tests/simulation/ranks.h"
 
+#include <algorithm>
+
 namespace stepwell::simulation {
 namespace {
 
@@ -152,11 +154,15 @@ void Rank::call_fetch(const RankCall &call)
 {
     Open open;
     open.call = &call;
+    open.absent = call.is_absent(rank_);
     for (const WholeId whole : call.wholes) open.versions.push_back(versions_[whole]);
+    open.lacks = !open.absent && holds_empty_view(call.wholes);
     open_.push_back(open);
-    const uint64_t number = gathers_.fetch(call.wholes, Access::kRead, 1, machine_.now(), out_);
+    const uint64_t number =
+        gathers_.fetch(call.wholes, Access::kRead, 1, machine_.now(), out_, call.is_absent(rank_));
     numbers_[number] = open_.size() - 1;
-    journal_.line("rank %u fetch %zu", rank_, open_.size() - 1);
+    journal_.line("rank %u fetch %zu%s", rank_, open_.size() - 1,
+                  call.is_absent(rank_) ? " absent" : "");
 }
 
 // The program waits for a fetch before it releases: a release is a point in the order of calls.
@@ -166,9 +172,11 @@ bool Rank::call_release(const RankCall &call)
     if (!open.answered) return false;
     journal_.line("rank %u release %zu%s", rank_, call.fetch, open.refused ? " refused" : "");
     if (open.refused && !open.pinned) return true;
-    if (open.refused) {
+    open.released = true;
+    if (open.refused || open.absent) {
+        const WholeEnd end = open.spoils ? WholeEnd::kSpoilt : WholeEnd::kView;
         for (const WholeId whole : open.call->wholes) {
-            gathers_.release(whole, Access::kRead, nullptr, machine_.now(), out_);
+            gathers_.release(whole, Access::kRead, nullptr, machine_.now(), out_, end);
             execute();
         }
         return true;
@@ -306,6 +314,7 @@ void Rank::pump()
             Open &open = open_[numbers_.at(granted.call)];
             open.answered = true;
             open.grants = granted.grants;
+            if (open.absent) continue;
             for (size_t i = 0; i < open.call->wholes.size() && !journal_.failed(); i++) {
                 const WholeId whole = open.call->wholes[i];
                 machine_.pin(kDevice, slots(tensors_[whole].whole), false);
@@ -314,15 +323,28 @@ void Rank::pump()
         }
         for (const WholeRefused &refused : commands.refused) {
             const stw_status code = refused.status.code();
+            Open &open = open_[numbers_.at(refused.call)];
             const bool hurt = refused.pinned && (code == STW_ERROR_IO || code == STW_ERROR_PEER);
-            if (!hurt && code != STW_ERROR_BUDGET && code != STW_ERROR_BUSY) {
+            const bool lacks =
+                refused.pinned && !refused.spoils && code == STW_ERROR_INVALID && open.lacks;
+            if (!hurt && !lacks && code != STW_ERROR_BUDGET && code != STW_ERROR_BUSY) {
                 journal_.fail("rank %u: whole refused: %s", rank_, refused.status.sentence());
             }
-            Open &open = open_[numbers_.at(refused.call)];
             open.answered = open.refused = true;
             open.pinned = refused.pinned;
+            open.spoils = refused.spoils;
         }
     }
+}
+
+// One of them was fetched without its bytes, and that view is open, or one that may lack them too.
+bool Rank::holds_empty_view(const std::vector<WholeId> &wholes) const
+{
+    return std::any_of(open_.begin(), open_.end(), [&](const Open &open) {
+        return (open.absent || open.lacks) && !open.released &&
+               std::find_first_of(wholes.begin(), wholes.end(), open.call->wholes.begin(),
+                                  open.call->wholes.end()) != wholes.end();
+    });
 }
 
 void Rank::start(const StartGather &start)
@@ -333,6 +355,7 @@ void Rank::start(const StartGather &start)
         return;
     }
     for (const WholeId whole : start.wholes) {
+        if (start.absent) break;
         machine_.pin(kDevice, slots(tensors_[whole].whole), true);
         if (journal_.failed()) return;
     }
@@ -400,7 +423,7 @@ void Rank::start_front()
     journal_.line("rank %u starts %llu of whole %u%s", rank_,
                   (unsigned long long)front.start.gather, front.start.wholes[0],
                   front.shards.empty() ? ", and cannot" : "");
-    fabric_.start(rank_, front.start.gather, front.start.wholes, front.shards);
+    fabric_.start(rank_, front.start, front.shards);
     started_.push_back(front.start);
     reading_.pop_front();
     if (!reading_.empty()) read_next_shard();
@@ -415,16 +438,17 @@ bool Rank::finish_collective()
     collectives_++;
     if (fabric_.broken() || fabric_.failed(start.gather)) {
         for (const WholeId whole : start.wholes) {
-            machine_.unpin(kDevice, slots(tensors_[whole].whole), true);
+            if (!start.absent) machine_.unpin(kDevice, slots(tensors_[whole].whole), true);
         }
         const Status status =
             Status::error(fabric_.broken() ? STW_ERROR_PEER : STW_ERROR_IO, "simulated");
-        gathers_.gather_done(start.gather, status, machine_.now(), out_);
+        const bool partial = !fabric_.broken() && fabric_.partial(start.gather);
+        gathers_.gather_done(start.gather, status, partial, machine_.now(), out_);
         execute();
         return true;
     }
     const std::vector<std::vector<Stamp>> &shards = fabric_.shards(start.gather);
-    for (size_t i = 0; i < start.wholes.size(); i++) {
+    for (size_t i = 0; i < start.wholes.size() && !start.absent; i++) {
         const WholeTensors &tensors = tensors_[start.wholes[i]];
         for (uint64_t piece = 0; piece < tensors.whole_bytes / kPieceBytes; piece++) {
             stamp(tensors.whole, piece / kPieces, piece % kPieces) =
@@ -432,7 +456,7 @@ bool Rank::finish_collective()
         }
         machine_.unpin(kDevice, slots(tensors.whole), true);
     }
-    gathers_.gather_done(start.gather, {}, machine_.now(), out_);
+    gathers_.gather_done(start.gather, {}, fabric_.partial(start.gather), machine_.now(), out_);
     execute();
     return true;
 }

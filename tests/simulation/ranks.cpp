@@ -51,6 +51,9 @@ RankPlan choose_plan(Random &random, bool many)
             for (uint64_t n = random.between(1, 2); n > 0; n--) {
                 call.wholes.push_back(static_cast<WholeId>(random.below(tensors)));
             }
+            // Sometimes an expert that some ranks do not need, or nobody.
+            if (random.chance(30)) call.absent = random.next() & random.next();
+            if (random.chance(5)) call.absent = UINT64_MAX;
             open.push_back(fetches++);
         } else if (kind < 8 && !open.empty()) {
             call.kind = RankCall::Kind::kRelease;
@@ -72,9 +75,10 @@ RankPlan choose_plan(Random &random, bool many)
 
 }  // namespace
 
-void Fabric::start(uint32_t rank, GatherId gather, const std::vector<WholeId> &wholes,
-                   const std::vector<Stamp> &shards)
+void Fabric::start(uint32_t rank, const StartGather &start, const std::vector<Stamp> &shards)
 {
+    const GatherId gather = start.gather;
+    const std::vector<WholeId> &wholes = start.wholes;
     if (gather != started_[rank] + 1) {
         journal_.fail("rank %u starts collective %llu after %llu", rank, (unsigned long long)gather,
                       (unsigned long long)started_[rank]);
@@ -89,6 +93,7 @@ void Fabric::start(uint32_t rank, GatherId gather, const std::vector<WholeId> &w
     collective.shards.resize(started_.size());
     collective.shards[rank] = shards;
     collective.failed |= shards.size() < wholes.size();
+    collective.partial |= start.absent;
     collective.arrived++;
 }
 

@@ -17,7 +17,10 @@ struct RankCall {
     enum class Kind { kFetch, kRelease, kWrite, kUpdate };
     Kind kind = Kind::kFetch;
     std::vector<WholeId> wholes;
-    size_t fetch = 0;  // of a release: which fetch call, by its number among fetches
+    size_t fetch = 0;     // of a release: which fetch call, by its number among fetches
+    uint64_t absent = 0;  // of a fetch: the ranks that want no bytes, a bit each
+
+    [[nodiscard]] bool is_absent(uint32_t rank) const { return (absent >> rank & 1) != 0; }
 };
 
 struct RankPlan {
@@ -38,11 +41,12 @@ class Fabric {
 public:
     Fabric(uint32_t ranks, Journal &journal) : started_(ranks), journal_(journal) {}
     // Fewer shards than wholes: the rank cannot take part.
-    void start(uint32_t rank, GatherId gather, const std::vector<WholeId> &wholes,
-               const std::vector<Stamp> &shards);
+    void start(uint32_t rank, const StartGather &gather, const std::vector<Stamp> &shards);
     [[nodiscard]] bool ready(GatherId gather) const;
     // Every rank came; which of them could not read its shard, if one could not.
     [[nodiscard]] bool failed(GatherId gather) const { return gathers_.at(gather).failed; }
+    // Some rank takes no bytes.
+    [[nodiscard]] bool partial(GatherId gather) const { return gathers_.at(gather).partial; }
     // A rank is gone: nothing is ready any more, and all are told.
     void break_down() { broken_ = true; }
     [[nodiscard]] bool broken() const { return broken_; }
@@ -58,6 +62,7 @@ private:
         std::vector<std::vector<Stamp>> shards;
         uint32_t arrived = 0;
         bool failed = false;
+        bool partial = false;
     };
     bool broken_ = false;
     std::vector<GatherId> started_;  // the last one of each rank
@@ -89,7 +94,11 @@ private:
         const RankCall *call = nullptr;
         bool answered = false;
         bool refused = false;
-        bool pinned = false;             // though refused
+        bool pinned = false;  // though refused
+        bool spoils = false;
+        bool absent = false;
+        bool released = false;
+        bool lacks = false;              // may lack bytes that this rank fetched without
         std::vector<uint32_t> versions;  // of the wholes when the call was made
         std::vector<Grant> grants;
     };
@@ -127,6 +136,7 @@ private:
     void local_load();
     void release_local();
     Stamp &stamp(TensorId tensor, uint64_t block, uint64_t piece);
+    [[nodiscard]] bool holds_empty_view(const std::vector<WholeId> &wholes) const;
     std::vector<Slot> slots(TensorId tensor);
     [[nodiscard]] static Stamp expected(uint32_t rank, WholeId whole, uint32_t version);
     void execute();

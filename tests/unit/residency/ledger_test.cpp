@@ -159,6 +159,17 @@ protected:
     std::vector<WholeId> wholes_;
 };
 
+TEST_F(LedgerAheadTest, WhatIsToLeaveLastMayBeOpenedUntilThen)
+{
+    ASSERT_TRUE(ledger_.fetch({wholes_[0]}, Access::kRead).status.ok());
+    ledger_.leave_last(wholes_[0]);
+    EXPECT_THAT(ledger_.fetch({wholes_[0]}, Access::kRead).needs, ElementsAre(WholeNeed::kHit));
+    EXPECT_FALSE(ledger_.release(wholes_[0], Access::kRead));
+    EXPECT_TRUE(ledger_.release(wholes_[0], Access::kRead));
+    EXPECT_THAT(ledger_.fetch({wholes_[0]}, Access::kRead).needs, ElementsAre(WholeNeed::kGather));
+    EXPECT_FALSE(ledger_.release(wholes_[0], Access::kRead));
+}
+
 TEST_F(LedgerAheadTest, WhatFollowedTheLastTimeIsGatheredInTheRoomOfWhatIsNotForeseen)
 {
     for (const size_t index : {0, 1, 2, 3}) EXPECT_THAT(use(index).ahead, IsEmpty()) << index;

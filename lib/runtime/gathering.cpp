@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collective that brings wholes: which memory it reads and writes on this rank, and what every
+// rank has to know of the others before its bytes move.
+#include "lib/collective/bucket.h"
+#include "lib/runtime/ranks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+namespace stepwell {
+
+using residency::Access;
+
+namespace {
+
+constexpr uint64_t kBucketBytes = collective::kBucketBytes;
+
+// How the tensors of one gather lie in what each rank gives.
+struct Layout {
+    std::vector<collective::BucketTensor> members;
+    collective::Buckets buckets;  // one, or none where nothing has bytes
+    uint64_t rank_bytes = 0;
+};
+
+Layout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
+{
+    Layout layout;
+    for (const stw_tensor *tensor : tensors) {
+        const collective::Partition &partition = tensor->sharding->partition;
+        layout.members.push_back(
+            {partition.elements * (tensor->element_bits / 8), partition.shard_bytes(), 0});
+    }
+    layout.buckets = collective::cut_buckets(layout.members, ranks, UINT64_MAX);
+    if (tensors.size() == 1) {
+        layout.rank_bytes = layout.members[0].shard_bytes;
+    } else if (!layout.buckets.list.empty()) {
+        layout.rank_bytes = layout.buckets.list[0].rank_bytes;
+    }
+    return layout;
+}
+
+}  // namespace
+
+void Runtime::run_gather(Collective &work)
+{
+    const residency::StartGather &start = work.start;
+    const collective::Group &group = ranks_->group;
+    const Layout layout = layout_of(work.tensors, group.size());
+    const uint64_t rank_bytes = layout.rank_bytes;
+    const bool alone = work.tensors.size() == 1;
+    const bool in_bucket = rank_bytes * group.size() <= kBucketBytes;
+    Status status = start.status;
+    char *gathered = nullptr;  // null: of a large whole that this rank has no room for
+    if (status.ok() && alone && !start.absent) {
+        gathered = bytes_at(work.tensors[0]->sharding->whole, start.grants[0]);
+    } else if (status.ok() && (!alone || in_bucket)) {
+        status = make_bucket(rank_bytes * group.size());
+        gathered = ranks_->bucket.data();
+    }
+    char *mine = status.ok() && gathered ? gathered + group.rank() * rank_bytes : nullptr;
+    const char *shard = mine;  // what is sent: its place in the whole, or where it lies already
+    Waiter pinned;
+    residency::FetchAsked pin;
+    const bool lies = status.ok() && alone && pin_shard(work, pinned, pin);
+    if (lies) shard = bytes_at(work.tensors[0]->id, pinned.grants[0]);
+    for (size_t i = 0; status.ok() && mine && !lies && i < work.tensors.size(); ++i) {
+        char *to = mine + (alone ? 0 : layout.buckets.offsets[i]);
+        status = read_shard(*work.tensors[i], work.claim, 0, layout.members[i].shard_bytes, to);
+    }
+    std::vector<collective::Record> ranks;
+    collective::Record record = record_of(collective::Kind::kGather, work.tensors, status);
+    record.counts[0] = start.absent;
+    status = ranks_->group.agree(record, ranks);
+    const auto absent = std::count_if(ranks.begin(), ranks.end(),
+                                      [](const auto &rank) { return rank.counts[0] != 0; });
+    if (!status.ok() || absent == static_cast<ptrdiff_t>(ranks.size())) {
+        // Nobody has bytes to get.
+    } else if (absent > 0 && alone && !in_bucket) {
+        status = gather_in_parts(work, shard, gathered, rank_bytes);
+    } else {
+        status = ranks_->group.all_gather(shard, gathered, rank_bytes);
+    }
+    if (status.ok() && !alone && !start.absent) {
+        std::vector<char *> wholes;
+        for (size_t i = 0; i < work.tensors.size(); ++i) {
+            wholes.push_back(bytes_at(work.tensors[i]->sharding->whole, start.grants[i]));
+        }
+        for (const collective::Bucket &bucket : layout.buckets.list) {
+            for (const collective::BucketCopy &copy :
+                 collective::bucket_copies(layout.buckets, bucket, layout.members, group.size())) {
+                std::memcpy(wholes[copy.tensor] + copy.whole_offset, gathered + copy.bucket_offset,
+                            copy.bytes);
+            }
+        }
+    }
+    // What the engine may still write to is nobody's any more.
+    if (ranks_->group.holds_memory()) return lose_gather(work, status);
+    if (lies) give_pieces(pinned, pin, false);
+    act([&](Core &, Commands &out) {
+        ranks_->gathers.gather_done(start.gather, status, absent > 0, now(), out);
+    });
+}
+
+// A large whole that some ranks have no room for, through a buffer that every rank has: the engine
+// gathers a part of each shard, and who wants the whole takes them out. `shard` null: it is read as
+// it is sent; `whole` null: not wanted here. All ranks know of each other which they are.
+Status Runtime::gather_in_parts(const Collective &work, const char *shard, char *whole,
+                                uint64_t rank_bytes)
+{
+    collective::Group &group = ranks_->group;
+    constexpr uint64_t kAlign = collective::kBucketAlignBytes;
+    const uint64_t part = std::max(kBucketBytes / group.size() / kAlign, uint64_t{1}) * kAlign;
+    std::vector<collective::Record> ranks;
+    Status status = make_bucket(part * group.size());
+    STW_TRY(group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks));
+    char *buffer = ranks_->bucket.data();
+    for (uint64_t at = 0; at < rank_bytes; at += part) {
+        const uint64_t count = std::min(part, rank_bytes - at);
+        char *mine = buffer + group.rank() * count;
+        if (shard) std::memcpy(mine, shard + at, count);
+        // One that cannot be read any more is told at the end, since the others wait for the rest.
+        if (!shard && status.ok()) {
+            status = read_shard(*work.tensors[0], work.claim, at, count, mine);
+        }
+        STW_TRY(group.all_gather(mine, buffer, count));
+        for (uint32_t rank = 0; whole && rank < group.size(); ++rank) {
+            std::memcpy(whole + rank * rank_bytes + at, buffer + rank * count, count);
+        }
+    }
+    return group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks);
+}
+
+// Bytes [begin, begin + count) of the shard, with zeros for its padding.
+Status Runtime::read_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                           uint64_t count, char *memory)
+{
+    const uint64_t end = std::min(begin + count, tensor.bytes);
+    const uint64_t there = end > begin ? end - begin : 0;
+    STW_TRY(copy_shard(tensor, claim, begin, there, memory, false));
+    std::memset(memory + there, 0, count - there);
+    return {};
+}
+
+// True where all of the shard lies in one piece at the wholes' place, pinned now: the engine reads
+// it there, and brings this rank's part of the whole with those of the others.
+bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin)
+{
+    const stw_tensor &tensor = *work.tensors[0];
+    if (!places_[ranks_->place].maps || tensor.bytes == 0 ||
+        tensor.bytes != tensor.sharding->partition.shard_bytes()) {
+        return false;
+    }
+    pin.claim = work.claim;
+    pin.flags = residency::kFetchTry;
+    pin.requests.push_back({tensor.id, Access::kRead, ranks_->place, 0, tensor.bytes});
+    return take_pieces(waiter, pin).ok();
+}
+
+// The engine has the memory for good, so it stays pinned; who waits is told.
+void Runtime::lose_gather(const Collective &work, const Status &status)
+{
+    act([&](Core &, Commands &) { ranks_->gathers.lose(work.start.gather, status); });
+}
+
+Status Runtime::make_bucket(uint64_t bytes)
+try {
+    if (ranks_->bucket.size() < bytes) ranks_->bucket.resize(bytes);
+    return {};
+} catch (const std::bad_alloc &) {
+    return Status::error(STW_ERROR_MEMORY,
+                         "no memory for a bucket of %s to gather small tensors in",
+                         bytes_text(bytes).c_str());
+}
+
+}  // namespace stepwell

@@ -19,6 +19,9 @@ Status Core::check_request(const FetchAsked &asked) const
     for (size_t i = 0; i < asked.requests.size(); ++i) {
         const Request &request = asked.requests[i];
         const Tensor &tensor = tensors_[request.tensor];
+        // The blocks behind it are another tensor's, or nobody's.
+        STW_ASSERT(request.byte_begin <= tensor.spec.bytes &&
+                   request.byte_count <= tensor.spec.bytes - request.byte_begin);
         for (size_t j = 0; j < i; ++j) {
             const Request &other = asked.requests[j];
             if (other.tensor != request.tensor || asked.claim != 0) continue;

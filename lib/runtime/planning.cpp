@@ -6,6 +6,7 @@
 
 #include "lib/runtime/phases.h"
 #include "lib/runtime/snapshot.h"
+#include "lib/support/assert.h"
 
 #include <algorithm>
 #include <utility>
@@ -126,7 +127,11 @@ void Runtime::note_fetched(uint32_t phase, schedule::Lane lane,
     plan_due_ = true;
     if (!plans_ || phase == schedule::kNoPhase) return;
     trace_.fetched(phase, lane, requests.data(), requests.size(), now());
-    for (const residency::Request &request : requests) planned_.access(lane, request.tensor);
+    for (const residency::Request &request : requests) {
+        // Blocks behind it would be planned for another tensor, or for none.
+        STW_ASSERT(request.byte_begin + request.byte_count <= core_.spec(request.tensor).bytes);
+        planned_.access(lane, request.tensor);
+    }
 }
 
 void Runtime::note_update_end(const residency::Release &release)
@@ -277,6 +282,7 @@ Status Runtime::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
         for (const schedule::Act act : {schedule::Act::kFetch, schedule::Act::kRelease}) {
             for (size_t i = begin; i < end; ++i) {
                 const Range &range = uses[i].range;
+                STW_ASSERT(range.byte_begin + range.byte_count <= range.tensor->bytes);
                 schedule::Event event;
                 event.act = act;
                 event.access = access_of(range.access);

@@ -115,7 +115,8 @@ enum { STW_CLOSE_DEFERRED = 1 };
  * STW_ERROR_BUSY and nothing changes. With STW_CLOSE_DEFERRED every call but stw_release() and
  * stw_host_free() says CLOSED from now on, and the memory goes with the last view and piece
  * (exported arrays outlive an interpreter's runtime this way). The log callback is not called after
- * a close, deferred or not, so what it needs may go.
+ * a close, deferred or not, so what it needs may go; nor is the engine of a group: collectives that
+ * were called for are done first, and what a view released later wrote of a whole, or summed, goes.
  *
  * Ownership: the handle is dead after OK; using it later is STW_ERROR_CLOSED, not a crash.
  * Threads:   any thread, with no other call under way but stw_runtime_interrupt(); after a deferred

@@ -361,7 +361,7 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
                      flags);
         ranks_->gathers.release(whole, access_of(access), view.absent ? nullptr : &grant, now(),
                                 out, end_of(abandon));
-        if (access == STW_READ || abandon) return;
+        if (access == STW_READ || abandon || ranks_stopped()) return;
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kKeep;
         next->tensors.push_back(tensor);

@@ -556,6 +556,10 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     }
     if (open + pieces > 0) {
         STW_TRY(end_policy(timeout_ns));
+        // Views outlive it, collectives do not: the program may end their engine as soon as this
+        // returns. What was called for before is done, as far as the other ranks come to it.
+        (void)drain_ranks(now(), deadline);
+        close_ranks();
         log_.silence();
         return Status::remark(STW_PENDING);
     }

@@ -150,6 +150,12 @@ void Runtime::close_ranks()
     if (ranks_->thread.joinable()) ranks_->thread.join();
 }
 
+// Of a deferred close: views that are released later start nothing any more. Under the lock.
+bool Runtime::ranks_stopped() const
+{
+    return ranks_.body && ranks_->stops;
+}
+
 // Once storage is closed.
 void Runtime::leave_ranks()
 {
@@ -162,7 +168,9 @@ void Runtime::leave_ranks()
 // Under the lock. Nothing of the group's is under way here.
 bool Runtime::ranks_idle() const
 {
-    return !ranks_.body || (ranks_->queue.empty() && !ranks_->working && ranks_->gathers.idle());
+    if (!ranks_.body) return true;
+    if (ranks_->stops) return !ranks_->working;  // what is left in the queue is nobody's
+    return ranks_->queue.empty() && !ranks_->working && ranks_->gathers.idle();
 }
 
 bool Runtime::works_here() const

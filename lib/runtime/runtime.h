@@ -530,6 +530,7 @@ private:
     // Collectives are the affair of whoever waits.
     [[nodiscard]] bool works_here() const;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
+    [[nodiscard]] bool ranks_stopped() const;
     void tell_ranks();
     void queue_collective(std::unique_ptr<Collective> next);
     bool work_one(std::unique_lock<std::mutex> &lock);

@@ -49,7 +49,7 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     release.access = Access::kWrite;
     release.place = view.place;
     release.byte_count = buffer_bytes(view);
-    const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
+    bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
     const bool more = (flags & STW_RELEASE_MORE) != 0;
     const bool all =
         view.dtype == 0 && view.byte_count == sharding.elements() * (tensor->element_bits / 8);
@@ -58,6 +58,7 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     Status status;
     act([&](Core &core, Commands &out) {
         core.release(release, now(), out);
+        drops |= ranks_stopped();
         if (drops) return;
         note_reduced(tensor, view.step);
         adds = sharding.partial != residency::kNone || !all;

@@ -279,7 +279,25 @@ class Tensors(unittest.TestCase):
         on_ranks(2, body)
 
 
+# An exception has what was exported of ranks whose group, and its engine's functions, go before it.
+LEAVES = """
+import test_groups
+def body(group, engine):
+    runtime = test_groups.open_on(group)
+    view = runtime.create("g", 20000, "f32", partition="sharded", role="grad").fetch("reduce")
+    exported = view.__dlpack__()
+    raise KeyError
+try:
+    test_groups.on_ranks(2, body)
+except KeyError:
+    print("told")
+"""
+
+
 class Engines(unittest.TestCase):
+    def test_the_interpreter_ends_with_views_of_a_group_open(self):
+        self.assertEqual(support.run_program(LEAVES), (0, "told\n"))
+
     def test_what_an_engine_raises_ends_the_group_and_is_kept(self):
         cases = ((ConnectionError("cable"), stepwell.PeerError),
                  (NotImplementedError("not on this machine"), stepwell.UnsupportedError),

@@ -226,12 +226,21 @@ bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
     case Kind::kReduce: run_reduce(*work); break;
     case Kind::kVerdict: run_verdict(*work); break;
     }
+    if (ranks.group.holds_memory()) lose_bucket();
     lock.lock();
     ranks.working = nullptr;
     ++progress_made_;
     progress_.notify_all();
     tell_ranks();
     return true;
+}
+
+// The engine may still read or write it, for as long as the process lives.
+void Runtime::lose_bucket()
+{
+    auto lost = std::make_unique<std::vector<char>>(std::move(ranks_->bucket));
+    (void)lost.release();
+    ranks_->bucket = {};
 }
 
 // Something came to its end: who waits for it looks again, and there may be more to work on.
@@ -276,12 +285,12 @@ collective::Record Runtime::record_of(collective::Kind kind,
 
 // ------------------------------------------------------------------------------------ memory ----
 
-// Blocks until the pieces are there, at most as long as the group waits for its ranks; with
-// kFetchTry not at all.
+// Blocks until the pieces are there or the deadline passes, at most as long as the group waits for
+// its ranks; with kFetchTry not at all.
 Status Runtime::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
-    asked.deadline = now() + ranks_->group.timeout_ns();
+    asked.deadline = std::min(asked.deadline, now() + ranks_->group.timeout_ns());
     waiter.done = false;
     waiter.grants.clear();
     act([&](Core &core, Commands &out) {

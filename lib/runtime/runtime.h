@@ -126,6 +126,7 @@ struct WholeRefused;
 
 class Told;
 struct Collective;
+class SmallSums;
 struct Snapshot;
 struct StepModel;
 struct PlanWork;
@@ -519,7 +520,8 @@ private:
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
 
-    // ranks.cpp: the queue of collectives; gathers.cpp: wholes; sums.cpp: what is summed
+    // ranks.cpp: the queue of collectives; gathers.cpp: wholes; sums.cpp,
+    // small_sums.cpp: what is summed
     static Status agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out);
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
@@ -534,6 +536,7 @@ private:
     void tell_ranks();
     void queue_collective(std::unique_ptr<Collective> next);
     bool work_one(std::unique_lock<std::mutex> &lock);
+    void lose_bucket();
     bool wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
                     residency::Instant deadline, const std::function<bool()> &done);
     static collective::Record record_of(collective::Kind kind,
@@ -583,6 +586,11 @@ private:
     void drop_partial(residency::TensorId tensor, Commands &out);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
     void run_reduce(Collective &work);
+    void end_reduce(const Collective &work, const Status &status);
+    std::vector<Collective *> small_sums(Collective &front);
+    uint64_t fill_sums(const SmallSums &sums);
+    Status take_sum(const SmallSums &sums, size_t i);
+    void run_sums(SmallSums sums);
     void run_verdict(Collective &work);
     std::shared_ptr<Told> queue_verdict(OptimizerBody &body,
                                         const std::vector<stw_tensor *> &parameters,

@@ -3,6 +3,7 @@
 // what the verdict of an optimizer step is made of.
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/ranks.h"
+#include "lib/runtime/small_sums.h"
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
@@ -134,6 +135,7 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, const Status &
     return status;
 }
 
+// One of its own, or the first of several that go together.
 void Runtime::run_reduce(Collective &work)
 {
     stw_tensor &tensor = *work.tensors[0];
@@ -153,21 +155,41 @@ void Runtime::run_reduce(Collective &work)
     Status status = work.cause;
     if (status.ok()) status = take_pieces(waiter, asked);
     const bool taken = status.ok();
+    const std::vector<Collective *> together =
+        taken ? small_sums(work) : std::vector<Collective *>{&work};
     std::vector<collective::Record> ranks;
     const auto kind =
         tensor.sharding->is_sharded() ? collective::Kind::kReduce : collective::Kind::kSum;
-    status = ranks_->group.agree(record_of(kind, work.tensors, status), ranks);
+    collective::Record mine = record_of(kind, work.tensors, status);
+    mine.counts[0] = together.size();
+    status = ranks_->group.agree(mine, ranks);
+    char *source = status.ok() ? bytes_at(work.source, waiter.grants[0]) : nullptr;
+    const uint64_t count = status.ok() ? least_count(ranks) : 1;
+    if (count > 1) {
+        SmallSums sums({together.begin(), together.begin() + count}, ranks_->group.size());
+        sums.put(0, source, ranks_->bucket.data());
+        // The room is free for the others; that of its sum is taken again.
+        give_pieces(waiter, asked, sharded);
+        return run_sums(std::move(sums));
+    }
     if (status.ok()) {
-        char *source = bytes_at(work.source, waiter.grants[0]);
         status = sharded
                      ? ranks_->group.reduce_scatter(source, bytes_at(work.sums, waiter.grants[1]),
                                                     partition.shard_elements, tensor.dtype)
                      : ranks_->group.all_reduce(source, partition.elements, tensor.dtype);
     }
-    if (!status.ok()) fail(tensor.id, status);
     // What the engine may still read or write is nobody's any more; its claims stay.
-    if (ranks_->group.holds_memory()) return;
+    if (ranks_->group.holds_memory()) return fail(tensor.id, status);
     if (taken) give_pieces(waiter, asked, !status.ok());
+    end_reduce(work, status);
+}
+
+// Its place among the claims is free, and what it had goes.
+void Runtime::end_reduce(const Collective &work, const Status &status)
+{
+    stw_tensor &tensor = *work.tensors[0];
+    const bool sharded = work.sums != residency::kNone;
+    if (!status.ok()) fail(tensor.id, status);
     act([&](Core &core, Commands &out) {
         if (!status.ok()) core.fail(sharded ? work.sums : work.source, status);
         core.unclaim_tensor(work.claim, work.source, false, out);

@@ -65,18 +65,37 @@ static stw_status post(struct rank_of_world *self, struct post what, uint64_t *w
     return STW_OK;
 }
 
+static uint64_t bytes_of(uint32_t dtype)
+{
+    HOLDS(dtype == STW_F32 || dtype == STW_BF16); /* what these tests sum */
+    return dtype == STW_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+static float value_at(const void *values, uint64_t i, uint32_t dtype)
+{
+    if (dtype == STW_F32) return ((const float *)values)[i];
+    const uint32_t bits = (uint32_t)((const uint16_t *)values)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 static void add(const struct work *work, uint32_t ranks, uint64_t begin, uint64_t count, void *to,
                 uint32_t dtype, bool into_to)
 {
-    HOLDS(dtype == STW_F32); /* what these tests sum */
     for (uint64_t i = 0; i < count; ++i) {
         float sum = 0.0F;
         for (uint32_t rank = 0; rank < ranks; ++rank) {
-            const float *from = into_to ? (const float *)work->posts[rank].to
-                                        : (const float *)work->posts[rank].from;
-            sum += from[begin + i];
+            sum +=
+                value_at(into_to ? work->posts[rank].to : work->posts[rank].from, begin + i, dtype);
         }
-        ((float *)to)[i] = sum;
+        if (dtype == STW_F32) {
+            ((float *)to)[i] = sum;
+        } else {
+            uint32_t bits;
+            memcpy(&bits, &sum, sizeof bits);
+            ((uint16_t *)to)[i] = (uint16_t)(bits >> 16);
+        }
     }
 }
 
@@ -115,10 +134,11 @@ static stw_status poll(void *user, uint64_t number)
             const struct post *mine = &work->posts[self->rank];
             /* In place, so by one for all, before anybody leaves. */
             if (mine->kind == 3 && work->left == 0) {
-                float *sum = malloc(mine->count * sizeof(float) + 1);
+                const uint64_t bytes = mine->count * bytes_of(mine->dtype);
+                void *sum = malloc(bytes + 1);
                 add(work, world->size, 0, mine->count, sum, mine->dtype, true);
                 for (uint32_t to = 0; to < world->size; ++to) {
-                    memcpy(work->posts[to].to, sum, mine->count * sizeof(float));
+                    memcpy(work->posts[to].to, sum, bytes);
                 }
                 free(sum);
             }
@@ -142,7 +162,7 @@ static stw_status reduce_scatter(void *user, const void *whole, void *shard,
                                  uint64_t shard_elements, uint32_t dtype, uint32_t tier,
                                  uint32_t device, void *stream, uint64_t *work_out)
 {
-    HOLDS(tier == STW_TIER_HOST && device == 0 && stream == NULL);
+    HOLDS(tier == STW_TIER_HOST && device == 0 && stream == NULL && bytes_of(dtype) > 0);
     const struct post what = {whole, shard, shard_elements, dtype, 2};
     return post(user, what, work_out);
 }

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small sums that go out together. Nothing waits for a bucket to fill: when a sum's turn comes the
+// ranks agree on how many of those that stand behind it in all their queues go with it.
+#include "lib/runtime/small_sums.h"
+
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace stepwell {
+
+using residency::Access;
+
+namespace {
+
+constexpr uint64_t kHashFactor = 0x100000001b3ull;
+// Of the time that the other ranks wait: what is not at hand by then goes with a later one.
+constexpr uint64_t kFillShare = 8;
+
+uint64_t mixed(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * kHashFactor;
+}
+
+uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + collective::kBucketAlignBytes - 1) / collective::kBucketAlignBytes *
+           collective::kBucketAlignBytes;
+}
+
+uint64_t element_bytes(const Collective &sum)
+{
+    return sum.tensors[0]->element_bits / 8;
+}
+
+// Of a buffer that every rank has, padding and all.
+uint64_t source_bytes(const Collective &sum)
+{
+    return sum.tensors[0]->sharding->padded_elements() * element_bytes(sum);
+}
+
+}  // namespace
+
+// What is the same on all ranks, so that they do the same.
+uint64_t least_count(const std::vector<collective::Record> &ranks)
+{
+    uint64_t least = UINT64_MAX;
+    for (const collective::Record &rank : ranks) least = std::min(least, rank.counts[0]);
+    return least;
+}
+
+// ------------------------------------------------------------------------------- the bucket ----
+
+bool SmallSums::is_small(const Collective &sum)
+{
+    return sum.kind == Collective::Kind::kReduce && sum.cause.ok() &&
+           source_bytes(sum) <= collective::kBucketBytes / collective::kSmallShare;
+}
+
+uint64_t SmallSums::bytes_of(const Collective &sum)
+{
+    return std::max(aligned(source_bytes(sum)), collective::kBucketAlignBytes);
+}
+
+SmallSums::SmallSums(std::vector<Collective *> members, uint32_t ranks)
+    : members_(std::move(members)), ranks_(ranks)
+{
+    lay();
+}
+
+void SmallSums::lay()
+{
+    tensors_.clear();
+    for (const Collective *member : members_) {
+        const Sharding &sharding = *member->tensors[0]->sharding;
+        const uint64_t bytes = source_bytes(*member);
+        const uint32_t kind = member->tensors[0]->dtype * 2 + (sharding.is_sharded() ? 1 : 0);
+        tensors_.push_back({bytes, sharding.is_sharded() ? bytes / ranks_ : bytes, kind});
+    }
+    const collective::Buckets buckets = collective::cut_buckets(tensors_, 1, UINT64_MAX);
+    offsets_ = buckets.offsets;
+    part_of_.assign(members_.size(), 0);
+    parts_.clear();
+    bytes_ = 0;
+    for (const collective::Bucket &bucket : buckets.list) {
+        const Collective &first = *members_[buckets.members[bucket.first]];
+        Part part;
+        part.sharded = first.tensors[0]->sharding->is_sharded();
+        part.dtype = first.tensors[0]->dtype;
+        part.rank_bytes = bucket.rank_bytes;
+        part.begin = bytes_;
+        part.sums = bytes_;
+        if (part.sharded) part.sums += aligned(part.rank_bytes * ranks_);
+        bytes_ = part.sums + aligned(part.rank_bytes);
+        for (uint32_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
+            part_of_[buckets.members[i]] = static_cast<uint32_t>(parts_.size());
+        }
+        parts_.push_back(part);
+    }
+}
+
+uint64_t SmallSums::hash(uint64_t n) const
+{
+    uint64_t hash = n;
+    for (uint64_t i = 0; i < n; ++i) {
+        const stw_tensor &tensor = *members_[i]->tensors[0];
+        for (const char letter : tensor.name) hash = mixed(hash, static_cast<uint8_t>(letter));
+        hash = mixed(mixed(hash, tensor.name.size()), tensor.sharding->spec);
+    }
+    return hash;
+}
+
+void SmallSums::put(size_t member, const char *source, char *bucket) const
+{
+    const collective::BucketTensor &tensor = tensors_[member];
+    if (tensor.whole_bytes == 0) return;
+    const Part &part = parts_[part_of_[member]];
+    char *to = bucket + part.begin + offsets_[member];
+    for (uint64_t at = 0; at < tensor.whole_bytes; at += tensor.shard_bytes) {
+        std::memcpy(to, source + at, tensor.shard_bytes);
+        to += part.rank_bytes;
+    }
+}
+
+void SmallSums::get(size_t member, const char *bucket, char *sums) const
+{
+    if (tensors_[member].whole_bytes == 0) return;
+    const char *from = bucket + parts_[part_of_[member]].sums + offsets_[member];
+    std::memcpy(sums, from, tensors_[member].shard_bytes);
+}
+
+void SmallSums::leave_first(char *bucket)
+{
+    const collective::BucketTensor first = tensors_[0];
+    const uint64_t stride = parts_.empty() ? 0 : parts_[0].rank_bytes;
+    members_.resize(1);
+    lay();
+    for (uint64_t i = 1; i * first.shard_bytes < first.whole_bytes; ++i) {
+        std::memmove(bucket + i * first.shard_bytes, bucket + i * stride, first.shard_bytes);
+    }
+}
+
+Status SmallSums::reduce(collective::Group &group, char *bucket) const
+{
+    for (const Part &part : parts_) {
+        const uint64_t elements = part.rank_bytes / (stw_dtype_bits(part.dtype) / 8);
+        char *from = bucket + part.begin;
+        STW_TRY(part.sharded ? group.reduce_scatter(from, bucket + part.sums, elements, part.dtype)
+                             : group.all_reduce(from, elements, part.dtype));
+    }
+    return {};
+}
+
+// -------------------------------------------------------------------------------- their turn ----
+
+// Those that could go with the front of the queue, itself the first, where there is memory for
+// their bucket.
+std::vector<Collective *> Runtime::small_sums(Collective &front)
+{
+    std::vector<Collective *> members{&front};
+    if (!SmallSums::is_small(front)) return members;
+    uint64_t bytes = SmallSums::bytes_of(front);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const std::unique_ptr<Collective> &next : ranks_->queue) {
+            if (!SmallSums::is_small(*next)) break;
+            bytes += SmallSums::bytes_of(*next);
+            if (bytes > collective::kBucketBytes) break;
+            members.push_back(next.get());
+        }
+    }
+    const bool room =
+        members.size() == 1 || make_bucket(SmallSums(members, ranks_->group.size()).bytes()).ok();
+    if (!room) members.resize(1);
+    return members;
+}
+
+// The first is put already, and the others while they are at hand; how many that are now.
+uint64_t Runtime::fill_sums(const SmallSums &sums)
+{
+    const residency::Instant deadline = now() + ranks_->group.timeout_ns() / kFillShare;
+    for (size_t i = 1; i < sums.members().size(); ++i) {
+        const Collective &member = *sums.members()[i];
+        residency::FetchAsked asked;
+        asked.claim = member.claim;
+        asked.deadline = deadline;
+        asked.requests.push_back(
+            {member.source, Access::kRead, ranks_->place, 0, source_bytes(member)});
+        Waiter waiter;
+        if (!take_pieces(waiter, asked).ok()) return i;
+        sums.put(i, bytes_at(member.source, waiter.grants[0]), ranks_->bucket.data());
+        give_pieces(waiter, asked, false);
+    }
+    return sums.members().size();
+}
+
+// From the bucket to where the sum of a member goes.
+Status Runtime::take_sum(const SmallSums &sums, size_t i)
+{
+    const Collective &member = *sums.members()[i];
+    const collective::Partition &partition = member.tensors[0]->sharding->partition;
+    const bool sharded = member.sums != residency::kNone;
+    const residency::TensorId to = sharded ? member.sums : member.source;
+    residency::FetchAsked asked;
+    asked.claim = member.claim;
+    asked.requests.push_back({to, Access::kWrite, ranks_->place, 0,
+                              sharded ? partition.shard_bytes() : source_bytes(member)});
+    Waiter waiter;
+    STW_TRY(take_pieces(waiter, asked));
+    sums.get(i, ranks_->bucket.data(), bytes_at(to, waiter.grants[0]));
+    give_pieces(waiter, asked, false);
+    return {};
+}
+
+// The ranks have agreed on the first alone, and that as many as `sums` has follow it on each. Those
+// that turn out to be others, or not to be at hand, stay in the queue.
+void Runtime::run_sums(SmallSums sums)
+{
+    Collective &front = *sums.members()[0];
+    const bool sharded = front.sums != residency::kNone;
+    const auto kind = sharded ? collective::Kind::kReduce : collective::Kind::kSum;
+    collective::Record mine = record_of(kind, front.tensors, {});
+    mine.counts[0] = fill_sums(sums);
+    mine.counts[1] = sums.hash(sums.members().size());
+    std::vector<collective::Record> ranks;
+    Status status = ranks_->group.agree(mine, ranks);
+    const bool alike = std::all_of(ranks.begin(), ranks.end(), [&](const collective::Record &at) {
+        return at.counts[1] == ranks[0].counts[1];
+    });
+    const uint64_t count = status.ok() && alike ? least_count(ranks) : 1;
+    STW_ASSERT(count >= 1 && count <= sums.members().size());
+    std::vector<std::unique_ptr<Collective>> taken;
+    if (count == 1) {
+        sums.leave_first(ranks_->bucket.data());
+    } else {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (uint64_t i = 1; i < count; ++i) {
+            taken.push_back(std::move(ranks_->queue.front()));
+            ranks_->queue.pop_front();
+            STW_ASSERT(taken.back().get() == sums.members()[i]);
+        }
+    }
+    if (status.ok()) status = sums.reduce(ranks_->group, ranks_->bucket.data());
+    for (uint64_t i = 0; i < count; ++i) {
+        const Status ended = status.ok() ? take_sum(sums, i) : status;
+        end_reduce(*sums.members()[i], ended);
+    }
+}
+
+}  // namespace stepwell

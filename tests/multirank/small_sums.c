@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many small gradients: each claim is run by every rank of a group. */
+#include "tests/multirank/world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 65536, TENSORS = 400, WHOLE_BLOCKS = 8 };
+
+static stw_runtime *open_on(stw_group *group, const struct member *member,
+                            const stw_runtime_options *wanted)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    stw_runtime_options options = *wanted;
+    stw_runtime *runtime = NULL;
+    device.budget_bytes = (uint64_t)(WHOLE_BLOCKS + 3 * TENSORS) * BLOCK;
+    nvme.path = member->directory;
+    nvme.budget_bytes = (uint64_t)(3 * TENSORS) * BLOCK;
+    options.flags = STW_RUNTIME_NO_PROBE;
+    options.name = "small sums";
+    options.group = group;
+    options.devices = &device;
+    options.device_count = 1;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    options.host_bytes = 16 * BLOCK;
+    options.block_bytes = STW_BLOCK_64K;
+    options.whole_bytes = WHOLE_BLOCKS * BLOCK;
+    options.thread_count = 1;
+    options.timeout_ns = 60ull * 1000000000;
+    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    return runtime;
+}
+
+static stw_runtime *open_plain(stw_group *group, const struct member *member)
+{
+    const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    return open_on(group, member, &options);
+}
+
+/* `said`: of the tensors that failed, at last. */
+static void end(stw_runtime *runtime, stw_group *group, struct member *member, stw_status said)
+{
+    HOLDS(stw_runtime_close(runtime, 0, 0) == said);
+    meet(member);
+    SUCCEEDS(stw_group_destroy(group));
+}
+
+static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t dtype,
+                        uint32_t partition)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    stw_tensor *tensor = NULL;
+    spec.name = name;
+    spec.role = STW_ROLE_GRAD;
+    spec.dtype = dtype;
+    spec.partition = partition;
+    spec.dimensions = 1;
+    spec.shape[0] = elements;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    return tensor;
+}
+
+static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
+{
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    request.tensor = tensor;
+    request.access = access;
+    request.scope = scope;
+    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
+    return view;
+}
+
+static void let_go(stw_view *view)
+{
+    SUCCEEDS(stw_release(view, 1, STW_STREAM_HOST, 0));
+}
+
+static uint64_t collectives(stw_runtime *runtime)
+{
+    stw_link_stats link = STW_LINK_STATS_INIT;
+    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
+    return link.transfers;
+}
+
+/* What holds up the queue of a rank: its part of a whole that was written goes to a shard that is
+ * still read. */
+struct gate {
+    stw_tensor *tensor;
+    stw_view view;
+};
+
+static struct gate hold(stw_runtime *runtime)
+{
+    enum { N = 1000 };
+    struct gate gate;
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = "held";
+    spec.role = STW_ROLE_PARAM;
+    spec.dtype = STW_F32;
+    spec.partition = STW_PARTITION_SHARDED;
+    spec.dimensions = 1;
+    spec.shape[0] = N;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &gate.tensor));
+    SUCCEEDS(stw_tensor_fill(gate.tensor, 1.0, NULL));
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+    gate.view = fetch(runtime, gate.tensor, STW_READ, STW_SHARD);
+    stw_view whole = fetch(runtime, gate.tensor, STW_WRITE, STW_WHOLE);
+    memset(whole.pointer, 0, N * sizeof(float));
+    let_go(&whole);
+    return gate;
+}
+
+/* Once every rank has called what is to stand in its queue. */
+static void let_on(stw_runtime *runtime, struct gate *gate, struct member *member)
+{
+    meet(member);
+    let_go(&gate->view);
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+    SUCCEEDS(stw_tensor_destroy(&gate->tensor, 1));
+}
+
+static uint64_t elements_of(uint32_t i)
+{
+    return i % 29 == 0 ? 0 : i * 37 % 701;
+}
+
+static bool is_short(uint32_t i)
+{
+    return i % 3 == 1;
+}
+
+static stw_tensor **make_all(stw_runtime *runtime, const char *prefix)
+{
+    stw_tensor **tensors = calloc(TENSORS, sizeof(stw_tensor *));
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        char name[32];
+        snprintf(name, sizeof name, "%s%u", prefix, i);
+        tensors[i] = make(runtime, name, elements_of(i), is_short(i) ? STW_BF16 : STW_F32,
+                          i % 5 < 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED);
+    }
+    return tensors;
+}
+
+/* Values whose sums depend on the order of additions. */
+static void add_into(const stw_view *view, uint32_t i, uint32_t rank)
+{
+    for (uint64_t k = 0; k < view->element_count; ++k) {
+        const float value = (float)((k * 7919 + i * 104729 + rank * 1299709) % 100003) / 77.0F;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        if (is_short(i)) {
+            ((uint16_t *)view->pointer)[k] = (uint16_t)(bits >> 16);
+        } else {
+            ((float *)view->pointer)[k] = value;
+        }
+    }
+}
+
+static void expect_same(stw_runtime *runtime, stw_tensor *a, stw_tensor *b, uint32_t i)
+{
+    stw_view one = fetch(runtime, a, STW_READ, STW_SHARD);
+    stw_view other = fetch(runtime, b, STW_READ, STW_SHARD);
+    HOLDS(one.element_count == other.element_count);
+    if (one.element_count > 0) {
+        HOLDS(memcmp(one.pointer, other.pointer, one.element_count * (is_short(i) ? 2 : 4)) == 0);
+    }
+    let_go(&one);
+    let_go(&other);
+}
+
+static void small_gradients_are_summed_together_with_the_bits_of_each_alone(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_plain(group, member);
+    stw_tensor **alone = make_all(runtime, "alone");
+    stw_tensor **together = make_all(runtime, "together");
+    stw_view *views = calloc(TENSORS, sizeof *views);
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        stw_view view = fetch(runtime, alone[i], STW_REDUCE, STW_WHOLE);
+        add_into(&view, i, member->rank);
+        let_go(&view);
+        SUCCEEDS(stw_runtime_drain(runtime, 0));
+    }
+    struct gate gate = hold(runtime);
+    const uint64_t before = collectives(runtime);
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        views[i] = fetch(runtime, together[i], STW_REDUCE, STW_WHOLE);
+        add_into(&views[i], i, member->rank);
+    }
+    SUCCEEDS(stw_release(views, TENSORS, STW_STREAM_HOST, 0));
+    let_on(runtime, &gate, member);
+    const uint64_t used = collectives(runtime) - before;
+    printf("# %d gradients in %d collectives\n", TENSORS, (int)used);
+    HOLDS(used * 20 <= TENSORS);
+    for (uint32_t i = 0; i < TENSORS; ++i) expect_same(runtime, alone[i], together[i], i);
+    free(views);
+    free(alone);
+    free(together);
+    end(runtime, group, member, STW_OK);
+}
+
+static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *member)
+{
+    enum { N = 9, BAD = 4, FILLERS_MAX = 100000 };
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    options.metadata_bytes = 12u << 20;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, &options);
+    stw_tensor *gradients[N];
+    stw_view views[N];
+    stw_tensor **fillers = calloc(FILLERS_MAX, sizeof *fillers);
+    for (uint32_t i = 0; i < N; ++i) {
+        const char name[] = {'g', (char)('0' + i), '\0'};
+        gradients[i] = make(runtime, name, 1000 + i, STW_F32, STW_PARTITION_SHARDED);
+    }
+    struct gate gate = hold(runtime);
+    for (uint32_t i = 0; i < N; ++i) {
+        views[i] = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < views[i].element_count; ++k) ((float *)views[i].pointer)[k] = 1.0F;
+    }
+    for (uint32_t i = 0; i < N; ++i) {
+        uint32_t made = 0;
+        if (i == BAD && member->rank == 1) {
+            /* No room in the tables for a sum. */
+            stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+            spec.role = STW_ROLE_GRAD;
+            spec.dtype = STW_F32;
+            spec.dimensions = 1;
+            spec.shape[0] = 1;
+            char name[32];
+            do {
+                HOLDS(made < FILLERS_MAX);
+                snprintf(name, sizeof name, "f%u", made);
+                spec.name = name;
+            } while (stw_tensor_create(runtime, &spec, 1, &fillers[made]) == STW_OK && ++made);
+        }
+        (void)stw_release(&views[i], 1, STW_STREAM_HOST, 0);
+        if (made > 0) SUCCEEDS(stw_tensor_destroy(fillers, made));
+    }
+    const uint64_t before = collectives(runtime);
+    meet(member);
+    let_go(&gate.view);
+    HOLDS(stw_runtime_drain(runtime, 0) == STW_ERROR_BUDGET);
+    HOLDS(collectives(runtime) == before + 2); /* those before it, and those behind */
+    for (uint32_t i = 0; i < N; ++i) {
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        stw_view view;
+        request.tensor = gradients[i];
+        request.scope = STW_SHARD;
+        const stw_status status = stw_fetch(runtime, NULL, &request, 1, &view);
+        if (i == BAD) {
+            HOLDS(status == STW_ERROR_BUDGET);
+            HOLDS(strstr(stw_last_error(), "rank 1") && strstr(stw_last_error(), "'g4'"));
+            continue;
+        }
+        SUCCEEDS(status);
+        for (uint64_t k = 0; k < view.element_count; ++k) {
+            HOLDS(((const float *)view.pointer)[k] == (float)member->size);
+        }
+        let_go(&view);
+    }
+    free(fillers);
+    end(runtime, group, member, STW_ERROR_BUDGET);
+}
+
+static void sums_in_another_order_are_told(struct member *member)
+{
+    enum { N = 6 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_plain(group, member);
+    stw_tensor *gradients[N];
+    stw_view views[N];
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    for (uint32_t i = 0; i < N; ++i) {
+        const char name[] = {'g', (char)('0' + i), '\0'};
+        gradients[i] = make(runtime, name, 1000, STW_F32, STW_PARTITION_SHARDED);
+    }
+    struct gate gate = hold(runtime);
+    for (uint32_t i = 0; i < N; ++i) {
+        views[i] = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < 1000; ++k) ((float *)views[i].pointer)[k] = 1.0F;
+    }
+    for (uint32_t i = 0; i < N; ++i) {
+        const bool swapped = member->rank == 1 && (i == 2 || i == 3);
+        SUCCEEDS(stw_release(&views[swapped ? 5 - i : i], 1, STW_STREAM_HOST, 0));
+    }
+    meet(member);
+    let_go(&gate.view);
+    /* What came before is summed; who is where is said by the names of the two. */
+    for (uint32_t i = 0; i < 2; ++i) {
+        view = fetch(runtime, gradients[i], STW_READ, STW_SHARD);
+        for (uint64_t k = 0; k < view.element_count; ++k) {
+            HOLDS(((const float *)view.pointer)[k] == (float)member->size);
+        }
+        let_go(&view);
+    }
+    request.tensor = gradients[2];
+    request.scope = STW_SHARD;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+    HOLDS(strstr(stw_last_error(), "'g2'") && strstr(stw_last_error(), "'g3'"));
+    end(runtime, group, member, STW_ERROR_ORDER);
+}
+
+int main(int argc, char **argv)
+{
+#define CLAIM(name)                                                                                \
+    {                                                                                              \
+#name, name, 0                                                                             \
+    }
+    static const struct claim claims[] = {
+        CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone),
+        CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone),
+        CLAIM(sums_in_another_order_are_told),
+    };
+    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
+}

@@ -91,13 +91,17 @@ typedef struct stw_runtime_options {
     uint64_t node_host_bytes;          /* with a group: what the host_bytes of all ranks of one host
                                           may come to; BUDGET on all ranks otherwise. The least over
                                           ranks counts; 0: not added up */
+    stw_group *replica_group;          /* with a group of several ranks: those that hold the same
+                                          shards in other groups, at the same place in each. Sums
+                                          go over both, gathers over `group` alone. NULL: none */
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
     { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                \
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * Open tiers, stores and threads. COLLECTIVE over options->group, which has one runtime at a time.
+ * Open tiers, stores and threads. COLLECTIVE over options->group and options->replica_group, each
+ * of which has one runtime at a time; MISMATCH where replicas differ in place or room for wholes.
  * At least one budget is not 0. All large memory, descriptors and I/O slots are taken here.
  *
  * Ownership: *runtime_out is the caller's; stw_runtime_close().

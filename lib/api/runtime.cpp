@@ -50,6 +50,22 @@ Status check_paths(const Opening &opening)
     return {};
 }
 
+Status check_groups(const stw_runtime_options &options)
+{
+    if (options.group) STW_TRY(enter(options.group));
+    if (!options.replica_group) return {};
+    STW_TRY(enter(options.replica_group));
+    const bool several = options.replica_group->body && options.replica_group->body->size() > 1;
+    const bool shards = options.group && options.group->body && options.group->body->size() > 1;
+    if (!several || (shards && options.group != options.replica_group)) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "options.replica_group has %u ranks, and options.group %s; replicas are "
+                         "those of ranks that hold shards between them, so give these as group, or "
+                         "all ranks as group alone",
+                         options.replica_group->body->size(),
+                         shards ? "is the same" : "is this process alone");
+}
+
 Status gather(const stw_runtime_options *from, Opening *opening)
 {
     stw_runtime_options &options = opening->options;
@@ -61,7 +77,7 @@ Status gather(const stw_runtime_options *from, Opening *opening)
     if (options.reserved) {
         return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     }
-    if (options.group) STW_TRY(enter(options.group));
+    STW_TRY(check_groups(options));
     if (options.preset > STW_PRESET_ZERO_OFFLOAD || options.log_level > STW_LOG_DEBUG) {
         return Status::error(STW_ERROR_INVALID, "options.preset %u or log_level %u is not known",
                              options.preset, options.log_level);

@@ -110,6 +110,13 @@ Status Group::broke(Status status)
     return status;
 }
 
+void Group::fail_with(const Status &cause)
+{
+    if (cause.ok() || !broken_.ok()) return;
+    if ((ops_->capabilities & STW_COLLECTIVE_CAN_ABORT) != 0) (void)ops_->abort(collective_);
+    broken_ = cause;
+}
+
 Status Group::started(stw_status code, const char *what) const
 {
     if (code == STW_OK) return {};

@@ -23,6 +23,15 @@ struct GroupTotals {
     uint64_t bytes = 0;        // that this rank sent or received from others
     uint64_t busy_ns = 0;
     uint64_t errors = 0;
+
+    GroupTotals &operator+=(const GroupTotals &other)
+    {
+        collectives += other.collectives;
+        bytes += other.bytes;
+        busy_ns += other.busy_ns;
+        errors += other.errors;
+        return *this;
+    }
 };
 
 class Group {
@@ -56,6 +65,8 @@ public:
     // The engine may still write into memory of a collective that was given up: it cannot be used
     // for anything else as long as the process lives.
     [[nodiscard]] bool holds_memory() const { return holds_memory_; }
+    // Another group failed that the same work needs: this one is broken with it.
+    void fail_with(const Status &cause);
     // Any thread: what is waited for now ends with CANCELLED, and breaks the group.
     void give_up() { gives_up_.store(true, std::memory_order_relaxed); }
 

@@ -120,7 +120,8 @@ Status Runtime::rank_stats(stw_link_stats *stats_out) const
     if (!ranks_.body) {
         return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
     }
-    const collective::GroupTotals totals = ranks_->group.totals();
+    collective::GroupTotals totals = ranks_->group.totals();
+    if (ranks_->replicas) totals += ranks_->replicas->totals();
     stw_link_stats stats = STW_LINK_STATS_INIT;
     stats.bytes = totals.bytes;
     stats.transfers = totals.collectives;

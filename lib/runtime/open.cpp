@@ -234,6 +234,7 @@ Runtime::~Runtime()
 {
     scratch_.reset();
     if (group_) group_->body->give();
+    if (replica_group_) replica_group_->body->give();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -245,7 +246,9 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
     watch_forks();
     STW_TRY(find_device_drivers(options));
     GroupHold group;
+    GroupHold replicas;
     STW_TRY(group.take(options.group));
+    STW_TRY(replicas.take(options.replica_group));
     uint64_t whole_blocks = 0;
     STW_TRY(agree_wholes(options, &whole_blocks));
     std::unique_ptr<Runtime> runtime(new Runtime(options, handle, whole_blocks));
@@ -263,6 +266,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
         return status;
     }
     runtime->group_ = group.keep();
+    runtime->replica_group_ = replicas.keep();
     return runtime.release();
 }
 

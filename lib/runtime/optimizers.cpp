@@ -433,7 +433,7 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
 {
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + step.timeout_ns;
-    const bool here = ranks_->group.caller_thread();
+    const bool here = works_here();
     STW_TRY(Status(ranks_->group.broken()));
     const auto work_until = [&](const std::function<bool()> &done) -> Status {
         std::unique_lock<std::mutex> lock(mutex_);

@@ -22,26 +22,9 @@ constexpr uint64_t kBucketBytes = collective::kBucketBytes;
 // behind it where layers take turns of two tensors.
 constexpr uint32_t kAheadMax = 2;
 
-}  // namespace
-
-Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint64_t whole_blocks)
-    : handle(group_handle),
-      group(*group_handle->body),
-      place(at),
-      gathers(owner.core_, at, whole_blocks, kBucketBytes, kAheadMax)
+// Of all ranks the least, in blocks.
+Status agree_blocks(const stw_runtime_options &options, uint64_t *blocks_out)
 {
-}
-
-Runtime::RanksOwner::RanksOwner() = default;
-Runtime::RanksOwner::~RanksOwner() = default;
-
-// ---------------------------------------------------------------------------- open and close ----
-
-// Before the core is made: the part of the nearest tier that all ranks can spare for wholes.
-Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out)
-{
-    *blocks_out = 0;
-    if (!options.group || !options.group->body || options.group->body->size() == 1) return {};
     const uint64_t block = options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
     uint64_t budget = options.host_bytes;
     for (uint32_t i = options.device_count; i-- > 0;) {
@@ -70,11 +53,36 @@ Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *block
     return {};
 }
 
+}  // namespace
+
+Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint64_t whole_blocks)
+    : handle(group_handle),
+      group(*group_handle->body),
+      place(at),
+      gathers(owner.core_, at, whole_blocks, kBucketBytes, kAheadMax)
+{
+}
+
+Runtime::RanksOwner::RanksOwner() = default;
+Runtime::RanksOwner::~RanksOwner() = default;
+
+// ---------------------------------------------------------------------------- open and close ----
+
+// Before the core is made: the part of the nearest tier that all ranks can spare for wholes.
+Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out)
+{
+    *blocks_out = 0;
+    if (!options.group || !options.group->body || options.group->body->size() == 1) return {};
+    Status status = agree_blocks(options, blocks_out);
+    return replicas_of(options) ? agree_replicas(options, *blocks_out, std::move(status)) : status;
+}
+
 // Before memory is taken: the ranks of this host find each other and add up what they want of it.
 Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_blocks)
 {
     if (whole_blocks == 0) return {};
     ranks_.body = std::make_unique<Ranks>(*this, options.group, nearest_place_, whole_blocks);
+    ranks_->replicas = replicas_of(options);
     collective::Group &group = ranks_->group;
     collective::NodeOptions node;
     node.rank = group.rank();
@@ -146,6 +154,7 @@ void Runtime::close_ranks()
         ranks_->stops = true;
     }
     ranks_->group.give_up();
+    if (ranks_->replicas) ranks_->replicas->give_up();
     ranks_->wakes.notify_all();
     if (ranks_->thread.joinable()) ranks_->thread.join();
 }
@@ -175,7 +184,8 @@ bool Runtime::ranks_idle() const
 
 bool Runtime::works_here() const
 {
-    return ranks_.body && ranks_->group.caller_thread();
+    return ranks_.body && (ranks_->group.caller_thread() ||
+                           (ranks_->replicas && ranks_->replicas->caller_thread()));
 }
 
 Status Runtime::drain_ranks(residency::Instant begin, residency::Instant deadline)
@@ -226,7 +236,8 @@ bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
     case Kind::kReduce: run_reduce(*work); break;
     case Kind::kVerdict: run_verdict(*work); break;
     }
-    if (ranks.group.holds_memory()) lose_bucket();
+    share_failure();
+    if (ranks.holds_memory()) lose_bucket();
     lock.lock();
     ranks.working = nullptr;
     ++progress_made_;

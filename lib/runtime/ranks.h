@@ -67,6 +67,7 @@ struct Runtime::Ranks {
 
     stw_group *handle;
     collective::Group &group;
+    collective::Group *replicas = nullptr;  // who holds the same shards; null: nobody else
     std::unique_ptr<collective::Node> node;
     std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
     residency::PlaceId place;                       // of wholes
@@ -93,6 +94,20 @@ struct Runtime::Ranks {
     std::condition_variable answers;          // who waits for others to do so
     bool stops = false;
     std::thread thread;  // none where collectives stay on the caller's
+
+    [[nodiscard]] bool holds_memory() const
+    {
+        return group.holds_memory() || (replicas && replicas->holds_memory());
+    }
+};
+
+// Null: none, or this rank alone.
+collective::Group *replicas_of(const stw_runtime_options &options);
+
+// What ranks and replicas agreed on before sums; the same on all.
+struct SumAgreed {
+    uint64_t count = 0;  // the least of counts[0]
+    bool alike = true;   // in counts[1]
 };
 
 }  // namespace stepwell

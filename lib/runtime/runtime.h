@@ -127,6 +127,7 @@ struct WholeRefused;
 class Told;
 struct Collective;
 class SmallSums;
+struct SumAgreed;
 struct Snapshot;
 struct StepModel;
 struct PlanWork;
@@ -521,8 +522,11 @@ private:
     Status write_all_zeros();
 
     // ranks.cpp: the queue of collectives; gathers.cpp: wholes; sums.cpp,
-    // small_sums.cpp: what is summed
+    // small_sums.cpp: what is summed; replicas.cpp: the ranks that hold the same shards
     static Status agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out);
+    static Status agree_replicas(const stw_runtime_options &options, uint64_t blocks,
+                                 Status status);
+    void share_failure();
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     Status open_ranks();
@@ -585,6 +589,8 @@ private:
     Status release_sum(const ViewSlot &view, uint32_t flags);
     void drop_partial(residency::TensorId tensor, Commands &out);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
+    Status agree_sum(collective::Record mine, SumAgreed *agreed);
+    Status sum_over_ranks(char *source, char *sums, uint64_t elements, uint32_t dtype);
     void run_reduce(Collective &work);
     void end_reduce(const Collective &work, const Status &status);
     std::vector<Collective *> small_sums(Collective &front);
@@ -592,6 +598,7 @@ private:
     Status take_sum(const SmallSums &sums, size_t i);
     void run_sums(SmallSums sums);
     void run_verdict(Collective &work);
+    void agree_verdict(collective::Record record, update::Verdict *all);
     std::shared_ptr<Told> queue_verdict(OptimizerBody &body,
                                         const std::vector<stw_tensor *> &parameters,
                                         const update::StepOptions &step);
@@ -826,6 +833,7 @@ private:
     };
     RanksOwner ranks_;
     stw_group *group_ = nullptr;                  // that this runtime has for itself
+    stw_group *replica_group_ = nullptr;          // and this one
     std::unique_ptr<Scoring> scoring_;            // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;

@@ -43,14 +43,6 @@ uint64_t source_bytes(const Collective &sum)
 
 }  // namespace
 
-// What is the same on all ranks, so that they do the same.
-uint64_t least_count(const std::vector<collective::Record> &ranks)
-{
-    uint64_t least = UINT64_MAX;
-    for (const collective::Record &rank : ranks) least = std::min(least, rank.counts[0]);
-    return least;
-}
-
 // ------------------------------------------------------------------------------- the bucket ----
 
 bool SmallSums::is_small(const Collective &sum)
@@ -142,13 +134,11 @@ void SmallSums::leave_first(char *bucket)
     }
 }
 
-Status SmallSums::reduce(collective::Group &group, char *bucket) const
+Status SmallSums::reduce(char *bucket, const Sum &sum) const
 {
     for (const Part &part : parts_) {
         const uint64_t elements = part.rank_bytes / (stw_dtype_bits(part.dtype) / 8);
-        char *from = bucket + part.begin;
-        STW_TRY(part.sharded ? group.reduce_scatter(from, bucket + part.sums, elements, part.dtype)
-                             : group.all_reduce(from, elements, part.dtype));
+        STW_TRY(sum(bucket + part.begin, bucket + part.sums, elements, part.dtype));
     }
     return {};
 }
@@ -224,12 +214,9 @@ void Runtime::run_sums(SmallSums sums)
     collective::Record mine = record_of(kind, front.tensors, {});
     mine.counts[0] = fill_sums(sums);
     mine.counts[1] = sums.hash(sums.members().size());
-    std::vector<collective::Record> ranks;
-    Status status = ranks_->group.agree(mine, ranks);
-    const bool alike = std::all_of(ranks.begin(), ranks.end(), [&](const collective::Record &at) {
-        return at.counts[1] == ranks[0].counts[1];
-    });
-    const uint64_t count = status.ok() && alike ? least_count(ranks) : 1;
+    SumAgreed agreed;
+    Status status = agree_sum(mine, &agreed);
+    const uint64_t count = status.ok() && agreed.alike ? agreed.count : 1;
     STW_ASSERT(count >= 1 && count <= sums.members().size());
     std::vector<std::unique_ptr<Collective>> taken;
     if (count == 1) {
@@ -242,7 +229,12 @@ void Runtime::run_sums(SmallSums sums)
             STW_ASSERT(taken.back().get() == sums.members()[i]);
         }
     }
-    if (status.ok()) status = sums.reduce(ranks_->group, ranks_->bucket.data());
+    if (status.ok()) {
+        status = sums.reduce(ranks_->bucket.data(),
+                             [this](char *from, char *to, uint64_t elements, uint32_t dtype) {
+                                 return sum_over_ranks(from, to, elements, dtype);
+                             });
+    }
     for (uint64_t i = 0; i < count; ++i) {
         const Status ended = status.ok() ? take_sum(sums, i) : status;
         end_reduce(*sums.members()[i], ended);

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "lib/collective/bucket.h"
-#include "lib/collective/group.h"
 #include "lib/runtime/ranks.h"
 
+#include <functional>
 #include <vector>
 
 namespace stepwell {
@@ -33,7 +33,9 @@ public:
     void get(size_t member, const char *bucket, char *sums) const;
     // The first is put, and goes alone after all.
     void leave_first(char *bucket);
-    Status reduce(collective::Group &group, char *bucket) const;
+    // Each by `sum`: what it is of, where it goes, elements, dtype.
+    using Sum = std::function<Status(char *, char *, uint64_t, uint32_t)>;
+    Status reduce(char *bucket, const Sum &sum) const;
 
 private:
     struct Part {
@@ -53,8 +55,5 @@ private:
     std::vector<uint64_t> offsets_;  // of its slice within each rank's
     uint64_t bytes_ = 0;
 };
-
-// Of all ranks' counts.
-uint64_t least_count(const std::vector<collective::Record> &ranks);
 
 }  // namespace stepwell

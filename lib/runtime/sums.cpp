@@ -157,29 +157,28 @@ void Runtime::run_reduce(Collective &work)
     const bool taken = status.ok();
     const std::vector<Collective *> together =
         taken ? small_sums(work) : std::vector<Collective *>{&work};
-    std::vector<collective::Record> ranks;
     const auto kind =
         tensor.sharding->is_sharded() ? collective::Kind::kReduce : collective::Kind::kSum;
     collective::Record mine = record_of(kind, work.tensors, status);
     mine.counts[0] = together.size();
-    status = ranks_->group.agree(mine, ranks);
+    SumAgreed agreed;
+    status = agree_sum(mine, &agreed);
     char *source = status.ok() ? bytes_at(work.source, waiter.grants[0]) : nullptr;
-    const uint64_t count = status.ok() ? least_count(ranks) : 1;
-    if (count > 1) {
-        SmallSums sums({together.begin(), together.begin() + count}, ranks_->group.size());
+    if (status.ok() && agreed.count > 1) {
+        SmallSums sums({together.begin(), together.begin() + static_cast<ptrdiff_t>(agreed.count)},
+                       ranks_->group.size());
         sums.put(0, source, ranks_->bucket.data());
         // The room is free for the others; that of its sum is taken again.
         give_pieces(waiter, asked, sharded);
         return run_sums(std::move(sums));
     }
     if (status.ok()) {
-        status = sharded
-                     ? ranks_->group.reduce_scatter(source, bytes_at(work.sums, waiter.grants[1]),
-                                                    partition.shard_elements, tensor.dtype)
-                     : ranks_->group.all_reduce(source, partition.elements, tensor.dtype);
+        char *sums = sharded ? bytes_at(work.sums, waiter.grants[1]) : source;
+        const uint64_t elements = sharded ? partition.shard_elements : partition.elements;
+        status = sum_over_ranks(source, sums, elements, tensor.dtype);
     }
     // What the engine may still read or write is nobody's any more; its claims stay.
-    if (ranks_->group.holds_memory()) return fail(tensor.id, status);
+    if (ranks_->holds_memory()) return fail(tensor.id, status);
     if (taken) give_pieces(waiter, asked, !status.ok());
     end_reduce(work, status);
 }
@@ -247,7 +246,21 @@ void Runtime::run_verdict(Collective &work)
         all.maximum = std::max(all.maximum, rank.values[1]);
         all.nonfinite += rank.counts[0];
     }
+    if (ranks_->replicas) agree_verdict(record, &all);
     if (begun) work.optimizer->agreed(all);
+}
+
+// Replicas have the same sums, and so the same norm; that they decide alike does not rest on it.
+void Runtime::agree_verdict(collective::Record record, update::Verdict *all)
+{
+    record.counts[0] = all->nonfinite;
+    if (!all->status.ok()) collective::set_status(record, all->status);
+    std::vector<collective::Record> replicas;
+    Status status = ranks_->replicas->agree(record, replicas);
+    for (const collective::Record &rank : replicas) {
+        all->nonfinite = std::max(all->nonfinite, rank.counts[0]);
+    }
+    if (all->status.ok()) all->status = std::move(status);
 }
 
 // In the call, before the step: its verdict's place among the collectives. Wholes of what is

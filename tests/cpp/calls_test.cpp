@@ -557,6 +557,12 @@ TEST(Group, OfThisProcessAlone)
     {
         const stw::Runtime runtime = stw::Runtime::open(options).value();
     }
+    {
+        // Of one rank: no replicas.
+        const stw::Group nobody_else = stw::Group::self().value();
+        options.replica_group = nobody_else.get();
+        const stw::Runtime runtime = stw::Runtime::open(options).value();
+    }
     const stw::Group part = group.split(3).value();
     EXPECT_TRUE(part);
     EXPECT_FALSE(group.split(-1).value());

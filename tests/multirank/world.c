@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 16, WORKS = 64 };
+enum { RANKS_MAX = 16, WORKS = 64, CUTS = 2 };
 
 struct post {
     const void *from;
@@ -35,11 +35,13 @@ struct world {
     uint64_t next[RANKS_MAX]; /* work of each rank */
     bool took[RANKS_MAX];
     bool aborted;
+    struct world *parts[CUTS][RANKS_MAX]; /* by colour */
 };
 
 struct rank_of_world {
     struct world *world;
     uint32_t rank;
+    struct rank_of_world *parts[CUTS];
 };
 
 void check(bool holds, const char *text, const char *file, int line)
@@ -49,6 +51,26 @@ void check(bool holds, const char *text, const char *file, int line)
            stw_last_error());
     fflush(stdout);
     _exit(1);
+}
+
+static struct world *make_world(uint32_t ranks)
+{
+    struct world *world = calloc(1, sizeof *world);
+    world->size = ranks;
+    pthread_mutex_init(&world->mutex, NULL);
+    pthread_barrier_init(&world->barrier, NULL, ranks);
+    return world;
+}
+
+static void free_world(struct world *world)
+{
+    if (!world) return;
+    for (uint32_t i = 0; i < CUTS * RANKS_MAX; ++i) {
+        free_world(world->parts[i / RANKS_MAX][i % RANKS_MAX]);
+    }
+    pthread_barrier_destroy(&world->barrier);
+    pthread_mutex_destroy(&world->mutex);
+    free(world);
 }
 
 static stw_status post(struct rank_of_world *self, struct post what, uint64_t *work_out)
@@ -184,7 +206,7 @@ static stw_status abort_all(void *user)
     return STW_OK;
 }
 
-stw_group *join(struct member *member)
+static stw_group *join_as(const struct member *member, struct rank_of_world *self)
 {
     static const stw_group_ops ops = {
         sizeof(stw_group_ops), 0, all_gather, reduce_scatter, all_reduce, poll, abort_all,
@@ -193,13 +215,33 @@ stw_group *join(struct member *member)
     stw_group *group = NULL;
     options.driver = STW_GROUP_CALLBACKS;
     options.flags = member->group_flags;
-    options.rank = member->rank;
-    options.size = member->size;
+    options.rank = self->rank;
+    options.size = self->world->size;
     options.ops = &ops;
-    options.ops_user = member->world;
+    options.ops_user = self;
     options.timeout_ns = member->timeout_ns;
     SUCCEEDS(stw_group_create(&options, &group));
     return group;
+}
+
+stw_group *join(struct member *member)
+{
+    return join_as(member, member->world);
+}
+
+stw_group *join_part(struct member *member, uint32_t cut, uint32_t colour, uint32_t rank,
+                     uint32_t size)
+{
+    struct rank_of_world *self = member->world;
+    struct world *world = self->world;
+    HOLDS(cut < CUTS && colour < RANKS_MAX && self->parts[cut] == NULL);
+    pthread_mutex_lock(&world->mutex);
+    if (!world->parts[cut][colour]) world->parts[cut][colour] = make_world(size);
+    pthread_mutex_unlock(&world->mutex);
+    self->parts[cut] = calloc(1, sizeof *self);
+    self->parts[cut]->world = world->parts[cut][colour];
+    self->parts[cut]->rank = rank;
+    return join_as(member, self->parts[cut]);
 }
 
 void meet(struct member *member)
@@ -224,11 +266,8 @@ static void *run_task(void *user)
 
 static void run_claim(const struct claim *claim, uint32_t ranks, const char *directory)
 {
-    struct world *world = calloc(1, sizeof *world);
+    struct world *world = make_world(ranks);
     struct task *tasks = calloc(ranks, sizeof *tasks);
-    world->size = ranks;
-    pthread_mutex_init(&world->mutex, NULL);
-    pthread_barrier_init(&world->barrier, NULL, ranks);
     for (uint32_t rank = 0; rank < ranks; ++rank) {
         struct task *task = &tasks[rank];
         task->self.world = world;
@@ -241,11 +280,12 @@ static void run_claim(const struct claim *claim, uint32_t ranks, const char *dir
         task->run = claim->run;
         HOLDS(pthread_create(&task->thread, NULL, run_task, task) == 0);
     }
-    for (uint32_t rank = 0; rank < ranks; ++rank) pthread_join(tasks[rank].thread, NULL);
-    pthread_barrier_destroy(&world->barrier);
-    pthread_mutex_destroy(&world->mutex);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+        pthread_join(tasks[rank].thread, NULL);
+        for (uint32_t cut = 0; cut < CUTS; ++cut) free(tasks[rank].self.parts[cut]);
+    }
     free(tasks);
-    free(world);
+    free_world(world);
 }
 
 int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n)

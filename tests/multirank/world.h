@@ -27,6 +27,10 @@ void check(bool holds, const char *text, const char *file, int line);
 
 /* A group of all ranks of the world. */
 stw_group *join(struct member *member);
+/* One of several groups that the ranks are cut into, of those of one colour, in order of rank;
+ * `cut` 0 or 1 tells one way of cutting from another. COLLECTIVE over the world. */
+stw_group *join_part(struct member *member, uint32_t cut, uint32_t colour, uint32_t rank,
+                     uint32_t size);
 /* Waits for all ranks, without the library. */
 void meet(struct member *member);
 

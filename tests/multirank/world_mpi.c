@@ -33,6 +33,21 @@ stw_group *join(struct member *member)
     return group;
 }
 
+stw_group *join_part(struct member *member, uint32_t cut, uint32_t colour, uint32_t rank,
+                     uint32_t size)
+{
+    stw_group *all = join(member);
+    stw_group *part = NULL;
+    uint32_t found_rank = 0;
+    uint32_t found_size = 0;
+    (void)cut;
+    SUCCEEDS(stw_group_split(all, (int32_t)colour, rank, &part));
+    SUCCEEDS(stw_group_rank(part, &found_rank, &found_size));
+    HOLDS(found_rank == rank && found_size == size);
+    SUCCEEDS(stw_group_destroy(all));
+    return part;
+}
+
 void meet(struct member *member)
 {
     (void)member;

@@ -224,6 +224,26 @@ class Tensors(unittest.TestCase):
 
         on_ranks(3, body)
 
+    def test_sums_go_over_shards_and_replicas(self):
+        shards, replicas = ([World(2), World(2)] for _ in range(2))
+
+        def body(group, engine):
+            node, place = divmod(group.rank, 2)
+            with stepwell.Group.callbacks(Engine(shards[node], place), place, 2) as near, \
+                    stepwell.Group.callbacks(Engine(replicas[place], node), node, 2) as far:
+                with open_on(near, replica_group=far) as runtime:
+                    self.assertRaises(stepwell.BusyError, far.destroy)
+                    gradient = runtime.create("g", 3000, "f32", role="grad", partition="sharded")
+                    gradient.reduce(array("f", [float(group.rank + 1)] * 3000))
+                    with gradient.fetch(scope="shard") as sums:
+                        self.assertEqual(floats_of(sums), [10.0] * 1500)
+                    runtime.drain()
+                with self.assertRaisesRegex(stepwell.Error, "replica_group has 2 ranks"):
+                    open_on(None, replica_group=far)
+                engine.world.barrier.wait(JOIN_SECONDS)
+
+        on_ranks(4, body)
+
     @support.needs_numpy
     def test_a_whole_has_the_shape_of_its_tensor_by_dlpack(self):
         def body(group, _engine):

@@ -315,6 +315,7 @@ class stw_runtime_options(Struct):
         ("host_scratch_bytes", c_uint64),
         ("whole_bytes", c_uint64),
         ("node_host_bytes", c_uint64),
+        ("replica_group", c_void_p),
     ]
 
 

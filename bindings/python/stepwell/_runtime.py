@@ -49,7 +49,8 @@ class Runtime(Fetches):
     show this process while it runs. plan=False: what steps did before says nothing of the
     next. group: ranks that tensors lie over, all of which open a runtime on it; it has one at a
     time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is gathered;
-    node_host_bytes: what the host tiers of all ranks of one host may come to.
+    node_host_bytes: what the host tiers of all ranks of one host may come to. replica_group: the
+    ranks that hold the same shards in other groups; sums go over both.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -63,7 +64,7 @@ class Runtime(Fetches):
                  profile: Union[str, "os.PathLike[str]", None] = None,
                  probe: bool = True, plan: bool = True, stats_page: bool = False,
                  group: Optional[Group] = None, whole_bytes: int = 0,
-                 node_host_bytes: int = 0) -> None:
+                 node_host_bytes: int = 0, replica_group: Optional[Group] = None) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
@@ -79,7 +80,7 @@ class Runtime(Fetches):
         self._log = log_function(log)
         self._kernels: List[Any] = []
         self._rank: Any = None  # the victim policy, as the library calls it
-        self._group = group  # whose callbacks it calls
+        self._group = group, replica_group  # whose callbacks it calls
         one = (int, Device, Nvme, Mapping, str, os.PathLike)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
@@ -99,6 +100,7 @@ class Runtime(Fetches):
             | (_abi.STW_RUNTIME_STATS_PAGE if stats_page else 0),
             host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
             whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
+            replica_group=None if replica_group is None else replica_group._use(),
         )
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ranks.*: tensors over the ranks of an MPI job, beside the same bytes by plain MPI.
 //
-// usage: mpirun -np N ranks --mode fetch_whole|peak|fairness|all_gather|reduce_scatter|small
+// usage: mpirun -np N ranks --mode
+//        fetch_whole|peak|fairness|all_gather|reduce_scatter|small|small_reduce
 //        [--module FILE] [--dir DIR] [--rounds N] [--tensor-bytes N] [--disk-bytes N] [--rate N]
 //        [--inner DRIVER] [--ahead N] [--window-ms N] [--eager N] [--tensors N] [--call N]
 // Rank 0 prints one JSON line a round.
@@ -111,6 +112,8 @@ int main(int argc, char **argv)
         measure_reduce_scatter(job, options);
     else if (mode == "small")
         measure_small(job, options);
+    else if (mode == "small_reduce")
+        measure_small_reduce(job, options);
     else
         bench::give_up("no such mode: " + mode);
     return 0;

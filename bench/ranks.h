@@ -100,5 +100,6 @@ void measure_fairness(Job &job, const RanksOptions &options);
 void measure_all_gather(Job &job, const RanksOptions &options);
 void measure_reduce_scatter(Job &job, const RanksOptions &options);
 void measure_small(Job &job, const RanksOptions &options);
+void measure_small_reduce(Job &job, const RanksOptions &options);
 
 }  // namespace bench

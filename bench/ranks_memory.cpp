@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks.all_gather, ranks.reduce_scatter and ranks.small: shards that are resident.
+// ranks.all_gather, ranks.reduce_scatter, ranks.small, ranks.small_reduce: resident shards.
 #define OMPI_SKIP_MPICXX  1
 #define MPICH_SKIP_MPICXX 1
 #include "ranks.h"
@@ -182,6 +182,41 @@ void measure_small(Job &job, const RanksOptions &options)
     must(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &stats), "stw_link_stats_get");
     if (job.speaks())
         std::printf("{\"what\": \"small\", \"ranks\": %" PRIu32 ", \"tensors\": %" PRIu64
+                    ", \"collectives\": %" PRIu64 ", \"seconds\": %.6f}\n",
+                    job.size(), options.tensors, stats.transfers, seconds);
+    must(stw_tensor_destroy(tensors.data(), static_cast<uint32_t>(tensors.size())),
+         "stw_tensor_destroy");
+    close_runtime(runtime);
+}
+
+// Gradients of one layer in a release, each layer waited for.
+void measure_small_reduce(Job &job, const RanksOptions &options)
+{
+    constexpr uint64_t kElements = 1024;
+    // What is summed has a block for itself, as its sum has.
+    stw_runtime *runtime = open_in_memory(job, options.call * 3 * STW_BLOCK_64K + 192 * kMiB,
+                                          16 * STW_BLOCK_64K, STW_BLOCK_64K);
+    std::vector<stw_tensor *> tensors;
+    for (uint64_t i = 0; i < options.tensors; ++i)
+        tensors.push_back(create_part(runtime, "small" + std::to_string(i), STW_ROLE_GRAD,
+                                      kElements, STW_TIER_DEVICE, STW_PARTITION_SHARDED));
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    const double seconds = job.together([&] {
+        std::vector<stw_view> views(options.call);
+        for (uint64_t first = 0; first < tensors.size(); first += options.call) {
+            const uint64_t n = std::min<uint64_t>(options.call, tensors.size() - first);
+            for (uint64_t i = 0; i < n; ++i) {
+                views[i] = take(runtime, tensors[first + i], STW_REDUCE, STW_WHOLE);
+                std::fill_n(static_cast<float *>(views[i].pointer), kElements, 1.0F);
+            }
+            must(stw_release(views.data(), static_cast<uint32_t>(n), STW_STREAM_HOST, 0),
+                 "stw_release");
+            must(stw_runtime_drain(runtime, 0), "stw_runtime_drain");
+        }
+    });
+    must(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &stats), "stw_link_stats_get");
+    if (job.speaks())
+        std::printf("{\"what\": \"small_reduce\", \"ranks\": %" PRIu32 ", \"tensors\": %" PRIu64
                     ", \"collectives\": %" PRIu64 ", \"seconds\": %.6f}\n",
                     job.size(), options.tensors, stats.transfers, seconds);
     must(stw_tensor_destroy(tensors.data(), static_cast<uint32_t>(tensors.size())),

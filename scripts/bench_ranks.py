@@ -56,7 +56,8 @@ def bench_ranks(options):
         in_memory(options, "reduce_scatter", "MPI_Reduce_scatter_block"),
         peak(options),
         fairness(options),
-        small(options),
+        small(options, "small", "call"),
+        small(options, "small_reduce", "release"),
     ]
 
 
@@ -156,15 +157,13 @@ def fairness(options):
     )
 
 
-def small(options):
-    lines = [
-        line for ranks in (2, 4) for line in run_ranks(options, ranks, "small", call=100)
-    ]
+def small(options, mode, call):
+    lines = [line for ranks in (2, 4) for line in run_ranks(options, ranks, mode, call=100)]
     return worst_case(
-        "ranks.small",
+        f"ranks.{mode}",
         lines[-1]["collectives"],
         "collectives",
-        f"{lines[-1]['tensors']} tensors, 100 in a call",
+        f"{lines[-1]['tensors']} tensors, 100 in a {call}",
         {str(line["ranks"]): [line["tensors"] / line["collectives"]] for line in lines},
         reference_value=lines[-1]["tensors"],
         seconds={str(line["ranks"]): round(line["seconds"], 3) for line in lines},

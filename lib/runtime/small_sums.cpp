@@ -16,8 +16,8 @@ using residency::Access;
 namespace {
 
 constexpr uint64_t kHashFactor = 0x100000001b3ull;
-// Of the time that the other ranks wait: what is not at hand by then goes with a later one.
-constexpr uint64_t kFillShare = 8;
+// What is not at hand by then goes later: there may be no room for it before the front is summed.
+constexpr uint64_t kAtHandNs = 10'000'000;
 
 uint64_t mixed(uint64_t hash, uint64_t value)
 {
@@ -155,7 +155,9 @@ std::vector<Collective *> Runtime::small_sums(Collective &front)
     {
         std::lock_guard<std::mutex> lock(mutex_);
         for (const std::unique_ptr<Collective> &next : ranks_->queue) {
+            // What the pipeline still adds to may be behind the sum of the front, into its shard.
             if (!SmallSums::is_small(*next)) break;
+            if (core_.claimed_by(next->source) != next->claim) break;
             bytes += SmallSums::bytes_of(*next);
             if (bytes > collective::kBucketBytes) break;
             members.push_back(next.get());
@@ -170,12 +172,11 @@ std::vector<Collective *> Runtime::small_sums(Collective &front)
 // The first is put already, and the others while they are at hand; how many that are now.
 uint64_t Runtime::fill_sums(const SmallSums &sums)
 {
-    const residency::Instant deadline = now() + ranks_->group.timeout_ns() / kFillShare;
     for (size_t i = 1; i < sums.members().size(); ++i) {
         const Collective &member = *sums.members()[i];
         residency::FetchAsked asked;
         asked.claim = member.claim;
-        asked.deadline = deadline;
+        asked.deadline = now() + kAtHandNs;
         asked.requests.push_back(
             {member.source, Access::kRead, ranks_->place, 0, source_bytes(member)});
         Waiter waiter;

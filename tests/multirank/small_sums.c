@@ -8,14 +8,14 @@
 
 enum { BLOCK = 65536, TENSORS = 400, WHOLE_BLOCKS = 8 };
 
-static stw_runtime *open_on(stw_group *group, const struct member *member,
+static stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t device_blocks,
                             const stw_runtime_options *wanted)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = *wanted;
     stw_runtime *runtime = NULL;
-    device.budget_bytes = (uint64_t)(WHOLE_BLOCKS + 3 * TENSORS) * BLOCK;
+    device.budget_bytes = device_blocks * BLOCK;
     nvme.path = member->directory;
     nvme.budget_bytes = (uint64_t)(3 * TENSORS) * BLOCK;
     options.flags = STW_RUNTIME_NO_PROBE;
@@ -37,7 +37,7 @@ static stw_runtime *open_on(stw_group *group, const struct member *member,
 static stw_runtime *open_plain(stw_group *group, const struct member *member)
 {
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    return open_on(group, member, &options);
+    return open_on(group, member, WHOLE_BLOCKS + 3 * TENSORS, &options);
 }
 
 /* `said`: of the tensors that failed, at last. */
@@ -209,7 +209,7 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     options.metadata_bytes = 12u << 20;
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, &options);
+    stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS + 64, &options);
     stw_tensor *gradients[N];
     stw_view views[N];
     stw_tensor **fillers = calloc(FILLERS_MAX, sizeof *fillers);
@@ -267,6 +267,46 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
     end(runtime, group, member, STW_ERROR_BUDGET);
 }
 
+/* Some of micro-batches, in so little of the nearest tier that most have left it when their turn
+ * comes: none waits for room that another one holds. */
+static void sums_that_have_left_the_nearest_tier_are_brought_back(struct member *member)
+{
+    enum { N = 60 };
+    const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS + 4, &options);
+    stw_tensor *gradients[N];
+    for (uint32_t i = 0; i < N; ++i) {
+        char name[16];
+        snprintf(name, sizeof name, "g%u", i);
+        gradients[i] = make(runtime, name, 1000, STW_F32,
+                            i % 2 == 0 ? STW_PARTITION_SHARDED : STW_PARTITION_REPLICATED);
+    }
+    struct gate gate = hold(runtime);
+    for (uint32_t i = 0; i < N; ++i) {
+        const uint32_t batches = i % 4 == 0 ? 2 : 1;
+        for (uint32_t batch = 0; batch < batches; ++batch) {
+            stw_view view = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
+            for (uint64_t k = 0; k < view.element_count; ++k) {
+                ((float *)view.pointer)[k] = (float)(member->rank + k % 7);
+            }
+            const bool more = batch + 1 < batches;
+            SUCCEEDS(stw_release(&view, 1, STW_STREAM_HOST, more ? STW_RELEASE_MORE : 0));
+        }
+    }
+    let_on(runtime, &gate, member);
+    const float ranks = (float)member->size;
+    for (uint32_t i = 0; i < N; ++i) {
+        stw_view view = fetch(runtime, gradients[i], STW_READ, STW_SHARD);
+        for (uint64_t k = 0; k < view.element_count; ++k) {
+            const float each = ranks * ((float)((view.element_begin + k) % 7) + (ranks - 1) / 2);
+            HOLDS(((const float *)view.pointer)[k] == (i % 4 == 0 ? 2 * each : each));
+        }
+        let_go(&view);
+    }
+    end(runtime, group, member, STW_OK);
+}
+
 static void sums_in_another_order_are_told(struct member *member)
 {
     enum { N = 6 };
@@ -314,6 +354,7 @@ int main(int argc, char **argv)
     }
     static const struct claim claims[] = {
         CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone),
+        CLAIM(sums_that_have_left_the_nearest_tier_are_brought_back),
         CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone),
         CLAIM(sums_in_another_order_are_told),
     };

@@ -144,7 +144,10 @@ static stw_status poll(void *user, uint64_t number)
     stw_status status = STW_PENDING;
     pthread_mutex_lock(&world->mutex);
     struct work *work = &world->works[number % WORKS];
-    if (world->aborted) {
+    /* What is over stays so, whatever became of the others since; a sum for all may be not yet. */
+    const bool over =
+        work->taken == world->size && (work->left > 0 || work->posts[self->rank].kind != 3);
+    if (world->aborted && !over) {
         status = STW_ERROR_PEER;
     } else if (work->posted == world->size) {
         if (!world->took[self->rank]) {

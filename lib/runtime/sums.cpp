@@ -78,7 +78,11 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
         drop_scratch(view.scratch);
         return status;
     }
-    if (adds) status = accumulate(view, source, sharding.padded_elements());
+    if (adds && view.byte_count == 0) {
+        drop_scratch(view.scratch);
+    } else if (adds) {
+        status = accumulate(view, source, sharding.padded_elements());
+    }
     if (more) return status;
     Status queued = queue_reduce(tensor, source, status);
     return status.ok() ? queued : status;

@@ -284,7 +284,7 @@ int main(int argc, char **argv)
         CLAIM(replicas_are_checked_at_open),
         CLAIM(replicas_in_another_order_are_told),
         {"a_replica_that_does_not_come_is_told_to_all", a_replica_that_does_not_come_is_told_to_all,
-         2000000000},
+         4000000000},
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

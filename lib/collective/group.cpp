@@ -110,11 +110,11 @@ Status Group::broke(Status status)
     return status;
 }
 
+// Nothing of this rank's is in flight. Not aborted: others may not have seen the end yet of what
+// this one has, and are told at a collective of their own, or do not find this rank there.
 void Group::fail_with(const Status &cause)
 {
-    if (cause.ok() || !broken_.ok()) return;
-    if ((ops_->capabilities & STW_COLLECTIVE_CAN_ABORT) != 0) (void)ops_->abort(collective_);
-    broken_ = cause;
+    if (broken_.ok()) broken_ = cause;
 }
 
 Status Group::started(stw_status code, const char *what) const

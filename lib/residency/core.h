@@ -269,6 +269,8 @@ private:
     Grant pin(const Fetch &fetch, size_t request);
     void refuse(FetchId id, Status why, Commands &out);
     Fetch &new_fetch(FetchId id);
+    void enqueue(Fetch &fetch);
+    void dequeue(const Fetch &fetch);
     void forget_fetch(Fetch &fetch);
     void end_write(const Release &release, Commands &out);
 
@@ -346,6 +348,7 @@ private:
     // moves.cpp: transfers and what they change
     void start_fill(Fetch &fetch, Target &target, Commands &out);
     bool satisfied(const Target &target) const;
+    Flight &new_flight(TransferId id);
     void start_transfer(Transfer transfer, bool evicts, bool writes_back, Commands &out);
     bool bytes_exist(BlockId block, uint32_t tried) const;
     PlaceId choose_source(BlockId block, PlaceId place, uint32_t tried) const;
@@ -438,6 +441,8 @@ private:
 
     static constexpr uint32_t kDoorsChunk = 512;  // tensors whose doors are allocated at once
     static constexpr size_t kSpareFetches = 16;
+    static constexpr size_t kSpareFlights = 64;
+    static constexpr size_t kSpareRanks = 16;
 
     Config config_;
     PlaceId places_ = 0;        // as many as the config has
@@ -451,6 +456,7 @@ private:
     std::array<uint64_t, kPlacesMax> evictions_{};
     std::array<PlannedBlocks, kPlacesMax> brought_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
+    std::vector<std::set<Rank>::node_type> spare_ranks_;  // of packs that left
     bool scored_ = false;
     bool has_plan_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};
@@ -467,9 +473,11 @@ private:
     using Fetches = std::unordered_map<FetchId, Fetch>;
     Fetches fetches_;
     std::vector<Fetches::node_type> spare_fetches_;  // over, kept for their memory
-    std::map<QueueKey, Fetch *> queue_;  // those that wait; of fetches_, which never move
+    std::vector<Queued> queue_;  // those that wait, in order; of fetches_, which never move
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;
-    std::unordered_map<TransferId, Flight> flights_;
+    using Flights = std::unordered_map<TransferId, Flight>;
+    Flights flights_;
+    std::vector<Flights::node_type> spare_flights_;  // over, kept for their memory
     std::deque<BlockId> clean_queue_;
     FetchId next_fetch_ = 1;
     ClaimId next_claim_ = 0;  // even; with kAloneClaim odd

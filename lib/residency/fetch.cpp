@@ -12,6 +12,11 @@ namespace {
 
 constexpr size_t kSpareTargetsMax = 256;  // more memory than for so many is not kept
 
+QueueKey key_of(const Fetch &fetch)
+{
+    return {static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, fetch.id};
+}
+
 }  // namespace
 
 Status Core::check_request(const FetchAsked &asked) const
@@ -50,6 +55,19 @@ Fetch &Core::new_fetch(FetchId id)
     return fetches_.insert(std::move(node)).position->second;
 }
 
+void Core::enqueue(Fetch &fetch)
+{
+    const Queued mine{key_of(fetch), &fetch};
+    queue_.insert(std::upper_bound(queue_.begin(), queue_.end(), mine), mine);
+}
+
+void Core::dequeue(const Fetch &fetch)
+{
+    const auto mine =
+        std::lower_bound(queue_.begin(), queue_.end(), Queued{key_of(fetch), nullptr});
+    if (mine != queue_.end() && mine->fetch == &fetch) queue_.erase(mine);
+}
+
 FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
 {
     const FetchId id = next_fetch_++;
@@ -64,7 +82,7 @@ FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
         ++tensors_[request.tensor].fetches;
         if (request.access != Access::kRead) ++tensors_[request.tensor].waiting;
     }
-    queue_[{static_cast<uint8_t>(asked.urgency), asked.priority, id}] = &fetch;
+    enqueue(fetch);
     if (asked.deadline != kNever) deadlines_[{asked.deadline, id}] = true;
     advance(out);
     (void)now;
@@ -81,10 +99,16 @@ void Core::advance(Commands &out)
     while (again) {
         again = false;
         Blocked blocked{};
-        for (auto at = queue_.begin(); at != queue_.end();) {
-            const QueueKey key = at->first;
-            again |= step(*at->second, blocked, out);
-            at = queue_.upper_bound(key);
+        for (size_t at = 0; at < queue_.size();) {
+            const Queued now = queue_[at];
+            again |= step(*now.fetch, blocked, out);
+            // One that was answered, or has all it needs, has left the queue.
+            if (at < queue_.size() && queue_[at].key.id == now.key.id) {
+                ++at;
+            } else {
+                const auto next = std::upper_bound(queue_.begin(), queue_.end(), now);
+                at = static_cast<size_t>(next - queue_.begin());
+            }
         }
     }
     pump_write_back(out);
@@ -133,7 +157,7 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
     }
     fetch.lacks = Lacks::kNothing;
     fetch.phase = Phase::kFill;
-    queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, id});
+    dequeue(fetch);
     fetch.pending = 0;
     for (Target &target : fetch.targets) target.started = false;
     // Blocks that move into a run go first: another target may need their bytes elsewhere, and a
@@ -340,7 +364,7 @@ void Core::refuse(FetchId id, Status why, Commands &out)
 
 void Core::forget_fetch(Fetch &fetch)
 {
-    queue_.erase({static_cast<uint8_t>(fetch.asked.urgency), fetch.asked.priority, fetch.id});
+    if (fetch.phase == Phase::kWait) dequeue(fetch);
     if (fetch.asked.deadline != kNever) deadlines_.erase({fetch.asked.deadline, fetch.id});
     for (const Request &request : fetch.asked.requests) --tensors_[request.tensor].fetches;
     auto node = fetches_.extract(fetch.id);

@@ -212,4 +212,10 @@ struct QueueKey {
     }
 };
 
+struct Queued {
+    QueueKey key;
+    Fetch *fetch = nullptr;
+    bool operator<(const Queued &other) const { return key < other.key; }
+};
+
 }  // namespace stepwell::residency

@@ -100,6 +100,16 @@ uint64_t Core::block_bytes_used(BlockId block) const
     return std::min(config_.block_bytes, pack.used_bytes - begin);
 }
 
+// In the memory of one that is over, where there is such.
+Flight &Core::new_flight(TransferId id)
+{
+    if (spare_flights_.empty()) return flights_[id];
+    Flights::node_type node = std::move(spare_flights_.back());
+    spare_flights_.pop_back();
+    node.key() = id;
+    return flights_.insert(std::move(node)).position->second;
+}
+
 void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Commands &out)
 {
     const Block &block = blocks_[transfer.block];
@@ -117,7 +127,7 @@ void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Comm
     transfer.pack_offset = block.index * config_.block_bytes;
     ++blocks_[transfer.block].transfers;
     write_backs_ += writes_back;
-    flights_[transfer.id] = {transfer, block.epoch, evicts, writes_back};
+    new_flight(transfer.id) = {transfer, block.epoch, evicts, writes_back};
     out.transfers.push_back(transfer);
 }
 
@@ -127,7 +137,8 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     STW_ASSERT(found != flights_.end());
     if (found == flights_.end()) return;
     const Flight flight = found->second;
-    flights_.erase(found);
+    Flights::node_type over = flights_.extract(found);
+    if (spare_flights_.size() < kSpareFlights) spare_flights_.push_back(std::move(over));
     const BlockId id_block = flight.transfer.block;
     Block &block = blocks_[id_block];
     STW_ASSERT(block.transfers > 0);

@@ -30,6 +30,12 @@ void Core::rank(PackId id, PlaceId place)
 {
     if (!scored_ && !has_plan_) return;
     if (is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
+    if (!spare_ranks_.empty()) {
+        spare_ranks_.back().value() = rank_of(id, place);
+        ranked_[place].insert(std::move(spare_ranks_.back()));
+        spare_ranks_.pop_back();
+        return;
+    }
     try {
         ranked_[place].insert(rank_of(id, place));
     } catch (const std::bad_alloc &) {
@@ -39,7 +45,10 @@ void Core::rank(PackId id, PlaceId place)
 
 void Core::unrank(PackId id, PlaceId place)
 {
-    if (scored_ || has_plan_) ranked_[place].erase(rank_of(id, place));
+    if (!scored_ && !has_plan_) return;
+    auto left = ranked_[place].extract(rank_of(id, place));
+    if (left.empty() || spare_ranks_.size() >= kSpareRanks) return;
+    spare_ranks_.push_back(std::move(left));  // has room: nothing here can be refused
 }
 
 void Core::count_in(BlockId block, PlaceId place)

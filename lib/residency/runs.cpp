@@ -108,8 +108,14 @@ private:
 
     At &at(Slot slot)
     {
-        if (slot >= slots_.size()) slots_.resize(slot + size_t{1});
+        if (slot >= slots_.size()) grow(slot);
         return slots_[slot];
+    }
+    void grow(Slot slot)
+    {
+        constexpr size_t kFirst = 64;
+        const size_t more = std::max({slot + size_t{1}, 2 * slots_.size(), kFirst});
+        slots_.resize(std::min<size_t>(more, arena_.slots()));
     }
     // A block of the run that cannot move says where the run begins, if anywhere.
     void fix(uint32_t index)

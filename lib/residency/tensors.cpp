@@ -37,6 +37,8 @@ Core::Core(Config config) : config_(std::move(config))
     }
     doors_.reserve(config_.tensors_max / kDoorsChunk + 1);
     spare_fetches_.reserve(kSpareFetches);
+    spare_flights_.reserve(kSpareFlights);
+    spare_ranks_.reserve(kSpareRanks);
 }
 
 Core::~Core() = default;

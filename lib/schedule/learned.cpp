@@ -96,12 +96,14 @@ Learned::UsesOf Learned::uses(residency::TensorId tensor, uint64_t from) const
     };
     const uint64_t wanted = key(tensor, from);
     const Use *begin = uses_.data();
-    // Halved without a branch that nobody can foretell.
-    for (size_t left = uses_.size(); left > 0; left /= 2) {
-        const Use &middle = begin[left / 2];
-        const bool before = key(middle.tensor, middle.number) < wanted;
-        begin = before ? &middle + 1 : begin;
-        left -= before && left % 2 == 0;
+    // Halved without a branch that nobody can foretell: by masks, as compilers make branches of
+    // choices.
+    for (size_t left = uses_.size(); left > 0;) {
+        const size_t half = left / 2;
+        const Use &middle = begin[half];
+        const size_t behind = 0 - size_t{key(middle.tensor, middle.number) < wanted};
+        begin += (half + 1) & behind;
+        left = half - ((left + 1) & 1 & behind);
     }
     const Use *end = uses_.data() + uses_.size();
     return {begin, begin != end && begin->tensor == tensor ? end : begin};

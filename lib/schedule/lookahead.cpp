@@ -84,24 +84,23 @@ void Lookahead::follow(const Forecast &forecast)
     passed_ = forecast.passed();
 }
 
-bool Lookahead::take_room(const residency::Core &core, residency::TensorId tensor, PlaceId place,
-                          uint64_t bytes)
+Lookahead::Room *Lookahead::take_room(const residency::Core &core, residency::TensorId tensor,
+                                      PlaceId place, uint64_t bytes)
 {
     const uint64_t budget = core.budget_bytes(place);
-    const std::pair key{place, tensor};
-    auto found = rooms_.lower_bound(key);
-    const bool known = found != rooms_.end() && found->first == key;
-    const uint64_t counted = known ? found->second.bytes : 0;
+    const auto found = rooms_.find(key_of(tensor, place));
+    Room *room = found == rooms_.end() ? nullptr : &found->second;
+    const uint64_t counted = room ? room->bytes : 0;
     const uint64_t more = bytes > counted ? bytes - counted : 0;
     // What is larger than all that is given to it comes alone.
     const uint64_t reserve = budget / core.block_bytes() / kReserveShare * core.block_bytes();
     const bool fits = taken_[place] + more <= budget - reserve;
-    if (more > 0 && !fits && taken_[place] > 0) return false;
-    if (!known) found = rooms_.emplace_hint(found, key, Room{});
-    ++found->second.uses;
-    found->second.bytes += more;
+    if (more > 0 && !fits && taken_[place] > 0) return nullptr;
+    if (!room) room = &rooms_[key_of(tensor, place)];
+    ++room->uses;
+    room->bytes += more;
     taken_[place] += more;
-    return true;
+    return room;
 }
 
 void Lookahead::set_lacks(Item &item, bool lacks)
@@ -115,10 +114,9 @@ void Lookahead::give_room(Item &item)
 {
     if (item.zone == Zone::kOut || item.place == residency::kNoPlace) return;
     landed_bytes_[item.place] -= std::exchange(item.landed_bytes, 0);
-    const auto found = rooms_.find({item.place, item.use.request.tensor});
-    if (--found->second.uses == 0) {
-        taken_[item.place] -= std::exchange(found->second.bytes, 0);
-        if (rooms_.size() > kRoomsKept) rooms_.erase(found);
+    if (--item.room->uses == 0) {
+        taken_[item.place] -= std::exchange(item.room->bytes, 0);
+        if (rooms_.size() > kRoomsKept) rooms_.erase(key_of(item.use.request.tensor, item.place));
     }
     item.place = residency::kNoPlace;
 }
@@ -140,11 +138,12 @@ bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
     const residency::Lack lack = core.lack(item.use.request);
     const bool counts = lack.place != residency::kNoPlace && lack.place != nvme_ &&
                         (zone == Zone::kNear || lack.place == host_);
-    if (counts && !take_room(core, item.use.request.tensor, lack.place, lack.room_bytes)) {
-        return false;
-    }
+    Room *room = nullptr;
+    if (counts) room = take_room(core, item.use.request.tensor, lack.place, lack.room_bytes);
+    if (counts && !room) return false;
     give_room(item);
     item.zone = zone;
+    item.room = room;
     item.place = counts ? lack.place : residency::kNoPlace;
     item.room_bytes = lack.room_bytes;
     item.flying = 0;
@@ -167,9 +166,11 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
         item.zone = Zone::kNear;
         return true;
     }
-    if (!take_room(core, item.use.request.tensor, lack.place, lack.room_bytes)) return false;
+    Room *room = take_room(core, item.use.request.tensor, lack.place, lack.room_bytes);
+    if (!room) return false;
     if (item.zone == Zone::kFar) give_room(item);
     item.zone = Zone::kNear;
+    item.room = room;
     item.place = lack.place;
     item.room_bytes = lack.room_bytes;
     item.flying = 0;
@@ -195,7 +196,8 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     request.place = host_;
     const residency::Lack there = copied ? residency::Lack{} : core.lack(request);
     if (lack.place == residency::kNoPlace || there.place == residency::kNoPlace) return true;
-    if (!take_room(core, item.use.request.tensor, host_, there.room_bytes)) {
+    item.room = take_room(core, item.use.request.tensor, host_, there.room_bytes);
+    if (!item.room) {
         item.zone = Zone::kOut;
         return false;
     }

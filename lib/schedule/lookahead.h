@@ -13,11 +13,12 @@
 
 #include "lib/residency/core.h"
 #include "lib/schedule/forecast.h"
+#include "lib/support/ring.h"
 
 #include <array>
-#include <deque>
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace stepwell::schedule {
@@ -25,6 +26,7 @@ namespace stepwell::schedule {
 class Lookahead {
 public:
     Lookahead(residency::PlaceId host, residency::PlaceId nvme);
+    Lookahead(Lookahead &&) = default;  // no copies: items point to rooms
     // Measured; 0 is not known, and taken for a slow link.
     void set_bandwidth(residency::PlaceId from, residency::PlaceId to, uint64_t bytes_per_s);
 
@@ -51,6 +53,10 @@ public:
 
 private:
     enum class Zone : uint8_t { kOut, kFar, kNear };
+    struct Room {  // of a tensor at a place, for all its uses that are near or far
+        uint32_t uses = 0;
+        uint64_t bytes = 0;
+    };
     struct Item {
         Expected use;
         Zone zone = Zone::kOut;
@@ -59,6 +65,7 @@ private:
         bool left = false;                               // to the demand, as it failed
         uint8_t again = 0;                               // times it was brought after it had left
         residency::PlaceId place = residency::kNoPlace;  // that one
+        Room *room = nullptr;                            // there; of rooms_, which never move
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks
         uint64_t asked_bytes = 0;                        // of its first ones, piece by piece
@@ -70,10 +77,6 @@ private:
         uint64_t cost_ns = 0;
         uint64_t bytes = 0;
         residency::PlaceId place = residency::kNoPlace;
-    };
-    struct Room {  // of a tensor at a place, for all its uses that are near or far
-        uint32_t uses = 0;
-        uint64_t bytes = 0;
     };
 
     std::optional<residency::FetchAsked> propose(const residency::Core &core,
@@ -93,14 +96,19 @@ private:
     bool bring_near(const residency::Core &core, Item &item);
     bool bring_far(const residency::Core &core, Item &item);
     bool bring_update(const residency::Core &core, Item &item, Zone zone);
-    [[nodiscard]] bool take_room(const residency::Core &core, residency::TensorId tensor,
-                                 residency::PlaceId place, uint64_t bytes);
+    // Null: there is not so much.
+    [[nodiscard]] Room *take_room(const residency::Core &core, residency::TensorId tensor,
+                                  residency::PlaceId place, uint64_t bytes);
     void set_lacks(Item &item, bool lacks);
     void give_room(Item &item);
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first) const;
     [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
+    [[nodiscard]] static uint64_t key_of(residency::TensorId tensor, residency::PlaceId place)
+    {
+        return uint64_t{tensor} * residency::kPlacesMax + place;
+    }
     [[nodiscard]] Item *item_of(const Flight &flight);
 
     const residency::PlaceId host_;
@@ -108,10 +116,10 @@ private:
     std::array<std::array<uint64_t, residency::kPlacesMax>, residency::kPlacesMax> bytes_per_s_{};
     uint64_t turn_ = UINT64_MAX;
     uint64_t passed_ = 0;
-    std::deque<Item> items_;  // from the next fetch on; the last one may be kOut
-    size_t near_ = 0;         // so many of the first are kNear
-    size_t lacking_ = 0;      // so many of all lack something
-    std::map<std::pair<residency::PlaceId, residency::TensorId>, Room> rooms_;
+    Ring<Item> items_;                          // from the next fetch on; the last one may be kOut
+    size_t near_ = 0;                           // so many of the first are kNear
+    size_t lacking_ = 0;                        // so many of all lack something
+    std::unordered_map<uint64_t, Room> rooms_;  // by key_of
     std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
     uint64_t look_at_ = 0;   // evictions, after which near items are looked at anew

@@ -237,15 +237,18 @@ uint64_t Trace::next_use(TensorId tensor) const
 std::vector<uint32_t> Trace::current() const
 {
     std::vector<uint32_t> current;
-    const PhaseTrace *next = nullptr;
-    if (open_ == 0 && ended_ != kNoPhase) {
-        next = phases_[ended_]->next() ? phases_[ended_]->next() : phases_[ended_].get();
-    }
-    for (uint32_t i = 0; i < phases_.size(); ++i) {
-        if (!phases_[i]) continue;
-        if (phases_[i]->is_open() || phases_[i].get() == next) current.push_back(i);
+    for (uint32_t i = 0; i < phases(); ++i) {
+        if (is_current(i)) current.push_back(i);
     }
     return current;
+}
+
+bool Trace::is_current(uint32_t phase) const
+{
+    const PhaseTrace *asked = this->phase(phase);
+    if (!asked || open_ > 0 || ended_ == kNoPhase) return asked && asked->is_open();
+    const PhaseTrace *next = phases_[ended_]->next();
+    return asked == (next ? next : phases_[ended_].get());
 }
 
 uint32_t Trace::phase_after(uint32_t phase) const

@@ -57,6 +57,8 @@ public:
     }
     // Of the open ones, and where none is, of the one that is expected to begin.
     [[nodiscard]] std::vector<uint32_t> current() const;
+    [[nodiscard]] bool is_current(uint32_t phase) const;
+    [[nodiscard]] uint32_t phases() const { return static_cast<uint32_t>(phases_.size()); }
 
     // One step of those that follow each other again and again.
     struct Turn {

@@ -14,6 +14,22 @@ Request Rank::request_of(const Use &use) const
     return request;
 }
 
+// With memory for requests, of one that is over.
+FetchAsked Rank::new_asked()
+{
+    FetchAsked asked;
+    if (spare_requests_.empty()) return asked;
+    asked.requests = std::move(spare_requests_.back());
+    spare_requests_.pop_back();
+    return asked;
+}
+
+void Rank::keep_memory(FetchAsked &asked)
+{
+    asked.requests.clear();
+    spare_requests_.push_back(std::move(asked.requests));
+}
+
 FetchId Rank::ask(Who who, FetchAsked asked)
 {
     ++told_;
@@ -44,21 +60,22 @@ FetchId Rank::ask(Who who, FetchAsked asked)
 }
 
 // All gates open: pinned past the core, as a thread does that takes no lock.
-bool Rank::try_hit(const std::vector<Request> &requests, std::vector<View> *views)
+bool Rank::try_hit(const Request *requests, size_t n, std::vector<View> *views)
 {
     size_t pinned = 0;
-    for (; pinned < requests.size(); ++pinned) {
+    for (; pinned < n; ++pinned) {
         const Request &request = requests[pinned];
         if (request.access != Access::kRead || request.place == kAnyCpuPlace) break;
         if (!core_.gate(request.tensor, request.place).try_pin()) break;
     }
-    if (pinned < requests.size()) {
+    if (pinned < n) {
         for (size_t i = 0; i < pinned; ++i) {
             (void)core_.gate(requests[i].tensor, requests[i].place).unpin();
         }
         return false;
     }
-    for (const Request &request : requests) {
+    for (size_t i = 0; i < n; ++i) {
+        const Request &request = requests[i];
         Grant grant = core_.location(request.tensor, request.place);
         const uint64_t offset = grant.slot_offset + request.byte_begin;
         if (!setup_.config.places[request.place].maps) {

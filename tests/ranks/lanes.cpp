@@ -69,7 +69,7 @@ void Rank::perform(const Op &op)
 
 void Rank::fetch(const Op &op)
 {
-    FetchAsked asked;
+    FetchAsked asked = new_asked();
     for (uint32_t i = 0; i < op.uses_count; ++i) {
         if (ids_[op.uses[i].tensor] == kNone) continue;
         asked.requests.push_back(request_of(op.uses[i]));
@@ -78,8 +78,10 @@ void Rank::fetch(const Op &op)
         if (!readable && !random_.chance(10)) asked.requests.back().access = Access::kWrite;
     }
     std::vector<View> &views = handles_[op.handle].views;
-    if (asked.requests.empty() || try_hit(asked.requests, &views)) {
+    const size_t n = asked.requests.size();
+    if (n == 0 || try_hit(asked.requests.data(), n, &views)) {
         for (View &view : views) view.owner = 1;
+        keep_memory(asked);
         ++cursor_;
         return;
     }

@@ -86,7 +86,7 @@ uint32_t Rank::any_tensor()
 void Rank::load_fetch()
 {
     if (loaded_.size() >= kViewsMax || count_asked(Who::kLoader) >= kAskedMax) return;
-    FetchAsked asked;
+    FetchAsked asked = new_asked();
     asked.owner = 2;
     const uint64_t kind = random_.below(10);
     if (kind < 2) asked.flags = kFetchTry;
@@ -95,7 +95,10 @@ void Rank::load_fetch()
     if (random_.chance(30)) asked.deadline = world_.now() + random_.between(10, 10000) * 1000;
     for (uint64_t n = random_.chance(75) ? 1 : 2; n > 0; --n) {
         const uint32_t index = any_tensor();
-        if (index == kNone) return;
+        if (index == kNone) {
+            keep_memory(asked);
+            return;
+        }
         Request request;
         request.tensor = ids_[index];
         const ModelTensor &tensor = model_.tensors[request.tensor];
@@ -126,7 +129,7 @@ void Rank::load_hint()
 {
     const uint32_t index = any_tensor();
     if (index == kNone || (!model_.tensors[ids_[index]].readable() && !random_.chance(10))) return;
-    FetchAsked asked;
+    FetchAsked asked = new_asked();
     asked.flags = kFetchPrefetch;
     asked.urgency = static_cast<Class>(random_.below(3));
     Request request;
@@ -146,10 +149,10 @@ void Rank::load_hit()
     request.tensor = ids_[index];
     request.place = random_.chance(70) || setup_.config.places[kHost].blocks == 0 ? kDevice : kHost;
     request.byte_count = setup_.tensors[index].spec.bytes;
-    std::vector<View> views;
-    if (!try_hit({request}, &views) || journal_.failed()) return;
-    views.front().owner = 2;
-    loaded_.push_back(views.front());
+    views_.clear();
+    if (!try_hit(&request, 1, &views_) || journal_.failed()) return;
+    views_.front().owner = 2;
+    loaded_.push_back(views_.front());
 }
 
 void Rank::load_release()

@@ -112,30 +112,32 @@ double processor_seconds()
     return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-void report(const Counts &all, uint64_t seeds, double seconds)
+void report(const Counts &all, uint64_t seeds, uint64_t hash, double seconds)
 {
     std::printf(
         "passed %llu seeds: %llu events that a core was told, %llu transfers, %llu checks of all\n"
         "  %llu fetches granted, %llu hits, %llu refused (%llu at their deadline), %llu hints\n"
         "  %llu collectives, %llu updates, %llu faults, %llu transfers failed, %llu budgets shrunk,"
         " %llu taken back, %llu deadlocks broken\n"
-        "  %.2f s of processor time, %.0f events/s\n",
+        "  hash %016llx, %.2f s of processor time, %.0f events/s\n",
         number(seeds), number(all.events), number(all.transfers), number(all.checks),
         number(all.grants), number(all.hits), number(all.refusals), number(all.timeouts),
         number(all.hints), number(all.collectives), number(all.updates), number(all.faults),
         number(all.failed_transfers), number(all.shrinks), number(all.shrinks_undone),
-        number(all.deadlocks), seconds, static_cast<double>(all.events) / seconds);
+        number(all.deadlocks), number(hash), seconds, static_cast<double>(all.events) / seconds);
 }
 
 int run_seeds(const char *program, const Command &command)
 {
     Counts all;
+    uint64_t hash = 0;
     const double begin = processor_seconds();
     for (uint64_t seed = command.first; seed < command.first + command.count; ++seed) {
         Options options = command.options;
         options.seed = seed;
         Outcome outcome = run(options);
         all.add(outcome.counts);
+        hash = (hash ^ outcome.hash) * 0x9e3779b97f4a7c15ull;
         if (outcome.failure.empty() && command.twice > 0 && seed % command.twice == 0) {
             const Outcome again = run(options);
             if (again.hash != outcome.hash || again.ended != outcome.ended) {
@@ -151,7 +153,7 @@ int run_seeds(const char *program, const Command &command)
                     replay_of(program, options).c_str());
         return 1;
     }
-    report(all, command.count, processor_seconds() - begin);
+    report(all, command.count, hash, processor_seconds() - begin);
     // A run in which nothing happens proves nothing.
     const bool idle = command.count >= 100 && command.options.faults &&
                       (all.events < 500 * command.count || all.faults == 0 || all.deadlocks == 0 ||

@@ -53,7 +53,9 @@ void Rank::look_ahead()
     plan_due_ = false;
     if (!looks_ahead_ || shrinking_ != kNoPlace || finishing_) return;
     plan_wake_ = kNever;
-    for (const uint32_t phase : trace_.current()) look_ahead_in(phase);
+    for (uint32_t phase = 0; phase < trace_.phases(); ++phase) {
+        if (trace_.is_current(phase)) look_ahead_in(phase);
+    }
     plan_due_ = false;  // hints that were answered at once are no news
     if (plan_wake_ != kNever) {
         plan_wake_ = std::max(plan_wake_, world_.now() + 1);
@@ -116,18 +118,17 @@ void Rank::break_deadlocks()
         const bool blocked = (waits && core_.is_blocked(program_fetch_)) ||
                              (sleeps && core_.is_blocked(loader_sleeps_));
         if (!blocked) return;
-        std::vector<Sleeper> sleepers;
-        sleepers.reserve(2);
-        if (waits) sleepers.push_back({1, program_fetch_});
-        if (sleeps) sleepers.push_back({2, loader_sleeps_});
-        std::vector<Held> held;
+        sleepers_.clear();
+        if (waits) sleepers_.push_back({1, program_fetch_});
+        if (sleeps) sleepers_.push_back({2, loader_sleeps_});
+        held_.clear();
         const auto add = [&](const View &view) {
-            const bool mine = std::any_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
-                return at.owner == view.owner;
-            });
+            const bool mine =
+                std::any_of(sleepers_.begin(), sleepers_.end(),
+                            [&](const Sleeper &at) { return at.owner == view.owner; });
             if (!mine) return;
             const Request &at = view.request;
-            held.push_back(
+            held_.push_back(
                 {view.owner, at.tensor, at.place, at.byte_begin, at.byte_count, view.writes()});
         };
         for (const Handle &handle : handles_) {
@@ -135,7 +136,7 @@ void Rank::break_deadlocks()
         }
         for (const View &view : loaded_) add(view);
         const uint32_t updates = update_ == State::kFetches ? 1 : 0;
-        const FetchId id = core_.find_deadlock(held, sleepers, updates);
+        const FetchId id = core_.find_deadlock(held_, sleepers_, updates);
         if (id == 0) return;
         const bool ours = id == program_fetch_ || id == loader_sleeps_;
         if (!ours) {

@@ -75,9 +75,8 @@ void Rank::create(uint32_t index)
 // -------------------------------------------------------------------------------- commands out --
 
 // Called again by what it carries out, it leaves that to the call under way.
-void Rank::execute()
+void Rank::execute_all()
 {
-    if (executing_) return;
     executing_ = true;
     while (!out_.empty() && !journal_.failed()) {
         out_.swap(doing_);
@@ -232,12 +231,11 @@ void Rank::granted(const Granted &granted)
                       pending.asked.requests.size());
         return;
     }
-    std::vector<View> views;
-    views.reserve(granted.grants.size());
+    views_.clear();
     for (size_t i = 0; i < granted.grants.size() && !journal_.failed(); ++i) {
-        views.push_back(model_.open(pending.asked.requests[i], granted.grants[i], &pending.asked,
-                                    granted.fetch));
-        views.back().owner = pending.asked.owner;
+        views_.push_back(model_.open(pending.asked.requests[i], granted.grants[i], &pending.asked,
+                                     granted.fetch));
+        views_.back().owner = pending.asked.owner;
         model_.tensors[pending.asked.requests[i].tensor].fetches -= 1;
     }
     for (size_t i = granted.grants.size(); i < pending.asked.requests.size(); ++i) {
@@ -245,10 +243,10 @@ void Rank::granted(const Granted &granted)
     }
     if (journal_.failed()) return;
     switch (pending.who) {
-    case Who::kProgram: handles_[setup_.program[cursor_].handle].views = std::move(views); break;
-    case Who::kUpdate: chunk_ = views.front(); break;
+    case Who::kProgram: handles_[setup_.program[cursor_].handle].views.swap(views_); break;
+    case Who::kUpdate: chunk_ = views_.front(); break;
     case Who::kLoader:
-    case Who::kReadBack: loaded_.insert(loaded_.end(), views.begin(), views.end()); break;
+    case Who::kReadBack: loaded_.insert(loaded_.end(), views_.begin(), views_.end()); break;
     default: break;
     }
     answered(pending, {});
@@ -300,6 +298,7 @@ void Rank::answered(Pending &pending, const Status &status)
     }
     if (loader_sleeps_ == pending.id) loader_sleeps_ = 0;
     if (pending.who == Who::kLoader) arm_loader(random_.between(1, setup_.loader_gap_us) * 1000);
+    keep_memory(pending.asked);
 }
 
 // ------------------------------------------------------------------------------------- checked --

@@ -62,7 +62,11 @@ private:
     };
 
     // rank.cpp: the shell
-    void execute();
+    void execute()
+    {
+        if (!out_.empty() && !executing_) execute_all();
+    }
+    void execute_all();
     void carry_out(const Commands &commands);
     void begin_transfer(const Transfer &transfer);
     void judge_write(const Sent &flight, const Commands &commands);
@@ -76,7 +80,9 @@ private:
 
     // calls.cpp: what lanes ask of the core
     FetchId ask(Who who, FetchAsked asked);
-    bool try_hit(const std::vector<Request> &requests, std::vector<View> *views);
+    bool try_hit(const Request *requests, size_t n, std::vector<View> *views);
+    FetchAsked new_asked();
+    void keep_memory(FetchAsked &asked);
     void give_back(const View &view, schedule::Hint hint);
     bool discard(TensorId id);
     void destroy(uint32_t index);
@@ -136,8 +142,14 @@ private:
     Core core_;
     Model model_;
     Commands out_;
-    Commands doing_;  // kept for its memory
     bool executing_ = false;
+    // Kept for their memory.
+    Commands doing_;
+    std::vector<Held> held_;
+    std::vector<Sleeper> sleepers_;
+    std::vector<View> views_;
+    std::vector<std::vector<Request>> spare_requests_;
+
     std::vector<Sent> flights_;  // few at a time
     std::vector<Pending> pending_;
     std::vector<TensorId> ids_;  // by place in the setup; kNone: not alive

@@ -150,8 +150,7 @@ void World::go_until_quiet()
 {
     // A plan may wish to be asked for ever; nobody waits for that.
     while (owed_ > 0 && !journal.failed()) {
-        const Wakeup next = queue_.top();
-        queue_.pop();
+        const Wakeup next = queue_.take();
         owed_ -= next.what != Wake::kPlan;
         handle(next);
         if (++handled_ > kEventsMax) fail_endless();

@@ -7,28 +7,14 @@
 #include "tests/ranks/fabric.h"
 #include "tests/ranks/memory.h"
 #include "tests/ranks/setup.h"
+#include "tests/ranks/wakeups.h"
 
 #include <memory>
-#include <queue>
 #include <vector>
 
 namespace stepwell::ranks {
 
 class Rank;
-
-enum class Wake : uint8_t {
-    kLink,        // a job comes to the end of its link
-    kTransfer,    // one that no link carries, or that hung
-    kCompute,     // the lane of the program
-    kUpdate,      // the lane of updates
-    kLoader,      // the lane of everything else
-    kCollective,  // one is over
-    kTick,        // a deadline
-    kPlan,        // the lookahead wished to be asked
-    kBudget,      // a shrink has waited long enough
-    kFault,       // the next fault begins
-    kHeal,        // one ends
-};
 
 // What is wrong now, and for whom.
 struct Disturbance {
@@ -70,17 +56,6 @@ public:
     Disturbance disturbance;
 
 private:
-    struct Wakeup {
-        Instant at = 0;
-        uint64_t order = 0;
-        uint64_t number = 0;
-        Wake what = Wake::kLink;
-        uint8_t rank = 0;
-        bool operator>(const Wakeup &other) const
-        {
-            return at != other.at ? at > other.at : order > other.order;
-        }
-    };
     struct Heal {
         Wake what = Wake::kHeal;
         uint32_t kind = 0;
@@ -106,7 +81,7 @@ private:
     Links links_;
     Fabric fabric_;
     std::vector<std::unique_ptr<Rank>> ranks_;
-    std::priority_queue<Wakeup, std::vector<Wakeup>, std::greater<>> queue_;
+    Wakeups queue_;
     std::vector<Links::Moved> started_;
     std::vector<Heal> heals_;
     uint64_t order_ = 0;

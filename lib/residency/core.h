@@ -275,6 +275,7 @@ private:
     void end_write(const Release &release, Commands &out);
 
     // room.cpp: reservation; runs.cpp: contiguous slots; eviction.cpp: victims, write-back
+    [[nodiscard]] bool is_behind(const Fetch &fetch, const Blocked &blocked) const;
     Room reserve(Fetch &fetch, Blocked &blocked, Commands &out);
     Room try_reserve(Fetch &fetch, Blocked &blocked, Commands &out);
     Room make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out);
@@ -312,7 +313,16 @@ private:
     }
     bool can_drain(const Pack &pack, PlaceId place) const;
     [[nodiscard]] bool may_rest(const Pack &pack, PlaceId place) const;
-    bool is_duplicate(BlockId block, PlaceId place) const;
+    // The newest bytes are somewhere else too, or there are none.
+    [[nodiscard]] bool is_duplicate(BlockId block, PlaceId place) const
+    {
+        if (!replica(block, place).valid) return true;
+        for (PlaceId other = 0; other < places(); ++other) {
+            const Replica &there = replica(block, other);
+            if (other != place && there.valid && !there.doomed) return true;
+        }
+        return is_worthless(block);
+    }
     PlaceId drain_place(BlockId block, PlaceId place, Commands &out);
     bool start_eviction(BlockId block, PlaceId place, Commands &out);
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
@@ -351,7 +361,16 @@ private:
     Flight &new_flight(TransferId id);
     void start_transfer(Transfer transfer, bool evicts, bool writes_back, Commands &out);
     bool bytes_exist(BlockId block, uint32_t tried) const;
-    PlaceId choose_source(BlockId block, PlaceId place, uint32_t tried) const;
+    // The nearest replica with the newest bytes that has not failed this fetch yet.
+    [[nodiscard]] PlaceId choose_source(BlockId block, PlaceId place, uint32_t tried) const
+    {
+        for (PlaceId from = 0; from < places(); ++from) {
+            const Replica &there = replica(block, from);
+            if (from == place || (tried & (1u << from))) continue;
+            if (there.valid && !there.doomed && !there.filling) return from;
+        }
+        return kNoPlace;
+    }
     void settle_target(const Flight &flight, bool ok, Commands &out);
     void settle_source(const Flight &flight, bool ok, Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);
@@ -364,7 +383,6 @@ private:
     bool close_gates(BlockId block, PlaceId place);
 
     // deadlock.cpp
-    struct Knot;
     [[nodiscard]] bool conflicts_with_view(const Fetch &fetch, const Held &view) const;
     [[nodiscard]] bool lacks_room_of(const Fetch &fetch, const Held &view) const;
     [[nodiscard]] static bool claim_moves(ClaimId claim, const Knot &knot);
@@ -457,6 +475,7 @@ private:
     std::array<PlannedBlocks, kPlacesMax> brought_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     std::vector<std::set<Rank>::node_type> spare_ranks_;  // of packs that left
+    std::vector<RunSlot> run_slots_;                      // for RunCosts, kept for its memory
     bool scored_ = false;
     bool has_plan_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};
@@ -485,6 +504,7 @@ private:
     uint32_t write_backs_ = 0;
     uint64_t event_ = 0;  // counts those that may ask the policy, see Pack::asked_at
     bool advancing_ = false;
+    mutable Knot knot_;               // of find_deadlock, kept for its memory
     mutable bool pins_seen_ = false;  // in gates, since the room of a fetch was looked for
     bool may_write_back_ = false;     // something changed since pump_write_back looked last
 };

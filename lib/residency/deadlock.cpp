@@ -12,25 +12,6 @@
 
 namespace stepwell::residency {
 
-// What is known of those that may be in it; grows smaller by loosen().
-struct Core::Knot {
-    std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
-    std::vector<Held> views;          // of threads that cannot go on
-    std::vector<Sleeper> sleepers;    // these threads
-    uint32_t updates_waiting = 0;
-
-    [[nodiscard]] bool has(FetchId id) const
-    {
-        return std::any_of(tied.begin(), tied.end(),
-                           [id](const Fetch *fetch) { return fetch->id == id; });
-    }
-    [[nodiscard]] bool has_owner(uint64_t owner) const
-    {
-        return std::any_of(sleepers.begin(), sleepers.end(),
-                           [owner](const Sleeper &sleeper) { return sleeper.owner == owner; });
-    }
-};
-
 // The view has to end before the fetch can have its locks.
 bool Core::conflicts_with_view(const Fetch &fetch, const Held &view) const
 {
@@ -155,10 +136,11 @@ FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sle
         return found->second.lacks == Lacks::kRoom && !flights_.empty();
     });
     if (all_move) return 0;
-    Knot knot;
+    Knot &knot = knot_;
     knot.updates_waiting = updates_waiting;
     knot.views = held;
     knot.sleepers = sleepers;
+    knot.tied.clear();
     for (const auto &[key, fetch] : queue_) {
         if ((fetch->asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(fetch);
     }

@@ -15,17 +15,6 @@ constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
 
 }  // namespace
 
-// The newest bytes are somewhere else too, or there are none.
-bool Core::is_duplicate(BlockId block, PlaceId place) const
-{
-    if (!replica(block, place).valid) return true;
-    for (PlaceId other = 0; other < places(); ++other) {
-        const Replica &there = replica(block, other);
-        if (other != place && there.valid && !there.doomed) return true;
-    }
-    return is_worthless(block);
-}
-
 // The nvme place has room for what it is promised to and for nothing else.
 bool Core::may_rest(const Pack &pack, PlaceId place) const
 {

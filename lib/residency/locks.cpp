@@ -112,11 +112,13 @@ bool Core::may_lock(Fetch &fetch)
 {
     const std::vector<Request> &requests = fetch.asked.requests;
     fetch.places.resize(requests.size());
+    bool chosen = false;
     for (size_t i = 0; i < requests.size(); ++i) {
-        fetch.places[i] =
-            requests[i].place == kAnyCpuPlace ? choose_cpu_place(requests[i]) : requests[i].place;
+        const bool any = requests[i].place == kAnyCpuPlace;
+        fetch.places[i] = any ? choose_cpu_place(requests[i]) : requests[i].place;
+        chosen |= any;
     }
-    for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t i = 0; chosen && i < requests.size(); ++i) {
         if (requests[i].place == kAnyCpuPlace) follow_neighbour(fetch, i);
     }
     for (size_t i = 0; i < requests.size(); ++i) {

@@ -5,6 +5,7 @@
 
 #include "lib/residency/types.h"
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 #include <vector>
@@ -153,6 +154,13 @@ struct Target {
     uint32_t tried = 0;          // sources that failed, a bit per place
 };
 
+// What it takes to clear a slot for a run.
+struct RunSlot {
+    enum class Look : uint8_t { kNone, kFree, kLeaves, kMoves, kStays, kPlanned };
+    Look look = Look::kNone;  // kNone: not looked at yet
+    uint32_t cost = 0;
+};
+
 constexpr ClaimId kAloneClaim = 1;  // the bit that tells a claim from those of updates
 
 // A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
@@ -216,6 +224,25 @@ struct Queued {
     QueueKey key;
     Fetch *fetch = nullptr;
     bool operator<(const Queued &other) const { return key < other.key; }
+};
+
+// What is known of those that may be in a deadlock; grows smaller by Core::loosen().
+struct Knot {
+    std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
+    std::vector<Held> views;          // of threads that cannot go on
+    std::vector<Sleeper> sleepers;    // these threads
+    uint32_t updates_waiting = 0;
+
+    [[nodiscard]] bool has(FetchId id) const
+    {
+        return std::any_of(tied.begin(), tied.end(),
+                           [id](const Fetch *fetch) { return fetch->id == id; });
+    }
+    [[nodiscard]] bool has_owner(uint64_t owner) const
+    {
+        return std::any_of(sleepers.begin(), sleepers.end(),
+                           [owner](const Sleeper &sleeper) { return sleeper.owner == owner; });
+    }
 };
 
 }  // namespace stepwell::residency

@@ -8,17 +8,6 @@
 
 namespace stepwell::residency {
 
-// The nearest replica with the newest bytes that has not failed this fetch yet.
-PlaceId Core::choose_source(BlockId block, PlaceId place, uint32_t tried) const
-{
-    for (PlaceId from = 0; from < places(); ++from) {
-        const Replica &there = replica(block, from);
-        if (from == place || (tried & (1u << from))) continue;
-        if (there.valid && !there.doomed && !there.filling) return from;
-    }
-    return kNoPlace;
-}
-
 // Somewhere are the newest bytes, or on their way, though they cannot be read from there just now.
 bool Core::bytes_exist(BlockId block, uint32_t tried) const
 {

@@ -10,8 +10,20 @@
 
 namespace stepwell::residency {
 
+// It needs room where an earlier fetch waits for some, and wants nothing at another place.
+bool Core::is_behind(const Fetch &fetch, const Blocked &blocked) const
+{
+    const std::vector<Target> &targets = fetch.targets;
+    const PlaceId place = targets.front().place;
+    if (!blocked[place] || targets.back().place != place) return false;
+    return std::any_of(targets.begin(), targets.end(), [&](const Target &target) {
+        return replica(target.block, place).slot == kNoSlot;
+    });
+}
+
 Core::Room Core::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 {
+    if (is_behind(fetch, blocked)) return Room::kComing;  // what most hints do that wait
     for (const Target &target : fetch.targets) {
         if (replica(target.block, target.place).doomed) return Room::kComing;
         blocks_[target.block].protector = fetch.id;

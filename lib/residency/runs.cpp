@@ -74,14 +74,16 @@ bool Core::run_lies(const Target *first, uint32_t count) const
 // each slot is looked at once for all the runs that it may be part of.
 class Core::RunCosts {
 public:
-    RunCosts(const Core &core, const Fetch &fetch, const Target *first, uint32_t count)
+    RunCosts(Core &core, const Fetch &fetch, const Target *first, uint32_t count)
         : core_(core),
           arena_(core.arenas_[first->place]),
           fetch_(fetch),
           first_(first),
           place_(first->place),
-          count_(count)
+          count_(count),
+          slots_(core.run_slots_)
     {
+        slots_.clear();
         for (const Target &planned : fetch.targets) {
             if (planned.place != place_ || planned.wanted_slot == kNoSlot) continue;
             at(planned.wanted_slot).look = Look::kPlanned;
@@ -100,13 +102,9 @@ public:
     [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
 
 private:
-    enum class Look : uint8_t { kNone, kFree, kLeaves, kMoves, kStays, kPlanned };
-    struct At {
-        Look look = Look::kNone;  // kNone: not looked at yet
-        uint32_t cost = 0;
-    };
+    using Look = RunSlot::Look;
 
-    At &at(Slot slot)
+    RunSlot &at(Slot slot)
     {
         if (slot >= slots_.size()) grow(slot);
         return slots_[slot];
@@ -128,7 +126,7 @@ private:
         begin_ = fixed_ && begin_ != begin ? kNoSlot : begin;
         fixed_ = true;
     }
-    [[nodiscard]] At look_at(Slot slot) const;
+    [[nodiscard]] RunSlot look_at(Slot slot) const;
 
     const Core &core_;
     const Arena &arena_;
@@ -136,13 +134,13 @@ private:
     const Target *first_;
     const PlaceId place_;
     const uint32_t count_;
-    std::vector<At> slots_;  // as far as was asked: the first run is free in many cases
+    std::vector<RunSlot> &slots_;  // as far as was asked: the first run is free in many cases
     bool fixed_ = false;
     Slot begin_ = 0;  // where it is fixed; kNoSlot: nowhere
     Slot next_ = 0;
 };
 
-Core::RunCosts::At Core::RunCosts::look_at(Slot slot) const
+RunSlot Core::RunCosts::look_at(Slot slot) const
 {
     const BlockId owner = arena_.owner(slot);
     if (owner == kNone) return {Look::kFree, arena_.is_bare(slot) ? 1u : 0u};
@@ -166,7 +164,7 @@ uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
     uint32_t free_inside = 0;
     for (uint32_t i = count_; i-- > 0;) {
         const Slot slot = begin + i;
-        At &found = at(slot);
+        RunSlot &found = at(slot);
         if (found.look == Look::kNone) found = look_at(slot);
         const bool stays = found.look == Look::kStays || found.look == Look::kPlanned;
         const BlockId owner = arena_.owner(slot);

@@ -24,26 +24,29 @@ enum class Wake : uint8_t {
     kHeal,        // one ends
 };
 
+// The time and the order of arrangement are one number: each is compared a few times on its way.
 struct Wakeup {
-    residency::Instant at = 0;
-    uint64_t order = 0;
+    static constexpr uint32_t kOrderBits = 24;
+
+    uint64_t key = 0;
     uint64_t number = 0;
     Wake what = Wake::kLink;
     uint8_t rank = 0;
-    [[nodiscard]] bool is_before(const Wakeup &other) const
-    {
-        const bool sooner = at < other.at;
-        const bool first = (at == other.at) & (order < other.order);
-        return sooner | first;
-    }
+    [[nodiscard]] residency::Instant at() const { return key >> kOrderBits; }
+    [[nodiscard]] bool is_before(const Wakeup &other) const { return key < other.key; }
 };
 
 class Wakeups {
 public:
-    void push(const Wakeup &wakeup)
+    // False: so late, or so many, that they have no order.
+    [[nodiscard]] bool push(residency::Instant at, Wake what, uint8_t rank, uint64_t number)
     {
+        constexpr uint64_t kTimes = uint64_t{1} << (64 - Wakeup::kOrderBits);
+        if (at >= kTimes || order_ >= uint64_t{1} << Wakeup::kOrderBits) return false;
+        const Wakeup wakeup{at << Wakeup::kOrderBits | order_++, number, what, rank};
         heap_.push_back(wakeup);
         rise(heap_.size() - 1, wakeup);
+        return true;
     }
     // Of one that is not empty.
     Wakeup take()
@@ -81,6 +84,7 @@ private:
     }
 
     std::vector<Wakeup> heap_;
+    uint64_t order_ = 0;
 };
 
 }  // namespace stepwell::ranks

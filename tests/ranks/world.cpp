@@ -76,7 +76,10 @@ World::~World() = default;
 
 void World::wake(Instant at, Wake what, uint32_t rank, uint64_t number)
 {
-    queue_.push({at, order_++, number, what, static_cast<uint8_t>(rank)});
+    if (!queue_.push(at, what, static_cast<uint8_t>(rank), number)) {
+        journal.fail("the run has too many events, or goes on for too long");
+        return;
+    }
     owed_ += what != Wake::kPlan;
 }
 
@@ -128,9 +131,9 @@ void World::arrive(uint32_t rank, Collective::Lane lane, bool in_group, Instant 
 
 void World::handle(const Wakeup &wakeup)
 {
-    journal.now = wakeup.at;
+    journal.now = wakeup.at();
     journal.rank = wakeup.rank;
-    journal.mix(wakeup.at ^ (uint64_t{wakeup.rank} << 56) ^
+    journal.mix(journal.now ^ (uint64_t{wakeup.rank} << 56) ^
                 (static_cast<uint64_t>(wakeup.what) << 48));
     Rank &rank = *ranks_[wakeup.rank];
     switch (wakeup.what) {

@@ -84,7 +84,6 @@ private:
     Wakeups queue_;
     std::vector<Links::Moved> started_;
     std::vector<Heal> heals_;
-    uint64_t order_ = 0;
     uint64_t handled_ = 0;
     uint64_t owed_ = 0;     // in the queue, without what plans wish for
     uint32_t running_ = 0;  // programs of ranks

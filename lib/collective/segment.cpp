@@ -20,6 +20,7 @@ namespace stepwell::collective {
 namespace {
 
 constexpr uint32_t kReadsMax = 16;  // of a text that changes meanwhile
+constexpr uint64_t kPage = 4096;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -106,21 +107,24 @@ bool Segment::is_mapped() const
     return memory_ != nullptr && process_ == getpid();
 }
 
-void Segment::lay_out(uint32_t ranks)
+void Segment::lay_out(uint32_t ranks, uint64_t board_bytes)
 {
     ranks_ = ranks;
+    board_bytes_ = board_bytes;
     bytes_ = sizeof(Header) + ranks * (sizeof(RankSlot) + kHostDisksMax * sizeof(FairLane));
+    const uint64_t board_at = (bytes_ + kPage - 1) / kPage * kPage;
+    if (board_bytes > 0) bytes_ = board_at + board_bytes;
     if (!memory_) return;
     slots_ = reinterpret_cast<RankSlot *>(static_cast<uint8_t *>(memory_) + sizeof(Header));
     lanes_ = reinterpret_cast<FairLane *>(slots_ + ranks);
+    if (board_bytes > 0) board_ = static_cast<uint8_t *>(memory_) + board_at;
 }
 
 // Fresh pages are zeros, and zeros are a segment in which nobody is yet.
-Status Segment::map(int file, uint32_t ranks)
+Status Segment::map(int file)
 {
     static_assert(sizeof(Header) % alignof(RankSlot) == 0);
     static_assert(alignof(FairLane) <= alignof(RankSlot));
-    lay_out(ranks);
     const int flags = file >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
     memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, file, 0);
     if (memory_ == MAP_FAILED) {
@@ -129,14 +133,14 @@ Status Segment::map(int file, uint32_t ranks)
     }
     // A fork of a rank is no rank.
     madvise(memory_, bytes_, MADV_DONTFORK);
-    lay_out(ranks);
+    lay_out(static_cast<uint32_t>(ranks_), board_bytes_);
     return {};
 }
 
-Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks)
+Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks, uint64_t board_bytes)
 {
     std::unique_ptr<Segment> made(new Segment());
-    made->lay_out(ranks);
+    made->lay_out(ranks, board_bytes);
     if (getrandom(made->name_.data(), sizeof made->name_, 0) != sizeof made->name_) {
         return failed("naming", made->bytes_, errno);
     }
@@ -147,16 +151,17 @@ Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks)
     // Taken now: a write to a page that the file system has no room for would be a signal.
     const int cause = posix_fallocate(file.fd, 0, static_cast<off_t>(made->bytes_));
     if (cause != 0) return failed("taking", made->bytes_, cause);
-    STW_TRY(made->map(file.fd, ranks));
+    STW_TRY(made->map(file.fd));
     new (made->memory_) Header{kSegmentLayout, made->bytes_, made->name_, ranks, {}, {}};
     return made;
 }
 
-Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t ranks)
+Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t ranks,
+                                               uint64_t board_bytes)
 {
     std::unique_ptr<Segment> made(new Segment());
     made->name_ = name;
-    made->lay_out(ranks);
+    made->lay_out(ranks, board_bytes);
     const File file(shm_open(path_of(name).c_str(), O_RDWR | O_CLOEXEC, 0));
     if (file.fd < 0) return failed("opening", made->bytes_, errno);
     struct stat found {};
@@ -169,7 +174,7 @@ Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t
                              static_cast<unsigned>(found.st_uid), made->bytes_,
                              static_cast<unsigned>(geteuid()));
     }
-    STW_TRY(made->map(file.fd, ranks));
+    STW_TRY(made->map(file.fd));
     const auto *header = static_cast<const Header *>(made->memory_);
     if (header->layout != kSegmentLayout || header->name != name || header->ranks != ranks) {
         return Status::error(STW_ERROR_MISMATCH,
@@ -184,7 +189,8 @@ Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t
 Result<std::unique_ptr<Segment>> Segment::alone()
 {
     std::unique_ptr<Segment> made(new Segment());
-    STW_TRY(made->map(-1, 1));
+    made->lay_out(1, 0);
+    STW_TRY(made->map(-1));
     return made;
 }
 

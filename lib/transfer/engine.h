@@ -10,6 +10,7 @@
 #include "lib/residency/types.h"
 #include "lib/store/store.h"
 #include "lib/support/status.h"
+#include "lib/transfer/shared_read.h"
 
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,9 @@ struct Job {
     void *to_pointer = nullptr;
     // Arena block of to_memory that is mapped to to_pointer before anything else; kNoMap: none.
     uint32_t map_block = kNoMap;
+    // Of a read from nvme: the same number in all processes of the host that store a copy of the
+    // block; 0: it is this process's own.
+    uint64_t shared_block = 0;
 };
 
 struct Completion {
@@ -73,6 +77,7 @@ struct LinkStats {
     uint64_t measured_bytes_per_s = 0;
     uint64_t errors = 0;   // hops that failed for good
     uint64_t retries = 0;  // requests sent again after an error, blocks read again after a mismatch
+    uint64_t shared_bytes = 0;  // that another process read, not in bytes
 };
 
 struct Memory {
@@ -118,6 +123,7 @@ struct EngineOptions {
     bool (*may_send)(void *user, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
+    SharedReadHooks shared;
 };
 
 class Engine {

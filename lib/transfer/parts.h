@@ -75,6 +75,8 @@ struct Engine::Parts {
     // After its part at storage, or to free a ring slot without one.
     void give_ring_back(Task &task);
     [[nodiscard]] uint32_t hop_memory(const Task &task, Link link) const;
+    bool enter_hook();
+    void leave_hook();
     void queue_copy(Task &task);
     void queue_write(Task &task);
     void copy_main();
@@ -116,7 +118,7 @@ struct Engine::Parts {
     std::vector<uint32_t> read_ring STW_GUARDED_BY(mutex);   // free slots
     std::vector<uint32_t> write_ring STW_GUARDED_BY(mutex);  // free slots
     uint64_t sequence STW_GUARDED_BY(mutex) = 0;
-    uint32_t callbacks STW_GUARDED_BY(mutex) = 0;  // running
+    uint32_t callbacks STW_GUARDED_BY(mutex) = 0;  // running, hooks of shared reads among them
     uint32_t threads_alive STW_GUARDED_BY(mutex) = 0;
     bool closing STW_GUARDED_BY(mutex) = false;
     bool muted STW_GUARDED_BY(mutex) = false;

@@ -91,6 +91,7 @@ struct RigOptions {
     bool (*may_send)(void *, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *, uint32_t path) = nullptr;
     void *share_user = nullptr;
+    transfer::SharedReadHooks shared = {};
 };
 
 class Rig {
@@ -264,6 +265,7 @@ private:
         made.may_send = options.may_send;
         made.rests = options.rests;
         made.share_user = options.share_user;
+        made.shared = options.shared;
         Result<std::unique_ptr<Engine>> opened = Engine::open(std::move(made));
         EXPECT_TRUE(opened.ok()) << opened.status().sentence();
         if (opened.ok()) engine = opened.take();

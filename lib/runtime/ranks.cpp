@@ -89,6 +89,7 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
     node.ranks = group.size();
     node.host_bytes = options.host_bytes;
     node.node_host_bytes = options.node_host_bytes;
+    node.shared_block_bytes = options.nvme_count > 0 ? block_bytes_ : 0;
     node.exchange = [&group](const void *record, void *records, uint32_t bytes) {
         return group.exchange(record, records, bytes);
     };
@@ -171,6 +172,7 @@ void Runtime::leave_ranks()
     if (!ranks_.body) return;
     ranks_->group.set_witness(nullptr);
     ranks_->disks.reset();
+    ranks_->reads.reset();
     ranks_->node.reset();
 }
 

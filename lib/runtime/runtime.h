@@ -530,6 +530,10 @@ private:
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     Status open_ranks();
+    // shared_reads.cpp
+    void share_reads(transfer::EngineOptions *engine);
+    void note_copies(residency::TensorId tensor, uint64_t copies);
+    [[nodiscard]] uint64_t shared_block(const residency::Transfer &transfer) const;
     void leave_ranks();
     void close_ranks();
     [[nodiscard]] bool ranks_idle() const;
@@ -789,6 +793,8 @@ private:
     uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
     struct PackAddresses {
         uint32_t blocks = 0;
+        bool own = false;     // something in it is this rank's alone
+        uint64_t copies = 0;  // of the first tensor that all ranks hold; 0: there is none
         void *at[residency::kDevicesMax] = {};  // per device; null: none
     };
     std::vector<PackAddresses> pack_addresses_;  // by pack

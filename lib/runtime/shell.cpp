@@ -53,6 +53,7 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
             pointer_of(transfer.to, transfer.to_slot, transfer.pack, transfer.pack_offset);
         if (places_[transfer.to].maps) job.map_block = transfer.to_slot;
     }
+    if (transfer.from == nvme_place_) job.shared_block = shared_block(transfer);
     return job;
 }
 

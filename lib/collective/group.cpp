@@ -106,7 +106,7 @@ Status Group::join(bool caller_thread)
 Status Group::broke(Status status)
 {
     errors_.fetch_add(1, std::memory_order_relaxed);
-    if (broken_.ok()) broken_ = status;
+    keep_failure(status);
     return status;
 }
 
@@ -114,7 +114,14 @@ Status Group::broke(Status status)
 // this one has, and are told at a collective of their own, or do not find this rank there.
 void Group::fail_with(const Status &cause)
 {
-    if (broken_.ok()) broken_ = cause;
+    if (!cause.ok()) keep_failure(cause);
+}
+
+void Group::keep_failure(const Status &status)
+{
+    if (!broken_.ok()) return;
+    broken_ = status;
+    is_broken_.store(true, std::memory_order_release);
 }
 
 Status Group::started(stw_status code, const char *what) const

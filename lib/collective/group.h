@@ -60,8 +60,11 @@ public:
     Status reduce_scatter(const void *whole, void *shard, uint64_t shard_elements, uint32_t dtype);
     Status all_reduce(void *data, uint64_t elements, uint32_t dtype);
 
-    // The group's first failure; OK while it works.
-    [[nodiscard]] const Status &broken() const { return broken_; }
+    // The group's first failure; OK while it works. Any thread.
+    [[nodiscard]] const Status &broken() const
+    {
+        return is_broken_.load(std::memory_order_acquire) ? broken_ : works_;
+    }
     // The engine may still write into memory of a collective that was given up: it cannot be used
     // for anything else as long as the process lives.
     [[nodiscard]] bool holds_memory() const { return holds_memory_; }
@@ -102,6 +105,7 @@ private:
     Status finish(stw_status code, uint64_t work, const char *what, uint64_t bytes);
     Status give_in(uint64_t work, const char *what, bool exchanges);
     Status broke(Status status);
+    void keep_failure(const Status &status);
 
     const stw_collective_ops *ops_;
     stw_collective *collective_;
@@ -114,7 +118,9 @@ private:
     // Mine and then everybody's: the engine's while an exchange is under way.
     std::unique_ptr<std::vector<char>> exchanged_;
     std::function<std::string(uint32_t rank)> describe_;
-    Status broken_;
+    const Status works_;
+    Status broken_;  // written once, before the flag
+    std::atomic<bool> is_broken_{false};
     bool holds_memory_ = false;
     bool holds_records_ = false;
     std::atomic<bool> gives_up_{false};

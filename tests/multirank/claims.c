@@ -1,59 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tensors over several ranks do: each claim is run by every rank of a group. */
-#include "tests/multirank/world.h"
+#include "tests/multirank/tensors.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { BLOCK = 65536 };
-
-static stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks)
-{
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    stw_runtime *runtime = NULL;
-    device.budget_bytes = (whole_blocks + 24) * BLOCK;
-    nvme.path = member->directory;
-    nvme.budget_bytes = 512 * BLOCK;
-    options.flags = STW_RUNTIME_NO_PROBE;
-    options.name = "ranks";
-    options.group = group;
-    options.devices = &device;
-    options.device_count = 1;
-    options.nvme = &nvme;
-    options.nvme_count = 1;
-    options.host_bytes = 16 * BLOCK;
-    options.block_bytes = STW_BLOCK_64K;
-    options.whole_bytes = whole_blocks * BLOCK;
-    options.thread_count = 1;
-    options.timeout_ns = 60ull * 1000000000;
-    SUCCEEDS(stw_runtime_open(&options, &runtime));
-    return runtime;
-}
-
-static void end(stw_runtime *runtime, stw_group *group, struct member *member)
-{
-    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
-    meet(member);
-    SUCCEEDS(stw_group_destroy(group));
-}
-
-static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
-                        uint32_t partition)
-{
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
-    spec.name = name;
-    spec.role = role;
-    spec.dtype = STW_F32;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
-}
 
 static stw_tensor_info info_of(stw_tensor *tensor)
 {
@@ -61,46 +12,6 @@ static stw_tensor_info info_of(stw_tensor *tensor)
     info.struct_size = sizeof info;
     SUCCEEDS(stw_tensor_info_get(tensor, &info));
     return info;
-}
-
-static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
-{
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = scope;
-    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
-    return view;
-}
-
-static void let_go(stw_view *view, uint32_t flags)
-{
-    SUCCEEDS(stw_release(view, 1, STW_STREAM_HOST, flags));
-}
-
-static float value_of(uint64_t element, uint32_t salt)
-{
-    return (float)((element * 7 + salt * 1000003) % 65521);
-}
-
-static void write_shard(stw_runtime *runtime, stw_tensor *tensor, uint32_t salt)
-{
-    stw_view view = fetch(runtime, tensor, STW_WRITE, STW_SHARD);
-    float *values = view.pointer;
-    for (uint64_t i = 0; i < view.element_count; ++i) {
-        values[i] = value_of(view.element_begin + i, salt);
-    }
-    let_go(&view, 0);
-}
-
-static void expect_whole(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, uint32_t salt)
-{
-    stw_view view = fetch(runtime, tensor, STW_READ, STW_WHOLE);
-    const float *values = view.pointer;
-    HOLDS(view.element_begin == 0 && view.element_count == elements);
-    for (uint64_t i = 0; i < elements; ++i) HOLDS(values[i] == value_of(i, salt));
-    let_go(&view, 0);
 }
 
 static const uint64_t sizes[] = {1, 2, 7, 1000, 16384, 16385, 100003, 200000};

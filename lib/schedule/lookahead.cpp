@@ -33,6 +33,8 @@ constexpr uint64_t kPollShare = 8;                // of the time to the next fet
 constexpr Instant kPollFirstNs = 1'000'000;       // ... at least this, and ...
 constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also while it does not come
 constexpr uint64_t kDoubt = 2;                    // bandwidths are shared and gaps vary
+constexpr size_t kLaterMax = 64;                  // uses behind what has room
+constexpr uint64_t kLaterDoubtShare = 8;          // of the time that their bytes take
 constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that nobody measured
 
 uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
@@ -57,7 +59,8 @@ Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
 uint64_t Lookahead::metadata_bytes_max()
 {
     constexpr uint64_t kNode = 5 * sizeof(void *);
-    return kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
+    return kLaterMax * sizeof(Later) +
+           kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
            kRoomsKept * (sizeof(Room) + kNode + 16);
 }
 
@@ -72,7 +75,7 @@ void Lookahead::follow(const Forecast &forecast)
     const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
     uint64_t over = other ? items_.size() : forecast.passed() - passed_;
     if (other || over > 0) refused_.fill({});
-    if (other || over > 0) extended_ = false;
+    if (other || over > 0) extended_ = knows_later_ = false;
     if (other || over > 0) look_at_ = 0;
     for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
         if (items_.front().zone == Zone::kNear) --near_;
@@ -249,13 +252,48 @@ void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
     } while (append());
 }
 
-// The earliest of the latest starts of all from `first` on, each behind those before it.
+// Those that are near or far.
+size_t Lookahead::known_items() const
+{
+    const bool out = !items_.empty() && items_.back().zone == Zone::kOut;
+    return items_.size() - out;
+}
+
+// What is used behind all that has room: it cannot be brought yet, but the link will be wanted for
+// it. Once is enough of each tensor, as it may stay.
+void Lookahead::look_later(const residency::Core &core, const Forecast &forecast)
+{
+    if (knows_later_) return;
+    knows_later_ = true;
+    later_.clear();
+    for (size_t i = 0; i < kLaterMax; ++i) {
+        const std::optional<Expected> use = forecast.ahead(known_items() + i);
+        if (!use) return;
+        const residency::Request &request = use->request;
+        const bool again = std::any_of(later_.begin(), later_.end(), [&](const Later &at) {
+            return at.tensor == request.tensor;
+        });
+        Later later{request.tensor, use->compute_ns, 0};
+        if (!again && !use->update && reads_bytes(request)) {
+            const residency::Lack lack = core.lack(request);
+            const bool has_place = lack.place != residency::kNoPlace && lack.place != nvme_;
+            const auto room = rooms_.find(key_of(request.tensor, lack.place));
+            const bool comes = room != rooms_.end() && room->second.uses > 0;
+            if (has_place && lack.readable && !comes) later.cost_ns = cost_of(lack);
+        }
+        later_.push_back(later);
+    }
+}
+
+// The earliest of the latest starts of all from `first` on, each behind those before it, and of
+// what is used later, for which the link may never rest from now on.
 Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t first) const
 {
     Instant due = std::max(now, forecast.passed_at());
     Instant latest = kNever;
     uint64_t backlog = flying_ns_;
-    for (size_t i = 0; i < items_.size(); ++i) {
+    const size_t known = known_items();
+    for (size_t i = 0; i < known; ++i) {
         const Item &item = items_[i];
         due = i == 0 ? std::max(now, forecast.passed_at() + item.use.compute_ns)
                      : due + item.use.compute_ns;
@@ -263,6 +301,13 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
         backlog += item.cost_ns;
         if (i < first) continue;
         const uint64_t before = kDoubt * backlog + kMarginNs;
+        latest = std::min(latest, due > before ? due - before : 0);
+    }
+    for (const Later &later : later_) {
+        due += later.compute_ns;
+        if (later.cost_ns == 0) continue;
+        backlog += later.cost_ns;
+        const uint64_t before = backlog + backlog / kLaterDoubtShare + kMarginNs;
         latest = std::min(latest, due > before ? due - before : 0);
     }
     return latest;
@@ -349,12 +394,12 @@ void Lookahead::look_anew(const residency::Core &core)
 
 // To the first bytes that it lacks, as halving finds them. Where views need runs of slots all of
 // them find their room at once.
-void Lookahead::cut(const residency::Core &core, residency::Request &request,
-                    residency::Lack &lack) const
+void Lookahead::cut(const residency::Core &core, residency::Request &request, residency::Lack &lack,
+                    uint64_t bytes_max) const
 {
     const uint64_t block = core.block_bytes();
     if (!core.maps(lack.place)) return;
-    while (cost_of(lack) > kPieceNs) {
+    while (lack.bytes > bytes_max || cost_of(lack) > kPieceNs) {
         const uint64_t end = request.byte_begin + request.byte_count;
         const uint64_t middle = (request.byte_begin + request.byte_count / 2) / block * block;
         if (middle <= request.byte_begin) return;
@@ -374,6 +419,7 @@ bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast,
                           size_t index)
 {
     if (!may_evict(core, items_[index])) return false;
+    look_later(core, forecast);
     const Instant start = latest_start(forecast, now, index);
     if (start <= now) return true;
     wake_ = std::min(wake_, start);
@@ -390,12 +436,15 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         Item &item = items_[i];
         if (!item.lacks) continue;
         --left;
-        if (now < refused_[item.place].until) {
-            wake_ = std::min(wake_, refused_[item.place].until);
+        const uint64_t free = core.free_bytes(item.place);
+        Refusal &refusal = refused_[item.place];
+        const bool room_came = free > 0 && core.maps(item.place) && !refusal.room_tried;
+        if (now < refusal.until && !room_came) {
+            wake_ = std::min(wake_, refusal.until);
             continue;
         }
         // Where there is no room at all it is too early, whatever the item lacks by now.
-        const bool full = core.free_bytes(item.place) == 0;
+        const bool full = free == 0;
         if (full && !may_start(core, forecast, now, i)) return {};
         residency::Request request = item.use.request;
         request.place = item.place;
@@ -408,9 +457,12 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
         set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
-        const bool evicts = !full && core.free_bytes(item.place) < lack.bytes;
+        const bool evicts = !full && free < lack.bytes;
         if (evicts && !may_start(core, forecast, now, i)) return {};
-        if (full || evicts) cut(core, request, lack);
+        // Of what was refused comes what has room by now: the rest may have to wait for views.
+        const bool again = evicts && refusal.pause_ns > 0;
+        if (full || evicts) cut(core, request, lack, again ? free : kNever);
+        refusal.room_tried |= now < refusal.until;
         proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
         const residency::Request &all = item.use.request;
         item.asked_bytes = request.byte_begin + request.byte_count - all.byte_begin;

@@ -71,6 +71,11 @@ private:
         uint64_t asked_bytes = 0;                        // of its first ones, piece by piece
         uint64_t landed_bytes = 0;                       // brought for it
     };
+    struct Later {  // a use behind all items
+        residency::TensorId tensor = residency::kNone;
+        uint64_t compute_ns = 0;
+        uint64_t cost_ns = 0;  // of what it lacks by now
+    };
     struct Flight {
         uint64_t turn = 0;
         uint64_t position = 0;  // in it, of the use
@@ -82,13 +87,15 @@ private:
     std::optional<residency::FetchAsked> propose(const residency::Core &core,
                                                  const Forecast &forecast, residency::Instant now);
     void look_anew(const residency::Core &core);
-    void cut(const residency::Core &core, residency::Request &request, residency::Lack &lack) const;
+    void cut(const residency::Core &core, residency::Request &request, residency::Lack &lack,
+             uint64_t bytes_max) const;
     [[nodiscard]] bool may_start(const residency::Core &core, const Forecast &forecast,
                                  residency::Instant now, size_t index);
     void poll_later(residency::Instant now);
     struct Refusal {  // of a hint at a place, since the program went on or one found room
         residency::Instant until = 0;  // again not before
         residency::Instant pause_ns = 0;
+        bool room_tried = false;  // before `until`, as there was some: once, it may not be enough
     };
 
     void follow(const Forecast &forecast);
@@ -102,6 +109,8 @@ private:
     void set_lacks(Item &item, bool lacks);
     void give_room(Item &item);
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
+    void look_later(const residency::Core &core, const Forecast &forecast);
+    [[nodiscard]] size_t known_items() const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first) const;
     [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
@@ -122,6 +131,8 @@ private:
     std::unordered_map<uint64_t, Room> rooms_;  // by key_of
     std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
+    std::vector<Later> later_;  // for as long as no fetch passes, once it is asked for
+    bool knows_later_ = false;
     uint64_t look_at_ = 0;   // evictions, after which near items are looked at anew
     bool extended_ = false;  // since the last fetch passed, by these budgets
     std::array<uint64_t, residency::kPlacesMax> budgets_{};

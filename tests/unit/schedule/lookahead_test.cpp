@@ -280,6 +280,20 @@ TEST_F(LookaheadTest, AQueueOfUsesStartsAsEarlyAsItsLastOneAsks)
     EXPECT_EQ(lookahead_.wake(), 21'000'000u - 2 * 4 * 1'000'000u - 1'000'000u);
 }
 
+// It cannot come yet, but when it can the link must not have rested before.
+TEST_F(LookaheadTest, WhatIsUsedBehindAllThatHasRoomWantsTheLinkAsWell)
+{
+    open_listed(4, 0, 32);
+    std::vector<TensorId> all = store(16);
+    const TensorId old = create("old", 4 * kBlock);
+    fill(old);
+    now_ = list_.at = 1'000'000;
+    for (const TensorId tensor : all) expect(tensor, tensor == all[0] ? 20'000'000 : 0);
+    EXPECT_EQ(plan(), "");
+    // The sixteen of them take as many milliseconds, with an eighth for what is not foreseen.
+    EXPECT_EQ(lookahead_.wake(), 21'000'000u - 18 * 1'000'000u - 1'000'000u);
+}
+
 TEST_F(LookaheadTest, WithoutGapsEverythingIsDueAndFreeRoomNeedsNoHurry)
 {
     open_listed(4, 0, 32);
@@ -328,6 +342,28 @@ TEST_F(LookaheadTest, WhatFoundNoRoomIsProposedAgainWhenTheProgramHasGoneOn)
     EXPECT_EQ(plan(), "t2@0 ");
     finish_hints();
     EXPECT_EQ(plan(), "t3@0 ");
+}
+
+TEST_F(LookaheadTest, OfWhatWasRefusedComesWhatHasRoomByThen)
+{
+    open_listed(8, 0, 32);
+    const TensorId wanted = stored("wanted", 4);
+    const TensorId clean = stored("clean", 2);
+    const TensorId used = stored("used", 6);
+    const FetchId before = ask({all_of(clean, Access::kRead)});
+    const FetchId view = ask({all_of(used, Access::kRead)});
+    finish_all();
+    release(before);
+    expect(wanted);
+    // The clean one leaves for it, and as many blocks of it come; it is not tried a third time.
+    EXPECT_EQ(plan(), "wanted@0 wanted@0 ");
+    EXPECT_EQ(lookahead_.in_flight(), 1u);
+    EXPECT_EQ(core_->used_blocks(kDevice), 8u);
+    finish_hints();
+    release(view);
+    now_ = std::max(now_, lookahead_.wake());
+    while (!plan().empty()) finish_hints();
+    EXPECT_TRUE(resident(wanted, kDevice));
 }
 
 // A program at rest that leaves no room must not be asked about it 2,000 times a second.

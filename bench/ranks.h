@@ -60,8 +60,8 @@ public:
     Shelf(const Shelf &) = delete;
     Shelf &operator=(const Shelf &) = delete;
 
-    // All of this rank's bytes written, and on the drive alone.
-    void fill();
+    // This rank's bytes, of the first `count` alone, written, and all of them on the drive alone.
+    void fill(uint64_t count = UINT64_MAX);
     void all_out();
     stw_operation *ask(uint64_t index);
     static stw_view collect(stw_operation *operation);

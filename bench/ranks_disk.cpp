@@ -76,9 +76,12 @@ private:
     Shelf shelf_;
 };
 
+constexpr uint64_t kAheadMax = 2;  // fetches that the library looks ahead
+
 double read_wholes(const Job &job, stw_runtime *runtime, Shelf &shelf, uint64_t ahead)
 {
-    shelf.all_out();
+    // What follows the last one of a pass is gathered ahead; written again it is old.
+    shelf.fill(kAheadMax);
     const uint64_t before = link_bytes(runtime, STW_LINK_NVME_TO_DEVICE);
     const double seconds = job.together([&] {
         shelf.read(ahead, [&](uint64_t index, const stw_view &view) { shelf.check(index, view); });

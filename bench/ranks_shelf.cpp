@@ -93,9 +93,9 @@ Shelf::~Shelf()
 }
 
 // Piece by piece, so that the room beside the wholes may be small.
-void Shelf::fill()
+void Shelf::fill(uint64_t count)
 {
-    for (uint64_t i = 0; i < tensors_.size(); ++i) {
+    for (uint64_t i = 0; i < std::min<uint64_t>(count, tensors_.size()); ++i) {
         const stw_tensor_info info = info_of(tensors_[i]);
         const uint64_t end = info.shard_begin + info.shard_elements;
         for (uint64_t at = info.shard_begin; at < end;) {

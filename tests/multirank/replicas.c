@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that hold the same shards as others: four ranks as two groups of two. Ranks 0 and 1 hold
  * shards between them, and so do 2 and 3; 0 and 2 hold the same ones, and so do 1 and 3. */
-#include "tests/multirank/world.h"
+#include "tests/multirank/tensors.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 65536, WHOLE_BLOCKS = 24, SHARDS = 2, GRADIENTS = 40, STEPS = 4 };
+enum { WHOLE_BLOCKS = 24, SHARDS = 2, GRADIENTS = 40, STEPS = 4 };
 
 struct groups {
     stw_group *shards;
@@ -49,7 +49,7 @@ static stw_status try_open(stw_group *group, stw_group *replicas, const struct m
     return stw_runtime_open(&options, runtime_out);
 }
 
-static stw_runtime *open_on(stw_group *group, stw_group *replicas, const struct member *member)
+static stw_runtime *open_both(stw_group *group, stw_group *replicas, const struct member *member)
 {
     stw_runtime *runtime = NULL;
     SUCCEEDS(try_open(group, replicas, member, WHOLE_BLOCKS, &runtime));
@@ -63,32 +63,6 @@ static void leave(struct groups *groups, struct member *member)
     SUCCEEDS(stw_group_destroy(groups->shards));
 }
 
-static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
-                        uint32_t partition)
-{
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
-    spec.name = name;
-    spec.role = role;
-    spec.dtype = STW_F32;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
-}
-
-static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
-{
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = scope;
-    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
-    return view;
-}
-
 static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t scope)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
@@ -98,15 +72,10 @@ static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t s
     return stw_fetch(runtime, NULL, &request, 1, &view);
 }
 
-static void let_go(stw_view *view)
-{
-    SUCCEEDS(stw_release(view, 1, STW_STREAM_HOST, 0));
-}
-
 static void sums_go_over_shards_and_replicas(struct member *member)
 {
     struct groups groups = join_both(member);
-    stw_runtime *runtime = open_on(groups.shards, groups.replicas, member);
+    stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
     stw_tensor *gradients[GRADIENTS];
     stw_view views[GRADIENTS];
     const float ranks = (float)member->size;
@@ -131,7 +100,7 @@ static void sums_go_over_shards_and_replicas(struct member *member)
             const float step = ranks * (float)((view.element_begin + k) % 3);
             HOLDS(((const float *)view.pointer)[k] == all + step);
         }
-        let_go(&view);
+        let_go(&view, 0);
     }
     SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
     HOLDS(link.errors == 0 && link.transfers % 2 == 0); /* each sum over both */
@@ -169,8 +138,8 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
             const float sign = ((const float *)weights.pointer)[k] > 0.999F ? 1.0F : -1.0F;
             ((float *)sums.pointer)[k] = sign * (float)((k + member->rank * 5 + step) % 7);
         }
-        let_go(&weights);
-        let_go(&sums);
+        let_go(&weights, 0);
+        let_go(&sums, 0);
         update.clip_norm = 1.0;
         SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
         HOLDS(result.nonfinite == 0 && result.clip_coefficient < 1.0);
@@ -182,7 +151,7 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_view sums = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
     if (member->rank == 0) ((float *)sums.pointer)[N - 1] = INFINITY;
-    let_go(&sums);
+    let_go(&sums, 0);
     update.flags = STW_UPDATE_SKIP_NONFINITE;
     HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_SKIPPED);
     HOLDS(result.nonfinite == 1 && result.updated == 0);
@@ -194,11 +163,11 @@ static void training_has_the_bits_of_one_group(struct member *member)
     struct trained *flat = calloc(2, sizeof *flat);
     struct trained *hybrid = flat + 1;
     stw_group *group = join(member);
-    train(open_on(group, NULL, member), member, flat);
+    train(open_both(group, NULL, member), member, flat);
     meet(member);
     SUCCEEDS(stw_group_destroy(group));
     struct groups groups = join_both(member);
-    train(open_on(groups.shards, groups.replicas, member), member, hybrid);
+    train(open_both(groups.shards, groups.replicas, member), member, hybrid);
     HOLDS(memcmp(flat->values, hybrid->values, sizeof flat->values) == 0);
     for (uint32_t step = 0; step < STEPS; ++step) HOLDS(flat->norms[step] == hybrid->norms[step]);
     free(flat);
@@ -216,7 +185,7 @@ static void replicas_are_checked_at_open(struct member *member)
     const uint64_t blocks = member->rank >= SHARDS ? WHOLE_BLOCKS - 1 : WHOLE_BLOCKS;
     HOLDS(try_open(groups.shards, groups.replicas, member, blocks, &runtime) == STW_ERROR_MISMATCH);
     HOLDS(strstr(stw_last_error(), "1.5 MiB for wholes") != NULL);
-    runtime = open_on(groups.shards, groups.replicas, member);
+    runtime = open_both(groups.shards, groups.replicas, member);
     stw_runtime *second = NULL;
     stw_group *self = NULL;
     stw_group_options alone = STW_GROUP_OPTIONS_INIT;
@@ -227,7 +196,7 @@ static void replicas_are_checked_at_open(struct member *member)
     meet(member);
     /* Given back, both; and a replica group of this process alone is none. */
     SUCCEEDS(stw_group_create(&alone, &self));
-    runtime = open_on(groups.shards, self, member);
+    runtime = open_both(groups.shards, self, member);
     SUCCEEDS(stw_runtime_close(runtime, 0, 0));
     SUCCEEDS(stw_group_destroy(self));
     leave(&groups, member);
@@ -236,14 +205,14 @@ static void replicas_are_checked_at_open(struct member *member)
 static void replicas_in_another_order_are_told(struct member *member)
 {
     struct groups groups = join_both(member);
-    stw_runtime *runtime = open_on(groups.shards, groups.replicas, member);
+    stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
     stw_tensor *gradients[2] = {
         make(runtime, "first", 1000, STW_ROLE_GRAD, STW_PARTITION_SHARDED),
         make(runtime, "second", 1000, STW_ROLE_GRAD, STW_PARTITION_SHARDED)};
     for (uint32_t i = 0; i < 2; ++i) {
         stw_view view =
             fetch(runtime, gradients[member->rank < SHARDS ? i : 1 - i], STW_REDUCE, STW_WHOLE);
-        let_go(&view);
+        let_go(&view, 0);
     }
     HOLDS(try_fetch(runtime, gradients[0], STW_SHARD) == STW_ERROR_ORDER);
     HOLDS(strstr(stw_last_error(), "'first'") && strstr(stw_last_error(), "'second'"));
@@ -254,18 +223,18 @@ static void replicas_in_another_order_are_told(struct member *member)
 static void a_replica_that_does_not_come_is_told_to_all(struct member *member)
 {
     struct groups groups = join_both(member);
-    stw_runtime *runtime = open_on(groups.shards, groups.replicas, member);
+    stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
     stw_tensor *gradient = make(runtime, "g", 1000, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
     stw_tensor *parameter = make(runtime, "p", 1000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
     if (member->rank != 3) {
         stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
-        let_go(&view);
+        let_go(&view, 0);
         HOLDS(try_fetch(runtime, gradient, STW_SHARD) == STW_ERROR_PEER);
         /* Neither group is used any more; what is local goes on. */
         HOLDS(try_fetch(runtime, parameter, STW_WHOLE) == STW_ERROR_PEER);
         view = fetch(runtime, parameter, STW_READ, STW_SHARD);
-        let_go(&view);
+        let_go(&view, 0);
     }
     meet(member);
     HOLDS(stw_runtime_close(runtime, 0, 0) == (member->rank == 3 ? STW_OK : STW_ERROR_PEER));

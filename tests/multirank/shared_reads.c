@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the ranks of one host read of tensors that each of them holds a copy of. */
-#include "tests/multirank/world.h"
+#include "tests/multirank/tensors.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 65536, BLOCKS = 16, ELEMENTS = BLOCKS * BLOCK / 4, ROUNDS = 4 };
+enum { BLOCKS = 16, ELEMENTS = BLOCKS * BLOCK / 4, ROUNDS = 4 };
 
-static stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t node_host_bytes)
+static stw_runtime *open_storing(stw_group *group, const struct member *member,
+                                 uint64_t node_host_bytes)
 {
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -31,53 +32,21 @@ static stw_runtime *open_on(stw_group *group, const struct member *member, uint6
     return runtime;
 }
 
-static void end(stw_runtime *runtime, stw_group *group, struct member *member)
+static stw_tensor *make_copy(stw_runtime *runtime, const char *name, uint64_t elements,
+                             uint32_t role)
 {
-    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
-    meet(member);
-    SUCCEEDS(stw_group_destroy(group));
+    return make(runtime, name, elements, role, STW_PARTITION_REPLICATED);
 }
 
-static stw_tensor *make_on(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
-                           uint32_t partition)
+static stw_view fetch_here(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
 {
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
-    spec.name = name;
-    spec.role = role;
-    spec.dtype = STW_F32;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
-}
-
-static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role)
-{
-    return make_on(runtime, name, elements, role, STW_PARTITION_REPLICATED);
-}
-
-static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
-{
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = STW_SHARD;
-    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
-    return view;
-}
-
-static float value_of(uint64_t element, uint32_t salt)
-{
-    return (float)((element * 7 + salt * 1000003) % 65521);
+    return fetch(runtime, tensor, access, STW_SHARD);
 }
 
 /* The tensor with these values, on nvme alone. */
 static void store(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, uint32_t salt)
 {
-    stw_view view = fetch(runtime, tensor, STW_WRITE);
+    stw_view view = fetch_here(runtime, tensor, STW_WRITE);
     HOLDS(view.element_count == elements);
     for (uint64_t i = 0; i < elements; ++i) ((float *)view.pointer)[i] = value_of(i, salt);
     SUCCEEDS(stw_release(&view, 1, STW_STREAM_HOST, 0));
@@ -86,7 +55,7 @@ static void store(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, u
 
 static void expect(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, uint32_t salt)
 {
-    stw_view view = fetch(runtime, tensor, STW_READ);
+    stw_view view = fetch_here(runtime, tensor, STW_READ);
     HOLDS(view.element_count == elements);
     for (uint64_t i = 0; i < elements; ++i) {
         HOLDS(((const float *)view.pointer)[i] == value_of(i, salt));
@@ -104,10 +73,10 @@ static stw_link_stats reads(stw_runtime *runtime)
 /* Over all ranks; each is told the same. */
 static uint64_t sum(stw_runtime *runtime, uint64_t mine)
 {
-    stw_tensor *tensor = make(runtime, "sum", 1, STW_ROLE_GRAD);
+    stw_tensor *tensor = make_copy(runtime, "sum", 1, STW_ROLE_GRAD);
     const float value = (float)mine;
     SUCCEEDS(stw_reduce(tensor, &value, NULL));
-    stw_view view = fetch(runtime, tensor, STW_READ);
+    stw_view view = fetch_here(runtime, tensor, STW_READ);
     const float all = *(const float *)view.pointer;
     SUCCEEDS(stw_release(&view, 1, STW_STREAM_HOST, 0));
     SUCCEEDS(stw_tensor_destroy(&tensor, 1));
@@ -137,8 +106,8 @@ static uint64_t blocks_read(stw_runtime *runtime, stw_tensor *tensor, struct mem
 static void what_all_hold_is_read_once_on_a_host(struct member *member)
 {
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 0);
-    stw_tensor *tensor = make(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
+    stw_runtime *runtime = open_storing(group, member, 0);
+    stw_tensor *tensor = make_copy(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
     uint64_t least = UINT64_MAX;
     for (uint32_t round = 0; round < ROUNDS; ++round) {
         uint64_t shared = 0;
@@ -154,8 +123,8 @@ static void what_all_hold_is_read_once_on_a_host(struct member *member)
 static void what_differs_on_a_rank_is_its_own(struct member *member)
 {
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 0);
-    stw_tensor *tensor = make(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
+    stw_runtime *runtime = open_storing(group, member, 0);
+    stw_tensor *tensor = make_copy(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
     for (uint32_t round = 0; round < ROUNDS; ++round) {
         uint64_t shared = 0;
         const uint32_t salt = round * 100 + member->rank;
@@ -169,12 +138,12 @@ static void small_ones_that_share_a_block_are_read_together(struct member *membe
 {
     enum { SMALL = 6, N = 2000 };
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 0);
+    stw_runtime *runtime = open_storing(group, member, 0);
     stw_tensor *small[SMALL];
     uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < SMALL; ++i) {
         const char name[] = {(char)('a' + i), '\0'};
-        small[i] = make(runtime, name, N, STW_ROLE_PARAM);
+        small[i] = make_copy(runtime, name, N, STW_ROLE_PARAM);
     }
     for (uint32_t round = 0; round < ROUNDS; ++round) {
         for (uint32_t i = 0; i < SMALL; ++i) store(runtime, small[i], N, i + 10 * round);
@@ -193,9 +162,9 @@ static void a_block_with_a_ranks_own_tensor_is_its_own(struct member *member)
 {
     enum { N = 2000 };
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 0);
-    stw_tensor *all = make(runtime, "a", N, STW_ROLE_PARAM);
-    stw_tensor *own = make_on(runtime, "b", N, STW_ROLE_PARAM, STW_PARTITION_LOCAL);
+    stw_runtime *runtime = open_storing(group, member, 0);
+    stw_tensor *all = make_copy(runtime, "a", N, STW_ROLE_PARAM);
+    stw_tensor *own = make(runtime, "b", N, STW_ROLE_PARAM, STW_PARTITION_LOCAL);
     for (uint32_t round = 0; round < ROUNDS; ++round) {
         store(runtime, all, N, round);
         store(runtime, own, N, round);
@@ -211,8 +180,8 @@ static void without_room_on_the_host_each_reads_its_own(struct member *member)
 {
     stw_group *group = join(member);
     /* As much as the host tiers take, and nothing more. */
-    stw_runtime *runtime = open_on(group, member, member->size * 32ull * BLOCK);
-    stw_tensor *tensor = make(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
+    stw_runtime *runtime = open_storing(group, member, member->size * 32ull * BLOCK);
+    stw_tensor *tensor = make_copy(runtime, "w", ELEMENTS, STW_ROLE_PARAM);
     uint64_t shared = 0;
     HOLDS(blocks_read(runtime, tensor, member, 1, &shared) == BLOCKS * member->size);
     HOLDS(shared == 0);

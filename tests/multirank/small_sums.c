@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many small gradients: each claim is run by every rank of a group. */
-#include "tests/multirank/world.h"
+#include "tests/multirank/tensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 65536, TENSORS = 400, WHOLE_BLOCKS = 8 };
+enum { TENSORS = 400, WHOLE_BLOCKS = 8 };
 
-static stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t device_blocks,
-                            const stw_runtime_options *wanted)
+static stw_runtime *open_sums(stw_group *group, const struct member *member, uint64_t device_blocks,
+                              const stw_runtime_options *wanted)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
@@ -37,19 +37,19 @@ static stw_runtime *open_on(stw_group *group, const struct member *member, uint6
 static stw_runtime *open_plain(stw_group *group, const struct member *member)
 {
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    return open_on(group, member, WHOLE_BLOCKS + 3 * TENSORS, &options);
+    return open_sums(group, member, WHOLE_BLOCKS + 3 * TENSORS, &options);
 }
 
 /* `said`: of the tensors that failed, at last. */
-static void end(stw_runtime *runtime, stw_group *group, struct member *member, stw_status said)
+static void finish(stw_runtime *runtime, stw_group *group, struct member *member, stw_status said)
 {
     HOLDS(stw_runtime_close(runtime, 0, 0) == said);
     meet(member);
     SUCCEEDS(stw_group_destroy(group));
 }
 
-static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t dtype,
-                        uint32_t partition)
+static stw_tensor *make_gradient(stw_runtime *runtime, const char *name, uint64_t elements,
+                                 uint32_t dtype, uint32_t partition)
 {
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     stw_tensor *tensor = NULL;
@@ -61,22 +61,6 @@ static stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t element
     spec.shape[0] = elements;
     SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
     return tensor;
-}
-
-static stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
-{
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = scope;
-    SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
-    return view;
-}
-
-static void let_go(stw_view *view)
-{
-    SUCCEEDS(stw_release(view, 1, STW_STREAM_HOST, 0));
 }
 
 static uint64_t collectives(stw_runtime *runtime)
@@ -110,7 +94,7 @@ static struct gate hold(stw_runtime *runtime)
     gate.view = fetch(runtime, gate.tensor, STW_READ, STW_SHARD);
     stw_view whole = fetch(runtime, gate.tensor, STW_WRITE, STW_WHOLE);
     memset(whole.pointer, 0, N * sizeof(float));
-    let_go(&whole);
+    let_go(&whole, 0);
     return gate;
 }
 
@@ -118,7 +102,7 @@ static struct gate hold(stw_runtime *runtime)
 static void let_on(stw_runtime *runtime, struct gate *gate, struct member *member)
 {
     meet(member);
-    let_go(&gate->view);
+    let_go(&gate->view, 0);
     SUCCEEDS(stw_runtime_drain(runtime, 0));
     SUCCEEDS(stw_tensor_destroy(&gate->tensor, 1));
 }
@@ -139,8 +123,8 @@ static stw_tensor **make_all(stw_runtime *runtime, const char *prefix)
     for (uint32_t i = 0; i < TENSORS; ++i) {
         char name[32];
         snprintf(name, sizeof name, "%s%u", prefix, i);
-        tensors[i] = make(runtime, name, elements_of(i), is_short(i) ? STW_BF16 : STW_F32,
-                          i % 5 < 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED);
+        tensors[i] = make_gradient(runtime, name, elements_of(i), is_short(i) ? STW_BF16 : STW_F32,
+                                   i % 5 < 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED);
     }
     return tensors;
 }
@@ -168,8 +152,8 @@ static void expect_same(stw_runtime *runtime, stw_tensor *a, stw_tensor *b, uint
     if (one.element_count > 0) {
         HOLDS(memcmp(one.pointer, other.pointer, one.element_count * (is_short(i) ? 2 : 4)) == 0);
     }
-    let_go(&one);
-    let_go(&other);
+    let_go(&one, 0);
+    let_go(&other, 0);
 }
 
 static void small_gradients_are_summed_together_with_the_bits_of_each_alone(struct member *member)
@@ -182,7 +166,7 @@ static void small_gradients_are_summed_together_with_the_bits_of_each_alone(stru
     for (uint32_t i = 0; i < TENSORS; ++i) {
         stw_view view = fetch(runtime, alone[i], STW_REDUCE, STW_WHOLE);
         add_into(&view, i, member->rank);
-        let_go(&view);
+        let_go(&view, 0);
         SUCCEEDS(stw_runtime_drain(runtime, 0));
     }
     struct gate gate = hold(runtime);
@@ -200,7 +184,7 @@ static void small_gradients_are_summed_together_with_the_bits_of_each_alone(stru
     free(views);
     free(alone);
     free(together);
-    end(runtime, group, member, STW_OK);
+    finish(runtime, group, member, STW_OK);
 }
 
 static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *member)
@@ -209,13 +193,13 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     options.metadata_bytes = 12u << 20;
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS + 64, &options);
+    stw_runtime *runtime = open_sums(group, member, WHOLE_BLOCKS + 64, &options);
     stw_tensor *gradients[N];
     stw_view views[N];
     stw_tensor **fillers = calloc(FILLERS_MAX, sizeof *fillers);
     for (uint32_t i = 0; i < N; ++i) {
         const char name[] = {'g', (char)('0' + i), '\0'};
-        gradients[i] = make(runtime, name, 1000 + i, STW_F32, STW_PARTITION_SHARDED);
+        gradients[i] = make_gradient(runtime, name, 1000 + i, STW_F32, STW_PARTITION_SHARDED);
     }
     struct gate gate = hold(runtime);
     for (uint32_t i = 0; i < N; ++i) {
@@ -243,7 +227,7 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
     }
     const uint64_t before = collectives(runtime);
     meet(member);
-    let_go(&gate.view);
+    let_go(&gate.view, 0);
     HOLDS(stw_runtime_drain(runtime, 0) == STW_ERROR_BUDGET);
     HOLDS(collectives(runtime) == before + 2); /* those before it, and those behind */
     for (uint32_t i = 0; i < N; ++i) {
@@ -261,10 +245,10 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
         for (uint64_t k = 0; k < view.element_count; ++k) {
             HOLDS(((const float *)view.pointer)[k] == (float)member->size);
         }
-        let_go(&view);
+        let_go(&view, 0);
     }
     free(fillers);
-    end(runtime, group, member, STW_ERROR_BUDGET);
+    finish(runtime, group, member, STW_ERROR_BUDGET);
 }
 
 /* Some of micro-batches, in so little of the nearest tier that most have left it when their turn
@@ -274,13 +258,13 @@ static void sums_that_have_left_the_nearest_tier_are_brought_back(struct member 
     enum { N = 60 };
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS + 4, &options);
+    stw_runtime *runtime = open_sums(group, member, WHOLE_BLOCKS + 4, &options);
     stw_tensor *gradients[N];
     for (uint32_t i = 0; i < N; ++i) {
         char name[16];
         snprintf(name, sizeof name, "g%u", i);
-        gradients[i] = make(runtime, name, i == 8 ? 0 : 1000, STW_F32,
-                            i % 2 == 0 ? STW_PARTITION_SHARDED : STW_PARTITION_REPLICATED);
+        gradients[i] = make_gradient(runtime, name, i == 8 ? 0 : 1000, STW_F32,
+                                     i % 2 == 0 ? STW_PARTITION_SHARDED : STW_PARTITION_REPLICATED);
     }
     struct gate gate = hold(runtime);
     for (uint32_t i = 0; i < N; ++i) {
@@ -302,9 +286,9 @@ static void sums_that_have_left_the_nearest_tier_are_brought_back(struct member 
             const float each = ranks * ((float)((view.element_begin + k) % 7) + (ranks - 1) / 2);
             HOLDS(((const float *)view.pointer)[k] == (i % 4 == 0 ? 2 * each : each));
         }
-        let_go(&view);
+        let_go(&view, 0);
     }
-    end(runtime, group, member, STW_OK);
+    finish(runtime, group, member, STW_OK);
 }
 
 static void sums_in_another_order_are_told(struct member *member)
@@ -318,7 +302,7 @@ static void sums_in_another_order_are_told(struct member *member)
     stw_view view;
     for (uint32_t i = 0; i < N; ++i) {
         const char name[] = {'g', (char)('0' + i), '\0'};
-        gradients[i] = make(runtime, name, 1000, STW_F32, STW_PARTITION_SHARDED);
+        gradients[i] = make_gradient(runtime, name, 1000, STW_F32, STW_PARTITION_SHARDED);
     }
     struct gate gate = hold(runtime);
     for (uint32_t i = 0; i < N; ++i) {
@@ -330,20 +314,20 @@ static void sums_in_another_order_are_told(struct member *member)
         SUCCEEDS(stw_release(&views[swapped ? 5 - i : i], 1, STW_STREAM_HOST, 0));
     }
     meet(member);
-    let_go(&gate.view);
+    let_go(&gate.view, 0);
     /* What came before is summed; who is where is said by the names of the two. */
     for (uint32_t i = 0; i < 2; ++i) {
         view = fetch(runtime, gradients[i], STW_READ, STW_SHARD);
         for (uint64_t k = 0; k < view.element_count; ++k) {
             HOLDS(((const float *)view.pointer)[k] == (float)member->size);
         }
-        let_go(&view);
+        let_go(&view, 0);
     }
     request.tensor = gradients[2];
     request.scope = STW_SHARD;
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
     HOLDS(strstr(stw_last_error(), "'g2'") && strstr(stw_last_error(), "'g3'"));
-    end(runtime, group, member, STW_ERROR_ORDER);
+    finish(runtime, group, member, STW_ERROR_ORDER);
 }
 
 int main(int argc, char **argv)

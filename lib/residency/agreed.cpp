@@ -90,6 +90,7 @@ void WholeGathers::queue_gather(GatherId gather, WholeId whole, bool absent)
 void WholeGathers::note(uint64_t call, const WholeDecision &decision,
                         const std::vector<WholeId> &wholes)
 {
+    if (!writes_down_) return;
     decisions_ += format_text("call %llu:", number(call));
     for (const WholeId whole : decision.drops) decisions_ += format_text(" drop %u", whole);
     for (size_t i = 0; i < decision.needs.size(); i++) {
@@ -109,7 +110,7 @@ void WholeGathers::note(uint64_t call, const WholeDecision &decision,
 
 void WholeGathers::drop(WholeId whole, Commands &out)
 {
-    decisions_ += format_text("drop %u\n", whole);
+    if (writes_down_) decisions_ += format_text("drop %u\n", whole);
     const bool hollow = hollow_[whole];
     hollow_[whole] = partial_[whole] = false;
     failed_[whole] = {};

@@ -104,7 +104,9 @@ public:
     // What there is to do for the shell since the last call.
     [[nodiscard]] WholeCommands pump();
 
-    // Every decision in call order, as text: equal on all ranks, whatever happened when.
+    // Every decision in call order, as text: equal on all ranks, whatever happened when. For tests:
+    // nothing is written down before it was asked for.
+    void write_down() { writes_down_ = true; }
     [[nodiscard]] const std::string &decisions() const { return decisions_; }
     [[nodiscard]] const WholeLedger &ledger() const { return ledger_; }
     [[nodiscard]] const WholeTensors &tensors(WholeId whole) const { return tensors_[whole]; }
@@ -157,6 +159,7 @@ private:
     std::map<GatherId, StartGather> running_;
     std::map<FetchId, uint64_t> views_;  // the core's fetch of the views, to the call
     WholeCommands commands_;
+    bool writes_down_ = false;
     std::string decisions_;
 };
 

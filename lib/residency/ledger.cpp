@@ -8,11 +8,6 @@
 namespace stepwell::residency {
 namespace {
 
-bool contains(const std::vector<WholeId> &wholes, WholeId whole)
-{
-    return std::find(wholes.begin(), wholes.end(), whole) != wholes.end();
-}
-
 // A whole of at most one part in so many of a bucket is small.
 constexpr uint64_t kSmallShare = 32;
 
@@ -46,21 +41,22 @@ Status WholeLedger::remove(WholeId id)
         return Status::error(STW_ERROR_BUSY, "tensor \"%s\" has open views of its gathered whole",
                              whole.name.c_str());
     }
-    drop(whole);
+    drop(id);
     whole.removed = true;
     return {};
 }
 
-Status WholeLedger::conflict(const std::vector<WholeId> &wholes, Access access) const
+Status WholeLedger::conflict(const std::vector<WholeId> &wholes, Access access)
 {
-    for (size_t i = 0; i < wholes.size(); i++) {
-        const WholeId id = wholes[i];
+    const bool write = access != Access::kRead;
+    ++asks_;
+    for (const WholeId id : wholes) {
         if (id >= wholes_.size() || wholes_[id].removed) {
             return Status::error(STW_ERROR_INVALID, "there is no gathered tensor %u", id);
         }
-        const Whole &whole = wholes_[id];
-        const bool twice = std::count(wholes.begin(), wholes.end(), id) > 1;
-        const bool write = access != Access::kRead;
+        Whole &whole = wholes_[id];
+        const bool twice = is_asked(id);
+        whole.asked_at = asks_;
         if (whole.writer || (write && (whole.readers > 0 || twice))) {
             return Status::error(STW_ERROR_BUSY,
                                  "tensor \"%s\" has open views of its gathered whole that exclude "
@@ -77,41 +73,52 @@ Status WholeLedger::conflict(const std::vector<WholeId> &wholes, Access access) 
     return {};
 }
 
-Status WholeLedger::make_room(const std::vector<WholeId> &asked, uint64_t needed_blocks,
+// Of those asked for that are there, and would else count as what may be dropped.
+uint64_t WholeLedger::loose_of(const std::vector<WholeId> &asked) const
+{
+    uint64_t blocks = 0;
+    std::set<WholeId> seen;
+    for (const WholeId id : asked) {
+        const Whole &whole = wholes_[id];
+        if (whole.present && !whole.pinned() && seen.insert(id).second) blocks += whole.blocks;
+    }
+    return blocks;
+}
+
+Status WholeLedger::make_room(WholeId first_asked, uint64_t needed_blocks, uint64_t kept_blocks,
                               std::vector<WholeId> &drops) const
 {
-    std::vector<WholeId> candidates;
-    uint64_t kept_blocks = 0;  // what no drop can free
-    for (WholeId id = 0; id < wholes_.size(); id++) {
-        const Whole &whole = wholes_[id];
-        if (!whole.present) continue;
-        if (whole.pinned() || contains(asked, id)) {
-            kept_blocks += whole.blocks;
-        } else {
-            candidates.push_back(id);
-        }
-    }
+    kept_blocks += used_blocks_ - loose_blocks_;
     if (needed_blocks + kept_blocks > budget_blocks_) {
         return Status::error(
             STW_ERROR_BUDGET,
             "gathering \"%s\" and what is fetched with it takes %llu blocks; the "
             "agreed part of the device budget is %llu, %llu of them pinned by open "
             "views",
-            wholes_[asked[0]].name.c_str(), number(needed_blocks), number(budget_blocks_),
+            wholes_[first_asked].name.c_str(), number(needed_blocks), number(budget_blocks_),
             number(kept_blocks));
     }
-    // Call numbers differ, so the order is total and the same on all ranks.
-    std::sort(candidates.begin(), candidates.end(), [this](WholeId a, WholeId b) {
-        return wholes_[a].used_at != wholes_[b].used_at ? wholes_[a].used_at < wholes_[b].used_at
-                                                        : a < b;
-    });
+    // Call numbers and ids: the order is total and the same on all ranks.
     uint64_t used = used_blocks_;
-    for (const WholeId id : candidates) {
+    for (const auto &[used_at, id] : loose_) {
         if (used + needed_blocks <= budget_blocks_) break;
+        if (is_asked(id)) continue;
         used -= wholes_[id].blocks;
         drops.push_back(id);
     }
     return {};
+}
+
+void WholeLedger::take_out(WholeId id)
+{
+    if (loose_.erase({wholes_[id].used_at, id}) > 0) loose_blocks_ -= wholes_[id].blocks;
+}
+
+void WholeLedger::put_in(WholeId id)
+{
+    const Whole &whole = wholes_[id];
+    if (!whole.present || whole.pinned()) return;
+    if (loose_.insert({whole.used_at, id}).second) loose_blocks_ += whole.blocks;
 }
 
 WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access access)
@@ -123,29 +130,30 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
     std::vector<WholeId> absent;
     uint64_t needed_blocks = 0;
     for (const WholeId id : wholes) {
-        const bool fetched = !wholes_[id].present && !contains(absent, id);
+        Whole &whole = wholes_[id];
+        const bool fetched = !whole.present && !whole.counted;
         decision.needs.push_back(!fetched                   ? WholeNeed::kHit
                                  : access == Access::kWrite ? WholeNeed::kFill
                                                             : WholeNeed::kGather);
         if (!fetched) continue;
+        whole.counted = true;
         absent.push_back(id);
-        needed_blocks += wholes_[id].blocks;
+        needed_blocks += whole.blocks;
     }
+    for (const WholeId id : absent) wholes_[id].counted = false;
     if (needed_blocks > 0) {
-        decision.status = make_room(wholes, needed_blocks, decision.drops);
+        decision.status = make_room(wholes[0], needed_blocks, loose_of(wholes), decision.drops);
         if (!decision.status.ok()) {
             decision.needs.clear();
             return decision;
         }
     }
-    for (const WholeId id : decision.drops) drop(wholes_[id]);
-    for (const WholeId id : absent) {
-        wholes_[id].present = true;
-        used_blocks_ += wholes_[id].blocks;
-    }
+    for (const WholeId id : decision.drops) drop(id);
+    for (const WholeId id : absent) bring(id);
     calls_++;
-    for (size_t i = 0; i < wholes.size(); i++) {
-        Whole &whole = wholes_[wholes[i]];
+    for (const WholeId id : wholes) {
+        Whole &whole = wholes_[id];
+        take_out(id);
         whole.used_at = calls_;
         whole.ahead = false;
         if (access == Access::kRead) {
@@ -165,60 +173,59 @@ WholeDecision WholeLedger::fetch(const std::vector<WholeId> &wholes, Access acce
 void WholeLedger::learn(const std::vector<WholeId> &asked)
 {
     for (const WholeId id : asked) {
-        if (before_last_ != kNone) follows_[place_of(before_last_, last_)] = id;
-        before_last_ = last_;
-        last_ = id;
+        foresight_.fetched(id, wholes_[id].changed_at >= std::max<uint64_t>(learned_at_, 1));
     }
+    learned_at_ = calls_;
 }
 
-// What followed the last time will follow again: it is gathered while the program works on what it
-// has. A function of the calls, so all ranks foresee the same, rightly or not.
+// What is foreseen is gathered while the program works on what it has.
 void WholeLedger::look_ahead(WholeDecision &decision)
 {
+    std::vector<Foresight::Coming> coming;
+    foresight_.coming(ahead_max_, coming);
     std::vector<WholeId> foreseen;
-    std::vector<uint64_t> places;
-    WholeId before = before_last_;
-    WholeId last = last_;
-    while (foreseen.size() < ahead_max_) {
-        const uint64_t place = place_of(before, last);
-        const auto next = follows_.find(place);
-        if (next == follows_.end() || barred_.count(place) > 0) break;
-        foreseen.push_back(next->second);
-        places.push_back(place);
-        before = last;
-        last = next->second;
+    ++asks_;
+    for (const Foresight::Coming &next : coming) {
+        foreseen.push_back(next.whole);
+        wholes_[next.whole].asked_at = asks_;
     }
-    for (size_t i = 0; i < foreseen.size(); i++) {
-        if (!gather_ahead(foreseen[i], places[i], foreseen, decision)) break;
+    uint64_t kept_blocks = loose_of(foreseen);
+    for (const Foresight::Coming &next : coming) {
+        if (!wholes_[next.whole].present) {
+            if (!gather_ahead(next, kept_blocks, decision)) break;
+            kept_blocks += wholes_[next.whole].blocks;
+        }
     }
 }
 
 // Never for something that is foreseen itself. False: there is no room to look further.
-bool WholeLedger::gather_ahead(WholeId id, uint64_t after, const std::vector<WholeId> &foreseen,
+bool WholeLedger::gather_ahead(const Foresight::Coming &coming, uint64_t kept_blocks,
                                WholeDecision &decision)
 {
-    Whole &whole = wholes_[id];
-    if (whole.present) return true;
+    Whole &whole = wholes_[coming.whole];
     if (whole.removed) return false;
     std::vector<WholeId> drops;
-    if (!make_room(foreseen, whole.blocks, drops).ok()) return false;
+    if (!make_room(coming.whole, whole.blocks, kept_blocks, drops).ok()) return false;
     for (const WholeId leaves : drops) {
-        drop(wholes_[leaves]);
+        drop(leaves);
         decision.drops.push_back(leaves);
     }
-    whole.present = whole.ahead = true;
-    whole.ahead_after = after;
+    whole.ahead = true;
+    whole.foreseen_at = coming.spot;
     whole.used_at = calls_;
-    used_blocks_ += whole.blocks;
-    decision.ahead.push_back(id);
+    bring(coming.whole);
+    put_in(coming.whole);
+    decision.ahead.push_back(coming.whole);
     decision.ahead_gathers.push_back(++gathers_);
     return true;
 }
 
-// It was gathered in vain, since its shards change before it is fetched; so it would be next time.
-void WholeLedger::bar(const Whole &whole)
+// Its shards are others from now on. Gathered ahead, it was so in vain, and would be the next time.
+void WholeLedger::change(WholeId id)
 {
-    if (whole.present && whole.ahead) barred_.insert(whole.ahead_after);
+    Whole &whole = wholes_[id];
+    whole.changed_at = calls_;
+    if (whole.present && whole.ahead) foresight_.bar(whole.foreseen_at);
 }
 
 // Small ones of one call go into a bucket together, which costs one collective; a large one has its
@@ -255,41 +262,45 @@ bool WholeLedger::release(WholeId id, Access access)
         STW_ASSERT(whole.writer);
         whole.writer = false;
     }
+    put_in(id);
     if (whole.pinned() || (!whole.old && !whole.leaves_last)) return false;
-    drop(whole);
+    drop(id);
     return true;
 }
 
 Status WholeLedger::write(WholeId id, bool &dropped)
 {
-    Whole &whole = wholes_[id];
+    const Whole &whole = wholes_[id];
     dropped = false;
     if (whole.pinned()) {
         return Status::error(STW_ERROR_BUSY, "tensor \"%s\" has open views of its gathered whole",
                              whole.name.c_str());
     }
     dropped = whole.present;
-    bar(whole);
-    drop(whole);
+    change(id);
+    drop(id);
     return {};
 }
 
 void WholeLedger::update(WholeId id, bool &dropped)
 {
     Whole &whole = wholes_[id];
-    dropped = false;
-    if (!whole.present) return;
-    if (whole.pinned()) {
-        whole.old = true;
-        return;
-    }
-    dropped = true;
-    bar(whole);
-    drop(whole);
+    change(id);
+    dropped = whole.present && !whole.pinned();
+    if (whole.present && whole.pinned()) whole.old = true;
+    if (dropped) drop(id);
 }
 
-void WholeLedger::drop(Whole &whole)
+void WholeLedger::bring(WholeId id)
 {
+    wholes_[id].present = true;
+    used_blocks_ += wholes_[id].blocks;
+}
+
+void WholeLedger::drop(WholeId id)
+{
+    Whole &whole = wholes_[id];
+    take_out(id);
     if (whole.present) used_blocks_ -= whole.blocks;
     whole.present = false;
     whole.old = whole.leaves_last = false;

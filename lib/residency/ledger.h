@@ -4,17 +4,17 @@
 // decides the same. Never told that anything completed: that comes at another time on every rank.
 #pragma once
 
+#include "lib/residency/foresight.h"
 #include "lib/residency/types.h"
 
 #include <cstdint>
-#include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stepwell::residency {
 
-using WholeId = uint32_t;
 using GatherId = uint64_t;  // counts collectives: the same number is the same one on all ranks
 
 // What a whole needs before a view of it can be given.
@@ -82,34 +82,44 @@ private:
         bool old = false;          // leaves with its last view, and nobody gets another one
         bool leaves_last = false;  // leaves with its last view
         bool removed = false;
-        bool ahead = false;        // gathered, and not fetched since
-        uint64_t used_at = 0;      // call number
-        uint64_t ahead_after = 0;  // where in the order of fetches it was foreseen
+        bool counted = false;     // by the call that is being decided
+        bool ahead = false;       // gathered, and not fetched since
+        uint64_t used_at = 0;     // call number
+        uint64_t asked_at = 0;    // likewise, of attempts
+        uint64_t changed_at = 0;  // the calls before its shards changed
+        Foresight::Spot foreseen_at = 0;
 
         [[nodiscard]] bool pinned() const { return readers > 0 || writer; }
     };
 
-    [[nodiscard]] Status conflict(const std::vector<WholeId> &wholes, Access access) const;
+    Status conflict(const std::vector<WholeId> &wholes, Access access);
     // The wholes that leave for `needed_blocks`, least recently used first; BUDGET if too few can.
-    Status make_room(const std::vector<WholeId> &asked, uint64_t needed_blocks,
+    // What the last conflict() or coming() was about stays.
+    Status make_room(WholeId first_asked, uint64_t needed_blocks, uint64_t kept_blocks,
                      std::vector<WholeId> &drops) const;
-    void drop(Whole &whole);
+    [[nodiscard]] bool is_asked(WholeId whole) const { return wholes_[whole].asked_at == asks_; }
+    [[nodiscard]] uint64_t loose_of(const std::vector<WholeId> &asked) const;
+    // Around each change of what is there, pinned or used: whether it may be dropped, and when.
+    void take_out(WholeId whole);
+    void put_in(WholeId whole);
+    void bring(WholeId whole);
+    void drop(WholeId whole);
     void assign_gathers(const std::vector<WholeId> &asked, WholeDecision &decision);
-    // Two fetches in a row say where in a step the program is.
-    static uint64_t place_of(WholeId before, WholeId last) { return uint64_t{before} << 32 | last; }
     void learn(const std::vector<WholeId> &asked);
     void look_ahead(WholeDecision &decision);
-    bool gather_ahead(WholeId whole, uint64_t after, const std::vector<WholeId> &foreseen,
+    bool gather_ahead(const Foresight::Coming &coming, uint64_t kept_blocks,
                       WholeDecision &decision);
-    void bar(const Whole &whole);
+    void change(WholeId whole);
 
     uint64_t budget_blocks_;
     uint64_t bucket_bytes_;
     uint32_t ahead_max_;
-    WholeId before_last_ = kNone;
-    WholeId last_ = kNone;
-    std::map<uint64_t, WholeId> follows_;  // by place_of(): what was fetched next the last time
-    std::set<uint64_t> barred_;            // where what follows was changed before it was used
+    Foresight foresight_;
+    uint64_t learned_at_ = 0;  // the last call that it knows
+    // There and not pinned, by when it was used: what may be dropped, in this order.
+    std::set<std::pair<uint64_t, WholeId>> loose_;
+    uint64_t loose_blocks_ = 0;
+    uint64_t asks_ = 0;
     uint64_t used_blocks_ = 0;
     uint64_t calls_ = 0;
     GatherId gathers_ = 0;

@@ -45,6 +45,7 @@ Rank::Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, J
       gathers_(machine_.core, kDevice, plan.whole_blocks, plan.bucket_bytes, plan.ahead_max)
 {
     machine_.faults.stall_percent = static_cast<uint32_t>(random_.below(10));
+    gathers_.write_down();
     create_tensors();
 }
 

@@ -193,6 +193,20 @@ TEST_F(LedgerAheadTest, WhatChangesBeforeItIsUsedIsNotGatheredAheadThereAgain)
     EXPECT_THAT(use(1).ahead, IsEmpty());
 }
 
+// A step ends with updates: its last fetch is not the moment to gather for the next step, and that
+// is known from the first time on, without having gathered in vain.
+TEST_F(LedgerAheadTest, NothingIsGatheredAheadOverAnUpdate)
+{
+    bool dropped = false;
+    for (int step = 0; step < 4; ++step) {
+        EXPECT_THAT(use(0).needs, ElementsAre(WholeNeed::kGather)) << step;
+        for (const size_t index : {1, 2}) use(index);
+        EXPECT_THAT(use(3).ahead, IsEmpty()) << step;
+        for (const WholeId whole : wholes_) ledger_.update(whole, dropped);
+    }
+    EXPECT_THAT(use(0).ahead, ElementsAre(wholes_[1], wholes_[2]));
+}
+
 TEST_F(LedgerAheadTest, NothingIsDroppedThatIsPinned)
 {
     for (const size_t index : {0, 1, 2, 3, 0}) use(index);

@@ -84,11 +84,12 @@ private:
     std::vector<std::string> names_;  // of tiles
     std::vector<uint64_t> checkpoint_bytes_;
     std::vector<uint64_t> shard_parameters_;
-    uint32_t largest_ = 0;      // tile
-    uint64_t whole_bytes_ = 0;  // of the largest tile and its gradient
-    uint64_t shard_bytes_ = 0;  // of its slices
-    uint64_t fixed_bytes_ = 0;  // of the device: no tensor rests there
-    uint64_t ahead_ = 0;        // likewise, where it is to spare
+    uint32_t largest_ = 0;         // tile
+    uint64_t whole_bytes_ = 0;     // of the largest tile
+    uint64_t gradient_bytes_ = 0;  // of its gradient before the sum
+    uint64_t shard_bytes_ = 0;     // of its slices
+    uint64_t fixed_bytes_ = 0;     // of the device: no tensor rests there
+    uint64_t ahead_ = 0;           // likewise, where it is to spare
 };
 
 void Builder::choose_block(uint64_t blocks_max)
@@ -141,23 +142,25 @@ std::string Builder::name_of(const char *role, uint32_t tile) const
 Status Builder::reserve_device()
 {
     uint64_t whole = 0;
+    uint64_t gradient = 0;
     uint64_t shard = 0;
     uint64_t update = 0;
     uint32_t largest = 0;
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
         const Tile &tile = layout_.tiles[i];
-        const uint64_t bytes = in_blocks(tile.whole_bytes) + in_blocks(tile.gradient_whole_bytes);
-        if (bytes > whole) largest = i;
-        whole = std::max(whole, bytes);
+        if (in_blocks(tile.whole_bytes) > whole) largest = i;
+        whole = std::max(whole, in_blocks(tile.whole_bytes));
+        gradient = std::max(gradient, in_blocks(tile.gradient_whole_bytes));
         const uint64_t shards = in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
                                 in_blocks(shard_parameters_[i] * model_.gradient_bytes);
         shard = std::max(shard, shards);
         update = std::max(update, shards + in_blocks(shard_parameters_[i] * model_.state_bytes));
     }
-    if (!gathers()) whole = 0;
+    if (!gathers()) whole = gradient = 0;
     const uint64_t checkpoint =
         in_blocks(*std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end()));
-    const uint64_t needed = in_blocks(model_.working_bytes) + 2 * checkpoint + 2 * (whole + shard);
+    const uint64_t a_tile = whole + gradient + shard;
+    const uint64_t needed = in_blocks(model_.working_bytes) + 2 * checkpoint + 2 * a_tile;
     if (needed > budget(kDevicePlace)) {
         const uint64_t lacks = needed - budget(kDevicePlace);
         return Status::error(
@@ -168,7 +171,7 @@ Status Builder::reserve_device()
             names_[largest].c_str(), static_cast<unsigned long long>(lacks),
             bytes_text(lacks).c_str(), bytes_text(needed).c_str(),
             bytes_text(model_.working_bytes).c_str(), bytes_text(checkpoint).c_str(),
-            bytes_text(whole + shard).c_str(), bytes_text(budget(kDevicePlace)).c_str());
+            bytes_text(a_tile).c_str(), bytes_text(budget(kDevicePlace)).c_str());
     }
     layout_.host_window_bytes = std::max(budget(kHostPlace) / 64, 2 * update);
     // What is more serves to look ahead, up to a quarter of the memory.
@@ -176,6 +179,7 @@ Status Builder::reserve_device()
                        budget(kDevicePlace) / 4});
     largest_ = largest;
     whole_bytes_ = whole;
+    gradient_bytes_ = gradient;
     shard_bytes_ = shard;
     fixed_bytes_ = needed;
     return {};
@@ -315,18 +319,23 @@ Status Builder::place_all()
 Status Builder::add_wholes()
 {
     const Role gathered{"gathered", Home::kDevice, kDevicePlace, false};
-    const Role sum{"gradient before the sum", Home::kDevice, kDevicePlace, false};
+    std::array<TensorId, 2> sums;
+    for (TensorId &sum : sums) {
+        TensorSpec spec;
+        spec.name = "gradient before the sum";
+        spec.bytes = gradient_bytes_;
+        spec.no_packing = true;
+        spec.policy.home = kDevicePlace;
+        spec.policy.allowed = 1u << kDevicePlace;
+        sum = static_cast<TensorId>(layout_.specs.size());
+        layout_.specs.push_back(spec);
+    }
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
         Tile &tile = layout_.tiles[i];
-        for (TensorId &whole : tile.wholes) {
-            Result<TensorId> made =
-                add(gathered, name_of(gathered.name, i), tile.whole_bytes, true);
-            if (!made.ok()) return std::move(made.status());
-            whole = made.value();
-        }
-        Result<TensorId> made = add(sum, name_of(sum.name, i), tile.gradient_whole_bytes, true);
+        Result<TensorId> made = add(gathered, name_of(gathered.name, i), tile.whole_bytes, true);
         if (!made.ok()) return std::move(made.status());
-        tile.gradient_whole = made.value();
+        tile.whole = made.value();
+        tile.gradient_whole = sums[i % sums.size()];
     }
     return {};
 }

@@ -31,9 +31,9 @@ struct Tile {
     TensorId parameter = residency::kNone;
     TensorId gradient = residency::kNone;
     TensorId state = residency::kNone;
-    // Gathered for each of three passes: forward, once more, backward. None: nothing to gather.
-    std::array<TensorId, 3> wholes = {residency::kNone, residency::kNone, residency::kNone};
-    TensorId gradient_whole = residency::kNone;  // before the sum
+    TensorId whole = residency::kNone;  // none: nothing to gather
+    // Before the sum. Tiles beside each other have different ones, and all have these two.
+    TensorId gradient_whole = residency::kNone;
     PlaceId update_at = kHostPlace;
 };
 
@@ -51,7 +51,7 @@ struct Layout {
     uint64_t block_bytes = 0;
     Budgets budgets;
     uint32_t tiles_ahead = 0;        // fetched and gathered before they are needed, at most
-    uint64_t whole_bytes = 0;        // of the device, for these and for gradients before the sum
+    uint64_t whole_bytes = 0;        // of the device, for these
     uint64_t host_window_bytes = 0;  // for what is updated, where that is the host
     uint64_t working_bytes = 0;      // of the device, no tensor's
     uint32_t layers = 0;             // each with one checkpoint

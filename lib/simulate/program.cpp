@@ -29,7 +29,6 @@ public:
           machine_(machine),
           schedule_(schedule),
           updated_(layout.tiles.size(), kNoOp),
-          dropped_(layout.specs.size(), kNoOp),
           kept_(layout.layers, kNoOp)
     {
         ahead_ = schedule.overlap ? layout.tiles_ahead : 1;
@@ -45,28 +44,32 @@ public:
         }
         begin_step();
         program_.compute_ns = compute_ns_ / std::max(steps, 1u);
+        if (schedule_.overlap) program_.ahead_max = layout_.tiles_ahead;
+        for (const Tile &tile : layout_.tiles) {
+            const auto takes = [&](uint64_t bytes) {
+                return collective_ns(machine_, layout_, model_.model_parallel, bytes);
+            };
+            program_.gather_ns.push_back(takes(tile.whole_bytes));
+            program_.sum_ns.push_back(takes(tile.gradient_whole_bytes));
+        }
         return std::move(program_);
     }
 
 private:
-    enum class Pass : uint8_t { kForward, kAgain, kBackward };
-    struct Ready {  // a tile's parameters are on the device
-        OpId op = kNoOp;
-        TensorId tensor = kNone;
-    };
-
     OpId put(Op op);
     OpId fetch(LaneId lane, Cause cause, std::initializer_list<Use> uses,
                std::array<OpId, 3> after);
     OpId release(LaneId lane, std::initializer_list<Use> uses, bool far, bool discard);
     OpId run(LaneId lane, What what, Cause cause, uint64_t duration_ns, std::array<OpId, 3> after);
+    OpId on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::array<OpId, 3> after);
     void begin_step();
     void forward();
     void backward();
     void update();
-    void forward_tile(uint32_t tile, Pass pass, OpId checkpoint);
+    void forward_tile(uint32_t tile, OpId checkpoint, bool again);
     void backward_tile(uint32_t tile);
-    Ready gather(const Tile &tile, Pass pass, OpId update);
+    OpId bring(uint32_t tile, OpId checkpoint, bool again);
+    OpId let_go(uint32_t tile);
     OpId earlier_computation() const;
     [[nodiscard]] bool gathers(const Tile &tile) const { return tile.gradient_whole != kNone; }
     [[nodiscard]] uint64_t compute_ns(const Tile &tile, double passes) const
@@ -82,7 +85,6 @@ private:
     std::vector<OpId> computed_;  // by tile as they come: its computation is over
     std::vector<OpId> reduced_;
     std::vector<OpId> updated_;  // by tile: the last step's
-    std::vector<OpId> dropped_;  // by tensor: what was gathered
     std::vector<OpId> kept_;     // by layer: its checkpoint is written
     uint64_t ahead_ = 1;         // tiles
     uint64_t compute_ns_ = 0;
@@ -132,6 +134,13 @@ OpId Writer::run(LaneId lane, What what, Cause cause, uint64_t duration_ns,
     return put(op);
 }
 
+OpId Writer::on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::array<OpId, 3> after)
+{
+    const OpId id = run(lane, what, cause, 0, after);
+    program_.ops[id].tile = tile;
+    return id;
+}
+
 void Writer::begin_step()
 {
     // An update that is exposed is over, and written, before anything of the next step begins.
@@ -148,41 +157,41 @@ OpId Writer::earlier_computation() const
     return computed_[computed_.size() - ahead_];
 }
 
-Writer::Ready Writer::gather(const Tile &tile, Pass pass, OpId update)
+// A tile's parameters are there for the computation that comes next.
+OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
 {
-    const Use slice{tile.parameter, Access::kRead, kDevicePlace};
-    const OpId room = earlier_computation();
+    const Tile &tile = layout_.tiles[number];
+    const OpId sum = schedule_.overlap || reduced_.empty() ? kNoOp : reduced_.back();
+    if (gathers(tile)) {
+        return on_tile(LaneId::kCompute, What::kGather, Cause::kCollectives, number,
+                       {checkpoint, sum, kNoOp});
+    }
     // Of a step whose update is exposed nothing is fetched before it; else each waits for its own.
     const OpId begun = schedule_.exposed_update || !schedule_.overlap ? began_ : kNoOp;
-    const OpId sum = schedule_.overlap || reduced_.empty() ? begun : reduced_.back();
-    const OpId here = fetch(LaneId::kFetch, Cause::kParameters, {slice}, {room, update, sum});
-    if (!gathers(tile)) return {here, tile.parameter};
-    const TensorId tensor = tile.wholes[static_cast<size_t>(pass)];
-    const Use whole{tensor, Access::kWrite, kDevicePlace};
-    // In a model of few tiles the same pass of the last step may not be through.
-    fetch(LaneId::kGather, Cause::kCollectives, {whole}, {here, room, dropped_[tensor]});
-    const uint64_t takes =
-        collective_ns(machine_, layout_, model_.model_parallel, tile.whole_bytes);
-    run(LaneId::kGather, What::kCollective, Cause::kCollectives, takes, {kNoOp, kNoOp, kNoOp});
-    release(LaneId::kGather, {slice}, true, false);
-    return {release(LaneId::kGather, {whole}, false, false), tensor};
+    const OpId update = again ? kNoOp : updated_[number];
+    const Use slice{tile.parameter, Access::kRead, kDevicePlace};
+    const OpId here = fetch(LaneId::kFetch, Cause::kParameters, {slice},
+                            {earlier_computation(), update, sum == kNoOp ? begun : sum});
+    return here;
+}
+
+OpId Writer::let_go(uint32_t number)
+{
+    const Tile &tile = layout_.tiles[number];
+    if (gathers(tile))
+        return on_tile(LaneId::kCompute, What::kLetGo, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+    const Use use{tile.parameter, Access::kRead, kDevicePlace};
+    return release(LaneId::kCompute, {use}, true, false);
 }
 
 // A tile forward, the first time or once more.
-void Writer::forward_tile(uint32_t number, Pass pass, OpId checkpoint)
+void Writer::forward_tile(uint32_t number, OpId checkpoint, bool again)
 {
-    const Tile &tile = layout_.tiles[number];
-    const Ready ready = gather(tile, pass, updated_[number]);
-    const Use use{ready.tensor, Access::kRead, kDevicePlace};
-    const bool gathered = gathers(tile);
-    if (gathered)
-        fetch(LaneId::kCompute, Cause::kCollectives, {use}, {ready.op, checkpoint, kNoOp});
-    const std::array<OpId, 3> after = {gathered ? kNoOp : ready.op, checkpoint, kNoOp};
-    const uint64_t takes = compute_ns(tile, 1);
+    const OpId ready = bring(number, checkpoint, again);
+    const uint64_t takes = compute_ns(layout_.tiles[number], 1);
     compute_ns_ += takes;
-    run(LaneId::kCompute, What::kCompute, Cause::kNone, takes, after);
-    computed_.push_back(release(LaneId::kCompute, {use}, true, gathered));
-    dropped_[ready.tensor] = computed_.back();
+    run(LaneId::kCompute, What::kCompute, Cause::kNone, takes, {ready, checkpoint, kNoOp});
+    computed_.push_back(let_go(number));
 }
 
 void Writer::forward()
@@ -197,39 +206,30 @@ void Writer::forward()
             fetch(LaneId::kCompute, Cause::kCheckpoints, {use}, {kNoOp, kNoOp, kNoOp});
             kept_[layer] = release(LaneId::kCompute, {use}, true, false);
         }
-        forward_tile(number, Pass::kForward, kNoOp);
+        forward_tile(number, kNoOp, false);
     }
 }
 
 void Writer::backward_tile(uint32_t number)
 {
     const Tile &tile = layout_.tiles[number];
-    const Ready ready = gather(tile, Pass::kBackward, kNoOp);
     const bool gathered = gathers(tile);
-    const Use use{ready.tensor, Access::kRead, kDevicePlace};
-    const Use sum{tile.gradient, Access::kWrite, kDevicePlace};
     const Use before{gathered ? tile.gradient_whole : tile.gradient, Access::kWrite, kDevicePlace};
     // No more of them than two, or sums that come late would fill the device.
     const OpId late = reduced_.size() < 2 ? kNoOp : reduced_[reduced_.size() - 2];
     fetch(LaneId::kCompute, Cause::kGradients, {before}, {late, kNoOp, kNoOp});
-    if (gathered) fetch(LaneId::kCompute, Cause::kCollectives, {use}, {ready.op, kNoOp, kNoOp});
+    const OpId ready = bring(number, kNoOp, true);
     const uint64_t takes = compute_ns(tile, 2);
     compute_ns_ += takes;
-    run(LaneId::kCompute, What::kCompute, Cause::kNone, takes,
-        {gathered ? kNoOp : ready.op, kNoOp, kNoOp});
+    run(LaneId::kCompute, What::kCompute, Cause::kNone, takes, {ready, kNoOp, kNoOp});
     release(LaneId::kCompute, {before}, !gathered, false);
-    computed_.push_back(release(LaneId::kCompute, {use}, true, gathered));
-    dropped_[ready.tensor] = computed_.back();
+    computed_.push_back(let_go(number));
     reduced_.push_back(computed_.back());
     if (!gathered) return;
-    const Use read{tile.gradient_whole, Access::kRead, kDevicePlace};
-    const Use slice = sum;
-    fetch(LaneId::kReduce, Cause::kGradients, {read, slice}, {computed_.back(), kNoOp, kNoOp});
-    run(LaneId::kReduce, What::kCollective, Cause::kGradients,
-        collective_ns(machine_, layout_, model_.model_parallel, tile.gradient_whole_bytes),
-        {kNoOp, kNoOp, kNoOp});
-    release(LaneId::kReduce, {read}, false, true);
-    reduced_.back() = release(LaneId::kReduce, {slice}, true, false);
+    const OpId sum =
+        on_tile(LaneId::kCompute, What::kSum, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+    reduced_.back() =
+        on_tile(LaneId::kSum, What::kSummed, Cause::kGradients, number, {sum, kNoOp, kNoOp});
 }
 
 void Writer::backward()
@@ -248,8 +248,7 @@ void Writer::backward()
                           {earlier_computation(), kept_[layer], kNoOp});
         }
         if (model_.recomputes)
-            for (uint32_t number = begin; number < end; ++number)
-                forward_tile(number, Pass::kAgain, there);
+            for (uint32_t number = begin; number < end; ++number) forward_tile(number, there, true);
         for (uint32_t number = end; number-- > begin;) backward_tile(number);
         if (kept != kNone) release(LaneId::kCompute, {use}, false, true);
         end = begin;
@@ -259,6 +258,7 @@ void Writer::backward()
 void Writer::update()
 {
     std::vector<OpId> over;
+    run(LaneId::kCompute, What::kUpdates, Cause::kNone, 0, {kNoOp, kNoOp, kNoOp});
     const OpId computed = computed_.back();
     const OpId summed = reduced_.back();
     for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
@@ -276,13 +276,15 @@ void Writer::update()
         fetch(LaneId::kUpdateFetch, Cause::kUpdate, {state, gradient, parameter},
               {earlier, computed, summed});
         const OpId there = program_.lanes[static_cast<size_t>(LaneId::kUpdateFetch)].back();
+        program_.ops[there].tile = number;
         const bool on_device = tile.update_at == kDevicePlace;
         const double bytes_per_s = on_device ? machine_.device_bytes_per_s
                                              : machine_.host_bytes_per_s / machine_.gpus_per_node;
         run(LaneId::kUpdate, What::kCompute, Cause::kUpdate,
             ns(static_cast<double>(tile.update_bytes) / bytes_per_s), {there, kNoOp, kNoOp});
-        release(LaneId::kUpdate, {gradient}, false, true);
+        const OpId used = release(LaneId::kUpdate, {gradient}, false, true);
         over.push_back(release(LaneId::kUpdate, {state, parameter}, true, false));
+        program_.ops[used].tile = program_.ops[over.back()].tile = number;
         updated_[number] = over.back();
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one rank does in training steps, as lanes of operations that run beside each other: it
-// computes, fetches slices ahead, gathers, sums gradients, updates. An operation starts when its
-// lane reaches it and those it comes after are done. Pure.
+// computes, fetches ahead, updates. An operation starts when its lane reaches it and those it comes
+// after are done. What is gathered, when and ahead of what is no part of it: a rank decides that as
+// a runtime does (collectives.cpp). Pure.
 #pragma once
 
 #include "lib/simulate/layout.h"
@@ -11,10 +12,21 @@
 
 namespace stepwell::simulate {
 
-enum class LaneId : uint8_t { kCompute, kFetch, kGather, kReduce, kUpdateFetch, kUpdate };
-constexpr uint32_t kLanes = 6;
+enum class LaneId : uint8_t { kCompute, kFetch, kSum, kUpdateFetch, kUpdate };
+constexpr uint32_t kLanes = 5;
 
-enum class What : uint8_t { kFetch, kRelease, kCompute, kCollective, kDrain, kStepBegins };
+enum class What : uint8_t {
+    kFetch,
+    kRelease,
+    kCompute,
+    kGather,   // a tile's parameters are fetched whole
+    kLetGo,    // and released
+    kSum,      // its gradient goes to the sums that wait
+    kSummed,   // is done with the next of these
+    kUpdates,  // all tiles are to be updated: what is fetched from now on is what comes of it
+    kDrain,
+    kStepBegins
+};
 
 // Why the GPU waits.
 enum class Cause : uint8_t { kNone, kParameters, kCollectives, kCheckpoints, kGradients, kUpdate };
@@ -39,7 +51,8 @@ struct Op {
     std::array<OpId, 3> after = {kNoOp, kNoOp, kNoOp};
     std::array<Use, 3> uses = {};  // of a fetch or a release
     uint8_t use_count = 0;
-    uint64_t duration_ns = 0;  // of a computation or a collective
+    uint64_t duration_ns = 0;  // of a computation
+    uint32_t tile = 0;         // of what is gathered, summed or updated
 };
 
 struct Schedule {
@@ -50,7 +63,10 @@ struct Schedule {
 struct Program {
     std::vector<Op> ops;
     std::array<std::vector<OpId>, kLanes> lanes;
-    uint64_t compute_ns = 0;  // of a step
+    uint64_t compute_ns = 0;          // of a step
+    uint32_t ahead_max = 0;           // wholes, gathered before they are fetched
+    std::vector<uint64_t> gather_ns;  // by tile
+    std::vector<uint64_t> sum_ns;
 };
 
 // So many steps, and the begin of one more.

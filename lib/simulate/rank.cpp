@@ -9,6 +9,13 @@ namespace {
 
 using residency::Access;
 
+// Where nothing is gathered ahead, one at a time is: there is nothing to keep the others for.
+uint64_t whole_blocks(const Layout &layout, const Program &program)
+{
+    const uint32_t tiles = program.ahead_max > 0 ? 1 : layout.tiles_ahead;
+    return layout.whole_bytes / tiles / layout.block_bytes;
+}
+
 residency::Config config_of(const Layout &layout)
 {
     residency::Config config;
@@ -33,13 +40,17 @@ residency::Config config_of(const Layout &layout)
 
 }  // namespace
 
-World::Rank::Rank(uint32_t number, const Layout &layout, size_t ops)
+World::Rank::Rank(uint32_t number, const Layout &layout, const Program &program)
     : number(number),
       core(config_of(layout)),
-      is_done(ops),
-      began(number == 0 ? ops : 0),
-      ended(number == 0 ? ops : 0),
-      views(layout.specs.size())
+      is_done(program.ops.size()),
+      began(number == 0 ? program.ops.size() : 0),
+      ended(number == 0 ? program.ops.size() : 0),
+      views(layout.specs.size()),
+      gathers(core, kDevicePlace, whole_blocks(layout, program), 0, program.ahead_max),
+      wholes(layout.tiles.size()),
+      updating(layout.tiles.size()),
+      arrivals(layout.tiles.size())
 {
     core.set_victim_policy(&trace);
 }
@@ -60,7 +71,7 @@ Status World::fill(Rank &rank)
         rank.core.score(place, scores.data(), scores.size());
     }
     for (const TensorId tensor : layout_.filled) STW_TRY(fill_tensor(rank, tensor));
-    return {};
+    return add_wholes(rank);
 }
 
 Status World::fill_tensor(Rank &rank, TensorId tensor)

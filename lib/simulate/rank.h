@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a world: its core, its lanes, what it holds. Private to world.cpp and rank.cpp.
+// One rank of a world: its core, its lanes, what it holds. Private to world.cpp, collectives.cpp
+// and rank.cpp.
 #pragma once
 
+#include "lib/residency/agreed.h"
 #include "lib/simulate/world.h"
+
+#include <deque>
+#include <map>
 
 namespace stepwell::simulate {
 
@@ -10,6 +15,22 @@ struct World::View {
     Use use;
     bool by_gate = false;
 };
+
+// In the order in which all ranks were asked for them: a gather, or a sum.
+struct World::Collective {
+    uint32_t tile = 0;
+    residency::GatherId gather = 0;  // 0: a sum
+    residency::StartGather start;    // of a gather: the wholes' memory is here
+    residency::FetchId preparing = 0;
+    std::vector<residency::Request> requests;
+    std::vector<residency::Grant> grants;  // of these, once they are here
+    bool prepared = false;
+    bool running = false;
+};
+
+// The tags of times that end, among those of transfers, which count from 1.
+constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
+constexpr SharedLinks::Tag kCollectiveTag = kOpTag - 1;  // of a rank's front collective
 
 struct World::Rank {
     struct LaneState {
@@ -19,7 +40,13 @@ struct World::Rank {
         bool waits = false;
     };
 
-    Rank(uint32_t number, const Layout &layout, size_t ops);
+    // Of a tile, when what its last gather waited for had come.
+    struct Arrival {
+        Instant updated = 0;
+        Instant slice = 0;
+    };
+
+    Rank(uint32_t number, const Layout &layout, const Program &program);
 
     const uint32_t number;
     schedule::Trace trace;
@@ -31,6 +58,17 @@ struct World::Rank {
     std::vector<Instant> ended;
     std::vector<std::vector<View>> views;  // by tensor
     std::unordered_map<residency::FetchId, OpId> fetches;
+    residency::WholeGathers gathers;
+    std::vector<residency::WholeId> whole_of;           // by tile
+    std::vector<uint32_t> tile_of;                      // by whole
+    std::map<uint64_t, OpId> calls;                     // of the gathers that are not answered
+    std::vector<std::vector<residency::Grant>> wholes;  // by tile: views of the whole that are open
+    std::deque<std::unique_ptr<Collective>> collectives;
+    residency::GatherId gathers_queued = 0;
+    residency::GatherId gathers_before = 0;  // the step
+    uint64_t collectives_begun = 0;
+    std::vector<residency::ClaimId> updating;  // by tile, until its update is over
+    std::vector<Arrival> arrivals;             // by tile
     uint64_t in_flight = 0;
     OpId drains = kNoOp;
     uint32_t steps = 0;

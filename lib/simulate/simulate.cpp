@@ -6,7 +6,9 @@
 namespace stepwell::simulate {
 namespace {
 
-constexpr uint32_t kSteps = 2;  // the first fills caches, the second is measured
+// The first fills caches and is learned from; in the second what comes of that is known; the third
+// is measured.
+constexpr uint32_t kSteps = 3;
 constexpr double kNs = 1e9;
 
 void add_links(const World &world, const Machine &machine, uint32_t ranks, Answer *answer)
@@ -28,6 +30,7 @@ void add_times(const World &world, const Model &model, const Options &options, A
 {
     const RankResult &rank = world.result(0);
     answer->step_s = static_cast<double>(rank.step_ns) / kNs;
+    answer->gathers = rank.gathers;
     answer->flops_per_gpu = model.step_flops() / answer->step_s;
     for (uint32_t cause = 0; cause < kCauses; ++cause)
         answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNs;

@@ -44,6 +44,7 @@ struct Answer {
     uint64_t peak_bytes[kSimulatedPlaces] = {};
     uint64_t block_bytes = 0;
     uint64_t tensors = 0;
+    uint64_t gathers = 0;  // in a step, of whole tensors; what is still there is not gathered again
     uint64_t events = 0;
     std::vector<Instant> rank_step_ns;  // of each that was simulated
 };

@@ -13,12 +13,10 @@ namespace {
 using residency::Access;
 using residency::Commands;
 using residency::Core;
-using residency::kNoPlace;
 using residency::Transfer;
 using residency::TransferKind;
 
 constexpr double kBytesPerSOfClock = 1e9;  // a byte is a nanosecond
-constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
 constexpr uint32_t kBlameDepthMax = 24;
 constexpr uint32_t kUrgencyOfTime = 3;
 
@@ -39,7 +37,7 @@ World::World(const Machine &machine, const Layout &layout, const Program &progra
     links_.add_own(kBytesPerSOfClock, 0);  // the second clock, of updates
     group_ranks_ = options.folded ? 1 : layout.gather_ranks;
     for (uint32_t rank = 0; rank < (options.folded ? 1 : layout.ranks); ++rank)
-        ranks_.push_back(std::make_unique<Rank>(rank, layout, program.ops.size()));
+        ranks_.push_back(std::make_unique<Rank>(rank, layout, program));
 }
 
 World::~World() = default;
@@ -92,7 +90,10 @@ Status World::settle(const SharedLinks::Ended &ended)
 {
     Rank &rank = *ranks_[ended.rank];
     ++events_;
-    if ((ended.tag & kOpTag) != 0) {
+    if (ended.tag == kCollectiveTag) {
+        end_collective(rank);
+        STW_TRY(execute(rank));
+    } else if ((ended.tag & kOpTag) != 0) {
         done(rank, static_cast<OpId>(ended.tag & ~kOpTag));
     } else {
         --rank.in_flight;
@@ -170,7 +171,20 @@ Status World::start(Rank &rank, OpId id)
         links_.submit(rank.number, kOpTag | id, {clock}, takes, kUrgencyOfTime, now_);
         return {};
     }
-    case What::kCollective: arrive(rank.number, id); return {};
+    case What::kGather: begin_gather(rank, id); return execute(rank);
+    case What::kLetGo:
+        let_go(rank, op.tile);
+        done(rank, id);
+        return execute(rank);
+    case What::kSum:
+        begin_sum(rank, op.tile);
+        done(rank, id);
+        return execute(rank);
+    case What::kSummed: return {};  // end_collective() says when
+    case What::kUpdates:
+        call_updates(rank);
+        done(rank, id);
+        return execute(rank);
     case What::kDrain:
         if (rank.in_flight == 0)
             done(rank, id);
@@ -185,20 +199,6 @@ Status World::start(Rank &rank, OpId id)
     return {};
 }
 
-// Those that hold slices of the same whole are one group; model-parallel neighbours are in others.
-void World::arrive(uint32_t rank, OpId id)
-{
-    const uint32_t groups = static_cast<uint32_t>(ranks_.size()) / group_ranks_;
-    const uint64_t key = uint64_t{id} * groups + rank % groups;
-    std::vector<uint32_t> &there = arrived_[key];
-    there.push_back(rank);
-    if (there.size() < group_ranks_) return;
-    for (const uint32_t member : there)
-        links_.submit(member, kOpTag | id, {fabric_}, program_.ops[id].duration_ns, kUrgencyOfTime,
-                      now_);
-    arrived_.erase(key);
-}
-
 void World::begin_step(Rank &rank)
 {
     if (rank.steps > 0) rank.trace.end_step(0, now_, true);
@@ -208,6 +208,8 @@ void World::begin_step(Rank &rank)
     const Instant begun = result.begin_ns;
     result.begin_ns = now_;
     result.step_ns = now_ - begun;
+    result.gathers = rank.gathers_queued - rank.gathers_before;
+    rank.gathers_before = rank.gathers_queued;
     if (rank.number == 0) link_bytes_ = links_.take_use();
     const bool last = rank.lanes[0].cursor + 1 == program_.lanes[0].size();
     if (!last) result.stall_ns = {};
@@ -220,9 +222,11 @@ void World::done(Rank &rank, OpId id)
     Rank::LaneState &lane = rank.lanes[static_cast<size_t>(program_.ops[id].lane)];
     lane.busy = false;
     ++lane.cursor;
-    if (program_.ops[id].lane != LaneId::kCompute || program_.ops[id].what != What::kFetch) return;
-    if (now_ > lane.since && rank.number == 0)
-        rank.result.stall_ns[static_cast<size_t>(program_.ops[id].cause)] += now_ - lane.since;
+    const Op &op = program_.ops[id];
+    if (op.lane != LaneId::kCompute || now_ == lane.since || rank.number != 0) return;
+    if (op.what == What::kGather) blame_gather(rank, op.tile, lane.since, now_);
+    if (op.what == What::kFetch)
+        rank.result.stall_ns[static_cast<size_t>(op.cause)] += now_ - lane.since;
 }
 
 Status World::fetch(Rank &rank, OpId id)
@@ -236,6 +240,7 @@ Status World::fetch(Rank &rank, OpId id)
         asked.requests.push_back(
             {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
     }
+    if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.updating[op.tile];
     // One order for all lanes: which of them asked says nothing of when a tensor is used again.
     rank.trace.fetched(0, schedule::Lane::kProgram, asked.requests.data(), asked.requests.size(),
                        now_);
@@ -245,6 +250,7 @@ Status World::fetch(Rank &rank, OpId id)
 
 Status World::release(Rank &rank, const Op &op)
 {
+    const residency::ClaimId claim = op.lane == LaneId::kUpdate ? rank.updating[op.tile] : 0;
     for (uint8_t i = 0; i < op.use_count; ++i) {
         const TensorId tensor = op.uses[i].tensor;
         std::vector<View> &views = rank.views[tensor];
@@ -252,54 +258,68 @@ Status World::release(Rank &rank, const Op &op)
         const View view = views.front();
         views.erase(views.begin());
         const PlaceId place = view.use.place;
+        bool discards = op.discard;
         if (view.by_gate) {
             rank.core.gate(tensor, place).unpin();
             rank.core.gate_idle(tensor, now_, rank.out);
             if (op.far) rank.core.release_hint(tensor, place, true, now_, rank.out);
-            if (op.discard) STW_TRY(rank.core.discard(tensor, rank.out));
-            continue;
+        } else {
+            residency::Release release;
+            release.tensor = tensor;
+            release.access = view.use.access;
+            release.place = place;
+            release.byte_count = layout_.specs[tensor].bytes;
+            release.far = op.far;
+            release.discard = op.discard && release.access != Access::kRead;
+            release.claim = claim;
+            rank.core.release(release, now_, rank.out);
+            discards = op.discard && !release.discard;
         }
-        residency::Release release;
-        release.tensor = tensor;
-        release.access = view.use.access;
-        release.place = place;
-        release.byte_count = layout_.specs[tensor].bytes;
-        release.far = op.far;
-        release.discard = op.discard && release.access != Access::kRead;
-        rank.core.release(release, now_, rank.out);
+        if (claim != 0) {
+            rank.core.unclaim_tensor(claim, tensor, discards, rank.out);
+            if (tensor == layout_.tiles[op.tile].parameter) rank.arrivals[op.tile].updated = now_;
+        } else if (discards) {
+            STW_TRY(rank.core.discard(tensor, rank.out));
+        }
         // What rests on nvme and was updated is used again a step later: no cache by recency would
         // still have it, and room that it takes is wanted.
-        if (op.lane == LaneId::kUpdate && layout_.specs[tensor].policy.home == kNvmePlace)
+        if (claim != 0 && layout_.specs[tensor].policy.home == kNvmePlace)
             rank.core.evict(tensor, place, rank.out);
-        if (op.discard && !release.discard) STW_TRY(rank.core.discard(tensor, rank.out));
     }
     return {};
 }
 
 Status World::execute(Rank &rank)
 {
-    while (!rank.out.transfers.empty() || !rank.out.granted.empty() || !rank.out.refused.empty()) {
+    do {
         if (filling_ && rank.out.transfers.empty() && rank.out.refused.empty()) return {};
         Commands commands = std::move(rank.out);
         rank.out = {};
         if (filling_) rank.out.granted = std::move(commands.granted), commands.granted.clear();
         for (const Transfer &transfer : commands.transfers) submit(rank, transfer);
         for (const residency::Granted &granted : commands.granted) {
-            const auto found = rank.fetches.find(granted.fetch);
-            STW_ASSERT(found != rank.fetches.end());
-            const Op &op = program_.ops[found->second];
-            for (uint8_t i = 0; i < op.use_count; ++i) {
-                Use use = op.uses[i];
-                use.place = granted.grants[i].place;
-                rank.views[use.tensor].push_back({use, granted.grants[i].by_gate});
-            }
-            done(rank, found->second);
-            rank.fetches.erase(found);
+            if (rank.gathers.on_granted(granted, now_, rank.out)) continue;
+            if (!take_prepared(rank, granted)) answer(rank, granted);
         }
         if (!commands.refused.empty()) return commands.refused.front().status;
-    }
+        STW_TRY(pump_gathers(rank));
+    } while (!rank.out.transfers.empty() || !rank.out.granted.empty() || !rank.out.refused.empty());
     rank.out.clear();
     return {};
+}
+
+void World::answer(Rank &rank, const residency::Granted &granted)
+{
+    const auto found = rank.fetches.find(granted.fetch);
+    STW_ASSERT(found != rank.fetches.end());
+    const Op &op = program_.ops[found->second];
+    for (uint8_t i = 0; i < op.use_count; ++i) {
+        Use use = op.uses[i];
+        use.place = granted.grants[i].place;
+        rank.views[use.tensor].push_back({use, granted.grants[i].by_gate});
+    }
+    done(rank, found->second);
+    rank.fetches.erase(found);
 }
 
 void World::submit(Rank &rank, const Transfer &transfer)

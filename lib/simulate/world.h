@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// World: ranks in virtual time. Each has a core of its own, the very one of the runtime, that
-// decides what is where; its commands are carried out on shared links, and the lanes of its program
-// wait for its answers. Collectives begin when all their ranks have come.
+// World: ranks in virtual time. Each has a core and a ledger of its own, the very ones of the
+// runtime, that decide what is where and what is gathered when; their commands are carried out on
+// shared links, and the lanes of its program wait for their answers. Collectives take the time that
+// the machine says, and begin when all their ranks have come.
 // Pure; one thread. The same input gives the same answers.
 #pragma once
 
@@ -22,11 +23,12 @@ struct WorldOptions {
     std::vector<double> slowness;  // by rank, of its computations; missing: 1
 };
 
-// Of a rank's steps after the first, which fills caches.
+// Of a rank's last step; those before it fill caches and are learned from.
 struct RankResult {
     Instant begin_ns = 0;  // of the step measured
     Instant step_ns = 0;
     std::array<Instant, kCauses> stall_ns = {};
+    uint64_t gathers = 0;
     uint64_t peak_blocks[kSimulatedPlaces] = {};
 };
 
@@ -46,6 +48,7 @@ public:
 private:
     struct Rank;
     struct View;
+    struct Collective;
 
     Status fill(Rank &rank);
     Status fill_tensor(Rank &rank, TensorId tensor);
@@ -55,7 +58,22 @@ private:
     Status start(Rank &rank, OpId id);
     Status fetch(Rank &rank, OpId id);
     Status release(Rank &rank, const Op &op);
-    void arrive(uint32_t rank, OpId id);
+    void answer(Rank &rank, const residency::Granted &granted);
+
+    // collectives.cpp
+    Status add_wholes(Rank &rank);
+    void begin_gather(Rank &rank, OpId id);
+    void let_go(Rank &rank, uint32_t tile);
+    void begin_sum(Rank &rank, uint32_t tile);
+    void call_updates(Rank &rank);
+    Status pump_gathers(Rank &rank);
+    void prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests);
+    [[nodiscard]] bool take_prepared(Rank &rank, const residency::Granted &granted);
+    void advance_collectives(Rank &rank);
+    void arrive(Rank &rank);
+    void end_collective(Rank &rank);
+    void blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end);
+
     void begin_step(Rank &rank);
     void done(Rank &rank, OpId id);
     Status execute(Rank &rank);
@@ -73,7 +91,8 @@ private:
     uint32_t clock_ = 0;   // likewise, one for each lane that computes: time that passes
     std::array<std::vector<uint32_t>, kRoutes> paths_;
     std::vector<std::unique_ptr<Rank>> ranks_;
-    std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;  // ranks, by op and group
+    // Ranks, by the number of the collective among those of its group, and by group.
+    std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;
     std::vector<SharedLinks::Ended> ended_;
     std::vector<uint64_t> link_bytes_;
     uint32_t group_ranks_ = 1;

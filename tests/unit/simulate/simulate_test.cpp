@@ -79,6 +79,49 @@ TEST(Simulate, TheStepIsWorkAndStallAndNeverBelowTheBound)
     }
 }
 
+// Layers of one matrix each, of which each is a whole to gather.
+Model matrices(uint64_t count)
+{
+    Model model = on_nvme(1);
+    model.is_transformer = false;
+    Layer layer = model.layers[0];
+    layer.count = count;
+    layer.parts.resize(1);
+    model.layers = {layer};
+    return model;
+}
+
+TEST(Simulate, AWholeThatIsStillThereIsNotGatheredAgain)
+{
+    Options options;
+    options.ranks = 4;
+    // Up to eight wholes are kept: all of six, from the forward pass to the update.
+    EXPECT_EQ(answer_of(matrices(6), small_machine(), options).gathers, 6u);
+    // Of more the last few of the forward pass are there when the backward pass begins, and each
+    // that was computed again when its gradient is.
+    const uint64_t gathers = answer_of(matrices(24), small_machine(), options).gathers;
+    EXPECT_LT(gathers, 2u * 24);
+    EXPECT_GE(gathers, 2u * 24 - 8);
+    // One at a time: the last of the forward pass is the first of the backward pass.
+    options.schedule.overlap = false;
+    EXPECT_EQ(answer_of(matrices(24), small_machine(), options).gathers, 2u * 24 - 1);
+}
+
+// The ledger has learned the order by then: nearly all of what is gathered comes before it is
+// fetched, and only the first of a step is waited for, since its update comes before it.
+TEST(Simulate, WhatIsGatheredComesAheadOfItsFetch)
+{
+    Options options;
+    options.ranks = 4;
+    Model model = matrices(24);
+    for (Part &part : model.layers[0].parts) part.forward_flops *= 1000;
+    const Answer answer = answer_of(model, small_machine(), options);
+    const auto waits = static_cast<size_t>(Cause::kCollectives);
+    options.schedule.overlap = false;
+    const Answer each = answer_of(model, small_machine(), options);
+    EXPECT_GT(each.stall_s[waits], 20 * answer.stall_s[waits]);
+}
+
 TEST(Simulate, AnUpdateBesideTheNextForwardPassIsNoSlower)
 {
     Options options;

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks gather and sum, in the order in which all of them are asked for it, one at a time: a
+// gather when its ledger says so, from slices that are fetched once there is room for the whole; a
+// sum from the gradient that was computed. A runtime does the same with bytes.
+#include "lib/simulate/rank.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell::simulate {
+namespace {
+
+using residency::Access;
+using residency::WholeId;
+
+constexpr uint64_t kOwner = kLanes + 1;  // whose fetches are not of a lane
+constexpr uint32_t kUrgency = 3;         // of what is time, not bytes
+
+}  // namespace
+
+Status World::add_wholes(Rank &rank)
+{
+    for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
+        const Tile &tile = layout_.tiles[number];
+        if (tile.whole == residency::kNone) continue;
+        const auto bytes = [this](TensorId tensor) { return layout_.specs[tensor].bytes; };
+        Result<WholeId> whole = rank.gathers.add(
+            layout_.specs[tile.whole].name,
+            {tile.parameter, tile.whole, bytes(tile.parameter), bytes(tile.whole)});
+        if (!whole.ok()) return std::move(whole.status());
+        rank.whole_of.push_back(whole.value());
+        rank.tile_of.push_back(number);
+    }
+    return {};
+}
+
+// ----------------------------------------------------------------------- what the program calls --
+
+void World::begin_gather(Rank &rank, OpId id)
+{
+    const WholeId whole = rank.whole_of[program_.ops[id].tile];
+    const uint64_t call = rank.gathers.fetch({whole}, Access::kRead, kOwner, now_, rank.out);
+    rank.calls[call] = id;
+    while (rank.gathers_queued < rank.gathers.ledger().last_gather()) {
+        auto work = std::make_unique<Collective>();
+        work->gather = ++rank.gathers_queued;
+        work->tile = rank.tile_of[rank.gathers.queued(work->gather).wholes[0]];
+        rank.collectives.push_back(std::move(work));
+    }
+}
+
+void World::let_go(Rank &rank, uint32_t tile)
+{
+    std::vector<residency::Grant> &open = rank.wholes[tile];
+    STW_ASSERT(!open.empty());
+    rank.gathers.release(rank.whole_of[tile], Access::kRead, &open.back(), now_, rank.out);
+    open.pop_back();
+}
+
+void World::begin_sum(Rank &rank, uint32_t number)
+{
+    const Tile &tile = layout_.tiles[number];
+    auto work = std::make_unique<Collective>();
+    work->tile = number;
+    rank.collectives.push_back(std::move(work));
+    prepare(rank, *rank.collectives.back(),
+            {{tile.gradient_whole, Access::kRead, kDevicePlace, 0,
+              layout_.specs[tile.gradient_whole].bytes},
+             {tile.gradient, Access::kWrite, kDevicePlace, 0, layout_.specs[tile.gradient].bytes}});
+}
+
+// From here on a gather waits for its tile's update, and what was gathered before is old.
+void World::call_updates(Rank &rank)
+{
+    for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
+        const Tile &tile = layout_.tiles[number];
+        rank.updating[number] = rank.core.claim();
+        for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state})
+            rank.core.claim_tensor(rank.updating[number], tensor);
+        if (tile.whole != residency::kNone) rank.gathers.update(rank.whole_of[number], rank.out);
+    }
+}
+
+// -------------------------------------------------------------------------- what comes of that --
+
+Status World::pump_gathers(Rank &rank)
+{
+    residency::WholeCommands commands = rank.gathers.pump();
+    for (residency::StartGather &start : commands.starts) {
+        if (!start.status.ok()) return std::move(start.status);
+        const auto work =
+            std::find_if(rank.collectives.begin(), rank.collectives.end(),
+                         [&start](const auto &at) { return at->gather == start.gather; });
+        STW_ASSERT(work != rank.collectives.end());
+        (*work)->start = std::move(start);
+        const TensorId slice = layout_.tiles[(*work)->tile].parameter;
+        prepare(rank, **work,
+                {{slice, Access::kRead, kDevicePlace, 0, layout_.specs[slice].bytes}});
+    }
+    for (const residency::WholeGranted &granted : commands.granted) {
+        const auto call = rank.calls.find(granted.call);
+        STW_ASSERT(call != rank.calls.end());
+        rank.wholes[program_.ops[call->second].tile].push_back(granted.grants[0]);
+        done(rank, call->second);
+        rank.calls.erase(call);
+    }
+    if (!commands.refused.empty()) return std::move(commands.refused.front().status);
+    advance_collectives(rank);
+    return {};
+}
+
+// What it reads and writes of this rank's own comes to the device.
+void World::prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests)
+{
+    residency::FetchAsked asked;
+    asked.requests = requests;
+    asked.flags = residency::kFetchWaitRoom;
+    asked.owner = kOwner;
+    asked.claim = work.start.claim;
+    rank.trace.fetched(0, schedule::Lane::kProgram, requests.data(), requests.size(), now_);
+    work.requests = std::move(requests);
+    work.preparing = rank.core.fetch(asked, now_, rank.out);
+}
+
+bool World::take_prepared(Rank &rank, const residency::Granted &granted)
+{
+    const auto work =
+        std::find_if(rank.collectives.begin(), rank.collectives.end(), [&granted](const auto &at) {
+            return !at->prepared && at->preparing == granted.fetch;
+        });
+    if (work == rank.collectives.end()) return false;
+    (*work)->grants = granted.grants;
+    (*work)->prepared = true;
+    rank.arrivals[(*work)->tile].slice = now_;
+    return true;
+}
+
+void World::advance_collectives(Rank &rank)
+{
+    if (rank.collectives.empty()) return;
+    Collective &front = *rank.collectives.front();
+    if (!front.prepared || front.running) return;
+    front.running = true;
+    arrive(rank);
+}
+
+// Those that hold slices of the same whole are one group; model-parallel neighbours are in others.
+void World::arrive(Rank &rank)
+{
+    const uint32_t groups = static_cast<uint32_t>(ranks_.size()) / group_ranks_;
+    const uint64_t key = rank.collectives_begun++ * groups + rank.number % groups;
+    std::vector<uint32_t> &there = arrived_[key];
+    there.push_back(rank.number);
+    if (there.size() < group_ranks_) return;
+    for (const uint32_t member : there) {
+        const Collective &work = *ranks_[member]->collectives.front();
+        const std::vector<uint64_t> &takes =
+            work.gather != 0 ? program_.gather_ns : program_.sum_ns;
+        links_.submit(member, kCollectiveTag, {fabric_}, takes[work.tile], kUrgency, now_);
+    }
+    arrived_.erase(key);
+}
+
+void World::end_collective(Rank &rank)
+{
+    const std::unique_ptr<Collective> work = std::move(rank.collectives.front());
+    rank.collectives.pop_front();
+    for (size_t i = 0; i < work->requests.size(); ++i) {
+        const residency::Request &request = work->requests[i];
+        const residency::Grant &grant = work->grants[i];
+        // A slice leaves first; a gradient before the sum has been read and is dead.
+        const bool slice = request.tensor != layout_.tiles[work->tile].gradient_whole;
+        if (grant.by_gate) {
+            rank.core.gate(request.tensor, grant.place).unpin();
+            rank.core.gate_idle(request.tensor, now_, rank.out);
+            if (slice) rank.core.release_hint(request.tensor, grant.place, true, now_, rank.out);
+        } else {
+            residency::Release release;
+            release.tensor = request.tensor;
+            release.access = request.access;
+            release.place = grant.place;
+            release.byte_count = request.byte_count;
+            release.far = slice;
+            release.claim = work->start.claim;
+            rank.core.release(release, now_, rank.out);
+        }
+        if (slice) continue;
+        const Status discarded = rank.core.discard(request.tensor, rank.out);
+        STW_ASSERT(discarded.ok());
+    }
+    if (work->gather != 0) {
+        rank.gathers.gather_done(work->gather, {}, false, now_, rank.out);
+    } else {
+        const std::vector<OpId> &sums = program_.lanes[static_cast<size_t>(LaneId::kSum)];
+        done(rank, sums[rank.lanes[static_cast<size_t>(LaneId::kSum)].cursor]);
+    }
+}
+
+// The computation waited for a whole: for the update of its tile, then for this rank's slice, then
+// for the collective and those before it.
+void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
+{
+    const Rank::Arrival &arrival = rank.arrivals[tile];
+    const Instant updated = std::clamp(arrival.updated, begin, end);
+    const Instant here = std::clamp(arrival.slice, updated, end);
+    const auto add = [&rank](Cause cause, Instant time) {
+        rank.result.stall_ns[static_cast<size_t>(cause)] += time;
+    };
+    add(Cause::kUpdate, updated - begin);
+    add(Cause::kParameters, here - updated);
+    add(Cause::kCollectives, end - here);
+}
+
+}  // namespace stepwell::simulate

@@ -110,9 +110,10 @@ struct ParameterJob final : Job {
 
 struct Step {
     uint32_t flags = 0;
-    bool asked = false;   // there was one
-    bool active = false;  // until its last tensor is unclaimed
-    bool known = false;   // the verdict
+    bool asked = false;       // there was one
+    bool active = false;      // until its last tensor is unclaimed
+    bool known = false;       // the verdict
+    bool gives_back = false;  // which is that nothing is updated
     bool scans = false;
     double scale = 1.0;  // of gradients; with the clip once that is known
     double clip_norm = 0.0;
@@ -152,6 +153,7 @@ struct Optimizer::Parts {
     // With the last scan: what comes of it. False when nothing is updated: give_back() then.
     bool decide() STW_REQUIRES(pipeline.mutex);
     bool conclude(const Verdict &all) STW_REQUIRES(pipeline.mutex);
+    bool go_ahead(const Verdict &all) STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] Verdict measure() const STW_REQUIRES(pipeline.mutex);
     void start_updates() STW_REQUIRES(pipeline.mutex);
     void give_back();

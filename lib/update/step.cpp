@@ -222,12 +222,18 @@ bool Optimizer::Parts::decide()
     return true;
 }
 
-// Of all ranks, or of the one that there is.
+// Of all ranks, or of the one that there is. False: nothing is updated.
 bool Optimizer::Parts::conclude(const Verdict &all)
 {
-    const uint64_t with_gradient = std::exchange(step.result.updated, 0);
+    step.gives_back = !go_ahead(all);
     step.known = true;
     pipeline.changed.notify_all();
+    return !step.gives_back;
+}
+
+bool Optimizer::Parts::go_ahead(const Verdict &all)
+{
+    const uint64_t with_gradient = std::exchange(step.result.updated, 0);
     if (step.verdict.ok()) step.verdict = all.status;
     if (!step.verdict.ok()) return false;
     const kernels::FloatEnvironment environment;
@@ -310,6 +316,8 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     if (!options.wants_verdict && !waits) return {};
     while (!step.known) STW_TRY(parts_->pipeline.sleep(waiter));
+    // What is not updated is free when the call returns; that takes no time of its own.
+    while (step.gives_back && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     STW_TRY(parts_->answer(nullptr));
     if (waits && !step.failure.ok()) return step.failure;
     return parts_->answer(result_out);

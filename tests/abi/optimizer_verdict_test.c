@@ -133,6 +133,24 @@ static void a_gradient_is_measured_by_who_writes_it(void **state)
     pair_close(&here);
 }
 
+/* Once in some dozens of times the update's threads were not done with it yet. */
+static void what_was_only_measured_is_free_when_the_call_returns(void **state)
+{
+    pair here = pair_open();
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    int round;
+    (void)state;
+    options.flags = STW_UPDATE_MEASURE;
+    for (round = 0; round < 300; ++round) {
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        ok(stw_tensor_fill(here.gradients[0], 1, NULL));
+        ok(stw_tensor_fill(here.gradients[1], 1, NULL));
+        ok(stw_optimizer_step(here.optimizer, &options, &result));
+        ok(stw_tensor_discard(here.gradients, 2));
+    }
+    pair_close(&here);
+}
+
 static void a_gradient_that_was_made_smaller_is_not_measured_beyond_its_view(void **state)
 {
     pair here = pair_open();
@@ -403,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norm_and_clip_are_of_all_scaled_gradients_together),
         cmocka_unit_test(a_gradient_is_measured_by_who_writes_it),
+        cmocka_unit_test(what_was_only_measured_is_free_when_the_call_returns),
         cmocka_unit_test(a_gradient_that_was_made_smaller_is_not_measured_beyond_its_view),
         cmocka_unit_test(a_gradient_in_two_optimizers_is_held_by_the_one_that_stays),
         cmocka_unit_test(the_infinity_norm_is_the_largest),

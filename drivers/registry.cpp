@@ -78,6 +78,17 @@ stw_status check_shrink(const Ops &ops, bool announced, stw_driver_error *error_
                 announced ? "announces" : "does not announce", present);
 }
 
+// A group of several operations and its bit: all of them, or none.
+stw_status check_group(const stw_memory_ops &ops, uint64_t bit, const char *bit_name, int present,
+                       int all, stw_driver_error *error_out)
+{
+    const bool announced = (ops.capabilities & bit) != 0;
+    if (present == (announced ? all : 0)) return STW_OK;
+    return fail(error_out, STW_ERROR_INVALID, {},
+                "The driver '%s' %s %s and has %d of its %d operations.", ops.name,
+                announced ? "announces" : "does not announce", bit_name, present, all);
+}
+
 // A group of one operation and its bit.
 stw_status check_one(const stw_collective_ops &ops, uint64_t bit, const char *bit_name,
                      bool present, stw_driver_error *error_out)
@@ -234,14 +245,18 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (ops.open == nullptr || ops.info == nullptr || ops.copy == nullptr || ops.zero == nullptr ||
         ops.close == nullptr)
         return missing(ops.name, error_out);
-    const int present = (ops.reserve_address != nullptr) + (ops.release_address != nullptr) +
-                        (ops.map != nullptr) + (ops.home != nullptr);
-    const bool announced = (ops.capabilities & STW_MEMORY_CAN_MAP) != 0;
-    if (present == (announced ? 4 : 0))
-        return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
-    return fail(error_out, STW_ERROR_INVALID, {},
-                "The driver '%s' %s STW_MEMORY_CAN_MAP and has %d of its 4 operations.", ops.name,
-                announced ? "announces" : "does not announce", present);
+    const int maps = (ops.reserve_address != nullptr) + (ops.release_address != nullptr) +
+                     (ops.map != nullptr) + (ops.home != nullptr);
+    if (const stw_status status =
+            check_group(ops, STW_MEMORY_CAN_MAP, "STW_MEMORY_CAN_MAP", maps, 4, error_out))
+        return status;
+    const int streams = (ops.check_stream != nullptr) + (ops.mark != nullptr) +
+                        (ops.copies_after != nullptr) + (ops.stream_after != nullptr) +
+                        (ops.pin_host != nullptr) + (ops.unpin_host != nullptr);
+    if (const stw_status status =
+            check_group(ops, STW_MEMORY_STREAMS, "STW_MEMORY_STREAMS", streams, 6, error_out))
+        return status;
+    return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 
 stw_status check(const stw_collective_ops *table, stw_driver_error *error_out)

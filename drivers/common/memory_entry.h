@@ -33,7 +33,13 @@ public:
                 nullptr,
                 nullptr,
                 give_back,
-                take_back};
+                take_back,
+                nullptr,
+                nullptr,
+                nullptr,
+                nullptr,
+                nullptr,
+                nullptr};
     }
     static Memory *from(stw_memory *memory) { return reinterpret_cast<Memory *>(memory); }
 

@@ -159,7 +159,8 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_HOST_ACCESS = 1, /* the CPU and storage may read and write it directly */
     STW_MEMORY_CAN_MAP = 2,     /* blocks can be moved to an address of a tensor's own: map, home,
                                    reserve_address, release_address */
-    STW_MEMORY_STREAMS = 4,     /* consumers have streams; no operations of this group yet */
+    STW_MEMORY_STREAMS = 4,     /* consumers have streams: check_stream, mark, copies_after,
+                                   stream_after, pin_host, unpin_host */
     STW_MEMORY_CAN_SHRINK = 8   /* memory can go back to the system: give_back, take_back */
 };
 
@@ -196,6 +197,24 @@ typedef struct stw_memory_ops {
     /* It is there again, touched and locked as at open. MEMORY, and nothing has changed. Blocks. */
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
                             stw_driver_error *error_out);
+    /* STW_MEMORY_STREAMS. Any thread, several at once. Nothing here waits for work on streams. -- */
+    /* INVALID, with the reason: no stream of this device. STW_STREAM_LEGACY and _PER_THREAD are. A
+     * stream that was destroyed is found where the driver can. */
+    stw_status (*check_stream)(stw_memory *memory, void *stream, stw_driver_error *error_out);
+    /* A point on a stream: behind all work that was enqueued on it before the call, and of
+     * STW_STREAM_PER_THREAD on that of the calling thread. A number of the driver's own, that it
+     * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
+     * DEVICE: the device is lost. */
+    stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
+    /* copy and zero that are called from now on come behind the mark, on the device. */
+    stw_status (*copies_after)(stw_memory *memory, uint64_t mark);
+    /* Work that is enqueued on the stream from now on comes behind the mark. */
+    stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
+    /* Host memory that copies go to and from: they need no buffer of the driver's between, and run
+     * at the speed of the link. Whole pages, until unpin_host with the same range. Blocks. */
+    stw_status (*pin_host)(stw_memory *memory, void *base, uint64_t bytes,
+                           stw_driver_error *error_out);
+    void (*unpin_host)(stw_memory *memory, void *base, uint64_t bytes);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

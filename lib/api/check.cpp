@@ -202,15 +202,6 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name)
                          name, flags & ~known);
 }
 
-Status check_stream(void *stream)
-{
-    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
-    return Status::error(STW_ERROR_INVALID,
-                         "stream %p is not one of this device, which has none; pass "
-                         "STW_STREAM_HOST",
-                         stream);
-}
-
 }  // namespace stepwell::api
 
 const char *stw_last_error(void)

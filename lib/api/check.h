@@ -66,8 +66,6 @@ Status check_output(const void *output, size_t smallest, const char *name);
 Status check_flags(uint32_t flags, uint32_t known, const char *name);
 // What a request asks for: INVALID with the reason where that cannot be.
 Status resolve_request(const stw_runtime *runtime, const stw_fetch_request &request, Range *range);
-// The host's stream, or one already synchronised: the only ones a device without streams knows.
-Status check_stream(void *stream);
 
 // Arrays of structs have the stride of their first element.
 template <class Struct> const Struct &element(const Struct *array, uint32_t index)

@@ -207,7 +207,8 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     constexpr uint32_t kKnown =
         STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER | STW_FETCH_ABSENT;
     STW_TRY(check_flags(options.flags, kKnown, "options.flags"));
-    STW_TRY(check_stream(options.stream));
+    STW_TRY(runtime->body->check_stream(options.stream));
+    plan->stream = options.stream;
     if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     plan->step = runtime->body->current_step();
     if (options.phase) {
@@ -223,6 +224,9 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     STW_TRY(resolve_all(runtime, requests, n, &plan->ranges));
     if (plan->flags & STW_FETCH_ABSENT) STW_TRY(check_absent(plan->ranges));
     part_copied(plan);
+    for (const Range &range : plan->ranges) {
+        STW_TRY(runtime->body->check_stream_at(range.place, options.stream));
+    }
     return {};
 }
 
@@ -324,9 +328,9 @@ stw_status stw_fetch_collect(stw_operation *operation, void *stream, stw_view *v
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        STW_TRY(check_stream(stream));
+        STW_TRY(operation->runtime->body->check_stream(stream));
         if (!views_out) return Status::error(STW_ERROR_INVALID, "views_out is null");
-        return operation->runtime->body->collect(operation, views_out, n);
+        return operation->runtime->body->collect(operation, stream, views_out, n);
     });
 }
 
@@ -353,17 +357,19 @@ stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
 namespace {
 
 // Views of one runtime that follow each other.
-stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, uint32_t flags)
+stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, void *stream,
+                       uint32_t flags)
 {
     const bool open = quick_enter(runtime);
     if (!open && !enter_deferred(runtime)) return guard([&] { return enter(runtime); });
-    const stw_status status = guard([&] { return runtime->body->release(views, n, flags); });
+    const stw_status status =
+        guard([&] { return runtime->body->release(views, n, stream, flags); });
     if (!open) leave_deferred(runtime);
     return status;
 }
 
 // The sentence that is kept is the last one, so the first failure is told once more at the end.
-Status release_each(stw_view *views, uint32_t n, uint32_t flags)
+Status release_each(stw_view *views, uint32_t n, void *stream, uint32_t flags)
 {
     Status first;
     uint32_t begin = 0;
@@ -376,7 +382,7 @@ Status release_each(stw_view *views, uint32_t n, uint32_t flags)
                    views[end].tensor->runtime == runtime) {
                 ++end;
             }
-            status = release_run(runtime, views + begin, end - begin, flags);
+            status = release_run(runtime, views + begin, end - begin, stream, flags);
         } else {
             status = report_invalid("views[%u] is not open: it was released before, or its tensor "
                                     "is gone",
@@ -395,16 +401,13 @@ stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags
     constexpr uint32_t kKnown = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD |
                                 STW_RELEASE_MORE | STW_RELEASE_ABANDON;
     if (!views || n == 0) return report_invalid("no views are given");
-    if ((flags & ~kKnown) != 0 || (stream != STW_STREAM_HOST && stream != STW_STREAM_SYNCED)) {
-        return guard([&]() -> Status {
-            STW_TRY(check_flags(flags, kKnown, "flags"));
-            return check_stream(stream);
-        });
+    if ((flags & ~kKnown) != 0) {
+        return guard([&] { return check_flags(flags, kKnown, "flags"); });
     }
     if (n == 1 && tensor_pool.is_live(views->tensor)) {
-        return release_run(views->tensor->runtime, views, 1, flags);
+        return release_run(views->tensor->runtime, views, 1, stream, flags);
     }
-    return guard([&] { return release_each(views, n, flags); });
+    return guard([&] { return release_each(views, n, stream, flags); });
 }
 
 stw_status stw_view_share(const stw_view *view, stw_view *view_out)

@@ -114,7 +114,7 @@ template <class Managed> Status export_view(stw_view *view, void *stream, Manage
         return Status::error(STW_ERROR_INVALID, "the view or tensor_out is null");
     }
     STW_TRY(enter(view->tensor));
-    STW_TRY(check_stream(stream));
+    STW_TRY(view->tensor->runtime->body->check_stream(stream));
     const stw_tensor *tensor = view->tensor;
     STW_TRY(tensor->runtime->body->check_open(*view));
     const bool reads = view->access == STW_READ;

@@ -134,8 +134,8 @@ stw_status stw_step_abort(stw_phase *phase, void *stream)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(phase));
-        STW_TRY(check_stream(stream));
-        return phase->runtime->body->abort_step(phase);
+        STW_TRY(phase->runtime->body->check_stream(stream));
+        return phase->runtime->body->abort_step(phase, stream);
     });
 }
 

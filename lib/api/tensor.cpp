@@ -60,7 +60,7 @@ Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_cop
     STW_TRY(enter(tensor));
     *options = STW_COPY_OPTIONS_INIT;
     if (from) STW_TRY(take(options, from, "options"));
-    STW_TRY(check_stream(options->stream));
+    STW_TRY(tensor->runtime->body->check_stream(options->stream));
     if (options->scope > STW_SHARD || options->reserved ||
         (options->tier != STW_TIER_DEFAULT && options->tier != STW_TIER_HOST &&
          options->tier != STW_TIER_DEVICE)) {
@@ -234,7 +234,7 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
         STW_TRY(enter(gradient));
         stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
         if (options) STW_TRY(take(&copy, options, "options"));
-        STW_TRY(check_stream(copy.stream));
+        STW_TRY(gradient->runtime->body->check_stream(copy.stream));
         STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
         const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
         if (!host || copy.device != 0 || copy.wire_dtype != 0) {

@@ -344,7 +344,7 @@ Status Runtime::read_whole(stw_tensor *tensor, void *destination, collective::Ra
         const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
         copy_elements(destination, dtype, view.pointer, *tensor, asked.count);
     }
-    return release(&view, 1, 0);
+    return release(&view, 1, STW_STREAM_SYNCED, 0);
 }
 
 // By a view to add into: what is called for several ranks is one collective, or none with MORE.
@@ -370,7 +370,7 @@ Status Runtime::reduce_over_ranks(stw_tensor *gradient, const void *local,
                             options.scale != 0.0 ? options.scale : 1.0);
     }
     const bool more = (options.flags & STW_REDUCE_MORE) != 0;
-    return release(&view, 1, more ? uint32_t{STW_RELEASE_MORE} : 0);
+    return release(&view, 1, STW_STREAM_SYNCED, more ? uint32_t{STW_RELEASE_MORE} : 0);
 }
 
 // One version, whole: a fetch into the caller's memory that waits for room.

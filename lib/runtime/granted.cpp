@@ -29,6 +29,7 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 {
     ThreadState *state = views_.thread_state();
     if (!state || errors_.load(std::memory_order_relaxed) != 0) return residency::kNone;
+    if (places_[range.place].streams) return residency::kNone;  // the call is ordered with others
     const uint32_t index = views_.take_slot(state);
     if (index == residency::kNone) return residency::kNone;
     if (!range.tensor->doors[range.place].gate.try_pin()) {
@@ -131,7 +132,7 @@ void Runtime::undo_hit(uint32_t index)
     view.tensor = views_.slot(index).tensor;
     views_.slot(index).step = 0;
     view.cookie = views_.open(index);
-    (void)release_one(view, 0);
+    (void)release_one(view, STW_STREAM_SYNCED, 0);
 }
 
 void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
@@ -180,6 +181,13 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
                              "%u views are open, as many as views_max allows; release some, or "
                              "raise views_max when opening the runtime",
                              views_.open_views());
+    }
+    Status ordered = begin_streams(waiter);
+    if (!ordered.ok()) {
+        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+        undo_grants(plan, waiter.grants);
+        undo_wholes(waiter);
+        return ordered;
     }
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
         open_view(slots[i], plan.ranges[i], waiter.grants[i], waiter, views_out);
@@ -231,6 +239,7 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
     }
     if (pointer && is_gathered(range)) pointer = static_cast<char *>(pointer) + range.byte_begin;
     const Place &at = places_[grant.place];
+    if (at.streams && pointer) view.first_slot = slots_of(at, pointer, view_bytes(range)).first;
     if (range.access == STW_REDUCE && pointer) {
         at.ops->zero(at.memory, pointer, sum_bytes(range));
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads.
 // What fails half way leaves nothing open and no file behind.
+#include "lib/runtime/driver_error.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
 #include "lib/runtime/ranks.h"
@@ -37,16 +38,6 @@ std::atomic<uint64_t> serials{0};
 uint64_t block_bytes_of(const stw_runtime_options &options)
 {
     return options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
-}
-
-Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
-{
-    Status status = Status::error(code, "%s: %s", what,
-                                  error.sentence[0] ? error.sentence : stw_status_string(code));
-    status.mutable_detail().os_errno = error.os_errno;
-    status.mutable_detail().needed_bytes = error.needed_bytes;
-    status.mutable_detail().free_bytes = error.free_bytes;
-    return status;
 }
 
 // `option`: where the driver was named.
@@ -235,6 +226,7 @@ Runtime::~Runtime()
     scratch_.reset();
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
+    unpin_host_memory();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -291,6 +283,11 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.remark = info.remark;
     place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
+    if ((place.ops->capabilities & STW_MEMORY_STREAMS) != 0) {
+        place.streams = std::make_unique<DeviceStreams>(place.ops, place.memory,
+                                                        static_cast<uint32_t>(bytes / block_bytes_),
+                                                        format_text("device %u", place.device));
+    }
     if (info.remark[0]) log_.print(STW_LOG_WARNING, place.ops->name, "%s", info.remark);
     return {};
 }
@@ -362,6 +359,7 @@ Status Runtime::open_memories(const stw_runtime_options &options)
         STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
                             address_bytes_of(config_of(options, 0))));
     }
+    pin_host_memory();
     nearest_place_ = host_place_;
     for (PlaceId place = 0; place <= host_place_; ++place) {
         if (!places_[place].memory) continue;
@@ -448,6 +446,8 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
+    options.before_copy = engine_before_copy;
+    options.before_copy_user = this;
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

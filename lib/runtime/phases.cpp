@@ -151,7 +151,7 @@ void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
 
 // Views end as abandoned, sums of the step go, nothing is learned from it. An exported view is in
 // the hands of a consumer that cannot be told.
-Status Runtime::abort_step(stw_phase *phase)
+Status Runtime::abort_step(stw_phase *phase, void *stream)
 {
     uint64_t step = 0;
     {
@@ -166,8 +166,10 @@ Status Runtime::abort_step(stw_phase *phase)
         ViewSlot &slot = views_.slot(index);
         const uint64_t serial = slot.serial.load(std::memory_order_acquire);
         if ((serial & 1) == 0 || slot.step != step || slot.exported) continue;
+        DeviceStreams::Id id = 0;
+        if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
-        (void)end_view(index, slot, STW_RELEASE_ABANDON);
+        (void)end_view(index, slot, id, STW_RELEASE_ABANDON);
     }
     std::vector<residency::TensorId> reduced;
     {

@@ -16,18 +16,24 @@ constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DIS
 
 }  // namespace
 
-Status Runtime::release(stw_view *views, uint32_t n, uint32_t flags)
+Status Runtime::release(stw_view *views, uint32_t n, void *stream, uint32_t flags)
 {
     Status first;
     for (uint32_t i = 0; i < n; ++i) {
-        Status status = release_one(views[i], flags);
+        Status status = release_one(views[i], stream, flags);
         if (first.ok() && !status.ok()) first = std::move(status);
     }
     return first;
 }
 
-Status Runtime::release_one(stw_view &view, uint32_t flags)
+Status Runtime::release_one(stw_view &view, void *stream, uint32_t flags)
 {
+    DeviceStreams::Id id = 0;
+    if (views_.is_view_of(view.cookie, view.tensor)) {
+        const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+        if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
+    }
+    if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(check_stream(stream));
     const uint32_t index =
         views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie) : residency::kNone;
     if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
@@ -40,12 +46,15 @@ Status Runtime::release_one(stw_view &view, uint32_t flags)
     view.cookie = 0;
     view.pointer = nullptr;
     ViewSlot &slot = views_.slot(index);
-    return end_view(index, slot, flags);
+    return end_view(index, slot, id, flags);
 }
 
-Status Runtime::end_view(uint32_t index, ViewSlot &slot, uint32_t flags)
+Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id stream, uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
+    if (const Place &at = places_[slot.place]; at.streams && slot.byte_count > 0) {
+        at.streams->end(stream, slots_of(slot), slot.access != STW_READ);
+    }
     Status status;
     if (slot.exported) slot.exported = 0;
     ThreadState *state = views_.thread_state();
@@ -264,6 +273,7 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     if (fetch_hit(range, step, view_out)) return {};
     FetchPlan plan;
     plan.step = step;
+    plan.stream = STW_STREAM_SYNCED;  // who has the first view has been ordered with it
     plan.ranges.push_back(range);
     plan.flags = STW_FETCH_TRY;
     return fetch(std::move(plan), view_out);
@@ -432,7 +442,7 @@ Status Runtime::cancel(stw_operation *operation)
     return status;
 }
 
-Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t n)
+Status Runtime::collect(stw_operation *operation, void *stream, stw_view *views_out, uint32_t n)
 {
     Waiter *waiter = nullptr;
     {
@@ -451,6 +461,8 @@ Status Runtime::collect(stw_operation *operation, stw_view *views_out, uint32_t 
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
                                  requests);
         }
+        for (const Range &range : plan.ranges) STW_TRY(check_stream_at(range.place, stream));
+        waiter->plan.stream = stream;
         waiter->collected = true;
     }
     return finish_fetch(*waiter, views_out);

@@ -15,6 +15,7 @@
 #include "lib/runtime/handles.h"
 #include "lib/runtime/planner.h"
 #include "lib/runtime/scratch.h"
+#include "lib/runtime/streams.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/plan.h"
@@ -53,6 +54,8 @@ struct Place {
     char *base = nullptr;
     bool cpu_access = false;
     bool maps = false;
+    std::unique_ptr<DeviceStreams> streams;  // null: its consumers have none
+    uint64_t pinned_host_bytes = 0;          // from the beginning of the host tier
     std::string driver;
     std::string remark;
 };
@@ -111,6 +114,7 @@ struct FetchPlan {
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
+    void *stream = nullptr;  // of views at devices that have streams
 };
 
 // This rank gets no bytes of it.
@@ -218,10 +222,13 @@ public:
     void undo_hits(const HitChain &chain);
     Status fetch(FetchPlan plan, stw_view *views_out);
     Status fetch_async(FetchPlan plan, stw_operation **operation_out);
-    Status collect(stw_operation *operation, stw_view *views_out, uint32_t n);
+    Status collect(stw_operation *operation, void *stream, stw_view *views_out, uint32_t n);
     Status fits(const std::vector<Range> &ranges);
     Status prefetch(const std::vector<Range> &ranges);
-    Status release(stw_view *views, uint32_t n, uint32_t flags);
+    Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
+    // INVALID: none of a device of this runtime's. At a place: the host's, where it has streams.
+    Status check_stream(void *stream);
+    Status check_stream_at(residency::PlaceId place, void *stream);
     Status share(const stw_view &view, stw_view *view_out);
     [[nodiscard]] Status check_open(const stw_view &view) const;
     [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // that is open
@@ -255,7 +262,7 @@ public:
     Status destroy_phase(stw_phase *phase);
     Status begin_step(stw_phase *phase);
     Status end_step(stw_phase *phase, stw_step_stats *stats_out);
-    Status abort_step(stw_phase *phase);
+    Status abort_step(stw_phase *phase, void *stream);
     Status declare_step(stw_phase *phase, std::vector<DeclaredUse> uses);
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
     Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
@@ -427,8 +434,19 @@ private:
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
                    const Waiter &waiter, stw_view *views_out);
-    Status release_one(stw_view &view, uint32_t flags);
-    Status end_view(uint32_t index, ViewSlot &slot, uint32_t flags);
+    Status release_one(stw_view &view, void *stream, uint32_t flags);
+    Status end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id stream, uint32_t flags);
+
+    // stream_order.cpp: who comes behind whose work on a device
+    Status begin_streams(const Waiter &waiter);
+    Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
+    [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;
+    [[nodiscard]] SlotRange slots_of(const ViewSlot &view) const;
+    Status before_copy(residency::PlaceId place, const void *pointer, uint64_t bytes, bool writes);
+    static Status engine_before_copy(void *user, uint32_t memory, const void *pointer,
+                                     uint64_t bytes, bool writes);
+    void pin_host_memory();
+    void unpin_host_memory();
     struct Measured {
         uint64_t order = 0;  // 0: was not
         update::Measurement measurement;

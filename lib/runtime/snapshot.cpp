@@ -91,7 +91,8 @@ bool Runtime::copy_resident(const FetchPlan &plan)
         copy_elements(range.into, range.dtype, views[i].pointer, *range.tensor,
                       range.element_count);
     }
-    if (!views.empty()) (void)release(views.data(), static_cast<uint32_t>(views.size()), 0);
+    if (!views.empty())
+        (void)release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, 0);
     return all;
 }
 

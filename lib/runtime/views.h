@@ -51,6 +51,7 @@ struct alignas(64) ViewSlot {
     uint8_t absent = 0;                // of a gathered whole whose bytes are not here
     Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
     uint32_t next = residency::kNone;  // pinned by the same call, until it is open
+    uint32_t first_slot = 0;           // of the place, where that has streams
 };
 static_assert(sizeof(ViewSlot) == 64);
 

@@ -112,6 +112,7 @@ Status Engine::Parts::copy_bytes(Task &task) const
     case TransferKind::kMap: return {};
     case TransferKind::kZero: {
         const Memory &memory = options.memories[job.to_memory];
+        STW_TRY(order_copy(job.to_memory, job.to_pointer, bytes, true));
         const stw_status code = memory.ops->zero(memory.memory, job.to_pointer, bytes);
         if (code >= 0) return {};
         return Status::error(code,
@@ -125,6 +126,13 @@ Status Engine::Parts::copy_bytes(Task &task) const
     return move_bytes(task, job.to_memory, job.to_pointer, job.from_memory, job.from_pointer);
 }
 
+Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes,
+                                 bool writes) const
+{
+    if (options.before_copy == nullptr || options.memories[memory].cpu_access) return {};
+    return options.before_copy(options.before_copy_user, memory, pointer, bytes, writes);
+}
+
 // A memory copies inside itself and to and from host memory, so of two memories the one that
 // the CPU cannot reach has to do it.
 Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
@@ -134,6 +142,9 @@ Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, ui
     const Memory &out_of = options.memories[from];
     const residency::Transfer &transfer = task.job.transfer;
     const Memory &mover = into.cpu_access ? out_of : into;
+    // Of a staged move the other side is the ring's, which has the number of the device too.
+    if (task.route != Route::kReadStaged) STW_TRY(order_copy(from, source, transfer.bytes, false));
+    if (task.route != Route::kWriteStaged) STW_TRY(order_copy(to, target, transfer.bytes, true));
     const stw_status code = to != from && !into.cpu_access && !out_of.cpu_access
                                 ? bounce(into, static_cast<char *>(target), out_of,
                                          static_cast<const char *>(source), transfer.bytes)

@@ -124,6 +124,12 @@ struct EngineOptions {
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
     SharedReadHooks shared;
+    // Null: nothing on a device has to be over before a copy. Before bytes of a memory without
+    // cpu_access are read or, with `writes`, written: an error fails the job. On engine threads, no
+    // lock held. Must not call the engine.
+    Status (*before_copy)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                          bool writes) = nullptr;
+    void *before_copy_user = nullptr;
 };
 
 class Engine {

@@ -100,6 +100,7 @@ struct Engine::Parts {
     // Copy threads, without the lock.
     void run_copy(Task &task, Outbox &outbox);
     Status copy_bytes(Task &task) const;
+    Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) const;
     Status map_block(const Task &task) const;
     Status move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
                       const void *source) const;

@@ -2,6 +2,7 @@
 /*
  * Drivers from modules: tiers behind them keep their bytes, and what cannot be loaded is told.
  */
+#include "module_file.h"
 #include "support.h"
 
 #include <sys/stat.h>
@@ -14,22 +15,6 @@ static char directory[] = "/tmp/stepwell-modules-XXXXXX";
 static char module[64];
 static char collective[64];
 static char older[64]; /* its tables end with the operations that every driver has */
-
-static int copy_module(const char *name, const char *path)
-{
-    static char bytes[1 << 20];
-    char built[1024];
-    size_t n;
-    FILE *from, *to;
-    snprintf(built, sizeof built, "%s/libstepwell-%s.so", TEST_MODULES, name);
-    from = fopen(built, "rb");
-    to = fopen(path, "wb");
-    if (!from || !to) return 1;
-    while ((n = fread(bytes, 1, sizeof bytes, from)) > 0)
-        if (fwrite(bytes, 1, n, to) != n) return 1;
-    fclose(from);
-    return fclose(to) || chmod(path, 0644);
-}
 
 static int copy_modules(void **state)
 {

@@ -75,6 +75,9 @@ TEST(Registry, LyingTableIsRefused)
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_CAN_MAP;
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_MAP"), std::string::npos);
+    memory.capabilities = STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_STREAMS and has 0 of its 6"),
+              std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);

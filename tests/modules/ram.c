@@ -23,13 +23,14 @@
  * OLDER: as if built with headers that end at `close`. NEWER: with headers that have one group more
  * than the library's. What lies behind the end of a table would be a lie, if the library read it.
  */
+#define NO_STREAMS NULL, NULL, NULL, NULL, NULL, NULL
 #if defined(OLDER)
 #define STORAGE_BYTES  offsetof(stw_storage_ops, give_back)
 #define MEMORY_BYTES   offsetof(stw_memory_ops, reserve_address)
 #define MODULE_BYTES   offsetof(stw_driver_module, collective)
 #define BEHIND_MODULE  ((const stw_collective_ops *)(uintptr_t)1)
 #define BEHIND_STORAGE not_there_storage, NULL
-#define BEHIND_MEMORY  NULL, NULL, NULL, not_there_block, not_there_memory, NULL
+#define BEHIND_MEMORY  NULL, NULL, NULL, not_there_block, not_there_memory, NULL, NO_STREAMS
 #define LATER_GROUP    0
 #else
 #if defined(NEWER)
@@ -45,7 +46,7 @@
 #endif
 #define BEHIND_MODULE  NULL
 #define BEHIND_STORAGE NULL, NULL
-#define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL
+#define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL, NO_STREAMS
 #endif
 
 enum { ALIGNMENT = 512, QUEUE_DEPTH_DEFAULT = 32, QUEUE_DEPTH_MAX = 1 << 16 };

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which work on a device comes behind which: of a view when it is opened and when it ends, of a
+// copy before it begins. The rules are in streams.h; here is where the blocks are.
+#include "lib/runtime/runtime.h"
+#include "lib/runtime/snapshot.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+namespace {
+
+constexpr uint64_t kPinnedAtOnce = 256ull << 20;
+
+}  // namespace
+
+Status Runtime::check_stream(void *stream)
+{
+    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
+    Status first;
+    for (const Place &place : places_) {
+        if (!place.streams) continue;
+        Result<DeviceStreams::Id> id = place.streams->id_of(stream);
+        if (id.ok()) return {};
+        if (first.ok()) first = std::move(id.status());
+    }
+    if (!first.ok()) return first;
+    return Status::error(STW_ERROR_INVALID,
+                         "stream %p is not one of this device, which has none; pass "
+                         "STW_STREAM_HOST",
+                         stream);
+}
+
+Status Runtime::check_stream_at(PlaceId place, void *stream)
+{
+    DeviceStreams::Id id = 0;
+    return places_[place].streams ? stream_id(place, stream, &id) : Status();
+}
+
+Status Runtime::stream_id(PlaceId place, void *stream, DeviceStreams::Id *id_out)
+{
+    const Place &at = places_[place];
+    if (stream == STW_STREAM_HOST) {
+        return Status::error(STW_ERROR_INVALID,
+                             "no stream is given, and device %u has streams: pass the one that "
+                             "uses the bytes, STW_STREAM_LEGACY where frameworks say 0, or "
+                             "STW_STREAM_SYNCED",
+                             at.device);
+    }
+    Result<DeviceStreams::Id> id = at.streams->id_of(stream);
+    if (!id.ok()) return std::move(id.status());
+    *id_out = id.value();
+    return {};
+}
+
+SlotRange Runtime::slots_of(const Place &place, const void *pointer, uint64_t bytes) const
+{
+    const auto begin = static_cast<uint64_t>(static_cast<const char *>(pointer) - place.base);
+    const uint64_t first = begin / block_bytes_;
+    const uint64_t last = bytes == 0 ? first : (begin + bytes - 1) / block_bytes_;
+    return {static_cast<residency::Slot>(first), static_cast<uint32_t>(last - first + 1)};
+}
+
+// From its first on. One that is smaller than a block lies in one; a larger one begins a block.
+SlotRange Runtime::slots_of(const ViewSlot &view) const
+{
+    const bool buffer = view.scratch != residency::kNone;
+    const uint64_t bytes = buffer ? buffer_bytes(view) : uint64_t{view.byte_count};
+    const bool small = buffer || view.tensor->bytes < block_bytes_;
+    const uint64_t offset = small ? 0 : view.byte_begin % block_bytes_;
+    const uint64_t last = (offset + bytes - 1) / block_bytes_;
+    return {view.first_slot, static_cast<uint32_t>(last + 1)};
+}
+
+Status Runtime::begin_streams(const Waiter &waiter)
+{
+    const FetchPlan &plan = waiter.plan;
+    for (size_t i = 0; i < plan.ranges.size(); ++i) {
+        const Range &range = plan.ranges[i];
+        const Place &at = places_[waiter.grants[i].place];
+        if (!at.streams || range.byte_count == 0) continue;
+        DeviceStreams::Id id = 0;
+        STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
+        const void *pointer = nullptr;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            pointer = view_pointer(range, waiter.grants[i]);
+        }
+        const bool writes = range.access != STW_READ;
+        const SlotRange slots = slots_of(at, pointer, sum_bytes(range));
+        // The zeros that a sum begins with are a copy of ours.
+        if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
+        STW_TRY(at.streams->begin(id, slots, writes));
+    }
+    return {};
+}
+
+Status Runtime::before_copy(PlaceId place, const void *pointer, uint64_t bytes, bool writes)
+{
+    const Place &at = places_[place];
+    if (!at.streams || bytes == 0) return {};
+    return at.streams->before_copy(slots_of(at, pointer, bytes), writes);
+}
+
+Status Runtime::engine_before_copy(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                                   bool writes)
+{
+    return static_cast<Runtime *>(user)->before_copy(static_cast<PlaceId>(memory), pointer, bytes,
+                                                     writes);
+}
+
+// Copies between the host tier and a device with streams then need no buffer between. Where that
+// is refused they are slower, and that is said.
+void Runtime::pin_host_memory()
+{
+    const Place &host = places_[host_place_];
+    if (!host.memory) return;
+    stw_memory_info info{};
+    info.struct_size = sizeof info;
+    host.ops->info(host.memory, &info);
+    for (Place &place : places_) {
+        if (!place.streams) continue;
+        for (uint64_t at = 0; at < info.bytes; at += kPinnedAtOnce) {
+            stw_driver_error error = STW_DRIVER_ERROR_INIT;
+            const uint64_t bytes = std::min(kPinnedAtOnce, info.bytes - at);
+            const stw_status code =
+                place.ops->pin_host(place.memory, host.base + at, bytes, &error);
+            if (code >= 0) {
+                place.pinned_host_bytes = at + bytes;
+                continue;
+            }
+            place.remark = format_text("%" PRIu64 " of %" PRIu64 " bytes of the host tier are not "
+                                       "registered with device %u, so copies are slower: %s",
+                                       info.bytes - at, info.bytes, place.device, error.sentence);
+            log_.print(STW_LOG_WARNING, place.ops->name, "%s", place.remark.c_str());
+            break;
+        }
+    }
+}
+
+void Runtime::unpin_host_memory()
+{
+    const Place &host = places_[host_place_];
+    for (Place &place : places_) {
+        for (uint64_t at = 0; at < place.pinned_host_bytes; at += kPinnedAtOnce) {
+            const uint64_t bytes = std::min(kPinnedAtOnce, place.pinned_host_bytes - at);
+            place.ops->unpin_host(place.memory, host.base + at, bytes);
+        }
+        place.pinned_host_bytes = 0;
+    }
+}
+
+}  // namespace stepwell

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/runtime/streams.h"
+
+#include <stepwell/types.h>
+
+#include "lib/runtime/driver_error.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+
+namespace stepwell {
+
+DeviceStreams::DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint32_t slots,
+                             std::string device)
+    : ops_(ops),
+      memory_(memory),
+      device_(std::move(device)),
+      slots_(slots),
+      written_(std::make_unique<std::atomic<Word>[]>(slots)),
+      read_(std::make_unique<std::atomic<Word>[]>(slots))
+{
+}
+
+uint64_t DeviceStreams::metadata_bytes() const
+{
+    return sizeof *this + slots_ * 2 * sizeof(Word);
+}
+
+Status DeviceStreams::failed(stw_status code, const char *what) const
+{
+    return Status::error(code,
+                         "%s cannot be ordered behind the work of a stream of %s, which is lost or "
+                         "was destroyed with work on it",
+                         what, device_.c_str());
+}
+
+// ----------------------------------------------------------------------------------- streams ----
+
+DeviceStreams::Id DeviceStreams::find(void *stream) const
+{
+    const uint32_t count = count_.load(std::memory_order_acquire);
+    for (Id id = 1; id <= count; ++id) {
+        if (streams_[id].handle.load(std::memory_order_relaxed) == stream) return id;
+    }
+    return 0;
+}
+
+Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
+{
+    if (stream == STW_STREAM_SYNCED) return Id{0};
+    if (const Id known = find(stream); known != 0) return known;
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    const stw_status code = ops_->check_stream(memory_, stream, &error);
+    if (code < 0) return from_driver(code, error, "the stream is none of this device");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const Id known = find(stream); known != 0) return known;
+    const uint32_t count = count_.load(std::memory_order_relaxed);
+    if (count == kStreamsMax) {
+        return Status::error(STW_ERROR_LIMIT,
+                             "%u streams have used views of %s, and one more is not known to it; "
+                             "use fewer, or synchronise and pass STW_STREAM_SYNCED",
+                             count, device_.c_str());
+    }
+    streams_[count + 1].handle.store(stream, std::memory_order_relaxed);
+    count_.store(count + 1, std::memory_order_release);
+    return Id{count + 1};
+}
+
+// ------------------------------------------------------------------------------------- marks ----
+
+// Under the lock. The epoch goes on first: who reads it later has released behind the mark.
+Status DeviceStreams::end_epoch(Id id)
+{
+    Stream &stream = streams_[id];
+    stream.released.store(false, std::memory_order_relaxed);
+    const uint64_t epoch = stream.epoch.fetch_add(1, std::memory_order_acq_rel);
+    Mark mark{epoch, 0};
+    const stw_status code =
+        ops_->mark(memory_, stream.handle.load(std::memory_order_relaxed), &mark.number);
+    if (code < 0) return failed(code, "A copy");
+    std::rotate(stream.marks.begin(), stream.marks.begin() + 1, stream.marks.end());
+    stream.marks.back() = mark;
+    return {};
+}
+
+// The earliest that there is.
+Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch)
+{
+    Stream &stream = streams_[id];
+    if (stream.marks.back().epoch < epoch) STW_TRY(end_epoch(id));
+    return *std::find_if(stream.marks.begin(), stream.marks.end(),
+                         [epoch](const Mark &mark) { return mark.epoch >= epoch; });
+}
+
+void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
+{
+    const Id id = stream_of(word);
+    if (id == 0 || id == except) return;
+    if (id != kSeveral) {
+        needs[id] = std::max(needs[id], epoch_of(word));
+        return;
+    }
+    for (Id each = 1; each <= count_.load(std::memory_order_acquire); ++each) {
+        if (each == except) continue;
+        needs[each] = std::max(needs[each], streams_[each].epoch.load(std::memory_order_acquire));
+    }
+}
+
+// ------------------------------------------------------------------------------------- views ----
+
+Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
+{
+    if (id == 0) return {};
+    Needs needs{};
+    STW_ASSERT(slots.first + slots.count <= slots_);
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        add_need(needs, written_[slot].load(std::memory_order_acquire), id);
+        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), id);
+    }
+    if (std::all_of(needs.begin(), needs.end(), [](uint64_t epoch) { return epoch == 0; }))
+        return {};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Stream &stream = streams_[id];
+    for (Id other = 1; other < needs.size(); ++other) {
+        if (needs[other] == 0 || stream.streams_behind[other] >= needs[other]) continue;
+        Result<Mark> mark = mark_behind(other, needs[other]);
+        if (!mark.ok()) return std::move(mark.status());
+        const stw_status code = ops_->stream_after(
+            memory_, stream.handle.load(std::memory_order_relaxed), mark.value().number);
+        if (code < 0) return failed(code, "A stream");
+        stream.streams_behind[other] = mark.value().epoch;
+    }
+    return {};
+}
+
+void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
+{
+    if (id == 0) return;
+    Stream &stream = streams_[id];
+    const Word mine = word_of(stream.epoch.load(std::memory_order_acquire), id);
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        if (wrote) {
+            // It came behind all that read and wrote there before.
+            read_[slot].store(0, std::memory_order_relaxed);
+            written_[slot].store(mine, std::memory_order_release);
+            continue;
+        }
+        Word before = read_[slot].load(std::memory_order_relaxed);
+        Word after = mine;
+        do {
+            const Id other = stream_of(before);
+            after = other == 0 || other == id ? mine : word_of(0, kSeveral);
+        } while (!read_[slot].compare_exchange_weak(before, after, std::memory_order_release,
+                                                    std::memory_order_relaxed));
+    }
+    stream.released.store(true, std::memory_order_release);
+}
+
+Status DeviceStreams::before_copy(SlotRange slots, bool writes)
+{
+    STW_ASSERT(slots.first + slots.count <= slots_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
+        if (streams_[id].released.load(std::memory_order_acquire)) STW_TRY(end_epoch(id));
+    }
+    Needs needs{};
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        add_need(needs, written_[slot].load(std::memory_order_acquire), 0);
+        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), 0);
+    }
+    for (Id id = 1; id < needs.size(); ++id) {
+        Stream &stream = streams_[id];
+        if (needs[id] == 0 || stream.copies_behind >= needs[id]) continue;
+        Result<Mark> mark = mark_behind(id, needs[id]);
+        if (!mark.ok()) return std::move(mark.status());
+        const stw_status code = ops_->copies_after(memory_, mark.value().number);
+        if (code < 0) return failed(code, "A copy");
+        stream.copies_behind = mark.value().epoch;
+    }
+    if (!writes) return {};
+    // The copy is over before anybody gets a view of what it brought.
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        written_[slot].store(0, std::memory_order_relaxed);
+        read_[slot].store(0, std::memory_order_relaxed);
+    }
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumers' streams of one device, and who has to come behind whose work in its blocks. Work
+// that was enqueued before a release goes on behind it, so whoever has the bytes next, a copy or
+// another stream, comes behind a mark on that stream, on the device: the host waits for nothing.
+//
+// A release writes one word for each block and calls nothing. Its word has an epoch of the stream;
+// a mark ends an epoch, and is behind all that was released in it. Marks are made by copies, since
+// these have a thread of their own: so the mark of an epoch is close behind its last release, and
+// what is enqueued later need not be waited for.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "lib/residency/types.h"
+#include "lib/support/status.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace stepwell {
+
+struct SlotRange {
+    residency::Slot first = 0;
+    uint32_t count = 0;
+};
+
+// Any thread, several at once.
+class DeviceStreams {
+public:
+    // Of a stream; 0: the caller has synchronised, and nothing is ordered.
+    using Id = uint32_t;
+    static constexpr uint32_t kStreamsMax = 64;
+
+    // `ops` have STW_MEMORY_STREAMS; they and `memory` are borrowed.
+    DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint32_t slots,
+                  std::string device);
+
+    // INVALID: no stream of this device. LIMIT: more than kStreamsMax were used.
+    Result<Id> id_of(void *stream);
+    // The stream gets a view: what is enqueued on it from now on comes behind what others do there.
+    // No call of the driver where nobody else does. DEVICE.
+    Status begin(Id stream, SlotRange slots, bool writes);
+    // The view ends. Before the bytes may go: the pin ends behind this.
+    void end(Id stream, SlotRange slots, bool wrote) noexcept;
+    // A copy out of the slots or, with `writes`, into them is about to begin.
+    Status before_copy(SlotRange slots, bool writes);
+
+    [[nodiscard]] uint64_t metadata_bytes() const;
+
+private:
+    // Who used a slot last: the stream, kSeveral of them, or 0; and in which epoch of the stream.
+    using Word = uint64_t;
+    static constexpr Id kSeveral = 255;
+    static Word word_of(uint64_t epoch, Id stream) { return epoch << 8 | stream; }
+    static Id stream_of(Word word) { return static_cast<Id>(word & 255); }
+    static uint64_t epoch_of(Word word) { return word >> 8; }
+
+    struct Mark {
+        uint64_t epoch = 0;  // that it ended
+        uint64_t number = 0;
+    };
+    struct Stream {
+        std::atomic<void *> handle{nullptr};
+        std::atomic<uint64_t> epoch{1};
+        std::atomic<bool> released{false};  // something, in this epoch
+        // Under the lock: the last few marks, oldest first; and what comes behind this stream.
+        std::array<Mark, 8> marks{};
+        uint64_t copies_behind = 0;                              // epoch
+        std::array<uint64_t, kStreamsMax + 1> streams_behind{};  // by the other stream
+    };
+    // By stream: the epoch that has to be over.
+    using Needs = std::array<uint64_t, kStreamsMax + 1>;
+
+    [[nodiscard]] Id find(void *stream) const;
+    void add_need(Needs &needs, Word word, Id except) const;
+    Status end_epoch(Id stream);
+    Result<Mark> mark_behind(Id stream, uint64_t epoch);
+    Status failed(stw_status code, const char *what) const;
+
+    const stw_memory_ops *const ops_;
+    stw_memory *const memory_;
+    const std::string device_;
+    const uint32_t slots_;
+    std::unique_ptr<std::atomic<Word>[]> written_;
+    std::unique_ptr<std::atomic<Word>[]> read_;
+    std::atomic<uint32_t> count_{0};               // streams
+    std::array<Stream, kStreamsMax + 1> streams_;  // from 1
+    std::mutex mutex_;
+};
+
+}  // namespace stepwell

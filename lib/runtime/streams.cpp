@@ -10,6 +10,18 @@
 
 namespace stepwell {
 
+namespace {
+
+// Never that of another thread, as an address or a number of the system's may be.
+uint64_t this_thread()
+{
+    static std::atomic<uint64_t> threads{0};
+    thread_local const uint64_t mine = threads.fetch_add(1, std::memory_order_relaxed) + 1;
+    return mine;
+}
+
+}  // namespace
+
 DeviceStreams::DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint32_t slots,
                              std::string device)
     : ops_(ops),
@@ -36,11 +48,14 @@ Status DeviceStreams::failed(stw_status code, const char *what) const
 
 // ----------------------------------------------------------------------------------- streams ----
 
-DeviceStreams::Id DeviceStreams::find(void *stream) const
+DeviceStreams::Id DeviceStreams::find(void *stream, uint64_t thread) const
 {
     const uint32_t count = count_.load(std::memory_order_acquire);
     for (Id id = 1; id <= count; ++id) {
-        if (streams_[id].handle.load(std::memory_order_relaxed) == stream) return id;
+        if (streams_[id].handle.load(std::memory_order_relaxed) == stream &&
+            streams_[id].thread.load(std::memory_order_relaxed) == thread) {
+            return id;
+        }
     }
     return 0;
 }
@@ -48,12 +63,13 @@ DeviceStreams::Id DeviceStreams::find(void *stream) const
 Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
 {
     if (stream == STW_STREAM_SYNCED) return Id{0};
-    if (const Id known = find(stream); known != 0) return known;
+    const uint64_t thread = stream == STW_STREAM_PER_THREAD ? this_thread() : 0;
+    if (const Id known = find(stream, thread); known != 0) return known;
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     const stw_status code = ops_->check_stream(memory_, stream, &error);
     if (code < 0) return from_driver(code, error, "the stream is none of this device");
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (const Id known = find(stream); known != 0) return known;
+    if (const Id known = find(stream, thread); known != 0) return known;
     const uint32_t count = count_.load(std::memory_order_relaxed);
     if (count == kStreamsMax) {
         return Status::error(STW_ERROR_LIMIT,
@@ -62,6 +78,7 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
                              count, device_.c_str());
     }
     streams_[count + 1].handle.store(stream, std::memory_order_relaxed);
+    streams_[count + 1].thread.store(thread, std::memory_order_relaxed);
     count_.store(count + 1, std::memory_order_release);
     return Id{count + 1};
 }
@@ -87,9 +104,21 @@ Status DeviceStreams::end_epoch(Id id)
 Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch)
 {
     Stream &stream = streams_[id];
-    if (stream.marks.back().epoch < epoch) STW_TRY(end_epoch(id));
+    if (stream.marks.back().epoch < epoch) {
+        if (stream.thread.load(std::memory_order_relaxed) != 0)
+            return failed(STW_ERROR_DEVICE, "What comes next");
+        STW_TRY(end_epoch(id));
+    }
     return *std::find_if(stream.marks.begin(), stream.marks.end(),
                          [epoch](const Mark &mark) { return mark.epoch >= epoch; });
+}
+
+// That something was released in, at the latest.
+uint64_t DeviceStreams::last_epoch(Id id) const
+{
+    const Stream &stream = streams_[id];
+    const uint64_t epoch = stream.epoch.load(std::memory_order_acquire);
+    return stream.thread.load(std::memory_order_relaxed) == 0 ? epoch : epoch - 1;
 }
 
 void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
@@ -102,7 +131,7 @@ void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
     }
     for (Id each = 1; each <= count_.load(std::memory_order_acquire); ++each) {
         if (each == except) continue;
-        needs[each] = std::max(needs[each], streams_[each].epoch.load(std::memory_order_acquire));
+        needs[each] = std::max(needs[each], last_epoch(each));
     }
 }
 
@@ -153,7 +182,13 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
         } while (!read_[slot].compare_exchange_weak(before, after, std::memory_order_release,
                                                     std::memory_order_relaxed));
     }
-    stream.released.store(true, std::memory_order_release);
+    if (stream.thread.load(std::memory_order_relaxed) == 0) {
+        stream.released.store(true, std::memory_order_release);
+        return;
+    }
+    // Where that fails, so does who needs the mark: it is not there.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    (void)end_epoch(id);
 }
 
 Status DeviceStreams::before_copy(SlotRange slots, bool writes)

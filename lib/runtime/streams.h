@@ -65,6 +65,8 @@ private:
     };
     struct Stream {
         std::atomic<void *> handle{nullptr};
+        // Of STW_STREAM_PER_THREAD: whose. That thread alone can mark it, so each release does.
+        std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
         // Under the lock: the last few marks, oldest first; and what comes behind this stream.
@@ -75,7 +77,8 @@ private:
     // By stream: the epoch that has to be over.
     using Needs = std::array<uint64_t, kStreamsMax + 1>;
 
-    [[nodiscard]] Id find(void *stream) const;
+    [[nodiscard]] Id find(void *stream, uint64_t thread) const;
+    [[nodiscard]] uint64_t last_epoch(Id stream) const;
     void add_need(Needs &needs, Word word, Id except) const;
     Status end_epoch(Id stream);
     Result<Mark> mark_behind(Id stream, uint64_t epoch);

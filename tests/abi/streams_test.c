@@ -301,6 +301,26 @@ static void a_lost_stream_fails_what_would_come_behind_it(void **state)
     machine_close(runtime);
 }
 
+/* Nobody else can name the stream of a thread: the release marks it. */
+static void the_stream_of_a_thread_is_marked_by_that_thread(void **state)
+{
+    stw_runtime *runtime = open_late(8);
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    stw_view view = view_on(runtime, tensor, STW_WRITE, STW_STREAM_PER_THREAD);
+    const late_calls before = counted();
+    late_calls after;
+    job count;
+    (void)state;
+    count_into(&count, &view, STW_STREAM_PER_THREAD, 6);
+    ok(stw_release(&view, 1, STW_STREAM_PER_THREAD, 0));
+    after = counted();
+    assert_int_equal(after.marks, before.marks + 1);
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    assert_int_equal(counted().marks, after.marks);
+    tensor_expect_sequence(tensor, ELEMENTS, 6);
+    machine_close(runtime);
+}
+
 static void the_host_tier_is_registered_with_the_device(void **state)
 {
     stw_runtime *runtime = open_late(8);
@@ -321,6 +341,7 @@ int main(void)
         cmocka_unit_test(one_stream_alone_asks_the_driver_for_nothing),
         cmocka_unit_test(sums_begin_behind_what_was_there),
         cmocka_unit_test(a_lost_stream_fails_what_would_come_behind_it),
+        cmocka_unit_test(the_stream_of_a_thread_is_marked_by_that_thread),
         cmocka_unit_test(the_host_tier_is_registered_with_the_device),
     };
     return cmocka_run_group_tests(tests, load_module, remove_module);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a test steers the test double of the CUDA driver and asks it what it saw. Exported by the
+ * same library. None of these calls is counted, fails by injection or tells the host anything that
+ * a CUDA call would have had to tell it. Any thread may call them.
+ *
+ * STW_CUDA_DOUBLE holds options, "key=value" with commas between; a size may end in K, M or G:
+ *   seed=1         of the delays and of the choice among streams that could go on
+ *   delay_us=20    an operation begins up to so much later than it could
+ *   devices=1      0: cuInit finds no device
+ *   memory=256M    of each device
+ *   driver=13000   what cuDriverGetVersion says; entry points that came later refuse to work
+ *   unified=0      1: device and host share their memory
+ *   busy=0         1: no primary context can be had
+ *   fail=cuMemAlloc_v2:3:2
+ *                  the third call of cuMemAlloc_v2 from now on returns 2; call 0: every call
+ *   exit=0         not 0: a process with violations or leaks prints them and ends with this status
+ */
+#ifndef STW_CUDA_DOUBLE_CONTROL_H
+#define STW_CUDA_DOUBLE_CONTROL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tests/cuda/double/kernel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STW_DOUBLE_API __attribute__((visibility("default")))
+
+/* Kinds of violation. */
+enum {
+    STW_DOUBLE_USED_BEFORE_READY = 1, /* read, and not ordered after the write */
+    STW_DOUBLE_OVERWRITTEN_IN_USE,    /* written, and not ordered after a read */
+    STW_DOUBLE_WRITTEN_TWICE,         /* written, and not ordered after the last write */
+    STW_DOUBLE_HOST_TOO_EARLY,        /* touched by the host while an operation may still run */
+    STW_DOUBLE_GONE_IN_USE,           /* freed, unmapped or unregistered while one may still run */
+    STW_DOUBLE_DEAD_HANDLE,   /* a stream, event or module that was destroyed or never was */
+    STW_DOUBLE_BAD_ADDRESS,   /* not mapped, not accessible, or past the end */
+    STW_DOUBLE_WRONG_CONTEXT, /* a stream, event or pointer of another context */
+    STW_DOUBLE_CALL_IN_HOST_FUNCTION, /* CUDA called from a function of cuLaunchHostFunc */
+    STW_DOUBLE_BATCH_OVERLAP,         /* copies of one batch touch the same bytes */
+    STW_DOUBLE_CONTEXT_STACK          /* a thread ended with pushed contexts, or popped too often */
+};
+
+/* Drop all work, memory, handles, counters and violations, and begin again with these options
+ * (NULL: those of the environment). Returns 0, or -1 where the options are not understood, and then
+ * nothing has changed. Threads that were in a call must have left it. */
+STW_DOUBLE_API int stw_double_reset(const char *options);
+
+/* Calls of an entry point by its exported name; NULL: of all. Unknown names give UINT64_MAX. */
+STW_DOUBLE_API uint64_t stw_double_calls(const char *entry);
+STW_DOUBLE_API void stw_double_calls_reset(void);
+/* Asynchronous copies from or to memory that was not registered: CUDA makes them wait. */
+STW_DOUBLE_API uint64_t stw_double_pageable_copies(void);
+
+/* Violations since the last taking. */
+STW_DOUBLE_API uint32_t stw_double_violations(void);
+/* Kind of the one at `index`, 0 if there is none; its sentence, cut to `capacity` with its NUL. */
+STW_DOUBLE_API int stw_double_violation(uint32_t index, char *text, size_t capacity);
+/* How many there were; they are forgotten. `text` (may be NULL): a line for each. */
+STW_DOUBLE_API uint32_t stw_double_take_violations(char *text, size_t capacity);
+/* What is alive now that its owner should have given back: lines, and how many. */
+STW_DOUBLE_API uint32_t stw_double_leaks(char *text, size_t capacity);
+
+/* As fail= above. Returns -1 for an unknown entry point. */
+STW_DOUBLE_API int stw_double_fail(const char *entry, uint64_t nth, int code);
+/* A device breaks: from now on the calls of its context return `code`, its work is dropped. */
+STW_DOUBLE_API void stw_double_break(int device, int code);
+
+/* Operations of a held stream do not begin; let go lets `operations` of them begin and goes on
+ * holding, or with 0 ends the hold. A stream is named as in CUDA: 0 to 2 need a current context. */
+STW_DOUBLE_API void stw_double_hold(void *stream);
+STW_DOUBLE_API void stw_double_let_go(void *stream, uint64_t operations);
+/* All streams, also those to come. */
+STW_DOUBLE_API void stw_double_hold_all(int hold);
+/* Streams alive now, default streams left out: how many; at most `capacity` are written. */
+STW_DOUBLE_API uint32_t stw_double_streams(void **streams, uint32_t capacity);
+/* Operations of a stream that have not ended; NULL: of all streams. */
+STW_DOUBLE_API uint64_t stw_double_pending(void *stream);
+/* Wait until all work has ended. To the host it has not: only CUDA calls tell it that. */
+STW_DOUBLE_API void stw_double_drain(void);
+
+/* Enqueue a kernel of the test's own: `work` runs in stream order and touches these ranges. `name`
+ * stays the caller's and is used until reset. Returns a CUDA error. */
+STW_DOUBLE_API int stw_double_consume(void *stream, const char *name,
+                                      const stw_double_range *ranges, uint32_t count,
+                                      void (*work)(void *user, stw_double_alias_of alias),
+                                      void *user);
+
+/* Where the bytes of a device address lie in this process; a host address is its own alias. */
+STW_DOUBLE_API void *stw_double_alias(uint64_t address);
+/* The host (or a disk on its behalf) touches device or pinned memory now. */
+STW_DOUBLE_API void stw_double_host_reads(uint64_t address, uint64_t bytes);
+STW_DOUBLE_API void stw_double_host_writes(uint64_t address, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

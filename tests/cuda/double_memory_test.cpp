@@ -99,9 +99,9 @@ TEST_F(DoubleMemory, PinnedMemoryInUseCannotGoUnnoticed)
     ASSERT_EQ(cuMemcpyHtoDAsync_v2(memory, owned.data(), 4096, one), kSuccess);
     ASSERT_EQ(cuMemcpyDtoHAsync_v2(host, memory, 4096, one), kSuccess);
     EXPECT_EQ(cuMemHostUnregister(owned.data()), kSuccess);
-    expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemHostUnregister", "reads these bytes"});
+    expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemHostUnregister", "cuMemcpyHtoDAsync_v2 #1"});
     EXPECT_EQ(cuMemFreeHost(host), kSuccess);
-    expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemFreeHost", "writes these bytes"});
+    expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemFreeHost", "cuMemcpyDtoHAsync_v2 #2"});
     stw_double_let_go(one, 0);
     EXPECT_EQ(cuStreamSynchronize(one), kSuccess);
     EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
@@ -312,6 +312,48 @@ TEST_F(DoubleMemory, ARaceThroughTwoMappingsOfOneHandleIsFound)
     EXPECT_EQ(cuMemRelease(pages), kSuccess);
     EXPECT_EQ(cuStreamDestroy_v2(one), kSuccess);
     EXPECT_EQ(cuStreamDestroy_v2(two), kSuccess);
+}
+
+TEST_F(DoubleMemory, AMappingMayGoWhileItsHandleIsUsedThroughAnother)
+{
+    void *const one = stream();
+    const Address kept = reserve(kGranule), gone = reserve(kGranule);
+    const Handle pages = handle(kGranule);
+    for (const Address range : {kept, gone}) {
+        ASSERT_EQ(cuMemMap(range, kGranule, 0, pages, 0), kSuccess);
+        allow(range, kGranule);
+    }
+    stw_double_hold(one);
+    ASSERT_EQ(cuMemsetD8Async(kept, 1, 8, one), kSuccess);
+    EXPECT_EQ(cuMemUnmap(gone, kGranule), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(gone, kGranule), kSuccess);
+    stw_double_let_go(one, 0);
+    ASSERT_EQ(cuStreamSynchronize(one), kSuccess);
+    EXPECT_EQ(bytes(kept)[0], 1);
+    EXPECT_EQ(cuMemUnmap(kept, kGranule), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(kept, kGranule), kSuccess);
+    EXPECT_EQ(cuMemRelease(pages), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(one), kSuccess);
+}
+
+TEST_F(DoubleMemory, UnifiedMemoryIsUsedWhereItIs)
+{
+    begin("unified=1");
+    void *const one = stream();
+    const Address memory = device(4096);
+    std::vector<unsigned char> owned(4096, 3);
+    stw_double_hold(one);
+    ASSERT_EQ(cuMemcpyHtoDAsync_v2(memory, owned.data(), 4096, one), kSuccess);
+    stw_double_host_writes(as_address(owned.data()), 1);
+    expect_violation(STW_DOUBLE_HOST_TOO_EARLY);
+    EXPECT_EQ(stw_double_pageable_copies(), 0u);
+    const stw_double_range range{as_address(owned.data()), 4096, 0, 0};
+    ASSERT_EQ(stw_double_consume(one, "reader", &range, 1, nullptr, nullptr), kSuccess);
+    stw_double_let_go(one, 0);
+    ASSERT_EQ(cuStreamSynchronize(one), kSuccess);
+    EXPECT_EQ(bytes(memory)[0], 3);
+    EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(one), kSuccess);
 }
 
 TEST_F(DoubleMemory, MappingRefusesWhatCudaRefuses)

@@ -72,6 +72,7 @@ bool Tracker::touch(const Touch &touch, const Epoch &self, const Clock &before, 
         }
         accesses_.record(keys_of(piece), touch.writes, self, after);
     }
+    uses_.record({touch.address, touch.address + touch.bytes}, false, self, before);
     settle_if_large();
     return true;
 }
@@ -98,21 +99,18 @@ void Tracker::host_touch(const Touch &touch, const char *what)
 
 bool Tracker::gone(Address address, uint64_t bytes, const char *what)
 {
-    bool quiet = true;
-    if (memory_.resolve(address, bytes, &pieces_) == Place::kNowhere) return true;
-    for (const Piece &piece : pieces_) {
-        for (const Conflict &conflict : accesses_.conflicts(keys_of(piece), true, {}, host_)) {
-            quiet = false;
-            report_.add(STW_DOUBLE_GONE_IN_USE,
-                        text("%s takes away %s while %s, which %s these bytes, may still run: "
-                             "nothing has told the host that it ended.",
-                             what, range_text(piece, conflict.range).c_str(),
-                             name(conflict.earlier).c_str(),
-                             conflict.earlier_wrote ? "writes" : "reads"));
-        }
-        accesses_.forget(keys_of(piece));
-    }
-    return quiet;
+    const Range range{address, address + bytes};
+    const std::vector<Conflict> users = uses_.conflicts(range, true, {}, host_);
+    for (const Conflict &user : users)
+        report_.add(STW_DOUBLE_GONE_IN_USE,
+                    text("%s takes away [0x%llx, +%llu) while %s, which touches these bytes, may "
+                         "still run: nothing has told the host that it ended.",
+                         what, Wide{user.range.begin}, Wide{user.range.end - user.range.begin},
+                         name(user.earlier).c_str()));
+    uses_.forget(range);
+    // Memory of a device is never named the same again; a host address soon is.
+    accesses_.forget(range);
+    return users.empty();
 }
 
 bool Tracker::accessible(const Piece &piece, const Touch &touch, const Epoch &self,
@@ -137,9 +135,10 @@ bool Tracker::accessible(const Piece &piece, const Touch &touch, const Epoch &se
 // What has been settled need not be looked at again by anybody.
 void Tracker::settle_if_large()
 {
-    if (accesses_.cells() < settle_at_) return;
+    if (accesses_.cells() + uses_.cells() < settle_at_) return;
     accesses_.settle(host_);
-    settle_at_ = std::max<size_t>(256, 2 * accesses_.cells());
+    uses_.settle(host_);
+    settle_at_ = std::max<size_t>(256, 2 * (accesses_.cells() + uses_.cells()));
 }
 
 }  // namespace stepwell::cuda_double

@@ -30,7 +30,7 @@ public:
     bool touch(const Touch &touch, const Epoch &self, const Clock &before, int kernel_device);
     // The host reads or writes, itself or by a call that copies at once.
     void host_touch(const Touch &touch, const char *what);
-    // The memory goes away. False where an operation may still be using it.
+    // What lies at these addresses goes away. False where an operation may still be using it.
     bool gone(Address address, uint64_t bytes, const char *what);
 
 private:
@@ -39,7 +39,11 @@ private:
 
     Memory &memory_;  // outlives this
     Report &report_;  // outlives this
+    // By memory: two mappings of one handle are the same bytes.
     AccessMap accesses_;
+    // By address, and all as reads: who used a mapping matters when that mapping goes, though the
+    // memory stays and others use it through another one.
+    AccessMap uses_;
     Clock host_;
     size_t settle_at_ = 256;
     std::vector<Piece> pieces_;  // of the touch at hand

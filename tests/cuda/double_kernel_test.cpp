@@ -3,6 +3,7 @@
 #include "tests/cuda/double_rig.h"
 
 #include <atomic>
+#include <cstdlib>
 
 namespace {
 
@@ -155,6 +156,20 @@ TEST_F(DoubleKernel, AnUnloadedModuleIsNotUsedAgain)
     EXPECT_EQ(cuModuleGetFunction(&none, module, "scale"), kInvalidHandle);
     expect_violation(STW_DOUBLE_DEAD_HANDLE, {"no module that is loaded"});
     module = nullptr;
+}
+
+TEST_F(DoubleKernel, ALibraryOfKernelsIsLookedThroughToo)
+{
+    if (std::getenv("STW_CUDA_DOUBLE_KERNELS") == nullptr)
+        GTEST_SKIP() << "STW_CUDA_DOUBLE_KERNELS names no library; the build's test run sets it";
+    void *twice = nullptr;
+    ASSERT_EQ(cuModuleGetFunction(&twice, module, "twice"), kSuccess);
+    ASSERT_EQ(cuMemsetD8Async(to, 1, kCount * 4, one), kSuccess);
+    uint32_t count = kCount;
+    void *arguments[] = {&to, &count};
+    ASSERT_EQ(cuLaunchKernel(twice, kCount, 1, 1, 1, 1, 1, 0, one, arguments, nullptr), kSuccess);
+    ASSERT_EQ(cuStreamSynchronize(one), kSuccess);
+    EXPECT_EQ(bytes(to)[kCount * 4 - 1], 2);
 }
 
 TEST_F(DoubleKernel, ALibraryHasTheSameKernels)

@@ -205,6 +205,38 @@ TEST_F(DoubleRandom, ProgramsThatLeaveOutWaitsAreFound)
     }
 }
 
+// Blocking streams with a buffer each, ordered by work of the legacy stream on all of them and by
+// nothing else.
+TEST_F(DoubleRandom, TheLegacyStreamOrdersBlockingStreams)
+{
+    for (uint32_t seed = first_seed(); seed < first_seed() + 20; ++seed) {
+        SCOPED_TRACE("STW_SEED=" + std::to_string(seed));
+        begin("delay_us=10,seed=" + std::to_string(seed));
+        std::minstd_rand random(seed);
+        std::array<void *, 3> streams{};
+        streams[2] = reinterpret_cast<void *>(kStreamPerThread);
+        for (size_t i = 0; i < 2; ++i) streams[i] = stream(0);
+        const Address memory = device(streams.size());
+        std::array<unsigned char, 3> expected{};
+        for (int i = 0; i < 200; ++i) {
+            const size_t at = random() % streams.size();
+            const size_t from = (at + 1) % streams.size();
+            if (random() % 4 == 0) {
+                ASSERT_EQ(cuMemcpyDtoDAsync_v2(memory + at, memory + from, 1, nullptr), kSuccess);
+                expected[at] = expected[from];
+            } else {
+                expected[at] = static_cast<unsigned char>(i);
+                ASSERT_EQ(cuMemsetD8Async(memory + at, expected[at], 1, streams[at]), kSuccess);
+            }
+        }
+        ASSERT_EQ(cuCtxSynchronize(), kSuccess);
+        EXPECT_EQ(std::memcmp(bytes(memory), expected.data(), expected.size()), 0);
+        ASSERT_EQ(stw_double_violations(), 0u) << violation_text(0);
+        EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
+        for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cuStreamDestroy_v2(streams[i]), kSuccess);
+    }
+}
+
 TEST_F(DoubleRandom, ThreadsWithTheirOwnStreamsDoNotDisturbEachOther)
 {
     begin("delay_us=10,seed=" + std::to_string(first_seed()));

@@ -59,6 +59,46 @@ TEST_F(Double, OptionsThatAreNotUnderstoodChangeNothing)
     EXPECT_EQ(cuCtxSynchronize(), kSuccess) << "the context is as it was";
 }
 
+TEST_F(Double, ItsOptionsAreThoseOfTheEnvironment)
+{
+    ASSERT_EQ(setenv("STW_CUDA_DOUBLE", "devices=3,driver=12080", 1), 0);
+    ASSERT_EQ(stw_double_reset(nullptr), 0);
+    ASSERT_EQ(unsetenv("STW_CUDA_DOUBLE"), 0);
+    context = nullptr;
+    int value = 0;
+    ASSERT_EQ(cuInit(0), kSuccess);
+    EXPECT_EQ(cuDeviceGetCount(&value), kSuccess);
+    EXPECT_EQ(value, 3);
+    EXPECT_EQ(cuDriverGetVersion(&value), kSuccess);
+    EXPECT_EQ(value, 12080);
+}
+
+TEST_F(Double, ContextsAndStreamsSayWhoseTheyAre)
+{
+    begin("devices=2");
+    void *second = nullptr, *current = nullptr, *of_stream = nullptr;
+    ASSERT_EQ(cuDevicePrimaryCtxRetain(&second, 1), kSuccess);
+    ASSERT_EQ(cuCtxPushCurrent_v2(second), kSuccess);
+    ASSERT_EQ(cuCtxGetCurrent(&current), kSuccess);
+    EXPECT_EQ(current, second);
+    int device_of = -1, least = -1, greatest = 0;
+    ASSERT_EQ(cuCtxGetDevice(&device_of), kSuccess);
+    EXPECT_EQ(device_of, 1);
+    ASSERT_EQ(cuCtxGetStreamPriorityRange(&least, &greatest), kSuccess);
+    EXPECT_GT(least, greatest) << "less is more";
+    void *far = nullptr;
+    ASSERT_EQ(cuStreamCreateWithPriority(&far, kStreamNonBlocking, greatest), kSuccess);
+    ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), kSuccess);
+    ASSERT_EQ(cuStreamGetCtx(far, &of_stream), kSuccess);
+    EXPECT_EQ(of_stream, second);
+    ASSERT_EQ(cuStreamGetDevice(far, &device_of), kSuccess);
+    EXPECT_EQ(device_of, 1);
+    ASSERT_EQ(cuStreamGetDevice(nullptr, &device_of), kSuccess);
+    EXPECT_EQ(device_of, 0) << "the default stream is the current context's";
+    EXPECT_EQ(cuStreamDestroy_v2(far), kSuccess);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(1), kSuccess);
+}
+
 TEST_F(Double, WithoutADeviceOrWithABusyOneThereIsNoContext)
 {
     ASSERT_EQ(stw_double_reset("devices=0"), 0);
@@ -159,6 +199,8 @@ TEST_F(Double, ABrokenContextFailsEveryCallAndDropsItsWork)
     EXPECT_EQ(cuMemFree_v2(memory), kIllegalAddress);
     EXPECT_EQ(cuStreamDestroy_v2(a_stream), kIllegalAddress);
     EXPECT_EQ(cuCtxSetCurrent(context), kSuccess) << "which context is current is no such call";
+    void *again = nullptr;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&again, 0), kIllegalAddress);
 }
 
 TEST_F(Double, AWaitEndsWithTheErrorThatBreaksTheContextMeanwhile)

@@ -79,7 +79,8 @@ STW_DOUBLE_API void stw_double_hold_all(int hold);
 STW_DOUBLE_API uint32_t stw_double_streams(void **streams, uint32_t capacity);
 /* Operations of a stream that have not ended; NULL: of all streams. */
 STW_DOUBLE_API uint64_t stw_double_pending(void *stream);
-/* Wait until all work has ended. To the host it has not: only CUDA calls tell it that. */
+/* Wait until all work has ended; for ever, while a stream that has some is held. To the host it has
+ * not ended: only CUDA calls tell it that. */
 STW_DOUBLE_API void stw_double_drain(void);
 
 /* Enqueue a kernel of the test's own: `work` runs in stream order and touches these ranges. `name`

@@ -166,6 +166,8 @@ int cuDevicePrimaryCtxRetain(void **context_out, int device)
         if (!call.is_device(device)) return kInvalidDevice;
         if (call.state.options.busy != 0) return kDeviceUnavailable;
         Context &context = call.state.contexts[static_cast<size_t>(device)];
+        // What broke stays broken for as long as the process lives.
+        if (context.sticky != 0) return context.sticky;
         ++context.retained;
         if (context.legacy == nullptr)
             context.legacy = call.scheduler().create(&context, true, true);

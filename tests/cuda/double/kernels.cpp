@@ -14,7 +14,6 @@ namespace stepwell::cuda_double {
 namespace {
 
 constexpr uint32_t kArgumentsMax = 64;
-constexpr uint32_t kRangesMax = 4096;
 
 void *library_of_kernels()
 {
@@ -126,14 +125,15 @@ private:
 std::vector<Touch> touches_of(const Function &function, Arguments &arguments,
                               const stw_double_launch &launch)
 {
-    stw_double_range few[16];
-    uint32_t count = function.ranges(arguments.pointers(), &launch, few, 16);
-    std::vector<stw_double_range> ranges(few, few + std::min(count, 16u));
-    if (count > 16) {
-        count = std::min(count, kRangesMax);
-        ranges.resize(count);
-        function.ranges(arguments.pointers(), &launch, ranges.data(), count);
-    }
+    std::vector<stw_double_range> ranges(16);
+    const auto ask = [&] {
+        return function.ranges(arguments.pointers(), &launch, ranges.data(),
+                               static_cast<uint32_t>(ranges.size()));
+    };
+    const uint32_t count = ask();
+    const bool all = count <= ranges.size();
+    ranges.resize(count);
+    if (!all) ask();
     std::vector<Touch> touches;
     for (const stw_double_range &range : ranges)
         if (range.bytes > 0) touches.push_back({range.address, range.bytes, range.writes != 0});

@@ -80,11 +80,10 @@ protected:
     }
     void TearDown() override
     {
-        EXPECT_EQ(cuCtxSynchronize(), kSuccess);
-        EXPECT_EQ(cuMemFree_v2(from), kSuccess);
-        EXPECT_EQ(cuMemFree_v2(to), kSuccess);
-        EXPECT_EQ(cuStreamDestroy_v2(one), kSuccess);
-        if (module != nullptr) {
+        if (cuCtxSynchronize() == kSuccess) {
+            EXPECT_EQ(cuMemFree_v2(from), kSuccess);
+            EXPECT_EQ(cuMemFree_v2(to), kSuccess);
+            EXPECT_EQ(cuStreamDestroy_v2(one), kSuccess);
             EXPECT_EQ(cuModuleUnload(module), kSuccess);
         }
         DoubleTest::TearDown();
@@ -142,6 +141,22 @@ TEST_F(DoubleKernel, AStreamOfAnotherContextIsRefused)
     EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(1), kSuccess);
 }
 
+TEST_F(DoubleKernel, MemoryOfAnotherDeviceBreaksTheContext)
+{
+    void *second = nullptr;
+    ASSERT_EQ(cuDevicePrimaryCtxRetain(&second, 1), kSuccess);
+    ASSERT_EQ(cuCtxPushCurrent_v2(second), kSuccess);
+    from = device(kCount * sizeof(float));
+    ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), kSuccess);
+    ASSERT_EQ(launch(one, 3), kSuccess);
+    expect_violation(STW_DOUBLE_WRONG_CONTEXT, {"scale #1", "another device"});
+    EXPECT_EQ(cuStreamSynchronize(one), kIllegalAddress);
+    ASSERT_EQ(cuCtxPushCurrent_v2(second), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(from), kSuccess);
+    ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), kSuccess);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(1), kSuccess);
+}
+
 TEST_F(DoubleKernel, OneThatNobodyExportsIsNotFound)
 {
     void *none = nullptr;
@@ -155,7 +170,7 @@ TEST_F(DoubleKernel, AnUnloadedModuleIsNotUsedAgain)
     void *none = nullptr;
     EXPECT_EQ(cuModuleGetFunction(&none, module, "scale"), kInvalidHandle);
     expect_violation(STW_DOUBLE_DEAD_HANDLE, {"no module that is loaded"});
-    module = nullptr;
+    ASSERT_EQ(cuModuleLoadDataEx(&module, "image", 0, nullptr, nullptr), kSuccess);
 }
 
 TEST_F(DoubleKernel, ALibraryOfKernelsIsLookedThroughToo)

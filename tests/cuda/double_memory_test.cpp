@@ -102,6 +102,13 @@ TEST_F(DoubleMemory, PinnedMemoryInUseCannotGoUnnoticed)
     expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemHostUnregister", "cuMemcpyHtoDAsync_v2 #1"});
     EXPECT_EQ(cuMemFreeHost(host), kSuccess);
     expect_violation(STW_DOUBLE_GONE_IN_USE, {"cuMemFreeHost", "cuMemcpyDtoHAsync_v2 #2"});
+    // Said once, and not of what lies there afterwards.
+    void *const two = stream();
+    ASSERT_EQ(cuMemHostRegister_v2(owned.data(), owned.size(), 0), kSuccess);
+    ASSERT_EQ(cuMemcpyDtoHAsync_v2(owned.data(), memory + 4096, 4096, two), kSuccess);
+    EXPECT_EQ(cuStreamSynchronize(two), kSuccess);
+    EXPECT_EQ(cuMemHostUnregister(owned.data()), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(two), kSuccess);
     stw_double_let_go(one, 0);
     EXPECT_EQ(cuStreamSynchronize(one), kSuccess);
     EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
@@ -378,7 +385,25 @@ TEST_F(DoubleMemory, MappingRefusesWhatCudaRefuses)
     char text[512] = "";
     EXPECT_EQ(stw_double_leaks(text, sizeof text), 3u) << text;
     EXPECT_EQ(cuMemRelease(pages), kSuccess);
+    EXPECT_EQ(cuMemRelease(pages), kInvalidValue);
     EXPECT_EQ(cuMemAddressFree(range, 2 * kGranule), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(range, 2 * kGranule), kInvalidValue);
+}
+
+TEST_F(DoubleMemory, AddressesAreReservedWhereTheyAreWishedIfTheyAreFree)
+{
+    const Address first = reserve(4 * kGranule);
+    EXPECT_EQ(cuMemAddressFree(first, 4 * kGranule), kSuccess);
+    Address wished = 0, elsewhere = 0;
+    ASSERT_EQ(cuMemAddressReserve(&wished, kGranule, 0, first + kGranule, 0), kSuccess);
+    EXPECT_EQ(wished, first + kGranule);
+    ASSERT_EQ(cuMemAddressReserve(&elsewhere, kGranule, 0, wished, 0), kSuccess);
+    EXPECT_NE(elsewhere, wished);
+    EXPECT_EQ(cuMemAddressFree(wished, kGranule), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(elsewhere, kGranule), kSuccess);
+    const Address far_aligned = reserve(kGranule, 64 * kGranule);
+    EXPECT_EQ(far_aligned % (64 * kGranule), 0u);
+    EXPECT_EQ(cuMemAddressFree(far_aligned, kGranule), kSuccess);
 }
 
 // ------------------------------------------------------------------------------------ batches --

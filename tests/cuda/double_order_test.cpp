@@ -202,6 +202,36 @@ TEST_F(DoubleOrder, ThatItEndedIsNotThatTheHostKnows)
     fill(memory, 1, one);
 }
 
+TEST_F(DoubleOrder, AnEventThatWasFoundDoneTellsTheHost)
+{
+    in(memory, host, one);
+    ASSERT_EQ(cuEventRecord(done, one), kSuccess);
+    fill(other, 1, one);
+    stw_double_drain();
+    ASSERT_EQ(cuEventQuery(done), kSuccess);
+    out(back, memory, two);
+    EXPECT_EQ(stw_double_violations(), 0u);
+    out(back, other, two);
+    expect_violation(STW_DOUBLE_USED_BEFORE_READY);
+}
+
+TEST_F(DoubleOrder, NothingThatMayStillRunIsForgotten)
+{
+    const Address another = device(1);
+    fill(another, 1, one, 1);
+    fill(memory, 1, one, 1);
+    for (int round = 0; round < 2; ++round) {
+        for (uint32_t at = 2; at < 2000; at += 2) fill(memory + at, 1, two, 1);
+        ASSERT_EQ(cuStreamSynchronize(two), kSuccess);
+    }
+    fill(memory + 4, 2, one, 1);
+    EXPECT_EQ(stw_double_violations(), 0u);
+    fill(memory, 2, two, 1);
+    expect_violation(STW_DOUBLE_WRITTEN_TWICE);
+    EXPECT_EQ(cuMemFree_v2(another), kSuccess);
+    expect_violation(STW_DOUBLE_GONE_IN_USE);
+}
+
 TEST_F(DoubleOrder, TheHostItselfCanBeTooEarly)
 {
     in(memory, host, one);

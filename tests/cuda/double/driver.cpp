@@ -216,7 +216,8 @@ std::vector<std::string> leaks(State &state, const std::set<Thread *> &threads)
         if (!event->destroyed && counts(event->context))
             lines.push_back(text("The event %p was not destroyed.", handle));
     for (const auto &[handle, module] : state.modules)
-        if (!module->unloaded) lines.push_back(text("The module %p was not unloaded.", handle));
+        if (!module->unloaded && (module->context == nullptr || counts(module->context)))
+            lines.push_back(text("The module %p was not unloaded.", handle));
     for (const Context &context : state.contexts)
         if (context.retained > 0)
             lines.push_back(text("The primary context of device %d is still retained %llu times.",

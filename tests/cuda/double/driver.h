@@ -37,7 +37,7 @@ struct Function {
 };
 // A module or a library; images are not looked at.
 struct Module {
-    bool library = false;
+    const Context *context = nullptr;  // nullptr: a library, which is of none
     bool unloaded = false;
 };
 

@@ -62,7 +62,7 @@ int load(Call &call, void **module_out, const void *image, bool library)
 {
     if (module_out == nullptr || image == nullptr) return kInvalidValue;
     auto module = std::make_unique<Module>();
-    module->library = library;
+    module->context = library ? nullptr : call.context;
     *module_out = module.get();
     call.state.modules[*module_out] = std::move(module);
     return kSuccess;
@@ -72,7 +72,7 @@ int find_module(Call &call, void *handle, bool library, Module **module_out)
 {
     const auto entry = call.state.modules.find(handle);
     if (entry == call.state.modules.end() || entry->second->unloaded ||
-        entry->second->library != library) {
+        (entry->second->context == nullptr) != library) {
         call.state.report.add(STW_DOUBLE_DEAD_HANDLE,
                               text("%s was given %p, which is no %s that is loaded.", call.name(),
                                    handle, library ? "library" : "module"));

@@ -65,7 +65,6 @@ Place Memory::resolve(Address address, uint64_t bytes, std::vector<Piece> *piece
         const auto entry = holder(mappings_, address, kBytes);
         if (entry == mappings_.end()) return Place::kNowhere;
         const Mapping &mapping = entry->second;
-        if (mapping.plain && !pieces_out->empty()) return Place::kNowhere;
         const uint64_t into = address - entry->first;
         const uint64_t here = std::min(bytes, mapping.bytes - into);
         pieces_out->push_back({address, here, kDeviceKey + mapping.pages->offset + into, &mapping});

@@ -14,7 +14,6 @@
 namespace stepwell::drivers {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
-constexpr uint64_t kBlockBytesMin = 64 << 10;
 
 // The one owner of a range of addresses, and of whatever is mapped in it.
 class Mapping {
@@ -44,10 +43,6 @@ private:
     char *base_ = nullptr;
     uint64_t bytes_ = 0;
 };
-
-// A size that a tier can have: checked before anything is asked of the kernel.
-stw_status check_memory_options(const char *driver, const stw_memory_options *options,
-                                stw_driver_error *error_out);
 
 struct Arena {
     Mapping mapping;

@@ -7,6 +7,7 @@
 
 #include "drivers/common/arena.h"
 #include "drivers/common/edge.h"
+#include "drivers/common/memory_options.h"
 
 #include <cstring>
 #include <memory>

@@ -197,7 +197,7 @@ typedef struct stw_memory_ops {
     /* It is there again, touched and locked as at open. MEMORY, and nothing has changed. Blocks. */
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
                             stw_driver_error *error_out);
-    /* STW_MEMORY_STREAMS. Any thread, several at once. Nothing here waits for work on streams. -- */
+    /* STW_MEMORY_STREAMS. Any thread, several at once. Nothing here waits for work on streams. - */
     /* INVALID, with the reason: no stream of this device. STW_STREAM_LEGACY and _PER_THREAD are. A
      * stream that was destroyed is found where the driver can. */
     stw_status (*check_stream)(stw_memory *memory, void *stream, stw_driver_error *error_out);

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is used of the CUDA driver API, declared here so that no toolkit is needed to build: its
+// functions by the names that its library exports, which are part of its ABI (stable
+// since CUDA 11; NVIDIA CUDA Driver API reference).
+#pragma once
+
+#include <cstddef>
+
+namespace stepwell::drivers::cuda {
+
+using Address = unsigned long long;  // CUdeviceptr
+using StreamHandle = void *;         // CUstream
+using EventHandle = void *;          // CUevent
+using ContextHandle = void *;        // CUcontext
+
+enum Result : int {
+    kSuccess = 0,
+    kOutOfMemory = 2,
+    kNotInitialized = 3,
+    kDeviceUnavailable = 46,
+    kNoDevice = 100,
+    kInvalidDevice = 101,
+    kInvalidHandle = 400,
+    kNotReady = 600,
+    kContextIsDestroyed = 709,
+};
+
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventBlockingSync = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostRegisterPortable = 1;
+
+struct Api {
+    int (*init)(unsigned flags);
+    int (*driver_version)(int *version);
+    int (*error_name)(int error, const char **text);
+    int (*error_string)(int error, const char **text);
+    int (*device_count)(int *count);
+    int (*device_get)(int *device, int ordinal);
+    int (*context_retain)(ContextHandle *context, int device);  // the primary one
+    int (*context_release)(int device);
+    int (*context_push)(ContextHandle context);
+    int (*context_pop)(ContextHandle *context);
+    int (*context_synchronize)();
+    int (*memory_alloc)(Address *address, size_t bytes);
+    int (*memory_free)(Address address);
+    int (*memory_info)(size_t *free_bytes, size_t *total_bytes);
+    int (*host_register)(void *base, size_t bytes, unsigned flags);
+    int (*host_unregister)(void *base);
+    int (*copy_to_device)(Address to, const void *from, size_t bytes, StreamHandle stream);
+    int (*copy_to_host)(void *to, Address from, size_t bytes, StreamHandle stream);
+    int (*copy_inside)(Address to, Address from, size_t bytes, StreamHandle stream);
+    int (*set_bytes)(Address to, unsigned char value, size_t bytes, StreamHandle stream);
+    int (*stream_create)(StreamHandle *stream, unsigned flags);
+    int (*stream_destroy)(StreamHandle stream);
+    int (*stream_wait_event)(StreamHandle stream, EventHandle event, unsigned flags);
+    int (*stream_context)(StreamHandle stream, ContextHandle *context);
+    int (*event_create)(EventHandle *event, unsigned flags);
+    int (*event_record)(EventHandle event, StreamHandle stream);
+    int (*event_synchronize)(EventHandle event);
+    int (*event_destroy)(EventHandle event);
+};
+
+}  // namespace stepwell::drivers::cuda

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory driver over the CUDA driver API, as a module: the table, and nothing thrown into C.
+#include "drivers/common/edge.h"
+#include "drivers/common/memory_options.h"
+#include "drivers/cuda/memory.h"
+
+namespace stepwell::drivers::cuda {
+
+namespace {
+
+constexpr const char *kName = "cuda";
+
+DeviceMemory *of(stw_memory *memory)
+{
+    return reinterpret_cast<DeviceMemory *>(memory);
+}
+
+stw_status cuda_open(const stw_services *, const stw_memory_options *options,
+                     stw_memory **memory_out, stw_driver_error *error_out)
+{
+    if (const stw_status status = check_memory_size(kName, options, error_out)) return status;
+    return open_handle<DeviceMemory>(memory_out, error_out,
+                                     [&](std::unique_ptr<DeviceMemory> *made) {
+                                         return DeviceMemory::open(*options, made, error_out);
+                                     });
+}
+
+void cuda_info(stw_memory *memory, stw_memory_info *info_out)
+{
+    of(memory)->info(info_out);
+}
+
+stw_status cuda_copy(stw_memory *memory, void *destination, const void *source, uint64_t bytes)
+{
+    return guard_open(nullptr, [&] { return of(memory)->copy(destination, source, bytes); });
+}
+
+stw_status cuda_zero(stw_memory *memory, void *destination, uint64_t bytes)
+{
+    return guard_open(nullptr, [&] { return of(memory)->zero(destination, bytes); });
+}
+
+stw_status cuda_close(stw_memory *memory)
+{
+    delete of(memory);
+    return STW_OK;
+}
+
+stw_status cuda_check_stream(stw_memory *memory, void *stream, stw_driver_error *error_out)
+{
+    return guard_open(error_out, [&] { return of(memory)->check_stream(stream, error_out); });
+}
+
+stw_status cuda_mark(stw_memory *memory, void *stream, uint64_t *mark_out)
+{
+    return guard_open(nullptr, [&] { return of(memory)->mark(stream, mark_out); });
+}
+
+stw_status cuda_copies_after(stw_memory *memory, uint64_t mark)
+{
+    return guard_open(nullptr, [&] { return of(memory)->copies_after(mark); });
+}
+
+stw_status cuda_stream_after(stw_memory *memory, void *stream, uint64_t mark)
+{
+    return guard_open(nullptr, [&] { return of(memory)->stream_after(stream, mark); });
+}
+
+stw_status cuda_pin_host(stw_memory *memory, void *base, uint64_t bytes,
+                         stw_driver_error *error_out)
+{
+    return guard_open(error_out, [&] { return of(memory)->pin_host(base, bytes, error_out); });
+}
+
+void cuda_unpin_host(stw_memory *memory, void *base, uint64_t)
+{
+    of(memory)->unpin_host(base);
+}
+
+constexpr stw_memory_ops kOps = {
+    sizeof(stw_memory_ops),
+    STW_DRIVER_ABI,
+    kName,
+    STW_MEMORY_STREAMS,
+    cuda_open,
+    cuda_info,
+    cuda_copy,
+    cuda_zero,
+    cuda_close,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    cuda_check_stream,
+    cuda_mark,
+    cuda_copies_after,
+    cuda_stream_after,
+    cuda_pin_host,
+    cuda_unpin_host,
+};
+
+constexpr stw_driver_module kModule = {
+    sizeof(stw_driver_module), STW_DRIVER_ABI, nullptr, &kOps, nullptr,
+};
+
+}  // namespace
+
+}  // namespace stepwell::drivers::cuda
+
+const stw_driver_module *stw_driver_module_get(void)
+{
+    return &stepwell::drivers::cuda::kModule;
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers/cuda/library.h"
+
+#include "drivers/common/edge.h"
+
+#include <dlfcn.h>
+
+namespace stepwell::drivers::cuda {
+
+namespace {
+
+constexpr const char *kName = "libcuda.so.1";
+constexpr int kVersionMin = 11000;
+
+// Takes functions by their names, and remembers the first that is absent. What cuda.h calls without
+// a suffix is the version of it that is named here.
+class Taker {
+public:
+    explicit Taker(void *handle) : handle_(handle) {}
+    template <class Function> void operator()(const char *name, Function **function_out)
+    {
+        *function_out = reinterpret_cast<Function *>(dlsym(handle_, name));
+        if (*function_out == nullptr && lacks_ == nullptr) lacks_ = name;
+    }
+    const char *lacks() const { return lacks_; }
+
+private:
+    void *handle_;
+    const char *lacks_ = nullptr;
+};
+
+const char *take(void *handle, Api *api)
+{
+    Taker take(handle);
+    take("cuInit", &api->init);
+    take("cuDriverGetVersion", &api->driver_version);
+    take("cuGetErrorName", &api->error_name);
+    take("cuGetErrorString", &api->error_string);
+    take("cuDeviceGetCount", &api->device_count);
+    take("cuDeviceGet", &api->device_get);
+    take("cuDevicePrimaryCtxRetain", &api->context_retain);
+    take("cuDevicePrimaryCtxRelease_v2", &api->context_release);
+    take("cuCtxPushCurrent_v2", &api->context_push);
+    take("cuCtxPopCurrent_v2", &api->context_pop);
+    take("cuCtxSynchronize", &api->context_synchronize);
+    take("cuMemAlloc_v2", &api->memory_alloc);
+    take("cuMemFree_v2", &api->memory_free);
+    take("cuMemGetInfo_v2", &api->memory_info);
+    take("cuMemHostRegister_v2", &api->host_register);
+    take("cuMemHostUnregister", &api->host_unregister);
+    take("cuMemcpyHtoDAsync_v2", &api->copy_to_device);
+    take("cuMemcpyDtoHAsync_v2", &api->copy_to_host);
+    take("cuMemcpyDtoDAsync_v2", &api->copy_inside);
+    take("cuMemsetD8Async", &api->set_bytes);
+    take("cuStreamCreate", &api->stream_create);
+    take("cuStreamDestroy_v2", &api->stream_destroy);
+    take("cuStreamWaitEvent", &api->stream_wait_event);
+    take("cuStreamGetCtx", &api->stream_context);
+    take("cuEventCreate", &api->event_create);
+    take("cuEventRecord", &api->event_record);
+    take("cuEventSynchronize", &api->event_synchronize);
+    take("cuEventDestroy_v2", &api->event_destroy);
+    return take.lacks();
+}
+
+}  // namespace
+
+std::string Library::text(int error) const
+{
+    const char *name = nullptr;
+    const char *words = nullptr;
+    if (api.error_name(error, &name) != kSuccess || name == nullptr) name = "an unknown CUDA error";
+    std::string text = std::string(name) + " (" + std::to_string(error);
+    if (api.error_string(error, &words) == kSuccess && words != nullptr)
+        text += std::string(", ") + words;
+    return text + ")";
+}
+
+stw_status Library::status_of(int error)
+{
+    switch (error) {
+    case kSuccess: return STW_OK;
+    case kOutOfMemory: return STW_ERROR_MEMORY;
+    case kDeviceUnavailable: return STW_ERROR_BUSY;
+    case kNoDevice:
+    case kInvalidDevice: return STW_ERROR_UNSUPPORTED;
+    default: return STW_ERROR_DEVICE;
+    }
+}
+
+stw_status load(Library *library_out, stw_driver_error *error_out)
+{
+    void *handle = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+        const char *why = dlerror();
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "This machine has no NVIDIA driver: %s. Use the device driver 'cpu' here.",
+                    why != nullptr ? why : "the dynamic loader gives no reason");
+    }
+    if (const char *lacks = take(handle, &library_out->api))
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "'%s' has no function %s, so it is too old; a driver of CUDA 11 is the oldest "
+                    "that can be used.",
+                    kName, lacks);
+    const int error = library_out->api.init(0);
+    if (error != kSuccess)
+        return fail(
+            error_out, STW_ERROR_UNSUPPORTED, {},
+            "The NVIDIA driver does not start in this process: %s. nvidia-smi tells whether "
+            "it works at all.",
+            library_out->text(error).c_str());
+    library_out->api.driver_version(&library_out->version);
+    if (library_out->version >= kVersionMin) return STW_OK;
+    return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                "The NVIDIA driver supports CUDA %d.%d, and 11.0 is the oldest that can be used; "
+                "update it.",
+                library_out->version / 1000, library_out->version / 10 % 100);
+}
+
+}  // namespace stepwell::drivers::cuda

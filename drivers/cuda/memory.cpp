@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers/cuda/memory.h"
+
+#include <stepwell/types.h>
+
+#include "drivers/common/edge.h"
+
+#include <utility>
+
+namespace stepwell::drivers::cuda {
+
+namespace {
+
+Address address_of(const void *pointer)
+{
+    return reinterpret_cast<Address>(pointer);
+}
+
+}  // namespace
+
+stw_status DeviceMemory::open(const stw_memory_options &options,
+                              std::unique_ptr<DeviceMemory> *memory_out,
+                              stw_driver_error *error_out)
+{
+    std::unique_ptr<DeviceMemory> memory(new DeviceMemory());
+    if (const stw_status status = load(&memory->library_, error_out)) return status;
+    memory->ordinal_ = options.ordinal;
+    memory->context_ = std::make_unique<Context>(memory->library_);
+    if (const stw_status status = memory->context_->open(options.ordinal, error_out)) return status;
+    if (const stw_status status = memory->take(options, error_out)) return status;
+    *memory_out = std::move(memory);
+    return STW_OK;
+}
+
+// What is free is asked for the sentence alone: what others take, a framework say, is theirs.
+stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_error *error_out)
+{
+    const Context::Scope scope(*context_);
+    marks_ = std::make_unique<Marks>(*context_);
+    copies_ = std::make_unique<Copies>(*context_, *marks_);
+    int error = copies_->open();
+    if (error != kSuccess)
+        return fail(error_out, Library::status_of(error), {},
+                    "Device %d gives no streams to copy on: %s.", ordinal_,
+                    library_.text(error).c_str());
+    error = allocate(options.bytes, options.block_bytes);
+    if (error == kSuccess) return STW_OK;
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    library_.api.memory_info(&free_bytes, &total_bytes);
+    return fail(error_out, Library::status_of(error), {0, options.bytes, free_bytes},
+                "Device %d has no %s in one piece: %s are free of %s, and what is taken may be "
+                "another program's or the framework's (%s); give the tier a smaller budget.",
+                ordinal_, bytes_text(options.bytes).c_str(), bytes_text(free_bytes).c_str(),
+                bytes_text(total_bytes).c_str(), library_.text(error).c_str());
+}
+
+// What CUDA gives is aligned as it likes, which for large memory is more than a block.
+int DeviceMemory::allocate(uint64_t bytes, uint64_t block_bytes)
+{
+    const Api &api = library_.api;
+    if (const int error = api.memory_alloc(&allocated_, bytes)) return error;
+    if (allocated_ % block_bytes != 0) {
+        api.memory_free(std::exchange(allocated_, 0));
+        if (const int error = api.memory_alloc(&allocated_, bytes + block_bytes)) return error;
+    }
+    base_ = (allocated_ + block_bytes - 1) / block_bytes * block_bytes;
+    bytes_ = bytes;
+    return kSuccess;
+}
+
+// Work of the program may still use it: it ends first. A device that is lost has none.
+DeviceMemory::~DeviceMemory()
+{
+    if (!context_ || context_->handle() == nullptr) return;
+    const Context::Scope scope(*context_);
+    if (allocated_ != 0) {
+        library_.api.context_synchronize();
+        library_.api.memory_free(allocated_);
+    }
+    copies_.reset();
+    marks_.reset();
+}
+
+void DeviceMemory::info(stw_memory_info *info_out) const
+{
+    stw_memory_info info{};
+    info.base = reinterpret_cast<void *>(base_);
+    info.bytes = bytes_;
+    info.numa_node = -1;
+    give_info(info, info_out);
+}
+
+stw_status DeviceMemory::copy(void *destination, const void *source, uint64_t bytes)
+{
+    if (bytes == 0) return STW_OK;
+    const Context::Scope scope(*context_);
+    const bool to = is_here(destination);
+    const bool from = is_here(source);
+    if (!to && !from) return STW_ERROR_INVALID;
+    const int error = to && from
+                          ? copies_->inside(address_of(destination), address_of(source), bytes)
+                      : to ? copies_->up(address_of(destination), source, bytes)
+                           : copies_->down(destination, address_of(source), bytes);
+    return Library::status_of(error);
+}
+
+stw_status DeviceMemory::zero(void *destination, uint64_t bytes)
+{
+    if (bytes == 0) return STW_OK;
+    const Context::Scope scope(*context_);
+    return Library::status_of(copies_->zero(address_of(destination), bytes));
+}
+
+stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)
+{
+    if (stream == STW_STREAM_LEGACY || stream == STW_STREAM_PER_THREAD) return STW_OK;
+    const Context::Scope scope(*context_);
+    ContextHandle its = nullptr;
+    const int error = library_.api.stream_context(stream, &its);
+    if (error == kSuccess && its == context_->handle()) return STW_OK;
+    return fail(
+        error_out, STW_ERROR_INVALID, {},
+        "Stream %p is none of the primary context of device %d%s%s; pass a CUstream of that "
+        "device.",
+        stream, ordinal_, error == kSuccess ? "" : ": ",
+        error == kSuccess ? "" : library_.text(error).c_str());
+}
+
+stw_status DeviceMemory::mark(void *stream, uint64_t *mark_out)
+{
+    const Context::Scope scope(*context_);
+    return Library::status_of(marks_->make(stream, mark_out));
+}
+
+stw_status DeviceMemory::copies_after(uint64_t mark)
+{
+    const Context::Scope scope(*context_);
+    return Library::status_of(copies_->after(mark));
+}
+
+stw_status DeviceMemory::stream_after(void *stream, uint64_t mark)
+{
+    const Context::Scope scope(*context_);
+    return Library::status_of(marks_->wait(stream, mark));
+}
+
+stw_status DeviceMemory::pin_host(void *base, uint64_t bytes, stw_driver_error *error_out)
+{
+    const Context::Scope scope(*context_);
+    const int error = library_.api.host_register(base, bytes, kHostRegisterPortable);
+    if (error == kSuccess) return STW_OK;
+    return fail(
+        error_out, Library::status_of(error), {0, bytes, 0},
+        "CUDA registers no %s of host memory: %s; the memory that may be locked (ulimit -l) "
+        "and the memory that is left matter.",
+        bytes_text(bytes).c_str(), library_.text(error).c_str());
+}
+
+void DeviceMemory::unpin_host(void *base)
+{
+    const Context::Scope scope(*context_);
+    library_.api.host_unregister(base);
+}
+
+}  // namespace stepwell::drivers::cuda

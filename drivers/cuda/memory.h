@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of one GPU: an arena of blocks that is taken once and never moves.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "drivers/cuda/copies.h"
+
+#include <memory>
+
+namespace stepwell::drivers::cuda {
+
+class DeviceMemory {
+public:
+    static stw_status open(const stw_memory_options &options,
+                           std::unique_ptr<DeviceMemory> *memory_out, stw_driver_error *error_out);
+    ~DeviceMemory();
+    DeviceMemory(const DeviceMemory &) = delete;
+    DeviceMemory &operator=(const DeviceMemory &) = delete;
+
+    void info(stw_memory_info *info_out) const;
+    stw_status copy(void *destination, const void *source, uint64_t bytes);
+    stw_status zero(void *destination, uint64_t bytes);
+    stw_status check_stream(void *stream, stw_driver_error *error_out);
+    stw_status mark(void *stream, uint64_t *mark_out);
+    stw_status copies_after(uint64_t mark);
+    stw_status stream_after(void *stream, uint64_t mark);
+    stw_status pin_host(void *base, uint64_t bytes, stw_driver_error *error_out);
+    void unpin_host(void *base);
+
+private:
+    DeviceMemory() = default;
+    stw_status take(const stw_memory_options &options, stw_driver_error *error_out);
+    int allocate(uint64_t bytes, uint64_t block_bytes);
+    bool is_here(const void *pointer) const
+    {
+        return reinterpret_cast<Address>(pointer) - base_ < bytes_;
+    }
+
+    Library library_;
+    std::unique_ptr<Context> context_;
+    std::unique_ptr<Marks> marks_;
+    std::unique_ptr<Copies> copies_;
+    int ordinal_ = 0;
+    Address allocated_ = 0;
+    Address base_ = 0;  // in it, aligned
+    uint64_t bytes_ = 0;
+};
+
+}  // namespace stepwell::drivers::cuda

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The conformance suite of drivers over the module cuda and the double of CUDA's driver. The exit
+# status is the suite's, or the double's where it saw something that a device would not forgive.
+# usage: cuda.sh PROGRAM MODULE DOUBLE_DIRECTORY
+set -euo pipefail
+
+program=$1 module=$2 double=$3
+work=$(mktemp -d /tmp/stepwell-cuda-XXXXXX)
+trap 'rm -rf "$work"' EXIT
+# The build directory may be one that others write to; a module is not loaded from there.
+cp "$module" "$work" && chmod 0644 "$work"/*.so
+export LD_LIBRARY_PATH=$double${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+for seed in 1 2 3; do
+    STW_CUDA_DOUBLE="seed=$seed,delay_us=50,exit=3" "$program" "$work/$(basename "$module")"
+done

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory drivers whose consumers have streams: what can be asked of their marks without work on a
+// stream. That work comes in order is seen where the runtime is driven, on a double or a device.
+#include "tests/conformance/support.h"
+
+#include <stepwell/types.h>
+
+namespace conformance {
+namespace {
+
+constexpr uint32_t kBlock = 64 << 10;
+
+class StreamsConformance : public testing::TestWithParam<MemoryCase> {
+protected:
+    void SetUp() override
+    {
+        if (!memory_.can(STW_MEMORY_STREAMS)) GTEST_SKIP() << "consumers have no streams";
+        ASSERT_EQ(memory_.open(4 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
+    }
+    uint64_t mark(void *stream)
+    {
+        uint64_t number = 0;
+        EXPECT_EQ(ops().mark(memory_.get(), stream, &number), STW_OK);
+        return number;
+    }
+    const stw_memory_ops &ops() { return *memory_.ops(); }
+    Memory memory_{GetParam().ops};
+};
+
+TEST_P(StreamsConformance, TheDefaultStreamsAreStreamsOfEachDevice)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    for (void *stream : {STW_STREAM_LEGACY, STW_STREAM_PER_THREAD})
+        EXPECT_EQ(ops().check_stream(memory_.get(), stream, &error), STW_OK) << error.sentence;
+}
+
+TEST_P(StreamsConformance, CopiesAndStreamsComeBehindMarks)
+{
+    const uint64_t first = mark(STW_STREAM_LEGACY);
+    EXPECT_EQ(ops().copies_after(memory_.get(), first), STW_OK);
+    EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, first), STW_OK);
+    Buffer data(kMiB);
+    data.fill(3);
+    ASSERT_EQ(ops().copy(memory_.get(), memory_.block(0), data.data(), kMiB), STW_OK);
+    Buffer back(kMiB);
+    ASSERT_EQ(ops().copy(memory_.get(), back.data(), memory_.block(0), kMiB), STW_OK);
+    EXPECT_TRUE(back.holds(3));
+}
+
+TEST_P(StreamsConformance, AnOldMarkIsAsGoodAsTheNewerOnesOfItsStream)
+{
+    const uint64_t old = mark(STW_STREAM_LEGACY);
+    for (int i = 0; i < 1000; ++i) mark(STW_STREAM_LEGACY);
+    EXPECT_EQ(ops().copies_after(memory_.get(), old), STW_OK);
+    EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, old), STW_OK);
+}
+
+TEST_P(StreamsConformance, HostMemoryIsPinnedOnceAndAgainAfterwards)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    Buffer data(kMiB);
+    for (int round = 0; round < 2; ++round) {
+        ASSERT_EQ(ops().pin_host(memory_.get(), data.data(), kMiB, &error), STW_OK)
+            << error.sentence;
+        data.fill(static_cast<uint8_t>(5 + round));
+        ASSERT_EQ(ops().copy(memory_.get(), memory_.block(1), data.data(), kMiB), STW_OK);
+        Buffer back(kMiB);
+        ASSERT_EQ(ops().copy(memory_.get(), back.data(), memory_.block(1), kMiB), STW_OK);
+        EXPECT_TRUE(back.holds(static_cast<uint8_t>(5 + round)));
+        ops().unpin_host(memory_.get(), data.data(), kMiB);
+    }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(StreamsConformance);
+INSTANTIATE_TEST_SUITE_P(Drivers, StreamsConformance, testing::ValuesIn(memory_cases()),
+                         [](const auto &info) { return info.param.label; });
+
+}  // namespace
+}  // namespace conformance

@@ -252,9 +252,10 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
         return status;
     const int streams = (ops.check_stream != nullptr) + (ops.mark != nullptr) +
                         (ops.copies_after != nullptr) + (ops.stream_after != nullptr) +
-                        (ops.pin_host != nullptr) + (ops.unpin_host != nullptr);
+                        (ops.pin_host != nullptr) + (ops.unpin_host != nullptr) +
+                        (ops.copy_start != nullptr) + (ops.wait != nullptr);
     if (const stw_status status =
-            check_group(ops, STW_MEMORY_STREAMS, "STW_MEMORY_STREAMS", streams, 6, error_out))
+            check_group(ops, STW_MEMORY_STREAMS, "STW_MEMORY_STREAMS", streams, 8, error_out))
         return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }

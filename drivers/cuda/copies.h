@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of one device on streams of our own, one for each direction, so that both go at once and
-// neither waits for the program's. Inside a Scope; any thread, several at once.
+// Copies of one device on two streams of our own: one for all that is written there, so that it
+// happens in order, one for what is read. Both directions go at once, and neither waits for the
+// program's streams unless it is told to. Inside a Scope; any thread, several at once.
 #pragma once
 
 #include "drivers/common/mutex.h"
 #include "drivers/cuda/marks.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace stepwell::drivers::cuda {
 
@@ -18,31 +18,27 @@ public:
     Copies &operator=(const Copies &) = delete;
     ~Copies();  // inside a Scope; nothing is under way
 
+    // All of them return CUDA's error.
     int open();
-    // All of them return when it is done, with CUDA's error.
-    int up(Address to, const void *from, uint64_t bytes);
-    int down(void *to, Address from, uint64_t bytes);
-    int inside(Address to, Address from, uint64_t bytes);
-    int zero(Address to, uint64_t bytes);
+    // The mark is behind it.
+    int up(Address to, const void *from, uint64_t bytes, uint64_t *mark_out);
+    int down(void *to, Address from, uint64_t bytes, uint64_t *mark_out);
+    int inside(Address to, Address from, uint64_t bytes, uint64_t *mark_out);
+    int zero(Address to, uint64_t bytes, uint64_t *mark_out);
     // What is begun from now on comes behind the mark.
     int after(uint64_t mark);
 
 private:
     struct Lane {
         StreamHandle stream = nullptr;
-        Mutex mutex;
+        Mutex mutex;  // what is enqueued and its mark stand together
     };
-    template <class Enqueue> int run(Lane &lane, Enqueue &&enqueue);
-    int take_event(EventHandle *event_out);
-    void give_event(EventHandle event);
+    template <class Enqueue> int run(Lane &lane, uint64_t *mark_out, Enqueue &&enqueue);
 
     const Context &context_;
     Marks &marks_;
-    Lane up_;
-    Lane down_;
-    Lane inside_;
-    Mutex events_mutex_;
-    std::vector<EventHandle> events_ STW_GUARDED_BY(events_mutex_);  // free
+    Lane in_;
+    Lane out_;
 };
 
 }  // namespace stepwell::drivers::cuda

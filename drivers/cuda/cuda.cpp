@@ -77,6 +77,18 @@ void cuda_unpin_host(stw_memory *memory, void *base, uint64_t)
     of(memory)->unpin_host(base);
 }
 
+stw_status cuda_copy_start(stw_memory *memory, void *destination, const void *source,
+                           uint64_t bytes, uint64_t *mark_out)
+{
+    return guard_open(nullptr,
+                      [&] { return of(memory)->copy_start(destination, source, bytes, mark_out); });
+}
+
+stw_status cuda_wait(stw_memory *memory, uint64_t mark)
+{
+    return guard_open(nullptr, [&] { return of(memory)->wait(mark); });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
@@ -99,6 +111,8 @@ constexpr stw_memory_ops kOps = {
     cuda_stream_after,
     cuda_pin_host,
     cuda_unpin_host,
+    cuda_copy_start,
+    cuda_wait,
 };
 
 constexpr stw_driver_module kModule = {

@@ -33,7 +33,8 @@ int Marks::make(StreamHandle stream, uint64_t *mark_out)
     OfStream &mine = *find(stream, &number);
     EventHandle &event = mine.events[(mine.count + 1) % kKept];
     int error = kSuccess;
-    if (event == nullptr) error = api.event_create(&event, kEventDisableTiming);
+    if (event == nullptr)
+        error = api.event_create(&event, kEventBlockingSync | kEventDisableTiming);
     if (error == kSuccess) error = api.event_record(event, stream);
     // Its work is not over for having been destroyed, and nothing else tells when it is. The event
     // is of no record then, and a wait for it is none.
@@ -44,17 +45,32 @@ int Marks::make(StreamHandle stream, uint64_t *mark_out)
 }
 
 // One that was forgotten is older than the oldest that is kept, which will do.
+EventHandle Marks::event_of(uint64_t mark) const
+{
+    const uint64_t number = mark >> kCountBits;
+    const uint64_t count = mark & ((uint64_t{1} << kCountBits) - 1);
+    if (number >= streams_.size() || count == 0 || count > streams_[number].count) return nullptr;
+    const OfStream &of = streams_[number];
+    const uint64_t oldest = of.count < kKept ? 1 : of.count - kKept + 1;
+    return of.events[std::max(count, oldest) % kKept];
+}
+
 int Marks::wait(StreamHandle stream, uint64_t mark)
 {
     const MutexLock lock(mutex_);
-    const uint64_t number = mark >> kCountBits;
-    const uint64_t count = mark & ((uint64_t{1} << kCountBits) - 1);
-    if (number >= streams_.size() || count == 0 || count > streams_[number].count)
-        return kInvalidHandle;
-    const OfStream &of = streams_[number];
-    const uint64_t oldest = of.count < kKept ? 1 : of.count - kKept + 1;
-    const EventHandle event = of.events[std::max(count, oldest) % kKept];
-    return context_.api().stream_wait_event(stream, event, 0);
+    const EventHandle event = event_of(mark);
+    return event ? context_.api().stream_wait_event(stream, event, 0) : int{kInvalidHandle};
+}
+
+// An event that is recorded anew meanwhile is waited for up to the later mark.
+int Marks::wait_here(uint64_t mark)
+{
+    EventHandle event = nullptr;
+    {
+        const MutexLock lock(mutex_);
+        event = event_of(mark);
+    }
+    return event ? context_.api().event_synchronize(event) : int{kInvalidHandle};
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -21,11 +21,13 @@ public:
 
     // CUDA's error, or kSuccess. Of a stream that was destroyed: behind all work of the device.
     int make(StreamHandle stream, uint64_t *mark_out);
-    // The stream comes behind the mark; kInvalidHandle: there is no such mark.
+    // The stream, or the calling thread, comes behind the mark; kInvalidHandle: there is no such
+    // mark.
     int wait(StreamHandle stream, uint64_t mark);
+    int wait_here(uint64_t mark);
 
 private:
-    static constexpr uint32_t kKept = 8;  // of each stream
+    static constexpr uint32_t kKept = 32;  // of each stream
     static constexpr uint32_t kCountBits = 48;
 
     // A mark is the number of its stream here, and its own among those of the stream, from 1.
@@ -35,6 +37,7 @@ private:
         std::array<EventHandle, kKept> events{};
     };
     OfStream *find(StreamHandle stream, uint64_t *number_out) STW_REQUIRES(mutex_);
+    EventHandle event_of(uint64_t mark) const STW_REQUIRES(mutex_);
 
     const Context &context_;
     Mutex mutex_;

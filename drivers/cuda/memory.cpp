@@ -94,22 +94,40 @@ void DeviceMemory::info(stw_memory_info *info_out) const
 stw_status DeviceMemory::copy(void *destination, const void *source, uint64_t bytes)
 {
     if (bytes == 0) return STW_OK;
-    const Context::Scope scope(*context_);
+    uint64_t mark = 0;
+    const stw_status status = copy_start(destination, source, bytes, &mark);
+    return status < 0 ? status : wait(mark);
+}
+
+stw_status DeviceMemory::copy_start(void *destination, const void *source, uint64_t bytes,
+                                    uint64_t *mark_out)
+{
     const bool to = is_here(destination);
     const bool from = is_here(source);
-    if (!to && !from) return STW_ERROR_INVALID;
-    const int error = to && from
-                          ? copies_->inside(address_of(destination), address_of(source), bytes)
-                      : to ? copies_->up(address_of(destination), source, bytes)
-                           : copies_->down(destination, address_of(source), bytes);
+    if ((!to && !from) || bytes == 0) return STW_ERROR_INVALID;
+    const Context::Scope scope(*context_);
+    const Address into = address_of(destination);
+    const Address out_of = address_of(source);
+    const int error = to && from ? copies_->inside(into, out_of, bytes, mark_out)
+                      : to       ? copies_->up(into, source, bytes, mark_out)
+                                 : copies_->down(destination, out_of, bytes, mark_out);
     return Library::status_of(error);
+}
+
+stw_status DeviceMemory::wait(uint64_t mark)
+{
+    const Context::Scope scope(*context_);
+    return Library::status_of(marks_->wait_here(mark));
 }
 
 stw_status DeviceMemory::zero(void *destination, uint64_t bytes)
 {
     if (bytes == 0) return STW_OK;
     const Context::Scope scope(*context_);
-    return Library::status_of(copies_->zero(address_of(destination), bytes));
+    uint64_t mark = 0;
+    int error = copies_->zero(address_of(destination), bytes, &mark);
+    if (error == kSuccess) error = marks_->wait_here(mark);
+    return Library::status_of(error);
 }
 
 stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)

@@ -20,6 +20,9 @@ public:
 
     void info(stw_memory_info *info_out) const;
     stw_status copy(void *destination, const void *source, uint64_t bytes);
+    stw_status copy_start(void *destination, const void *source, uint64_t bytes,
+                          uint64_t *mark_out);
+    stw_status wait(uint64_t mark);
     stw_status zero(void *destination, uint64_t bytes);
     stw_status check_stream(void *stream, stw_driver_error *error_out);
     stw_status mark(void *stream, uint64_t *mark_out);

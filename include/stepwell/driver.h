@@ -160,7 +160,7 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_CAN_MAP = 2,     /* blocks can be moved to an address of a tensor's own: map, home,
                                    reserve_address, release_address */
     STW_MEMORY_STREAMS = 4,     /* consumers have streams: check_stream, mark, copies_after,
-                                   stream_after, pin_host, unpin_host */
+                                   stream_after, pin_host, unpin_host, copy_start, wait */
     STW_MEMORY_CAN_SHRINK = 8   /* memory can go back to the system: give_back, take_back */
 };
 
@@ -206,7 +206,7 @@ typedef struct stw_memory_ops {
      * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
      * DEVICE: the device is lost. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
-    /* copy and zero that are called from now on come behind the mark, on the device. */
+    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device. */
     stw_status (*copies_after)(stw_memory *memory, uint64_t mark);
     /* Work that is enqueued on the stream from now on comes behind the mark. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
@@ -215,6 +215,12 @@ typedef struct stw_memory_ops {
     stw_status (*pin_host)(stw_memory *memory, void *base, uint64_t bytes,
                            stw_driver_error *error_out);
     void (*unpin_host)(stw_memory *memory, void *base, uint64_t bytes);
+    /* As copy, but returns when it is enqueued, with a mark behind it. Those into this memory come
+     * one behind the other, and so do those out of it. */
+    stw_status (*copy_start)(stw_memory *memory, void *destination, const void *source,
+                             uint64_t bytes, uint64_t *mark_out);
+    /* Blocks until the device has passed the mark of a copy_start. DEVICE: it never will. */
+    stw_status (*wait)(stw_memory *memory, uint64_t mark);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

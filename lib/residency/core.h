@@ -69,6 +69,10 @@ public:
 
     // ---- transfers -----------------------------------------------------------------------------
     void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);
+    // Of a move: its bytes are not there yet, but whoever uses them at their place comes behind it
+    // by itself, as the streams of a device do. Those that wait to read are answered now; the
+    // source stays, and those that wait to write, until transfer_done().
+    void transfer_ordered(TransferId transfer, Instant now, Commands &out);
     // Deadlines that have passed.
     void tick(Instant now, Commands &out);
     [[nodiscard]] Instant next_deadline() const;
@@ -372,6 +376,7 @@ private:
         return kNoPlace;
     }
     void settle_target(const Flight &flight, bool ok, Commands &out);
+    void unsettle_target(const Flight &flight, const Status &status, Commands &out);
     void settle_source(const Flight &flight, bool ok, Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);
     void note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status);

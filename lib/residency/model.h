@@ -205,6 +205,7 @@ struct Flight {
     uint32_t epoch = 0;
     bool evicts = false;
     bool writes_back = false;
+    bool ordered = false;  // its target is used already
 };
 
 // Demand before hints, larger priority first, then first come first served.

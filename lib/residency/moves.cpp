@@ -133,7 +133,8 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     STW_ASSERT(block.transfers > 0);
     --block.transfers;
     write_backs_ -= flight.writes_back;
-    settle_target(flight, status.ok(), out);
+    if (!flight.ordered) settle_target(flight, status.ok(), out);
+    if (flight.ordered && !status.ok()) unsettle_target(flight, status, out);
     settle_source(flight, status.ok(), out);
     if (!status.ok() && flight.writes_back && flight.epoch == block.epoch) {
         block.write_failed = true;
@@ -155,6 +156,38 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
         if (!in_flight) free_pack(block.pack, out);
     }
     advance(out);
+}
+
+void Core::transfer_ordered(TransferId id, Instant, Commands &out)
+{
+    const auto found = flights_.find(id);
+    if (found == flights_.end() || found->second.ordered) return;
+    Flight &flight = found->second;
+    const Transfer &transfer = flight.transfer;
+    STW_ASSERT(transfer.kind == TransferKind::kMove);
+    const bool current = flight.epoch == blocks_[transfer.block].epoch;
+    if (!current || replica(transfer.block, transfer.to).doomed) return;
+    flight.ordered = true;
+    settle_target(flight, true, out);
+    wake_waiters(transfer.block, nullptr, {}, out);
+    advance(out);
+}
+
+// The source has the bytes still. Who uses the target has others, and hears of it.
+void Core::unsettle_target(const Flight &flight, const Status &status, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    const Block &block = blocks_[transfer.block];
+    Replica &here = replica(transfer.block, transfer.to);
+    if (flight.epoch != block.epoch || here.slot != transfer.to_slot || here.filling) return;
+    for (const TensorId at : packs_[block.pack].tensors) {
+        if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
+    }
+    here.valid = false;
+    for (const TensorId at : packs_[block.pack].tensors) update_gate(at, transfer.to);
+    const bool idle = here.reads == 0 && here.holds == 0 && here.pins == 0;
+    if (idle && !has_pins(packs_[block.pack], transfer.to))
+        drop_replica(transfer.block, transfer.to, out);
 }
 
 void Core::settle_target(const Flight &flight, bool ok, Commands &out)

@@ -446,8 +446,7 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.before_copy = engine_before_copy;
-    options.before_copy_user = this;
+    options.order = {this, device_before, device_started, device_ordered, device_arrived};
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

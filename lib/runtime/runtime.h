@@ -442,9 +442,13 @@ private:
     Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
     [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;
     [[nodiscard]] SlotRange slots_of(const ViewSlot &view) const;
-    Status before_copy(residency::PlaceId place, const void *pointer, uint64_t bytes, bool writes);
-    static Status engine_before_copy(void *user, uint32_t memory, const void *pointer,
-                                     uint64_t bytes, bool writes);
+    static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                                bool writes);
+    static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                                   uint64_t mark);
+    static void device_ordered(void *user, residency::TransferId transfer);
+    static void device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                               uint64_t number);
     void pin_host_memory();
     void unpin_host_memory();
     struct Measured {

@@ -98,18 +98,37 @@ Status Runtime::begin_streams(const Waiter &waiter)
     return {};
 }
 
-Status Runtime::before_copy(PlaceId place, const void *pointer, uint64_t bytes, bool writes)
+Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                              bool writes)
 {
-    const Place &at = places_[place];
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
-    return at.streams->before_copy(slots_of(at, pointer, bytes), writes);
+    return at.streams->before_copy(runtime->slots_of(at, pointer, bytes), writes);
 }
 
-Status Runtime::engine_before_copy(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                   bool writes)
+uint64_t Runtime::device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                                 uint64_t mark)
 {
-    return static_cast<Runtime *>(user)->before_copy(static_cast<PlaceId>(memory), pointer, bytes,
-                                                     writes);
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
+    return at.streams->copy_started(runtime->slots_of(at, pointer, bytes), mark);
+}
+
+// Who waits for the bytes comes behind the copy on a stream.
+void Runtime::device_ordered(void *user, residency::TransferId transfer)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    runtime->act(
+        [&](Core &core, Commands &out) { core.transfer_ordered(transfer, runtime->now(), out); });
+}
+
+void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                             uint64_t number)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
+    at.streams->copy_arrived(runtime->slots_of(at, pointer, bytes), number);
 }
 
 // Copies between the host tier and a device with streams then need no buffer between. Where that

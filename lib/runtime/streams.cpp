@@ -31,6 +31,8 @@ DeviceStreams::DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint
       written_(std::make_unique<std::atomic<Word>[]>(slots)),
       read_(std::make_unique<std::atomic<Word>[]>(slots))
 {
+    streams_[kCopies].handle.store(this, std::memory_order_relaxed);  // no stream of a consumer's
+    streams_[kCopies].thread.store(kNobody, std::memory_order_relaxed);
 }
 
 uint64_t DeviceStreams::metadata_bytes() const
@@ -75,7 +77,7 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
         return Status::error(STW_ERROR_LIMIT,
                              "%u streams have used views of %s, and one more is not known to it; "
                              "use fewer, or synchronise and pass STW_STREAM_SYNCED",
-                             count, device_.c_str());
+                             count - kCopies, device_.c_str());
     }
     streams_[count + 1].handle.store(stream, std::memory_order_relaxed);
     streams_[count + 1].thread.store(thread, std::memory_order_relaxed);
@@ -95,9 +97,15 @@ Status DeviceStreams::end_epoch(Id id)
     const stw_status code =
         ops_->mark(memory_, stream.handle.load(std::memory_order_relaxed), &mark.number);
     if (code < 0) return failed(code, "A copy");
-    std::rotate(stream.marks.begin(), stream.marks.begin() + 1, stream.marks.end());
-    stream.marks.back() = mark;
+    keep_mark(id, mark);
     return {};
+}
+
+void DeviceStreams::keep_mark(Id id, Mark mark)
+{
+    std::array<Mark, 8> &marks = streams_[id].marks;
+    std::rotate(marks.begin(), marks.begin() + 1, marks.end());
+    marks.back() = mark;
 }
 
 // The earliest that there is.
@@ -139,7 +147,7 @@ void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
 
 Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
 {
-    if (id == 0) return {};
+    if (id == 0) return await_copies(slots);
     Needs needs{};
     STW_ASSERT(slots.first + slots.count <= slots_);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
@@ -160,6 +168,26 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
         stream.streams_behind[other] = mark.value().epoch;
     }
     return {};
+}
+
+// For who orders nothing: the bytes of copies that are under way are not there yet.
+Status DeviceStreams::await_copies(SlotRange slots)
+{
+    uint64_t number = 0;
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        const Word word = written_[slot].load(std::memory_order_acquire);
+        if (stream_of(word) == kCopies) number = std::max(number, epoch_of(word));
+    }
+    if (number == 0) return {};
+    uint64_t mark = 0;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Result<Mark> found = mark_behind(kCopies, number);
+        if (!found.ok()) return std::move(found.status());
+        mark = found.value().number;
+    }
+    const stw_status code = ops_->wait(memory_, mark);
+    return code < 0 ? failed(code, "The caller") : Status();
 }
 
 void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
@@ -213,12 +241,30 @@ Status DeviceStreams::before_copy(SlotRange slots, bool writes)
         stream.copies_behind = mark.value().epoch;
     }
     if (!writes) return {};
-    // The copy is over before anybody gets a view of what it brought.
+    // Whoever gets what the copy brings comes behind it, or it is over by then.
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         written_[slot].store(0, std::memory_order_relaxed);
         read_[slot].store(0, std::memory_order_relaxed);
     }
     return {};
+}
+
+uint64_t DeviceStreams::copy_started(SlotRange slots, uint64_t mark)
+{
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t number = streams_[kCopies].epoch.fetch_add(1, std::memory_order_acq_rel);
+    keep_mark(kCopies, {number, mark});
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot)
+        written_[slot].store(word_of(number, kCopies), std::memory_order_release);
+    return number;
+}
+
+void DeviceStreams::copy_arrived(SlotRange slots, uint64_t number)
+{
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        Word mine = word_of(number, kCopies);
+        written_[slot].compare_exchange_strong(mine, 0, std::memory_order_acq_rel);
+    }
 }
 
 }  // namespace stepwell

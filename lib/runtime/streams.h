@@ -7,6 +7,9 @@
 // a mark ends an epoch, and is behind all that was released in it. Marks are made by copies, since
 // these have a thread of their own: so the mark of an epoch is close behind its last release, and
 // what is enqueued later need not be waited for.
+//
+// Copies into the device are one stream more, whose every copy is an epoch: a view may be had when
+// its copy is enqueued, and the stream that has it comes behind that.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -33,7 +36,7 @@ class DeviceStreams {
 public:
     // Of a stream; 0: the caller has synchronised, and nothing is ordered.
     using Id = uint32_t;
-    static constexpr uint32_t kStreamsMax = 64;
+    static constexpr uint32_t kStreamsMax = 64;  // copies' included
 
     // `ops` have STW_MEMORY_STREAMS; they and `memory` are borrowed.
     DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint32_t slots,
@@ -48,6 +51,10 @@ public:
     void end(Id stream, SlotRange slots, bool wrote) noexcept;
     // A copy out of the slots or, with `writes`, into them is about to begin.
     Status before_copy(SlotRange slots, bool writes);
+    // One into them is enqueued, with this mark of the driver's behind it; returns its number.
+    uint64_t copy_started(SlotRange slots, uint64_t mark);
+    // And is over: nobody needs to come behind it any more.
+    void copy_arrived(SlotRange slots, uint64_t number);
 
     [[nodiscard]] uint64_t metadata_bytes() const;
 
@@ -55,6 +62,7 @@ private:
     // Who used a slot last: the stream, kSeveral of them, or 0; and in which epoch of the stream.
     using Word = uint64_t;
     static constexpr Id kSeveral = 255;
+    static constexpr Id kCopies = 1;
     static Word word_of(uint64_t epoch, Id stream) { return epoch << 8 | stream; }
     static Id stream_of(Word word) { return static_cast<Id>(word & 255); }
     static uint64_t epoch_of(Word word) { return word >> 8; }
@@ -65,7 +73,8 @@ private:
     };
     struct Stream {
         std::atomic<void *> handle{nullptr};
-        // Of STW_STREAM_PER_THREAD: whose. That thread alone can mark it, so each release does.
+        // Of STW_STREAM_PER_THREAD: whose. That thread alone can mark it, so each release does. Of
+        // copies: kNobody's.
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
@@ -81,6 +90,8 @@ private:
     [[nodiscard]] uint64_t last_epoch(Id stream) const;
     void add_need(Needs &needs, Word word, Id except) const;
     Status end_epoch(Id stream);
+    void keep_mark(Id stream, Mark mark);
+    Status await_copies(SlotRange slots);
     Result<Mark> mark_behind(Id stream, uint64_t epoch);
     Status failed(stw_status code, const char *what) const;
 
@@ -90,7 +101,8 @@ private:
     const uint32_t slots_;
     std::unique_ptr<std::atomic<Word>[]> written_;
     std::unique_ptr<std::atomic<Word>[]> read_;
-    std::atomic<uint32_t> count_{0};               // streams
+    static constexpr uint64_t kNobody = UINT64_MAX;
+    std::atomic<uint32_t> count_{kCopies};         // streams
     std::array<Stream, kStreamsMax + 1> streams_;  // from 1
     std::mutex mutex_;
 };

@@ -51,37 +51,126 @@ void Engine::Parts::copy_main()
     Outbox outbox;
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
+    Started started;
     for (;;) {
         Task *task = nullptr;
         {
             MutexLock lock(mutex);
-            while ((task = next_copy()) == nullptr && !thread_ends()) copy_ready.wait(mutex);
+            while ((task = next_copy()) == nullptr && started.empty() && !thread_ends())
+                copy_ready.wait(mutex);
         }
-        if (task == nullptr) break;
-        run_copy(*task, outbox);
+        if (task != nullptr) run_copy(*task, started, outbox);
+        if (task == nullptr && started.empty()) break;
+        // A device goes on while more is enqueued; only what is left over is waited for.
+        if (task == nullptr || started.size() > kStartedMax) {
+            Task &oldest = *started.front();
+            started.pop_front();
+            await_copy(oldest, outbox);
+        }
         flush(outbox);
     }
     thread_gone();
 }
 
-void Engine::Parts::run_copy(Task &task, Outbox &outbox)
+void Engine::Parts::run_copy(Task &task, Started &started, Outbox &outbox)
 {
     if (!task.status.ok()) {
         finish(task, outbox);
         return;
     }
-    const Link link = copy_link(task);
-    hop_begin(task, link);
+    hop_begin(task, copy_link(task));
     if (task.route != Route::kWriteStaged) task.status = map_block(task);
-    if (task.status.ok()) task.status = copy_bytes(task);
+    if (task.status.ok() && may_start(task)) {
+        task.status = start_copy(task);
+        if (task.status.ok()) {
+            started.push_back(&task);
+            return;
+        }
+    } else if (task.status.ok()) {
+        task.status = copy_bytes(task);
+    }
+    end_copy(task, outbox);
+}
+
+void Engine::Parts::end_copy(Task &task, Outbox &outbox)
+{
     const bool moved = task.status.ok();
-    hop_end(task, link, moved);
+    hop_end(task, copy_link(task), moved);
     if (moved && task.route == Route::kWriteStaged) {
         queue_write(task);
     } else {
         finish(task, outbox);
     }
 }
+
+// ------------------------------------------------------------------- copies that are enqueued --
+
+// Of a move; what the ring has is host memory.
+struct Engine::Parts::Sides {
+    uint32_t device = 0;  // whose driver copies
+    void *target = nullptr;
+    const void *source = nullptr;
+    bool into = false;  // the device, else out of it
+};
+
+Engine::Parts::Sides Engine::Parts::sides_of(const Task &task) const
+{
+    const Job &job = task.job;
+    if (task.route == Route::kReadStaged) return {job.to_memory, job.to_pointer, task.data, true};
+    if (task.route == Route::kWriteStaged) {
+        return {job.from_memory, task.data, job.from_pointer, false};
+    }
+    const bool into = !options.memories[job.to_memory].cpu_access;
+    return {into ? job.to_memory : job.from_memory, job.to_pointer, job.from_pointer, into};
+}
+
+// Between host memory and a device with streams.
+bool Engine::Parts::may_start(const Task &task) const
+{
+    const Job &job = task.job;
+    if (job.transfer.kind != TransferKind::kMove || options.order.before == nullptr) return false;
+    if (task.route == Route::kCopy && !options.memories[job.to_memory].cpu_access &&
+        !options.memories[job.from_memory].cpu_access) {
+        return false;
+    }
+    const Memory &memory = options.memories[sides_of(task).device];
+    return !memory.cpu_access && (memory.ops->capabilities & STW_MEMORY_STREAMS) != 0;
+}
+
+Status Engine::Parts::start_copy(Task &task)
+{
+    const Sides sides = sides_of(task);
+    const Memory &memory = options.memories[sides.device];
+    const DeviceOrder &order = options.order;
+    const uint64_t bytes = task.job.transfer.bytes;
+    const void *there = sides.into ? sides.target : sides.source;
+    STW_TRY(order_copy(sides.device, there, bytes, sides.into));
+    const stw_status code =
+        memory.ops->copy_start(memory.memory, sides.target, sides.source, bytes, &task.mark);
+    if (code < 0) return copy_failed(task, code);
+    if (!sides.into) return {};
+    task.order_number = order.started(order.user, sides.device, there, bytes, task.mark);
+    if (enter_hook()) {
+        order.ordered(order.user, task.job.transfer.id);
+        leave_hook();
+    }
+    return {};
+}
+
+void Engine::Parts::await_copy(Task &task, Outbox &outbox)
+{
+    const Sides sides = sides_of(task);
+    const Memory &memory = options.memories[sides.device];
+    const stw_status code = memory.ops->wait(memory.memory, task.mark);
+    if (code < 0) task.status = copy_failed(task, code);
+    if (code >= 0 && sides.into) {
+        options.order.arrived(options.order.user, sides.device, sides.target,
+                              task.job.transfer.bytes, task.order_number);
+    }
+    end_copy(task, outbox);
+}
+
+// ------------------------------------------------------------------------------- and the rest --
 
 Status Engine::Parts::map_block(const Task &task) const
 {
@@ -129,8 +218,8 @@ Status Engine::Parts::copy_bytes(Task &task) const
 Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes,
                                  bool writes) const
 {
-    if (options.before_copy == nullptr || options.memories[memory].cpu_access) return {};
-    return options.before_copy(options.before_copy_user, memory, pointer, bytes, writes);
+    if (options.order.before == nullptr || options.memories[memory].cpu_access) return {};
+    return options.order.before(options.order.user, memory, pointer, bytes, writes);
 }
 
 // A memory copies inside itself and to and from host memory, so of two memories the one that
@@ -149,11 +238,20 @@ Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, ui
                                 ? bounce(into, static_cast<char *>(target), out_of,
                                          static_cast<const char *>(source), transfer.bytes)
                                 : mover.ops->copy(mover.memory, target, source, transfer.bytes);
-    if (code >= 0) return {};
+    return code >= 0 ? Status() : copy_failed(task, code);
+}
+
+Status Engine::Parts::copy_failed(const Task &task, stw_status code) const
+{
+    const residency::Transfer &transfer = task.job.transfer;
+    const bool read = task.route == Route::kReadStaged;
+    const bool write = task.route == Route::kWriteStaged;
+    const Memory &from = options.memories[read ? staging_memory : task.job.from_memory];
+    const Memory &to = options.memories[write ? staging_memory : task.job.to_memory];
     return Status::error(code,
                          "Copying block %u (%" PRIu64 " bytes) from memory '%s' to '%s' "
                          "failed: %s.",
-                         transfer.block, transfer.bytes, out_of.name.c_str(), into.name.c_str(),
+                         transfer.block, transfer.bytes, from.name.c_str(), to.name.c_str(),
                          status_text(code));
 }
 

@@ -88,6 +88,23 @@ struct Memory {
     std::string name;         // for sentences: "host", "device 0"
 };
 
+// What comes behind what in memories with STW_MEMORY_STREAMS. On engine threads, several at once,
+// no lock held; they must not call the engine. Null: there is no such memory.
+struct DeviceOrder {
+    void *user = nullptr;
+    // Bytes are about to be read or, with `writes`, written. An error fails the job.
+    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                     bool writes) = nullptr;
+    // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
+    uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                        uint64_t mark) = nullptr;
+    // After `started`: who comes behind the mark may use the bytes. The completion comes later.
+    void (*ordered)(void *user, residency::TransferId transfer) = nullptr;
+    // The bytes are there.
+    void (*arrived)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                    uint64_t number) = nullptr;
+};
+
 struct EngineOptions {
     const stw_services *services = nullptr;  // borrowed until the engine is gone
     std::unique_ptr<store::Store> store;     // null: no nvme tier
@@ -124,12 +141,7 @@ struct EngineOptions {
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
     SharedReadHooks shared;
-    // Null: nothing on a device has to be over before a copy. Before bytes of a memory without
-    // cpu_access are read or, with `writes`, written: an error fails the job. On engine threads, no
-    // lock held. Must not call the engine.
-    Status (*before_copy)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                          bool writes) = nullptr;
-    void *before_copy_user = nullptr;
+    DeviceOrder order;
 };
 
 class Engine {

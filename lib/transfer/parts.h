@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,10 @@ struct Outbox {
 };
 
 constexpr uint32_t kOutboxMax = 64;
+
+// Copies of one thread that are enqueued on devices, oldest first.
+constexpr uint32_t kStartedMax = 8;
+using Started = std::deque<Task *>;
 
 class StorageThread;
 
@@ -98,7 +103,14 @@ struct Engine::Parts {
     void cancel(const std::vector<Task *> &waiting);
 
     // Copy threads, without the lock.
-    void run_copy(Task &task, Outbox &outbox);
+    void run_copy(Task &task, Started &started, Outbox &outbox);
+    void end_copy(Task &task, Outbox &outbox);
+    Status copy_failed(const Task &task, stw_status code) const;
+    [[nodiscard]] bool may_start(const Task &task) const;
+    Status start_copy(Task &task);
+    void await_copy(Task &task, Outbox &outbox);
+    struct Sides;
+    [[nodiscard]] Sides sides_of(const Task &task) const;
     Status copy_bytes(Task &task) const;
     Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) const;
     Status map_block(const Task &task) const;

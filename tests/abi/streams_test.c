@@ -159,17 +159,19 @@ static void what_leaves_has_what_was_enqueued_before_its_release(void **state)
 /* The device has room for one of them: what is read late is read before the room is another's. */
 static void room_is_another_s_behind_the_work_that_reads_there(void **state)
 {
-    static float seen[ELEMENTS];
+    static float seen[ELEMENTS], seen_then[ELEMENTS];
     stw_runtime *runtime = open_late(6);
     stw_tensor *first = tensor_on_disk(runtime, "first", ELEMENTS, 1);
     stw_tensor *second = tensor_on_disk(runtime, "second", ELEMENTS, 70000);
     stw_view view = view_on(runtime, first, STW_READ, LATE_STREAM(0));
-    job read;
+    job read, then;
     (void)state;
     copy_out(&read, &view, LATE_STREAM(0), seen);
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     view = view_on(runtime, second, STW_READ, LATE_STREAM(1));
-    expect_count(view.pointer, ELEMENTS, 70000);
+    copy_out(&then, &view, LATE_STREAM(1), seen_then);
+    synchronise(LATE_STREAM(1));
+    expect_count(seen_then, ELEMENTS, 70000);
     synchronise(LATE_STREAM(0));
     expect_count(seen, ELEMENTS, 1);
     ok(stw_release(&view, 1, LATE_STREAM(1), 0));
@@ -211,8 +213,11 @@ static void readers_are_not_ordered_among_each_other(void **state)
     stw_view view;
     int i;
     (void)state;
-    view = view_on(runtime, tensor, STW_READ, LATE_STREAM(0));
-    ok(stw_release(&view, 1, LATE_STREAM(0), 0));
+    /* Behind the copy that brings it, once. */
+    for (i = 0; i < LATE_STREAMS; ++i) {
+        view = view_on(runtime, tensor, STW_READ, LATE_STREAM(i));
+        ok(stw_release(&view, 1, LATE_STREAM(i), 0));
+    }
     before = counted();
     for (i = 0; i < LATE_STREAMS; ++i) {
         view = view_on(runtime, tensor, STW_READ, LATE_STREAM(i));
@@ -226,6 +231,23 @@ static void readers_are_not_ordered_among_each_other(void **state)
     synchronise(STW_STREAM_LEGACY);
     for (i = 0; i < LATE_STREAMS; ++i) expect_count(seen[i], ELEMENTS, 2);
     ok(stw_release(&view, 1, STW_STREAM_LEGACY, STW_RELEASE_ABANDON));
+    machine_close(runtime);
+}
+
+/* Who has synchronised, or wants to, gets bytes that are there. */
+static void without_a_stream_the_bytes_are_there(void **state)
+{
+    stw_runtime *runtime = open_late(6);
+    stw_tensor *tensors[2];
+    int i;
+    (void)state;
+    tensors[0] = tensor_on_disk(runtime, "first", ELEMENTS, 1);
+    tensors[1] = tensor_on_disk(runtime, "second", ELEMENTS, 70000);
+    for (i = 0; i < 20; ++i) {
+        stw_view view = view_on(runtime, tensors[i % 2], STW_READ, STW_STREAM_SYNCED);
+        expect_count(view.pointer, ELEMENTS, i % 2 ? 70000 : 1);
+        ok(stw_release(&view, 1, STW_STREAM_SYNCED, 0));
+    }
     machine_close(runtime);
 }
 
@@ -338,6 +360,7 @@ int main(void)
         cmocka_unit_test(room_is_another_s_behind_the_work_that_reads_there),
         cmocka_unit_test(a_stream_comes_behind_another_that_wrote),
         cmocka_unit_test(readers_are_not_ordered_among_each_other),
+        cmocka_unit_test(without_a_stream_the_bytes_are_there),
         cmocka_unit_test(one_stream_alone_asks_the_driver_for_nothing),
         cmocka_unit_test(sums_begin_behind_what_was_there),
         cmocka_unit_test(a_lost_stream_fails_what_would_come_behind_it),

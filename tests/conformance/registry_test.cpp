@@ -76,7 +76,7 @@ TEST(Registry, LyingTableIsRefused)
     memory.capabilities |= STW_MEMORY_CAN_MAP;
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_MAP"), std::string::npos);
     memory.capabilities = STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_STREAMS and has 0 of its 6"),
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_STREAMS and has 0 of its 8"),
               std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};

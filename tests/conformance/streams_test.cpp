@@ -55,6 +55,25 @@ TEST_P(StreamsConformance, AnOldMarkIsAsGoodAsTheNewerOnesOfItsStream)
     EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, old), STW_OK);
 }
 
+TEST_P(StreamsConformance, ACopyThatWasStartedIsThereBehindItsMark)
+{
+    Buffer data(kMiB);
+    Buffer back(kMiB);
+    for (uint8_t round = 1; round < 100; ++round) {
+        uint64_t in = 0;
+        uint64_t out = 0;
+        data.fill(round);
+        ASSERT_EQ(ops().copy_start(memory_.get(), memory_.block(0), data.data(), kMiB, &in),
+                  STW_OK);
+        ASSERT_EQ(ops().copies_after(memory_.get(), in), STW_OK);
+        ASSERT_EQ(ops().copy_start(memory_.get(), back.data(), memory_.block(0), kMiB, &out),
+                  STW_OK);
+        ASSERT_EQ(ops().wait(memory_.get(), out), STW_OK);
+        EXPECT_TRUE(back.holds(round));
+        EXPECT_EQ(ops().wait(memory_.get(), in), STW_OK);
+    }
+}
+
 TEST_P(StreamsConformance, HostMemoryIsPinnedOnceAndAgainAfterwards)
 {
     stw_driver_error error = STW_DRIVER_ERROR_INIT;

@@ -217,6 +217,31 @@ TEST_F(CudaRuntime, BytesAndOrderAreRightWhateverIsLate)
     }
 }
 
+// The device does nothing at all while it is fetched: what the host has is granted when its copy is
+// enqueued, and the consumer's work stands behind that.
+TEST_F(CudaRuntime, AFetchDoesNotWaitForItsCopy)
+{
+    open("seed=1", 8, 24);
+    stw_tensor *tensor = make("t", 20000);
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    request.tensor = tensor;
+    request.access = STW_READ;
+    request.tier = STW_TIER_HOST;
+    ASSERT_EQ(stw_fetch(runtime_, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
+    ASSERT_EQ(stw_release(&view, 1, nullptr, 0), STW_OK);
+    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    stw_double_drain();
+    stw_double_hold_all(1);
+    ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
+    EXPECT_GT(stw_double_pending(nullptr), 0u);
+    enqueue(view, streams_[0], 0, 0, false);
+    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    stw_double_hold_all(0);
+    EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
+    EXPECT_EQ(wrong(), 0);
+}
+
 TEST_F(CudaRuntime, AHitOnTheSameStreamCallsNothing)
 {
     open("seed=1", 8, 24);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device behind a bus with streams, on which nothing happens before it must: work waits until a
- * copy or another stream comes behind it. So bytes are wrong wherever the library forgot to say
- * what comes behind what, each time and not now and then.
+ * A device behind a bus with streams, on which nothing happens before it must: work and copies
+ * wait until somebody who comes behind them is waited for. So bytes are wrong wherever the library
+ * forgot to say what comes behind what, each time and not now and then.
  */
 #include "late.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { QUEUED_MAX = 1024, STREAMS = LATE_STREAMS + 2 };
+enum { QUEUED_MAX = 4096, COPIES = LATE_STREAMS + 2, STREAMS };
 
 /* An entry of a stream: work, or another stream up to so many of its entries. */
 typedef struct entry {
@@ -152,15 +152,34 @@ static stw_status memory_copy(stw_memory *memory, void *destination, const void 
                               uint64_t bytes)
 {
     (void)memory;
+    pthread_mutex_lock(&mutex);
+    run(COPIES, streams[COPIES].count);
     memmove(destination, source, bytes);
+    pthread_mutex_unlock(&mutex);
     return STW_OK;
 }
 
 static stw_status memory_zero(stw_memory *memory, void *destination, uint64_t bytes)
 {
     (void)memory;
+    pthread_mutex_lock(&mutex);
+    run(COPIES, streams[COPIES].count);
     memset(destination, 0, bytes);
+    pthread_mutex_unlock(&mutex);
     return STW_OK;
+}
+
+typedef struct copy {
+    void *destination;
+    const void *source;
+    uint64_t bytes;
+} copy;
+
+static void do_copy(void *arg)
+{
+    copy *what = arg;
+    memmove(what->destination, what->source, what->bytes);
+    free(what);
 }
 
 static stw_status memory_close(stw_memory *memory)
@@ -182,43 +201,73 @@ static stw_status check_stream(stw_memory *memory, void *handle, stw_driver_erro
     return STW_ERROR_INVALID;
 }
 
+static stw_status mark_at(int index, uint64_t *mark_out)
+{
+    if (marks_made == QUEUED_MAX) return STW_ERROR_DEVICE;
+    marks[marks_made].stream = index, marks[marks_made].count = streams[index].count;
+    *mark_out = ++marks_made;
+    return STW_OK;
+}
+
 static stw_status mark(stw_memory *memory, void *handle, uint64_t *mark_out)
 {
     stw_status status = STW_ERROR_DEVICE;
     (void)memory;
     pthread_mutex_lock(&mutex);
-    if (handle != lost && marks_made < QUEUED_MAX) {
-        ++calls.marks;
-        marks[marks_made].stream = index_of(handle);
-        marks[marks_made].count = streams[index_of(handle)].count;
-        *mark_out = ++marks_made;
-        status = STW_OK;
-    }
+    ++calls.marks;
+    if (handle != lost) status = mark_at(index_of(handle), mark_out);
     pthread_mutex_unlock(&mutex);
     return status;
+}
+
+/* What is enqueued on a stream from now on is done behind the mark. */
+static stw_status behind(int index, uint64_t number, uint64_t *counter)
+{
+    entry other = {NULL, NULL, 0, 0};
+    int done;
+    pthread_mutex_lock(&mutex);
+    ++*counter;
+    other.other = marks[number - 1].stream, other.other_count = marks[number - 1].count;
+    done = append(index, other);
+    pthread_mutex_unlock(&mutex);
+    return done ? STW_OK : STW_ERROR_DEVICE;
 }
 
 static stw_status copies_after(stw_memory *memory, uint64_t number)
 {
     (void)memory;
-    pthread_mutex_lock(&mutex);
-    ++calls.copies_after;
-    run(marks[number - 1].stream, marks[number - 1].count);
-    pthread_mutex_unlock(&mutex);
-    return STW_OK;
+    return behind(COPIES, number, &calls.copies_after);
 }
 
 static stw_status stream_after(stw_memory *memory, void *handle, uint64_t number)
 {
-    entry behind = {NULL, NULL, 0, 0};
-    int done;
+    (void)memory;
+    return behind(index_of(handle), number, &calls.streams_after);
+}
+
+static stw_status copy_start(stw_memory *memory, void *destination, const void *source,
+                             uint64_t bytes, uint64_t *mark_out)
+{
+    copy *what = malloc(sizeof *what);
+    entry enqueued = {do_copy, NULL, 0, 0};
+    stw_status status = STW_ERROR_DEVICE;
+    (void)memory;
+    if (!what) return STW_ERROR_MEMORY;
+    what->destination = destination, what->source = source, what->bytes = bytes;
+    enqueued.arg = what;
+    pthread_mutex_lock(&mutex);
+    if (append(COPIES, enqueued)) status = mark_at(COPIES, mark_out);
+    pthread_mutex_unlock(&mutex);
+    return status;
+}
+
+static stw_status wait_for(stw_memory *memory, uint64_t number)
+{
     (void)memory;
     pthread_mutex_lock(&mutex);
-    ++calls.streams_after;
-    behind.other = marks[number - 1].stream, behind.other_count = marks[number - 1].count;
-    done = append(index_of(handle), behind);
+    run(marks[number - 1].stream, marks[number - 1].count);
     pthread_mutex_unlock(&mutex);
-    return done ? STW_OK : STW_ERROR_DEVICE;
+    return STW_OK;
 }
 
 static stw_status pin_host(stw_memory *memory, void *base, uint64_t bytes,
@@ -261,6 +310,8 @@ static const stw_memory_ops memory_driver = {
     stream_after,
     pin_host,
     unpin_host,
+    copy_start,
+    wait_for,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

@@ -259,10 +259,29 @@ bool Machine::advance()
     if (happening.at > now_) now_ = happening.at;
     if (!happening.completes) {
         capture(flying_.at(happening.transfer));
+        order(happening.transfer);
         return true;
     }
     complete(happening.transfer);
     return true;
+}
+
+// As on a device with streams: who has the bytes next comes behind the copy, so to him they are
+// there, while the copy itself may take its time.
+void Machine::order(TransferId id)
+{
+    Flight &flight = flying_.at(id);
+    const PlaceConfig &to = config_.places[flight.transfer.to];
+    if (!faults.orders || flight.fails || flight.transfer.kind != TransferKind::kMove) return;
+    if (to.tier != Tier::kDevice || to.maps) return;
+    events++;
+    flight.ordered = true;
+    pins_[flight.transfer.to][flight.transfer.to_slot].targets--;
+    land(flight);
+    journal_.line("ordered transfer %llu", (unsigned long long)id);
+    Commands out;
+    core.transfer_ordered(id, now_, out);
+    execute(out);
 }
 
 void Machine::complete(TransferId id)
@@ -276,7 +295,7 @@ void Machine::complete(TransferId id)
     if (reads && config_.places[transfer.from].tier != Tier::kNvme) {
         pins_[transfer.from][transfer.from_slot].sources--;
     }
-    if (config_.places[transfer.to].tier != Tier::kNvme) {
+    if (config_.places[transfer.to].tier != Tier::kNvme && !flight.ordered) {
         Pins &pins = pins_[transfer.to][transfer.to_slot];
         pins.targets--;
         if (transfer.kind == TransferKind::kRelocate) pins.moves_in--;
@@ -289,7 +308,7 @@ void Machine::complete(TransferId id)
         hurt_packs_.insert(flight.transfer.pack);
         status =
             Status::error(flight.code, "simulated fault of transfer %llu", (unsigned long long)id);
-    } else {
+    } else if (!flight.ordered) {
         land(flight);
     }
     journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");

@@ -18,6 +18,7 @@ struct Faults {
     uint32_t per_million = 0;      // of transfers fail, once
     uint32_t rot_per_million = 0;  // of writes to nvme cannot be read again
     uint32_t stall_percent = 0;    // of transfers take a hundred times longer
+    bool orders = false;           // devices across a bus have streams
 };
 
 // What becomes of the core's answers. Called in the order of the commands.
@@ -79,6 +80,7 @@ private:
         Transfer transfer;
         Image taken;  // of the source
         bool captured = false;
+        bool ordered = false;  // whoever uses the target comes behind it
         bool fails = false;
         stw_status code = STW_OK;
     };
@@ -112,6 +114,7 @@ private:
     void choose_fault(Flight &flight);
     void capture(Flight &flight);
     void complete(TransferId id);
+    void order(TransferId id);
     void land(const Flight &flight);
     void forget(BlockId block);
     void check_free(PackId pack);

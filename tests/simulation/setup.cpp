@@ -82,6 +82,7 @@ Setup choose_setup(const Options &options, Random &random)
         options.fault_per_million == kBySeed ? rate : options.fault_per_million;
     setup.faults.rot_per_million = setup.faults.per_million / 10;
     setup.faults.stall_percent = random.chance(30) ? 5 : 0;
+    setup.faults.orders = random.chance(50);
     return setup;
 }
 

@@ -165,8 +165,6 @@ void Core::transfer_ordered(TransferId id, Instant, Commands &out)
     Flight &flight = found->second;
     const Transfer &transfer = flight.transfer;
     STW_ASSERT(transfer.kind == TransferKind::kMove);
-    const bool current = flight.epoch == blocks_[transfer.block].epoch;
-    if (!current || replica(transfer.block, transfer.to).doomed) return;
     flight.ordered = true;
     settle_target(flight, true, out);
     wake_waiters(transfer.block, nullptr, {}, out);

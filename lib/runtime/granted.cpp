@@ -9,6 +9,16 @@ namespace stepwell {
 
 using residency::PlaceId;
 
+namespace {
+
+// To be looked at, and perhaps refused.
+bool is_a_stream(const void *stream)
+{
+    return stream != STW_STREAM_HOST && stream != STW_STREAM_SYNCED;
+}
+
+}  // namespace
+
 // A hit never waits: where the core is busy, it does not hear of this one.
 void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
                                uint64_t step)
@@ -29,7 +39,6 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 {
     ThreadState *state = views_.thread_state();
     if (!state || errors_.load(std::memory_order_relaxed) != 0) return residency::kNone;
-    if (places_[range.place].streams) return residency::kNone;  // the call is ordered with others
     const uint32_t index = views_.take_slot(state);
     if (index == residency::kNone) return residency::kNone;
     if (!range.tensor->doors[range.place].gate.try_pin()) {
@@ -63,12 +72,30 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
 }
 
-bool Runtime::fetch_hit(const Range &range, uint64_t step, stw_view *view_out)
+bool Runtime::fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out)
 {
+    const DeviceStreams *streams = places_[range.place].streams.get();
+    DeviceStreams::Id id = 0;
+    if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return false;
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return false;
+    if (streams && !is_ordered(index, range, id)) {
+        undo_hit(index);
+        return false;
+    }
     open_hit(index, range, step, view_out);
     return true;
+}
+
+// Of a pinned range: the stream has come behind all that was done there, or has done it itself.
+bool Runtime::is_ordered(uint32_t index, const Range &range, DeviceStreams::Id stream)
+{
+    const Place &place = places_[range.place];
+    const residency::Door &door = range.tensor->doors[range.place];
+    const char *begin = place.base + door.offset.load(std::memory_order_relaxed);
+    const SlotRange slots = slots_of(place, begin + range.byte_begin, range.byte_count);
+    views_.slot(index).first_slot = slots.first;
+    return place.streams->is_free(stream, slots);
 }
 
 bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out)
@@ -76,6 +103,7 @@ bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_vie
     uint32_t pinned[kHitsAtOnceMax];
     uint32_t count = 0;
     for (; count < n; ++count) {
+        if (places_[ranges[count].place].streams) break;  // one at a time
         pinned[count] = pin_hit(ranges[count], step);
         if (pinned[count] == residency::kNone) break;
     }
@@ -89,6 +117,7 @@ bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_vie
 
 bool Runtime::add_hit(HitChain *chain, const Range &range, uint64_t step)
 {
+    if (places_[range.place].streams) return false;
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return false;
     views_.slot(index).next = residency::kNone;

@@ -270,7 +270,7 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     range.element_count = view.element_count;
     range.byte_begin = views_.slot(index).byte_begin;
     range.byte_count = views_.slot(index).byte_count;
-    if (fetch_hit(range, step, view_out)) return {};
+    if (fetch_hit(range, step, STW_STREAM_SYNCED, view_out)) return {};
     FetchPlan plan;
     plan.step = step;
     plan.stream = STW_STREAM_SYNCED;  // who has the first view has been ordered with it

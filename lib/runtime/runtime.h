@@ -212,7 +212,7 @@ public:
 
     // ---- fetch and release (fetch.cpp) ---------------------------------------------------------
     // One read of a resident tensor: no lock, no allocation, no system call. False: the long way.
-    bool fetch_hit(const Range &range, uint64_t step, stw_view *view_out);
+    bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);
     // The same of a few, all or none.
     static constexpr uint32_t kHitsAtOnceMax = 16;
     bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out);
@@ -436,6 +436,8 @@ private:
                    const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id stream, uint32_t flags);
+
+    bool is_ordered(uint32_t index, const Range &range, DeviceStreams::Id stream);
 
     // stream_order.cpp: who comes behind whose work on a device
     Status begin_streams(const Waiter &waiter);

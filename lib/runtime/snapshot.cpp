@@ -80,7 +80,7 @@ bool Runtime::copy_resident(const FetchPlan &plan)
         for (range.place = 0; !hit && range.place <= host_place_; ++range.place) {
             const Place &place = places_[range.place];
             hit = range.byte_count > 0 && place.memory && place.cpu_access &&
-                  fetch_hit(range, plan.step, &view);
+                  fetch_hit(range, plan.step, STW_STREAM_HOST, &view);
         }
         if (!hit) break;
         views.push_back(view);

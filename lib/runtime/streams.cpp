@@ -62,6 +62,23 @@ DeviceStreams::Id DeviceStreams::find(void *stream, uint64_t thread) const
     return 0;
 }
 
+bool DeviceStreams::knows(void *stream, Id *id_out) const
+{
+    *id_out = 0;
+    if (stream == STW_STREAM_SYNCED) return true;
+    *id_out = find(stream, stream == STW_STREAM_PER_THREAD ? this_thread() : 0);
+    return *id_out != 0;
+}
+
+bool DeviceStreams::is_free(Id stream, SlotRange slots) const
+{
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        const Id wrote = stream_of(written_[slot].load(std::memory_order_acquire));
+        if (wrote != 0 && wrote != stream && (stream != 0 || wrote == kCopies)) return false;
+    }
+    return true;
+}
+
 Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
 {
     if (stream == STW_STREAM_SYNCED) return Id{0};

@@ -44,6 +44,10 @@ public:
 
     // INVALID: no stream of this device. LIMIT: more than kStreamsMax were used.
     Result<Id> id_of(void *stream);
+    // One that has been used: no call of the driver.
+    [[nodiscard]] bool knows(void *stream, Id *id_out) const;
+    // Nothing would have to be ordered by begin() to read.
+    [[nodiscard]] bool is_free(Id stream, SlotRange slots) const;
     // The stream gets a view: what is enqueued on it from now on comes behind what others do there.
     // No call of the driver where nobody else does. DEVICE.
     Status begin(Id stream, SlotRange slots, bool writes);

@@ -333,7 +333,8 @@ TEST_F(DoubleOrder, AHostFunctionTellsTheHostAndMustNotCallCuda)
               kSuccess);
     while (result == -1) std::this_thread::yield();
     EXPECT_EQ(result, kNotPermitted);
-    expect_violation(STW_DOUBLE_CALL_IN_HOST_FUNCTION, {"cuCtxSynchronize"});
+    expect_violation(STW_DOUBLE_CALL_IN_HOST_FUNCTION,
+                     {"cuCtxSynchronize", "cuLaunchHostFunc #2 on stream"});
     fill(memory, 2, two);
 }
 

@@ -49,11 +49,24 @@ TEST_F(Double, DevicesAreAsTheOptionsSay)
     EXPECT_STREQ(id, "0000:02:00.0");
 }
 
+TEST_F(Double, AttributesAreAsTheOptionsSay)
+{
+    begin("attribute=134:3,attribute=102:0");
+    int value = 0;
+    EXPECT_EQ(cuDeviceGetAttribute(&value, kHostNumaId, 0), kSuccess);
+    EXPECT_EQ(value, 3);
+    EXPECT_EQ(cuDeviceGetAttribute(&value, kVirtualMemoryManagement, 0), kSuccess);
+    EXPECT_EQ(value, 0);
+    Address address = 0;
+    EXPECT_EQ(cuMemAddressReserve(&address, size_t{2} << 20, 0, 0, 0), kNotSupported);
+}
+
 TEST_F(Double, OptionsThatAreNotUnderstoodChangeNothing)
 {
     EXPECT_EQ(stw_double_reset("sed=1"), -1);
     EXPECT_EQ(stw_double_reset("seed=x"), -1);
     EXPECT_EQ(stw_double_reset("devices=9"), -1);
+    EXPECT_EQ(stw_double_reset("attribute=102"), -1);
     EXPECT_EQ(stw_double_reset("fail=cuNothing:1:2"), -1);
     EXPECT_EQ(stw_double_reset("fail=cuMemAlloc_v2:1"), -1);
     EXPECT_EQ(cuCtxSynchronize(), kSuccess) << "the context is as it was";

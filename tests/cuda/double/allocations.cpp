@@ -26,6 +26,17 @@ bool properties_known(const Call &call, const AllocationProperties *properties)
            properties->location.type == kLocationDevice && call.is_device(properties->location.id);
 }
 
+// The entry points of virtual memory management, where the devices have it.
+template <class Body> int enter_mapping(Entry entry, Body &&body)
+{
+    return enter(entry, Needs::kInit, [&](Call &call) -> int {
+        const auto &attributes = call.state.options.attributes;
+        const auto given = attributes.find(kVirtualMemoryManagement);
+        if (given != attributes.end() && given->second == 0) return kNotSupported;
+        return body(call);
+    });
+}
+
 // What cuPointerGetAttribute says of memory; false: it does not know the attribute.
 bool write_attribute(Call &call, void *data, int which, Address address, Place place)
 {
@@ -174,7 +185,7 @@ int cuPointerGetAttributes(unsigned count, int *attributes, void **data, Address
 int cuMemAddressReserve(Address *address_out, size_t bytes, size_t alignment, Address wish,
                         unsigned long long flags)
 {
-    return enter(Entry::cuMemAddressReserve, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemAddressReserve, [&](Call &call) -> int {
         if (address_out == nullptr || flags != 0) return kInvalidValue;
         return call.memory().reserve(bytes, alignment, wish, address_out);
     });
@@ -182,7 +193,7 @@ int cuMemAddressReserve(Address *address_out, size_t bytes, size_t alignment, Ad
 
 int cuMemAddressFree(Address address, size_t bytes)
 {
-    return enter(Entry::cuMemAddressFree, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemAddressFree, [&](Call &call) -> int {
         return call.memory().release_reservation(address, bytes);
     });
 }
@@ -190,7 +201,7 @@ int cuMemAddressFree(Address address, size_t bytes)
 int cuMemCreate(Handle *handle_out, size_t bytes, const AllocationProperties *properties,
                 unsigned long long flags)
 {
-    return enter(Entry::cuMemCreate, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemCreate, [&](Call &call) -> int {
         if (handle_out == nullptr || flags != 0 || !properties_known(call, properties))
             return kInvalidValue;
         return call.memory().create(properties->location.id, bytes, handle_out);
@@ -199,13 +210,13 @@ int cuMemCreate(Handle *handle_out, size_t bytes, const AllocationProperties *pr
 
 int cuMemRelease(Handle handle)
 {
-    return enter(Entry::cuMemRelease, Needs::kInit,
-                 [&](Call &call) -> int { return call.memory().release(handle); });
+    return enter_mapping(Entry::cuMemRelease,
+                         [&](Call &call) -> int { return call.memory().release(handle); });
 }
 
 int cuMemMap(Address address, size_t bytes, size_t offset, Handle handle, unsigned long long flags)
 {
-    return enter(Entry::cuMemMap, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemMap, [&](Call &call) -> int {
         if (offset != 0 || flags != 0) return kInvalidValue;
         return call.memory().map(address, bytes, handle);
     });
@@ -213,7 +224,7 @@ int cuMemMap(Address address, size_t bytes, size_t offset, Handle handle, unsign
 
 int cuMemUnmap(Address address, size_t bytes)
 {
-    return enter(Entry::cuMemUnmap, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemUnmap, [&](Call &call) -> int {
         if (!call.memory().can_unmap(address, bytes)) return kInvalidValue;
         take_away(call, address, bytes);
         call.memory().unmap(address, bytes);
@@ -223,7 +234,7 @@ int cuMemUnmap(Address address, size_t bytes)
 
 int cuMemSetAccess(Address address, size_t bytes, const AccessDescription *accesses, size_t count)
 {
-    return enter(Entry::cuMemSetAccess, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemSetAccess, [&](Call &call) -> int {
         if (accesses == nullptr || count == 0) return kInvalidValue;
         for (size_t i = 0; i < count; ++i) {
             const AccessDescription &access = accesses[i];
@@ -242,7 +253,7 @@ int cuMemSetAccess(Address address, size_t bytes, const AccessDescription *acces
 int cuMemGetAllocationGranularity(size_t *bytes_out, const AllocationProperties *properties,
                                   int option)
 {
-    return enter(Entry::cuMemGetAllocationGranularity, Needs::kInit, [&](Call &call) -> int {
+    return enter_mapping(Entry::cuMemGetAllocationGranularity, [&](Call &call) -> int {
         if (bytes_out == nullptr || option < 0 || option > 1) return kInvalidValue;
         if (!properties_known(call, properties)) return kInvalidValue;
         *bytes_out = kGranularityBytes;

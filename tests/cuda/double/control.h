@@ -10,6 +10,9 @@
  *   memory=256M    of each device
  *   driver=13000   what cuDriverGetVersion says; entry points that came later refuse to work
  *   unified=0      1: device and host share their memory
+ *   attribute=102:0
+ *                  a device attribute has this value; without 102, virtual memory management, its
+ *                  entry points are not supported
  *   busy=0         1: no primary context can be had
  *   fail=cuMemAlloc_v2:3:2
  *                  the third call of cuMemAlloc_v2 from now on returns 2; call 0: every call
@@ -39,7 +42,7 @@ enum {
     STW_DOUBLE_DEAD_HANDLE,   /* a stream, event or module that was destroyed or never was */
     STW_DOUBLE_BAD_ADDRESS,   /* not mapped, not accessible, or past the end */
     STW_DOUBLE_WRONG_CONTEXT, /* a stream, event or pointer of another context */
-    STW_DOUBLE_CALL_IN_HOST_FUNCTION, /* CUDA called from a function of cuLaunchHostFunc */
+    STW_DOUBLE_CALL_IN_HOST_FUNCTION, /* CUDA called from a host function or a kernel */
     STW_DOUBLE_BATCH_OVERLAP,         /* copies of one batch touch the same bytes */
     STW_DOUBLE_CONTEXT_STACK          /* a thread ended with pushed contexts, or popped too often */
 };

@@ -12,6 +12,8 @@ namespace {
 
 int attribute(const Options &options, int which, int device)
 {
+    const auto given = options.attributes.find(which);
+    if (given != options.attributes.end()) return given->second;
     const bool unified = options.unified != 0;
     switch (which) {
     case kMaxThreadsPerBlock:
@@ -45,8 +47,6 @@ int attribute(const Options &options, int which, int device)
     default: return 0;  // PCI domain and device, NUMA node, compute mode, and what nobody asks
     }
 }
-
-constexpr int kAttributesMax = 512;
 
 int uuid(Entry entry, Uuid *uuid_out, int device)
 {
@@ -122,7 +122,8 @@ int cuDeviceGetName(char *name, int capacity, int device)
 int cuDeviceGetAttribute(int *value_out, int which, int device)
 {
     return enter(Entry::cuDeviceGetAttribute, Needs::kInit, [&](Call &call) -> int {
-        if (value_out == nullptr || which <= 0 || which > kAttributesMax) return kInvalidValue;
+        if (value_out == nullptr || which <= 0 || which > static_cast<int>(kAttributesMax))
+            return kInvalidValue;
         if (!call.is_device(device)) return kInvalidDevice;
         *value_out = attribute(call.state.options, which, device);
         return kSuccess;

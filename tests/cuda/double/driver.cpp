@@ -41,8 +41,6 @@ __attribute__((destructor)) void judge_at_exit()
 
 }  // namespace
 
-thread_local const char *running_host_function = nullptr;
-
 // Never destroyed: its thread and those of the program may outlive static destructors.
 Driver &Driver::get()
 {
@@ -117,10 +115,10 @@ int refuse(Call &call, Needs needs)
 {
     State &state = call.state;
     ++state.calls[static_cast<size_t>(call.entry)];
-    if (running_host_function != nullptr) {
+    if (running_operation != nullptr) {
         state.report.add(STW_DOUBLE_CALL_IN_HOST_FUNCTION,
-                         text("%s was called from a function of %s, which must not call CUDA.",
-                              call.name(), running_host_function));
+                         text("%s was called from within %s, where nothing may call CUDA.",
+                              call.name(), name(running_operation->epoch).c_str()));
         return kNotPermitted;
     }
     Context *context = call.thread.context();

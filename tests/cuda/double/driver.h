@@ -83,9 +83,6 @@ struct Thread {
     std::map<Context *, Stream *> own_streams;
     uint64_t generation = 0;
 };
-// Set on the thread that runs a function of cuLaunchHostFunc.
-extern thread_local const char *running_host_function;
-
 class Driver {
 public:
     static Driver &get();

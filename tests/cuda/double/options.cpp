@@ -45,6 +45,15 @@ bool parse_failure(std::string_view text, Failure &failure_out)
     return failure_out.entry != Entry::kCount && failure_out.code > 0;
 }
 
+bool parse_attribute(std::string_view text, std::map<int, int> &attributes)
+{
+    uint64_t which = 0, value = 0;
+    if (!parse_number(take(text, ':'), which) || !parse_number(text, value)) return false;
+    if (which == 0 || which > kAttributesMax || value > INT32_MAX) return false;
+    attributes[static_cast<int>(which)] = static_cast<int>(value);
+    return true;
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(std::string_view text)
@@ -69,6 +78,10 @@ std::optional<Options> parse_options(std::string_view text)
         const std::string_view key = take(value, '=');
         if (key == "fail") {
             if (!parse_failure(value, options.failures.emplace_back())) return std::nullopt;
+            continue;
+        }
+        if (key == "attribute") {
+            if (!parse_attribute(value, options.attributes)) return std::nullopt;
             continue;
         }
         bool known = false;

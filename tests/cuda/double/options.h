@@ -4,6 +4,7 @@
 
 #include "tests/cuda/double/entry.h"
 
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 namespace stepwell::cuda_double {
 
 inline constexpr unsigned kDevicesMax = 8;
+inline constexpr unsigned kAttributesMax = 512;
 
 struct Failure {
     Entry entry = Entry::kCount;
@@ -28,6 +30,7 @@ struct Options {
     uint64_t busy = 0;
     uint64_t exit = 0;
     std::vector<Failure> failures;
+    std::map<int, int> attributes;  // of every device, instead of the usual ones
 };
 
 // Nothing where the text is not understood.

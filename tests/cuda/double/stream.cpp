@@ -7,6 +7,8 @@
 
 namespace stepwell::cuda_double {
 
+thread_local const Operation *running_operation = nullptr;
+
 Scheduler::Scheduler(std::mutex &lock, Tracker &tracker, const Options &options)
     : lock_(lock),
       tracker_(tracker),
@@ -241,7 +243,9 @@ void Scheduler::execute(std::unique_lock<std::mutex> &lock, Stream &stream)
     std::function<void()> run = std::move(operation->run);
     const bool runs = !skip && !operation->dropped && operation->fault == 0 && run != nullptr;
     lock.unlock();
+    running_operation = operation.get();
     if (runs) run();
+    running_operation = nullptr;
     run = nullptr;
     lock.lock();
     operation->running = false;

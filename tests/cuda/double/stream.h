@@ -47,6 +47,8 @@ struct Operation {
 };
 // Shared by its stream, the events that it records, and the operations that wait for it.
 using OperationPtr = std::shared_ptr<Operation>;
+// What this thread runs, if it is the scheduler's: a kernel, or a function of the host's.
+extern thread_local const Operation *running_operation;
 
 struct Stream {
     Context *context = nullptr;

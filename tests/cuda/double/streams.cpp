@@ -40,16 +40,6 @@ int elapsed(Entry entry, float *milliseconds_out, void *start, void *end)
     });
 }
 
-// A host function and everything that it needs to be told apart from the thread's own calls.
-std::function<void()> call_host(const char *what, HostFunction function, void *user)
-{
-    return [what, function, user] {
-        running_host_function = what;
-        function(user);
-        running_host_function = nullptr;
-    };
-}
-
 }  // namespace
 
 extern "C" {
@@ -233,7 +223,7 @@ int cuLaunchHostFunc(void *handle, HostFunction function, void *user)
             return result;
         Request request;
         request.what = call.name();
-        request.run = call_host(call.name(), function, user);
+        request.run = [function, user] { function(user); };
         request.tells_host = true;
         call.scheduler().submit(*stream, std::move(request));
         return kSuccess;

@@ -3,6 +3,9 @@
  * same library. None of these calls is counted, fails by injection or tells the host anything that
  * a CUDA call would have had to tell it. Any thread may call them.
  *
+ * One thread runs all streams, so a kernel or host function that waits for another stream waits
+ * for ever: hold a stream instead.
+ *
  * STW_CUDA_DOUBLE holds options, "key=value" with commas between; a size may end in K, M or G:
  *   seed=1         of the delays and of the choice among streams that could go on
  *   delay_us=20    an operation begins up to so much later than it could

@@ -83,6 +83,7 @@ struct Thread {
     std::map<Context *, Stream *> own_streams;
     uint64_t generation = 0;
 };
+
 class Driver {
 public:
     static Driver &get();
@@ -119,8 +120,7 @@ struct Call {
     {
         return device >= 0 && static_cast<uint64_t>(device) < state.options.devices;
     }
-    // What broke the context, or success: what a call that waited returns.
-    int verdict(const Context &of) const { return of.sticky; }
+    // What broke the context meanwhile, or success: what a call that waited returns.
     int verdict() const { return context->sticky; }
 };
 

@@ -88,7 +88,7 @@ int cuStreamSynchronize(void *handle)
             return result;
         if (stream->last == nullptr) return kSuccess;
         call.scheduler().wait(call.lock, stream->last);
-        return call.verdict(*stream->context);
+        return stream->context->sticky;
     });
 }
 
@@ -189,7 +189,7 @@ int cuEventSynchronize(void *handle)
         // Another thread may record it anew meanwhile.
         const OperationPtr record = event->record;
         call.scheduler().wait(call.lock, record);
-        return call.verdict(*event->context);
+        return event->context->sticky;
     });
 }
 

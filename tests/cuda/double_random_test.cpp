@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 
 namespace stepwell::cuda_double {
@@ -235,6 +237,42 @@ TEST_F(DoubleRandom, TheLegacyStreamOrdersBlockingStreams)
         EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
         for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cuStreamDestroy_v2(streams[i]), kSuccess);
     }
+}
+
+// Which stream's operations ran, in order, when both had eight that could begin.
+std::string interleaving()
+{
+    std::string order;
+    void *streams[2] = {};
+    for (void *&stream : streams) cuStreamCreate(&stream, kStreamNonBlocking);
+    stw_double_hold_all(1);
+    for (int i = 0; i < 16; ++i) {
+        const auto first = [](void *user, stw_double_alias_of) {
+            static_cast<std::string *>(user)->push_back('1');
+        };
+        const auto second = [](void *user, stw_double_alias_of) {
+            static_cast<std::string *>(user)->push_back('2');
+        };
+        stw_double_consume(streams[i % 2], "note", nullptr, 0, i % 2 == 0 ? +first : +second,
+                           &order);
+    }
+    stw_double_hold_all(0);
+    cuCtxSynchronize();
+    for (void *stream : streams) cuStreamDestroy_v2(stream);
+    return order;
+}
+
+TEST_F(DoubleRandom, TheSeedDecidesWhichStreamGoesOn)
+{
+    std::set<std::string> orders;
+    for (uint32_t seed = 1; seed <= 10; ++seed) {
+        begin("delay_us=0,seed=" + std::to_string(seed));
+        const std::string order = interleaving();
+        begin("delay_us=0,seed=" + std::to_string(seed));
+        EXPECT_EQ(interleaving(), order);
+        orders.insert(order);
+    }
+    EXPECT_GT(orders.size(), 5u);
 }
 
 TEST_F(DoubleRandom, ThreadsWithTheirOwnStreamsDoNotDisturbEachOther)

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels as the image has them: a name for each body. All numbers are in the headers.
+#include "drivers/cuda/kernels/list.h"
+#include "drivers/cuda/kernels/map.h"
+#include "drivers/cuda/kernels/scan.h"
+#include "drivers/cuda/kernels/update.h"
+
+using namespace stepwell::drivers::cuda;
+
+#define STW_KERNEL(kernel, name, Arguments, body, threads, elements)                               \
+    extern "C" __global__ void __launch_bounds__(threads)                                          \
+        name(const __grid_constant__ Arguments arguments)                                          \
+    {                                                                                              \
+        const ThreadBlock block;                                                                   \
+        body(block, arguments);                                                                    \
+    }
+STW_CUDA_KERNELS(STW_KERNEL)

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the kernels are launched: names for cuModuleGetFunction, the size of the one argument, the
+// geometry. Knows nothing of the CUDA API; whoever calls it takes the argument's struct from
+// arguments.h and hands its address to cuLaunchKernel, with no dynamic shared memory.
+#pragma once
+
+#include "drivers/cuda/kernels/arguments.h"
+
+#include <cstdint>
+
+namespace stepwell::drivers::cuda {
+
+enum class Kernel : uint32_t {
+    kUpdateAdam,  // AdamW and Adam
+    kUpdateSgd,   // without momentum
+    kUpdateMomentum,
+    kUpdateAdagrad,
+    kUpdateLion,
+    kAverage,
+    kConvert,
+    kAccumulate,
+    kScan,
+};
+inline constexpr uint32_t kKernels = 9;
+
+struct KernelEntry {
+    const char *name;
+    uint32_t argument_bytes;
+    uint32_t threads;   // of a thread block
+    uint32_t elements;  // for which one thread block more is started
+};
+
+const KernelEntry &kernel_entry(Kernel kernel);
+
+// Thread blocks for a launch over so many elements on a device with so many SMs; 0 where there is
+// nothing to launch. Any other number gives the same bits.
+uint32_t thread_blocks(Kernel kernel, uint64_t elements, uint32_t sm_count);
+
+}  // namespace stepwell::drivers::cuda
+
+// All code for all devices, for cuModuleLoadDataEx. No bytes where the build had no nvcc.
+extern "C" const unsigned char stw_cuda_image[];
+extern "C" const uint64_t stw_cuda_image_bytes;

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// One array made of another, or added to it: the moving average, changes of dtype, sums of
+// gradients.
+#pragma once
+
+#include "drivers/cuda/kernels/elements.h"
+
+namespace stepwell::drivers::cuda {
+
+// What the operations load before the first is finished: 32 bytes a thread and more.
+inline constexpr uint32_t kMapBatch = 4;
+
+template <uint32_t N> struct Both {
+    Raw<N> to;
+    Raw<N> from;
+};
+
+struct Average {
+    const AverageArguments &arguments;
+
+    STW_CODE Array to() const { return {arguments.average, STW_F32}; }
+    STW_CODE Array from() const { return {arguments.values, STW_F32}; }
+
+    template <uint32_t N> STW_CODE Both<N> load(uint64_t element) const
+    {
+        return {load_raw<N>(to(), element), load_raw<N>(from(), element)};
+    }
+
+    template <uint32_t N> STW_CODE void finish(uint64_t element, const Both<N> &loaded) const
+    {
+        Floats<N> average = decode(STW_F32, loaded.to);
+        const Floats<N> values = decode(STW_F32, loaded.from);
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; ++i) {
+            const float way = values.at[i] - average.at[i];
+            average.at[i] = canonical(average.at[i] + way * arguments.weight);
+        }
+        store_raw(to(), element, encode(STW_F32, average));
+    }
+};
+
+struct Convert {
+    const ConvertArguments &arguments;
+
+    STW_CODE Array to() const { return {arguments.destination, arguments.destination_dtype}; }
+    STW_CODE Array from() const { return {arguments.source, arguments.source_dtype}; }
+
+    template <uint32_t N> STW_CODE Raw<N> load(uint64_t element) const
+    {
+        return load_raw<N>(from(), element);
+    }
+
+    template <uint32_t N> STW_CODE void finish(uint64_t element, const Raw<N> &loaded) const
+    {
+        // Where both dtypes are the same, a NaN stays what it is.
+        const bool same = arguments.destination_dtype == arguments.source_dtype;
+        store_raw(
+            to(), element,
+            same ? loaded
+                 : encode(arguments.destination_dtype, decode(arguments.source_dtype, loaded)));
+    }
+};
+
+struct Accumulate {
+    const AccumulateArguments &arguments;
+
+    STW_CODE Array to() const { return {arguments.destination, arguments.destination_dtype}; }
+    STW_CODE Array from() const { return {arguments.source, arguments.source_dtype}; }
+
+    template <uint32_t N> STW_CODE Both<N> load(uint64_t element) const
+    {
+        Both<N> loaded = {};
+        if (arguments.mode == kAccumulateAdd) loaded.to = load_raw<N>(to(), element);
+        loaded.from = load_raw<N>(from(), element);
+        return loaded;
+    }
+
+    template <uint32_t N> STW_CODE void finish(uint64_t element, const Both<N> &loaded) const
+    {
+        Floats<N> sum = decode(arguments.source_dtype, loaded.from);
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; ++i) sum.at[i] = sum.at[i] * arguments.scale;
+        if (arguments.mode == kAccumulateAdd) {
+            const Floats<N> before = decode(arguments.destination_dtype, loaded.to);
+            STW_UNROLL
+            for (uint32_t i = 0; i < N; ++i) sum.at[i] = before.at[i] + sum.at[i];
+        }
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; ++i) sum.at[i] = canonical(sum.at[i]);
+        store_raw(to(), element, encode(arguments.destination_dtype, sum));
+    }
+};
+
+template <class Operation, class Block, class Arguments>
+STW_CODE void map(Block &block, const Arguments &arguments)
+{
+    const Operation operation = {arguments};
+    const Array arrays[] = {operation.to(), operation.from()};
+    run_block<kMapBatch>(block, make_run(arguments.count, arrays),
+                         [&] { return Operation{arguments}; });
+}
+
+}  // namespace stepwell::drivers::cuda

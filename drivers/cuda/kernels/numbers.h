@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dtypes of 16 bits as fp32 and back, with integer operations, so that a GPU and every processor
+// give the same bits, NaNs included. Both round to nearest even, keep denormals, and keep of a NaN
+// its sign and the upper part of its payload.
+#pragma once
+
+#include "drivers/cuda/kernels/portable.h"
+
+namespace stepwell::drivers::cuda {
+
+inline constexpr uint32_t kCanonicalNan = 0x7FC00000;
+inline constexpr uint32_t kInfinity = 0x7F800000;
+inline constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+
+STW_CODE bool is_nan(uint32_t bits)
+{
+    return (bits & kMagnitude) > kInfinity;
+}
+
+// NaN from arithmetic: GPUs and processors disagree on its payload.
+STW_CODE float canonical(float value)
+{
+    return is_nan(bits_of(value)) ? float_of(kCanonicalNan) : value;
+}
+
+STW_CODE float from_bf16(uint32_t half)
+{
+    return float_of(half << 16);
+}
+
+STW_CODE uint32_t to_bf16(float value)
+{
+    const uint32_t bits = bits_of(value);
+    // A tie is rounded up if what is kept is odd; a carry out of the mantissa is the next exponent.
+    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return is_nan(bits) ? bits >> 16 | 0x0040 : rounded;
+}
+
+STW_CODE float from_f16(uint32_t half)
+{
+    const uint32_t magnitude = (half & 0x7FFF) << 13;
+    const uint32_t sign = (half & 0x8000) << 16;
+    uint32_t bits = magnitude + (112U << 23);  // exponents are biased by 15 and 127
+    if (magnitude < 0x0400U << 13) {
+        // A subnormal, given the smallest normal exponent, is that power of two too large: the
+        // subtraction is exact and never meets an fp32 denormal.
+        bits = bits_of(float_of(magnitude + (113U << 23)) - 0x1p-14F);
+    }
+    if (magnitude >= 0x7C00U << 13) {
+        bits = magnitude | (magnitude == 0x7C00U << 13 ? kInfinity : kCanonicalNan);
+    }
+    return float_of(bits | sign);
+}
+
+STW_CODE uint32_t to_f16(float value)
+{
+    const uint32_t bits = bits_of(value);
+    const uint32_t magnitude = bits & kMagnitude;
+    const uint32_t sign = (bits & ~kMagnitude) >> 16;
+    // Rebias and round the 13 bits that go; 65520 and more carries into the infinity.
+    uint32_t half = (magnitude - (112U << 23) + 0x0FFF + (magnitude >> 13 & 1)) >> 13;
+    if (magnitude < 113U << 23) {
+        // Below 2^-14 the unit is 2^-24, which is the last place of 0.5: the addition rounds.
+        half = bits_of(float_of(magnitude) + 0.5F) - 0x3F000000;
+    }
+    if (magnitude >= 143U << 23) half = 0x7C00;
+    if (magnitude > kInfinity) half = 0x7E00 | (magnitude >> 13 & 0x03FF);
+    return half | sign;
+}
+
+}  // namespace stepwell::drivers::cuda

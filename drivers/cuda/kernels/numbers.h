@@ -36,19 +36,20 @@ STW_CODE uint32_t to_bf16(float value)
     return is_nan(bits) ? bits >> 16 | 0x0040 : rounded;
 }
 
+// Of a finite one, without its sign. Exponents are biased by 15 and 127: the product is exact, for
+// subnormals too, which are denormals of fp32 before it.
+STW_CODE float magnitude_of_f16(uint32_t magnitude)
+{
+    return float_of(magnitude << 13) * 0x1p112F;
+}
+
 STW_CODE float from_f16(uint32_t half)
 {
-    const uint32_t magnitude = (half & 0x7FFF) << 13;
+    const uint32_t magnitude = half & 0x7FFF;
     const uint32_t sign = (half & 0x8000) << 16;
-    uint32_t bits = magnitude + (112U << 23);  // exponents are biased by 15 and 127
-    if (magnitude < 0x0400U << 13) {
-        // A subnormal, given the smallest normal exponent, is that power of two too large: the
-        // subtraction is exact and never meets an fp32 denormal.
-        bits = bits_of(float_of(magnitude + (113U << 23)) - 0x1p-14F);
-    }
-    if (magnitude >= 0x7C00U << 13) {
-        bits = magnitude | (magnitude == 0x7C00U << 13 ? kInfinity : kCanonicalNan);
-    }
+    uint32_t bits = bits_of(magnitude_of_f16(magnitude));
+    if (magnitude == 0x7C00) bits = kInfinity;
+    if (magnitude > 0x7C00) bits = magnitude << 13 | kCanonicalNan;
     return float_of(bits | sign);
 }
 

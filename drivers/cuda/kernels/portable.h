@@ -50,9 +50,32 @@ template <class Word> STW_CODE Word load_word(const void *from)
     return *static_cast<const Word *>(from);
 }
 
-template <class Word> STW_CODE void store_word(void *to, Word word)
+STW_CODE void store_word(void *to, uint16_t word)
 {
-    __stwb(static_cast<Word *>(to), word);  // in one piece, which an assignment may not be
+    *static_cast<uint16_t *>(to) = word;
+}
+
+STW_CODE void store_word(void *to, uint32_t word)
+{
+    *static_cast<uint32_t *>(to) = word;
+}
+
+// The compiler makes four stores of an assignment, and of __stwb one that is stronger than needed.
+STW_CODE void store_word(void *to, Words2 word)
+{
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(word.x), "r"(word.y)
+                 : "memory");
+}
+
+STW_CODE void store_word(void *to, Words4 word)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(word.x), "r"(word.y), "r"(word.z),
+                   "r"(word.w)
+                 : "memory");
 }
 
 // The threads that share memory and meet at barriers, as each of them sees it.

@@ -20,17 +20,21 @@ inline constexpr uint32_t kScanRows = kScanElements / kScanLanes;
 inline constexpr uint32_t kScanBatch = 16;  // rows
 static_assert(kScanRows % kScanBatch == 0);
 
+// An element without its sign: from kInfinite on it is none of the finite ones, whose value it is.
 struct ScanF32 {
     using Stored = uint32_t;
-    STW_CODE static uint32_t bits(uint32_t stored) { return stored; }
+    static constexpr uint32_t kInfinite = kInfinity;
+    STW_CODE static float value(uint32_t magnitude) { return float_of(magnitude); }
 };
 struct ScanF16 {
     using Stored = uint16_t;
-    STW_CODE static uint32_t bits(uint32_t stored) { return bits_of(from_f16(stored)); }
+    static constexpr uint32_t kInfinite = 0x7C00;
+    STW_CODE static float value(uint32_t magnitude) { return magnitude_of_f16(magnitude); }
 };
 struct ScanBf16 {
     using Stored = uint16_t;
-    STW_CODE static uint32_t bits(uint32_t stored) { return bits_of(from_bf16(stored)); }
+    static constexpr uint32_t kInfinite = kInfinity >> 16;
+    STW_CODE static float value(uint32_t magnitude) { return from_bf16(magnitude); }
 };
 
 // How threads share the runs: lanes to a thread, threads to a run, runs to a thread block.
@@ -43,7 +47,7 @@ template <class Element> struct ScanShape {
 struct ScanMemory {
     double sums[ScanShape<ScanBf16>::kRuns * kScanLanes];
     uint32_t nonfinite[kScanThreads];
-    uint32_t maximum[kScanThreads];  // as bits: magnitudes order like integers
+    float maximum[kScanThreads];
 };
 
 // What one thread finds in its lanes of one run.
@@ -56,7 +60,7 @@ public:
     {
         STW_UNROLL
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            if (lane < lanes) add_element(lane, kLanes == 1 ? word : word >> 16 * lane & 0xFFFF);
+            if (lane < lanes) add_element(lane, word >> (kBits * lane) & kMagnitudeMask);
         }
     }
 
@@ -67,34 +71,59 @@ public:
             memory.sums[thread * kLanes + lane] = sums_[lane];
         }
         memory.nonfinite[thread] = nonfinite_;
-        memory.maximum[thread] = maximum_;
+        memory.maximum[thread] = Element::value(maximum_);
     }
 
 private:
-    STW_CODE void add_element(uint32_t lane, uint32_t stored)
+    STW_CODE void add_element(uint32_t lane, uint32_t magnitude)
     {
-        const uint32_t magnitude = Element::bits(stored) & kMagnitude;
-        const bool finite = magnitude < kInfinity;
+        const bool finite = magnitude < Element::kInfinite;
         const uint32_t kept = finite ? magnitude : 0;
         nonfinite_ += finite ? 0 : 1;
         maximum_ = maximum_ < kept ? kept : maximum_;
-        const double value = float_of(kept);
+        const double value = Element::value(kept);
         sums_[lane] += value * value;  // the square is exact
     }
 
+    static constexpr uint32_t kBits = 32 / kLanes;
+    static constexpr uint32_t kMagnitudeMask = kMagnitude >> (32 - kBits);
+
     double sums_[kLanes] = {};
     uint32_t nonfinite_ = 0;
-    uint32_t maximum_ = 0;
+    uint32_t maximum_ = 0;  // magnitudes order like integers
 };
 
+// `whole`: the address is a multiple of 4.
 template <class Element>
 STW_CODE uint32_t load_row(const typename Element::Stored *from, bool whole)
 {
-    if constexpr (sizeof(*from) == 4) {
-        return load_word<uint32_t>(from);
-    } else {
-        if (whole) return load_word<uint32_t>(from);
-        return load_word<uint16_t>(from) | uint32_t{load_word<uint16_t>(from + 1)} << 16;
+    if (whole) return load_word<uint32_t>(from);
+    return load_word<uint16_t>(from) | uint32_t{load_word<uint16_t>(from + 1)} << 16;
+}
+
+template <class Element>
+STW_CODE void scan_run(const typename Element::Stored *from, bool whole, ScanTally<Element> &tally)
+{
+    for (uint32_t row = 0; row < kScanRows; row += kScanBatch) {
+        uint32_t words[kScanBatch];
+        STW_UNROLL
+        for (uint32_t i = 0; i < kScanBatch; ++i) {
+            words[i] = load_row<Element>(from + (row + i) * kScanLanes, whole);
+        }
+        STW_UNROLL
+        for (uint32_t i = 0; i < kScanBatch; ++i) tally.add(words[i], ScanTally<Element>::kLanes);
+    }
+}
+
+template <class Element>
+STW_CODE void scan_rest(const typename Element::Stored *from, uint64_t length,
+                        ScanTally<Element> &tally)
+{
+    for (uint64_t at = 0; at < length; at += kScanLanes) {
+        uint32_t word = load_word<typename Element::Stored>(from + at);
+        const bool both = ScanTally<Element>::kLanes == 2 && at + 1 < length;
+        if (both) word |= uint32_t{load_word<typename Element::Stored>(from + at + 1)} << 16;
+        tally.add(word, both ? 2 : 1);
     }
 }
 
@@ -102,27 +131,14 @@ STW_CODE uint32_t load_row(const typename Element::Stored *from, bool whole)
 template <class Element>
 STW_CODE ScanTally<Element> scan_lanes(const typename Element::Stored *from, uint64_t length)
 {
-    constexpr uint32_t kLanes = ScanShape<Element>::kLanes;
-    constexpr uint32_t kLastRow = (kScanRows - 1) * kScanLanes;
+    constexpr uint32_t kWhole = (kScanRows - 1) * kScanLanes + ScanTally<Element>::kLanes;
     ScanTally<Element> tally;
-    if (length >= kLastRow + kLanes) {
-        const bool whole = reinterpret_cast<uintptr_t>(from) % 4 == 0;
-        for (uint32_t row = 0; row < kScanRows; row += kScanBatch) {
-            uint32_t words[kScanBatch];
-            STW_UNROLL
-            for (uint32_t i = 0; i < kScanBatch; ++i) {
-                words[i] = load_row<Element>(from + (row + i) * kScanLanes, whole);
-            }
-            STW_UNROLL
-            for (uint32_t i = 0; i < kScanBatch; ++i) tally.add(words[i], kLanes);
-        }
-        return tally;
-    }
-    for (uint64_t at = 0; at < length; at += kScanLanes) {
-        uint32_t word = load_word<typename Element::Stored>(from + at);
-        const bool both = kLanes == 2 && at + 1 < length;
-        if (both) word |= uint32_t{load_word<typename Element::Stored>(from + at + 1)} << 16;
-        tally.add(word, both ? 2 : 1);
+    if (length < kWhole) {
+        scan_rest(from, length, tally);
+    } else if (sizeof(*from) == 4 || reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+        scan_run(from, true, tally);
+    } else {
+        scan_run(from, false, tally);
     }
     return tally;
 }
@@ -158,13 +174,13 @@ STW_CODE void scan_runs(Block &block, const ScanArguments &arguments, uint64_t f
         const uint64_t run = first + thread;
         if (thread >= Shape::kRuns || run * kScanElements >= arguments.count) return;
         uint32_t nonfinite = 0;
-        uint32_t maximum = 0;
+        float maximum = 0.0F;
         for (uint32_t i = thread * Shape::kThreads; i < (thread + 1) * Shape::kThreads; ++i) {
             nonfinite += memory.nonfinite[i];
             if (memory.maximum[i] > maximum) maximum = memory.maximum[i];
         }
         global<double>(arguments.sums)[run] = memory.sums[thread * kScanLanes];
-        global<ScanCounts>(arguments.counts)[run] = {nonfinite, float_of(maximum)};
+        global<ScanCounts>(arguments.counts)[run] = {nonfinite, maximum};
     });
     block.barrier();  // the next runs use the memory again
 }

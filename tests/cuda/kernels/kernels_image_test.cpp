@@ -28,7 +28,7 @@ std::set<std::string> refused_instructions(const std::string &ptx)
     static const std::regex instruction(R"(\n\s*(?:@!?%\w+\s+)?([a-z][\w.]*)\s)");
     static const std::regex on_floats(R"(.*\.b?f(16|32|64)(x2)?\b.*)");
     static const std::regex accepted(
-        R"((add|sub|mul|div|sqrt)\.rn\.f(32|64)|(neg|abs|mov|selp)\.f(32|64))"
+        R"((add|sub|mul|div|sqrt)\.rn\.f(32|64)|(neg|abs|max|mov|selp)\.f(32|64))"
         R"(|cvt\.f64\.f32|setp\.\w+\.f(32|64)|(ld|st)\.[\w.]+)");
     std::set<std::string> refused;
     for (auto at = std::sregex_iterator(ptx.begin(), ptx.end(), instruction);

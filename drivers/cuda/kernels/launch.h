@@ -33,7 +33,8 @@ struct KernelEntry {
 const KernelEntry &kernel_entry(Kernel kernel);
 
 // Thread blocks for a launch over so many elements on a device with so many SMs; 0 where there is
-// nothing to launch. Any other number gives the same bits.
+// nothing to launch. Any other number gives the same bits, and so do fewer threads in a block, but
+// for the scan.
 uint32_t thread_blocks(Kernel kernel, uint64_t elements, uint32_t sm_count);
 
 }  // namespace stepwell::drivers::cuda

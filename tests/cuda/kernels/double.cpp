@@ -102,11 +102,14 @@ Arguments aliased(Kernel kernel, void **args, void *(*alias)(uint64_t address))
     return arguments;
 }
 
-// The image is compiled for at most so many threads; more, a GPU refuses to launch.
+// The image is compiled for at most so many threads; the scan shares its runs among exactly those.
 bool can_launch(Kernel kernel, const stw_double_launch &launch)
 {
-    return launch.grid[1] == 1 && launch.grid[2] == 1 && launch.block[1] == 1 &&
-           launch.block[2] == 1 && launch.block[0] <= kernel_entry(kernel).threads;
+    const uint32_t threads = kernel_entry(kernel).threads;
+    const bool fits =
+        kernel == Kernel::kScan ? launch.block[0] == threads : launch.block[0] <= threads;
+    return fits && launch.grid[1] == 1 && launch.grid[2] == 1 && launch.block[1] == 1 &&
+           launch.block[2] == 1;
 }
 
 }  // namespace

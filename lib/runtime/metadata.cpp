@@ -22,9 +22,13 @@ uint64_t Runtime::name_bytes(size_t length)
 // Under the lock. The table of views counts whole: it may become that by hits, which ask nobody.
 uint64_t Runtime::metadata_bytes() const
 {
-    return core_.metadata_bytes() + engine_->metadata_bytes() + timeline_->metadata_bytes() +
-           trace_.metadata_bytes() + views_.metadata_bytes() + handles_bytes_ +
-           handles_.capacity() * sizeof(stw_tensor *) +
+    uint64_t streams = 0;
+    for (const Place &place : places_) {
+        if (place.streams) streams += place.streams->metadata_bytes();
+    }
+    return streams + core_.metadata_bytes() + engine_->metadata_bytes() +
+           timeline_->metadata_bytes() + trace_.metadata_bytes() + views_.metadata_bytes() +
+           handles_bytes_ + handles_.capacity() * sizeof(stw_tensor *) +
            pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
            stalls_.metadata_bytes() + lookahead_bytes_ + plans_bytes() +
            (scratch_ ? scratch_->metadata_bytes() : 0) +

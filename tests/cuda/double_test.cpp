@@ -194,6 +194,20 @@ TEST_F(Double, TheNthCallFailsAndEveryOtherDoesNot)
     EXPECT_EQ(cuCtxSynchronize(), kUnknown);
 }
 
+TEST_F(Double, AFillOfWordsSetsSoManyWordsAndWantsThemAligned)
+{
+    void *a_stream = stream();
+    const Address memory = device(4096);
+    ASSERT_EQ(cuMemsetD8Async(memory, 1, 4096, a_stream), kSuccess);
+    ASSERT_EQ(cuMemsetD32Async(memory + 4, 0x01020304, 2, a_stream), kSuccess);
+    EXPECT_EQ(cuMemsetD32Async(memory + 2, 7, 1, a_stream), kInvalidValue);
+    ASSERT_EQ(cuStreamSynchronize(a_stream), kSuccess);
+    const std::vector<unsigned char> wanted = {1, 1, 1, 1, 4, 3, 2, 1, 4, 3, 2, 1, 1, 1, 1, 1};
+    EXPECT_EQ(std::vector<unsigned char>(bytes(memory), bytes(memory) + wanted.size()), wanted);
+    EXPECT_EQ(cuStreamDestroy_v2(a_stream), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
+}
+
 TEST_F(Double, ABrokenContextFailsEveryCallAndDropsItsWork)
 {
     void *a_stream = stream();

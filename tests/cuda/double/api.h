@@ -197,6 +197,7 @@ struct CopyAttributes {  // CUmemcpyAttributes
                                      size_t attribute_count, void *stream)) \
     X(cuMemsetD8_v2, 3020, (Address address, unsigned char value, size_t bytes)) \
     X(cuMemsetD8Async, 3020, (Address address, unsigned char value, size_t bytes, void *stream)) \
+    X(cuMemsetD32Async, 3020, (Address address, unsigned value, size_t count, void *stream)) \
     X(cuStreamCreate, 2000, (void **stream_out, unsigned flags)) \
     X(cuStreamCreateWithPriority, 5050, (void **stream_out, unsigned flags, int priority)) \
     X(cuStreamDestroy_v2, 4000, (void *stream)) \

@@ -112,16 +112,17 @@ int copy_now(Call &call, const Copy &copy)
     return submit(call, *stream, std::move(plan));
 }
 
-int fill(Call &call, Address address, unsigned char value, size_t bytes, void *handle)
+template <class Value>
+int fill(Call &call, Address address, Value value, size_t count, void *handle)
 {
     Stream *stream = nullptr;
     if (const int result = find_stream(call, handle, &stream); result != kSuccess) return result;
-    if (bytes == 0) return kSuccess;
+    if (address % sizeof(Value) != 0) return kInvalidValue;
+    if (count == 0) return kSuccess;
     Plan plan;
-    plan.request.touches.push_back({address, bytes, true});
-    plan.request.run = [to = call.memory().space().alias(address), value, bytes] {
-        std::memset(to, value, bytes);
-    };
+    plan.request.touches.push_back({address, count * sizeof(Value), true});
+    void *to = call.memory().space().alias(address);
+    plan.request.run = [to, value, count] { std::fill_n(static_cast<Value *>(to), count, value); };
     return submit(call, *stream, std::move(plan));
 }
 
@@ -287,6 +288,12 @@ int cuMemsetD8Async(Address address, unsigned char value, size_t bytes, void *st
 {
     return enter(Entry::cuMemsetD8Async, Needs::kContext,
                  [&](Call &call) { return fill(call, address, value, bytes, stream); });
+}
+
+int cuMemsetD32Async(Address address, unsigned value, size_t count, void *stream)
+{
+    return enter(Entry::cuMemsetD32Async, Needs::kContext,
+                 [&](Call &call) { return fill(call, address, value, count, stream); });
 }
 
 }  // extern "C"

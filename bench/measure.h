@@ -33,6 +33,7 @@ private:
 // The budgets of one runtime, closed with it. A budget of 0: no such tier.
 struct Budgets {
     uint64_t device_bytes = 0;
+    std::string device_driver = "cpu";
     uint64_t host_bytes = 0;
     uint64_t nvme_bytes = 0;
     std::string nvme_path;

@@ -65,13 +65,12 @@ DriverCalls open_driver()
     void *library = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
         give_up(kNoDevice, std::string("this machine has no NVIDIA driver: ") + dlerror());
-    const DriverCalls calls = take_all(library);
+    DriverCalls calls = take_all(library);
     int device = 0;
     if (calls.init(0) != 0 || calls.device_get(&device, 0) != 0)
         give_up(kNoDevice, "the NVIDIA driver shows this process no device");
-    void *context = nullptr;
-    calls.must(calls.context_retain(&context, device), "cuDevicePrimaryCtxRetain");
-    calls.must(calls.context_set(context), "cuCtxSetCurrent");
+    calls.must(calls.context_retain(&calls.context, device), "cuDevicePrimaryCtxRetain");
+    calls.use_here();
     return calls;
 }
 

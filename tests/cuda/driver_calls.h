@@ -36,6 +36,10 @@ struct DriverCalls {
     int (*stream_destroy)(void *stream);
     int (*stream_synchronize)(void *stream);
 
+    void *context;  // the primary one of device 0
+
+    // For each thread that makes calls.
+    void use_here() const { must(context_set(context), "cuCtxSetCurrent"); }
     // Ends the program where CUDA says no.
     void must(int error, const char *call) const;
 };

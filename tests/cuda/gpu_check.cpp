@@ -6,7 +6,8 @@
 //
 // usage: gpu_check --module FILE [--device-bytes N] [--block-bytes N] [--operations N] [--seed N]
 //                  [--nvme DIR]
-// With a directory the host tier holds half of the tensors. Exit status: 0 all bytes are right, 1
+//        gpu_check --name
+// With a directory the host tier holds half of the tensors. --name prints the device's. Exit status: 0 all bytes are right, 1
 // some are not, 2 it could not run, 77 there is no GPU here.
 #include <stepwell/stepwell.h>
 
@@ -269,6 +270,12 @@ Options parse(int argc, char **argv)
 
 int run(int argc, char **argv)
 {
+    if (argc == 2 && std::string(argv[1]) == "--name") {
+        const DriverCalls calls = open_driver();
+        std::printf("%s\n", device_name(calls).c_str());
+        close_driver(calls);
+        return 0;
+    }
     const Options options = parse(argc, argv);
     const DriverCalls calls = open_driver();
     uint64_t wrong = 0;

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_results.h"
+
+#include "measure.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+namespace bench {
+
+namespace {
+
+// {"name": ..., "ratio": ..., "spread": [...], "pairs": ...; what follows is the caller's.
+std::string begin_of(const std::string &name, double value, const char *unit,
+                     const std::string &against, const std::vector<double> &ratios)
+{
+    char text[512];
+    std::snprintf(text, sizeof text,
+                  "{\"name\": \"%s\", \"value\": %.4g, \"unit\": \"%s\", \"against\": \"%s\", "
+                  "\"ratio\": %.3g, \"spread\": [%.3g, %.3g], \"pairs\": %zu",
+                  name.c_str(), value, unit, against.c_str(), median(ratios),
+                  *std::min_element(ratios.begin(), ratios.end()),
+                  *std::max_element(ratios.begin(), ratios.end()), ratios.size());
+    return text;
+}
+
+}  // namespace
+
+void Results::rate(const std::string &name, uint64_t bytes, const std::string &against,
+                   double wanted, const std::vector<Pair> &pairs)
+{
+    std::vector<double> ours, theirs, ratios;
+    for (const Pair &pair : pairs) {
+        ours.push_back(static_cast<double>(bytes) / pair.ours / 1e9);
+        theirs.push_back(static_cast<double>(bytes) / pair.reference / 1e9);
+        ratios.push_back(pair.reference / pair.ours);
+    }
+    char rest[128];
+    std::snprintf(rest, sizeof rest,
+                  ", \"reference_value\": %.4g, \"bytes\": %" PRIu64
+                  ", \"wanted\": %.3g, \"ok\": %s}",
+                  median(theirs), bytes, wanted, median(ratios) >= wanted ? "true" : "false");
+    lines_.push_back(begin_of(name, median(ours), "GB/s", against, ratios) + rest);
+}
+
+void Results::time(const std::string &name, const std::vector<double> &ns, double wanted_ns,
+                   uint64_t driver_calls)
+{
+    std::vector<double> ratios;
+    for (const double one : ns) ratios.push_back(wanted_ns / one);
+    char rest[128];
+    std::snprintf(
+        rest, sizeof rest,
+        ", \"reference_value\": %.4g, \"driver_calls\": %" PRIu64 ", \"wanted\": 1, \"ok\": %s}",
+        wanted_ns, driver_calls, median(ratios) >= 1 && driver_calls == 0 ? "true" : "false");
+    char limit[64];
+    std::snprintf(limit, sizeof limit, "the limit, %.0f ns", wanted_ns);
+    lines_.push_back(begin_of(name, median(ns), "ns", limit, ratios) + rest);
+}
+
+void Results::print() const
+{
+    for (const std::string &line : lines_) std::printf("%s\n", line.c_str());
+}
+
+void Results::write(const std::string &path) const
+{
+    std::FILE *file = std::fopen(path.c_str(), "w");
+    if (file == nullptr) give_up("'" + path + "' cannot be written; name another file");
+    std::fprintf(file, "{\"results\": [");
+    for (size_t i = 0; i < lines_.size(); ++i)
+        std::fprintf(file, "%s\n  %s", i == 0 ? "" : ",", lines_[i].c_str());
+    std::fprintf(file, "\n]}\n");
+    if (std::fclose(file) != 0) give_up("'" + path + "' cannot be written to its end");
+}
+
+}  // namespace bench

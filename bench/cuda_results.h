@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What scripts/bench.py makes of pairs, made by the program: no Python is where this one is carried
+// to. One figure a line, in the same form.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+struct Pair {  // seconds, measured one right after the other
+    double ours = 0;
+    double reference = 0;
+};
+
+class Results {
+public:
+    // GB/s, and the ratio to the reference's, which is to be `wanted` or more.
+    void rate(const std::string &name, uint64_t bytes, const std::string &against, double wanted,
+              const std::vector<Pair> &pairs);
+    // Nanoseconds, which are to be `wanted_ns` or less, with no call of the driver; the ratio is to
+    // that.
+    void time(const std::string &name, const std::vector<double> &ns, double wanted_ns,
+              uint64_t driver_calls);
+
+    void print() const;
+    void write(const std::string &path) const;
+
+private:
+    std::vector<std::string> lines_;
+};
+
+}  // namespace bench

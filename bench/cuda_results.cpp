@@ -55,7 +55,8 @@ void Results::time(const std::string &name, const std::vector<double> &ns, doubl
         ", \"reference_value\": %.4g, \"driver_calls\": %" PRIu64 ", \"wanted\": 1, \"ok\": %s}",
         wanted_ns, driver_calls, median(ratios) >= 1 && driver_calls == 0 ? "true" : "false");
     char limit[64];
-    std::snprintf(limit, sizeof limit, "the limit, %.0f ns", wanted_ns);
+    std::snprintf(limit, sizeof limit, "the limit of %.0f ns; %" PRIu64 " driver calls", wanted_ns,
+                  driver_calls);
     lines_.push_back(begin_of(name, median(ns), "ns", limit, ratios) + rest);
 }
 

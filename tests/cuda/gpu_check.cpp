@@ -7,8 +7,8 @@
 // usage: gpu_check --module FILE [--device-bytes N] [--block-bytes N] [--operations N] [--seed N]
 //                  [--nvme DIR]
 //        gpu_check --name
-// With a directory the host tier holds half of the tensors. --name prints the device's. Exit status: 0 all bytes are right, 1
-// some are not, 2 it could not run, 77 there is no GPU here.
+// With a directory the host tier holds half of the tensors; --name prints the name of the device.
+// Exit status: 0 all bytes are right, 1 some are not, 2 it could not run, 77 there is no GPU here.
 #include <stepwell/stepwell.h>
 
 #include "tests/cuda/driver_calls.h"

@@ -15,7 +15,7 @@ helps() {
     [[ ! -e $work/build ]]
 }
 
-for command in setup demo test bench lint install docs wheel package; do
+for command in setup demo test bench lint install docs wheel bundle package; do
     check "./dev $command --help" helps "$command" --help
 done
 check "./dev demo --steps 3 -h" helps demo --steps 3 -h

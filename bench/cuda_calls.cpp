@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <utility>
 
 #include <dlfcn.h>
@@ -21,8 +22,8 @@ using Function = int (*)(Word, Word, Word, Word, Word, Word, Word, Word, Word, W
 constexpr size_t kFunctionsMax = 128;
 
 std::atomic<uint64_t> calls;
-std::atomic<size_t> taken;
-std::array<Function, kFunctionsMax> functions;
+std::mutex functions_mutex;
+std::array<Function, kFunctionsMax> functions;  // those taken first, then null
 
 template <size_t index>
 int counted(Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j, Word k)
@@ -39,10 +40,13 @@ constexpr auto kCounted = all_counted(std::make_index_sequence<kFunctionsMax>())
 
 void *behind_counter(void *function)
 {
-    const size_t index = taken.fetch_add(1);
-    if (index >= kFunctionsMax) give_up("more functions of CUDA are taken than can be counted");
-    functions[index] = reinterpret_cast<Function>(function);
-    return reinterpret_cast<void *>(kCounted[index]);
+    const std::lock_guard lock(functions_mutex);
+    for (size_t i = 0; i < kFunctionsMax; ++i) {
+        if (functions[i] == nullptr) functions[i] = reinterpret_cast<Function>(function);
+        if (functions[i] == reinterpret_cast<Function>(function))
+            return reinterpret_cast<void *>(kCounted[i]);
+    }
+    give_up("more functions of CUDA are taken than can be counted");
 }
 
 }  // namespace

@@ -400,7 +400,7 @@ int main(int argc, char **argv)
     if (setup.module.empty()) bench::give_up("--module FILE names libstepwell-cuda.so");
 
     const DriverCalls calls = stepwell::gpu::open_driver();
-    bench::Results results;
+    bench::Results results(arguments.text("json", ""));
     if (mode == "copies")
         measure_copies(calls, setup, &results);
     else if (mode == "hit")
@@ -410,8 +410,5 @@ int main(int argc, char **argv)
     else
         bench::give_up("no such mode: " + mode);
     stepwell::gpu::close_driver(calls);
-    results.print();
-    const std::string json = arguments.text("json", "");
-    if (!json.empty()) results.write(json);
     return 0;
 }

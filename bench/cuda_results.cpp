@@ -41,7 +41,7 @@ void Results::rate(const std::string &name, uint64_t bytes, const std::string &a
                   ", \"reference_value\": %.4g, \"bytes\": %" PRIu64
                   ", \"wanted\": %.3g, \"ok\": %s}",
                   median(theirs), bytes, wanted, median(ratios) >= wanted ? "true" : "false");
-    lines_.push_back(begin_of(name, median(ours), "GB/s", against, ratios) + rest);
+    add(begin_of(name, median(ours), "GB/s", against, ratios) + rest);
 }
 
 void Results::time(const std::string &name, const std::vector<double> &ns, double wanted_ns,
@@ -57,23 +57,26 @@ void Results::time(const std::string &name, const std::vector<double> &ns, doubl
     char limit[64];
     std::snprintf(limit, sizeof limit, "the limit of %.0f ns; %" PRIu64 " driver calls", wanted_ns,
                   driver_calls);
-    lines_.push_back(begin_of(name, median(ns), "ns", limit, ratios) + rest);
+    add(begin_of(name, median(ns), "ns", limit, ratios) + rest);
 }
 
-void Results::print() const
+void Results::add(const std::string &line)
 {
-    for (const std::string &line : lines_) std::printf("%s\n", line.c_str());
+    lines_.push_back(line);
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+    if (!path_.empty()) write();
 }
 
-void Results::write(const std::string &path) const
+void Results::write() const
 {
-    std::FILE *file = std::fopen(path.c_str(), "w");
-    if (file == nullptr) give_up("'" + path + "' cannot be written; name another file");
+    std::FILE *file = std::fopen(path_.c_str(), "w");
+    if (file == nullptr) give_up("'" + path_ + "' cannot be written; name another file");
     std::fprintf(file, "{\"results\": [");
     for (size_t i = 0; i < lines_.size(); ++i)
         std::fprintf(file, "%s\n  %s", i == 0 ? "" : ",", lines_[i].c_str());
     std::fprintf(file, "\n]}\n");
-    if (std::fclose(file) != 0) give_up("'" + path + "' cannot be written to its end");
+    if (std::fclose(file) != 0) give_up("'" + path_ + "' cannot be written to its end");
 }
 
 }  // namespace bench

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace bench {
@@ -16,6 +17,10 @@ struct Pair {  // seconds, measured one right after the other
 
 class Results {
 public:
+    // Each figure is printed and, with a path, written as soon as it is there: whoever stops the
+    // program for want of time keeps what it had.
+    explicit Results(std::string path) : path_(std::move(path)) {}
+
     // GB/s, and the ratio to the reference's, which is to be `wanted` or more.
     void rate(const std::string &name, uint64_t bytes, const std::string &against, double wanted,
               const std::vector<Pair> &pairs);
@@ -24,10 +29,11 @@ public:
     void time(const std::string &name, const std::vector<double> &ns, double wanted_ns,
               uint64_t driver_calls);
 
-    void print() const;
-    void write(const std::string &path) const;
-
 private:
+    void add(const std::string &line);
+    void write() const;
+
+    std::string path_;
     std::vector<std::string> lines_;
 };
 

@@ -5,7 +5,7 @@
 // tensors from a drive to the GPU, beside the same to the host tier.
 //
 // usage: cuda_copies --module FILE [--mode copies|hit|nvme] [--bytes N] [--size-max N]
-//                    [--rounds N] [--dir DIR] [--json FILE]
+//                    [--rounds N] [--hits N] [--dir DIR] [--json FILE]
 #include "cuda_calls.h"
 #include "cuda_results.h"
 #include "measure.h"
@@ -29,7 +29,6 @@ using stepwell::gpu::DriverCalls;
 
 constexpr double kCopyRatioWanted = 0.9;
 constexpr double kHitNsWanted = 200;
-constexpr uint64_t kHitPairs = 500'000;
 constexpr uint32_t kAhead = 6;
 
 struct Setup {
@@ -38,6 +37,7 @@ struct Setup {
     uint64_t bytes = 0;  // moved in one measurement
     uint64_t size_max = 0;
     uint64_t rounds = 0;
+    uint64_t hits = 0;  // of a round
 };
 
 class Stream {
@@ -300,12 +300,12 @@ void measure_hit(const DriverCalls &calls, const Setup &setup, bench::Results *r
         for (uint64_t round = 0; round <= setup.rounds; ++round) {
             const uint64_t before = bench::cuda_calls();
             const double begin = now_s();
-            for (uint64_t i = 0; i < kHitPairs; ++i) {
+            for (uint64_t i = 0; i < setup.hits; ++i) {
                 must(stw_fetch(runtime, &options, &request, 1, &view), "stw_fetch");
                 must(stw_release(&view, 1, stream.get(), 0), "stw_release");
             }
             if (round == 0) continue;
-            ns.push_back((now_s() - begin) * 1e9 / kHitPairs);
+            ns.push_back((now_s() - begin) * 1e9 / static_cast<double>(setup.hits));
             called += bench::cuda_calls() - before;
         }
     }
@@ -396,6 +396,7 @@ int main(int argc, char **argv)
     setup.bytes = arguments.number("bytes", uint64_t{1} << 30);
     setup.size_max = arguments.number("size-max", uint64_t{256} << 20);
     setup.rounds = arguments.number("rounds", 7);
+    setup.hits = arguments.number("hits", 500'000);
     const std::string mode = arguments.text("mode", "copies");
     if (setup.module.empty()) bench::give_up("--module FILE names libstepwell-cuda.so");
 

@@ -117,6 +117,7 @@ int main(int argc, char **argv)
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) printf("all ranks came to the end\n");
     fflush(stdout);
+    MPI_Barrier(MPI_COMM_WORLD); /* the first to abort ends the others, said or not */
     /* Requests of the broken group are still there, which MPI_Finalize may wait for. */
     MPI_Abort(MPI_COMM_WORLD, 0);
 }

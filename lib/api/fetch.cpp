@@ -265,21 +265,21 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
                    const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
 {
     if (n == 0 || !requests || !views_out || !quick_enter(runtime)) return false;
-    if (options &&
-        (options->struct_size != sizeof *options || options->phase || (options->stream && n != 1) ||
-         (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0 ||
-         options->reserved != 0)) {
+    if (options && (options->struct_size != sizeof *options || options->phase ||
+                    (options->stream && n > kOnStackMax) ||
+                    (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0 ||
+                    options->reserved != 0)) {
         return false;
     }
     const uint32_t stride = requests->struct_size;
     if (!is_known(stride)) return false;
     if (n > kOnStackMax) return fetch_many_quickly(runtime, requests, n, views_out);
     const uint64_t step = runtime->body->current_step();
+    void *stream = options ? options->stream : nullptr;
     Range range;
     if (n == 1) {
         return may_hit(runtime, *requests, stride, &range) &&
-               runtime->body->fetch_hit(range, step, options ? options->stream : nullptr,
-                                        views_out);
+               runtime->body->fetch_hit(range, step, stream, views_out);
     }
     static_assert(std::is_trivially_destructible_v<Range>);
     alignas(Range) std::byte room[sizeof(Range) * kOnStackMax];  // made as far as it is used
@@ -288,7 +288,7 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
         new (&ranges[i]) Range();
         if (!may_hit(runtime, element(requests, i), stride, &ranges[i])) return false;
     }
-    return runtime->body->fetch_hits(ranges, n, step, views_out);
+    return runtime->body->fetch_hits(ranges, n, step, stream, views_out);
 }
 
 }  // namespace

@@ -72,17 +72,23 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
 }
 
-bool Runtime::fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out)
+// As pin_hit, where no order is lacking between the stream and what was done there.
+[[gnu::always_inline]] inline uint32_t Runtime::pin_hit_on(const Range &range, uint64_t step,
+                                                           void *stream)
 {
     const DeviceStreams *streams = places_[range.place].streams.get();
     DeviceStreams::Id id = 0;
-    if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return false;
+    if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return residency::kNone;
     const uint32_t index = pin_hit(range, step);
+    if (!streams || index == residency::kNone || is_ordered(index, range, id)) return index;
+    undo_hit(index);
+    return residency::kNone;
+}
+
+bool Runtime::fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out)
+{
+    const uint32_t index = pin_hit_on(range, step, stream);
     if (index == residency::kNone) return false;
-    if (streams && !is_ordered(index, range, id)) {
-        undo_hit(index);
-        return false;
-    }
     open_hit(index, range, step, view_out);
     return true;
 }
@@ -98,13 +104,13 @@ bool Runtime::is_ordered(uint32_t index, const Range &range, DeviceStreams::Id s
     return place.streams->is_free(stream, slots);
 }
 
-bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out)
+bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
+                         stw_view *views_out)
 {
     uint32_t pinned[kHitsAtOnceMax];
     uint32_t count = 0;
     for (; count < n; ++count) {
-        if (places_[ranges[count].place].streams) break;  // one at a time
-        pinned[count] = pin_hit(ranges[count], step);
+        pinned[count] = pin_hit_on(ranges[count], step, stream);
         if (pinned[count] == residency::kNone) break;
     }
     if (count == n) {

@@ -215,7 +215,8 @@ public:
     bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);
     // The same of a few, all or none.
     static constexpr uint32_t kHitsAtOnceMax = 16;
-    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, stw_view *views_out);
+    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
+                    stw_view *views_out);
     // The same of any number: pinned one after the other, opened when all are.
     bool add_hit(HitChain *chain, const Range &range, uint64_t step);
     void open_hits(const HitChain &chain, stw_view *views_out);
@@ -425,6 +426,7 @@ private:
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     uint32_t pin_hit(const Range &range, uint64_t step);
+    uint32_t pin_hit_on(const Range &range, uint64_t step, void *stream);
     void undo_hit(uint32_t index);
     void open_hit(uint32_t index, const Range &range, uint64_t step, stw_view *view_out);
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,

@@ -249,10 +249,21 @@ TEST_F(CudaRuntime, AHitOnTheSameStreamCallsNothing)
     stw_view view;
     ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
     ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request several[3];
+    stw_view views[3];
+    options.stream = streams_[0];
+    for (stw_fetch_request &request : several) {
+        request = STW_FETCH_REQUEST_INIT;
+        request.tensor = tensor;
+        request.access = STW_READ;
+    }
     stw_double_calls_reset();
     for (int i = 0; i < 100; ++i) {
         ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
         ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+        ASSERT_EQ(stw_fetch(runtime_, &options, several, 3, views), STW_OK) << stw_last_error();
+        ASSERT_EQ(stw_release(views, 3, streams_[0], 0), STW_OK);
     }
     EXPECT_EQ(stw_double_calls(nullptr), 0u);
 }

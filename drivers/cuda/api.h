@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is used of the CUDA driver API, declared here so that no toolkit is needed to build: its
-// functions by the names that its library exports, which are part of its ABI (stable
-// since CUDA 11; NVIDIA CUDA Driver API reference).
+// What is used of the CUDA driver API (NVIDIA CUDA Driver API reference), declared here so that no
+// toolkit is needed to build: its functions, by the names that its library exports.
 #pragma once
 
 #include <cstddef>

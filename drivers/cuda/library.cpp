@@ -2,8 +2,7 @@
 #include "drivers/cuda/library.h"
 
 #include "drivers/common/edge.h"
-
-#include <dlfcn.h>
+#include "drivers/common/functions.h"
 
 namespace stepwell::drivers::cuda {
 
@@ -12,26 +11,10 @@ namespace {
 constexpr const char *kName = "libcuda.so.1";
 constexpr int kVersionMin = 11000;
 
-// Takes functions by their names, and remembers the first that is absent. What cuda.h calls without
-// a suffix is the version of it that is named here.
-class Taker {
-public:
-    explicit Taker(void *handle) : handle_(handle) {}
-    template <class Function> void operator()(const char *name, Function **function_out)
-    {
-        *function_out = reinterpret_cast<Function *>(dlsym(handle_, name));
-        if (*function_out == nullptr && lacks_ == nullptr) lacks_ = name;
-    }
-    const char *lacks() const { return lacks_; }
-
-private:
-    void *handle_;
-    const char *lacks_ = nullptr;
-};
-
+// What cuda.h calls without a suffix is the version of it that is named here.
 const char *take(void *handle, Api *api)
 {
-    Taker take(handle);
+    Functions take(handle);
     take("cuInit", &api->init);
     take("cuDriverGetVersion", &api->driver_version);
     take("cuGetErrorName", &api->error_name);

@@ -2,28 +2,11 @@
 #include "drivers/nccl/libraries.h"
 
 #include "drivers/common/edge.h"
-
-#include <dlfcn.h>
+#include "drivers/common/functions.h"
 
 namespace stepwell::drivers {
 
 namespace {
-
-// Takes functions of a library by their names, and remembers the first that it lacks.
-class Taker {
-public:
-    explicit Taker(void *handle) : handle_(handle) {}
-    template <class Function> void operator()(const char *name, Function **function_out)
-    {
-        *function_out = reinterpret_cast<Function *>(dlsym(handle_, name));
-        if (*function_out == nullptr && lacks_ == nullptr) lacks_ = name;
-    }
-    const char *lacks() const { return lacks_; }
-
-private:
-    void *handle_;
-    const char *lacks_ = nullptr;
-};
 
 // One that the process has already, by that name, is that one: a framework's NCCL is used too.
 void *load(const char *name, std::string *why_out)
@@ -37,7 +20,7 @@ void *load(const char *name, std::string *why_out)
 
 const char *take(void *handle, NcclApi *api)
 {
-    Taker take(handle);
+    Functions take(handle);
     take("ncclGetVersion", &api->get_version);
     take("ncclGetErrorString", &api->get_error_string);
     take("ncclGetLastError", &api->get_last_error);
@@ -58,7 +41,7 @@ const char *take(void *handle, NcclApi *api)
 // What cuda.h calls without "_v2" is that version of it.
 const char *take(void *handle, CudaApi *api)
 {
-    Taker take(handle);
+    Functions take(handle);
     take("cuInit", &api->init);
     take("cuGetErrorString", &api->get_error_string);
     take("cuDeviceGetCount", &api->device_get_count);

@@ -170,9 +170,8 @@ OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
     const OpId begun = schedule_.exposed_update || !schedule_.overlap ? began_ : kNoOp;
     const OpId update = again ? kNoOp : updated_[number];
     const Use slice{tile.parameter, Access::kRead, kDevicePlace};
-    const OpId here = fetch(LaneId::kFetch, Cause::kParameters, {slice},
-                            {earlier_computation(), update, sum == kNoOp ? begun : sum});
-    return here;
+    return fetch(LaneId::kFetch, Cause::kParameters, {slice},
+                 {earlier_computation(), update, sum == kNoOp ? begun : sum});
 }
 
 OpId Writer::let_go(uint32_t number)

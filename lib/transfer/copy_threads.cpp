@@ -52,6 +52,7 @@ void Engine::Parts::copy_main()
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
     Started started;
+    started.reserve(kStartedMax + 1);
     for (;;) {
         Task *task = nullptr;
         {
@@ -64,7 +65,7 @@ void Engine::Parts::copy_main()
         // A device goes on while more is enqueued; only what is left over is waited for.
         if (task == nullptr || started.size() > kStartedMax) {
             Task &oldest = *started.front();
-            started.pop_front();
+            started.erase(started.begin());
             await_copy(oldest, outbox);
         }
         flush(outbox);

@@ -10,7 +10,6 @@
 
 #include <pthread.h>
 
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -35,7 +34,7 @@ constexpr uint32_t kOutboxMax = 64;
 
 // Copies of one thread that are enqueued on devices, oldest first.
 constexpr uint32_t kStartedMax = 8;
-using Started = std::deque<Task *>;
+using Started = std::vector<Task *>;
 
 class StorageThread;
 

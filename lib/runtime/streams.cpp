@@ -154,10 +154,23 @@ void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
         needs[id] = std::max(needs[id], epoch_of(word));
         return;
     }
+    needs[kAll] = 1;
     for (Id each = 1; each <= count_.load(std::memory_order_acquire); ++each) {
         if (each == except) continue;
         needs[each] = std::max(needs[each], last_epoch(each));
     }
+}
+
+// Not so where tensors share a block and have views on two streams at once: neither began behind
+// the other. What a stream came behind since, it comes behind with all that it marks from now on.
+bool DeviceStreams::comes_behind(const Stream &stream, Id id, Word word) const
+{
+    const Id other = stream_of(word);
+    if (other == 0 || other == id) return true;
+    const uint64_t behind = other == kSeveral
+                                ? stream.several_behind.load(std::memory_order_relaxed)
+                                : stream.streams_behind[other].load(std::memory_order_relaxed);
+    return behind >= epoch_of(word);
 }
 
 // ------------------------------------------------------------------------------------- views ----
@@ -166,6 +179,7 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
 {
     if (id == 0) return await_copies(slots);
     Needs needs{};
+    const uint64_t several_before = several_.load(std::memory_order_acquire) - 1;
     STW_ASSERT(slots.first + slots.count <= slots_);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         add_need(needs, written_[slot].load(std::memory_order_acquire), id);
@@ -176,14 +190,16 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
     const std::lock_guard<std::mutex> lock(mutex_);
     Stream &stream = streams_[id];
     for (Id other = 1; other < needs.size(); ++other) {
-        if (needs[other] == 0 || stream.streams_behind[other] >= needs[other]) continue;
+        if (needs[other] == 0) continue;
+        if (stream.streams_behind[other].load(std::memory_order_relaxed) >= needs[other]) continue;
         Result<Mark> mark = mark_behind(other, needs[other]);
         if (!mark.ok()) return std::move(mark.status());
         const stw_status code = ops_->stream_after(
             memory_, stream.handle.load(std::memory_order_relaxed), mark.value().number);
         if (code < 0) return failed(code, "A stream");
-        stream.streams_behind[other] = mark.value().epoch;
+        stream.streams_behind[other].store(mark.value().epoch, std::memory_order_relaxed);
     }
+    if (needs[kAll] != 0) stream.several_behind.store(several_before, std::memory_order_relaxed);
     return {};
 }
 
@@ -207,6 +223,34 @@ Status DeviceStreams::await_copies(SlotRange slots)
     return code < 0 ? failed(code, "The caller") : Status();
 }
 
+void DeviceStreams::note_read(Id id, residency::Slot slot, Word mine)
+{
+    Word before = read_[slot].load(std::memory_order_relaxed);
+    Word after = mine;
+    do {
+        const Id other = stream_of(before);
+        after = other == 0 || other == id ? mine : several();
+    } while (!read_[slot].compare_exchange_weak(before, after, std::memory_order_release,
+                                                std::memory_order_relaxed));
+}
+
+// Who comes behind the write comes behind all that the write does: that need not be remembered.
+void DeviceStreams::note_write(Id id, residency::Slot slot, Word mine)
+{
+    const Stream &stream = streams_[id];
+    Word before = read_[slot].load(std::memory_order_acquire);
+    if (before != 0 && comes_behind(stream, id, before)) {
+        read_[slot].compare_exchange_strong(before, 0, std::memory_order_acq_rel,
+                                            std::memory_order_relaxed);
+    }
+    before = written_[slot].load(std::memory_order_acquire);
+    Word after = mine;
+    do {
+        after = comes_behind(stream, id, before) ? mine : several();
+    } while (!written_[slot].compare_exchange_weak(before, after, std::memory_order_acq_rel,
+                                                   std::memory_order_acquire));
+}
+
 void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
 {
     if (id == 0) return;
@@ -214,18 +258,10 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
     const Word mine = word_of(stream.epoch.load(std::memory_order_acquire), id);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         if (wrote) {
-            // It came behind all that read and wrote there before.
-            read_[slot].store(0, std::memory_order_relaxed);
-            written_[slot].store(mine, std::memory_order_release);
-            continue;
+            note_write(id, slot, mine);
+        } else {
+            note_read(id, slot, mine);
         }
-        Word before = read_[slot].load(std::memory_order_relaxed);
-        Word after = mine;
-        do {
-            const Id other = stream_of(before);
-            after = other == 0 || other == id ? mine : word_of(0, kSeveral);
-        } while (!read_[slot].compare_exchange_weak(before, after, std::memory_order_release,
-                                                    std::memory_order_relaxed));
     }
     if (stream.thread.load(std::memory_order_relaxed) == 0) {
         stream.released.store(true, std::memory_order_release);

@@ -64,6 +64,7 @@ public:
 
 private:
     // Who used a slot last: the stream, kSeveral of them, or 0; and in which epoch of the stream.
+    // Of kSeveral: how many such words there were before, all of them.
     using Word = uint64_t;
     static constexpr Id kSeveral = 255;
     static constexpr Id kCopies = 1;
@@ -82,17 +83,25 @@ private:
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
-        // Under the lock: the last few marks, oldest first; and what comes behind this stream.
+        // Written under the lock: behind what this stream comes, epochs of the others and words of
+        // kSeveral.
+        std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
+        std::atomic<uint64_t> several_behind{0};
+        // Under the lock: the last few marks, oldest first, and the epoch that copies come behind.
         std::array<Mark, 8> marks{};
-        uint64_t copies_behind = 0;                              // epoch
-        std::array<uint64_t, kStreamsMax + 1> streams_behind{};  // by the other stream
+        uint64_t copies_behind = 0;
     };
-    // By stream: the epoch that has to be over.
+    // By stream: the epoch that has to be over; at kAll, whether any word was of kSeveral.
+    static constexpr Id kAll = 0;
     using Needs = std::array<uint64_t, kStreamsMax + 1>;
 
     [[nodiscard]] Id find(void *stream, uint64_t thread) const;
     [[nodiscard]] uint64_t last_epoch(Id stream) const;
     void add_need(Needs &needs, Word word, Id except) const;
+    [[nodiscard]] bool comes_behind(const Stream &stream, Id id, Word word) const;
+    Word several() { return word_of(several_.fetch_add(1, std::memory_order_acq_rel), kSeveral); }
+    void note_read(Id id, residency::Slot slot, Word mine);
+    void note_write(Id id, residency::Slot slot, Word mine);
     Status end_epoch(Id stream);
     void keep_mark(Id stream, Mark mark);
     Status await_copies(SlotRange slots);
@@ -106,6 +115,7 @@ private:
     std::unique_ptr<std::atomic<Word>[]> written_;
     std::unique_ptr<std::atomic<Word>[]> read_;
     static constexpr uint64_t kNobody = UINT64_MAX;
+    std::atomic<uint64_t> several_{1};             // words of kSeveral, and one
     std::atomic<uint32_t> count_{kCopies};         // streams
     std::array<Stream, kStreamsMax + 1> streams_;  // from 1
     std::mutex mutex_;

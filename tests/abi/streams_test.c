@@ -178,6 +178,42 @@ static void room_is_another_s_behind_the_work_that_reads_there(void **state)
     machine_close(runtime);
 }
 
+/* Views of both are open at once, on two streams: neither began behind the other. */
+static void what_shares_a_block_waits_for_all_who_were_in_it(void **state)
+{
+    static float seen[FEW];
+    stw_runtime *runtime = open_late(1); /* whoever comes needs the same place */
+    stw_tensor *tensors[2];
+    stw_tensor *other = tensor_f32(runtime, "other", 16384);
+    stw_view first, second;
+    job jobs[4];
+    (void)state;
+    tensors[0] = tensor_f32(runtime, "first", FEW), tensors[1] = tensor_f32(runtime, "second", FEW);
+    first = view_on(runtime, tensors[0], STW_WRITE, LATE_STREAM(0));
+    second = view_on(runtime, tensors[1], STW_WRITE, LATE_STREAM(1));
+    count_into(&jobs[0], &first, LATE_STREAM(0), 2);
+    count_into(&jobs[1], &second, LATE_STREAM(1), 7);
+    ok(stw_release(&first, 1, LATE_STREAM(0), 0));
+    ok(stw_release(&second, 1, LATE_STREAM(1), 0));
+    ok(stw_evict(runtime, tensors, 2, STW_TIER_DEVICE, 0, 0));
+    tensor_expect_sequence(tensors[0], FEW, 2);
+    tensor_expect_sequence(tensors[1], FEW, 7);
+    /* One reads late what it has, beside the other who writes. */
+    first = view_on(runtime, tensors[0], STW_READ, LATE_STREAM(2));
+    second = view_on(runtime, tensors[1], STW_WRITE, LATE_STREAM(3));
+    copy_out(&jobs[2], &first, LATE_STREAM(2), seen);
+    ok(stw_release(&first, 1, LATE_STREAM(2), 0));
+    count_into(&jobs[3], &second, LATE_STREAM(3), 9);
+    ok(stw_release(&second, 1, LATE_STREAM(3), 0));
+    second = view_on(runtime, other, STW_WRITE, LATE_STREAM(0));
+    count_into(&jobs[0], &second, LATE_STREAM(0), 500);
+    ok(stw_release(&second, 1, LATE_STREAM(0), 0));
+    synchronise(LATE_STREAM(0));
+    synchronise(LATE_STREAM(2));
+    expect_count(seen, FEW, 2);
+    machine_close(runtime);
+}
+
 static void a_stream_comes_behind_another_that_wrote(void **state)
 {
     static float seen[ELEMENTS];
@@ -358,6 +394,7 @@ int main(void)
         cmocka_unit_test(a_stream_is_named_at_a_device_that_has_some),
         cmocka_unit_test(what_leaves_has_what_was_enqueued_before_its_release),
         cmocka_unit_test(room_is_another_s_behind_the_work_that_reads_there),
+        cmocka_unit_test(what_shares_a_block_waits_for_all_who_were_in_it),
         cmocka_unit_test(a_stream_comes_behind_another_that_wrote),
         cmocka_unit_test(readers_are_not_ordered_among_each_other),
         cmocka_unit_test(without_a_stream_the_bytes_are_there),

@@ -257,6 +257,17 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (const stw_status status =
             check_group(ops, STW_MEMORY_STREAMS, "STW_MEMORY_STREAMS", streams, 8, error_out))
         return status;
+    const int updates = (ops.update_stream != nullptr) + (ops.update_start != nullptr) +
+                        (ops.scan_start != nullptr) + (ops.scan_end != nullptr) +
+                        (ops.accumulate_start != nullptr) + (ops.zero_start != nullptr);
+    if (const stw_status status =
+            check_group(ops, STW_MEMORY_UPDATES, "STW_MEMORY_UPDATES", updates, 6, error_out))
+        return status;
+    if (updates > 0 && streams == 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The driver '%s' announces STW_MEMORY_UPDATES without STW_MEMORY_STREAMS, by "
+                    "which they are ordered.",
+                    ops.name);
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 

@@ -11,6 +11,8 @@ using Address = unsigned long long;  // CUdeviceptr
 using StreamHandle = void *;         // CUstream
 using EventHandle = void *;          // CUevent
 using ContextHandle = void *;        // CUcontext
+using ModuleHandle = void *;         // CUmodule
+using FunctionHandle = void *;       // CUfunction
 
 enum Result : int {
     kSuccess = 0,
@@ -28,6 +30,8 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
+inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr int kMultiprocessorCount = 16;
 
 struct Api {
     int (*init)(unsigned flags);
@@ -58,6 +62,16 @@ struct Api {
     int (*event_record)(EventHandle event, StreamHandle stream);
     int (*event_synchronize)(EventHandle event);
     int (*event_destroy)(EventHandle event);
+    int (*device_attribute)(int *value, int attribute, int device);
+    int (*host_alloc)(void **base, size_t bytes, unsigned flags);
+    int (*host_free)(void *base);
+    int (*module_load)(ModuleHandle *module, const void *image, unsigned options, int *names,
+                       void **values);
+    int (*module_unload)(ModuleHandle module);
+    int (*module_function)(FunctionHandle *function, ModuleHandle module, const char *name);
+    int (*launch)(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                  StreamHandle stream, void **arguments, void **extra);
 };
 
 }  // namespace stepwell::drivers::cuda

@@ -41,6 +41,7 @@ public:
     const Library &library() const { return library_; }
     const Api &api() const { return library_.api; }
     ContextHandle handle() const { return handle_; }
+    int device() const { return device_; }
 
 private:
     const Library &library_;

@@ -89,11 +89,47 @@ stw_status cuda_wait(stw_memory *memory, uint64_t mark)
     return guard_open(nullptr, [&] { return of(memory)->wait(mark); });
 }
 
+stw_status cuda_update_stream(stw_memory *memory, void **stream_out, stw_driver_error *error_out)
+{
+    return guard_open(error_out, [&] { return of(memory)->update_stream(stream_out, error_out); });
+}
+
+stw_status cuda_update_start(stw_memory *memory, const stw_update_work *work)
+{
+    return of(memory)->compute([&](Updates &updates) { return updates.update(*work); });
+}
+
+stw_status cuda_scan_start(stw_memory *memory, const stw_scan_work *work, uint64_t *scan_out)
+{
+    return of(memory)->compute([&](Updates &updates) {
+        return guard_open(nullptr, [&] { return updates.scan(*work, scan_out); });
+    });
+}
+
+stw_status cuda_scan_end(stw_memory *memory, uint64_t scan, double *sums_out,
+                         stw_scan_result *result_out)
+{
+    return of(memory)->compute(
+        [&](Updates &updates) { return updates.scan_end(scan, sums_out, result_out); });
+}
+
+stw_status cuda_accumulate_start(stw_memory *memory, const stw_accumulate_work *work)
+{
+    return of(memory)->compute([&](Updates &updates) { return updates.accumulate(*work); });
+}
+
+stw_status cuda_zero_start(stw_memory *memory, void *destination, uint64_t bytes)
+{
+    return of(memory)->compute([&](Updates &updates) {
+        return updates.zero(reinterpret_cast<Address>(destination), bytes);
+    });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kName,
-    STW_MEMORY_STREAMS,
+    STW_MEMORY_STREAMS | STW_MEMORY_UPDATES,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -113,6 +149,12 @@ constexpr stw_memory_ops kOps = {
     cuda_unpin_host,
     cuda_copy_start,
     cuda_wait,
+    cuda_update_stream,
+    cuda_update_start,
+    cuda_scan_start,
+    cuda_scan_end,
+    cuda_accumulate_start,
+    cuda_zero_start,
 };
 
 constexpr stw_driver_module kModule = {

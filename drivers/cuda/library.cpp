@@ -43,6 +43,13 @@ const char *take(void *handle, Api *api)
     take("cuEventRecord", &api->event_record);
     take("cuEventSynchronize", &api->event_synchronize);
     take("cuEventDestroy_v2", &api->event_destroy);
+    take("cuDeviceGetAttribute", &api->device_attribute);
+    take("cuMemHostAlloc", &api->host_alloc);
+    take("cuMemFreeHost", &api->host_free);
+    take("cuModuleLoadDataEx", &api->module_load);
+    take("cuModuleUnload", &api->module_unload);
+    take("cuModuleGetFunction", &api->module_function);
+    take("cuLaunchKernel", &api->launch);
     return take.lacks();
 }
 

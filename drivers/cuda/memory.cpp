@@ -38,6 +38,7 @@ stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_erro
     const Context::Scope scope(*context_);
     marks_ = std::make_unique<Marks>(*context_);
     copies_ = std::make_unique<Copies>(*context_, *marks_);
+    updates_ = std::make_unique<Updates>(*context_, *marks_, options.block_bytes);
     int error = copies_->open();
     if (error != kSuccess)
         return fail(error_out, Library::status_of(error), {},
@@ -78,6 +79,7 @@ DeviceMemory::~DeviceMemory()
         library_.api.context_synchronize();
         library_.api.memory_free(allocated_);
     }
+    updates_.reset();
     copies_.reset();
     marks_.reset();
 }
@@ -179,6 +181,12 @@ void DeviceMemory::unpin_host(void *base)
 {
     const Context::Scope scope(*context_);
     library_.api.host_unregister(base);
+}
+
+stw_status DeviceMemory::update_stream(void **stream_out, stw_driver_error *error_out)
+{
+    const Context::Scope scope(*context_);
+    return updates_->open(stream_out, error_out);
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -5,6 +5,7 @@
 #include <stepwell/driver.h>
 
 #include "drivers/cuda/copies.h"
+#include "drivers/cuda/updates.h"
 
 #include <memory>
 
@@ -30,6 +31,13 @@ public:
     stw_status stream_after(void *stream, uint64_t mark);
     stw_status pin_host(void *base, uint64_t bytes, stw_driver_error *error_out);
     void unpin_host(void *base);
+    stw_status update_stream(void **stream_out, stw_driver_error *error_out);
+    // `work` is of Updates, which is open.
+    template <class Work> stw_status compute(Work &&work)
+    {
+        const Context::Scope scope(*context_);
+        return work(*updates_);
+    }
 
 private:
     DeviceMemory() = default;
@@ -44,6 +52,7 @@ private:
     std::unique_ptr<Context> context_;
     std::unique_ptr<Marks> marks_;
     std::unique_ptr<Copies> copies_;
+    std::unique_ptr<Updates> updates_;
     int ordinal_ = 0;
     Address allocated_ = 0;
     Address base_ = 0;  // in it, aligned

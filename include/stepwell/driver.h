@@ -161,8 +161,101 @@ enum { /* stw_memory_ops.capabilities */
                                    reserve_address, release_address */
     STW_MEMORY_STREAMS = 4,     /* consumers have streams: check_stream, mark, copies_after,
                                    stream_after, pin_host, unpin_host, copy_start, wait */
-    STW_MEMORY_CAN_SHRINK = 8   /* memory can go back to the system: give_back, take_back */
+    STW_MEMORY_CAN_SHRINK = 8,  /* memory can go back to the system: give_back, take_back */
+    STW_MEMORY_UPDATES = 16     /* the device computes updates, only together with STREAMS:
+                                   update_stream, update_start, scan_start, scan_end,
+                                   accumulate_start, zero_start */
 };
+
+/*
+ * What a device computes under STW_MEMORY_UPDATES has the bits of the library's own kernels, as a
+ * tensor may be updated on either side: + - x / and sqrt in f32 (sums of squares in f64), each
+ * rounded to nearest even, nothing fused, denormals kept, a NaN that arithmetic produces stored as
+ * 0x7FC00000 (or that rounded to 16 bits). Arrays need the alignment of their elements.
+ * docs/driver-authors.md has the formulas.
+ */
+enum { STW_DECAY_NONE = 0, STW_DECAY_DECOUPLED = 1, STW_DECAY_COUPLED = 2 };
+enum { /* stw_update_coefficients.flags */
+    STW_MOMENTUM_FIRST = 1, /* it starts as the gradient itself, undampened */
+    STW_MOMENTUM_NESTEROV = 2
+};
+
+/* Computed by the library in double, once for each parameter and step. */
+typedef struct stw_update_coefficients {
+    float gradient_scale;     /* negative when the objective is maximized */
+    float decay_factor;       /* decoupled: parameter x this; coupled: gradient + it x this */
+    float beta1;
+    float one_minus_beta1;
+    float beta2;
+    float one_minus_beta2;
+    float eps;
+    float correction2_sqrt;   /* sqrt(1 - beta2^step) */
+    float negative_step_size; /* Adam: -lr / (1 - beta1^step); Adagrad: decayed; else -lr */
+    float momentum;
+    float one_minus_dampening;
+    uint32_t decay;           /* STW_DECAY_* */
+    uint32_t flags;           /* STW_MOMENTUM_* */
+    uint32_t reserved;
+} stw_update_coefficients;
+
+enum { /* stw_update_work.fresh: what has no contents yet, and is made before the update */
+    STW_FRESH_MASTER = 1,  /* from the values */
+    STW_FRESH_AVERAGE = 2, /* from the master as it was before the update */
+    STW_FRESH_STATE_0 = 4, /* zeros */
+    STW_FRESH_STATE_1 = 8
+};
+
+/* A run of elements of one parameter. Arrays do not overlap, but for values and master of f32. */
+typedef struct stw_update_work {
+    uint32_t struct_size;
+    uint32_t algorithm;      /* STW_OPTIMIZER_*, never CUSTOM */
+    void *values;            /* in values_dtype; gets the rounded master where that is not f32 */
+    void *master;            /* f32; the values themselves where these are f32 */
+    const void *gradient;    /* in gradient_dtype; left as it is */
+    void *states[2];         /* in states_dtype; as many as the algorithm has, NULL behind them */
+    void *average;           /* f32: += (master - average) x average_weight; NULL: none */
+    uint64_t count;
+    uint64_t first_element;  /* number in the tensor, */
+    uint64_t step;           /* and step from 1 on: of the draws that round states in BF16 */
+    uint32_t values_dtype;   /* STW_F32, STW_F16, STW_BF16 */
+    uint32_t gradient_dtype; /* the same */
+    uint32_t states_dtype;   /* STW_F32, STW_BF16 */
+    uint32_t fresh;          /* STW_FRESH_* */
+    float average_weight;
+    uint32_t reserved;
+    stw_update_coefficients coefficients;
+} stw_update_work;
+
+enum { STW_SCAN_ELEMENTS = 4096, STW_SCANS_MAX = 64 };
+
+/* A gradient from a multiple of STW_SCAN_ELEMENTS of its part on. */
+typedef struct stw_scan_work {
+    uint32_t struct_size;
+    uint32_t dtype;
+    const void *gradient;
+    uint64_t count;
+    const void *rest; /* NULL, or where it goes on: both together are one run of the scan */
+    uint64_t rest_count;
+} stw_scan_work;
+
+typedef struct stw_scan_result {
+    uint32_t struct_size;
+    float maximum;      /* largest magnitude of the finite elements */
+    uint64_t nonfinite; /* the others */
+} stw_scan_result;
+
+/* destination = source x scale, or destination + source x scale: in f32, rounded at each step. */
+typedef struct stw_accumulate_work {
+    uint32_t struct_size;
+    uint32_t adds; /* 0: the first contribution */
+    void *destination;
+    const void *source;
+    uint64_t count;
+    uint32_t destination_dtype;
+    uint32_t source_dtype;
+    float scale;
+    uint32_t reserved;
+} stw_accumulate_work;
 
 typedef struct stw_memory_ops {
     uint32_t struct_size;
@@ -219,8 +312,25 @@ typedef struct stw_memory_ops {
      * one behind the other, and so do those out of it. */
     stw_status (*copy_start)(stw_memory *memory, void *destination, const void *source,
                              uint64_t bytes, uint64_t *mark_out);
-    /* Blocks until the device has passed the mark of a copy_start. DEVICE: it never will. */
+    /* Blocks until the device has passed the mark. DEVICE: it never will. */
     stw_status (*wait)(stw_memory *memory, uint64_t mark);
+    /* STW_MEMORY_UPDATES. Any thread, several at once. Work on arrays in this memory, one behind
+     * the other on a stream of the driver's own; nothing but the first and scan_end waits. ----- */
+    /* That stream, until close: the library orders it as it does a consumer's. Loads the kernels.
+     * UNSUPPORTED, with the reason: there are none here. Blocks. */
+    stw_status (*update_stream)(stw_memory *memory, void **stream_out,
+                                stw_driver_error *error_out);
+    /* UNSUPPORTED: an algorithm that it does not know, asked for with a count of 0 as well. */
+    stw_status (*update_start)(stw_memory *memory, const stw_update_work *work);
+    /* A pass over a gradient; at most STW_SCANS_MAX have begun and not ended. */
+    stw_status (*scan_start)(stw_memory *memory, const stw_scan_work *work, uint64_t *scan_out);
+    /* Its results, for each STW_SCAN_ELEMENTS the sum of the squares of the finite ones: element i
+     * of a run is added to lane i mod 16, in order; then lane j += lane j + 8, j + 4, j + 2, j + 1.
+     * Blocks until they are there. Once, also where that fails. */
+    stw_status (*scan_end)(stw_memory *memory, uint64_t scan, double *sums_out,
+                           stw_scan_result *result_out);
+    stw_status (*accumulate_start)(stw_memory *memory, const stw_accumulate_work *work);
+    stw_status (*zero_start)(stw_memory *memory, void *destination, uint64_t bytes);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

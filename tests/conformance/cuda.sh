@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The conformance suite of drivers over the module cuda and the double of CUDA's driver. The exit
 # status is the suite's, or the double's where it saw something that a device would not forgive.
-# usage: cuda.sh PROGRAM MODULE DOUBLE_DIRECTORY
+# usage: cuda.sh PROGRAM MODULE DOUBLE_DIRECTORY KERNELS_OF_THE_DOUBLE
 set -euo pipefail
 
 program=$1 module=$2 double=$3
+export STW_CUDA_DOUBLE_KERNELS=$4
 work=$(mktemp -d /tmp/stepwell-cuda-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 # The build directory may be one that others write to; a module is not loaded from there.

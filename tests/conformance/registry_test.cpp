@@ -78,6 +78,9 @@ TEST(Registry, LyingTableIsRefused)
     memory.capabilities = STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_STREAMS and has 0 of its 8"),
               std::string::npos);
+    memory.capabilities = STW_MEMORY_UPDATES | STW_MEMORY_CAN_SHRINK;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_UPDATES and has 0 of its 6"),
+              std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);

@@ -312,6 +312,12 @@ static const stw_memory_ops memory_driver = {
     unpin_host,
     copy_start,
     wait_for,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

@@ -51,18 +51,18 @@ namespace {
 
 STEPWELL_DISPATCH(run_average);
 
+}  // namespace
+
 // Not 1 minus the rounded decay: of 0.9999 that would be another weight by 2 parts in 10,000.
-[[gnu::noinline]] float weight_of(double decay)
+[[gnu::noinline]] float average_weight(double decay)
 {
     return static_cast<float>(1.0 - decay);
 }
 
-}  // namespace
-
 void average(float *average, const float *values, uint64_t count, double decay)
 {
     const FloatEnvironment environment;
-    run_average_dispatch.chosen()(average, values, count, weight_of(decay));
+    run_average_dispatch.chosen()(average, values, count, average_weight(decay));
 }
 
 }  // namespace stepwell::kernels

@@ -180,6 +180,11 @@ void accumulate(Reduce mode, void *destination, uint32_t destination_dtype, cons
                                      count, to_float(scale));
 }
 
+float accumulate_scale(double scale)
+{
+    return to_float(scale);
+}
+
 void fill(void *destination, uint32_t dtype, uint64_t count, double value)
 {
     const FloatEnvironment environment;

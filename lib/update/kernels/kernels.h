@@ -74,6 +74,8 @@ void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const C
 // average + (values - average) x (1 - decay), so that an average that has come to its values stays
 // there, however decay rounds. Arrays do not overlap.
 void average(float *average, const float *values, uint64_t count, double decay);
+// 1 - decay, rounded once.
+float average_weight(double decay);
 
 // Which numbers narrow_state() draws: the same ones for the same element, step and state.
 struct Draw {
@@ -136,6 +138,8 @@ enum class Reduce : uint32_t {
 // A contribution to a gradient: product and sum in fp32, then rounded to the destination's dtype.
 void accumulate(Reduce mode, void *destination, uint32_t destination_dtype, const void *source,
                 uint32_t source_dtype, uint64_t count, double scale);
+// As it is used: rounded once.
+float accumulate_scale(double scale);
 
 // destination[0 .. count) = value, rounded once from fp64.
 void fill(void *destination, uint32_t dtype, uint64_t count, double value);

@@ -161,7 +161,8 @@ STW_API stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint
 enum { /* stw_device_info.flags */
     STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */
     STW_DEVICE_STABLE_ADDRESS = 2, /* stw_tensor_address works */
-    STW_DEVICE_UNIFIED = 4         /* its memory is host memory: no host tier in between */
+    STW_DEVICE_UNIFIED = 4,        /* its memory is host memory: no host tier in between */
+    STW_DEVICE_UPDATES = 8         /* it updates the tensors whose states are at home there */
 };
 typedef struct stw_device_info {
     uint32_t struct_size;

@@ -140,7 +140,11 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
     budget_changes_ = false;
     ++progress_made_;
     progress_.notify_all();
-    if (status.ok()) pipeline_->set_window(update_window());
+    if (!status.ok()) return status;
+    pipeline_->set_window(residency::kAnyCpuPlace, update_window());
+    for (const update::WindowOptions &window : device_windows()) {
+        pipeline_->set_window(window.place, window.bytes);
+    }
     return status;
 }
 

@@ -150,6 +150,7 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     if (place.maps) info.flags |= STW_DEVICE_STABLE_ADDRESS;
     if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
     if (place.streams) info.flags |= STW_DEVICE_STREAMS;
+    if (place.computes) info.flags |= STW_DEVICE_UPDATES;
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);
     std::snprintf(info.driver, sizeof info.driver, "%s", place.driver.c_str());
     const bool pretends = place.driver == "cpu-discrete";

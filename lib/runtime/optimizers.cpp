@@ -53,6 +53,8 @@ Status Runtime::open_update(uint32_t threads)
     options.tiers = this;
     options.thread_count = std::min(threads, update::kThreadsMax);
     options.window_bytes = update_window();
+    options.device_windows = device_windows();
+    if (!options.device_windows.empty()) options.devices = this;
     options.failed_user = this;
     options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
         auto *runtime = static_cast<Runtime *>(user);
@@ -172,7 +174,7 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
 
 // One state of a parameter: found when an entry for another part of it made it before.
 Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
-                           bool starts_empty, residency::TensorId *id_out)
+                           bool starts_empty, residency::PlaceId home, residency::TensorId *id_out)
 {
     for (const OwnedState &state : body.states) {
         if (state.parameter != parameter || state.name != name) continue;
@@ -195,7 +197,13 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
         spec.partition_multiple = sharding->multiple;
     }
     spec.neighbour = core_.spec(parameter->id).neighbour;
+    stw_policy on_device = STW_POLICY_INIT;
     if (body.has_policy) spec.policy = &body.policy;
+    if (home != residency::kNoPlace) {
+        on_device.home = STW_TIER_DEVICE;
+        on_device.home_device = places_[home].device;
+        spec.policy = &on_device;
+    }
     OwnedState state{parameter, name, nullptr};
     grow_to_hold(body.states, body.states.size() + 1);
     STW_TRY(create_tensors(&spec, 1, &state.tensor));
@@ -261,18 +269,23 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
     const Sharding *sharding = entry.parameter->sharding.get();
     out.counted = !sharding || sharding->is_sharded() || ranks_->group.rank() == 0;
     out.handle = entry.parameter;
-    if (entry.parameter->dtype != STW_F32) {
-        STW_TRY(make_state(body, entry.parameter, "master", true, &out.master));
-    }
-    if (body.has_average) {
-        STW_TRY(make_state(body, entry.parameter, "ema", true, &out.average));
-    }
     const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
     const update::StateNames names = update::state_names(
         body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
+    const bool has_master = entry.parameter->dtype != STW_F32;
+    const uint64_t bytes_each = (has_master ? 4 : 0) + (body.has_average ? 4 : 0) +
+                                names.count * update::element_bytes(body.state_dtype);
+    const residency::PlaceId home = home_of_states(body, bytes_each * entry.parameter->elements);
+    if (has_master) {
+        STW_TRY(make_state(body, entry.parameter, "master", true, home, &out.master));
+    }
+    if (body.has_average) {
+        STW_TRY(make_state(body, entry.parameter, "ema", true, home, &out.average));
+    }
     out.state_count = names.count;
     for (uint32_t state = 0; state < names.count; ++state) {
-        STW_TRY(make_state(body, entry.parameter, names.names[state], false, &out.states[state]));
+        STW_TRY(
+            make_state(body, entry.parameter, names.names[state], false, home, &out.states[state]));
     }
     *entry_out = out;
     return {};

@@ -203,7 +203,7 @@ void Runtime::empty_behind(residency::TensorId tensor)
     piece.access = residency::Access::kRead;
     piece.byte_count = 1;
     fetch(
-        work->claim, &piece, 1, residency::Class::kDemand,
+        work->claim, &piece, 1, residency::kAnyCpuPlace, residency::Class::kDemand,
         [](void *user, const Status &status, uint64_t ticket, void *const *) {
             auto *mine = static_cast<Emptying *>(user);
             if (status.ok()) mine->runtime->release(ticket, 0);

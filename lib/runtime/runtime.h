@@ -21,6 +21,7 @@
 #include "lib/schedule/plan.h"
 #include "lib/support/status.h"
 #include "lib/transfer/engine.h"
+#include "lib/update/devices.h"
 #include "lib/update/optimizer.h"
 #include "lib/update/tiers.h"
 
@@ -55,10 +56,14 @@ struct Place {
     bool cpu_access = false;
     bool maps = false;
     std::unique_ptr<DeviceStreams> streams;  // null: its consumers have none
+    bool computes = false;                   // updates, on a stream of its own
+    uint32_t algorithms = 0;                 // those it knows: a bit for each number
     uint64_t pinned_host_bytes = 0;          // from the beginning of the host tier
     std::string driver;
     std::string remark;
 };
+
+struct PieceFetch;
 
 // What one requested range became. Filled before the fetch, completed by its grant.
 struct Range {
@@ -190,7 +195,7 @@ struct Waiter {
     observe::Stall cause = observe::Stall::kHostDevice;
 };
 
-class Runtime final : public update::Tiers {
+class Runtime final : public update::Tiers, public update::Devices {
 public:
     static Result<Runtime *> open(const stw_runtime_options &options, stw_runtime *handle);
     // BUSY with the list when views or operations are open; TIMEOUT when I/O does not end.
@@ -326,11 +331,23 @@ public:
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
-               residency::Class urgency, update::FetchDone done, void *user) override;
+               residency::PlaceId place, residency::Class urgency, update::FetchDone done,
+               void *user) override;
     void release(uint64_t ticket, uint32_t far_pieces) override;
     void updates_wait() override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
+
+    // ---- update::Devices (device_updates.cpp) ---------------------------------------------------
+    residency::PlaceId place_for(uint32_t algorithm, const residency::TensorId *kept,
+                                 uint32_t kept_count, const residency::TensorId *others,
+                                 uint32_t other_count) override;
+    Status start_update(uint64_t ticket, const stw_update_work &work) override;
+    Status start_sum(uint64_t ticket, const stw_accumulate_work &work) override;
+    Status start_zeros(uint64_t ticket, void *destination, uint64_t bytes) override;
+    Result<uint64_t> start_scan(uint64_t ticket, const stw_scan_work &work) override;
+    Status end_scan(residency::PlaceId place, uint64_t scan, double *sums_out,
+                    kernels::ScanResult *result_out) override;
 
 private:
     using Core = residency::Core;
@@ -455,6 +472,13 @@ private:
                                uint64_t number);
     void pin_host_memory();
     void unpin_host_memory();
+
+    // device_updates.cpp
+    void open_device_updates(Place &place);
+    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const;
+    Status order_update(const PieceFetch &fetch);
+    void end_update(const PieceFetch &fetch);
+    template <class Work> Status compute(uint64_t ticket, const char *what, Work &&work);
     struct Measured {
         uint64_t order = 0;  // 0: was not
         update::Measurement measurement;
@@ -488,7 +512,7 @@ private:
 
     // optimizers.cpp
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
-                      bool starts_empty, residency::TensorId *id_out);
+                      bool starts_empty, residency::PlaceId home, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
     Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
@@ -645,6 +669,8 @@ private:
     Status register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor);
     void prepare_tables(const residency::TensorSpec &wanted);
     void unregister_tensor(stw_tensor *tensor, Commands &out);
+    void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor);
+    [[nodiscard]] residency::PlaceId home_of_states(const OptimizerBody &body, uint64_t bytes);
 
     // budgets.cpp
     struct BudgetChange {
@@ -831,7 +857,8 @@ private:
     uint64_t tensors_made_ = 0;
     uint64_t handles_bytes_ = 0;  // of the tensors' handles, names included
     uint64_t tensors_live_ = 0;
-    uint64_t accesses_ = 0;  // of tensors, since open
+    uint64_t trained_bytes_ = 0;  // see count_trained()
+    uint64_t accesses_ = 0;       // of tensors, since open
     uint32_t operations_ = 0;
     std::vector<Snapshot *> snapshots_;  // under way
     Waiter *callbacks_first_ = nullptr;  // operations that are over, in that order

@@ -74,7 +74,8 @@ bool DeviceStreams::is_free(Id stream, SlotRange slots) const
 {
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         const Id wrote = stream_of(written_[slot].load(std::memory_order_acquire));
-        if (wrote != 0 && wrote != stream && (stream != 0 || wrote == kCopies)) return false;
+        const bool ours = wrote == kCopies || wrote == own_ || wrote == kSeveral;
+        if (wrote != 0 && wrote != stream && (stream != 0 || ours)) return false;
     }
     return true;
 }
@@ -100,6 +101,14 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
     streams_[count + 1].thread.store(thread, std::memory_order_relaxed);
     count_.store(count + 1, std::memory_order_release);
     return Id{count + 1};
+}
+
+Status DeviceStreams::take_own(void *stream)
+{
+    Result<Id> id = id_of(stream);
+    if (!id.ok()) return std::move(id.status());
+    own_ = id.value();
+    return {};
 }
 
 // ------------------------------------------------------------------------------------- marks ----
@@ -177,7 +186,7 @@ bool DeviceStreams::comes_behind(const Stream &stream, Id id, Word word) const
 
 Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
 {
-    if (id == 0) return await_copies(slots);
+    if (id == 0) return await_own(slots, writes);
     Needs needs{};
     const uint64_t several_before = several_.load(std::memory_order_acquire) - 1;
     STW_ASSERT(slots.first + slots.count <= slots_);
@@ -203,24 +212,27 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
     return {};
 }
 
-// For who orders nothing: the bytes of copies that are under way are not there yet.
-Status DeviceStreams::await_copies(SlotRange slots)
+// For who orders nothing: what he cannot have synchronised with is over first.
+Status DeviceStreams::await_own(SlotRange slots, bool writes)
 {
-    uint64_t number = 0;
+    Needs needs{};
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
-        const Word word = written_[slot].load(std::memory_order_acquire);
-        if (stream_of(word) == kCopies) number = std::max(number, epoch_of(word));
+        add_need(needs, written_[slot].load(std::memory_order_acquire), 0);
+        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), 0);
     }
-    if (number == 0) return {};
-    uint64_t mark = 0;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        Result<Mark> found = mark_behind(kCopies, number);
-        if (!found.ok()) return std::move(found.status());
-        mark = found.value().number;
+    for (const Id id : {kCopies, own_}) {
+        if (id == 0 || needs[id] == 0) continue;
+        uint64_t mark = 0;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id]);
+            if (!found.ok()) return std::move(found.status());
+            mark = found.value().number;
+        }
+        const stw_status code = ops_->wait(memory_, mark);
+        if (code < 0) return failed(code, "The caller");
     }
-    const stw_status code = ops_->wait(memory_, mark);
-    return code < 0 ? failed(code, "The caller") : Status();
+    return {};
 }
 
 void DeviceStreams::note_read(Id id, residency::Slot slot, Word mine)

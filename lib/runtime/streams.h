@@ -46,6 +46,10 @@ public:
     Result<Id> id_of(void *stream);
     // One that has been used: no call of the driver.
     [[nodiscard]] bool knows(void *stream, Id *id_out) const;
+    // A stream of the driver's own, that no consumer waits for by himself: so who has synchronised
+    // waits for it here. At most one, before any other is used.
+    Status take_own(void *stream);
+    [[nodiscard]] Id own() const { return own_; }
     // Nothing would have to be ordered by begin() to read.
     [[nodiscard]] bool is_free(Id stream, SlotRange slots) const;
     // The stream gets a view: what is enqueued on it from now on comes behind what others do there.
@@ -104,7 +108,7 @@ private:
     void note_write(Id id, residency::Slot slot, Word mine);
     Status end_epoch(Id stream);
     void keep_mark(Id stream, Mark mark);
-    Status await_copies(SlotRange slots);
+    Status await_own(SlotRange slots, bool writes);
     Result<Mark> mark_behind(Id stream, uint64_t epoch);
     Status failed(stw_status code, const char *what) const;
 
@@ -115,7 +119,8 @@ private:
     std::unique_ptr<std::atomic<Word>[]> written_;
     std::unique_ptr<std::atomic<Word>[]> read_;
     static constexpr uint64_t kNobody = UINT64_MAX;
-    std::atomic<uint64_t> several_{1};             // words of kSeveral, and one
+    std::atomic<uint64_t> several_{1};  // words of kSeveral, and one
+    Id own_ = 0;
     std::atomic<uint32_t> count_{kCopies};         // streams
     std::array<Stream, kStreamsMax + 1> streams_;  // from 1
     std::mutex mutex_;

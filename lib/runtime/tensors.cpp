@@ -250,6 +250,7 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor 
     tensor->created_ns = now();
     tensor->last_use = 0;
     tensor->optimizer = nullptr;
+    count_trained(wanted, tensor);
     tensor->next = nullptr;
     tensor->previous = last_tensor_;
     (last_tensor_ ? last_tensor_->next : first_tensor_) = tensor;
@@ -329,6 +330,7 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 
 void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
+    if (tensor->trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
     const Status status = core_.destroy(tensor->id, out);
     STW_ASSERT(status.ok());
     handles_[tensor->id] = nullptr;

@@ -1,25 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the update layer asks of the tiers, over the core: claims, and pieces wherever the CPU can
 // work on them. Called by the pipeline's threads with none of its locks held.
-#include "lib/runtime/runtime.h"
+#include "lib/runtime/piece_fetch.h"
 #include "lib/support/assert.h"
 
 namespace stepwell {
-namespace {
-
-// A fetch of the pipeline from the call to the release; its address is the ticket.
-struct PieceFetch {
-    Waiter waiter;
-    Runtime *runtime = nullptr;
-    residency::ClaimId claim = 0;
-    uint32_t count = 0;
-    update::Piece pieces[update::kPiecesMax];
-    residency::PlaceId places[update::kPiecesMax];
-    update::FetchDone done = nullptr;
-    void *user = nullptr;
-};
-
-}  // namespace
 
 residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n)
 {
@@ -104,7 +89,8 @@ void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece 
 }
 
 void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
-                    residency::Class urgency, update::FetchDone done, void *user)
+                    residency::PlaceId place, residency::Class urgency, update::FetchDone done,
+                    void *user)
 {
     STW_ASSERT(n <= update::kPiecesMax);
     auto *mine = new PieceFetch();
@@ -120,8 +106,8 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
     asked.urgency = urgency;
     for (uint32_t i = 0; i < n; ++i) {
         mine->pieces[i] = pieces[i];
-        asked.requests.push_back({pieces[i].tensor, pieces[i].access, residency::kAnyCpuPlace,
-                                  pieces[i].byte_begin, pieces[i].byte_count});
+        asked.requests.push_back({pieces[i].tensor, pieces[i].access, place, pieces[i].byte_begin,
+                                  pieces[i].byte_count});
     }
     mine->waiter.user = mine;
     mine->waiter.call = [](Waiter &waiter) {
@@ -139,6 +125,7 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
             std::lock_guard<std::mutex> lock(fetch->runtime->mutex_);
             for (uint32_t i = 0; i < fetch->count; ++i) {
                 fetch->places[i] = waiter.grants[i].place;
+                fetch->slots[i] = waiter.grants[i].slot;
                 pointers[i] = fetch->runtime->piece_pointer(waiter.grants[i], fetch->pieces[i]);
             }
         }
@@ -166,6 +153,7 @@ void Runtime::updates_wait()
 void Runtime::release(uint64_t ticket, uint32_t far_pieces)
 {
     auto *mine = reinterpret_cast<PieceFetch *>(ticket);
+    end_update(*mine);
     act([&](Core &core, Commands &out) {
         for (uint32_t i = 0; i < mine->count; ++i) {
             residency::Release release;

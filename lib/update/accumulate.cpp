@@ -23,6 +23,7 @@ struct AccumulateJob final : Job {
     Chunk *settle(Chunk &chunk) override;
     Status opened() override;
     Status run(Chunk &chunk) override;
+    Status run_on_device(const Chunk &chunk) const;
     void end() override;
 
     Pipeline::Parts &pipeline;
@@ -95,8 +96,29 @@ Status AccumulateJob::opened()
     return {};
 }
 
+Status AccumulateJob::run_on_device(const Chunk &chunk) const
+{
+    Devices &devices = *pipeline.options.devices;
+    if (chunk.piece_count == kScratch) {
+        if (mode != kernels::Reduce::kFirst) return {};  // written meanwhile
+        return devices.start_zeros(chunk.ticket, chunk.pointers[kGradient],
+                                   chunk.element_count * layouts[kGradient].element_bytes);
+    }
+    stw_accumulate_work work{};
+    work.struct_size = sizeof work;
+    work.adds = mode == kernels::Reduce::kAdd ? 1 : 0;
+    work.destination = chunk.pointers[kGradient];
+    work.source = chunk.pointers[kScratch];
+    work.count = chunk.element_count;
+    work.destination_dtype = sum.gradient_dtype;
+    work.source_dtype = sum.scratch_dtype;
+    work.scale = kernels::accumulate_scale(sum.scale);
+    return devices.start_sum(chunk.ticket, work);
+}
+
 Status AccumulateJob::run(Chunk &chunk)
 {
+    if (place != kAnyCpuPlace) return run_on_device(chunk);
     if (chunk.piece_count == kScratch) {
         if (mode != kernels::Reduce::kFirst) return {};  // written meanwhile
         std::memset(chunk.pointers[kGradient], 0,
@@ -132,6 +154,12 @@ void AccumulateJob::end()
 Status start(Pipeline::Parts &parts, const Accumulation &asked)
 {
     auto made = std::make_unique<AccumulateJob>(parts, asked);
+    PlaceId place = kAnyCpuPlace;
+    if (parts.options.devices != nullptr) {
+        const uint32_t others = made->only_zeros() ? 0 : 1;
+        place = parts.options.devices->place_for(Devices::kSum, &asked.gradient, 1, &asked.scratch,
+                                                 others);
+    }
     {
         MutexLock claiming(parts.claiming);
         {
@@ -144,6 +172,7 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
                                      kAccumulationsMax);
             }
             ++parts.accumulations;
+            parts.place_job(*made, place);
             parts.enqueue(*made);
         }
         AccumulateJob *job = made.release();  // its own from here on, see end()

@@ -45,8 +45,11 @@ struct ParameterJob final : Job {
     Status opened() override;
     Status refused(Status status) override;
     Status run(Chunk &chunk) override;
+    Status results(Chunk &chunk) override;
     void end() override;
 
+    // Of its next step. No step is pending; calls devices.
+    [[nodiscard]] PlaceId find_place() const;
     void begin(StepPhase next);
     [[nodiscard]] std::vector<ElementRange> ranges() const;
     // The verdict has the gradient of that version measured already. With the mutex held.
@@ -60,6 +63,9 @@ struct ParameterJob final : Job {
     void update_narrow(kernels::Chunk &work, const Chunk &chunk, const Part &part,
                        uint64_t begin) const;
     Status update_custom(const Chunk &chunk, const Part &part) const;
+    [[nodiscard]] bool on_device() const { return place != kAnyCpuPlace; }
+    Status scan_on_device(Chunk &chunk) const;
+    Status update_on_device(const Chunk &chunk, const Part &part) const;
     void make_fresh(const Chunk &chunk, const Part &part) const;
     void note_made();
     [[nodiscard]] float *master_of(const Chunk &chunk) const
@@ -173,6 +179,7 @@ struct Optimizer::Parts {
     std::vector<TensorId> tensors;       // room for those of a claim
     std::vector<TensorId> gradients;     // of those chosen
     std::vector<uint64_t> versions;      // of these, as claimed
+    std::vector<PlaceId> places;         // of those chosen
     Step step;
 };
 

@@ -209,10 +209,12 @@ Status ParameterJob::opened()
 Status ParameterJob::run(Chunk &chunk)
 {
     if (phase == StepPhase::kScan) {
+        if (on_device()) return scan_on_device(chunk);
         scan(chunk);
         return {};
     }
     const Part &part = *parts[chunk.part];
+    if (on_device()) return update_on_device(chunk, part);
     make_fresh(chunk, part);
     if (owner.custom.update != nullptr) return update_custom(chunk, part);
     update(chunk, part);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "lib/support/thread_annotations.h"
+#include "lib/update/devices.h"
 #include "lib/update/kernels/kernels.h"
 #include "lib/update/pipeline.h"
 
@@ -46,6 +47,8 @@ struct Chunk {
     uint64_t cost_bytes = 0;  // of the window
     uint64_t ticket = 0;
     uint64_t busy_ns = 0;
+    bool begun = false;     // on a device, and given back: its results are still to come
+    uint64_t begun_as = 0;  // what the device calls it
     Status status;
     Piece pieces[kPiecesMax];
     void *pointers[kPiecesMax] = {};
@@ -85,11 +88,15 @@ struct Job {
     // The first chunk was refused; OK if that is an answer as well.
     virtual Status refused(Status status) { return status; }
     virtual Status run(Chunk &chunk) = 0;
+    // The results of one that `begun` says are to come. Waits for the device.
+    virtual Status results(Chunk &) { return {}; }
     // No chunk is in flight and none will come. Last call of the phase; the job may be gone after.
     virtual void end() = 0;
 
     Turn turns[kJobTensorsMax];  // set before it is queued, not changed while it is
     uint32_t turn_count = 0;
+    PlaceId place = kAnyCpuPlace;  // where it is worked on; set before it is queued
+    uint32_t window = 0;           // that place's
     ClaimId claim = 0;
     bool claimed = false;
     uint32_t blocked = 0;  // turns that others have before it
@@ -124,6 +131,10 @@ struct Pipeline::Parts {
     void work(Chunk &chunk) STW_EXCLUDES(mutex);
     void open_job(Chunk &chunk, Status &status) STW_EXCLUDES(mutex);
     Status run_chunk(Chunk &chunk) const;
+    void finish(Chunk &chunk) STW_EXCLUDES(mutex);
+    Chunk *take_work() STW_REQUIRES(mutex);
+    [[nodiscard]] bool idle() const STW_REQUIRES(mutex);
+    static void append(Chunk &chunk, Chunk *&first, Chunk *&last);
     bool settle(Chunk &chunk, bool granted, Status status) STW_REQUIRES(mutex);
     void count(const Chunk &chunk) STW_REQUIRES(mutex);
     Job *take_closed() STW_REQUIRES(mutex);
@@ -133,6 +144,8 @@ struct Pipeline::Parts {
     void pump() STW_EXCLUDES(mutex);
     Chunk *next_chunk() STW_REQUIRES(mutex);
     bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
+    Job *next_job() STW_REQUIRES(mutex);
+    void place_job(Job &job, PlaceId place) STW_REQUIRES(mutex);
     static void fetch_done(void *user, const Status &status, uint64_t ticket,
                            void *const *pointers);
     void free_chunk(Chunk &chunk) STW_REQUIRES(mutex);
@@ -171,13 +184,22 @@ struct Pipeline::Parts {
         Measure *measure = nullptr;  // of the parameter whose gradient it is
     };
 
+    // Of what is worked on at one place.
+    struct Window {
+        PlaceId place = kAnyCpuPlace;
+        uint64_t limit = 0;
+        uint64_t bytes = 0;   // in flight
+        uint32_t chunks = 0;  // the same
+        ReadyJobs ready;
+    };
+
     const PipelineOptions options;
     Tiers &tiers;
     const uint64_t block_bytes;
 
     Mutex claiming;  // before `mutex`
     mutable Mutex mutex;
-    uint64_t window_bytes STW_GUARDED_BY(mutex) = 0;  // of chunks in flight
+    std::vector<Window> windows STW_GUARDED_BY(mutex);  // the CPU's first
     Condition work_ready;
     Condition changed;
     std::vector<pthread_t> threads;  // of open and close alone
@@ -186,10 +208,11 @@ struct Pipeline::Parts {
     Chunk *free_chunks STW_GUARDED_BY(mutex) = nullptr;
     Chunk *work_first STW_GUARDED_BY(mutex) = nullptr;
     Chunk *work_last STW_GUARDED_BY(mutex) = nullptr;
+    Chunk *begun_first STW_GUARDED_BY(mutex) = nullptr;  // on devices, in order
+    Chunk *begun_last STW_GUARDED_BY(mutex) = nullptr;
     uint32_t free_chunk_count STW_GUARDED_BY(mutex) = 0;
     uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // asked for and not given back
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
-    ReadyJobs ready_jobs STW_GUARDED_BY(mutex);
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
     uint64_t interrupts STW_GUARDED_BY(mutex) = 0;
@@ -209,7 +232,5 @@ inline bool ReadyOrder::operator()(const Job *a, const Job *b) const
     if (a->rank != b->rank) return a->rank < b->rank;
     return a->sequence < b->sequence;
 }
-
-uint32_t element_bytes(uint32_t dtype);  // 0: not a dtype of the kernels
 
 }  // namespace stepwell::update

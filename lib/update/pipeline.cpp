@@ -33,7 +33,12 @@ Pipeline::Parts::Parts(const PipelineOptions &asked)
       chunks(kChunksMax)
 {
     MutexLock lock(mutex);
-    window_bytes = asked.window_bytes;
+    windows.resize(1 + asked.device_windows.size());
+    windows[0].limit = asked.window_bytes;
+    for (size_t i = 0; i < asked.device_windows.size(); ++i) {
+        windows[i + 1].place = asked.device_windows[i].place;
+        windows[i + 1].limit = asked.device_windows[i].bytes;
+    }
     totals.window_bytes = 0;
     for (Chunk &chunk : chunks) {
         chunk.pipeline = this;
@@ -68,17 +73,41 @@ bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
 {
     const bool preferred = job.rank != kNotPreferred;
     if (free_chunk_count <= (preferred ? 0 : kPreferredChunks)) return false;
-    if (chunks_in_flight == 0 || (preferred && job.in_flight == 0)) return true;
-    uint64_t limit = window_bytes;
+    const Window &window = windows[job.window];
+    if (window.chunks == 0 || (preferred && job.in_flight == 0)) return true;
+    uint64_t limit = window.limit;
     if (!preferred && limit >= 3 * cost_bytes) limit -= cost_bytes;
-    return totals.window_bytes + cost_bytes <= limit;
+    return window.bytes + cost_bytes <= limit;
+}
+
+void Pipeline::Parts::place_job(Job &job, PlaceId place)
+{
+    job.place = place;
+    job.window = 0;
+    for (uint32_t i = 1; i < windows.size(); ++i) {
+        if (windows[i].place == place) job.window = i;
+    }
+    STW_ASSERT(windows[job.window].place == place);
+}
+
+// The first of those whose window has room: what waits at one place holds up no other.
+Job *Pipeline::Parts::next_job()
+{
+    Job *next = nullptr;
+    for (const Window &window : windows) {
+        if (window.ready.empty()) continue;
+        Job *const job = *window.ready.begin();
+        if (next != nullptr && !ReadyOrder()(job, next)) continue;
+        if (window_has_room(*job, job->chunk_pieces() * block_bytes)) next = job;
+    }
+    return next;
 }
 
 Chunk *Pipeline::Parts::next_chunk()
 {
-    if (closing || ready_jobs.empty()) return nullptr;
-    Job &job = **ready_jobs.begin();
-    if (!window_has_room(job, job.chunk_pieces() * block_bytes)) return nullptr;
+    Job *const next = closing ? nullptr : next_job();
+    if (next == nullptr) return nullptr;
+    Job &job = *next;
     Chunk &chunk = *free_chunks;
     free_chunks = chunk.next;
     --free_chunk_count;
@@ -88,12 +117,15 @@ Chunk *Pipeline::Parts::next_chunk()
     chunk.answered = false;
     chunk.far_pieces = 0;
     chunk.busy_ns = 0;
+    chunk.begun = false;
     job.cut(chunk);
     chunk.cost_bytes = chunk.piece_count * block_bytes;
     ++job.in_flight;
     if (!job.open || !job.more()) unready(job);
     ++chunks_in_flight;
     totals.window_bytes += chunk.cost_bytes;
+    windows[job.window].bytes += chunk.cost_bytes;
+    ++windows[job.window].chunks;
     totals.window_peak_bytes = std::max(totals.window_peak_bytes, totals.window_bytes);
     return &chunk;
 }
@@ -106,6 +138,7 @@ void Pipeline::Parts::pump()
         Piece pieces[kPiecesMax];
         uint32_t n = 0;
         ClaimId claim = 0;
+        PlaceId place = kAnyCpuPlace;
         residency::Class urgency = residency::Class::kPlanned;
         Chunk *chunk = nullptr;
         {
@@ -117,9 +150,10 @@ void Pipeline::Parts::pump()
             n = chunk->piece_count;
             std::copy(chunk->pieces, chunk->pieces + n, pieces);
             claim = job.claim;
+            place = job.place;
             if (job.urgent || job.rank != kNotPreferred) urgency = residency::Class::kDemand;
         }
-        tiers.fetch(claim, pieces, n, urgency, &fetch_done, chunk);
+        tiers.fetch(claim, pieces, n, place, urgency, &fetch_done, chunk);
     }
     if (!first) end_activity();
 }
@@ -135,9 +169,7 @@ void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t tick
     chunk.status = status;
     chunk.ticket = ticket;
     if (chunk.status.ok()) std::copy(pointers, pointers + chunk.piece_count, chunk.pointers);
-    chunk.next = nullptr;
-    (parts.work_last == nullptr ? parts.work_first : parts.work_last->next) = &chunk;
-    parts.work_last = &chunk;
+    append(chunk, parts.work_first, parts.work_last);
     // Under the lock: once it is free, a close may take all of this away.
     parts.work_ready.notify_one();
 }
@@ -187,7 +219,9 @@ std::string Pipeline::Parts::in_flight_text(uint32_t lines_max) const
         text += format_text("tensor %u, elements %" PRIu64 " to %" PRIu64 ", %s%s\n",
                             chunk.pieces[0].tensor, chunk.element_begin,
                             chunk.element_begin + chunk.element_count,
-                            chunk.answered ? "at work" : "waits for its bytes",
+                            chunk.begun      ? "on a device"
+                            : chunk.answered ? "at work"
+                                             : "waits for its bytes",
                             chunk.opens ? " (first of its phase)" : "");
     }
     return text.empty() ? "nothing\n" : text;
@@ -234,7 +268,7 @@ void Pipeline::prefer(TensorId tensor)
 uint32_t Pipeline::blocked_chunks() const
 {
     MutexLock lock(parts_->mutex);
-    const bool moves = parts_->active > 0 || parts_->pump_wanted || parts_->work_first != nullptr;
+    const bool moves = parts_->active > 0 || !parts_->idle();
     return moves ? 0 : parts_->chunks_in_flight;
 }
 
@@ -244,10 +278,12 @@ bool Pipeline::pending(TensorId tensor) const
     return tensor < parts_->queues.size() && parts_->queues[tensor].first != nullptr;
 }
 
-void Pipeline::set_window(uint64_t bytes)
+void Pipeline::set_window(PlaceId place, uint64_t bytes)
 {
     MutexLock lock(parts_->mutex);
-    parts_->window_bytes = bytes;
+    for (Parts::Window &window : parts_->windows) {
+        if (window.place == place) window.limit = bytes;
+    }
 }
 
 Status Pipeline::drain(uint64_t timeout_ns)

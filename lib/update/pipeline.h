@@ -16,16 +16,25 @@
 
 namespace stepwell::update {
 
+class Devices;
+
 constexpr uint32_t kThreadsMax = 256;
 constexpr uint32_t kChunksMax = 64;            // in flight, whatever the window is
 constexpr uint32_t kAccumulationsMax = 65536;  // pending at once
 
+// Blocks of chunks in flight at a place, counted whole, take no more than this, but for the first
+// chunk of each tensor that somebody waits for; a single chunk that needs more goes alone.
+struct WindowOptions {
+    PlaceId place = kAnyCpuPlace;
+    uint64_t bytes = 0;
+};
+
 struct PipelineOptions {
-    Tiers *tiers = nullptr;  // borrowed until the pipeline is closed
+    Tiers *tiers = nullptr;      // borrowed until the pipeline is closed
+    Devices *devices = nullptr;  // the same; null: none computes
     uint32_t thread_count = 1;
-    // Blocks of chunks in flight, counted whole, take no more than this, but for the first chunk of
-    // each tensor that somebody waits for; a single chunk that needs more goes alone.
-    uint64_t window_bytes = 0;
+    uint64_t window_bytes = 0;                  // of what the CPU works on
+    std::vector<WindowOptions> device_windows;  // of each device that computes
 
     // The first cause for which a tensor missed its update or its sum. On an update thread, no lock
     // held, before the tensor is unclaimed. Must not wait for the pipeline. Null: none.
@@ -42,12 +51,15 @@ struct PipelineStats {
     uint64_t measured = 0;       // gradients, by those who wrote them
     uint64_t read_bytes = 0;     // by updates and sums, counted where they were fetched
     uint64_t written_bytes = 0;
+    uint64_t device_bytes = 0;  // of these three, what a device worked on
     uint64_t busy_ns = 0;       // arithmetic, of all threads together
     uint64_t failures = 0;      // tensors that missed an update or a sum
     uint64_t window_bytes = 0;  // in flight now
     uint64_t window_peak_bytes = 0;
     uint64_t jobs = 0;  // tensors that wait for their update or sum now
 };
+
+uint32_t element_bytes(uint32_t dtype);  // 0: not a dtype of the kernels
 
 // A contribution to a gradient, summed in the order of the calls.
 struct Accumulation {
@@ -99,8 +111,8 @@ public:
     // prefer().
     [[nodiscard]] uint32_t blocked_chunks() const;
 
-    // Of chunks in flight, from the next one on.
-    void set_window(uint64_t bytes);
+    // Of chunks in flight at a place that has one, from the next one on.
+    void set_window(PlaceId place, uint64_t bytes);
 
     // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
     Status drain(uint64_t timeout_ns);

@@ -113,8 +113,10 @@ void Optimizer::Parts::prepare(const StepOptions &options)
     step.scans_left = step.scans ? count : 0;
     step.result.updated = count;
     step.result.norm = std::numeric_limits<double>::quiet_NaN();
-    for (ParameterJob *job : chosen) {
+    for (size_t i = 0; i < chosen.size(); ++i) {
+        ParameterJob *job = chosen[i];
         job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
+        pipeline.place_job(*job, places[i]);
         for (Part *part : job->parts) {
             part->hyper = hyper_of(part->group);
             part->states_used = states_needed(part->hyper);
@@ -140,6 +142,10 @@ Status Optimizer::Parts::begin(const StepOptions &options)
         gradients.push_back(job->layouts[ParameterJob::kGradient].tensor);
     }
     versions.assign(gradients.size(), 0);
+    places.assign(chosen.size(), kAnyCpuPlace);
+    if (pipeline.options.devices != nullptr) {
+        for (size_t i = 0; i < chosen.size(); ++i) places[i] = chosen[i]->find_place();
+    }
     bool goes_back = false;
     {
         MutexLock claiming(pipeline.claiming);

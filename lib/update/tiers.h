@@ -15,7 +15,9 @@ namespace stepwell::update {
 using residency::Access;
 using residency::ClaimId;
 using residency::Contents;
+using residency::kAnyCpuPlace;
 using residency::kNone;
+using residency::PlaceId;
 using residency::TensorId;
 
 constexpr uint32_t kPiecesMax = 16;  // of one fetch
@@ -58,13 +60,14 @@ public:
     virtual void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                           uint64_t *versions_out) = 0;
 
-    // All pieces or none, where the CPU can work on them (wherever resident, else the host tier).
-    // `done` comes exactly once. Waits for earlier claims, for open views of the program and for
-    // room; never for a piece that the same claim holds. READ_WRITE of a tensor without contents is
-    // granted, with bytes that mean nothing; READ of one is refused with EMPTY. Other refusals: the
-    // cause of a failed tensor, IO, CHECKSUM, TIMEOUT, BUDGET, CLOSED.
-    virtual void fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
-                       FetchDone done, void *user) = 0;
+    // All pieces or none, at a device, or with kAnyCpuPlace where the CPU can work on them
+    // (wherever resident, else the host tier). `done` comes exactly once. Waits for earlier claims,
+    // for open views of the program and for room; never for a piece that the same claim holds.
+    // READ_WRITE of a tensor without contents is granted, with bytes that mean nothing; READ of one
+    // is refused with EMPTY. Other refusals: the cause of a failed tensor, IO, CHECKSUM, TIMEOUT,
+    // BUDGET, CLOSED.
+    virtual void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
+                       residency::Class urgency, FetchDone done, void *user) = 0;
     // Gives all pieces of a granted fetch back. Bit i of far_pieces: piece i is not needed soon;
     // its bytes leave first, and their write-back begins now.
     virtual void release(uint64_t ticket, uint32_t far_pieces) = 0;

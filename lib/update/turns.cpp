@@ -60,7 +60,8 @@ void Pipeline::Parts::make_ready(Job &job)
 {
     STW_ASSERT(!job.ready);
     job.ready = true;
-    ready_jobs.insert(ready_jobs.end(), std::move(job.node));
+    ReadyJobs &ready = windows[job.window].ready;
+    ready.insert(ready.end(), std::move(job.node));
     if (closing) work_ready.notify_one();
 }
 
@@ -68,15 +69,16 @@ void Pipeline::Parts::unready(Job &job)
 {
     if (!job.ready) return;
     job.ready = false;
-    job.node = ready_jobs.extract(&job);
+    job.node = windows[job.window].ready.extract(&job);
 }
 
 void Pipeline::Parts::set_rank(Job &job, uint64_t rank)
 {
     const bool was_ready = job.ready;
-    if (was_ready) job.node = ready_jobs.extract(&job);
+    ReadyJobs &ready = windows[job.window].ready;
+    if (was_ready) job.node = ready.extract(&job);
     job.rank = rank;
-    if (was_ready) ready_jobs.insert(std::move(job.node));
+    if (was_ready) ready.insert(std::move(job.node));
 }
 
 // What stands before it in any queue has to go first, so that is waited for as well.

@@ -47,16 +47,43 @@ void Pipeline::Parts::stop_threads()
 // While the pipeline closes, what has not begun is ended by whoever has nothing else to do.
 Job *Pipeline::Parts::take_closed()
 {
-    while (closing && !ready_jobs.empty()) {
-        Job &job = **ready_jobs.begin();
-        unready(job);
-        if (job.error.ok()) {
-            job.error = Status::error(STW_ERROR_CLOSED,
-                                      "The runtime was closed before the update was through.");
+    if (!closing) return nullptr;
+    for (Window &window : windows) {
+        while (!window.ready.empty()) {
+            Job &job = **window.ready.begin();
+            unready(job);
+            if (job.error.ok()) {
+                job.error = Status::error(STW_ERROR_CLOSED,
+                                          "The runtime was closed before the update was through.");
+            }
+            if (job.in_flight == 0) return &job;
         }
-        if (job.in_flight == 0) return &job;
     }
     return nullptr;
+}
+
+void Pipeline::Parts::append(Chunk &chunk, Chunk *&first, Chunk *&last)
+{
+    chunk.next = nullptr;
+    (first == nullptr ? first : last->next) = &chunk;
+    last = &chunk;
+}
+
+bool Pipeline::Parts::idle() const
+{
+    return work_first == nullptr && begun_first == nullptr && !pump_wanted && !stopping;
+}
+
+// What has come is begun first: a device works on while somebody waits for what it has.
+Chunk *Pipeline::Parts::take_work()
+{
+    Chunk *&first = work_first != nullptr ? work_first : begun_first;
+    Chunk *&last = work_first != nullptr ? work_last : begun_last;
+    Chunk *const chunk = first;
+    if (chunk == nullptr) return nullptr;
+    first = chunk->next;
+    if (first == nullptr) last = nullptr;
+    return chunk;
 }
 
 void Pipeline::Parts::worker_main()
@@ -66,21 +93,18 @@ void Pipeline::Parts::worker_main()
         Job *closed = nullptr;
         {
             MutexLock lock(mutex);
-            while (work_first == nullptr && (closed = take_closed()) == nullptr && !pump_wanted &&
-                   !stopping) {
+            while (work_first == nullptr && (closed = take_closed()) == nullptr && idle()) {
                 work_ready.wait(mutex);
             }
-            chunk = closed == nullptr ? work_first : nullptr;
+            chunk = closed == nullptr ? take_work() : nullptr;
             if (chunk == nullptr && closed == nullptr && !pump_wanted) return;
             pump_wanted = false;
             ++active;
-            if (chunk != nullptr) {
-                work_first = chunk->next;
-                if (work_first == nullptr) work_last = nullptr;
-            }
         }
         if (closed != nullptr) {
             closed->end();
+        } else if (chunk != nullptr && chunk->begun) {
+            finish(*chunk);
         } else if (chunk != nullptr) {
             work(*chunk);
         }
@@ -108,6 +132,12 @@ void Pipeline::Parts::work(Chunk &chunk)
         if (chunk.opens) open_job(chunk, status);
         if (status.ok()) status = run_chunk(chunk);
         tiers.release(chunk.ticket, chunk.far_pieces);
+        if (chunk.begun) {
+            MutexLock lock(mutex);
+            append(chunk, begun_first, begun_last);
+            work_ready.notify_one();
+            return;
+        }
     } else if (chunk.opens) {
         status = job.refused(std::move(status));
     }
@@ -115,6 +145,18 @@ void Pipeline::Parts::work(Chunk &chunk)
     {
         MutexLock lock(mutex);
         ended = settle(chunk, granted, std::move(status));
+    }
+    if (ended) job.end();
+}
+
+void Pipeline::Parts::finish(Chunk &chunk)
+{
+    Job &job = *chunk.job;
+    Status status = job.results(chunk);
+    bool ended = false;
+    {
+        MutexLock lock(mutex);
+        ended = settle(chunk, true, std::move(status));
     }
     if (ended) job.end();
 }
@@ -154,6 +196,7 @@ void Pipeline::Parts::count(const Chunk &chunk)
     for (uint32_t i = 0; i < chunk.piece_count; ++i) {
         const Piece &piece = chunk.pieces[i];
         (chunk.scans ? totals.scanned_bytes : totals.read_bytes) += piece.byte_count;
+        if (chunk.job->place != kAnyCpuPlace) totals.device_bytes += piece.byte_count;
         if (piece.access != Access::kRead) totals.written_bytes += piece.byte_count;
     }
 }
@@ -166,6 +209,8 @@ bool Pipeline::Parts::settle(Chunk &chunk, bool granted, Status status)
     --job.in_flight;
     --chunks_in_flight;
     totals.window_bytes -= chunk.cost_bytes;
+    windows[job.window].bytes -= chunk.cost_bytes;
+    --windows[job.window].chunks;
     if (!status.ok()) {
         if (job.error.ok()) job.error = std::move(status);
         unready(job);

@@ -111,6 +111,7 @@ class PlanAdviceKind(IntFlag):
 
 class DeviceFlag(IntFlag):
     STREAMS = _abi.STW_DEVICE_STREAMS
+    UPDATES = _abi.STW_DEVICE_UPDATES
     STABLE_ADDRESS = _abi.STW_DEVICE_STABLE_ADDRESS
     UNIFIED = _abi.STW_DEVICE_UNIFIED
 

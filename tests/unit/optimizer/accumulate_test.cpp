@@ -46,6 +46,7 @@ TEST(Accumulate, AddsInTheOrderOfTheCalls)
         conditions.tier_threads = seed % 4;
         World world(conditions);
         const TensorId gradient = world.tiers.create(kElements * 2, 512, false);
+        if (seed % 2 == 0) world.devices.move_home(gradient, kDevice);
         std::vector<uint8_t> expected(kElements * 2);
         Done done;
         std::vector<Accumulation> sums;

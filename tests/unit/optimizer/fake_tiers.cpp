@@ -158,6 +158,13 @@ uint32_t FakeTiers::fetches()
     return fetches_;
 }
 
+PlaceId FakeTiers::place_of(uint64_t ticket)
+{
+    MutexLock lock(mutex_);
+    const auto found = grants_.find(ticket);
+    return found == grants_.end() ? kAnyCpuPlace : found->second.place;
+}
+
 void FakeTiers::fault(const std::string &text)
 {
     faults_ += text + "\n";
@@ -266,12 +273,12 @@ void FakeTiers::check(const Ask &ask)
     }
 }
 
-void FakeTiers::fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
-                      FetchDone done, void *user)
+void FakeTiers::fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
+                      residency::Class urgency, FetchDone done, void *user)
 {
     {
         MutexLock lock(mutex_);
-        Ask ask{claim, {pieces, pieces + n}, done, user};
+        Ask ask{claim, place, {pieces, pieces + n}, done, user};
         check(ask);
         ++fetches_;
         events_.push_back({Event::kFetch, pieces[0].tensor, pieces[0].byte_begin, urgency, 0});
@@ -326,13 +333,15 @@ void FakeTiers::grant(Answer &answer)
     }
     answer.ticket = next_ticket_++;
     Grant &grant = grants_[answer.ticket];
+    grant.place = answer.ask.place;
     grant.pieces = answer.ask.pieces;
     for (const Piece &piece : grant.pieces) {
         Tensor &tensor = tensors_[piece.tensor];
         ++tensor.out;
         std::unique_ptr<uint8_t[]> copy(new uint8_t[piece.byte_count]);
         std::memcpy(copy.get(), tensor.bytes.data() + piece.byte_begin, piece.byte_count);
-        answer.pointers.push_back(copy.get());
+        const bool on_device = grant.place != kAnyCpuPlace;
+        answer.pointers.push_back(on_device ? device_pointer(copy.get()) : copy.get());
         grant.copies.push_back(std::move(copy));
         events_.push_back(
             {Event::kGrant, piece.tensor, piece.byte_begin, residency::Class::kIdle, 0});

@@ -58,6 +58,12 @@ public:
     uint32_t far_releases(TensorId tensor);
     uint32_t fetches();
     uint64_t version(TensorId tensor);
+    PlaceId place_of(uint64_t ticket);
+    // Pieces at a device are at addresses that nobody can use but through this.
+    static void *device_pointer(void *pointer)
+    {
+        return reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(pointer) ^ uintptr_t{1} << 62);
+    }
 
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
     void unclaim(ClaimId claim, TensorId tensor) override;
@@ -67,8 +73,8 @@ public:
                   uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;
     void updates_wait() override {}
-    void fetch(ClaimId claim, const Piece *pieces, uint32_t n, residency::Class urgency,
-               FetchDone done, void *user) override;
+    void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
+               residency::Class urgency, FetchDone done, void *user) override;
     void release(uint64_t ticket, uint32_t far_pieces) override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const override;
@@ -88,11 +94,13 @@ private:
     };
     struct Ask {
         ClaimId claim = 0;
+        PlaceId place = kAnyCpuPlace;
         std::vector<Piece> pieces;
         FetchDone done = nullptr;
         void *user = nullptr;
     };
     struct Grant {
+        PlaceId place = kAnyCpuPlace;
         std::vector<Piece> pieces;
         std::vector<std::unique_ptr<uint8_t[]>> copies;
     };

@@ -3,6 +3,7 @@
 // them, computed by one call of the kernel over whole arrays.
 #pragma once
 
+#include "fake_devices.h"
 #include "fake_tiers.h"
 #include "lib/update/kernels/kernels.h"
 #include "lib/update/optimizer.h"
@@ -47,7 +48,10 @@ struct Conditions {
     const stw_custom_update *custom = nullptr;
     double average_decay = 0.0;
     uint32_t state_dtype = STW_F32;
+    uint64_t device_window_blocks = 16;
 };
+
+constexpr PlaceId kDevice = 1;  // the one of the tests that computes
 
 struct Failure {
     TensorId tensor;
@@ -57,10 +61,15 @@ struct Failure {
 class World {
 public:
     explicit World(const Conditions &setup)
-        : random(setup.seed), tiers(kBlockBytes, setup.seed, setup.tier_threads), setup_(setup)
+        : random(setup.seed),
+          tiers(kBlockBytes, setup.seed, setup.tier_threads),
+          devices(tiers),
+          setup_(setup)
     {
         PipelineOptions options;
         options.tiers = &tiers;
+        options.devices = &devices;
+        options.device_windows = {{kDevice, setup.device_window_blocks * kBlockBytes}};
         options.thread_count = setup.threads;
         options.window_bytes = setup.window_blocks * kBlockBytes;
         options.failed = [](void *user, TensorId tensor, const Status &cause) {
@@ -83,6 +92,7 @@ public:
         optimizer.reset();
         EXPECT_TRUE(pipeline->close(UINT64_MAX).ok());
         EXPECT_EQ(tiers.faults(), "");
+        EXPECT_EQ(devices.faults(), "");
     }
 
     // Gradients and parameters have random contents; nothing else has.
@@ -123,6 +133,15 @@ public:
         const Status status = optimizer->add(&entry, 1);
         EXPECT_TRUE(status.ok()) << status.sentence();
         return entry;
+    }
+    // What stays of it from step to step is at home on the device.
+    void move_home(const Entry &entry)
+    {
+        for (const TensorId tensor : {entry.parameter, entry.gradient, entry.master, entry.average})
+            if (tensor != kNone) devices.move_home(tensor, kDevice);
+        for (uint32_t i = 0; i < entry.state_count; ++i) {
+            devices.move_home(entry.states[i], kDevice);
+        }
     }
     void give_gradient(const Entry &entry)
     {
@@ -208,6 +227,7 @@ public:
 
     std::mt19937_64 random;
     FakeTiers tiers;
+    FakeDevices devices;
     std::map<TensorId, Mirror> mirrors;
     Mutex failures_mutex;
     std::vector<Failure> failures;  // read when nothing is pending

@@ -346,12 +346,16 @@ TEST(Pipeline, RandomWorkAlwaysEnds)
         const Entry lone = world.make({20000, STW_F16, STW_BF16, 64});
         ASSERT_TRUE(other->add(&lone, 1).ok());
         entries.push_back(lone);
+        for (const Entry &entry : entries)
+            if (world.random() % 2 == 0) world.move_home(entry);
         for (int step = 0; step < 4; ++step) {
             for (const Entry &entry : entries) {
                 const uint64_t dice = world.random() % 8;
                 if (dice == 0) {
                     world.tiers.refuse(entry.gradient, world.random() % 20000, STW_ERROR_IO);
                 }
+                if (dice == 1) world.devices.fail_start();
+                if (dice == 2) world.devices.fail_scan();
                 if (dice > 4) continue;
                 Accumulation sum;
                 sum.gradient = entry.gradient;

@@ -25,6 +25,8 @@ void train(const Conditions &setup)
     ASSERT_TRUE(world.optimizer->set_hyper(0, hyper).ok());
     std::vector<Entry> entries;
     for (const Shape &shape : kShapes) entries.push_back(world.add(shape));
+    // On the host and on the device in turn, and some that change between steps.
+    for (size_t i = setup.seed % 3; i < entries.size(); i += 2) world.move_home(entries[i]);
     for (uint64_t step = 1; step <= 3; ++step) {
         hyper.lr *= 0.5;  // a schedule
         ASSERT_TRUE(world.optimizer->set_hyper(0, hyper).ok());
@@ -39,6 +41,7 @@ void train(const Conditions &setup)
             EXPECT_EQ(world.tiers.contents(entry.gradient), Contents::kEmpty);
             world.give_gradient(entry);
         }
+        world.move_home(entries[step]);
     }
 }
 

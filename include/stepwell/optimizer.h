@@ -75,7 +75,7 @@ typedef struct stw_optimizer_options {
     uint32_t state_dtype;            /* of the moments: F32, or BF16 (not with custom); 0: F32 */
     uint32_t flags;                  /* none yet */
     const stw_custom_update *custom; /* copied */
-    const stw_policy *state_policy;  /* copied; NULL: by preset */
+    const stw_policy *state_policy;  /* copied; NULL: by preset. Home says where they are updated */
     double ema_decay;                /* 0: none; else, below 1, a state "ema" follows the master */
 } stw_optimizer_options;
 #define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0 }

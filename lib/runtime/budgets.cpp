@@ -134,10 +134,12 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
         STW_TRY(blocks_of_budget(place, bytes, &change.after));
         budget_changes_ = true;
         change.before = static_cast<uint32_t>(core_.usage(place).budget_blocks);
+        places_[place].update_blocks = std::min(change.before, change.after);
     }
     Status status = change.after < change.before ? shrink(change) : grow(change);
     std::lock_guard<std::mutex> lock(mutex_);
     budget_changes_ = false;
+    places_[place].update_blocks = core_.usage(place).budget_blocks;
     ++progress_made_;
     progress_.notify_all();
     if (!status.ok()) return status;
@@ -178,13 +180,17 @@ Status Runtime::shrink(const BudgetChange &change)
     return status;
 }
 
-// A tier without any room cannot serve what was accepted before: updates, sums, copies.
+// A tier without any room cannot serve what was accepted before: updates, sums, copies. Nor can a
+// device that computes, with less than what an update works on at a time.
 Status Runtime::wait_for_claims(const BudgetChange &change)
 {
-    if (change.after > 0 || change.place == nvme_place_) return {};
+    if (change.place == nvme_place_) return {};
+    const Place &at = places_[change.place];
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!places_[change.place].cpu_access || others_work(change.place)) return {};
-    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+    const bool last = change.after == 0 && at.cpu_access && !others_work(change.place);
+    const bool computes = change.after < update::kPiecesMax && at.computes;
+    if (!last && !computes) return {};
+    for (uint32_t index = 0; last && index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);
         if (view.scratch == residency::kNone || view.access != STW_REDUCE) continue;

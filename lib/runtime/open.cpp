@@ -287,6 +287,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
         place.streams = std::make_unique<DeviceStreams>(place.ops, place.memory,
                                                         static_cast<uint32_t>(bytes / block_bytes_),
                                                         format_text("device %u", place.device));
+        place.update_blocks = bytes / block_bytes_;
         open_device_updates(place);
     }
     if (info.remark[0]) log_.print(STW_LOG_WARNING, place.ops->name, "%s", info.remark);

@@ -58,6 +58,7 @@ struct Place {
     std::unique_ptr<DeviceStreams> streams;  // null: its consumers have none
     bool computes = false;                   // updates, on a stream of its own
     uint32_t algorithms = 0;                 // those it knows: a bit for each number
+    uint64_t update_blocks = 0;              // its budget, or what that changes to if that is less
     uint64_t pinned_host_bytes = 0;          // from the beginning of the host tier
     std::string driver;
     std::string remark;

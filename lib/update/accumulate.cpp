@@ -154,12 +154,6 @@ void AccumulateJob::end()
 Status start(Pipeline::Parts &parts, const Accumulation &asked)
 {
     auto made = std::make_unique<AccumulateJob>(parts, asked);
-    PlaceId place = kAnyCpuPlace;
-    if (parts.options.devices != nullptr) {
-        const uint32_t others = made->only_zeros() ? 0 : 1;
-        place = parts.options.devices->place_for(Devices::kSum, &asked.gradient, 1, &asked.scratch,
-                                                 others);
-    }
     {
         MutexLock claiming(parts.claiming);
         {
@@ -172,13 +166,18 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
                                      kAccumulationsMax);
             }
             ++parts.accumulations;
-            parts.place_job(*made, place);
             parts.enqueue(*made);
         }
         AccumulateJob *job = made.release();  // its own from here on, see end()
         const TensorId tensors[] = {asked.gradient, asked.scratch};
         const ClaimId claim = parts.tiers.claim(tensors, job->turn_count);
+        PlaceId place = kAnyCpuPlace;
+        if (parts.options.devices != nullptr) {
+            place = parts.options.devices->place_for(Devices::kSum, tensors, 1, tensors + 1,
+                                                     job->turn_count - 1);
+        }
         MutexLock lock(parts.mutex);
+        parts.place_job(*job, place);
         parts.activate(*job, claim);
     }
     parts.pump();

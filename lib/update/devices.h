@@ -21,7 +21,8 @@ public:
 
     // The device that knows the algorithm (kSum: a sum) and where these are worked on: at home is
     // there what stays from step to step (`kept`), and all may be there; else kAnyCpuPlace. A
-    // function of policies, never of what is where: so all ranks of a program have the same answer.
+    // function of policies and budgets, never of what is where: so all ranks of a program have the
+    // same answer. Of tensors that are claimed: what they need stays there until the claim ends.
     virtual PlaceId place_for(uint32_t algorithm, const TensorId *kept, uint32_t kept_count,
                               const TensorId *others, uint32_t other_count) = 0;
 

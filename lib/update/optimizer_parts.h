@@ -48,7 +48,7 @@ struct ParameterJob final : Job {
     Status results(Chunk &chunk) override;
     void end() override;
 
-    // Of its next step. No step is pending; calls devices.
+    // Of its next step, which has its claim and has not begun; calls devices.
     [[nodiscard]] PlaceId find_place() const;
     void begin(StepPhase next);
     [[nodiscard]] std::vector<ElementRange> ranges() const;

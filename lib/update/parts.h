@@ -95,7 +95,7 @@ struct Job {
 
     Turn turns[kJobTensorsMax];  // set before it is queued, not changed while it is
     uint32_t turn_count = 0;
-    PlaceId place = kAnyCpuPlace;  // where it is worked on; set before it is queued
+    PlaceId place = kAnyCpuPlace;  // where it is worked on; set when it is claimed
     uint32_t window = 0;           // that place's
     ClaimId claim = 0;
     bool claimed = false;

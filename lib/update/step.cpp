@@ -113,10 +113,8 @@ void Optimizer::Parts::prepare(const StepOptions &options)
     step.scans_left = step.scans ? count : 0;
     step.result.updated = count;
     step.result.norm = std::numeric_limits<double>::quiet_NaN();
-    for (size_t i = 0; i < chosen.size(); ++i) {
-        ParameterJob *job = chosen[i];
+    for (ParameterJob *job : chosen) {
         job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
-        pipeline.place_job(*job, places[i]);
         for (Part *part : job->parts) {
             part->hyper = hyper_of(part->group);
             part->states_used = states_needed(part->hyper);
@@ -143,9 +141,6 @@ Status Optimizer::Parts::begin(const StepOptions &options)
     }
     versions.assign(gradients.size(), 0);
     places.assign(chosen.size(), kAnyCpuPlace);
-    if (pipeline.options.devices != nullptr) {
-        for (size_t i = 0; i < chosen.size(); ++i) places[i] = chosen[i]->find_place();
-    }
     bool goes_back = false;
     {
         MutexLock claiming(pipeline.claiming);
@@ -163,6 +158,10 @@ Status Optimizer::Parts::begin(const StepOptions &options)
             pipeline.tiers.versions(claim, gradients.data(),
                                     static_cast<uint32_t>(gradients.size()), versions.data());
         }
+        // With the claim: a device whose room goes now waits for those that were told it is there.
+        for (size_t i = 0; pipeline.options.devices != nullptr && i < chosen.size(); ++i) {
+            places[i] = chosen[i]->find_place();
+        }
         MutexLock lock(pipeline.mutex);
         goes_back = activate(claim);
         for (ParameterJob *job : chosen) pipeline.ask_measure(job->measure, options.wants_verdict);
@@ -179,6 +178,7 @@ bool Optimizer::Parts::activate(ClaimId claim)
     uint32_t measured = 0;
     for (size_t i = 0; i < chosen.size(); ++i) {
         ParameterJob &job = *chosen[i];
+        pipeline.place_job(job, places[i]);
         job.claim = claim;
         job.claimed = true;
         if (step.scans && job.take_measure(versions[i])) {

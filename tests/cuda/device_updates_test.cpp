@@ -332,6 +332,17 @@ TEST_F(CudaUpdates, AreTheSameInADeviceThatIsTooSmall)
     }
 }
 
+TEST_F(CudaUpdates, ADeviceWithoutRoomForAnUpdateHasNone)
+{
+    Setting setting;
+    setting.clip_norm = 0.5;
+    const Trained host = train(setting, Homes::kHost);
+    setting.device_blocks = 8;  // an update may work on 16 blocks
+    const Trained device = train(setting, Homes::kDevice);
+    EXPECT_EQ(device.launches, 0u);
+    expect_equal(host, device);
+}
+
 TEST_F(CudaUpdates, ContributionsAreSummedWhereTheGradientIsAtHome)
 {
     Setting setting;

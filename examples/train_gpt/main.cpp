@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // train_gpt: a GPT that trains in less memory than its states need. Opens the tiers, runs the
-// steps, closes with the table. One thread; the arithmetic has a pool. Of several ranks the first
+// steps, closes with the table. One thread; the arithmetic has its own. Of several ranks the first
 // one speaks.
 
-#include "gemm.h"
+#include "arithmetic.h"
 #include "model.h"
 #include "must.h"
 #include "options.h"
@@ -15,6 +15,7 @@
 #include "trainer.h"
 
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,19 +31,24 @@ void print_log(void *, uint32_t, const char *topic, const char *line)
 
 // Budgets that were left open. Tensors are kept in blocks, so a tier takes more than the sum of
 // their bytes; the nvme tier also holds what is being written anew.
-void complete_budgets(Options &options, const ModelSize &size, uint32_t ranks)
+void complete_budgets(Options &options, const ModelSize &size, const Arithmetic &arithmetic,
+                      uint32_t ranks)
 {
     constexpr uint64_t kFixedBytes = uint64_t{64} << 20;
     const uint64_t bytes = size.state_bytes / ranks + size.checkpoint_bytes;
     if (options.in_memory && options.device_bytes == 0)
         options.device_bytes = bytes + bytes / 4 + kFixedBytes;
+    // Updates of a GPU's tensors go through the host tier.
+    if (options.in_memory && !arithmetic.on_processor()) options.host_bytes = options.device_bytes;
     if (!options.nvme.empty() && options.nvme_bytes == 0)
         options.nvme_bytes = bytes + bytes / 2 + kFixedBytes;
 }
 
-stw_runtime *open_runtime(const Options &options, stw_group *group)
+stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, stw_group *group)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    device.driver =
+        options.device_driver.empty() ? arithmetic.device_driver() : options.device_driver.c_str();
     device.budget_bytes = options.device_bytes;
     std::vector<stw_nvme_options> nvme;
     for (const std::string &path : options.nvme) {
@@ -70,7 +76,7 @@ stw_runtime *open_runtime(const Options &options, stw_group *group)
     return opened;
 }
 
-void print_model(const Options &options, const ModelSize &size, const Workspace &space,
+void print_model(const Options &options, const ModelSize &size, const Arithmetic &arithmetic,
                  const Text &text, const Model &model, const Ranks &ranks)
 {
     constexpr double kMiB = 0x1p20;
@@ -92,10 +98,9 @@ void print_model(const Options &options, const ModelSize &size, const Workspace 
             "of the states\n",
             ranks.size(), options.batch / ranks.size(),
             static_cast<double>(model.own_state_bytes()) / kMiB);
-    std::printf("products     %u threads, OpenBLAS kernels %s\n", options.threads,
-                gemm_kernels().c_str());
+    std::printf("products     %s\n", arithmetic.name().c_str());
     std::printf("activations  %llu bytes outside Stepwell\n\n",
-                static_cast<unsigned long long>(space.bytes()));
+                static_cast<unsigned long long>(arithmetic.activation_bytes()));
     std::fflush(stdout);
 }
 
@@ -156,23 +161,19 @@ void run(Options options)
     const ModelOptions model_options = {shape, options.layers, options.seed,
                                         options.activations_in_stepwell};
     const ModelSize size = model_size(model_options);
-    complete_budgets(options, size, ranks.size());
-
     Text text;
     const std::string wrong = text.load(options.text, options.sequence);
     if (!wrong.empty()) give_up(wrong.c_str());
-    gemm_init();
-    Pool pool(options.threads);
-    Workspace space(shape, options.threads, options.activations_in_stepwell ? 0 : options.layers);
-    if (space.bytes() == 0)
-        give_up("no memory for the activations; take a smaller --batch, --sequence or --width");
+    const std::unique_ptr<Arithmetic> arithmetic =
+        make_arithmetic(options, shape, options.activations_in_stepwell ? 0 : options.layers);
+    complete_budgets(options, size, *arithmetic, ranks.size());
 
-    stw_runtime *runtime = open_runtime(options, ranks.group());
+    stw_runtime *runtime = open_runtime(options, *arithmetic, ranks.group());
     {
         const uint32_t tier = options.device_bytes != 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
         Model model(runtime, model_options);
-        Trainer trainer(runtime, model, space, pool, ranks, tier);
-        print_model(options, size, space, text, model, ranks);
+        Trainer trainer(runtime, model, *arithmetic, ranks, tier);
+        print_model(options, size, *arithmetic, text, model, ranks);
         trainer.check_fits();
         model.initialise();
         const std::vector<StepRecord> records = train(options, text, trainer, ranks);
@@ -180,7 +181,7 @@ void run(Options options)
         if (options.sample_bytes != 0)
             print_sample(trainer, options.prompt, options.sample_bytes, options.sequence,
                          options.seed);
-        Summary summary = summarise(runtime, options, records, space.bytes());
+        Summary summary = summarise(runtime, options, records, *arithmetic);
         summary.rank = ranks.rank();
         summary.ranks = ranks.size();
         summary.own_state_bytes = model.own_state_bytes();

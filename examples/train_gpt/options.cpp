@@ -43,6 +43,8 @@ void add_tier_options(CLI::App &app, Options &options)
              "budget of the nvme tier, all directories together; by default what the states need");
     add_size(app, "--block-bytes", options.block_bytes,
              "what tensors move in: 64KiB, 512KiB or 2MiB");
+    app.add_option("--device-driver", options.device_driver,
+                   "Stepwell's driver of the device tier: a name, or a module's absolute path");
     app.add_option("--nvme", options.nvme, "directory for the nvme tier; may be repeated")
         ->allow_extra_args(false);
     app.add_flag("--in-memory", options.in_memory,

@@ -18,6 +18,7 @@ struct Options {
     uint64_t nvme_bytes = 0;        // all of them together; 0: what the states need, and room
     uint64_t whole_bytes = 0;       // of gathered tensors; 0: half of the nearest tier
     uint64_t block_bytes = 0;       // 0: the library's choice, smaller with ranks
+    std::string device_driver;      // "": that of the arithmetic
     bool in_memory = false;
     bool activations_in_stepwell = true;
     bool ranks = false;      // those of the MPI job; the budgets are of each

@@ -177,7 +177,7 @@ void print_progress(const Options &options, uint32_t step, const StepRecord &rec
 }
 
 Summary summarise(stw_runtime *runtime, const Options &options,
-                  const std::vector<StepRecord> &records, uint64_t activation_bytes)
+                  const std::vector<StepRecord> &records, const Arithmetic &arithmetic)
 {
     Summary summary = {};
     const size_t first = first_counted(records.size());
@@ -201,9 +201,10 @@ Summary summarise(stw_runtime *runtime, const Options &options,
         if (exists[tier])
             must(stw_tier_stats_get(runtime, STW_TIER_DEVICE + tier, 0, &summary.tiers[tier]));
     }
-    summary.activation_bytes = activation_bytes;
-    summary.resident_limit_bytes =
-        options.device_bytes + options.host_bytes + activation_bytes + kOverheadBytes;
+    summary.activation_bytes = arithmetic.activation_bytes();
+    if (arithmetic.on_processor())
+        summary.resident_limit_bytes =
+            options.device_bytes + options.host_bytes + summary.activation_bytes + kOverheadBytes;
     summary.peak_resident_bytes = peak_resident_bytes();
     return summary;
 }
@@ -242,6 +243,7 @@ void print_summary(const Options &options, const Summary &summary)
                 summary.stall_seconds[4] * 1e3, summary.stall_seconds[5] * 1e3);
     std::printf("             and %.1f ms for the norm of all gradients, which the clip needs\n",
                 summary.verdict_seconds * 1e3);
+    if (summary.resident_limit_bytes == 0) return;
     std::printf("resident     peak %.1f MiB; device %.1f + host %.1f + activations %.1f + 48 = "
                 "%.1f MiB: %s\n",
                 static_cast<double>(summary.peak_resident_bytes) / kMiB,

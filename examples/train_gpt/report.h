@@ -40,7 +40,7 @@ struct Summary {
     LinkSummary links[kLinks];
     uint64_t peak_resident_bytes;
     uint64_t activation_bytes;
-    uint64_t resident_limit_bytes;
+    uint64_t resident_limit_bytes;  // 0: not known, with a driver of a GPU in the process
     uint32_t rank;
     uint32_t ranks;
     uint64_t own_state_bytes;  // of this rank
@@ -50,7 +50,7 @@ struct Summary {
 double median(std::vector<double> values);
 
 Summary summarise(stw_runtime *runtime, const Options &options,
-                  const std::vector<StepRecord> &records, uint64_t activation_bytes);
+                  const std::vector<StepRecord> &records, const Arithmetic &arithmetic);
 void print_summary(const Options &options, const Summary &summary);
 
 // "" or the sentence for the user.

@@ -6,12 +6,10 @@
 #include "trainer.h"
 
 #include "must.h"
-#include "views.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
 namespace train_gpt {
 
@@ -55,12 +53,11 @@ stw_link_stats link_stats(stw_runtime *runtime, uint32_t link)
 }
 
 // A gradient is what one rank wrote, or the sum of what all ranks did.
-Trainer::Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool,
-                 const Ranks &ranks, uint32_t tier)
+Trainer::Trainer(stw_runtime *runtime, Model &model, Arithmetic &arithmetic, const Ranks &ranks,
+                 uint32_t tier)
     : runtime_(runtime),
       model_(model),
-      space_(space),
-      pool_(pool),
+      arithmetic_(arithmetic),
       ranks_(ranks),
       tier_(tier),
       gradients_(ranks.size() > 1 ? STW_REDUCE : STW_WRITE)
@@ -116,10 +113,10 @@ StepRecord Trainer::step(const Schedule &schedule, uint32_t step, const uint8_t 
     StepRecord record = {};
     must(stw_step_begin(train_));
     forward(train_, model_.options().shape, tokens, true);
-    record.loss = head(targets);
+    head(targets);
     backward(tokens);
     record.verdict_seconds = update(schedule, step, &record.norm);
-    record.loss = ranks_.sum(record.loss);
+    record.loss = ranks_.sum(arithmetic_.loss());
     record.learning_rate = learning_rate_of(schedule, step);
     record.stats.struct_size = sizeof(record.stats);
     must(stw_step_end(train_, &record.stats));
@@ -139,27 +136,26 @@ void Trainer::forward(stw_phase *phase, const Shape &shape, const uint8_t *token
          ++position)
         prefetch(position);
 
-    Views tables(tier_);
+    Views tables = empty_views();
     tables.add(model_.parameter(kTokens), STW_READ);
     tables.add(model_.parameter(kPositions), STW_READ);
     tables.fetch(runtime_, phase);
-    embed(pool_, space_, shape, tokens, tables[0], tables[1]);
+    arithmetic_.embed(shape, tokens, tables[0], tables[1]);
     tables.release_all(STW_RELEASE_NEAR);
 
-    Block block(pool_, space_, shape);
     for (uint32_t index = 0; index < model_.options().layers; ++index)
-        forward_layer(phase, block, index, training);
+        forward_layer(phase, shape, index, training);
 }
 
-void Trainer::forward_layer(stw_phase *phase, Block &block, uint32_t index, bool training)
+void Trainer::forward_layer(stw_phase *phase, const Shape &shape, uint32_t index, bool training)
 {
     const uint32_t layers = model_.options().layers;
-    Views parameters(tier_);
+    Views parameters = empty_views();
     parameters.add(model_.layer(index).parameters, kSlots, STW_READ);
     parameters.fetch(runtime_, phase);
     if (training || index + kLookAhead < layers) prefetch(index + kLookAhead);
     if (training) keep_input(index);
-    block.forward(weights_in(parameters));
+    arithmetic_.forward(shape, weights_in(parameters));
     // Backward starts with the layer that forward ends with.
     const bool turn = training && index + kLookAhead >= layers;
     parameters.release_all(turn ? STW_RELEASE_NEAR : 0);
@@ -168,24 +164,23 @@ void Trainer::forward_layer(stw_phase *phase, Block &block, uint32_t index, bool
 // The input of each block is all that backward gets from forward.
 void Trainer::keep_input(uint32_t index)
 {
-    const uint64_t elements =
-        uint64_t{model_.options().shape.rows()} * model_.options().shape.width;
+    const Shape &shape = model_.options().shape;
     stw_tensor *checkpoint = model_.layer(index).checkpoint;
     if (checkpoint == nullptr) {
-        std::copy_n(space_.stream, elements, space_.checkpoints + index * elements);
+        arithmetic_.keep_input(shape, arithmetic_.checkpoint(index));
         return;
     }
-    Views input(tier_);
+    Views input = empty_views();
     input.add(checkpoint, STW_WRITE);
     input.fetch(runtime_, train_);
-    std::copy_n(space_.stream, elements, input[0]);
+    arithmetic_.keep_input(shape, input[0]);
     input.release_all(0);
 }
 
-double Trainer::head(const uint8_t *targets)
+void Trainer::head(const uint8_t *targets)
 {
     const Shape &shape = model_.options().shape;
-    Views views(tier_);
+    Views views = empty_views();
     views.add(model_.parameter(kFinalGain), STW_READ);
     views.add(model_.parameter(kFinalBias), STW_READ);
     views.add(model_.parameter(kTokens), STW_READ);
@@ -194,63 +189,60 @@ double Trainer::head(const uint8_t *targets)
     views.add(model_.gradient(kTokens), STW_REDUCE);
     views.fetch(runtime_, train_);
     const HeadWeights weights = {views[0], views[1], views[2]};
-    head_forward(pool_, space_, shape, weights);
+    arithmetic_.head_forward(shape, weights);
     // The mean over the whole batch, so that ranks add up to the gradients that one rank has.
-    const double loss = head_loss(pool_, space_, shape, targets, shape.rows() * ranks_.size());
-    head_backward(pool_, space_, shape, weights, {views[3], views[4], views[5]});
+    arithmetic_.head_backward(shape, weights, {views[3], views[4], views[5]}, targets,
+                              shape.rows() * ranks_.size());
     views.release(0, 5, 0);
     // The table is used twice, so its gradient has two parts: the embedding adds the other one.
     views.release(5, 1, STW_RELEASE_MORE);
-    return loss;
 }
 
 void Trainer::backward(const uint8_t *tokens)
 {
-    Block block(pool_, space_, model_.options().shape);
-    for (uint32_t index = model_.options().layers; index-- > 0;) backward_layer(block, index);
+    for (uint32_t index = model_.options().layers; index-- > 0;) backward_layer(index);
 
-    Views reduced(tier_);
+    Views reduced = empty_views();
     reduced.add(model_.gradient(kTokens), STW_REDUCE);
     reduced.add(model_.gradient(kPositions), gradients_);
     reduced.fetch(runtime_, train_);
-    embed_gradient(pool_, space_, model_.options().shape, tokens, reduced[0], reduced[1]);
+    arithmetic_.embed_gradient(model_.options().shape, tokens, reduced[0], reduced[1]);
     reduced.release_all(0);
 }
 
-void Trainer::backward_layer(Block &block, uint32_t index)
+void Trainer::backward_layer(uint32_t index)
 {
     constexpr uint32_t kMlpSlots = kSlots - kAttentionSlots;
     const Layer &layer = model_.layer(index);
-    const uint64_t elements =
-        uint64_t{model_.options().shape.rows()} * model_.options().shape.width;
+    const Shape &shape = model_.options().shape;
 
-    Views views(tier_);
+    Views views = empty_views();
     views.add(layer.parameters, kSlots, STW_READ);
     if (layer.checkpoint != nullptr) views.add(layer.checkpoint, STW_READ);
     views.fetch(runtime_, train_);
     prefetch(2 * model_.options().layers - 1 - index + kLookAhead);
     const Weights weights = weights_in(views);
     const float *input =
-        layer.checkpoint != nullptr ? views[kSlots] : space_.checkpoints + index * elements;
-    block.recompute(weights, input);
+        layer.checkpoint != nullptr ? views[kSlots] : arithmetic_.checkpoint(index);
+    arithmetic_.recompute(shape, weights, input);
 
     // The gradients come into being half a layer at a time: half the room is pinned. On one rank
     // they are written in place, and to the last element: nothing is read and no zeros are made.
     Gradients gradients = {};
-    Views mlp(tier_);
+    Views mlp = empty_views();
     mlp.add(layer.gradients + kAttentionSlots, kMlpSlots, gradients_);
     mlp.fetch(runtime_, train_);
     for (uint32_t i = 0; i < kMlpSlots; ++i) gradients[kAttentionSlots + i] = mlp[i];
-    block.backward_mlp(weights, gradients);
+    arithmetic_.backward_mlp(shape, weights, gradients);
     mlp.release_all(0);
     // The next to touch these parameters is the update.
     views.release(kAttentionSlots, kMlpSlots, STW_RELEASE_FAR);
 
-    Views attention(tier_);
+    Views attention = empty_views();
     attention.add(layer.gradients, kAttentionSlots, gradients_);
     attention.fetch(runtime_, train_);
     for (uint32_t i = 0; i < kAttentionSlots; ++i) gradients[i] = attention[i];
-    block.backward_attention(weights, gradients, input);
+    arithmetic_.backward_attention(shape, weights, gradients, input);
     attention.release_all(0);
     views.release(0, kAttentionSlots, STW_RELEASE_FAR);
     if (layer.checkpoint != nullptr) views.release(kSlots, 1, STW_RELEASE_DISCARD);
@@ -285,15 +277,15 @@ const float *Trainer::predict(const uint8_t *tokens, uint32_t count)
     shape.sequence = count;
     must(stw_step_begin(predict_));
     forward(predict_, shape, tokens, false);
-    Views views(tier_);
+    Views views = empty_views();
     views.add(model_.parameter(kFinalGain), STW_READ);
     views.add(model_.parameter(kFinalBias), STW_READ);
     views.add(model_.parameter(kTokens), STW_READ);
     views.fetch(runtime_, predict_);
-    head_forward(pool_, space_, shape, {views[0], views[1], views[2]});
+    arithmetic_.head_forward(shape, {views[0], views[1], views[2]});
     views.release_all(0);
     must(stw_step_end(predict_, nullptr));
-    return space_.logits + uint64_t{count - 1} * kVocabulary;
+    return arithmetic_.logits(count - 1);
 }
 
 }  // namespace train_gpt

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One training step over the tiers: what is fetched when, how far ahead, and how it is given back.
-// Owns the phases; runs on one thread, the products on the pool's.
+// Owns the phases; runs on one thread.
 
 #ifndef TRAIN_GPT_TRAINER_H
 #define TRAIN_GPT_TRAINER_H
 
+#include "arithmetic.h"
 #include "model.h"
 #include "ranks.h"
+#include "views.h"
 
 #include <stepwell/stepwell.h>
 
@@ -42,7 +44,7 @@ double learning_rate_of(const Schedule &schedule, uint32_t step);
 class Trainer {
 public:
     // tier: where the arithmetic reads and writes, STW_TIER_DEVICE or STW_TIER_HOST.
-    Trainer(stw_runtime *runtime, Model &model, Workspace &space, Pool &pool, const Ranks &ranks,
+    Trainer(stw_runtime *runtime, Model &model, Arithmetic &arithmetic, const Ranks &ranks,
             uint32_t tier);
     ~Trainer();
     Trainer(const Trainer &) = delete;
@@ -57,19 +59,19 @@ public:
     const float *predict(const uint8_t *tokens, uint32_t count);
 
 private:
+    Views empty_views() const { return {tier_, arithmetic_.stream()}; }
     void prefetch(uint32_t position);
     void forward(stw_phase *phase, const Shape &shape, const uint8_t *tokens, bool training);
-    void forward_layer(stw_phase *phase, Block &block, uint32_t index, bool training);
+    void forward_layer(stw_phase *phase, const Shape &shape, uint32_t index, bool training);
     void keep_input(uint32_t index);
-    double head(const uint8_t *targets);
+    void head(const uint8_t *targets);
     void backward(const uint8_t *tokens);
-    void backward_layer(Block &block, uint32_t index);
+    void backward_layer(uint32_t index);
     double update(const Schedule &schedule, uint32_t step, double *norm_out);
 
     stw_runtime *runtime_;  // not owned, none of these: all outlive the trainer
     Model &model_;
-    Workspace &space_;
-    Pool &pool_;
+    Arithmetic &arithmetic_;
     const Ranks &ranks_;
     const uint32_t tier_;
     const uint32_t gradients_;  // how they are fetched

@@ -27,7 +27,8 @@ class Views {
 public:
     static constexpr uint32_t kMax = 16;
 
-    explicit Views(uint32_t tier) : tier_(tier) {}
+    // stream: where the work on the views is enqueued, at a tier that has streams.
+    Views(uint32_t tier, void *stream) : tier_(tier), stream_(stream) {}
     Views(const Views &) = delete;
     Views &operator=(const Views &) = delete;
 
@@ -39,11 +40,11 @@ public:
     {
         for (uint32_t i = 0; i < n; ++i) add(tensors[i], access);
     }
-    // All or nothing; returns when the bytes are there.
+    // All or nothing; the bytes are there for what comes next on the stream.
     void fetch(stw_runtime *runtime, stw_phase *phase)
     {
         stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-        options.stream = STW_STREAM_HOST;
+        options.stream = stream_;
         options.phase = phase;
         must(stw_fetch(runtime, &options, requests_.data(), count_, views_.data()));
     }
@@ -51,12 +52,13 @@ public:
     float *operator[](uint32_t index) const { return static_cast<float *>(views_[index].pointer); }
     void release(uint32_t begin, uint32_t n, uint32_t flags)
     {
-        must(stw_release(views_.data() + begin, n, STW_STREAM_HOST, flags));
+        must(stw_release(views_.data() + begin, n, stream_, flags));
     }
     void release_all(uint32_t flags) { release(0, count_, flags); }
 
 private:
     const uint32_t tier_;
+    void *const stream_;
     uint32_t count_ = 0;
     std::array<stw_fetch_request, kMax> requests_;
     std::array<stw_view, kMax> views_;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a kernel is to the test double of the CUDA driver: three functions that the process, or the
- * library named by STW_CUDA_DOUBLE_KERNELS, exports under the names below. They say what a launch
- * touches, so that its order can be checked, and do on the host what the kernel does on a device.
+ * What a kernel is to the test double of the CUDA driver: three functions that the process, or one
+ * of the libraries named by STW_CUDA_DOUBLE_KERNELS, with colons between, exports under the names
+ * below. They say what a launch touches, so that its order can be checked, and do on the host what
+ * the kernel does on a device.
  */
 #ifndef STW_CUDA_DOUBLE_KERNEL_H
 #define STW_CUDA_DOUBLE_KERNEL_H

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include <dlfcn.h>
 
@@ -15,21 +16,27 @@ namespace {
 
 constexpr uint32_t kArgumentsMax = 64;
 
-void *library_of_kernels()
+const std::vector<void *> &libraries_of_kernels()
 {
-    static void *const library = [] {
-        const char *path = std::getenv("STW_CUDA_DOUBLE_KERNELS");
-        return path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+    static const std::vector<void *> libraries = [] {
+        std::vector<void *> opened;
+        const char *paths = std::getenv("STW_CUDA_DOUBLE_KERNELS");
+        std::istringstream list(paths != nullptr ? paths : "");
+        for (std::string path; std::getline(list, path, ':');) {
+            void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+            if (library != nullptr) opened.push_back(library);
+        }
+        return opened;
     }();
-    return library;
+    return libraries;
 }
 
 template <class Type> void look_up(const char *prefix, const std::string &name, Type **function_out)
 {
     const std::string symbol = "stw_double_" + (prefix + name);
     void *found = dlsym(RTLD_DEFAULT, symbol.c_str());
-    if (found == nullptr && library_of_kernels() != nullptr)
-        found = dlsym(library_of_kernels(), symbol.c_str());
+    for (void *library : libraries_of_kernels())
+        if (found == nullptr) found = dlsym(library, symbol.c_str());
     *function_out = reinterpret_cast<Type *>(found);
 }
 

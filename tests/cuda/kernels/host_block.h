@@ -14,7 +14,6 @@ public:
     HostBlock(uint32_t index, uint32_t count, uint32_t threads)
         : index_(index), count_(count), threads_(threads)
     {
-        std::memset(memory_, 0xFF, sizeof(memory_));
     }
     [[nodiscard]] uint32_t index() const { return index_; }
     [[nodiscard]] uint32_t count() const { return count_; }
@@ -27,6 +26,8 @@ public:
     template <class T> T &shared()
     {
         static_assert(sizeof(T) <= sizeof(memory_));
+        if (!used_) std::memset(memory_, 0xFF, sizeof(T));
+        used_ = true;
         return *reinterpret_cast<T *>(memory_);
     }
 
@@ -34,7 +35,8 @@ private:
     uint32_t index_;
     uint32_t count_;
     uint32_t threads_;
-    alignas(16) unsigned char memory_[8192];
+    bool used_ = false;  // a kernel has one struct of it
+    alignas(16) unsigned char memory_[24576];
 };
 
 template <class Body> void run_grid(uint32_t blocks, uint32_t threads, const Body &body)

@@ -60,6 +60,21 @@ void Results::time(const std::string &name, const std::vector<double> &ns, doubl
     add(begin_of(name, median(ns), "ns", limit, ratios) + rest);
 }
 
+void Results::step(const std::string &name, const std::string &against, double wanted, bool ok,
+                   const std::vector<Pair> &pairs)
+{
+    std::vector<double> ours, bounds, ratios;
+    for (const Pair &pair : pairs) {
+        ours.push_back(pair.ours * 1e3);
+        bounds.push_back(pair.reference * 1e3);
+        ratios.push_back(pair.reference / pair.ours);
+    }
+    char rest[128];
+    std::snprintf(rest, sizeof rest, ", \"reference_value\": %.4g, \"wanted\": %.3g, \"ok\": %s}",
+                  median(bounds), wanted, ok && median(ratios) >= wanted ? "true" : "false");
+    add(begin_of(name, median(ours), "ms", against, ratios) + rest);
+}
+
 void Results::add(const std::string &line)
 {
     lines_.push_back(line);

@@ -28,6 +28,10 @@ public:
     // that.
     void time(const std::string &name, const std::vector<double> &ns, double wanted_ns,
               uint64_t driver_calls);
+    // Milliseconds of steps, and the ratio of what they cannot be shorter than to them. `ok`: what
+    // else must hold.
+    void step(const std::string &name, const std::string &against, double wanted, bool ok,
+              const std::vector<Pair> &pairs);
 
 private:
     void add(const std::string &line);

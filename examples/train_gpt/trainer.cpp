@@ -115,7 +115,7 @@ StepRecord Trainer::step(const Schedule &schedule, uint32_t step, const uint8_t 
     forward(train_, model_.options().shape, tokens, true);
     head(targets);
     backward(tokens);
-    record.verdict_seconds = update(schedule, step, &record.norm);
+    if (schedule.updates) record.verdict_seconds = update(schedule, step, &record.norm);
     record.loss = ranks_.sum(arithmetic_.loss());
     record.learning_rate = learning_rate_of(schedule, step);
     record.stats.struct_size = sizeof(record.stats);

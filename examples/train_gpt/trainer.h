@@ -37,6 +37,7 @@ struct Schedule {
     uint32_t steps;
     double learning_rate;
     double clip_norm;
+    bool updates = true;  // else forward and backward alone, for a measurement
 };
 // Linear warm-up, then half a cosine down to a tenth. step counts from 0.
 double learning_rate_of(const Schedule &schedule, uint32_t step);

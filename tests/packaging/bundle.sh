@@ -17,7 +17,10 @@ moved=$safe/moved
 
 # As on another machine. The double has nothing beside it.
 alone() { (cd "$safe" && env -i PATH=/usr/bin:/bin HOME="$safe" "$@"); }
-on_double() { alone LD_LIBRARY_PATH="$safe/double" "$@"; }
+on_double() {
+    alone LD_LIBRARY_PATH="$safe/double" \
+        STW_CUDA_DOUBLE_KERNELS="$safe/double/libtrain-gpt-double-kernels.so" "$@"
+}
 # status_of STATUS COMMAND...: what it said, when that is its exit status.
 status_of() {
     local status=0 said
@@ -29,7 +32,7 @@ status_of() {
 made() {
     python3 -B "$source/scripts/bundle" --build "$build" --out "$work/dist" --level 1
     mkdir "$safe/double"
-    cp "$build/tests/cuda/double/libcuda.so.1" "$safe/double"
+    cp "$build/tests/cuda/double/libcuda.so.1" "$build"/tests/cuda/train_gpt/*-kernels.so "$safe/double"
     tar -xzf "$work"/dist/stepwell-bundle-*.tar.gz -C "$safe"
     mv "$safe"/stepwell-bundle-* "$moved"
 }
@@ -64,7 +67,10 @@ summary = json.load(open(sys.argv[1], encoding="utf-8"))
 assert all(step["verdict"] == "passed" for step in summary["steps"]), summary["steps"]
 names = {result["name"] for result in summary["results"]}
 wanted = {f"cuda.{what}.{size}" for what in ("h2d", "d2h", "both") for size in ("64k", "1m", "16m")}
-assert names == wanted | {"cuda.fetch_hit", "cuda.nvme"}, names
+wanted |= {f"cuda.overlap.{what}" for what in ("even", "compute", "copies")}
+assert names == wanted | {"cuda.fetch_hit", "cuda.nvme", "cuda.train"}, names
+done = {step["name"] for step in summary["steps"]}
+assert {"gpt", "gpt.nvme", "gpt.same", "overlap", "train"} <= done, done
 assert {"memcheck", "racecheck", "initcheck"} <= {one["name"] for one in summary["not_measured"]}
 PYTHON
 }
@@ -78,7 +84,8 @@ refuses_what_others_may_write() {
 
 if ! command -v patchelf >/dev/null; then
     skip "the bundle" "patchelf is not installed"
-elif [[ ! -e $build/tests/cuda/double/libcuda.so.1 || ! -x $build/bench/cuda_copies ]]; then
+elif [[ ! -e $build/tests/cuda/double/libcuda.so.1 || ! -x $build/bench/cuda_copies ||
+    ! -x $build/bench/cuda_train ]]; then
     skip "the bundle" "this build has no module cuda, or no benches"
 else
     check "it is made from a build, and unpacked under another name" made

@@ -36,6 +36,11 @@ void Runtime::swap_memory(Commands &out)
 {
     for (const residency::Swap &swap : out.swaps) {
         const Place &place = places_[swap.place];
+        if (place.slot_memory) {
+            place.slot_memory->give(swap.bare);
+            place.slot_memory->take(swap.backed);
+            continue;
+        }
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         (void)place.ops->give_back(place.memory, swap.bare, 1);
         // What is refused here comes with the first touch.
@@ -246,6 +251,7 @@ Status Runtime::shrink_store(const BudgetChange &change)
 Status Runtime::give_memory_back(const BudgetChange &change)
 {
     const Place &place = places_[change.place];
+    if (place.slot_memory) return give_slots_back(change);
     for (bool first = true;; first = false) {
         stw_status code = STW_OK;
         bool done = false;
@@ -274,6 +280,60 @@ Status Runtime::give_memory_back(const BudgetChange &change)
     }
 }
 
+Status Runtime::go_on_with(const BudgetChange &change) const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    STW_TRY(interrupted_since(change.begin));
+    if (now() < change.deadline) return {};
+    return Status::error(STW_ERROR_TIMEOUT,
+                         "%s still waited for work of streams in its blocks when the timeout "
+                         "passed; its budget is what it was",
+                         core_.place_name(change.place).c_str());
+}
+
+// Of a device with streams: its work has to end first, for which nobody waits under the lock.
+Status Runtime::give_slots_back(const BudgetChange &change)
+{
+    SlotMemory &memory = *places_[change.place].slot_memory;
+    act([&](Core &core, Commands &) {
+        for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
+            memory.give(slot);
+    });
+    Status status = memory.settle([&] { return go_on_with(change); });
+    if (status.ok()) return {};
+    // What was not given yet is there still, so this waits for nothing.
+    act([&](Core &core, Commands &out) {
+        const uint32_t backed = core.backed_slots(change.place);
+        const uint32_t wanted = change.before - std::min(change.before, backed);
+        for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
+        core.set_budget(change.place, change.before, out);
+    });
+    (void)memory.settle([&] { return go_on_with(change); });
+    return status;
+}
+
+Status Runtime::take_slots_back(const BudgetChange &change)
+{
+    SlotMemory &memory = *places_[change.place].slot_memory;
+    act([&](Core &core, Commands &) {
+        const uint32_t backed = core.backed_slots(change.place);
+        const uint32_t wanted = change.after - std::min(change.after, backed);
+        for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
+    });
+    Status status = memory.settle([&] { return go_on_with(change); });
+    if (status.ok()) return {};
+    act([&](Core &core, Commands &) {  // the budget is still that of before
+        for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
+            memory.give(slot);
+    });
+    (void)memory.settle([&] { return go_on_with(change); });
+    ErrorDetail &detail = status.mutable_detail();
+    detail.sentence =
+        format_text("%s cannot grow to %s: %s", core_.place_name(change.place).c_str(),
+                    bytes_text(change.after * block_bytes_).c_str(), detail.sentence.c_str());
+    return status;
+}
+
 Status Runtime::grow(const BudgetChange &change)
 {
     Status status;
@@ -292,6 +352,7 @@ Status Runtime::grow(const BudgetChange &change)
 Status Runtime::take_memory_back(const BudgetChange &change)
 {
     const Place &place = places_[change.place];
+    if (place.slot_memory) return take_slots_back(change);
     for (bool done = false; !done;) {
         stw_status code = STW_OK;
         stw_driver_error error = STW_DRIVER_ERROR_INIT;

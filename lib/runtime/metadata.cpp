@@ -25,6 +25,7 @@ uint64_t Runtime::metadata_bytes() const
     uint64_t streams = 0;
     for (const Place &place : places_) {
         if (place.streams) streams += place.streams->metadata_bytes();
+        if (place.slot_memory) streams += place.slot_memory->metadata_bytes();
     }
     return streams + core_.metadata_bytes() + engine_->metadata_bytes() +
            timeline_->metadata_bytes() + trace_.metadata_bytes() + views_.metadata_bytes() +

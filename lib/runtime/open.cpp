@@ -290,6 +290,11 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
         place.update_blocks = bytes / block_bytes_;
         open_device_updates(place);
     }
+    if (place.streams && (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0) {
+        place.slot_memory = std::make_unique<SlotMemory>(
+            place.ops, place.memory, place.streams.get(),
+            static_cast<uint32_t>(bytes / block_bytes_), format_text("device %u", place.device));
+    }
     if (info.remark[0]) log_.print(STW_LOG_WARNING, place.ops->name, "%s", info.remark);
     return {};
 }

@@ -15,6 +15,7 @@
 #include "lib/runtime/handles.h"
 #include "lib/runtime/planner.h"
 #include "lib/runtime/scratch.h"
+#include "lib/runtime/slot_memory.h"
 #include "lib/runtime/streams.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
@@ -55,11 +56,12 @@ struct Place {
     char *base = nullptr;
     bool cpu_access = false;
     bool maps = false;
-    std::unique_ptr<DeviceStreams> streams;  // null: its consumers have none
-    bool computes = false;                   // updates, on a stream of its own
-    uint32_t algorithms = 0;                 // those it knows: a bit for each number
-    uint64_t update_blocks = 0;              // its budget, or what that changes to if that is less
-    uint64_t pinned_host_bytes = 0;          // from the beginning of the host tier
+    std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
+    std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
+    bool computes = false;                    // updates, on a stream of its own
+    uint32_t algorithms = 0;                  // those it knows: a bit for each number
+    uint64_t update_blocks = 0;       // its budget, or what that changes to if that is less
+    uint64_t pinned_host_bytes = 0;   // from the beginning of the host tier
     std::string driver;
     std::string remark;
 };
@@ -681,6 +683,9 @@ private:
         residency::Instant begin = 0;
         residency::Instant deadline = 0;
     };
+    Status go_on_with(const BudgetChange &change) const;
+    Status give_slots_back(const BudgetChange &change);
+    Status take_slots_back(const BudgetChange &change);
     [[nodiscard]] bool others_work(residency::PlaceId place) const;
     Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const;
     Status wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,

@@ -91,6 +91,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
         }
         const bool writes = range.access != STW_READ;
         const SlotRange slots = slots_of(at, pointer, sum_bytes(range));
+        if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         // The zeros that a sum begins with are a copy of ours.
         if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
         STW_TRY(at.streams->begin(id, slots, writes));
@@ -104,7 +105,9 @@ Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, 
     auto *runtime = static_cast<Runtime *>(user);
     const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
-    return at.streams->before_copy(runtime->slots_of(at, pointer, bytes), writes);
+    const SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+    return at.streams->before_copy(slots, writes);
 }
 
 uint64_t Runtime::device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,

@@ -284,7 +284,7 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
     (void)end_epoch(id);
 }
 
-Status DeviceStreams::before_copy(SlotRange slots, bool writes)
+Status DeviceStreams::order_copies(SlotRange slots, bool writes)
 {
     STW_ASSERT(slots.first + slots.count <= slots_);
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -305,13 +305,28 @@ Status DeviceStreams::before_copy(SlotRange slots, bool writes)
         if (code < 0) return failed(code, "A copy");
         stream.copies_behind = mark.value().epoch;
     }
-    if (!writes) return {};
+    return {};
+}
+
+Status DeviceStreams::before_copy(SlotRange slots, bool writes)
+{
+    STW_TRY(order_copies(slots, writes));
     // Whoever gets what the copy brings comes behind it, or it is over by then.
+    if (writes) forget(slots);
+    return {};
+}
+
+Status DeviceStreams::copies_behind(SlotRange slots)
+{
+    return order_copies(slots, true);
+}
+
+void DeviceStreams::forget(SlotRange slots)
+{
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         written_[slot].store(0, std::memory_order_relaxed);
         read_[slot].store(0, std::memory_order_relaxed);
     }
-    return {};
 }
 
 uint64_t DeviceStreams::copy_started(SlotRange slots, uint64_t mark)

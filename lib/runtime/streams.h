@@ -59,6 +59,10 @@ public:
     void end(Id stream, SlotRange slots, bool wrote) noexcept;
     // A copy out of the slots or, with `writes`, into them is about to begin.
     Status before_copy(SlotRange slots, bool writes);
+    // Copies that begin from now on come behind all that was done in the slots.
+    Status copies_behind(SlotRange slots);
+    // Nobody comes behind anything in the slots: all of it is over.
+    void forget(SlotRange slots);
     // One into them is enqueued, with this mark of the driver's behind it; returns its number.
     uint64_t copy_started(SlotRange slots, uint64_t mark);
     // And is over: nobody needs to come behind it any more.
@@ -109,6 +113,7 @@ private:
     Status end_epoch(Id stream);
     void keep_mark(Id stream, Mark mark);
     Status await_own(SlotRange slots, bool writes);
+    Status order_copies(SlotRange slots, bool writes);
     Result<Mark> mark_behind(Id stream, uint64_t epoch);
     Status failed(stw_status code, const char *what) const;
 

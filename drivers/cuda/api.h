@@ -60,6 +60,7 @@ struct Api {
     int (*stream_context)(StreamHandle stream, ContextHandle *context);
     int (*event_create)(EventHandle *event, unsigned flags);
     int (*event_record)(EventHandle event, StreamHandle stream);
+    int (*event_query)(EventHandle event);
     int (*event_synchronize)(EventHandle event);
     int (*event_destroy)(EventHandle event);
     int (*device_attribute)(int *value, int attribute, int device);

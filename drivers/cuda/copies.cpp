@@ -61,4 +61,15 @@ int Copies::after(uint64_t mark)
     return kSuccess;
 }
 
+int Copies::mark(std::vector<uint64_t> *marks_out)
+{
+    for (Lane *lane : {&in_, &out_}) {
+        const MutexLock lock(lane->mutex);
+        uint64_t mark = 0;
+        if (const int error = marks_.make(lane->stream, &mark)) return error;
+        marks_out->push_back(mark);
+    }
+    return kSuccess;
+}
+
 }  // namespace stepwell::drivers::cuda

@@ -8,6 +8,7 @@
 #include "drivers/cuda/marks.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace stepwell::drivers::cuda {
 
@@ -27,6 +28,8 @@ public:
     int zero(Address to, uint64_t bytes, uint64_t *mark_out);
     // What is begun from now on comes behind the mark.
     int after(uint64_t mark);
+    // Behind all that was begun, and behind what that came after: one for each direction.
+    int mark(std::vector<uint64_t> *marks_out);
 
 private:
     struct Lane {

@@ -125,11 +125,23 @@ stw_status cuda_zero_start(stw_memory *memory, void *destination, uint64_t bytes
     });
 }
 
+stw_status cuda_give_back(stw_memory *memory, uint32_t first_block, uint32_t count)
+{
+    return guard_open(nullptr, [&] { return of(memory)->give_back(first_block, count); });
+}
+
+stw_status cuda_take_back(stw_memory *memory, uint32_t first_block, uint32_t count,
+                          stw_driver_error *error_out)
+{
+    return guard_open(error_out,
+                      [&] { return of(memory)->take_back(first_block, count, error_out); });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kName,
-    STW_MEMORY_STREAMS | STW_MEMORY_UPDATES,
+    STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -139,8 +151,8 @@ constexpr stw_memory_ops kOps = {
     nullptr,
     nullptr,
     nullptr,
-    nullptr,
-    nullptr,
+    cuda_give_back,
+    cuda_take_back,
     cuda_check_stream,
     cuda_mark,
     cuda_copies_after,

@@ -41,6 +41,7 @@ const char *take(void *handle, Api *api)
     take("cuStreamGetCtx", &api->stream_context);
     take("cuEventCreate", &api->event_create);
     take("cuEventRecord", &api->event_record);
+    take("cuEventQuery", &api->event_query);
     take("cuEventSynchronize", &api->event_synchronize);
     take("cuEventDestroy_v2", &api->event_destroy);
     take("cuDeviceGetAttribute", &api->device_attribute);
@@ -51,6 +52,22 @@ const char *take(void *handle, Api *api)
     take("cuModuleGetFunction", &api->module_function);
     take("cuLaunchKernel", &api->launch);
     return take.lacks();
+}
+
+// What came with CUDA 10.2; its absence is no error.
+void take(void *handle, MappingApi *api)
+{
+    Functions take(handle);
+    take("cuDeviceGetAttribute", &api->attribute);
+    take("cuMemGetAllocationGranularity", &api->granularity);
+    take("cuMemAddressReserve", &api->reserve);
+    take("cuMemAddressFree", &api->unreserve);
+    take("cuMemCreate", &api->create);
+    take("cuMemRelease", &api->release);
+    take("cuMemMap", &api->map);
+    take("cuMemUnmap", &api->unmap);
+    take("cuMemSetAccess", &api->set_access);
+    api->there = take.lacks() == nullptr;
 }
 
 }  // namespace
@@ -92,6 +109,7 @@ stw_status load(Library *library_out, stw_driver_error *error_out)
                     "'%s' has no function %s, so it is too old; a driver of CUDA 11 is the oldest "
                     "that can be used.",
                     kName, lacks);
+    take(handle, &library_out->mapping);
     const int error = library_out->api.init(0);
     if (error != kSuccess)
         return fail(

@@ -4,7 +4,7 @@
 
 #include <stepwell/driver.h>
 
-#include "drivers/cuda/api.h"
+#include "drivers/cuda/mapping_api.h"
 
 #include <string>
 
@@ -12,6 +12,7 @@ namespace stepwell::drivers::cuda {
 
 struct Library {
     Api api = {};
+    MappingApi mapping = {};
     int version = 0;  // 1000 x major + 10 x minor, of what the driver supports
 
     // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"

@@ -73,4 +73,11 @@ int Marks::wait_here(uint64_t mark)
     return event ? context_.api().event_synchronize(event) : int{kInvalidHandle};
 }
 
+int Marks::passed(uint64_t mark)
+{
+    const MutexLock lock(mutex_);
+    const EventHandle event = event_of(mark);
+    return event ? context_.api().event_query(event) : int{kInvalidHandle};
+}
+
 }  // namespace stepwell::drivers::cuda

@@ -25,6 +25,7 @@ public:
     // mark.
     int wait(StreamHandle stream, uint64_t mark);
     int wait_here(uint64_t mark);
+    int passed(uint64_t mark);  // kNotReady: not yet
 
 private:
     static constexpr uint32_t kKept = 32;  // of each stream

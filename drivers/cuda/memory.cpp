@@ -44,30 +44,17 @@ stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_erro
         return fail(error_out, Library::status_of(error), {},
                     "Device %d gives no streams to copy on: %s.", ordinal_,
                     library_.text(error).c_str());
-    error = allocate(options.bytes, options.block_bytes);
+    arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
+    error = arena_->open(options.bytes, options.block_bytes);
     if (error == kSuccess) return STW_OK;
     size_t free_bytes = 0;
     size_t total_bytes = 0;
     library_.api.memory_info(&free_bytes, &total_bytes);
     return fail(error_out, Library::status_of(error), {0, options.bytes, free_bytes},
-                "Device %d has no %s in one piece: %s are free of %s, and what is taken may be "
+                "Device %d has no %s: %s are free of %s, and what is taken may be "
                 "another program's or the framework's (%s); give the tier a smaller budget.",
                 ordinal_, bytes_text(options.bytes).c_str(), bytes_text(free_bytes).c_str(),
                 bytes_text(total_bytes).c_str(), library_.text(error).c_str());
-}
-
-// What CUDA gives is aligned as it likes, which for large memory is more than a block.
-int DeviceMemory::allocate(uint64_t bytes, uint64_t block_bytes)
-{
-    const Api &api = library_.api;
-    if (const int error = api.memory_alloc(&allocated_, bytes)) return error;
-    if (allocated_ % block_bytes != 0) {
-        api.memory_free(std::exchange(allocated_, 0));
-        if (const int error = api.memory_alloc(&allocated_, bytes + block_bytes)) return error;
-    }
-    base_ = (allocated_ + block_bytes - 1) / block_bytes * block_bytes;
-    bytes_ = bytes;
-    return kSuccess;
 }
 
 // Work of the program may still use it: it ends first. A device that is lost has none.
@@ -75,10 +62,8 @@ DeviceMemory::~DeviceMemory()
 {
     if (!context_ || context_->handle() == nullptr) return;
     const Context::Scope scope(*context_);
-    if (allocated_ != 0) {
-        library_.api.context_synchronize();
-        library_.api.memory_free(allocated_);
-    }
+    if (arena_) library_.api.context_synchronize();
+    arena_.reset();
     updates_.reset();
     copies_.reset();
     marks_.reset();
@@ -87,9 +72,10 @@ DeviceMemory::~DeviceMemory()
 void DeviceMemory::info(stw_memory_info *info_out) const
 {
     stw_memory_info info{};
-    info.base = reinterpret_cast<void *>(base_);
-    info.bytes = bytes_;
+    info.base = reinterpret_cast<void *>(arena_->base());
+    info.bytes = arena_->bytes();
     info.numa_node = -1;
+    copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
 }
 
@@ -104,8 +90,8 @@ stw_status DeviceMemory::copy(void *destination, const void *source, uint64_t by
 stw_status DeviceMemory::copy_start(void *destination, const void *source, uint64_t bytes,
                                     uint64_t *mark_out)
 {
-    const bool to = is_here(destination);
-    const bool from = is_here(source);
+    const bool to = arena_->contains(destination);
+    const bool from = arena_->contains(source);
     if ((!to && !from) || bytes == 0) return STW_ERROR_INVALID;
     const Context::Scope scope(*context_);
     const Address into = address_of(destination);
@@ -187,6 +173,18 @@ stw_status DeviceMemory::update_stream(void **stream_out, stw_driver_error *erro
 {
     const Context::Scope scope(*context_);
     return updates_->open(stream_out, error_out);
+}
+
+stw_status DeviceMemory::give_back(uint32_t first, uint32_t count)
+{
+    const Context::Scope scope(*context_);
+    return arena_->give_back(first, count);
+}
+
+stw_status DeviceMemory::take_back(uint32_t first, uint32_t count, stw_driver_error *error_out)
+{
+    const Context::Scope scope(*context_);
+    return arena_->take_back(first, count, error_out);
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one GPU: an arena of blocks that is taken once and never moves.
+// Memory of one GPU: an arena of blocks, the copies of it, and who comes behind whom.
 #pragma once
 
 #include <stepwell/driver.h>
 
+#include "drivers/cuda/arena.h"
 #include "drivers/cuda/copies.h"
 #include "drivers/cuda/updates.h"
 
@@ -31,6 +32,8 @@ public:
     stw_status stream_after(void *stream, uint64_t mark);
     stw_status pin_host(void *base, uint64_t bytes, stw_driver_error *error_out);
     void unpin_host(void *base);
+    stw_status give_back(uint32_t first, uint32_t count);
+    stw_status take_back(uint32_t first, uint32_t count, stw_driver_error *error_out);
     stw_status update_stream(void **stream_out, stw_driver_error *error_out);
     // `work` is of Updates, which is open.
     template <class Work> stw_status compute(Work &&work)
@@ -42,21 +45,14 @@ public:
 private:
     DeviceMemory() = default;
     stw_status take(const stw_memory_options &options, stw_driver_error *error_out);
-    int allocate(uint64_t bytes, uint64_t block_bytes);
-    bool is_here(const void *pointer) const
-    {
-        return reinterpret_cast<Address>(pointer) - base_ < bytes_;
-    }
 
     Library library_;
     std::unique_ptr<Context> context_;
     std::unique_ptr<Marks> marks_;
     std::unique_ptr<Copies> copies_;
     std::unique_ptr<Updates> updates_;
+    std::unique_ptr<Arena> arena_;
     int ordinal_ = 0;
-    Address allocated_ = 0;
-    Address base_ = 0;  // in it, aligned
-    uint64_t bytes_ = 0;
 };
 
 }  // namespace stepwell::drivers::cuda

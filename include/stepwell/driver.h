@@ -285,7 +285,9 @@ typedef struct stw_memory_ops {
     stw_status (*home)(stw_memory *memory, uint32_t block);
     /* STW_MEMORY_CAN_SHRINK. Any thread, beside calls for other blocks. ----------------------- */
     /* The memory of arena blocks that hold nothing goes back to the system; a block that is mapped
-     * somewhere goes home first. UNSUPPORTED where that cannot be; nothing has changed then. */
+     * somewhere goes home first. UNSUPPORTED where that cannot be; nothing has changed then. With
+     * STW_MEMORY_STREAMS it waits for the copies that were begun and for all marks that copies were
+     * told to come behind: TIMEOUT, and nothing has changed, where they take more than a second. */
     stw_status (*give_back)(stw_memory *memory, uint32_t first_block, uint32_t count);
     /* It is there again, touched and locked as at open. MEMORY, and nothing has changed. Blocks. */
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,

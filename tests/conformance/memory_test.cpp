@@ -92,6 +92,7 @@ TEST_P(MemoryConformance, MemoryThatIsGivenBackIsGoneAndComesBack)
 {
     constexpr uint32_t kCount = 4;
     if ((ops().capabilities & STW_MEMORY_CAN_SHRINK) == 0) GTEST_SKIP() << "cannot shrink";
+    if (!memory_.can(STW_MEMORY_HOST_ACCESS)) GTEST_SKIP() << "not the CPU's memory";
     ASSERT_EQ(memory_.open(64 * kBlock, kBlock, 0), STW_OK) << memory_.sentence();
     const auto pages = [&] {
         std::vector<unsigned char> resident(kCount * kBlock / 4096);
@@ -112,6 +113,40 @@ TEST_P(MemoryConformance, MemoryThatIsGivenBackIsGoneAndComesBack)
     EXPECT_EQ(ops().give_back(memory_.get(), 0, 0), STW_ERROR_INVALID);
     EXPECT_EQ(ops().take_back(memory_.get(), 64, 1, &error), STW_ERROR_INVALID);
     EXPECT_NE(error.sentence[0], '\0');
+}
+
+// Of a device, which may place memory in pieces of 2 MiB alone, or not at all.
+TEST_P(MemoryConformance, ADeviceGivesBackBlocksAndKeepsTheirNeighbours)
+{
+    constexpr uint32_t kLarge = 2 * kMiB;
+    if ((ops().capabilities & STW_MEMORY_CAN_SHRINK) == 0) GTEST_SKIP() << "cannot shrink";
+    if (memory_.can(STW_MEMORY_HOST_ACCESS)) GTEST_SKIP() << "the CPU's memory";
+    ASSERT_EQ(memory_.open(8 * uint64_t{kLarge}, kLarge, 0), STW_OK) << memory_.sentence();
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    EXPECT_EQ(ops().give_back(memory_.get(), 7, 2), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().give_back(memory_.get(), 0, 0), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().take_back(memory_.get(), 8, 1, &error), STW_ERROR_INVALID);
+    EXPECT_NE(error.sentence[0], '\0');
+    Buffer data(kLarge);
+    for (uint32_t block = 0; block < 8; ++block) {
+        data.fill(static_cast<uint8_t>(block + 1));
+        ASSERT_EQ(ops().copy(memory_.get(), memory_.block(block), data.data(), kLarge), STW_OK);
+    }
+    const stw_status given = ops().give_back(memory_.get(), 3, 2);
+    if (given == STW_ERROR_UNSUPPORTED) {
+        EXPECT_NE(memory_.info().remark[0], '\0');
+        GTEST_SKIP() << memory_.info().remark;
+    }
+    ASSERT_EQ(given, STW_OK);
+    ASSERT_EQ(ops().give_back(memory_.get(), 4, 1), STW_OK);  // gone already
+    ASSERT_EQ(ops().take_back(memory_.get(), 3, 2, &error), STW_OK) << error.sentence;
+    ASSERT_EQ(ops().take_back(memory_.get(), 4, 1, &error), STW_OK) << error.sentence;
+    data.fill(99);
+    ASSERT_EQ(ops().copy(memory_.get(), memory_.block(4), data.data(), kLarge), STW_OK);
+    for (const uint32_t block : {2, 4, 5}) {
+        ASSERT_EQ(ops().copy(memory_.get(), data.data(), memory_.block(block), kLarge), STW_OK);
+        EXPECT_TRUE(data.holds(block == 4 ? 99 : static_cast<uint8_t>(block + 1))) << block;
+    }
 }
 
 TEST_P(MemoryConformance, NoMappingOutlivesClose)

@@ -5,6 +5,7 @@
 #define __CUDA_API_VERSION_INTERNAL  // every version of a function under its own name
 #include <cuda.h>
 
+#include "drivers/cuda/mapping_api.h"
 #include "tests/cuda/double/api.h"
 
 #include <type_traits>
@@ -59,6 +60,24 @@ STW_SAME_FIELD(AllocationProperties, win32_meta_data, CUmemAllocationProp, win32
 STW_SAME_FIELD(AllocationProperties, compression_type, CUmemAllocationProp,
                allocFlags.compressionType);
 STW_SAME_FIELD(AllocationProperties, usage, CUmemAllocationProp, allocFlags.usage);
+
+// And what the module passes.
+using drivers::cuda::MemoryAccess;
+using drivers::cuda::MemoryLocation;
+using drivers::cuda::MemoryProperties;
+static_assert(sizeof(MemoryProperties) == sizeof(CUmemAllocationProp));
+STW_SAME_FIELD(MemoryProperties, location, CUmemAllocationProp, location);
+STW_SAME_FIELD(MemoryProperties, rdma_capable, CUmemAllocationProp,
+               allocFlags.gpuDirectRDMACapable);
+static_assert(sizeof(MemoryAccess) == sizeof(CUmemAccessDesc));
+STW_SAME_FIELD(MemoryAccess, flags, CUmemAccessDesc, flags);
+static_assert(MemoryLocation{}.type == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(MemoryProperties{}.type == CU_MEM_ALLOCATION_TYPE_PINNED);
+static_assert(MemoryAccess{}.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+static_assert(drivers::cuda::kAttributeMapping ==
+              CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+static_assert(drivers::cuda::kAttributeRdmaMapping ==
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
 STW_SAME_FIELD(AccessDescription, location, CUmemAccessDesc, location);
 STW_SAME_FIELD(AccessDescription, flags, CUmemAccessDesc, flags);

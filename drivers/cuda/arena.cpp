@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drivers/cuda/arena.h"
+
+#include "drivers/common/edge.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace stepwell::drivers::cuda {
+
+namespace {
+
+constexpr uint64_t kWaitNs = 1'000'000'000;
+constexpr auto kLookEvery = std::chrono::microseconds(100);
+
+}  // namespace
+
+int Arena::open(uint64_t bytes, uint64_t block_bytes)
+{
+    bytes_ = bytes;
+    block_bytes_ = block_bytes;
+    return can_map() ? open_mapped() : open_plain();
+}
+
+// Asked once; where the answer is no, the remark says what is lost.
+bool Arena::can_map()
+{
+    const MappingApi &api = mapping();
+    const char *why = "the driver has no virtual memory management";
+    int value = 0;
+    size_t granularity = 0;
+    properties_.location.id = context_.device();
+    if (api.there) {
+        why = "the device has no virtual memory management";
+        const int error = api.attribute(&value, kAttributeMapping, context_.device());
+        if (error != kSuccess) value = 0;
+    }
+    if (value != 0) {
+        if (api.attribute(&value, kAttributeRdmaMapping, context_.device()) == kSuccess)
+            properties_.rdma_capable = value != 0;
+        if (api.granularity(&granularity, &properties_, kGranularityMinimum) != kSuccess)
+            granularity = 0;
+    }
+    if (granularity != 0 && block_bytes_ % granularity == 0) return true;
+    remark_ = "The budget of this device cannot change and no tensor has a fixed address: ";
+    remark_ += granularity == 0
+                   ? std::string(why) + "."
+                   : "blocks of " + std::to_string(block_bytes_ >> 10) +
+                         " KiB are smaller than the " + std::to_string(granularity >> 10) +
+                         " KiB that it places at a time; use blocks of 2 MiB.";
+    return false;
+}
+
+// What CUDA gives is aligned as it likes, which for large memory is more than a block.
+int Arena::open_plain()
+{
+    const Api &api = context_.api();
+    if (const int error = api.memory_alloc(&allocated_, bytes_)) return error;
+    if (allocated_ % block_bytes_ != 0) {
+        api.memory_free(std::exchange(allocated_, 0));
+        if (const int error = api.memory_alloc(&allocated_, bytes_ + block_bytes_)) return error;
+    }
+    base_ = (allocated_ + block_bytes_ - 1) / block_bytes_ * block_bytes_;
+    return kSuccess;
+}
+
+// What is too much is refused before thousands of handles are made.
+int Arena::open_mapped()
+{
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    if (const int error = context_.api().memory_info(&free_bytes, &total_bytes)) return error;
+    if (bytes_ > free_bytes) return kOutOfMemory;
+    if (const int error = mapping().reserve(&reserved_, bytes_, block_bytes_, 0, 0)) return error;
+    base_ = reserved_;
+    const MutexLock lock(mutex_);
+    handles_.assign(bytes_ / block_bytes_, 0);
+    for (uint32_t block = 0; block < handles_.size(); ++block) {
+        if (const int error = create(&handles_[block])) return error;
+        const int error = mapping().map(address_of(block), block_bytes_, 0, handles_[block], 0);
+        if (error == kSuccess) continue;
+        mapping().release(std::exchange(handles_[block], 0));
+        return error;
+    }
+    const MemoryAccess access{properties_.location};
+    return mapping().set_access(base_, bytes_, &access, 1);
+}
+
+int Arena::create(MemoryHandle *handle_out)
+{
+    MemoryHandle made = 0;
+    const int error = mapping().create(&made, block_bytes_, &properties_, 0);
+    if (error == kSuccess) *handle_out = made;
+    return error;
+}
+
+// A device that is lost takes nothing back, and its memory goes with the context.
+Arena::~Arena()
+{
+    if (allocated_ != 0) context_.api().memory_free(allocated_);
+    if (reserved_ == 0) return;
+    const MutexLock lock(mutex_);
+    for (uint32_t block = 0; block < handles_.size(); ++block) unback(block);
+    mapping().unreserve(reserved_, bytes_);
+}
+
+int Arena::back(uint32_t block)
+{
+    MemoryHandle handle = 0;
+    if (const int error = create(&handle)) return error;
+    const MemoryAccess access{properties_.location};
+    int error = mapping().map(address_of(block), block_bytes_, 0, handle, 0);
+    if (error == kSuccess) {
+        error = mapping().set_access(address_of(block), block_bytes_, &access, 1);
+        if (error != kSuccess) mapping().unmap(address_of(block), block_bytes_);
+    }
+    if (error != kSuccess) mapping().release(handle);
+    if (error == kSuccess) handles_[block] = handle;
+    return error;
+}
+
+int Arena::unback(uint32_t block)
+{
+    if (handles_[block] == 0) return kSuccess;
+    if (const int error = mapping().unmap(address_of(block), block_bytes_)) return error;
+    return mapping().release(std::exchange(handles_[block], 0));
+}
+
+bool Arena::in_range(uint32_t first, uint32_t count) const
+{
+    const uint64_t blocks = bytes_ / block_bytes_;
+    return count > 0 && first < blocks && count <= blocks - first;
+}
+
+// The library has told the copies to come behind whatever still uses the blocks.
+stw_status Arena::await_copies()
+{
+    std::vector<uint64_t> marks;
+    if (const int error = copies_.mark(&marks)) return Library::status_of(error);
+    const Deadline deadline = Deadline::after(kWaitNs);
+    while (!marks.empty()) {
+        const int error = marks_.passed(marks.back());
+        if (error == kSuccess) {
+            marks.pop_back();
+            continue;
+        }
+        if (error != kNotReady) return Library::status_of(error);
+        if (deadline.passed()) return STW_ERROR_TIMEOUT;
+        std::this_thread::sleep_for(kLookEvery);
+    }
+    return STW_OK;
+}
+
+stw_status Arena::give_back(uint32_t first, uint32_t count)
+{
+    if (!in_range(first, count)) return STW_ERROR_INVALID;
+    if (reserved_ == 0) return STW_ERROR_UNSUPPORTED;
+    if (const stw_status status = await_copies()) return status;
+    const MutexLock lock(mutex_);
+    for (uint32_t block = first; block < first + count; ++block)
+        if (const int error = unback(block)) return Library::status_of(error);
+    return STW_OK;
+}
+
+stw_status Arena::take_back(uint32_t first, uint32_t count, stw_driver_error *error_out)
+{
+    if (!in_range(first, count))
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The device's memory has %llu blocks, and not %u from block %u on.",
+                    static_cast<unsigned long long>(bytes_ / block_bytes_), count, first);
+    if (reserved_ == 0) return fail(error_out, STW_ERROR_UNSUPPORTED, {}, "%s", remark_.c_str());
+    const MutexLock lock(mutex_);
+    std::vector<uint32_t> taken;
+    int error = kSuccess;
+    for (uint32_t block = first; block < first + count && error == kSuccess; ++block) {
+        if (handles_[block] != 0) continue;
+        error = back(block);
+        if (error == kSuccess) taken.push_back(block);
+    }
+    if (error == kSuccess) return STW_OK;
+    for (const uint32_t block : taken) unback(block);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    context_.api().memory_info(&free_bytes, &total_bytes);
+    const uint64_t needed = count * block_bytes_;
+    return fail(error_out, Library::status_of(error), {0, needed, free_bytes},
+                "The device has no %s to take back, %s are free of %s, and what is taken may be "
+                "another program's or the framework's (%s).",
+                bytes_text(needed).c_str(), bytes_text(free_bytes).c_str(),
+                bytes_text(total_bytes).c_str(), context_.library().text(error).c_str());
+}
+
+}  // namespace stepwell::drivers::cuda

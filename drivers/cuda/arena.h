@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of one device that is ours: blocks at a range of addresses that never moves. Where the
+// device can place memory at addresses, each block has a handle of its own, so that the memory
+// behind it can go back and come again; else all of it is one allocation that stays.
+// Inside a Scope; any thread, several at once for different blocks.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "drivers/common/mutex.h"
+#include "drivers/cuda/copies.h"
+
+#include <string>
+#include <vector>
+
+namespace stepwell::drivers::cuda {
+
+class Arena {
+public:
+    Arena(const Context &context, Marks &marks, Copies &copies)
+        : context_(context), marks_(marks), copies_(copies)
+    {
+    }
+    Arena(const Arena &) = delete;
+    Arena &operator=(const Arena &) = delete;
+    ~Arena();  // nothing uses it any more
+
+    int open(uint64_t bytes, uint64_t block_bytes);  // CUDA's error
+
+    Address base() const { return base_; }
+    bool contains(const void *pointer) const
+    {
+        return reinterpret_cast<Address>(pointer) - base_ < bytes_;
+    }
+    uint64_t bytes() const { return bytes_; }
+    const std::string &remark() const { return remark_; }
+
+    // Waits for the copies that were begun and what they come behind, a second at most: TIMEOUT,
+    // and nothing has changed.
+    stw_status give_back(uint32_t first, uint32_t count);
+    stw_status take_back(uint32_t first, uint32_t count, stw_driver_error *error_out);
+
+private:
+    const MappingApi &mapping() const { return context_.library().mapping; }
+    bool can_map();
+    int open_plain();
+    int open_mapped();
+    int create(MemoryHandle *handle_out);
+    int back(uint32_t block);
+    int unback(uint32_t block);
+    Address address_of(uint32_t block) const { return base_ + block * block_bytes_; }
+    bool in_range(uint32_t first, uint32_t count) const;
+    stw_status await_copies();
+
+    const Context &context_;
+    Marks &marks_;
+    Copies &copies_;
+    MemoryProperties properties_;
+    std::string remark_;
+    uint64_t bytes_ = 0;
+    uint64_t block_bytes_ = 0;
+    Address allocated_ = 0;  // of cuMemAlloc
+    Address reserved_ = 0;   // of cuMemAddressReserve
+    Address base_ = 0;
+    Mutex mutex_;
+    std::vector<MemoryHandle> handles_ STW_GUARDED_BY(mutex_);  // by block; 0: no memory
+};
+
+}  // namespace stepwell::drivers::cuda

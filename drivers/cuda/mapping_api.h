@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is used of the CUDA driver API to place memory at addresses of our choice. A driver that
+// lacks any of it has none of it.
+#pragma once
+
+#include "drivers/cuda/api.h"
+
+namespace stepwell::drivers::cuda {
+
+using MemoryHandle = unsigned long long;  // CUmemGenericAllocationHandle
+
+inline constexpr int kAttributeMapping = 102;      // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+inline constexpr int kAttributeRdmaMapping = 110;  // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+inline constexpr int kGranularityMinimum = 0;
+
+struct MemoryLocation {  // CUmemLocation
+    int type = 1;        // DEVICE
+    int id = 0;
+};
+struct MemoryProperties {  // CUmemAllocationProp
+    int type = 1;          // PINNED
+    int handle_types = 0;
+    MemoryLocation location;
+    void *win32_meta_data = nullptr;
+    unsigned char compression_type = 0;
+    unsigned char rdma_capable = 0;
+    unsigned short usage = 0;
+    unsigned char reserved[4] = {};
+};
+struct MemoryAccess {  // CUmemAccessDesc
+    MemoryLocation location;
+    int flags = 3;  // READWRITE
+};
+
+struct MappingApi {
+    bool there = false;
+    int (*attribute)(int *value, int attribute, int device);
+    int (*granularity)(size_t *bytes, const MemoryProperties *properties, int option);
+    int (*reserve)(Address *address, size_t bytes, size_t alignment, Address wish,
+                   unsigned long long flags);
+    int (*unreserve)(Address address, size_t bytes);
+    int (*create)(MemoryHandle *handle, size_t bytes, const MemoryProperties *properties,
+                  unsigned long long flags);
+    int (*release)(MemoryHandle handle);
+    int (*map)(Address address, size_t bytes, size_t offset, MemoryHandle handle,
+               unsigned long long flags);
+    int (*unmap)(Address address, size_t bytes);
+    int (*set_access)(Address address, size_t bytes, const MemoryAccess *access, size_t count);
+};
+
+}  // namespace stepwell::drivers::cuda

@@ -204,6 +204,7 @@ struct CopyAttributes {  // CUmemcpyAttributes
     X(cuStreamQuery, 2000, (void *stream)) \
     X(cuStreamSynchronize, 2000, (void *stream)) \
     X(cuStreamWaitEvent, 3020, (void *stream, void *event, unsigned flags)) \
+    X(cuStreamIsCapturing, 10000, (void *stream, int *status_out)) \
     X(cuStreamGetCtx, 9020, (void *stream, void **context_out)) \
     X(cuStreamGetDevice, 12080, (void *stream, int *device_out)) \
     X(cuEventCreate, 2000, (void **event_out, unsigned flags)) \

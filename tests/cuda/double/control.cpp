@@ -114,6 +114,16 @@ uint32_t stw_double_leaks(char *text_out, size_t capacity)
     return static_cast<uint32_t>(lines.size());
 }
 
+int stw_double_hold_calls(const char *name, int hold)
+{
+    const Entry entry = entry_by_name(name);
+    if (entry == Entry::kCount) return -1;
+    Control control;
+    control.driver.held[static_cast<size_t>(entry)] = hold != 0;
+    control.driver.entered.notify_all();
+    return 0;
+}
+
 int stw_double_fail(const char *name, uint64_t nth, int code)
 {
     const Entry entry = entry_by_name(name);
@@ -145,6 +155,13 @@ void stw_double_let_go(void *handle, uint64_t operations)
     stream->held = operations != 0;
     stream->let_go = operations != 0 ? stream->let_go + operations : 0;
     control.state.scheduler.changed();
+}
+
+void stw_double_capture(void *handle, int captures)
+{
+    Control control;
+    Stream *stream = control.stream(handle);
+    if (stream != nullptr) stream->captures = captures != 0;
 }
 
 void stw_double_hold_all(int hold)

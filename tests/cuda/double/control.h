@@ -47,7 +47,8 @@ enum {
     STW_DOUBLE_WRONG_CONTEXT, /* a stream, event or pointer of another context */
     STW_DOUBLE_CALL_IN_HOST_FUNCTION, /* CUDA called from a host function or a kernel */
     STW_DOUBLE_BATCH_OVERLAP,         /* copies of one batch touch the same bytes */
-    STW_DOUBLE_CONTEXT_STACK          /* a thread ended with pushed contexts, or popped too often */
+    STW_DOUBLE_CONTEXT_STACK,         /* a thread ended with pushed contexts, or popped too often */
+    STW_DOUBLE_CAPTURED               /* an event on a stream that records a graph */
 };
 
 /* Drop all work, memory, handles, counters and violations, and begin again with these options
@@ -70,6 +71,9 @@ STW_DOUBLE_API uint32_t stw_double_take_violations(char *text, size_t capacity);
 /* What is alive now that its owner should have given back: lines, and how many. */
 STW_DOUBLE_API uint32_t stw_double_leaks(char *text, size_t capacity);
 
+/* Calls of an entry point wait before they do anything, until they are let go; -1: unknown. */
+STW_DOUBLE_API int stw_double_hold_calls(const char *entry, int hold);
+
 /* As fail= above. Returns -1 for an unknown entry point. */
 STW_DOUBLE_API int stw_double_fail(const char *entry, uint64_t nth, int code);
 /* A device breaks: from now on the calls of its context return `code`, its work is dropped. */
@@ -83,6 +87,9 @@ STW_DOUBLE_API void stw_double_let_go(void *stream, uint64_t operations);
 STW_DOUBLE_API void stw_double_hold_all(int hold);
 /* Streams alive now, default streams left out: how many; at most `capacity` are written. */
 STW_DOUBLE_API uint32_t stw_double_streams(void **streams, uint32_t capacity);
+/* A stream begins or ends to record a graph: an event that is recorded or waited for on it then is
+ * a violation, as it would draw others into the graph. */
+STW_DOUBLE_API void stw_double_capture(void *stream, int captures);
 /* Operations of a stream that have not ended; NULL: of all streams. */
 STW_DOUBLE_API uint64_t stw_double_pending(void *stream);
 /* Wait until all work has ended; for ever, while a stream that has some is held. To the host it has

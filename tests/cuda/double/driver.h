@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -96,6 +97,8 @@ public:
 
     std::mutex lock;
     std::set<Thread *> threads;  // of all that called
+    std::array<bool, kEntryCount> held{};
+    std::condition_variable entered;  // calls of one that was held may go on
 
 private:
     Driver();
@@ -135,6 +138,7 @@ template <class Body> int enter(Entry entry, Needs needs, Body &&body) noexcept
     if (driver.forked()) return kNotInitialized;
     try {
         std::unique_lock lock(driver.lock);
+        driver.entered.wait(lock, [&] { return !driver.held[static_cast<size_t>(entry)]; });
         State &state = driver.state();
         Call call{state, Thread::current(state.generation), lock, entry, nullptr};
         const int refused = refuse(call, needs);

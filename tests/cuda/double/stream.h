@@ -57,7 +57,8 @@ struct Stream {
     bool is_default = false;
     bool destroyed = false;
     bool held = false;
-    uint64_t let_go = 0;  // operations that may begin though it is held
+    bool captures = false;  // what is enqueued would go into a graph
+    uint64_t let_go = 0;    // operations that may begin though it is held
     uint32_t slot = 0;
     Clock clock;  // all that comes before its next operation
     std::deque<OperationPtr> queue;

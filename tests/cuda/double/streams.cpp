@@ -22,6 +22,14 @@ int time_of(const Event &event, Time *time_out)
     return kSuccess;
 }
 
+void report_capture(Call &call, const Stream &stream)
+{
+    if (!stream.captures) return;
+    call.state.report.add(STW_DOUBLE_CAPTURED,
+                          text("%s was called for stream %llu, which records a graph.", call.name(),
+                               static_cast<unsigned long long>(stream.number)));
+}
+
 int elapsed(Entry entry, float *milliseconds_out, void *start, void *end)
 {
     return enter(entry, Needs::kContext, [&](Call &call) -> int {
@@ -102,8 +110,21 @@ int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
         if (const int result = find_event(call, event_handle, &event); result != kSuccess)
             return result;
         if (flags > 1) return kInvalidValue;
+        report_capture(call, *stream);
         if (event->record != nullptr)
             call.scheduler().wait_event(*stream, event->record, call.name());
+        return kSuccess;
+    });
+}
+
+int cuStreamIsCapturing(void *handle, int *status_out)
+{
+    return enter(Entry::cuStreamIsCapturing, Needs::kContext, [&](Call &call) -> int {
+        if (status_out == nullptr) return kInvalidValue;
+        Stream *stream = nullptr;
+        if (const int result = find_stream(call, handle, &stream); result != kSuccess)
+            return result;
+        *status_out = stream->captures ? 1 : 0;
         return kSuccess;
     });
 }
@@ -163,6 +184,7 @@ int cuEventRecord(void *event_handle, void *handle)
                                        stream->context->device));
             return kInvalidHandle;
         }
+        report_capture(call, *stream);
         event->record = call.scheduler().submit(*stream, {call.name()});
         return kSuccess;
     });

@@ -90,8 +90,9 @@ stw_status check_group(const stw_memory_ops &ops, uint64_t bit, const char *bit_
 }
 
 // A group of one operation and its bit.
-stw_status check_one(const stw_collective_ops &ops, uint64_t bit, const char *bit_name,
-                     bool present, stw_driver_error *error_out)
+template <class Ops>
+stw_status check_one(const Ops &ops, uint64_t bit, const char *bit_name, bool present,
+                     stw_driver_error *error_out)
 {
     const bool announced = (ops.capabilities & bit) != 0;
     if (present == announced) return STW_OK;
@@ -267,6 +268,14 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The driver '%s' announces STW_MEMORY_UPDATES without STW_MEMORY_STREAMS, by "
                     "which they are ordered.",
+                    ops.name);
+    if (const stw_status status = check_one(ops, STW_MEMORY_CAN_BATCH, "STW_MEMORY_CAN_BATCH",
+                                            ops.copies_start != nullptr, error_out))
+        return status;
+    if ((ops.capabilities & STW_MEMORY_CAN_BATCH) != 0 && streams == 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The driver '%s' announces STW_MEMORY_CAN_BATCH and not STW_MEMORY_STREAMS, "
+                    "whose marks it needs.",
                     ops.name);
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }

@@ -16,7 +16,7 @@ constexpr uint32_t kBlockBytesMin = 64 << 10;
 stw_status check_memory_size(const char *driver, const stw_memory_options *options,
                              stw_driver_error *error_out)
 {
-    if (!options_are_known(options) || options->reserved != 0)
+    if (!options_are_known(options))
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The %s driver was given options of another build.", driver);
     if (!std::has_single_bit(options->block_bytes) || options->block_bytes < kBlockBytesMin)

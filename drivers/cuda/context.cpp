@@ -3,6 +3,10 @@
 
 #include "drivers/common/edge.h"
 
+#include <cctype>
+#include <cstdio>
+#include <string>
+
 namespace stepwell::drivers::cuda {
 
 stw_status Context::open(int ordinal, stw_driver_error *error_out)
@@ -25,6 +29,22 @@ stw_status Context::open(int ordinal, stw_driver_error *error_out)
     return fail(error_out, Library::status_of(error), {},
                 "CUDA gives this process no context on device %d: %s.", ordinal,
                 library_.text(error).c_str());
+}
+
+// Drivers before CUDA 12.2 do not know the attribute; the kernel knows where the device sits.
+int Context::numa_node() const
+{
+    int node = -1;
+    if (api().device_attribute(&node, kHostNumaId, device_) == kSuccess) return node;
+    char id[32] = "";
+    if (api().device_bus_id(id, sizeof id, device_) != kSuccess) return -1;
+    for (char &letter : id) letter = static_cast<char>(std::tolower(letter));
+    std::FILE *file =
+        std::fopen((std::string("/sys/bus/pci/devices/") + id + "/numa_node").c_str(), "re");
+    if (file == nullptr) return -1;
+    if (std::fscanf(file, "%d", &node) != 1) node = -1;
+    std::fclose(file);
+    return node;
 }
 
 }  // namespace stepwell::drivers::cuda

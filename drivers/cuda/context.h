@@ -42,6 +42,15 @@ public:
     const Api &api() const { return library_.api; }
     ContextHandle handle() const { return handle_; }
     int device() const { return device_; }
+    // Into a graph: an event on it would draw others into that. Inside a Scope.
+    bool captures(StreamHandle stream) const
+    {
+        int status = 0;
+        const int error = api().stream_is_capturing(stream, &status);
+        return error == kCaptureImplicit || (error == kSuccess && status != 0);
+    }
+    // The host's that is nearest; -1: not known.
+    int numa_node() const;
 
 private:
     const Library &library_;

@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "drivers/cuda/copies.h"
 
+#include <algorithm>
+
 namespace stepwell::drivers::cuda {
+
+namespace {
+
+constexpr uint32_t kAtOnce = 64;  // copies of one call
+
+}  // namespace
 
 Copies::~Copies()
 {
@@ -50,6 +58,57 @@ int Copies::zero(Address to, uint64_t bytes, uint64_t *mark_out)
 {
     return run(in_, mark_out,
                [&](StreamHandle stream) { return context_.api().set_bytes(to, 0, bytes, stream); });
+}
+
+int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out)
+{
+    Lane &lane = up ? in_ : out_;
+    const int error = run(lane, mark_out, [&](StreamHandle stream) {
+        int failed = kSuccess;
+        for (uint32_t at = 0; at < n && failed == kSuccess; at += kAtOnce)
+            failed = enqueue(up, stream, copies + at, std::min(n - at, kAtOnce));
+        return failed;
+    });
+    if (error != kSuccess) context_.api().stream_synchronize(lane.stream);
+    return error;
+}
+
+// A driver that has the call may still not do it for this memory.
+int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
+{
+    const BatchApi &api = context_.library().batch;
+    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr))
+        return one_by_one(up, stream, copies, n);
+    Address to[kAtOnce];
+    Address from[kAtOnce];
+    size_t bytes[kAtOnce];
+    for (uint32_t i = 0; i < n; ++i) {
+        to[i] = reinterpret_cast<Address>(copies[i].destination);
+        from[i] = reinterpret_cast<Address>(copies[i].source);
+        bytes[i] = copies[i].bytes;
+    }
+    CopyAttributes attributes = {kSourceInStreamOrder, {}, {}, 0};
+    size_t first = 0;
+    size_t failed = 0;
+    const int error = api.copies_v2 != nullptr
+                          ? api.copies_v2(to, from, bytes, n, &attributes, &first, 1, stream)
+                          : api.copies(to, from, bytes, n, &attributes, &first, 1, &failed, stream);
+    return error == kNotSupported ? one_by_one(up, stream, copies, n) : error;
+}
+
+int Copies::one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copies,
+                       uint32_t n) const
+{
+    const Api &api = context_.api();
+    int error = kSuccess;
+    for (uint32_t i = 0; i < n && error == kSuccess; ++i) {
+        const stw_memory_copy &copy = copies[i];
+        const auto to = reinterpret_cast<Address>(copy.destination);
+        const auto from = reinterpret_cast<Address>(copy.source);
+        error = up ? api.copy_to_device(to, copy.source, copy.bytes, stream)
+                   : api.copy_to_host(copy.destination, from, copy.bytes, stream);
+    }
+    return error;
 }
 
 int Copies::after(uint64_t mark)

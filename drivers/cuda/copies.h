@@ -4,6 +4,8 @@
 // program's streams unless it is told to. Inside a Scope; any thread, several at once.
 #pragma once
 
+#include <stepwell/driver.h>
+
 #include "drivers/common/mutex.h"
 #include "drivers/cuda/marks.h"
 
@@ -26,6 +28,9 @@ public:
     int down(void *to, Address from, uint64_t bytes, uint64_t *mark_out);
     int inside(Address to, Address from, uint64_t bytes, uint64_t *mark_out);
     int zero(Address to, uint64_t bytes, uint64_t *mark_out);
+    // All up or all down, in no order; the mark is behind all of them. On an error nothing of them
+    // is under way any more.
+    int several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
     // What is begun from now on comes behind the mark.
     int after(uint64_t mark);
     // Behind all that was begun, and behind what that came after: one for each direction.
@@ -36,6 +41,8 @@ private:
         StreamHandle stream = nullptr;
         Mutex mutex;  // what is enqueued and its mark stand together
     };
+    int enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n);
+    int one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n) const;
     template <class Enqueue> int run(Lane &lane, uint64_t *mark_out, Enqueue &&enqueue);
 
     const Context &context_;

@@ -84,6 +84,12 @@ stw_status cuda_copy_start(stw_memory *memory, void *destination, const void *so
                       [&] { return of(memory)->copy_start(destination, source, bytes, mark_out); });
 }
 
+stw_status cuda_copies_start(stw_memory *memory, const stw_memory_copy *copies, uint32_t n,
+                             uint64_t *mark_out)
+{
+    return guard_open(nullptr, [&] { return of(memory)->copies_start(copies, n, mark_out); });
+}
+
 stw_status cuda_wait(stw_memory *memory, uint64_t mark)
 {
     return guard_open(nullptr, [&] { return of(memory)->wait(mark); });
@@ -141,7 +147,7 @@ constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kName,
-    STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES,
+    STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -167,6 +173,7 @@ constexpr stw_memory_ops kOps = {
     cuda_scan_end,
     cuda_accumulate_start,
     cuda_zero_start,
+    cuda_copies_start,
 };
 
 constexpr stw_driver_module kModule = {

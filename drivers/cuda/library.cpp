@@ -10,6 +10,8 @@ namespace {
 
 constexpr const char *kName = "libcuda.so.1";
 constexpr int kVersionMin = 11000;
+constexpr int kVersionBatch = 12080;
+constexpr int kVersionBatch2 = 13000;
 
 // What cuda.h calls without a suffix is the version of it that is named here.
 const char *take(void *handle, Api *api)
@@ -21,6 +23,8 @@ const char *take(void *handle, Api *api)
     take("cuGetErrorString", &api->error_string);
     take("cuDeviceGetCount", &api->device_count);
     take("cuDeviceGet", &api->device_get);
+    take("cuDeviceGetAttribute", &api->device_attribute);
+    take("cuDeviceGetPCIBusId", &api->device_bus_id);
     take("cuDevicePrimaryCtxRetain", &api->context_retain);
     take("cuDevicePrimaryCtxRelease_v2", &api->context_release);
     take("cuCtxPushCurrent_v2", &api->context_push);
@@ -37,14 +41,15 @@ const char *take(void *handle, Api *api)
     take("cuMemsetD8Async", &api->set_bytes);
     take("cuStreamCreate", &api->stream_create);
     take("cuStreamDestroy_v2", &api->stream_destroy);
+    take("cuStreamSynchronize", &api->stream_synchronize);
     take("cuStreamWaitEvent", &api->stream_wait_event);
+    take("cuStreamIsCapturing", &api->stream_is_capturing);
     take("cuStreamGetCtx", &api->stream_context);
     take("cuEventCreate", &api->event_create);
     take("cuEventRecord", &api->event_record);
     take("cuEventQuery", &api->event_query);
     take("cuEventSynchronize", &api->event_synchronize);
     take("cuEventDestroy_v2", &api->event_destroy);
-    take("cuDeviceGetAttribute", &api->device_attribute);
     take("cuMemHostAlloc", &api->host_alloc);
     take("cuMemFreeHost", &api->host_free);
     take("cuModuleLoadDataEx", &api->module_load);
@@ -68,6 +73,16 @@ void take(void *handle, MappingApi *api)
     take("cuMemUnmap", &api->unmap);
     take("cuMemSetAccess", &api->set_access);
     api->there = take.lacks() == nullptr;
+}
+
+// Their absence is no error. A library may export what its driver does not do yet.
+void take_batch(void *handle, Library *library)
+{
+    Functions take(handle);
+    if (library->version >= kVersionBatch2)
+        take("cuMemcpyBatchAsync_v2", &library->batch.copies_v2);
+    else if (library->version >= kVersionBatch)
+        take("cuMemcpyBatchAsync", &library->batch.copies);
 }
 
 }  // namespace
@@ -118,6 +133,7 @@ stw_status load(Library *library_out, stw_driver_error *error_out)
             "it works at all.",
             library_out->text(error).c_str());
     library_out->api.driver_version(&library_out->version);
+    take_batch(handle, library_out);
     if (library_out->version >= kVersionMin) return STW_OK;
     return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                 "The NVIDIA driver supports CUDA %d.%d, and 11.0 is the oldest that can be used; "

@@ -13,6 +13,7 @@ namespace stepwell::drivers::cuda {
 struct Library {
     Api api = {};
     MappingApi mapping = {};
+    BatchApi batch = {};
     int version = 0;  // 1000 x major + 10 x minor, of what the driver supports
 
     // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"

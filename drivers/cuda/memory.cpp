@@ -74,7 +74,7 @@ void DeviceMemory::info(stw_memory_info *info_out) const
     stw_memory_info info{};
     info.base = reinterpret_cast<void *>(arena_->base());
     info.bytes = arena_->bytes();
-    info.numa_node = -1;
+    info.numa_node = context_->numa_node();
     copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
 }
@@ -102,6 +102,19 @@ stw_status DeviceMemory::copy_start(void *destination, const void *source, uint6
     return Library::status_of(error);
 }
 
+stw_status DeviceMemory::copies_start(const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out)
+{
+    if (n == 0) return STW_ERROR_INVALID;
+    const bool up = is_here(copies[0].destination);
+    for (uint32_t i = 0; i < n; ++i) {
+        const bool to = is_here(copies[i].destination);
+        if (copies[i].bytes == 0 || to != up || is_here(copies[i].source) == to)
+            return STW_ERROR_INVALID;
+    }
+    const Context::Scope scope(*context_);
+    return Library::status_of(copies_->several(up, copies, n, mark_out));
+}
+
 stw_status DeviceMemory::wait(uint64_t mark)
 {
     const Context::Scope scope(*context_);
@@ -124,7 +137,13 @@ stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)
     const Context::Scope scope(*context_);
     ContextHandle its = nullptr;
     const int error = library_.api.stream_context(stream, &its);
-    if (error == kSuccess && its == context_->handle()) return STW_OK;
+    if (error == kSuccess && its == context_->handle()) {
+        if (!context_->captures(stream)) return STW_OK;
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "Stream %p of device %d records a graph now; fetch before the capture and "
+                    "release after the launch of the graph.",
+                    stream, ordinal_);
+    }
     return fail(
         error_out, STW_ERROR_INVALID, {},
         "Stream %p is none of the primary context of device %d%s%s; pass a CUstream of that "
@@ -136,6 +155,7 @@ stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)
 stw_status DeviceMemory::mark(void *stream, uint64_t *mark_out)
 {
     const Context::Scope scope(*context_);
+    if (context_->captures(stream)) return STW_ERROR_INVALID;
     return Library::status_of(marks_->make(stream, mark_out));
 }
 
@@ -148,6 +168,7 @@ stw_status DeviceMemory::copies_after(uint64_t mark)
 stw_status DeviceMemory::stream_after(void *stream, uint64_t mark)
 {
     const Context::Scope scope(*context_);
+    if (context_->captures(stream)) return STW_ERROR_INVALID;
     return Library::status_of(marks_->wait(stream, mark));
 }
 

@@ -24,6 +24,7 @@ public:
     stw_status copy(void *destination, const void *source, uint64_t bytes);
     stw_status copy_start(void *destination, const void *source, uint64_t bytes,
                           uint64_t *mark_out);
+    stw_status copies_start(const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
     stw_status wait(uint64_t mark);
     stw_status zero(void *destination, uint64_t bytes);
     stw_status check_stream(void *stream, stw_driver_error *error_out);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One range of host memory: huge pages, bound near the thread that opens it, touched, and locked
-// where that is allowed. Nothing in it moves.
+// One range of host memory: huge pages, bound near the device or the thread that opens it, touched,
+// and locked where that is allowed. Nothing in it moves.
 #include "drivers/host/host.h"
 
 #include "drivers/common/arena.h"
@@ -53,19 +53,29 @@ struct HostMemory : ArenaMemory {
     stw_status open(const stw_memory_options &options, stw_driver_error *error_out);
 };
 
-// To the node of the calling thread, before any page exists. A preference and no more: with a
-// strict binding the kernel kills when that node is full while others are not.
-void bind_to_node(HostMemory *memory)
+// Those of the calling thread, where the wished one is not this machine's.
+bool nodes_near(hwloc_topology_t topology, uint32_t near_node, hwloc_bitmap_t nodes_out)
+{
+    const bool there =
+        near_node > 0 && hwloc_get_numanode_obj_by_os_index(topology, near_node - 1) != nullptr;
+    if (there) return hwloc_bitmap_only(nodes_out, near_node - 1) == 0;
+    const Bitmap cpus(hwloc_bitmap_alloc());
+    return cpus != nullptr &&
+           hwloc_get_last_cpu_location(topology, cpus.get(), HWLOC_CPUBIND_THREAD) == 0 &&
+           hwloc_cpuset_to_nodeset(topology, cpus.get(), nodes_out) == 0;
+}
+
+// Before any page exists. A preference and no more: with a strict binding the kernel kills when
+// that node is full while others are not.
+void bind_to_node(HostMemory *memory, uint32_t near_node)
 {
     Topology topology;
     if (!topology.load()) return;
     if (hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_NUMANODE) < 2) return;
-    const Bitmap cpus(hwloc_bitmap_alloc());
     const Bitmap nodes(hwloc_bitmap_alloc());
-    if (!cpus || !nodes) return;
+    if (!nodes) return;
     const Mapping &mapping = memory->arena.mapping;
-    if (hwloc_get_last_cpu_location(topology.get(), cpus.get(), HWLOC_CPUBIND_THREAD) != 0 ||
-        hwloc_cpuset_to_nodeset(topology.get(), cpus.get(), nodes.get()) != 0 ||
+    if (!nodes_near(topology.get(), near_node, nodes.get()) ||
         hwloc_set_area_membind(topology.get(), mapping.base(), mapping.bytes(), nodes.get(),
                                HWLOC_MEMBIND_BIND, HWLOC_MEMBIND_BYNODESET) != 0) {
         add_sentence(&memory->arena.remark, "Binding to a NUMA node was refused.");
@@ -96,7 +106,7 @@ stw_status HostMemory::open(const stw_memory_options &options, stw_driver_error 
 {
     if (const stw_status status = reserve_arena(kName, options, true, &arena, error_out))
         return status;
-    bind_to_node(this);
+    bind_to_node(this, options.near_node);
     if (const stw_status status = populate_arena(kName, arena, error_out)) return status;
     lock_pages(this);
     return STW_OK;

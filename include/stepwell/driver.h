@@ -141,7 +141,8 @@ typedef struct stw_memory_options {
                                does not have */
     uint64_t bytes;         /* of the arena; a multiple of block_bytes */
     uint32_t block_bytes;   /* a power of two from 64 KiB */
-    uint32_t reserved;
+    uint32_t near_node;     /* of host memory: the NUMA node to prefer, and 1; 0: the calling
+                               thread's */
     uint64_t address_bytes; /* of addresses to reserve for tensors (CAN_MAP) */
 } stw_memory_options;
 
@@ -150,7 +151,8 @@ typedef struct stw_memory_info {
     uint32_t locked;       /* 1: pages are locked or registered */
     void *base;            /* of the arena: block i is at base + i x block_bytes while unmapped */
     uint64_t bytes;
-    int32_t numa_node;     /* -1: not bound */
+    int32_t numa_node;     /* -1: not bound. Of a device behind a bus: the host's that is nearest,
+                              -1: not known */
     uint32_t huge_pages;   /* 1: the kernel was asked for them and did not refuse */
     char remark[256];      /* what was refused and which command lifts it; "" if nothing */
 } stw_memory_info;
@@ -162,9 +164,10 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_STREAMS = 4,     /* consumers have streams: check_stream, mark, copies_after,
                                    stream_after, pin_host, unpin_host, copy_start, wait */
     STW_MEMORY_CAN_SHRINK = 8,  /* memory can go back to the system: give_back, take_back */
-    STW_MEMORY_UPDATES = 16     /* the device computes updates, only together with STREAMS:
+    STW_MEMORY_UPDATES = 16,    /* the device computes updates, only together with STREAMS:
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
+    STW_MEMORY_CAN_BATCH = 32   /* with STREAMS; small copies cost less together: copies_start */
 };
 
 /*
@@ -257,6 +260,13 @@ typedef struct stw_accumulate_work {
     uint32_t reserved;
 } stw_accumulate_work;
 
+/* One of several copies. */
+typedef struct stw_memory_copy {
+    void *destination;
+    const void *source;
+    uint64_t bytes;
+} stw_memory_copy;
+
 typedef struct stw_memory_ops {
     uint32_t struct_size;
     uint32_t abi;
@@ -299,16 +309,18 @@ typedef struct stw_memory_ops {
     /* A point on a stream: behind all work that was enqueued on it before the call, and of
      * STW_STREAM_PER_THREAD on that of the calling thread. A number of the driver's own, that it
      * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
-     * DEVICE: the device is lost. */
+     * DEVICE: the device is lost. INVALID: the stream records a graph. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
     /* What copy, zero and copy_start begin from now on comes behind the mark, on the device. */
     stw_status (*copies_after)(stw_memory *memory, uint64_t mark);
-    /* Work that is enqueued on the stream from now on comes behind the mark. */
+    /* Work that is enqueued on the stream from now on comes behind the mark. Errors as mark. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
     /* Host memory that copies go to and from: they need no buffer of the driver's between, and run
-     * at the speed of the link. Whole pages, until unpin_host with the same range. Blocks. */
+     * at the speed of the link. Whole pages, until unpin_host with the same range; for all devices
+     * of the driver, whichever of them was asked. Beside copies from and to there. Blocks. */
     stw_status (*pin_host)(stw_memory *memory, void *base, uint64_t bytes,
                            stw_driver_error *error_out);
+    /* Nothing that was started copies from or to there any more. */
     void (*unpin_host)(stw_memory *memory, void *base, uint64_t bytes);
     /* As copy, but returns when it is enqueued, with a mark behind it. Those into this memory come
      * one behind the other, and so do those out of it. */
@@ -333,6 +345,12 @@ typedef struct stw_memory_ops {
                            stw_scan_result *result_out);
     stw_status (*accumulate_start)(stw_memory *memory, const stw_accumulate_work *work);
     stw_status (*zero_start)(stw_memory *memory, void *destination, uint64_t bytes);
+    /* STW_MEMORY_CAN_BATCH. Any thread, several at once. --------------------------------------- */
+    /* As copy_start of each, with one mark behind all of them. All go into this memory from the
+     * host's, or all out of it; none touches what another one writes, and they come in no order. An
+     * error: none of them is under way any more. */
+    stw_status (*copies_start)(stw_memory *memory, const stw_memory_copy *copies, uint32_t n,
+                               uint64_t *mark_out);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

@@ -32,9 +32,15 @@ typedef struct stw_tier_stats {
     uint64_t planned_bytes;        /* brought here ahead of fetches by a plan, in blocks */
     uint64_t planned_used_bytes;   /* of these, fetched since */
     uint64_t planned_wasted_bytes; /* of these, gone before anybody fetched them */
+    uint64_t registered_bytes;  /* host tier: registered with devices that have streams, so that
+                                   copies go at full speed; with each driver of them once */
+    uint64_t registering_bytes; /* host tier: still to be, by a thread of its own */
+    uint64_t registered_ns;     /* host tier: what registering has taken so far */
+    uint64_t refused_slabs;     /* host tier: of 256 MiB, that were refused */
 } stw_tier_stats;
 #define STW_TIER_STATS_INIT                                                                        \
-    { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,             \
+      0, 0, 0, 0 }
 
 /* Moves from one device of a process to another are on no link of these. */
 enum { /* link */

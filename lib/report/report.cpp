@@ -51,6 +51,10 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("planned_bytes", stats.planned_bytes);
     json.member("planned_used_bytes", stats.planned_used_bytes);
     json.member("planned_wasted_bytes", stats.planned_wasted_bytes);
+    json.member("registered_bytes", stats.registered_bytes);
+    json.member("registering_bytes", stats.registering_bytes);
+    json.member("registered_ns", stats.registered_ns);
+    json.member("refused_slabs", stats.refused_slabs);
     json.member("scratch_bytes", stats.scratch_bytes);
     json.member("scratch_used_bytes", stats.scratch_used_bytes);
     json.member("scratch_allocator", tier.scratch_allocator);

@@ -98,16 +98,22 @@ Slot Arena::take_at(BlockId block, bool whole, Slot slot)
 }
 
 // The highest that can be, of those below `below`.
-Slot Arena::bare_one(Slot below)
+Slot Arena::next_bare(Slot below) const
 {
     for (Slot slot = below; slot > 0; --slot) {
-        if (owners_[slot - 1] != kNone || bare_[slot - 1]) continue;
-        bare_[slot - 1] = 1;
-        note_mapped(slot - 1, kNone);
-        --backed_;
-        return slot - 1;
+        if (owners_[slot - 1] == kNone && !bare_[slot - 1]) return slot - 1;
     }
     return kNoSlot;
+}
+
+Slot Arena::bare_one(Slot below)
+{
+    const Slot slot = next_bare(below);
+    if (slot == kNoSlot) return kNoSlot;
+    bare_[slot] = 1;
+    note_mapped(slot, kNone);
+    --backed_;
+    return slot;
 }
 
 void Arena::make_bare(uint32_t n, std::vector<Slot> *out)

@@ -57,6 +57,8 @@ public:
     // Memory goes from the highest free slots that have some, and comes to the lowest that have
     // none; `n` of them, or as many as there are.
     void make_bare(uint32_t n, std::vector<Slot> *out);
+    // The first of these below `below`; kNoSlot: there is none.
+    [[nodiscard]] Slot next_bare(Slot below) const;
     void make_backed(uint32_t n, std::vector<Slot> *out);
     [[nodiscard]] uint32_t backed() const { return backed_; }
     [[nodiscard]] bool is_bare(Slot slot) const { return bare_[slot] != 0; }

@@ -86,6 +86,21 @@ bool Core::awaits_budget(const Fetch &fetch) const
     return false;
 }
 
+std::vector<Slot> Core::next_bare(PlaceId place, uint32_t n) const
+{
+    const Arena &arena = arenas_[place];
+    std::vector<Slot> slots;
+    if (arena.counts_only() || arena.backed() <= arena.budget()) return slots;
+    n = std::min(n, arena.backed() - arena.budget());
+    slots.reserve(n);
+    for (Slot slot = arena.slots(); n > 0; --n) {
+        slot = arena.next_bare(slot);
+        if (slot == kNoSlot) break;
+        slots.push_back(slot);
+    }
+    return slots;
+}
+
 std::vector<Slot> Core::make_bare(PlaceId place, uint32_t n)
 {
     Arena &arena = arenas_[place];

@@ -98,6 +98,8 @@ public:
     // Free slots, at most `n`, that the shell takes the memory from, until no more have any than
     // the budget says; and slots that it gives memory.
     std::vector<Slot> make_bare(PlaceId place, uint32_t n);
+    // Those that make_bare() would return now.
+    [[nodiscard]] std::vector<Slot> next_bare(PlaceId place, uint32_t n) const;
     std::vector<Slot> make_backed(PlaceId place, uint32_t n);
     [[nodiscard]] uint32_t backed_slots(PlaceId place) const { return arenas_[place].backed(); }
     [[nodiscard]] uint32_t slots(PlaceId place) const { return arenas_[place].slots(); }

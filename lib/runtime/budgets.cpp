@@ -31,6 +31,21 @@ template <class Body> stw_status each_run(std::vector<Slot> slots, Body &&body)
 
 }  // namespace
 
+// What devices have registered is so no more before its memory goes.
+stw_status Runtime::give_back(PlaceId place, Slot first, uint32_t count)
+{
+    if (place == host_place_ && pins_) pins_->gone(first, count);
+    return places_[place].ops->give_back(places_[place].memory, first, count);
+}
+
+stw_status Runtime::take_back(PlaceId place, Slot first, uint32_t count, stw_driver_error *error)
+{
+    const stw_status code =
+        places_[place].ops->take_back(places_[place].memory, first, count, error);
+    if (code == STW_OK && place == host_place_ && pins_) pins_->back(first, count);
+    return code;
+}
+
 // Under the lock. A slot that is taken gets the memory of one that is free.
 void Runtime::swap_memory(Commands &out)
 {
@@ -42,9 +57,9 @@ void Runtime::swap_memory(Commands &out)
             continue;
         }
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        (void)place.ops->give_back(place.memory, swap.bare, 1);
+        (void)give_back(swap.place, swap.bare, 1);
         // What is refused here comes with the first touch.
-        (void)place.ops->take_back(place.memory, swap.backed, 1, &error);
+        (void)take_back(swap.place, swap.backed, 1, &error);
     }
     out.swaps.clear();
 }
@@ -247,19 +262,33 @@ Status Runtime::shrink_store(const BudgetChange &change)
     }
 }
 
+// Without the lock, since it waits for copies: what is to go next, and hardly ever anything else.
+void Runtime::unpin_before(const BudgetChange &change)
+{
+    if (change.place != host_place_ || !pins_) return;
+    std::vector<Slot> slots;
+    act([&](Core &core, Commands &) { slots = core.next_bare(change.place, kSlotsAtOnce); });
+    (void)each_run(std::move(slots), [&](Slot begin, uint32_t count) {
+        pins_->release(begin, count);
+        return STW_OK;
+    });
+}
+
 // In pieces, so that nobody waits long for the lock.
 Status Runtime::give_memory_back(const BudgetChange &change)
 {
     const Place &place = places_[change.place];
     if (place.slot_memory) return give_slots_back(change);
+    const HostPins::Pause pause(pins_.get());
     for (bool first = true;; first = false) {
         stw_status code = STW_OK;
         bool done = false;
+        unpin_before(change);
         act([&](Core &core, Commands &) {
             const std::vector<Slot> slots = core.make_bare(change.place, kSlotsAtOnce);
             done = slots.empty();
             code = each_run(slots, [&](Slot begin, uint32_t count) {
-                return place.ops->give_back(place.memory, begin, count);
+                return give_back(change.place, begin, count);
             });
         });
         if (done) return {};
@@ -363,7 +392,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
             const std::vector<Slot> slots =
                 core.make_backed(change.place, std::min(wanted, kSlotsAtOnce));
             code = each_run(slots, [&](Slot begin, uint32_t count) {
-                return place.ops->take_back(place.memory, begin, count, &error);
+                return take_back(change.place, begin, count, &error);
             });
         });
         if (code == STW_OK) continue;

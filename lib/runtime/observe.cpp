@@ -63,6 +63,13 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.scratch_bytes = scratch.bytes;
         stats.scratch_used_bytes = scratch.used_bytes;
     }
+    if (host && pins_) {
+        const HostPins::Stats pins = pins_->stats();
+        stats.registered_bytes = pins.bytes;
+        stats.registering_bytes = pins.open_bytes;
+        stats.registered_ns = pins.ns;
+        stats.refused_slabs = pins.refused;
+    }
     const uint64_t kept = host ? kept_bytes() : 0;
     stats.budget_bytes = usage.budget_blocks * block_bytes_ + kept;
     stats.used_bytes = usage.used_blocks * block_bytes_ + kept;
@@ -247,6 +254,8 @@ void Runtime::report_drivers(report::ReportData &data)
         driver.name = at.driver;
         driver.used_for = place == host_place_ ? "host" : format_text("device %u", at.device);
         driver.remark = at.remark;
+        const std::string pins = pins_ ? pins_->remark(at.device) : "";
+        if (at.streams && !pins.empty()) driver.remark += (at.remark.empty() ? "" : " ") + pins;
         driver.bytes = info.bytes;
         driver.locked = info.locked != 0;
         driver.huge_pages = info.huge_pages != 0;

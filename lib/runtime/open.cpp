@@ -226,7 +226,7 @@ Runtime::~Runtime()
     scratch_.reset();
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
-    unpin_host_memory();
+    pins_.reset();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -262,8 +262,9 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
     return runtime.release();
 }
 
+// `near_node`: as in stw_memory_options.
 Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
-                            uint64_t address_bytes)
+                            uint64_t address_bytes, uint32_t near_node)
 {
     STW_TRY(find_driver(driver, "the driver of a tier", &place.ops));
     place.driver = place.ops->name;
@@ -274,6 +275,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     options.bytes = bytes;
     options.block_bytes = static_cast<uint32_t>(block_bytes_);
     options.address_bytes = address_bytes;
+    options.near_node = near_node;
     const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
     if (code != STW_OK) return from_driver(code, error, "the memory of a tier cannot be taken");
     stw_memory_info info{};
@@ -336,6 +338,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
     open_scratch(scratch_blocks * block_bytes_);
+    pin_host_memory();
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
@@ -353,20 +356,41 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     return {};
 }
 
-// The host first: it reserves no addresses, so what it refuses has cost nothing.
+Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
+{
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
+        if (blocks == 0 || device_can(options.devices[i], STW_MEMORY_STREAMS) != streams) continue;
+        STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
+                            address_bytes_of(config_of(options, 0)), 0));
+    }
+    return {};
+}
+
+// Of the first device behind a bus that knows: the host tier goes there.
+uint32_t Runtime::near_node() const
+{
+    for (const Place &place : places_) {
+        if (!place.streams) continue;
+        stw_memory_info info{};
+        info.struct_size = sizeof info;
+        place.ops->info(place.memory, &info);
+        if (info.numa_node >= 0) return static_cast<uint32_t>(info.numa_node) + 1;
+    }
+    return 0;
+}
+
+// First those that know where the host's memory should be, then the host: it reserves no addresses,
+// so what it refuses has cost little.
 Status Runtime::open_memories(const stw_runtime_options &options)
 {
     const uint64_t host_blocks = options.host_bytes / block_bytes_;
+    STW_TRY(open_devices(options, true));
     if (host_blocks > 0) {
-        STW_TRY(open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0));
+        STW_TRY(
+            open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0, near_node()));
     }
-    for (uint32_t i = 0; i < options.device_count; ++i) {
-        const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
-        if (blocks == 0) continue;
-        STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
-                            address_bytes_of(config_of(options, 0))));
-    }
-    pin_host_memory();
+    STW_TRY(open_devices(options, false));
     nearest_place_ = host_place_;
     for (PlaceId place = 0; place <= host_place_; ++place) {
         if (!places_[place].memory) continue;
@@ -453,7 +477,9 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.order = {this, device_before, device_started, device_ordered, device_arrived};
+    options.order = {this,           device_before,     device_hold,
+                     device_let_go,  device_registered, device_started,
+                     device_ordered, device_arrived};
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();
@@ -464,6 +490,7 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
 Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     close_ranks();
+    if (pins_) pins_->stop();
     if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
     stop_copier();
     planner_.stop();

@@ -13,6 +13,7 @@
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
+#include "lib/runtime/host_pins.h"
 #include "lib/runtime/planner.h"
 #include "lib/runtime/scratch.h"
 #include "lib/runtime/slot_memory.h"
@@ -60,8 +61,7 @@ struct Place {
     std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
     bool computes = false;                    // updates, on a stream of its own
     uint32_t algorithms = 0;                  // those it knows: a bit for each number
-    uint64_t update_blocks = 0;       // its budget, or what that changes to if that is less
-    uint64_t pinned_host_bytes = 0;   // from the beginning of the host tier
+    uint64_t update_blocks = 0;               // its budget, or what that changes to if that is less
     std::string driver;
     std::string remark;
 };
@@ -371,7 +371,10 @@ private:
     // open.cpp
     Status open_tiers(const stw_runtime_options &options);
     Status open_memories(const stw_runtime_options &options);
-    Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes);
+    Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes,
+                       uint32_t near_node);
+    Status open_devices(const stw_runtime_options &options, bool streams);
+    [[nodiscard]] uint32_t near_node() const;
     Status open_store(const stw_runtime_options &options, Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
     void expect_bandwidths(const Tuning &tuning);
@@ -404,6 +407,9 @@ private:
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
     void submit_transfers(Commands &out);
     void swap_memory(Commands &out);
+    stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
+    stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
+                         stw_driver_error *error);
     transfer::Job job_of(const residency::Transfer &transfer) const;
     char *pointer_of(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                      uint64_t pack_offset) const;
@@ -473,8 +479,10 @@ private:
     static void device_ordered(void *user, residency::TransferId transfer);
     static void device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                uint64_t number);
+    static void device_hold(void *user, uint32_t memory);
+    static bool device_registered(void *user, const void *pointer);
+    static void device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark);
     void pin_host_memory();
-    void unpin_host_memory();
 
     // device_updates.cpp
     void open_device_updates(Place &place);
@@ -694,6 +702,7 @@ private:
     Status wait_for_claims(const BudgetChange &change);
     Status empty_down_to(const BudgetChange &change);
     Status shrink_store(const BudgetChange &change);
+    void unpin_before(const BudgetChange &change);
     Status give_memory_back(const BudgetChange &change);
     Status grow(const BudgetChange &change);
     Status take_memory_back(const BudgetChange &change);
@@ -833,10 +842,11 @@ private:
     uint32_t plan_turn_ = 0;                             // in its round
     uint64_t plan_deviations_ = 0;                       // of the phases, as of its last begin
     uint64_t policies_changed_ = 0;
-    uint64_t plan_bytes_asked_ = 0;  // that the question under way may take; 0: none is
-    uint64_t plan_bytes_kept_ = 0;   // of plans_made_
-    uint64_t plan_bytes_max_ = 0;    // of metadata_bytes, for both
-    bool plan_refused_ = false;      // the system starts no thread for them
+    uint64_t plan_bytes_asked_ = 0;   // that the question under way may take; 0: none is
+    uint64_t plan_bytes_kept_ = 0;    // of plans_made_
+    uint64_t plan_bytes_max_ = 0;     // of metadata_bytes, for both
+    bool plan_refused_ = false;       // the system starts no thread for them
+    std::unique_ptr<HostPins> pins_;  // null: no device has streams, or there is no host tier
     Planner planner_{[this](PlanWork &work) { prepare_plan(work); }};
     std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
     uint64_t lookahead_bytes_ = 0;                // of all phases

@@ -5,17 +5,11 @@
 #include "lib/runtime/snapshot.h"
 
 #include <algorithm>
-#include <cinttypes>
+#include <utility>
 
 namespace stepwell {
 
 using residency::PlaceId;
-
-namespace {
-
-constexpr uint64_t kPinnedAtOnce = 256ull << 20;
-
-}  // namespace
 
 Status Runtime::check_stream(void *stream)
 {
@@ -134,8 +128,25 @@ void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, u
     at.streams->copy_arrived(runtime->slots_of(at, pointer, bytes), number);
 }
 
-// Copies between the host tier and a device with streams then need no buffer between. Where that
-// is refused they are slower, and that is said.
+void Runtime::device_hold(void *user, uint32_t memory)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory);
+}
+
+void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    if (runtime->pins_) runtime->pins_->end(runtime->places_[memory].memory, into, mark);
+}
+
+bool Runtime::device_registered(void *user, const void *pointer)
+{
+    const auto *runtime = static_cast<Runtime *>(user);
+    return runtime->pins_ && runtime->pins_->is_registered(pointer);
+}
+
+// Copies between the host tier and a device with streams then need no buffer between.
 void Runtime::pin_host_memory()
 {
     const Place &host = places_[host_place_];
@@ -143,36 +154,18 @@ void Runtime::pin_host_memory()
     stw_memory_info info{};
     info.struct_size = sizeof info;
     host.ops->info(host.memory, &info);
-    for (Place &place : places_) {
-        if (!place.streams) continue;
-        for (uint64_t at = 0; at < info.bytes; at += kPinnedAtOnce) {
-            stw_driver_error error = STW_DRIVER_ERROR_INIT;
-            const uint64_t bytes = std::min(kPinnedAtOnce, info.bytes - at);
-            const stw_status code =
-                place.ops->pin_host(place.memory, host.base + at, bytes, &error);
-            if (code >= 0) {
-                place.pinned_host_bytes = at + bytes;
-                continue;
-            }
-            place.remark = format_text("%" PRIu64 " of %" PRIu64 " bytes of the host tier are not "
-                                       "registered with device %u, so copies are slower: %s",
-                                       info.bytes - at, info.bytes, place.device, error.sentence);
-            log_.print(STW_LOG_WARNING, place.ops->name, "%s", place.remark.c_str());
-            break;
-        }
-    }
-}
-
-void Runtime::unpin_host_memory()
-{
-    const Place &host = places_[host_place_];
-    for (Place &place : places_) {
-        for (uint64_t at = 0; at < place.pinned_host_bytes; at += kPinnedAtOnce) {
-            const uint64_t bytes = std::min(kPinnedAtOnce, place.pinned_host_bytes - at);
-            place.ops->unpin_host(place.memory, host.base + at, bytes);
-        }
-        place.pinned_host_bytes = 0;
-    }
+    HostPins::Options options;
+    for (const Place &place : places_)
+        if (place.streams) options.devices.push_back({place.ops, place.memory, place.device});
+    if (options.devices.empty()) return;
+    options.base = host.base;
+    options.bytes = info.bytes;
+    options.block_bytes = block_bytes_;
+    options.staging_bytes = staging_bytes_;
+    options.scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;
+    options.log = &log_;
+    options.now_ns = [this] { return now(); };
+    pins_ = std::make_unique<HostPins>(std::move(options));
 }
 
 }  // namespace stepwell

@@ -42,6 +42,12 @@ uint64_t DeviceStreams::metadata_bytes() const
 
 Status DeviceStreams::failed(stw_status code, const char *what) const
 {
+    if (code == STW_ERROR_INVALID) {
+        return Status::error(code,
+                             "%s cannot be ordered while a stream of %s records a graph; end the "
+                             "capture first, fetch before it and release after the launch",
+                             what, device_.c_str());
+    }
     return Status::error(code,
                          "%s cannot be ordered behind the work of a stream of %s, which is lost or "
                          "was destroyed with work on it",

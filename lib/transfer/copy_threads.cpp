@@ -30,20 +30,36 @@ stw_status bounce(const Memory &into, char *target, const Memory &out_of, const 
 
 }  // namespace
 
-Task *Engine::Parts::next_copy()
+Task *Engine::Parts::best_copy() const
 {
-    Task *staged = write_ring.empty() ? nullptr : staged_writes.best();
-    Task *task = more_urgent(copies.best(), staged);
-    if (task == nullptr) return nullptr;
-    if (task == staged) {
-        staged_writes.remove(*task);
-        take_ring(*task, write_ring);
+    return more_urgent(copies.best(), write_ring.empty() ? nullptr : staged_writes.best());
+}
+
+void Engine::Parts::take_copy(Task &task)
+{
+    if (task.queue == &staged_writes) {
+        staged_writes.remove(task);
+        take_ring(task, write_ring);
     } else {
-        copies.remove(*task);
+        copies.remove(task);
     }
-    task->begun = true;
-    task->stage = Stage::kCopy;
-    return task;
+    task.begun = true;
+    task.stage = Stage::kCopy;
+}
+
+// What is queued at the moment: nothing waits for a batch to fill.
+void Engine::Parts::next_copies(Batch &batch)
+{
+    batch.clear();
+    uint64_t bytes = 0;
+    while (batch.size() < kBatchMax && bytes < kBatchBytes) {
+        Task *task = best_copy();
+        if (task == nullptr || (!batch.empty() && !go_together(*batch.front(), *task))) return;
+        take_copy(*task);
+        batch.push_back(task);
+        bytes += task->job.transfer.bytes;
+        if (!may_batch(*task)) return;
+    }
 }
 
 void Engine::Parts::copy_main()
@@ -52,44 +68,51 @@ void Engine::Parts::copy_main()
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
     Started started;
-    started.reserve(kStartedMax + 1);
+    started.tasks.reserve(uint64_t{kStartedMax + 1} * kBatchMax);
+    Batch batch;
+    batch.reserve(kBatchMax);
     for (;;) {
-        Task *task = nullptr;
         {
             MutexLock lock(mutex);
-            while ((task = next_copy()) == nullptr && started.empty() && !thread_ends())
+            for (next_copies(batch); batch.empty() && started.tasks.empty() && !thread_ends();
+                 next_copies(batch))
                 copy_ready.wait(mutex);
         }
-        if (task != nullptr) run_copy(*task, started, outbox);
-        if (task == nullptr && started.empty()) break;
+        const bool idle = batch.empty();
+        if (idle && started.tasks.empty()) break;
+        run_copies(batch, started, outbox);
         // A device goes on while more is enqueued; only what is left over is waited for.
-        if (task == nullptr || started.size() > kStartedMax) {
-            Task &oldest = *started.front();
-            started.erase(started.begin());
-            await_copy(oldest, outbox);
-        }
+        if (idle || started.batches > kStartedMax) await_copies(started, outbox);
         flush(outbox);
     }
     thread_gone();
 }
 
-void Engine::Parts::run_copy(Task &task, Started &started, Outbox &outbox)
+// The blocks may be used; false: the task is over.
+bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
 {
     if (!task.status.ok()) {
         finish(task, outbox);
-        return;
+        return false;
     }
     hop_begin(task, copy_link(task));
     if (task.route != Route::kWriteStaged) task.status = map_block(task);
-    if (task.status.ok() && may_start(task)) {
-        task.status = start_copy(task);
-        if (task.status.ok()) {
-            started.push_back(&task);
-            return;
-        }
-    } else if (task.status.ok()) {
-        task.status = copy_bytes(task);
+    if (task.status.ok()) return true;
+    end_copy(task, outbox);
+    return false;
+}
+
+void Engine::Parts::run_copies(Batch &batch, Started &started, Outbox &outbox)
+{
+    const auto over = [&](Task *task) { return !prepare_copy(*task, outbox); };
+    batch.erase(std::remove_if(batch.begin(), batch.end(), over), batch.end());
+    if (batch.empty()) return;
+    if (may_start(*batch.front())) {
+        start_copies(batch, started, outbox);
+        return;
     }
+    Task &task = *batch.front();  // alone
+    task.status = copy_bytes(task);
     end_copy(task, outbox);
 }
 
@@ -138,37 +161,111 @@ bool Engine::Parts::may_start(const Task &task) const
     return !memory.cpu_access && (memory.ops->capabilities & STW_MEMORY_STREAMS) != 0;
 }
 
-Status Engine::Parts::start_copy(Task &task)
+bool Engine::Parts::may_batch(const Task &task) const
 {
-    const Sides sides = sides_of(task);
-    const Memory &memory = options.memories[sides.device];
-    const DeviceOrder &order = options.order;
-    const uint64_t bytes = task.job.transfer.bytes;
-    const void *there = sides.into ? sides.target : sides.source;
-    STW_TRY(order_copy(sides.device, there, bytes, sides.into));
-    const stw_status code =
-        memory.ops->copy_start(memory.memory, sides.target, sides.source, bytes, &task.mark);
-    if (code < 0) return copy_failed(task, code);
-    if (!sides.into) return {};
-    task.order_number = order.started(order.user, sides.device, there, bytes, task.mark);
-    if (enter_hook()) {
-        order.ordered(order.user, task.job.transfer.id);
-        leave_hook();
-    }
-    return {};
+    if (!may_start(task) || task.job.transfer.bytes > kSmallBytes) return false;
+    return (options.memories[sides_of(task).device].ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
 }
 
-void Engine::Parts::await_copy(Task &task, Outbox &outbox)
+bool Engine::Parts::go_together(const Task &first, const Task &next) const
 {
-    const Sides sides = sides_of(task);
-    const Memory &memory = options.memories[sides.device];
-    const stw_status code = memory.ops->wait(memory.memory, task.mark);
-    if (code < 0) task.status = copy_failed(task, code);
-    if (code >= 0 && sides.into) {
-        options.order.arrived(options.order.user, sides.device, sides.target,
-                              task.job.transfer.bytes, task.order_number);
+    if (!may_batch(next)) return false;
+    const Sides a = sides_of(first);
+    const Sides b = sides_of(next);
+    return a.device == b.device && a.into == b.into;
+}
+
+// They have one mark.
+bool Engine::Parts::are_together(const Task &a, const Task &b) const
+{
+    return a.mark == b.mark && sides_of(a).device == sides_of(b).device;
+}
+
+// All in one direction of one device; what fails is over, the rest is behind the others.
+void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
+{
+    const auto failed = [&](Task *task) {
+        if (task->status.ok()) return false;
+        end_copy(*task, outbox);
+        return true;
+    };
+    for (Task *task : batch) {
+        const Sides sides = sides_of(*task);
+        task->status = order_copy(sides.device, sides.into ? sides.target : sides.source,
+                                  task->job.transfer.bytes, sides.into);
     }
-    end_copy(task, outbox);
+    batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
+    if (batch.empty()) return;
+    enqueue_copies(batch);
+    batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
+    const DeviceOrder &order = options.order;
+    for (Task *task : batch) {
+        const Sides sides = sides_of(*task);
+        if (started.tasks.empty() || !are_together(*started.tasks.back(), *task)) ++started.batches;
+        started.tasks.push_back(task);
+        if (!sides.into) continue;
+        task->order_number = order.started(order.user, sides.device, sides.target,
+                                           task->job.transfer.bytes, task->mark);
+        if (enter_hook()) {
+            order.ordered(order.user, task->job.transfer.id);
+            leave_hook();
+        }
+    }
+}
+
+// In one call where that is possible: between the hooks nothing is registered no more.
+void Engine::Parts::enqueue_copies(Batch &batch)
+{
+    const Sides first = sides_of(*batch.front());
+    const Memory &memory = options.memories[first.device];
+    const DeviceOrder &order = options.order;
+    std::array<stw_memory_copy, kBatchMax> list{};
+    uint64_t *mark = nullptr;
+    order.hold(order.user, first.device);
+    bool together = batch.size() > 1;
+    for (size_t i = 0; i < batch.size(); ++i) {
+        const Sides sides = sides_of(*batch[i]);
+        list[i] = {sides.target, sides.source, batch[i]->job.transfer.bytes};
+        together =
+            together && order.registered(order.user, sides.into ? sides.source : sides.target);
+    }
+    const auto n = static_cast<uint32_t>(batch.size());
+    const uint32_t at_once = together ? n : 1;
+    for (uint32_t at = 0; at < n; at += at_once) {
+        uint64_t behind = 0;
+        const stw_status code =
+            together ? memory.ops->copies_start(memory.memory, list.data(), n, &behind)
+                     : memory.ops->copy_start(memory.memory, list[at].destination, list[at].source,
+                                              list[at].bytes, &behind);
+        for (uint32_t i = at; i < at + at_once; ++i) {
+            batch[i]->mark = behind;
+            if (code < 0) batch[i]->status = copy_failed(*batch[i], code);
+        }
+        if (code >= 0) mark = &batch[at]->mark;
+    }
+    order.let_go(order.user, first.device, first.into, mark);
+}
+
+// The oldest, and what is behind the same mark.
+void Engine::Parts::await_copies(Started &started, Outbox &outbox)
+{
+    const Task &oldest = *started.tasks.front();
+    const Memory &memory = options.memories[sides_of(oldest).device];
+    const stw_status code = memory.ops->wait(memory.memory, oldest.mark);
+    const auto end = std::find_if(started.tasks.begin(), started.tasks.end(),
+                                  [&](const Task *task) { return !are_together(oldest, *task); });
+    for (auto each = started.tasks.begin(); each != end; ++each) {
+        Task &task = **each;
+        const Sides sides = sides_of(task);
+        if (code < 0) task.status = copy_failed(task, code);
+        if (code >= 0 && sides.into) {
+            options.order.arrived(options.order.user, sides.device, sides.target,
+                                  task.job.transfer.bytes, task.order_number);
+        }
+        end_copy(task, outbox);
+    }
+    started.tasks.erase(started.tasks.begin(), end);
+    --started.batches;
 }
 
 // ------------------------------------------------------------------------------- and the rest --

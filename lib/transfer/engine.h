@@ -95,6 +95,12 @@ struct DeviceOrder {
     // Bytes are about to be read or, with `writes`, written. An error fails the job.
     Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                      bool writes) = nullptr;
+    // Around what starts copies between the memory and the host. `mark`: behind them; null: none
+    // was started, or they are over.
+    void (*hold)(void *user, uint32_t memory) = nullptr;
+    void (*let_go)(void *user, uint32_t memory, bool into, const uint64_t *mark) = nullptr;
+    // Between the two: this block of the host's memory needs no buffer of the driver's.
+    bool (*registered)(void *user, const void *pointer) = nullptr;
     // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
     uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                         uint64_t mark) = nullptr;

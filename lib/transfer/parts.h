@@ -32,9 +32,19 @@ struct Outbox {
 
 constexpr uint32_t kOutboxMax = 64;
 
-// Copies of one thread that are enqueued on devices, oldest first.
-constexpr uint32_t kStartedMax = 8;
-using Started = std::vector<Task *>;
+// Small copies that are started in one call, no more bytes than a large block has: what becomes
+// urgent meanwhile is behind them.
+constexpr uint32_t kBatchMax = 32;
+constexpr uint64_t kBatchBytes = 2 << 20;
+constexpr uint64_t kSmallBytes = 512 * 1024;
+using Batch = std::vector<Task *>;
+
+// Copies of one thread that are enqueued on devices, oldest first. Those of a batch have one mark.
+constexpr uint32_t kStartedMax = 8;  // batches
+struct Started {
+    std::vector<Task *> tasks;
+    uint32_t batches = 0;
+};
 
 class StorageThread;
 
@@ -95,20 +105,28 @@ struct Engine::Parts {
     void enqueue(Task &task) STW_REQUIRES(mutex);
     void wake_path(uint32_t path) STW_REQUIRES(mutex);
     void wake_all() STW_REQUIRES(mutex);
-    [[nodiscard]] Task *next_copy() STW_REQUIRES(mutex);
+    [[nodiscard]] Task *best_copy() const STW_REQUIRES(mutex);
+    void take_copy(Task &task) STW_REQUIRES(mutex);
+    // The most urgent copy, and those behind it that can be started in the same call.
+    void next_copies(Batch &batch) STW_REQUIRES(mutex);
     void take_ring(Task &task, std::vector<uint32_t> &ring) STW_REQUIRES(mutex);
     // Takes what no thread has begun out of the queues.
     void take_waiting(std::vector<Task *> &waiting) STW_REQUIRES(mutex);
     void cancel(const std::vector<Task *> &waiting);
 
     // Copy threads, without the lock.
-    void run_copy(Task &task, Started &started, Outbox &outbox);
+    void run_copies(Batch &batch, Started &started, Outbox &outbox);
+    bool prepare_copy(Task &task, Outbox &outbox);
     void end_copy(Task &task, Outbox &outbox);
     Status copy_failed(const Task &task, stw_status code) const;
     [[nodiscard]] bool may_start(const Task &task) const;
-    Status start_copy(Task &task);
-    void await_copy(Task &task, Outbox &outbox);
+    void start_copies(Batch &batch, Started &started, Outbox &outbox);
+    void enqueue_copies(Batch &batch);
+    void await_copies(Started &started, Outbox &outbox);
     struct Sides;
+    [[nodiscard]] bool may_batch(const Task &task) const;
+    [[nodiscard]] bool are_together(const Task &a, const Task &b) const;
+    [[nodiscard]] bool go_together(const Task &first, const Task &next) const;
     [[nodiscard]] Sides sides_of(const Task &task) const;
     Status copy_bytes(Task &task) const;
     Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) const;

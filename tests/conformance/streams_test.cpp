@@ -5,6 +5,9 @@
 
 #include <stepwell/types.h>
 
+#include <cstring>
+#include <vector>
+
 namespace conformance {
 namespace {
 
@@ -88,6 +91,53 @@ TEST_P(StreamsConformance, HostMemoryIsPinnedOnceAndAgainAfterwards)
         EXPECT_TRUE(back.holds(static_cast<uint8_t>(5 + round)));
         ops().unpin_host(memory_.get(), data.data(), kMiB);
     }
+}
+
+// One mark is behind all of them, whether the host's memory is registered or not.
+TEST_P(StreamsConformance, CopiesThatWereStartedTogetherAreThereBehindTheirMark)
+{
+    if (!memory_.can(STW_MEMORY_CAN_BATCH)) GTEST_SKIP() << "copies are started one by one";
+    constexpr uint64_t kPiece = 4096 + 64;
+    constexpr uint32_t kPieces = 200;
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    Buffer data(kMiB);
+    Buffer back(kMiB);
+    for (uint8_t round = 1; round <= 4; ++round) {
+        data.fill(round);
+        back.fill(0);
+        std::vector<stw_memory_copy> up;
+        std::vector<stw_memory_copy> down;
+        for (uint64_t i = 0; i < kPieces; ++i) {
+            uint8_t *there = memory_.block(0) + i * kPiece;
+            up.push_back({there, data.data() + i * kPiece, kPiece});
+            down.push_back({back.data() + i * kPiece, there, kPiece});
+        }
+        if (round == 3) {
+            for (Buffer *buffer : {&data, &back})
+                ASSERT_EQ(ops().pin_host(memory_.get(), buffer->data(), kMiB, &error), STW_OK)
+                    << error.sentence;
+        }
+        uint64_t in = 0;
+        uint64_t out = 0;
+        ASSERT_EQ(ops().copies_start(memory_.get(), up.data(), kPieces, &in), STW_OK);
+        ASSERT_EQ(ops().copies_after(memory_.get(), in), STW_OK);
+        ASSERT_EQ(ops().copies_start(memory_.get(), down.data(), kPieces, &out), STW_OK);
+        ASSERT_EQ(ops().wait(memory_.get(), out), STW_OK);
+        EXPECT_EQ(std::memcmp(back.data(), data.data(), kPieces * kPiece), 0) << int{round};
+        EXPECT_EQ(ops().wait(memory_.get(), in), STW_OK);
+    }
+    for (Buffer *buffer : {&data, &back}) ops().unpin_host(memory_.get(), buffer->data(), kMiB);
+}
+
+TEST_P(StreamsConformance, CopiesOfBothDirectionsAreNotStartedTogether)
+{
+    if (!memory_.can(STW_MEMORY_CAN_BATCH)) GTEST_SKIP() << "copies are started one by one";
+    Buffer data(kMiB);
+    uint64_t mark = 0;
+    const stw_memory_copy copies[] = {{memory_.block(0), data.data(), 64},
+                                      {data.data() + 64, memory_.block(1), 64}};
+    EXPECT_EQ(ops().copies_start(memory_.get(), copies, 2, &mark), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().copies_start(memory_.get(), copies, 0, &mark), STW_ERROR_INVALID);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(StreamsConformance);

@@ -636,6 +636,10 @@ class stw_tier_stats(Struct):
         ("planned_bytes", c_uint64),
         ("planned_used_bytes", c_uint64),
         ("planned_wasted_bytes", c_uint64),
+        ("registered_bytes", c_uint64),
+        ("registering_bytes", c_uint64),
+        ("registered_ns", c_uint64),
+        ("refused_slabs", c_uint64),
     ]
 
 

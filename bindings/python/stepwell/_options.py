@@ -100,6 +100,10 @@ class TierStats(NamedTuple):
     planned_bytes: int
     planned_used_bytes: int
     planned_wasted_bytes: int
+    registered_bytes: int
+    registering_bytes: int
+    registered_ns: int
+    refused_slabs: int
 
 
 class LinkStats(NamedTuple):

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host tier's memory, registered with the drivers of devices slab by slab on a thread of its
+// own: what is not registered yet, or was refused, is copied all the same, through a buffer of the
+// driver's. No copy of ours crosses a border of what is registered at once: slabs are whole blocks.
+//
+// Memory that goes back to the system is registered no more before it goes: a device that kept its
+// pages would write to them unseen. Must not know who wants the memory, or why it goes.
+#pragma once
+
+#include <stepwell/driver.h>
+
+#include "lib/observe/log.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stepwell {
+
+class HostPins {
+public:
+    struct Device {
+        const stw_memory_ops *ops = nullptr;  // with STW_MEMORY_STREAMS; borrowed, as the memory
+        stw_memory *memory = nullptr;
+        uint32_t device = 0;
+    };
+    struct Options {
+        char *base = nullptr;
+        uint64_t bytes = 0;
+        uint64_t block_bytes = 0;
+        // From the end: parts that never go back, and are used by others as one piece each.
+        uint64_t staging_bytes = 0;
+        uint64_t scratch_bytes = 0;
+        std::vector<Device> devices;
+        observe::Log *log = nullptr;  // borrowed
+        std::function<uint64_t()> now_ns;
+    };
+    struct Stats {
+        uint64_t bytes = 0;       // registered now
+        uint64_t open_bytes = 0;  // still to be
+        uint64_t ns = 0;          // of all registering so far
+        uint64_t refused = 0;     // slabs
+    };
+
+    // Starts the thread. Nothing is registered when it returns.
+    explicit HostPins(Options options);
+    ~HostPins();  // nothing is copied any more
+    HostPins(const HostPins &) = delete;
+    HostPins &operator=(const HostPins &) = delete;
+
+    // Ends the thread behind the slab that it is at. Once; nothing is registered from then on.
+    void stop();
+
+    // Around what starts copies between the tier and a device: a range that is to be registered no
+    // more waits for them. `mark`: the driver's, behind those into the device or out of it; null:
+    // none was started, or they are over. A thread is between the two for one device at a time.
+    void begin(const stw_memory *memory);
+    void end(const stw_memory *memory, bool into, const uint64_t *mark);
+    // Between the two: this block is registered, with all drivers.
+    [[nodiscard]] bool is_registered(const void *pointer) const;
+
+    // While one lives nothing is registered anew.
+    class Pause {
+    public:
+        explicit Pause(HostPins *pins);
+        ~Pause();
+        Pause(const Pause &) = delete;
+        Pause &operator=(const Pause &) = delete;
+
+    private:
+        HostPins *const pins_;  // null: there are none
+    };
+    // Blocks of the tier. What is registered with them is so no more when this returns, and copies
+    // that were started from or to there are over. Waits for devices, not for the library's locks.
+    void release(uint32_t first, uint32_t count);
+    // As release, and they are left alone until they come back.
+    void gone(uint32_t first, uint32_t count);
+    void back(uint32_t first, uint32_t count);
+
+    [[nodiscard]] Stats stats() const;
+    // "", or what was refused with this device.
+    [[nodiscard]] std::string remark(uint32_t device) const;
+
+private:
+    struct Range {
+        uint32_t first = 0;
+        uint32_t count = 0;
+    };
+    struct Slab {
+        Range range;
+        bool open = true;  // something in it may have to be registered
+    };
+    // The first device of each driver registers for all of them.
+    struct Registrar {
+        Device device;
+        std::map<uint32_t, uint32_t> pinned;  // count by first
+        std::vector<Slab> slabs;
+        uint64_t refused = 0;
+        std::string remark;
+    };
+    struct Copies {
+        stw_memory *memory = nullptr;
+        const stw_memory_ops *ops = nullptr;
+        std::mutex mutex;
+        std::optional<uint64_t> up;  // the last marks
+        std::optional<uint64_t> down;
+    };
+
+    void run();
+    bool next(Registrar **registrar_out, Range *range_out);
+    bool next_in(const Registrar &registrar, const Slab &slab, Range *range_out) const;
+    void register_one(std::unique_lock<std::mutex> &lock, Registrar &registrar, Range range);
+    void refuse(Registrar &registrar, const stw_driver_error &error);
+    void drop(std::unique_lock<std::mutex> &lock, Range range);
+    void unpin(Registrar &registrar, Range range);
+    void note(Range range, int change);
+    void await_copies();
+    void make_slabs(Registrar &registrar);
+    [[nodiscard]] uint64_t bytes_of(Range range) const { return range.count * block_bytes_; }
+    [[nodiscard]] void *at(Range range) const { return base_ + range.first * block_bytes_; }
+    Copies *copies_of(const stw_memory *memory);
+
+    char *const base_;
+    const uint64_t block_bytes_;
+    const uint32_t blocks_;
+    const uint32_t scratch_blocks_;
+    const uint32_t staging_blocks_;
+    observe::Log &log_;
+    const std::function<uint64_t()> now_ns_;
+    std::deque<Copies> copies_;  // constant but for what is in them
+
+    // Held while something is registered no more; before those of copies.
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<Registrar> registrars_;
+    std::vector<bool> gone_;
+    // By block: with how many drivers. Fewer only under the locks of copies.
+    std::unique_ptr<std::atomic<int>[]> registered_;
+    Range busy_;  // being registered, without the lock
+    uint32_t pauses_ = 0;
+    bool stops_ = false;
+    std::atomic<uint64_t> bytes_{0};
+    std::atomic<uint64_t> open_bytes_{0};
+    std::atomic<uint64_t> ns_{0};
+    std::atomic<uint64_t> refused_{0};
+    std::thread thread_;
+};
+
+}  // namespace stepwell

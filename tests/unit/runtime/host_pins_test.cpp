@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of the host tier is registered with whom, by the addresses alone: the memory is not there.
+#include "lib/runtime/host_pins.h"
+
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace stepwell {
+namespace {
+
+constexpr uint64_t kBlock = 2 << 20;
+constexpr uint64_t kSlab = 256 << 20;
+
+// A driver that writes down what is registered; the second is another driver's table.
+struct Pinned {
+    std::mutex mutex;
+    std::map<uint64_t, uint64_t> ranges;  // bytes by address
+    std::vector<uint64_t> sizes;          // in order
+    uint64_t refuse_from = UINT64_MAX;    // the call, from 0
+    uint64_t calls = 0;
+    uint64_t waited = 0;  // the last mark
+    bool overlapped = false;
+};
+
+Pinned *of(stw_memory *memory)
+{
+    return reinterpret_cast<Pinned *>(memory);
+}
+
+stw_status pin(stw_memory *memory, void *base, uint64_t bytes, stw_driver_error *error_out)
+{
+    Pinned &pinned = *of(memory);
+    const std::lock_guard<std::mutex> lock(pinned.mutex);
+    if (pinned.calls++ >= pinned.refuse_from) {
+        std::snprintf(error_out->sentence, sizeof error_out->sentence, "There is no more.");
+        return STW_ERROR_MEMORY;
+    }
+    const auto begin = reinterpret_cast<uint64_t>(base);
+    for (const auto &[other, size] : pinned.ranges)
+        pinned.overlapped |= begin < other + size && other < begin + bytes;
+    pinned.ranges[begin] = bytes;
+    pinned.sizes.push_back(bytes);
+    return STW_OK;
+}
+
+void unpin(stw_memory *memory, void *base, uint64_t bytes)
+{
+    Pinned &pinned = *of(memory);
+    const std::lock_guard<std::mutex> lock(pinned.mutex);
+    EXPECT_EQ(pinned.ranges[reinterpret_cast<uint64_t>(base)], bytes);
+    pinned.ranges.erase(reinterpret_cast<uint64_t>(base));
+}
+
+stw_status wait(stw_memory *memory, uint64_t mark)
+{
+    of(memory)->waited = mark;
+    return STW_OK;
+}
+
+class HostPinsTest : public testing::Test {
+protected:
+    HostPinsTest()
+    {
+        ops_.name = other_ops_.name = "fake";
+        for (stw_memory_ops *ops : {&ops_, &other_ops_})
+            ops->pin_host = pin, ops->unpin_host = unpin, ops->wait = wait;
+        options_.base = reinterpret_cast<char *>(kBase);
+        options_.bytes = 2 * kSlab + 20 * kBlock;
+        options_.block_bytes = kBlock;
+        options_.staging_bytes = 8 * kBlock;
+        options_.scratch_bytes = 4 * kBlock;
+        options_.log = &log_;
+        options_.now_ns = [] { return uint64_t{0}; };
+    }
+    HostPins::Device device(uint32_t number, const stw_memory_ops *ops, Pinned *pinned)
+    {
+        return {ops, reinterpret_cast<stw_memory *>(pinned), number};
+    }
+    static void settle(const HostPins &pins)
+    {
+        while (pins.stats().open_bytes > 0) std::this_thread::yield();
+    }
+    static bool covers(Pinned &pinned, uint32_t block)
+    {
+        const uint64_t address = kBase + block * kBlock;
+        const std::lock_guard<std::mutex> lock(pinned.mutex);
+        for (const auto &[begin, bytes] : pinned.ranges)
+            if (address >= begin && address < begin + bytes) return true;
+        return false;
+    }
+
+    static constexpr uint64_t kBase = uint64_t{1} << 40;
+    stw_memory_ops ops_ = {};
+    stw_memory_ops other_ops_ = {};
+    std::string lines_;
+    observe::Log log_{[this] {
+        observe::LogOptions options;
+        options.level = STW_LOG_WARNING;
+        options.user = &lines_;
+        options.callback = [](void *user, uint32_t, const char *, const char *line) {
+            *static_cast<std::string *>(user) += std::string(line) + "\n";
+        };
+        options.lines_per_window = 100;
+        options.now_ns = [](void *) { return uint64_t{0}; };
+        return options;
+    }()};
+    HostPins::Options options_;
+    Pinned pinned_;
+    Pinned other_;
+};
+
+TEST_F(HostPinsTest, SlabsEndWhereTensorsScratchAndStagingDo)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    HostPins pins(options_);
+    settle(pins);
+    const std::vector<uint64_t> wanted = {8 * kBlock, 4 * kBlock, kSlab, kSlab, 8 * kBlock};
+    EXPECT_EQ(pinned_.sizes, wanted);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    EXPECT_EQ(lines_, "");
+}
+
+TEST_F(HostPinsTest, AllGoesWithTheObject)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    {
+        HostPins pins(options_);
+        settle(pins);
+    }
+    EXPECT_TRUE(pinned_.ranges.empty());
+}
+
+TEST_F(HostPinsTest, DevicesOfOneDriverAreRegisteredWithOnce)
+{
+    options_.devices = {device(0, &ops_, &pinned_), device(1, &ops_, &other_)};
+    HostPins pins(options_);
+    settle(pins);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    EXPECT_TRUE(other_.ranges.empty());
+}
+
+TEST_F(HostPinsTest, EachDriverRegistersForItself)
+{
+    options_.devices = {device(0, &ops_, &pinned_), device(1, &other_ops_, &other_)};
+    other_.refuse_from = 3;
+    HostPins pins(options_);
+    settle(pins);
+    EXPECT_EQ(pinned_.ranges.size(), 5u);
+    EXPECT_EQ(other_.ranges.size(), 3u);
+    EXPECT_EQ(pins.stats().refused, 2u);
+    EXPECT_EQ(pins.remark(0), "");
+    EXPECT_NE(pins.remark(1).find("There is no more."), std::string::npos) << pins.remark(1);
+}
+
+TEST_F(HostPinsTest, ARefusalIsSaidOnceAndNothingMoreIsAskedFor)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    pinned_.refuse_from = 2;
+    HostPins pins(options_);
+    settle(pins);
+    pins.stop();
+    EXPECT_EQ(pinned_.calls, 3u);
+    EXPECT_EQ(pins.stats().refused, 3u);
+    EXPECT_EQ(pins.stats().bytes, 12 * kBlock);
+    EXPECT_EQ(lines_, pins.remark(0) + "\n");
+}
+
+TEST_F(HostPinsTest, WhatGoesBackIsNotRegisteredAndItsNeighboursAre)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    HostPins pins(options_);
+    settle(pins);
+    pins.gone(5, 1);
+    pins.gone(127, 2);
+    settle(pins);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes - 3 * kBlock);
+    for (const uint32_t block : {5u, 127u, 128u}) EXPECT_FALSE(covers(pinned_, block)) << block;
+    for (const uint32_t block : {4u, 6u, 126u, 129u}) EXPECT_TRUE(covers(pinned_, block)) << block;
+    pins.back(127, 2);
+    pins.back(5, 1);
+    settle(pins);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    EXPECT_TRUE(covers(pinned_, 5));
+    EXPECT_FALSE(pinned_.overlapped);
+}
+
+TEST_F(HostPinsTest, CopiesOfAllDevicesAreWaitedForBeforeARangeGoes)
+{
+    options_.devices = {device(0, &ops_, &pinned_), device(1, &ops_, &other_)};
+    HostPins pins(options_);
+    settle(pins);
+    const uint64_t mark = 77;
+    pins.begin(options_.devices[1].memory);
+    pins.end(options_.devices[1].memory, true, &mark);
+    EXPECT_EQ(other_.waited, 0u);
+    pins.release(3, 1);
+    EXPECT_EQ(other_.waited, 77u);
+}
+
+TEST_F(HostPinsTest, NothingComesBackWhileItIsPaused)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    HostPins pins(options_);
+    settle(pins);
+    {
+        const HostPins::Pause pause(&pins);
+        pins.release(0, 1);
+        EXPECT_EQ(pins.stats().bytes, options_.bytes - kSlab);
+        EXPECT_EQ(pinned_.calls, 5u);
+    }
+    settle(pins);
+    EXPECT_EQ(pinned_.calls, 6u);
+}
+
+}  // namespace
+}  // namespace stepwell

@@ -36,10 +36,12 @@ void complete_budgets(Options &options, const ModelSize &size, const Arithmetic 
 {
     constexpr uint64_t kFixedBytes = uint64_t{64} << 20;
     const uint64_t bytes = size.state_bytes / ranks + size.checkpoint_bytes;
+    const uint64_t all = bytes + bytes / 4 + kFixedBytes;
+    // States are updated on a GPU where they and what is updated take up to half of it; and what is
+    // filled at first is in the host tier.
     if (options.in_memory && options.device_bytes == 0)
-        options.device_bytes = bytes + bytes / 4 + kFixedBytes;
-    // Updates of a GPU's tensors go through the host tier.
-    if (options.in_memory && !arithmetic.on_processor()) options.host_bytes = options.device_bytes;
+        options.device_bytes = arithmetic.on_processor() ? all : 2 * all;
+    if (options.in_memory && !arithmetic.on_processor()) options.host_bytes = all;
     if (!options.nvme.empty() && options.nvme_bytes == 0)
         options.nvme_bytes = bytes + bytes / 2 + kFixedBytes;
 }

@@ -8,10 +8,12 @@
 #include <stepwell/stepwell.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string_view>
+#include <thread>
 #include <tuple>
 
 #include <nlohmann/json.hpp>
@@ -22,6 +24,7 @@ namespace {
 
 constexpr uint64_t kProbeBytes = 16 << 20;  // of a memory driver: a few blocks
 constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kRegisterBytes = 256 << 20;  // of the host tier: a slab
 
 struct Known {
     const char *name;
@@ -90,19 +93,45 @@ Chosen read_entry(stw_runtime *runtime, const char *kind)
     return unknown;
 }
 
+// The host tier is registered by a thread of the library's: looked at until it is over.
+void measure_registration(stw_device_options device, Driver *driver)
+{
+    stw_runtime_options options = small_options();
+    options.devices = &device;
+    options.device_count = 1;
+    options.host_bytes = kRegisterBytes;
+    (void)open_and_look(options, [&](stw_runtime *runtime) {
+        const auto report =
+            nlohmann::json::parse(read_report(runtime, &driver->reason), nullptr, false);
+        if (report.is_object() && report.contains("drivers") && !report["drivers"].empty()) {
+            const int node = report["drivers"][0].value("numa_node", -1);
+            if (node >= 0) driver->numa_node = node;
+        }
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        stw_tier_stats stats = STW_TIER_STATS_INIT;
+        do {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            if (stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats) < 0) return;
+        } while (stats.registering_bytes > 0 && std::chrono::steady_clock::now() < until);
+        if (stats.registered_bytes == kRegisterBytes)
+            driver->register_ns_per_gib = stats.registered_ns * ((1ull << 30) / kRegisterBytes);
+    });
+}
+
 // With whatever tier of memory the options have.
 void try_memory(const stw_runtime_options &options, Driver *driver)
 {
     std::string remark;
+    stw_device_info info = {};
+    info.struct_size = sizeof info;
     driver->reason = open_and_look(options, [&](stw_runtime *runtime) {
-        stw_device_info info = {};
-        info.struct_size = sizeof info;
         driver->works = true;
         remark = read_entry(runtime, "memory").remark;
         if (options.device_count > 0 && stw_device_info_get(runtime, 0, &info) >= 0)
             driver->unified = (info.flags & STW_DEVICE_UNIFIED) != 0;
     });
     if (driver->reason.empty()) driver->reason = remark;
+    if ((info.flags & STW_DEVICE_STREAMS) != 0) measure_registration(options.devices[0], driver);
 }
 
 Driver try_device(const Known &known)

@@ -18,6 +18,9 @@ struct Driver {
     std::string reason;           // why not, in the library's words; else its remark
     std::optional<bool> unified;  // of a device: its memory is the host's
     bool built_in = true;
+    // Of a device across a bus: the host's node that is nearest, and what registering takes.
+    std::optional<int> numa_node = std::nullopt;
+    std::optional<uint64_t> register_ns_per_gib = std::nullopt;
 };
 
 // What the library uses in a directory when it is left to choose.

@@ -23,8 +23,12 @@ Json driver_json(const Driver &driver)
     json["built_in"] = driver.built_in;
     json["works"] = driver.works ? Json(*driver.works) : Json(nullptr);
     json["reason"] = driver.reason.empty() ? Json(nullptr) : Json(driver.reason);
-    if (driver.kind == "memory")
+    if (driver.kind == "memory") {
         json["unified_memory"] = driver.unified ? Json(*driver.unified) : Json(nullptr);
+        json["numa_node"] = driver.numa_node ? Json(*driver.numa_node) : Json(nullptr);
+        json["register_ns_per_gib"] =
+            driver.register_ns_per_gib ? Json(*driver.register_ns_per_gib) : Json(nullptr);
+    }
     return json;
 }
 

@@ -45,6 +45,11 @@ std::string driver_text(const Driver &driver)
         text += *driver.unified ? "; unified memory: shares the host's, no host tier between"
                                 : "; memory of its own: bytes pass through the host tier";
     text += "\n";
+    if (driver.numa_node)
+        text += "          near NUMA node " + std::to_string(*driver.numa_node) + "\n";
+    if (driver.register_ns_per_gib)
+        text += "          registering host memory takes " +
+                std::to_string(*driver.register_ns_per_gib / 1'000'000) + " ms per GiB\n";
     if (!driver.reason.empty()) text += "          " + printable(driver.reason) + "\n";
     return text;
 }

@@ -64,6 +64,19 @@ TEST(Render, JsonHasTheSameInAFixedOrder)
     EXPECT_EQ(json["errors"].size(), 1u);
 }
 
+TEST(Render, ADeviceAcrossABusHasItsNodeAndWhatRegisteringTakes)
+{
+    Info info = small_info();
+    EXPECT_TRUE(Json::parse(info_json(info))["drivers"][0]["register_ns_per_gib"].is_null());
+    info.drivers[0].numa_node = 1;
+    info.drivers[0].register_ns_per_gib = 123'456'789;
+    EXPECT_THAT(info_text(info), HasSubstr("near NUMA node 1\n"));
+    EXPECT_THAT(info_text(info), HasSubstr("registering host memory takes 123 ms per GiB\n"));
+    const Json driver = Json::parse(info_json(info))["drivers"][0];
+    EXPECT_EQ(driver["numa_node"], 1);
+    EXPECT_EQ(driver["register_ns_per_gib"], 123'456'789);
+}
+
 TEST(Render, ANameThatIsNotUtf8DoesNotBreakJson)
 {
     Info info = small_info();

@@ -277,6 +277,11 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
                     "The driver '%s' announces STW_MEMORY_CAN_BATCH and not STW_MEMORY_STREAMS, "
                     "whose marks it needs.",
                     ops.name);
+    const int shows =
+        (ops.reserve_shown != nullptr) + (ops.show != nullptr) + (ops.release_shown != nullptr);
+    if (const stw_status status =
+            check_group(ops, STW_MEMORY_CAN_SHOW, "STW_MEMORY_CAN_SHOW", shows, 3, error_out))
+        return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 

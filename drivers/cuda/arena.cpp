@@ -84,8 +84,19 @@ int Arena::open_mapped()
         mapping().release(std::exchange(handles_[block], 0));
         return error;
     }
+    return allow(base_, bytes_);
+}
+
+int Arena::allow(Address address, uint64_t bytes) const
+{
     const MemoryAccess access{properties_.location};
-    return mapping().set_access(base_, bytes_, &access, 1);
+    return mapping().set_access(address, bytes, &access, 1);
+}
+
+MemoryHandle Arena::handle(uint32_t block)
+{
+    const MutexLock lock(mutex_);
+    return handles_[block];
 }
 
 int Arena::create(MemoryHandle *handle_out)
@@ -110,10 +121,9 @@ int Arena::back(uint32_t block)
 {
     MemoryHandle handle = 0;
     if (const int error = create(&handle)) return error;
-    const MemoryAccess access{properties_.location};
     int error = mapping().map(address_of(block), block_bytes_, 0, handle, 0);
     if (error == kSuccess) {
-        error = mapping().set_access(address_of(block), block_bytes_, &access, 1);
+        error = allow(address_of(block), block_bytes_);
         if (error != kSuccess) mapping().unmap(address_of(block), block_bytes_);
     }
     if (error != kSuccess) mapping().release(handle);

@@ -33,6 +33,12 @@ public:
         return reinterpret_cast<Address>(pointer) - base_ < bytes_;
     }
     uint64_t bytes() const { return bytes_; }
+    uint64_t block_bytes() const { return block_bytes_; }
+    bool in_range(uint32_t first, uint32_t count) const;
+    // Its memory can be seen at other addresses too.
+    bool is_mapped() const { return reserved_ != 0; }
+    MemoryHandle handle(uint32_t block);  // 0: it has no memory
+    int allow(Address address, uint64_t bytes) const;
     const std::string &remark() const { return remark_; }
 
     // Waits for the copies that were begun and what they come behind, a second at most: TIMEOUT,
@@ -49,7 +55,6 @@ private:
     int back(uint32_t block);
     int unback(uint32_t block);
     Address address_of(uint32_t block) const { return base_ + block * block_bytes_; }
-    bool in_range(uint32_t first, uint32_t count) const;
     stw_status await_copies();
 
     const Context &context_;

@@ -143,11 +143,30 @@ stw_status cuda_take_back(stw_memory *memory, uint32_t first_block, uint32_t cou
                       [&] { return of(memory)->take_back(first_block, count, error_out); });
 }
 
+stw_status cuda_reserve_shown(stw_memory *memory, uint64_t bytes, void **address_out)
+{
+    return guard_open(nullptr, [&] { return of(memory)->reserve_shown(bytes, address_out); });
+}
+
+stw_status cuda_show(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
+                     const uint64_t *marks, uint32_t n)
+{
+    return guard_open(nullptr,
+                      [&] { return of(memory)->show(first_block, count, address, marks, n); });
+}
+
+stw_status cuda_release_shown(stw_memory *memory, void *address, uint64_t bytes,
+                              const uint64_t *marks, uint32_t n)
+{
+    return guard_open(nullptr, [&] { return of(memory)->release_shown(address, bytes, marks, n); });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kName,
-    STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH,
+    STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
+        STW_MEMORY_CAN_SHOW,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -174,6 +193,9 @@ constexpr stw_memory_ops kOps = {
     cuda_accumulate_start,
     cuda_zero_start,
     cuda_copies_start,
+    cuda_reserve_shown,
+    cuda_show,
+    cuda_release_shown,
 };
 
 constexpr stw_driver_module kModule = {

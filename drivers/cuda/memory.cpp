@@ -45,6 +45,7 @@ stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_erro
                     "Device %d gives no streams to copy on: %s.", ordinal_,
                     library_.text(error).c_str());
     arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
+    shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
     error = arena_->open(options.bytes, options.block_bytes);
     if (error == kSuccess) return STW_OK;
     size_t free_bytes = 0;
@@ -63,6 +64,7 @@ DeviceMemory::~DeviceMemory()
     if (!context_ || context_->handle() == nullptr) return;
     const Context::Scope scope(*context_);
     if (arena_) library_.api.context_synchronize();
+    shown_.reset();
     arena_.reset();
     updates_.reset();
     copies_.reset();
@@ -90,8 +92,8 @@ stw_status DeviceMemory::copy(void *destination, const void *source, uint64_t by
 stw_status DeviceMemory::copy_start(void *destination, const void *source, uint64_t bytes,
                                     uint64_t *mark_out)
 {
-    const bool to = arena_->contains(destination);
-    const bool from = arena_->contains(source);
+    const bool to = is_here(destination);
+    const bool from = is_here(source);
     if ((!to && !from) || bytes == 0) return STW_ERROR_INVALID;
     const Context::Scope scope(*context_);
     const Address into = address_of(destination);
@@ -199,13 +201,35 @@ stw_status DeviceMemory::update_stream(void **stream_out, stw_driver_error *erro
 stw_status DeviceMemory::give_back(uint32_t first, uint32_t count)
 {
     const Context::Scope scope(*context_);
-    return arena_->give_back(first, count);
+    const stw_status status = arena_->give_back(first, count);
+    if (status == STW_OK) shown_->forget(first, count);
+    return status;
 }
 
 stw_status DeviceMemory::take_back(uint32_t first, uint32_t count, stw_driver_error *error_out)
 {
     const Context::Scope scope(*context_);
     return arena_->take_back(first, count, error_out);
+}
+
+stw_status DeviceMemory::reserve_shown(uint64_t bytes, void **address_out)
+{
+    const Context::Scope scope(*context_);
+    return shown_->reserve(bytes, address_out);
+}
+
+stw_status DeviceMemory::show(uint32_t first, uint32_t count, void *address, const uint64_t *marks,
+                              uint32_t n)
+{
+    const Context::Scope scope(*context_);
+    return shown_->show(first, count, address, marks, n);
+}
+
+stw_status DeviceMemory::release_shown(void *address, uint64_t bytes, const uint64_t *marks,
+                                       uint32_t n)
+{
+    const Context::Scope scope(*context_);
+    return shown_->release(address, bytes, marks, n);
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -167,7 +167,9 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_UPDATES = 16,    /* the device computes updates, only together with STREAMS:
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
-    STW_MEMORY_CAN_BATCH = 32   /* with STREAMS; small copies cost less together: copies_start */
+    STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; small copies cost less together: copies_start */
+    STW_MEMORY_CAN_SHOW = 64    /* blocks can be seen at an address of a tensor's own as well:
+                                   reserve_shown, show, release_shown */
 };
 
 /*
@@ -351,6 +353,19 @@ typedef struct stw_memory_ops {
      * error: none of them is under way any more. */
     stw_status (*copies_start)(stw_memory *memory, const stw_memory_copy *copies, uint32_t n,
                                uint64_t *mark_out);
+    /* STW_MEMORY_CAN_SHOW. Any thread, several at once for different addresses. -------------- */
+    /* A range of addresses for one tensor, aligned to block_bytes; touching it faults until blocks
+     * are shown there. UNSUPPORTED where this device has none; LIMIT when addresses run out. */
+    stw_status (*reserve_shown)(stw_memory *memory, uint64_t bytes, void **address_out);
+    /* `count` arena blocks from `first_block` on are seen at `address` (block aligned, inside a
+     * reserved range) as well as in the arena, until others are shown there. These go when the
+     * device has passed the n marks. Blocks for that; not at all where the same are seen already.
+     * What is given back is seen nowhere. INVALID, MEMORY, and none of them is seen there then. */
+    stw_status (*show)(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
+                       const uint64_t *marks, uint32_t n);
+    /* The range ends when the device has passed the n marks. Does not wait for it. */
+    stw_status (*release_shown)(stw_memory *memory, void *address, uint64_t bytes,
+                                const uint64_t *marks, uint32_t n);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

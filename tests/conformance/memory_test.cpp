@@ -149,6 +149,45 @@ TEST_P(MemoryConformance, ADeviceGivesBackBlocksAndKeepsTheirNeighbours)
     }
 }
 
+TEST_P(MemoryConformance, BlocksAreSeenAtASecondAddress)
+{
+    constexpr uint32_t kLarge = 2 * kMiB;
+    if (!memory_.can(STW_MEMORY_CAN_SHOW)) GTEST_SKIP() << "shows no blocks elsewhere";
+    ASSERT_EQ(memory_.open(8 * uint64_t{kLarge}, kLarge, 0), STW_OK) << memory_.sentence();
+    void *address = nullptr;
+    const stw_status reserved = ops().reserve_shown(memory_.get(), 2 * kLarge, &address);
+    if (reserved == STW_ERROR_UNSUPPORTED) GTEST_SKIP() << memory_.info().remark;
+    ASSERT_EQ(reserved, STW_OK);
+    auto *there = static_cast<uint8_t *>(address);
+    const auto show = [&](uint32_t first, uint32_t count, void *at) {
+        return ops().show(memory_.get(), first, count, at, nullptr, 0);
+    };
+    Buffer data(kLarge);
+    const auto sees = [&](uint32_t index, uint8_t value) {
+        EXPECT_EQ(ops().copy(memory_.get(), data.data(), there + uint64_t{index} * kLarge, kLarge),
+                  STW_OK);
+        return data.holds(value);
+    };
+    for (uint32_t block = 0; block < 8; ++block) {
+        data.fill(static_cast<uint8_t>(block + 1));
+        ASSERT_EQ(ops().copy(memory_.get(), memory_.block(block), data.data(), kLarge), STW_OK);
+    }
+    EXPECT_EQ(show(7, 2, there), STW_ERROR_INVALID);
+    EXPECT_EQ(show(0, 2, there + kLarge), STW_ERROR_INVALID);
+    EXPECT_EQ(show(0, 1, there + 4096), STW_ERROR_INVALID);
+    EXPECT_EQ(show(0, 1, memory_.block(4)), STW_ERROR_INVALID);
+    ASSERT_EQ(show(2, 2, there), STW_OK);
+    EXPECT_TRUE(sees(0, 3) && sees(1, 4));
+    ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);
+    ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);  // seen already
+    EXPECT_TRUE(sees(0, 3) && sees(1, 6));
+    ASSERT_EQ(ops().copy(memory_.get(), data.data(), memory_.block(2), kLarge), STW_OK);
+    EXPECT_TRUE(data.holds(3));  // there as well
+    EXPECT_EQ(ops().release_shown(memory_.get(), there, kLarge, nullptr, 0), STW_ERROR_INVALID);
+    ASSERT_EQ(ops().release_shown(memory_.get(), there, 2 * kLarge, nullptr, 0), STW_OK);
+    EXPECT_EQ(show(2, 1, there), STW_ERROR_INVALID);
+}
+
 TEST_P(MemoryConformance, NoMappingOutlivesClose)
 {
     if (!memory_.can(STW_MEMORY_HOST_ACCESS)) GTEST_SKIP() << "not the CPU's memory";

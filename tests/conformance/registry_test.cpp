@@ -81,6 +81,10 @@ TEST(Registry, LyingTableIsRefused)
     memory.capabilities = STW_MEMORY_UPDATES | STW_MEMORY_CAN_SHRINK;
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_UPDATES and has 0 of its 6"),
               std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_CAN_SHOW;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_SHOW and has 0 of its 3"),
+              std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);

@@ -46,7 +46,11 @@ typedef struct stw_policy {
 enum { /* stw_tensor_spec.flags */
     /* 1 is kept for durable tensors */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
-    STW_TENSOR_READ_ONLY = 4 /* frozen: written only by stw_tensor_write */
+    STW_TENSOR_READ_ONLY = 4, /* frozen: written only by stw_tensor_write */
+    STW_TENSOR_FIXED_ADDRESS = 8 /* one address at each device for life, see stw_tensor_address;
+                                    on `cpu` every tensor has one. It has blocks of its own. For
+                                    what is sharded over ranks INVALID where a device's memory
+                                    does not move; UNSUPPORTED where a device has none to give */
 };
 
 typedef struct stw_tensor_spec {
@@ -135,7 +139,8 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
  * tensor's any more.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
- * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management).
+ * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management, or one that gives
+ *            an address only to tensors of STW_TENSOR_FIXED_ADDRESS, and this is none).
  */
 STW_API stw_status stw_tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
                                       uint64_t *bytes_out);

@@ -25,7 +25,9 @@ Status check_spec(const stw_tensor_spec &from)
     stw_tensor_spec spec{};
     STW_TRY(take(&spec, &from, "spec"));
     const char *name = spec.name ? spec.name : "";
-    STW_TRY(check_flags(spec.flags, STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY, "spec.flags"));
+    STW_TRY(check_flags(spec.flags,
+                        STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY | STW_TENSOR_FIXED_ADDRESS,
+                        "spec.flags"));
     if (spec.role > STW_ROLE_CACHE || spec.partition > STW_PARTITION_LOCAL) {
         return Status::error(STW_ERROR_INVALID,
                              "tensor '%.255s': role %u or partition %u is not known", name,

@@ -67,8 +67,10 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     }
     const Place &place = places_[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
-    char *begin = place.maps ? static_cast<char *>(range.tensor->addresses[range.place])
-                             : place.base + door.offset.load(std::memory_order_relaxed);
+    char *own = place.maps || place.shows
+                    ? static_cast<char *>(range.tensor->addresses[range.place])
+                    : nullptr;
+    char *begin = own ? own : place.base + door.offset.load(std::memory_order_relaxed);
     describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
 }
 
@@ -101,6 +103,11 @@ bool Runtime::is_ordered(uint32_t index, const Range &range, DeviceStreams::Id s
     const char *begin = place.base + door.offset.load(std::memory_order_relaxed);
     const SlotRange slots = slots_of(place, begin + range.byte_begin, range.byte_count);
     views_.slot(index).first_slot = slots.first;
+    if (place.shows) {
+        const ShownTensor *shown = range.tensor->shown[range.place];
+        const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes_);
+        if (shown && !shown->shows(block, slots)) return false;
+    }
     return place.streams->is_free(stream, slots);
 }
 
@@ -188,6 +195,15 @@ void Runtime::describe_view(const Range &range, const Place &place, void *pointe
 void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
 {
     const Place &at = places_[grant.place];
+    const bool seen = at.shows && range.scratch == residency::kNone;
+    if (seen && range.tensor->shown[grant.place])
+        return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
+    return arena_pointer(range, grant);
+}
+
+void *Runtime::arena_pointer(const Range &range, const residency::Grant &grant) const
+{
+    const Place &at = places_[grant.place];
     if (!at.maps) {
         return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
     }
@@ -267,14 +283,19 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
     view.dtype = static_cast<uint8_t>(range.dtype);
     view.absent = is_absent(waiter.plan);
     void *pointer = nullptr;
+    const void *there = nullptr;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
+        there = pointer ? arena_pointer(range, grant) : nullptr;
         if (range.tensor->moved) note_use(*range.tensor, waiter.begin, waiter.owner);
     }
-    if (pointer && is_gathered(range)) pointer = static_cast<char *>(pointer) + range.byte_begin;
+    if (pointer && is_gathered(range)) {
+        pointer = static_cast<char *>(pointer) + range.byte_begin;
+        there = pointer;
+    }
     const Place &at = places_[grant.place];
-    if (at.streams && pointer) view.first_slot = slots_of(at, pointer, view_bytes(range)).first;
+    if (at.streams && pointer) view.first_slot = slots_of(at, there, view_bytes(range)).first;
     if (range.access == STW_REDUCE && pointer) {
         at.ops->zero(at.memory, pointer, sum_bytes(range));
     }

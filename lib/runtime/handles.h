@@ -21,6 +21,7 @@
 namespace stepwell {
 
 class Runtime;
+class ShownTensor;
 struct Waiter;
 
 enum class Life : uint32_t { kOpen = 0, kDeferred = 1, kClosed = 2 };
@@ -46,6 +47,7 @@ struct stw_tensor {
     uint64_t elements = 0;
     uint64_t bytes = 0;
     void *addresses[stepwell::residency::kDevicesMax] = {};  // for life, where a device maps
+    stepwell::ShownTensor *shown[stepwell::residency::kDevicesMax] = {};  // the runtime's
     uint32_t dtype = 0;
     uint32_t element_bits = 0;
     std::unique_ptr<stepwell::Sharding> sharding;  // null: of this process alone

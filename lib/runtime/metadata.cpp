@@ -29,7 +29,7 @@ uint64_t Runtime::metadata_bytes() const
     }
     return streams + core_.metadata_bytes() + engine_->metadata_bytes() +
            timeline_->metadata_bytes() + trace_.metadata_bytes() + views_.metadata_bytes() +
-           handles_bytes_ + handles_.capacity() * sizeof(stw_tensor *) +
+           shown_bytes_ + handles_bytes_ + handles_.capacity() * sizeof(stw_tensor *) +
            pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
            stalls_.metadata_bytes() + lookahead_bytes_ + plans_bytes() +
            (scratch_ ? scratch_->metadata_bytes() : 0) +

@@ -227,6 +227,7 @@ Runtime::~Runtime()
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
     pins_.reset();
+    pack_addresses_.clear();  // what is shown there goes before the memory
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }
@@ -285,6 +286,8 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.remark = info.remark;
     place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
+    constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
+    place.shows = (place.ops->capabilities & kShows) == kShows;
     if ((place.ops->capabilities & STW_MEMORY_STREAMS) != 0) {
         place.streams = std::make_unique<DeviceStreams>(place.ops, place.memory,
                                                         static_cast<uint32_t>(bytes / block_bytes_),
@@ -477,9 +480,9 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.order = {this,           device_before,     device_hold,
-                     device_let_go,  device_registered, device_started,
-                     device_ordered, device_arrived};
+    options.order = {this,          device_before,     device_hold,
+                     device_let_go, device_registered, device_started,
+                     device_shows,  device_ordered,    device_arrived};
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

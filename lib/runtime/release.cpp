@@ -53,7 +53,10 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id strea
 {
     stw_tensor *tensor = slot.tensor;
     if (const Place &at = places_[slot.place]; at.streams && slot.byte_count > 0) {
-        at.streams->end(stream, slots_of(slot), slot.access != STW_READ);
+        const bool seen = at.shows && slot.scratch == residency::kNone;
+        ShownTensor *shown = seen ? tensor->shown[slot.place] : nullptr;
+        at.streams->end(stream, slots_of(slot), slot.access != STW_READ,
+                        shown ? &shown->users() : nullptr);
     }
     Status status;
     if (slot.exported) slot.exported = 0;

@@ -16,6 +16,7 @@
 #include "lib/runtime/host_pins.h"
 #include "lib/runtime/planner.h"
 #include "lib/runtime/scratch.h"
+#include "lib/runtime/shown.h"
 #include "lib/runtime/slot_memory.h"
 #include "lib/runtime/streams.h"
 #include "lib/runtime/tuning.h"
@@ -57,6 +58,7 @@ struct Place {
     char *base = nullptr;
     bool cpu_access = false;
     bool maps = false;
+    bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h
     std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
     std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
     bool computes = false;                    // updates, on a stream of its own
@@ -460,6 +462,11 @@ private:
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
+    // Where it lies, if that is not where it is seen.
+    void *arena_pointer(const Range &range, const residency::Grant &grant) const;
+    static Status show_range(const Range &range, residency::PlaceId place, SlotRange slots,
+                             uint64_t block_bytes);
+    static Status device_shows(void *user, const transfer::Job &job);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
                    const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);
@@ -794,6 +801,8 @@ private:
 
     // shared by fetches and copies
     uint32_t owner_number();
+    Status check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const;
+    Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place);
     Status address_pack(residency::TensorId tensor, stw_tensor *handle);
     void release_pack(residency::PackId pack);
     std::vector<observe::LinkTotal> link_totals() const;
@@ -864,6 +873,7 @@ private:
         bool own = false;     // something in it is this rank's alone
         uint64_t copies = 0;  // of the first tensor that all ranks hold; 0: there is none
         void *at[residency::kDevicesMax] = {};  // per device; null: none
+        std::unique_ptr<ShownTensor> shown[residency::kDevicesMax];
     };
     std::vector<PackAddresses> pack_addresses_;  // by pack
     std::map<std::string, stw_tensor *, std::less<>> names_;
@@ -871,6 +881,7 @@ private:
     stw_tensor *last_tensor_ = nullptr;
     std::vector<stw_tensor *> handles_;  // by id; null: the library's own
     uint64_t tensors_made_ = 0;
+    uint64_t shown_bytes_ = 0;    // of tensors with an address of their own
     uint64_t handles_bytes_ = 0;  // of the tensors' handles, names included
     uint64_t tensors_live_ = 0;
     uint64_t trained_bytes_ = 0;  // see count_trained()

@@ -52,6 +52,10 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
         job.to_pointer =
             pointer_of(transfer.to, transfer.to_slot, transfer.pack, transfer.pack_offset);
         if (places_[transfer.to].maps) job.map_block = transfer.to_slot;
+        if (places_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
+            job.shown = pack_addresses_[transfer.pack].shown[transfer.to].get();
+            job.shown_block = static_cast<uint32_t>(transfer.pack_offset / block_bytes_);
+        }
     }
     if (transfer.from == nvme_place_) job.shared_block = shared_block(transfer);
     return job;

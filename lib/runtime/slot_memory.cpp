@@ -17,7 +17,12 @@ constexpr uint32_t kTriesMax = 60;  // of a driver that waits a second each time
 
 SlotMemory::SlotMemory(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
                        uint32_t slots, std::string device)
-    : ops_(ops), memory_(memory), streams_(streams), device_(std::move(device)), lacks_(slots, 0)
+    : ops_(ops),
+      memory_(memory),
+      streams_(streams),
+      device_(std::move(device)),
+      lacks_(slots, 0),
+      gone_(std::make_unique<std::atomic<uint32_t>[]>(slots))
 {
 }
 
@@ -109,6 +114,7 @@ Status SlotMemory::do_step(const Step &step, const std::function<Status()> &go_o
     for (;;) {
         const stw_status code = ops_->give_back(memory_, step.slot, 1);
         if (code >= 0) {
+            ++gone_[step.slot];
             streams_->forget(slots);
             return {};
         }

@@ -34,7 +34,16 @@ public:
     // Before anything touches the slots: they have memory. MEMORY, DEVICE, TIMEOUT.
     Status await(SlotRange slots);
 
-    [[nodiscard]] uint64_t metadata_bytes() const { return sizeof *this + lacks_.capacity(); }
+    // How often the slot's memory has gone: what was seen of it elsewhere is seen no more.
+    [[nodiscard]] uint32_t times_gone(residency::Slot slot) const
+    {
+        return gone_[slot].load(std::memory_order_acquire);
+    }
+
+    [[nodiscard]] uint64_t metadata_bytes() const
+    {
+        return sizeof *this + lacks_.capacity() * (1 + sizeof gone_[0]);
+    }
 
 private:
     struct Step {
@@ -60,6 +69,7 @@ private:
     std::deque<Step> steps_;
     std::vector<uint8_t> lacks_;  // by slot: used, or to be used, and its memory is not there yet
     std::atomic<uint32_t> lacking_{0};
+    std::unique_ptr<std::atomic<uint32_t>[]> gone_;  // by slot
 };
 
 }  // namespace stepwell

@@ -81,16 +81,31 @@ Status Runtime::begin_streams(const Waiter &waiter)
         const void *pointer = nullptr;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            pointer = view_pointer(range, waiter.grants[i]);
+            pointer = arena_pointer(range, waiter.grants[i]);
         }
         const bool writes = range.access != STW_READ;
         const SlotRange slots = slots_of(at, pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+        if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots, block_bytes_));
         // The zeros that a sum begins with are a copy of ours.
         if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
         STW_TRY(at.streams->begin(id, slots, writes));
     }
     return {};
+}
+
+// Most are seen already, when their transfers are done; those that needed none are shown here.
+Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots, uint64_t block_bytes)
+{
+    if (range.scratch != residency::kNone) return {};
+    ShownTensor *shown = range.tensor->shown[place];
+    const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes);
+    return shown && !shown->shows(block, slots) ? shown->show(block, slots) : Status();
+}
+
+Status Runtime::device_shows(void *, const transfer::Job &job)
+{
+    return static_cast<ShownTensor *>(job.shown)->show(job.shown_block, {job.transfer.to_slot, 1});
 }
 
 Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,

@@ -135,7 +135,7 @@ Status DeviceStreams::end_epoch(Id id)
 
 void DeviceStreams::keep_mark(Id id, Mark mark)
 {
-    std::array<Mark, 8> &marks = streams_[id].marks;
+    std::array<Mark, kMarksKept> &marks = streams_[id].marks;
     std::rotate(marks.begin(), marks.begin() + 1, marks.end());
     marks.back() = mark;
 }
@@ -269,11 +269,12 @@ void DeviceStreams::note_write(Id id, residency::Slot slot, Word mine)
                                                    std::memory_order_acquire));
 }
 
-void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
+void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexcept
 {
     if (id == 0) return;
     Stream &stream = streams_[id];
     const Word mine = word_of(stream.epoch.load(std::memory_order_acquire), id);
+    if (users) users->epochs[id].store(epoch_of(mine), std::memory_order_release);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         if (wrote) {
             note_write(id, slot, mine);
@@ -288,6 +289,19 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote) noexcept
     // Where that fails, so does who needs the mark: it is not there.
     const std::lock_guard<std::mutex> lock(mutex_);
     (void)end_epoch(id);
+}
+
+Status DeviceStreams::marks_of(const Users &users, MarkList *marks_out)
+{
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Id id = kCopies + 1; id <= count_.load(std::memory_order_acquire); ++id) {
+        const uint64_t epoch = users.epochs[id].load(std::memory_order_acquire);
+        if (epoch == 0) continue;
+        Result<Mark> mark = mark_behind(id, epoch);
+        if (!mark.ok()) return std::move(mark.status());
+        marks_out->numbers[marks_out->count++] = mark.value().number;
+    }
+    return {};
 }
 
 Status DeviceStreams::order_copies(SlotRange slots, bool writes)

@@ -38,6 +38,15 @@ public:
     using Id = uint32_t;
     static constexpr uint32_t kStreamsMax = 64;  // copies' included
 
+    // Who has used an address of a tensor's own, and in which epoch last.
+    struct Users {
+        std::array<std::atomic<uint64_t>, kStreamsMax + 1> epochs{};
+    };
+    struct MarkList {
+        std::array<uint64_t, kStreamsMax + 1> numbers{};
+        uint32_t count = 0;
+    };
+
     // `ops` have STW_MEMORY_STREAMS; they and `memory` are borrowed.
     DeviceStreams(const stw_memory_ops *ops, stw_memory *memory, uint32_t slots,
                   std::string device);
@@ -56,7 +65,9 @@ public:
     // No call of the driver where nobody else does. DEVICE.
     Status begin(Id stream, SlotRange slots, bool writes);
     // The view ends. Before the bytes may go: the pin ends behind this.
-    void end(Id stream, SlotRange slots, bool wrote) noexcept;
+    void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr) noexcept;
+    // Marks behind all that they have released. DEVICE.
+    Status marks_of(const Users &users, MarkList *marks_out);
     // A copy out of the slots or, with `writes`, into them is about to begin.
     Status before_copy(SlotRange slots, bool writes);
     // Copies that begin from now on come behind all that was done in the slots.
@@ -80,6 +91,7 @@ private:
     static Id stream_of(Word word) { return static_cast<Id>(word & 255); }
     static uint64_t epoch_of(Word word) { return word >> 8; }
 
+    static constexpr size_t kMarksKept = 32;
     struct Mark {
         uint64_t epoch = 0;  // that it ended
         uint64_t number = 0;
@@ -96,7 +108,7 @@ private:
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
         std::atomic<uint64_t> several_behind{0};
         // Under the lock: the last few marks, oldest first, and the epoch that copies come behind.
-        std::array<Mark, 8> marks{};
+        std::array<Mark, kMarksKept> marks{};
         uint64_t copies_behind = 0;
     };
     // By stream: the epoch that has to be over; at kAll, whether any word was of kSeveral.

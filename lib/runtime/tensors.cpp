@@ -66,6 +66,65 @@ Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *by
 
 }  // namespace
 
+// One that asks for an address gets it at each device, or is refused.
+Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const
+{
+    const char *name = spec.name ? spec.name : "";
+    bool any = false;
+    for (PlaceId place = 0; place < host_place_; ++place) {
+        const Place &at = places_[place];
+        if (!at.memory) continue;
+        any = true;
+        if (!at.maps && !at.shows) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "tensor '%.255s' asks for a fixed address, and device %u (driver "
+                                 "'%s') has none to give",
+                                 name, at.device, at.driver.c_str());
+        }
+        if (!at.maps && sharding && sharding->is_sharded()) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "tensor '%.255s' asks for a fixed address and is sharded over "
+                                 "ranks: what is gathered at device %u lies in memory that "
+                                 "collectives know by its own address; make it LOCAL or REPLICATED",
+                                 name, at.device);
+        }
+    }
+    if (any) return {};
+    return Status::error(STW_ERROR_UNSUPPORTED,
+                         "tensor '%.255s' asks for a fixed address, and there is no device tier",
+                         name);
+}
+
+Status Runtime::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
+try {
+    const Place &at = places_[place];
+    const uint32_t blocks = core_.pack_blocks(id);
+    const uint64_t bytes = ShownTensor::metadata_bytes(blocks);
+    if (metadata_taken() + bytes > metadata_budget_) {
+        return Status::error(STW_ERROR_BUDGET,
+                             "the tables of the library have no room for the address of tensor "
+                             "'%s', %s; raise metadata_bytes when opening the runtime",
+                             core_.spec(id).name.c_str(), bytes_text(bytes).c_str());
+    }
+    auto shown = std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(),
+                                               at.slot_memory.get(), block_bytes_);
+    const stw_status code = shown->reserve(blocks);
+    if (code < 0) {
+        return Status::error(
+            code, "device %u has no fixed address of %s for tensor '%s': %s", at.device,
+            bytes_text(blocks * block_bytes_).c_str(), core_.spec(id).name.c_str(),
+            code == STW_ERROR_UNSUPPORTED && !at.remark.empty() ? at.remark.c_str()
+                                                                : stw_status_string(code));
+    }
+    shown_bytes_ += bytes;
+    handle->shown[place] = shown.get();
+    handle->addresses[place] = shown->address();
+    pack_addresses_[core_.pack_of(id)].shown[place] = std::move(shown);
+    return {};
+} catch (const std::bad_alloc &) {
+    return Status::error(STW_ERROR_MEMORY, "no memory for the address of a tensor");
+}
+
 // Addresses of the pack on every device that maps; the handle may be null (the library's own).
 // Allocates nothing after prepare_tables().
 Status Runtime::address_pack(TensorId id, stw_tensor *handle)
@@ -77,6 +136,9 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
     addresses.blocks = core_.pack_blocks(id);
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
+        if (handle) handle->shown[place] = nullptr;
+        if (handle && at.memory && at.shows && (handle->flags & STW_TENSOR_FIXED_ADDRESS))
+            STW_TRY(show_pack(id, handle, place));
         if (!at.memory || !at.maps) continue;
         if (!addresses.at[place]) {
             const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses.at[place]);
@@ -101,6 +163,8 @@ void Runtime::release_pack(residency::PackId pack)
     if (pack >= pack_addresses_.size()) return;
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
+        if (const ShownTensor *shown = pack_addresses_[pack].shown[place].get())
+            shown_bytes_ -= shown->metadata_bytes();
         void *address = pack_addresses_[pack].at[place];
         if (!address) continue;
         at.ops->release_address(at.memory, address, pack_addresses_[pack].blocks * block_bytes_);
@@ -177,6 +241,11 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.reads_zero =
         (spec.flags & STW_TENSOR_ZERO) != 0 || (sharding && sharding->shard.count == 0);
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
+    if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
+        STW_TRY(check_fixed_address(spec, sharding.get()));
+        wanted.no_packing = std::any_of(places_.begin(), places_.end(),
+                                        [](const Place &place) { return place.shows; });
+    }
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
     std::string handle_name = name;
     const auto give = [](stw_tensor *unused) { tensor_pool.give(unused); };
@@ -187,6 +256,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
                              "destroy tensors that are not needed",
                              tensor_pool.objects_max());
     }
+    tensor->flags = spec.flags;
     Status status;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -212,7 +282,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     tensor->element_bits = stw_dtype_bits(spec.dtype);
     tensor->name = std::move(handle_name);
     tensor->role = spec.role;
-    tensor->flags = spec.flags;
     tensor->dimensions = spec.dimensions;
     std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
     *tensor_out = tensor.release();
@@ -520,7 +589,14 @@ Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
 Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
                                uint64_t *bytes_out)
 {
-    const bool there = device < host_place_ && places_[device].memory && places_[device].maps;
+    const bool there = device < host_place_ && places_[device].memory &&
+                       (places_[device].maps || tensor->shown[device]);
+    if (!there && device < host_place_ && places_[device].shows) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "device %u gives an address of their own to tensors of "
+                             "STW_TENSOR_FIXED_ADDRESS alone, and '%s' is none",
+                             device, tensor->name.c_str());
+    }
     if (!there) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "device %u gives tensors no address of their own", device);

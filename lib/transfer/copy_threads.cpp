@@ -113,6 +113,7 @@ void Engine::Parts::run_copies(Batch &batch, Started &started, Outbox &outbox)
     }
     Task &task = *batch.front();  // alone
     task.status = copy_bytes(task);
+    if (task.status.ok()) task.status = show_block(task);
     end_copy(task, outbox);
 }
 
@@ -201,16 +202,32 @@ void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
     const DeviceOrder &order = options.order;
     for (Task *task : batch) {
         const Sides sides = sides_of(*task);
+        if (sides.into && !show_started(*task, sides)) {
+            end_copy(*task, outbox);
+            continue;
+        }
         if (started.tasks.empty() || !are_together(*started.tasks.back(), *task)) ++started.batches;
         started.tasks.push_back(task);
         if (!sides.into) continue;
-        task->order_number = order.started(order.user, sides.device, sides.target,
-                                           task->job.transfer.bytes, task->mark);
         if (enter_hook()) {
             order.ordered(order.user, task->job.transfer.id);
             leave_hook();
         }
     }
+}
+
+// What it brings is seen where its tensor is from now on. False: it is not, and the copy is over.
+bool Engine::Parts::show_started(Task &task, const Sides &sides)
+{
+    const DeviceOrder &order = options.order;
+    const Memory &memory = options.memories[sides.device];
+    const uint64_t bytes = task.job.transfer.bytes;
+    task.order_number = order.started(order.user, sides.device, sides.target, bytes, task.mark);
+    task.status = show_block(task);
+    if (task.status.ok()) return true;
+    (void)memory.ops->wait(memory.memory, task.mark);
+    order.arrived(order.user, sides.device, sides.target, bytes, task.order_number);
+    return false;
 }
 
 // In one call where that is possible: between the hooks nothing is registered no more.
@@ -283,6 +300,16 @@ Status Engine::Parts::map_block(const Task &task) const
     if (code >= 0) return {};
     return Status::error(code, "Mapping block %u of memory '%s' failed: %s.", job.map_block,
                          memory.name.c_str(), status_text(code));
+}
+
+Status Engine::Parts::show_block(const Task &task) const
+{
+    const bool leaves = task.route == Route::kWriteStaged;
+    if (task.job.shown == nullptr || leaves || options.order.shows == nullptr) return {};
+    Status status = options.order.shows(options.order.user, task.job);
+    if (status.ok()) return status;
+    return Status::error(status.code(), "Block %u of memory '%s': %s.", task.job.transfer.block,
+                         options.memories[task.job.to_memory].name.c_str(), status.sentence());
 }
 
 Status Engine::Parts::copy_bytes(Task &task) const

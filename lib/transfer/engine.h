@@ -47,6 +47,9 @@ struct Job {
     void *to_pointer = nullptr;
     // Arena block of to_memory that is mapped to to_pointer before anything else; kNoMap: none.
     uint32_t map_block = kNoMap;
+    // For DeviceOrder::shows, of a tensor that is seen at an address of its own; null: it is not.
+    void *shown = nullptr;
+    uint32_t shown_block = 0;
     // Of a read from nvme: the same number in all processes of the host that store a copy of the
     // block; 0: it is this process's own.
     uint64_t shared_block = 0;
@@ -104,6 +107,9 @@ struct DeviceOrder {
     // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
     uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                         uint64_t mark) = nullptr;
+    // The block is where it goes, or on its way there behind what was started, and is to be seen
+    // at its own address. Before `ordered`. An error fails the job.
+    Status (*shows)(void *user, const Job &job) = nullptr;
     // After `started`: who comes behind the mark may use the bytes. The completion comes later.
     void (*ordered)(void *user, residency::TransferId transfer) = nullptr;
     // The bytes are there.

@@ -131,6 +131,8 @@ struct Engine::Parts {
     Status copy_bytes(Task &task) const;
     Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) const;
     Status map_block(const Task &task) const;
+    Status show_block(const Task &task) const;
+    bool show_started(Task &task, const Sides &sides);
     Status move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
                       const void *source) const;
 

@@ -69,11 +69,13 @@ class TensorSpec:
     policy: Optional[Policy] = None
     partition: Union[Partition, str] = Partition.DEFAULT
     partition_multiple: int = 0  # elements that each shard has a multiple of
+    fixed_address: bool = False  # one at each device for life
 
     def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
         spec.struct_size = ctypes.sizeof(spec)
         spec.flags = _abi.STW_TENSOR_ZERO * self.zero
         spec.flags |= _abi.STW_TENSOR_READ_ONLY * self.read_only
+        spec.flags |= _abi.STW_TENSOR_FIXED_ADDRESS * self.fixed_address
         spec.name = None if self.name is None else self.name.encode()
         spec.role = number(Role, self.role)
         spec.dtype = dtype_of(self.dtype)

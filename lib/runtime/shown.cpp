@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/runtime/shown.h"
+
+#include <vector>
+
+namespace stepwell {
+
+using residency::Slot;
+
+ShownTensor::ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
+                         const SlotMemory *slots, uint64_t block_bytes)
+    : ops_(ops), memory_(memory), streams_(streams), slots_(slots), block_bytes_(block_bytes)
+{
+}
+
+// Where the device is lost no marks can be had, and nothing runs.
+ShownTensor::~ShownTensor()
+{
+    if (address_ == nullptr) return;
+    DeviceStreams::MarkList marks;
+    (void)streams_->marks_of(users_, &marks);
+    ops_->release_shown(memory_, address_, blocks_ * block_bytes_, marks.numbers.data(),
+                        marks.count);
+}
+
+stw_status ShownTensor::reserve(uint32_t blocks)
+{
+    shown_ = std::make_unique<std::atomic<uint64_t>[]>(blocks);
+    void *address = nullptr;
+    const stw_status code = ops_->reserve_shown(memory_, blocks * block_bytes_, &address);
+    if (code < 0) return code;
+    blocks_ = blocks;
+    address_ = static_cast<char *>(address);
+    return STW_OK;
+}
+
+uint64_t ShownTensor::word_of(Slot slot) const
+{
+    const uint64_t gone = slots_ ? slots_->times_gone(slot) : 0;
+    return gone << 32 | (uint64_t{slot} + 1);
+}
+
+bool ShownTensor::shows(uint32_t index, SlotRange slots) const
+{
+    for (uint32_t i = 0; i < slots.count; ++i)
+        if (shown_[index + i].load(std::memory_order_acquire) != word_of(slots.first + i))
+            return false;
+    return true;
+}
+
+Status ShownTensor::show(uint32_t index, SlotRange slots)
+{
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (shows(index, slots)) return {};
+    DeviceStreams::MarkList marks;
+    STW_TRY(streams_->marks_of(users_, &marks));
+    const stw_status code =
+        ops_->show(memory_, slots.first, slots.count, address_ + index * block_bytes_,
+                   marks.numbers.data(), marks.count);
+    for (uint32_t i = 0; i < slots.count; ++i)
+        shown_[index + i].store(code < 0 ? 0 : word_of(slots.first + i), std::memory_order_release);
+    if (code >= 0) return {};
+    return Status::error(code, "its blocks cannot be seen at its address: %s",
+                         stw_status_string(code));
+}
+
+}  // namespace stepwell

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tensor with one address for life at a device whose blocks stay where they are: its blocks are
+// seen at that address as well, and views lie there. What was shown stays until the tensor lies in
+// other slots, so one that comes back to the same needs no call. Another tensor's bytes may be seen
+// there meanwhile, which is nobody's business without a view.
+#pragma once
+
+#include "lib/runtime/slot_memory.h"
+#include "lib/runtime/streams.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace stepwell {
+
+// Any thread, several at once.
+class ShownTensor {
+public:
+    // `ops` have STW_MEMORY_CAN_SHOW and STW_MEMORY_STREAMS; all of it is borrowed.
+    ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
+                const SlotMemory *slots, uint64_t block_bytes);
+    ShownTensor(const ShownTensor &) = delete;
+    ShownTensor &operator=(const ShownTensor &) = delete;
+    ~ShownTensor();  // work that was enqueued ends first, nobody waits for that
+
+    // UNSUPPORTED, LIMIT.
+    stw_status reserve(uint32_t blocks);
+    [[nodiscard]] char *address() const { return address_; }
+    [[nodiscard]] DeviceStreams::Users &users() { return users_; }
+
+    // Whether its blocks from `index` on are seen in these slots.
+    [[nodiscard]] bool shows(uint32_t index, SlotRange slots) const;
+    // They are. Waits for work on what it showed there before. MEMORY, DEVICE.
+    Status show(uint32_t index, SlotRange slots);
+
+    [[nodiscard]] uint64_t metadata_bytes() const { return metadata_bytes(blocks_); }
+    static uint64_t metadata_bytes(uint32_t blocks)
+    {
+        return sizeof(ShownTensor) + blocks * sizeof(std::atomic<uint64_t>);
+    }
+
+private:
+    // A slot, and how often its memory had gone; 0: none yet.
+    [[nodiscard]] uint64_t word_of(residency::Slot slot) const;
+
+    const stw_memory_ops *const ops_;
+    stw_memory *const memory_;
+    DeviceStreams *const streams_;
+    const SlotMemory *const slots_;  // null: memory stays
+    const uint64_t block_bytes_;
+    uint32_t blocks_ = 0;
+    char *address_ = nullptr;
+    std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block
+    DeviceStreams::Users users_;
+    std::mutex mutex_;  // of show
+};
+
+}  // namespace stepwell

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors with one address for life on a device whose other tensors lie where there is room: the
+// address stays, and what kernels see there is the tensor's.
+#include "tests/cuda/mapping_rig.h"
+
+#include <random>
+
+namespace stepwell {
+namespace {
+
+class CudaFixed : public MappingRig {
+protected:
+    stw_tensor *make_fixed(const char *name, uint64_t elements)
+    {
+        return make(name, elements, STW_TENSOR_FIXED_ADDRESS);
+    }
+    uint64_t address_of(stw_tensor *tensor) const
+    {
+        void *address = nullptr;
+        uint64_t bytes = 0;
+        EXPECT_EQ(stw_tensor_address(tensor, 0, &address, &bytes), STW_OK) << stw_last_error();
+        return reinterpret_cast<uint64_t>(address);
+    }
+    stw_status create(uint32_t flags)
+    {
+        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+        spec.name = "one";
+        spec.flags = flags;
+        spec.dtype = STW_I32;
+        spec.dimensions = 1;
+        spec.shape[0] = 100;
+        stw_tensor *tensor = nullptr;
+        return stw_tensor_create(runtime_, &spec, 1, &tensor);
+    }
+};
+
+TEST_F(CudaFixed, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
+{
+    const std::vector<uint64_t> sizes = {3 * kElements, 100,       2 * kElements, kElements / 2,
+                                         4 * kElements, kElements, 2 * kElements, 60};
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+        SCOPED_TRACE(testing::Message() << "seed " << seed);
+        open("delay_us=300,seed=" + std::to_string(seed), 8, 40);
+        if (HasFatalFailure()) return;
+        std::mt19937_64 random(seed);
+        std::vector<stw_tensor *> tensors;
+        std::vector<uint64_t> addresses;
+        std::vector<uint32_t> values(sizes.size());
+        for (size_t i = 0; i < sizes.size(); ++i) {
+            const std::string name = "t" + std::to_string(i);
+            tensors.push_back(i % 4 == 3 ? make(name.c_str(), sizes[i])
+                                         : make_fixed(name.c_str(), sizes[i]));
+            addresses.push_back(i % 4 == 3 ? 0 : address_of(tensors[i]));
+        }
+        uint32_t written = 0;
+        for (int i = 0; i < 80; ++i) {
+            const size_t at = random() % sizes.size();
+            const bool writes = random() % 3 == 0;
+            void *stream = streams_[random() % kStreams];
+            stw_view view;
+            ASSERT_EQ(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
+                << stw_last_error();
+            if (addresses[at] != 0) {
+                EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), addresses[at]);
+                EXPECT_EQ(address_of(tensors[at]), addresses[at]);
+            }
+            enqueue(view, stream, values[at], written + 1, writes);
+            if (writes) values[at] = ++written;
+            ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+            if (i % 20 != 19) continue;
+            ASSERT_EQ(set_budget(5 + random() % 4), STW_OK) << stw_last_error();
+        }
+        for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
+        // What was used a moment ago goes without waiting, and its range ends behind that.
+        for (stw_tensor *tensor : tensors) EXPECT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK);
+        end_streams();
+        EXPECT_EQ(wrong(), 0);
+        TearDown();
+        runtime_ = nullptr, context_ = nullptr;
+        for (void *&stream : streams_) stream = nullptr;
+        kernels_.clear();
+        SetUp();
+    }
+}
+
+// A range of the tensor, a first write without contents, and hits on another stream.
+TEST_F(CudaFixed, PartsAndFirstWritesLieThereToo)
+{
+    open("delay_us=200,seed=2", 8, 24);
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = "t";
+    spec.flags = STW_TENSOR_FIXED_ADDRESS;
+    spec.dtype = STW_I32;
+    spec.dimensions = 1;
+    spec.shape[0] = 4 * kElements;
+    stw_tensor *tensor = nullptr;
+    ASSERT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+    stw_view view;
+    ASSERT_EQ(fetch(tensor, STW_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), address_of(tensor));
+    std::vector<stw_double_range> ranges = {
+        {reinterpret_cast<uint64_t>(view.pointer), view.bytes, 1, 0}};
+    const auto fill = [](void *user, stw_double_alias_of alias) {
+        auto *view = static_cast<Kernel *>(user);
+        auto *data = static_cast<uint32_t *>(alias(view->address));
+        for (uint64_t i = 0; i < view->elements; ++i) data[i] = 5;
+    };
+    kernels_.push_back(std::make_unique<Kernel>());
+    kernels_.back()->address = reinterpret_cast<uint64_t>(view.pointer);
+    kernels_.back()->elements = view.bytes / 4;
+    ASSERT_EQ(
+        stw_double_consume(streams_[0], "fill", ranges.data(), 1, fill, kernels_.back().get()), 0);
+    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    use(tensor, streams_[1], 5, 0, false);
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    options.stream = streams_[2];
+    request.tensor = tensor;
+    request.access = STW_READ_WRITE;
+    request.element_begin = kElements + 7;
+    request.element_count = kElements;
+    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), address_of(tensor) + 4 * (kElements + 7));
+    enqueue(view, streams_[2], 5, 5, true);
+    ASSERT_EQ(stw_release(&view, 1, streams_[2], 0), STW_OK);
+    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    expect_all(tensor, 4 * kElements, 5);
+    end_streams();
+}
+
+// While the slots are nobody else's, a tensor that comes back is seen there already.
+TEST_F(CudaFixed, ATensorThatComesBackToItsSlotsIsNotMappedAgain)
+{
+    open("seed=1", 8, 24);
+    stw_tensor *tensor = make_fixed("t", 4 * kElements);
+    use(tensor, streams_[0], 0, 1, true);
+    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    stw_double_calls_reset();
+    use(tensor, streams_[0], 1, 2, true);
+    EXPECT_EQ(stw_double_calls("cuMemMap"), 0u);
+    EXPECT_EQ(stw_double_calls("cuMemUnmap"), 0u);
+    end_streams();
+}
+
+TEST_F(CudaFixed, WhatHasNoFixedAddressIsRefused)
+{
+    open("seed=1", 8, 24);
+    stw_tensor *plain = make("plain", 100);
+    void *address = nullptr;
+    uint64_t bytes = 0;
+    EXPECT_EQ(stw_tensor_address(plain, 0, &address, &bytes), STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(std::string(stw_last_error()).find("STW_TENSOR_FIXED_ADDRESS"), std::string::npos);
+    EXPECT_EQ(create(STW_TENSOR_FIXED_ADDRESS), STW_OK) << stw_last_error();
+}
+
+TEST_F(CudaFixed, ADeviceThatPlacesNoMemoryHasNone)
+{
+    open("attribute=102:0", 8, 24);
+    EXPECT_EQ(create(STW_TENSOR_FIXED_ADDRESS), STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(std::string(stw_last_error()).find("virtual memory management"), std::string::npos)
+        << stw_last_error();
+    EXPECT_EQ(create(0), STW_OK) << stw_last_error();
+}
+
+TEST_F(CudaFixed, AMappingThatFailsIsAnErrorOfTheFetch)
+{
+    open("seed=1", 8, 24);
+    stw_tensor *tensor = make_fixed("t", 2 * kElements);
+    stw_double_fail("cuMemMap", 2, 2);
+    stw_view view;
+    EXPECT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_ERROR_MEMORY);
+    EXPECT_NE(std::string(stw_last_error()).find("at its address"), std::string::npos)
+        << stw_last_error();
+    use(tensor, streams_[0], 0, 4, true);
+    expect_all(tensor, 2 * kElements, 4);
+    end_streams();
+}
+
+}  // namespace
+}  // namespace stepwell

@@ -227,7 +227,12 @@ Runtime::~Runtime()
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
     pins_.reset();
-    pack_addresses_.clear();  // what is shown there goes before the memory
+    for (PackAddresses &pack : pack_addresses_) {
+        for (const auto &shown : pack.shown) {
+            if (shown) shown->leave();
+        }
+    }
+    pack_addresses_.clear();
     for (Place &place : places_) {
         if (place.memory) place.ops->close(place.memory);
     }

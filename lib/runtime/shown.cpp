@@ -13,14 +13,17 @@ ShownTensor::ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceSt
 {
 }
 
-// Where the device is lost no marks can be had, and nothing runs.
 ShownTensor::~ShownTensor()
 {
     if (address_ == nullptr) return;
-    DeviceStreams::MarkList marks;
-    (void)streams_->marks_of(users_, &marks);
-    ops_->release_shown(memory_, address_, blocks_ * block_bytes_, marks.numbers.data(),
-                        marks.count);
+    ops_->release_shown(memory_, address_, blocks_ * block_bytes_, end_.numbers.data(), end_.count);
+}
+
+// Where the device is lost no marks can be had, and nothing runs.
+void ShownTensor::end()
+{
+    end_.count = 0;
+    (void)streams_->marks_of(users_, &end_);
 }
 
 stw_status ShownTensor::reserve(uint32_t blocks)

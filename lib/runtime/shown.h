@@ -23,7 +23,12 @@ public:
                 const SlotMemory *slots, uint64_t block_bytes);
     ShownTensor(const ShownTensor &) = delete;
     ShownTensor &operator=(const ShownTensor &) = delete;
-    ~ShownTensor();  // work that was enqueued ends first, nobody waits for that
+    ~ShownTensor();  // the work that end() saw ends first, nobody waits for that
+
+    // Nobody gets a view any more. Streams may be gone before its last transfer is done.
+    void end();
+    // The memory closes with all that is seen of it, and waits for the device itself.
+    void leave() { address_ = nullptr; }
 
     // UNSUPPORTED, LIMIT.
     stw_status reserve(uint32_t blocks);
@@ -54,7 +59,8 @@ private:
     char *address_ = nullptr;
     std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block
     DeviceStreams::Users users_;
-    std::mutex mutex_;  // of show
+    DeviceStreams::MarkList end_;  // it ends behind these
+    std::mutex mutex_;             // of show
 };
 
 }  // namespace stepwell

@@ -400,6 +400,9 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
     if (tensor->trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
+    for (ShownTensor *shown : tensor->shown) {
+        if (shown) shown->end();
+    }
     const Status status = core_.destroy(tensor->id, out);
     STW_ASSERT(status.ok());
     handles_[tensor->id] = nullptr;

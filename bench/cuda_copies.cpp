@@ -2,9 +2,11 @@
 // cuda.h2d, cuda.d2h, cuda.both: tensors fetched to a GPU and evicted from it, beside plain copies
 // of the same bytes in the same pieces from pinned memory, in turns. cuda.fetch_hit: the time of
 // the host for a fetch that finds its bytes there, and the calls of CUDA's driver in it. cuda.nvme:
-// tensors from a drive to the GPU, beside the same to the host tier.
+// tensors from a drive to the GPU, beside the same to the host tier. cuda.remap: tensors with fixed
+// addresses that have to be mapped each time they come, beside those without, and the processor
+// time of the thread that fetches one.
 //
-// usage: cuda_copies --module FILE [--mode copies|hit|nvme] [--bytes N] [--size-max N]
+// usage: cuda_copies --module FILE [--mode copies|hit|remap|nvme] [--bytes N] [--size-max N]
 //                    [--rounds N] [--hits N] [--dir DIR] [--json FILE]
 #include "cuda_calls.h"
 #include "cuda_results.h"
@@ -14,6 +16,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <ctime>
 #include <deque>
 #include <string>
 #include <thread>
@@ -32,6 +35,8 @@ constexpr double kSmallCopyWanted = 0.9;
 constexpr uint64_t kSmallBytes = uint64_t{64} << 10;
 constexpr double kNvmeWanted = 0.95;
 constexpr double kHitNsWanted = 300;
+constexpr double kRemapWanted = 1 / 1.1;  // a tenth of its copies in all
+constexpr double kRemapNsWanted = 50'000;
 constexpr uint32_t kAhead = 6;
 
 struct Setup {
@@ -318,6 +323,93 @@ void measure_hit(const DriverCalls &calls, const Setup &setup, bench::Results *r
     results->time("cuda.fetch_hit", ns, kHitNsWanted, called);
 }
 
+// -------------------------------------------------------------------------------------- remap --
+
+// Two tensors that change places each time they come: with fixed addresses each has to be mapped
+// anew. Seconds for both to come and go; adds the processor time of the calling thread.
+class Places {
+public:
+    Places(stw_runtime *runtime, uint64_t bytes, uint32_t flags) : runtime_(runtime)
+    {
+        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+        stw_policy policy = STW_POLICY_INIT;
+        policy.home = STW_TIER_HOST;
+        spec.flags = flags;
+        spec.role = STW_ROLE_PARAM;
+        spec.dtype = STW_F32;
+        spec.dimensions = 1;
+        spec.shape[0] = bytes / sizeof(float);
+        spec.policy = &policy;
+        for (stw_tensor *&tensor : tensors_)
+            must(stw_tensor_create(runtime, &spec, 1, &tensor), "stw_tensor_create");
+        const std::vector<float> ones(spec.shape[0], 1.0F);
+        for (stw_tensor *tensor : tensors_)
+            must(stw_tensor_write(tensor, ones.data(), nullptr), "stw_tensor_write");
+    }
+    ~Places() { must(stw_tensor_destroy(tensors_, 2), "stw_tensor_destroy"); }
+    Places(const Places &) = delete;
+    Places &operator=(const Places &) = delete;
+
+    double come_and_go(const Stream &stream, double *thread_ns)
+    {
+        std::swap(tensors_[0], tensors_[1]);
+        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+        options.stream = stream.get();
+        const double begin = now_s();
+        const double cpu_begin = thread_s();
+        for (stw_tensor *tensor : tensors_) {
+            const auto request = bench::request_of(tensor, STW_READ, STW_TIER_DEVICE);
+            stw_view view;
+            must(stw_fetch(runtime_, &options, &request, 1, &view), "stw_fetch");
+            must(stw_release(&view, 1, stream.get(), 0), "stw_release");
+        }
+        stream.wait();
+        must(stw_evict(runtime_, tensors_, 2, STW_TIER_DEVICE, 0, 0), "stw_evict");
+        *thread_ns = (thread_s() - cpu_begin) * 1e9 / 2;
+        return now_s() - begin;
+    }
+
+private:
+    static double thread_s()
+    {
+        timespec time{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+    }
+    stw_runtime *runtime_;
+    stw_tensor *tensors_[2] = {};
+};
+
+void measure_remap(const DriverCalls &calls, const Setup &setup, bench::Results *results)
+{
+    const uint64_t bytes = std::min(uint64_t{64} << 20, setup.size_max);
+    bench::Budgets budgets;
+    budgets.device_driver = setup.module;
+    budgets.device_bytes = 2 * bytes;
+    budgets.host_bytes = 4 * bytes + (uint64_t{64} << 20);
+    stw_runtime *runtime = bench::open_runtime(budgets);
+    std::vector<double> ns;
+    std::vector<bench::Pair> pairs;
+    {
+        const Stream stream(calls);
+        Places fixed(runtime, bytes, STW_TENSOR_FIXED_ADDRESS);
+        Places plain(runtime, bytes, 0);
+        for (uint64_t i = 0; i <= setup.rounds; ++i) {
+            double fixed_ns = 0;
+            double plain_ns = 0;
+            const bench::Pair pair = in_turn(
+                i, [&] { return fixed.come_and_go(stream, &fixed_ns); },
+                [&] { return plain.come_and_go(stream, &plain_ns); });
+            if (i == 0) continue;  // the first one warms up
+            pairs.push_back(pair);
+            ns.push_back(fixed_ns);
+        }
+    }
+    bench::close_runtime(runtime);
+    results->rate("cuda.remap", 2 * bytes, "the same without fixed addresses", kRemapWanted, pairs);
+    results->time("cuda.remap.thread", ns, kRemapNsWanted, 0);
+}
+
 // --------------------------------------------------------------------------------------- nvme --
 
 // Seconds for all tensors from the drive to a tier, a few of them asked for ahead.
@@ -410,6 +502,8 @@ int main(int argc, char **argv)
         measure_copies(calls, setup, &results);
     else if (mode == "hit")
         measure_hit(calls, setup, &results);
+    else if (mode == "remap")
+        measure_remap(calls, setup, &results);
     else if (mode == "nvme")
         measure_nvme(calls, setup, &results);
     else

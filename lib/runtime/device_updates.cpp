@@ -31,9 +31,10 @@ void Runtime::open_device_updates(Place &place)
         }
         return;
     }
-    place.remark = format_text("tensors at home on device %u are updated in the host tier: %s",
-                               place.device, error.sentence);
-    log_.print(STW_LOG_WARNING, place.ops->name, "%s", place.remark.c_str());
+    if (!place.remark.empty()) place.remark += ' ';
+    place.remark += format_text("Tensors at home on device %u are updated in the host tier: %s",
+                                place.device, error.sentence);
+    log_.print(STW_LOG_INFO, place.ops->name, "%s", error.sentence);
 }
 
 // As for the host, half of it.
@@ -95,9 +96,11 @@ PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
 Status Runtime::order_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
-        DeviceStreams &streams = *places_[fetch.places[i]].streams;
+        const Place &at = places_[fetch.places[i]];
+        const SlotRange slot{fetch.slots[i], 1};
         const bool writes = fetch.pieces[i].access != residency::Access::kRead;
-        STW_TRY(streams.begin(streams.own(), {fetch.slots[i], 1}, writes));
+        if (at.slot_memory) STW_TRY(at.slot_memory->await(slot));
+        STW_TRY(at.streams->begin(at.streams->own(), slot, writes));
     }
     return {};
 }

@@ -305,7 +305,9 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
             place.ops, place.memory, place.streams.get(),
             static_cast<uint32_t>(bytes / block_bytes_), format_text("device %u", place.device));
     }
-    if (info.remark[0]) log_.print(STW_LOG_WARNING, place.ops->name, "%s", info.remark);
+    // What a device with streams cannot do is told to whoever asks for it.
+    const uint32_t level = place.streams ? STW_LOG_INFO : STW_LOG_WARNING;
+    if (info.remark[0]) log_.print(level, place.ops->name, "%s", info.remark);
     return {};
 }
 

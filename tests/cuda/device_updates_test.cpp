@@ -6,12 +6,16 @@
 
 #include <stepwell/stepwell.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,7 +34,6 @@ int cuStreamSynchronize(void *stream);
 namespace stepwell {
 namespace {
 
-constexpr uint64_t kBlock = STW_BLOCK_64K;
 constexpr uint64_t kSecond = 1'000'000'000;
 
 enum class Homes { kHost, kDevice, kBoth };
@@ -43,7 +46,9 @@ struct Setting {
     double ema_decay = 0.0;
     double clip_norm = 0.0;
     uint32_t device_blocks = 400;
-    uint32_t sums = 0;  // contributions to each gradient, beside what is written
+    uint32_t block_bytes = STW_BLOCK_64K;
+    bool budget_changes = false;  // all the time, on a thread beside the training
+    uint32_t sums = 0;            // contributions to each gradient, beside what is written
     uint64_t seed = 1;
 };
 
@@ -113,14 +118,14 @@ protected:
         stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
         stw_runtime_options runtime = STW_RUNTIME_OPTIONS_INIT;
         device.driver = module_.c_str();
-        device.budget_bytes = setting.device_blocks * kBlock;
+        device.budget_bytes = uint64_t{setting.device_blocks} * setting.block_bytes;
         nvme.path = directory_.c_str();
-        nvme.budget_bytes = 1024 * kBlock;
+        nvme.budget_bytes = uint64_t{1024} * setting.block_bytes;
         nvme.driver = "posix";
         runtime.devices = &device, runtime.device_count = 1;
         runtime.nvme = &nvme, runtime.nvme_count = 1;
-        runtime.host_bytes = 64 * kBlock;
-        runtime.block_bytes = STW_BLOCK_64K;
+        runtime.host_bytes = uint64_t{64} * setting.block_bytes;
+        runtime.block_bytes = setting.block_bytes;
         runtime.timeout_ns = 60 * kSecond;
         ASSERT_EQ(stw_runtime_open(&runtime, &runtime_), STW_OK) << stw_last_error();
     }
@@ -196,6 +201,39 @@ protected:
     }
     Trained train(const Setting &setting, Homes homes);
 
+    // Of the device's budget while it lives, also to less than an update needs.
+    class Changes {
+    public:
+        Changes(const CudaUpdates &test, const Setting &setting)
+        {
+            if (!setting.budget_changes) return;
+            thread_ = std::thread([this, &test, setting] {
+                const uint32_t budgets[] = {4, setting.device_blocks, 17, 6, setting.device_blocks};
+                for (uint32_t i = 0; !over_ || i % 5 != 0; ++i) {
+                    const stw_status status = stw_tier_set_budget(
+                        test.runtime_, STW_TIER_DEVICE, 0,
+                        uint64_t{budgets[i % 5]} * setting.block_bytes, 60 * kSecond);
+                    EXPECT_TRUE(status == STW_OK || status == STW_ERROR_BUDGET) << stw_last_error();
+                    if (status == STW_OK) ++done_;
+                }
+            });
+        }
+        ~Changes()
+        {
+            over_ = true;
+            if (!thread_.joinable()) return;
+            thread_.join();
+            EXPECT_GT(done_, 4u);
+        }
+        Changes(const Changes &) = delete;
+        Changes &operator=(const Changes &) = delete;
+
+    private:
+        std::atomic<bool> over_{false};
+        uint32_t done_ = 0;
+        std::thread thread_;
+    };
+
     std::string directory_;
     std::string module_;
     void *context_ = nullptr;
@@ -234,6 +272,7 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
         EXPECT_EQ(stw_optimizer_add(optimizers[i % 2], &entry, 1), STW_OK) << stw_last_error();
     }
     stw_double_calls_reset();
+    std::optional<Changes> changes(std::in_place, *this, setting);
     for (int step = 0; step < 3; ++step) {
         for (size_t i = 0; i < kSizes.size(); ++i) {
             write_late(gradients[i], STW_WRITE, numbers(random, kSizes[i], setting.gradient_dtype));
@@ -251,6 +290,7 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
             trained.norms.push_back(result.norm);
         }
     }
+    changes.reset();
     trained.launches = stw_double_calls("cuLaunchKernel");
     const auto keep = [&](stw_tensor *tensor, uint64_t bytes) {
         trained.values.push_back(read(tensor, bytes));
@@ -341,6 +381,19 @@ TEST_F(CudaUpdates, ADeviceWithoutRoomForAnUpdateHasNone)
     const Trained device = train(setting, Homes::kDevice);
     EXPECT_EQ(device.launches, 0u);
     expect_equal(host, device);
+}
+
+// Where the device has no room at a moment it is the host that updates, and no bit tells.
+TEST_F(CudaUpdates, AreTheSameWhileTheBudgetOfTheDeviceChanges)
+{
+    Setting setting;
+    setting.block_bytes = STW_BLOCK_2M;
+    setting.device_blocks = 24;
+    setting.clip_norm = 0.5;
+    setting.parameter_dtype = STW_BF16;
+    const Trained host = train(setting, Homes::kHost);
+    setting.budget_changes = true;
+    for (int round = 0; round < 3; ++round) expect_equal(host, train(setting, Homes::kDevice));
 }
 
 TEST_F(CudaUpdates, ContributionsAreSummedWhereTheGradientIsAtHome)

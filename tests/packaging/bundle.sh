@@ -72,7 +72,7 @@ assert all(step["verdict"] == "passed" for step in summary["steps"]), summary["s
 names = {result["name"] for result in summary["results"]}
 wanted = {f"cuda.{what}.{size}" for what in ("h2d", "d2h", "both") for size in ("64k", "1m", "16m")}
 wanted |= {f"cuda.overlap.{what}" for what in ("even", "compute", "copies")}
-wanted |= {"cuda.fetch_hit", "cuda.nvme", "cuda.train"}
+wanted |= {"cuda.fetch_hit", "cuda.nvme", "cuda.remap", "cuda.remap.thread", "cuda.train"}
 left_out = {one["name"] for one in summary["not_measured"]}
 assert names == wanted | ({"cuda.update"} - left_out), names
 done = {step["name"] for step in summary["steps"]}

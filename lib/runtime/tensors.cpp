@@ -293,7 +293,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
 Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor)
 {
     const Status room = metadata_room(wanted);
-    prepare_tables(wanted);
+    if (room.ok()) prepare_tables(wanted);
     std::map<std::string, stw_tensor *, std::less<>> named;
     if (!wanted.name.empty()) named.emplace(wanted.name, tensor);
     Result<TensorId> made = room.ok() ? core_.create(wanted) : Result<TensorId>(room);

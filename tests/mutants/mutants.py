@@ -118,7 +118,7 @@ MUTANTS = [
      "",
      "a new tensor takes a slot for mapped that lies at a destroyed one's address"),
     ("bare-but-mapped", "program", "arena.cpp",
-     "        note_mapped(slot - 1, kNone);\n",
+     "    note_mapped(slot, kNone);\n",
      "",
      "a slot that lost its memory counts as being at its block's address still"),
     ("absence-forgotten", "ranks", "agreed.cpp",

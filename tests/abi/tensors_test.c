@@ -452,7 +452,9 @@ static void tensors_past_the_budget_of_the_tables_are_refused(void **state)
           "metadata_bytes is 8.0 MiB, of which");
     assert_true(error_numbers().needed_bytes > error_numbers().free_bytes);
     ok(stw_tensor_destroy(tensors, count));
-    for (again = 0; again < count; ++again) {
+    /* All but what the next growth of a table takes: the first of them brings it, as tables are
+     * made ready for one number more, whether one is free or not. */
+    for (again = 0; again < count - count / 100; ++again) {
         ok(stw_tensor_create(runtime, &spec, 1, &tensors[again]));
     }
     machine_close(runtime);

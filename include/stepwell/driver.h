@@ -177,7 +177,7 @@ enum { /* stw_memory_ops.capabilities */
  * tensor may be updated on either side: + - x / and sqrt in f32 (sums of squares in f64), each
  * rounded to nearest even, nothing fused, denormals kept, a NaN that arithmetic produces stored as
  * 0x7FC00000 (or that rounded to 16 bits). Arrays need the alignment of their elements.
- * docs/driver-authors.md has the formulas.
+ * docs/driver-authors.md says where the formulas are.
  */
 enum { STW_DECAY_NONE = 0, STW_DECAY_DECOUPLED = 1, STW_DECAY_COUPLED = 2 };
 enum { /* stw_update_coefficients.flags */

@@ -166,7 +166,8 @@ typedef struct stw_update_result {
  *
  * Ownership: none.  Threads: one at a time.
  * Blocks:    result_out NULL: for the optimizer's last step only. Else until the verdict (norm and
- *            skip known); with STW_UPDATE_WAIT until the last byte; or timeout_ns.
+ *            skip known); with STW_UPDATE_WAIT until the last byte, on a device that updates until
+ *            that is enqueued; or timeout_ns.
  * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED.
  */
 STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,

@@ -25,7 +25,7 @@ constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and 
 constexpr Instant kEvictingNs = 4'000'000;        // ... while something has to leave for them
 constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a large tensor
 constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
-constexpr uint64_t kAheadShare = 2;               // ... and with what has landed and is not used
+constexpr uint64_t kAheadShare = 4;               // ... left by that and by what waits for its use
 constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
 constexpr Instant kRetryNs = 500'000;             // after a hint was refused, twice as much ...
 constexpr Instant kRetryMostNs = 16'000'000;      // ... after each that is, up to this
@@ -321,7 +321,7 @@ bool Lookahead::may_evict(const residency::Core &core, const Item &item) const
     const uint64_t budget = core.budget_bytes(item.place);
     if (flying > 0 && (flying_ns_ >= kEvictingNs || flying >= budget / kFlyingShare)) return false;
     const uint64_t others = landed_bytes_[item.place] - item.landed_bytes;
-    return flying + others <= budget / kAheadShare;
+    return flying + others <= budget - budget / kAheadShare;
 }
 
 // Hits, and releases of them, tell nobody that they make room for what comes behind them. A program

@@ -27,6 +27,13 @@ Status Core::check_request(const FetchAsked &asked) const
         // The blocks behind it are another tensor's, or nobody's.
         STW_ASSERT(request.byte_begin <= tensor.spec.bytes &&
                    request.byte_count <= tensor.spec.bytes - request.byte_begin);
+        if (request.place == kAnyCpuPlace && choose_cpu_place(request) == kNoPlace) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "tensor '%s' is to be worked on by the CPU, and no tier with a "
+                                 "budget is memory that it works in; open the runtime with "
+                                 "host_bytes",
+                                 tensor.spec.name.c_str());
+        }
         for (size_t j = 0; j < i; ++j) {
             const Request &other = asked.requests[j];
             if (other.tensor != request.tensor || asked.claim != 0) continue;

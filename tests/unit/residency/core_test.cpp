@@ -519,5 +519,16 @@ TEST_F(CoreTest, AHitPinsThroughTheGate)
     EXPECT_TRUE(granted(writer));
 }
 
+// A device across a bus and nothing else near: there is nowhere to go to.
+TEST_F(CoreTest, WorkOfTheCpuIsRefusedWhereItReachesNoTier)
+{
+    open(2, 0, 16, false);
+    const TensorId a = create("a", kBlock);
+    const FetchId id = ask(a, Access::kWrite, kAnyCpuPlace);
+    ASSERT_TRUE(refused_.count(id));
+    EXPECT_EQ(refused_[id].code(), STW_ERROR_UNSUPPORTED);
+    EXPECT_NE(std::string(refused_[id].sentence()).find("host_bytes"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

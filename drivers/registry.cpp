@@ -282,6 +282,14 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (const stw_status status =
             check_group(ops, STW_MEMORY_CAN_SHOW, "STW_MEMORY_CAN_SHOW", shows, 3, error_out))
         return status;
+    if (const stw_status status = check_one(ops, STW_MEMORY_MAY_SHARE, "STW_MEMORY_MAY_SHARE",
+                                            ops.shares_host != nullptr, error_out))
+        return status;
+    if ((ops.capabilities & STW_MEMORY_MAY_SHARE) != 0 && streams == 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The driver '%s' announces STW_MEMORY_MAY_SHARE and not STW_MEMORY_STREAMS; "
+                    "memory without streams is the CPU's, or it is not.",
+                    ops.name);
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 

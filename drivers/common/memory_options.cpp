@@ -34,6 +34,10 @@ stw_status check_memory_options(const char *driver, const stw_memory_options *op
                                 stw_driver_error *error_out)
 {
     if (const stw_status status = check_memory_size(driver, options, error_out)) return status;
+    if (options->options != nullptr && options->options[0] != '\0')
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The %s driver has no options, and was given '%.64s'.", driver,
+                    options->options);
     if (options->ordinal == 0) return STW_OK;
     return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                 "The %s driver has one device, 0, and none of ordinal %d; leave the ordinal 0.",

@@ -196,6 +196,7 @@ constexpr stw_memory_ops kOps = {
     cuda_reserve_shown,
     cuda_show,
     cuda_release_shown,
+    nullptr,
 };
 
 constexpr stw_driver_module kModule = {

@@ -144,6 +144,8 @@ typedef struct stw_memory_options {
     uint32_t near_node;     /* of host memory: the NUMA node to prefer, and 1; 0: the calling
                                thread's */
     uint64_t address_bytes; /* of addresses to reserve for tensors (CAN_MAP) */
+    const char *options;    /* the driver's own text, may be NULL. A driver that has none, or an
+                               older one, refuses it */
 } stw_memory_options;
 
 typedef struct stw_memory_info {
@@ -168,8 +170,10 @@ enum { /* stw_memory_ops.capabilities */
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
     STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; small copies cost less together: copies_start */
-    STW_MEMORY_CAN_SHOW = 64    /* blocks can be seen at an address of a tensor's own as well:
+    STW_MEMORY_CAN_SHOW = 64,   /* blocks can be seen at an address of a tensor's own as well:
                                    reserve_shown, show, release_shown */
+    STW_MEMORY_MAY_SHARE = 128  /* with STREAMS; HOST_ACCESS as well with some of its devices:
+                                   shares_host */
 };
 
 /*
@@ -366,6 +370,12 @@ typedef struct stw_memory_ops {
     /* The range ends when the device has passed the n marks. Does not wait for it. */
     stw_status (*release_shown)(stw_memory *memory, void *address, uint64_t bytes,
                                 const uint64_t *marks, uint32_t n);
+    /* STW_MEMORY_MAY_SHARE. Any thread. ------------------------------------------------------- */
+    /* *shares_out is 1 where what open takes with these options the CPU and storage read and write
+     * directly; 0 where not. Takes nothing, and answers the same each time. An error is that of
+     * open, which has the sentence. The library waits for the marks of what is released in such
+     * memory before storage touches it. May block. */
+    stw_status (*shares_host)(const stw_memory_options *options, uint32_t *shares_out);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

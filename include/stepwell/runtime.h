@@ -26,8 +26,9 @@ typedef struct stw_device_options {
     uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier. The most that
                                stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
+    const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
 } stw_device_options;
-#define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0 }
+#define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0, 0 }
 
 typedef struct stw_nvme_options {
     uint32_t struct_size;
@@ -161,7 +162,7 @@ STW_API stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint
 enum { /* stw_device_info.flags */
     STW_DEVICE_STREAMS = 1,        /* NULL streams are refused */
     STW_DEVICE_STABLE_ADDRESS = 2, /* stw_tensor_address works */
-    STW_DEVICE_UNIFIED = 4,        /* its memory is host memory: no host tier in between */
+    STW_DEVICE_UNIFIED = 4,        /* storage reaches its memory: no host tier in between */
     STW_DEVICE_UPDATES = 8         /* it updates the tensors whose states are at home there */
 };
 typedef struct stw_device_info {

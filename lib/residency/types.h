@@ -39,7 +39,10 @@ struct PlaceConfig {
     uint32_t blocks = 0;        // budget; 0: no such tier, routes skip it
     uint32_t whole_blocks = 0;  // of these, kept for gathered wholes (agreed between ranks)
     bool cpu_access = false;    // kernels and storage may touch it
+    bool direct = false;        // storage may, and kernels of the CPU may not
     bool maps = false;          // blocks are mapped at an address of the tensor's own
+
+    [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
 };
 
 struct Config {

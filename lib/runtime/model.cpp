@@ -142,6 +142,7 @@ residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) cons
         place.tier = places_[at].tier;
         place.device = places_[at].device;
         place.cpu_access = places_[at].cpu_access;
+        place.direct = places_[at].direct;
         place.maps = places_[at].maps;
         const uint64_t blocks = core_.budget_bytes(at) / block_bytes_;
         place.blocks = static_cast<uint32_t>(blocks - std::min<uint64_t>(blocks, others[at]));
@@ -183,7 +184,7 @@ void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
             link.bytes_per_s = speed_of(from, to);
             // Across a bus it is two hops by way of the host, and the slower one counts.
             const auto behind_bus = [&](PlaceId at) {
-                return at < host_place_ && !places_[at].cpu_access;
+                return at < host_place_ && !places_[at].storage_reaches();
             };
             const bool by_host =
                 from != host_place_ && to != host_place_ && (behind_bus(from) || behind_bus(to));

@@ -155,7 +155,7 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     info.ordinal = place.ordinal;
     if (place.maps) info.flags |= STW_DEVICE_STABLE_ADDRESS;
-    if (place.cpu_access) info.flags |= STW_DEVICE_UNIFIED;
+    if (place.storage_reaches()) info.flags |= STW_DEVICE_UNIFIED;
     if (place.streams) info.flags |= STW_DEVICE_STREAMS;
     if (place.computes) info.flags |= STW_DEVICE_UPDATES;
     info.granule_bytes = static_cast<uint32_t>(block_bytes_);
@@ -164,6 +164,7 @@ Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
     std::snprintf(info.name, sizeof info.name, "%s",
                   pretends           ? "this machine's memory, as if across a bus"
                   : place.cpu_access ? "this machine's memory"
+                  : place.direct     ? "memory that it shares with the CPU"
                                      : "memory of its own");
     std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
     return {};

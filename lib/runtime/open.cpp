@@ -75,13 +75,34 @@ bool device_can(const stw_device_options &device, uint64_t capability)
            (ops->capabilities & capability) != 0;
 }
 
+// Of drivers whose devices differ. What cannot be told is told by the open that follows.
+bool shares_host(const stw_runtime_options &options, uint32_t index)
+{
+    const stw_device_options &device = options.devices[index];
+    const stw_memory_ops *ops = nullptr;
+    const uint64_t block = block_bytes_of(options);
+    if (device.budget_bytes < block || drivers::find_driver(driver_of(device), &ops, nullptr) < 0 ||
+        (ops->capabilities & STW_MEMORY_MAY_SHARE) == 0) {
+        return false;
+    }
+    stw_memory_options asked{};
+    asked.struct_size = sizeof asked;
+    asked.ordinal = device.ordinal;
+    asked.bytes = device.budget_bytes / block * block;
+    asked.block_bytes = static_cast<uint32_t>(block);
+    asked.options = device.driver_options;
+    uint32_t shares = 0;
+    return ops->shares_host(&asked, &shares) == STW_OK && shares != 0;
+}
+
 // Rings are needed where storage cannot reach a device's memory by itself.
 uint32_t staging_blocks_of(const stw_runtime_options &options)
 {
     if (options.nvme_count == 0) return 0;
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const stw_device_options &device = options.devices[i];
-        if (device.budget_bytes > 0 && !device_can(device, STW_MEMORY_HOST_ACCESS)) {
+        if (device.budget_bytes > 0 && !device_can(device, STW_MEMORY_HOST_ACCESS) &&
+            !shares_host(options, i)) {
             return 2 * kStagingBlocks;
         }
     }
@@ -106,6 +127,7 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
         place.device = i;
         place.blocks = static_cast<uint32_t>(options.devices[i].budget_bytes / block);
         place.cpu_access = device_can(options.devices[i], STW_MEMORY_HOST_ACCESS);
+        place.direct = !place.cpu_access && shares_host(options, i);
         place.maps = device_can(options.devices[i], STW_MEMORY_CAN_MAP);
         config.places.push_back(place);
     }
@@ -282,6 +304,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     options.block_bytes = static_cast<uint32_t>(block_bytes_);
     options.address_bytes = address_bytes;
     options.near_node = near_node;
+    options.options = place.options.empty() ? nullptr : place.options.c_str();
     const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
     if (code != STW_OK) return from_driver(code, error, "the memory of a tier cannot be taken");
     stw_memory_info info{};
@@ -318,6 +341,9 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
         places_.back().tier = Tier::kDevice;
         places_.back().device = i;
         places_.back().ordinal = options.devices[i].ordinal;
+        places_.back().direct = shares_host(options, i);
+        const char *text = options.devices[i].driver_options;
+        places_.back().options = text ? text : "";
     }
     places_.emplace_back();
     places_.emplace_back();
@@ -471,7 +497,7 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
                                                         : format_text("device %u", at.device);
         // A tier without a budget needs no staging either.
         const bool direct = at.cpu_access || !at.memory;
-        options.memories.push_back({at.ops, at.memory, at.tier, direct, name});
+        options.memories.push_back({at.ops, at.memory, at.tier, direct, name, at.direct});
     }
     options.block_bytes = block_bytes_;
     if (staging_blocks_ > 0) {
@@ -487,9 +513,9 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.order = {this,          device_before,     device_hold,
-                     device_let_go, device_registered, device_started,
-                     device_shows,  device_ordered,    device_arrived};
+    options.order = {
+        this,           device_before, device_hold,    device_let_go,  device_registered,
+        device_started, device_shows,  device_ordered, device_arrived, device_awaited};
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

@@ -57,6 +57,7 @@ struct Place {
     stw_memory *memory = nullptr;
     char *base = nullptr;
     bool cpu_access = false;
+    bool direct = false;  // storage reaches it, and the CPU only as storage's checksums do
     bool maps = false;
     bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h
     std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
@@ -65,7 +66,10 @@ struct Place {
     uint32_t algorithms = 0;                  // those it knows: a bit for each number
     uint64_t update_blocks = 0;               // its budget, or what that changes to if that is less
     std::string driver;
+    std::string options;  // the driver's own text
     std::string remark;
+
+    [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
 };
 
 struct PieceFetch;
@@ -479,6 +483,8 @@ private:
     Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
     [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;
     [[nodiscard]] SlotRange slots_of(const ViewSlot &view) const;
+    static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                                 bool writes);
     static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                 bool writes);
     static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,

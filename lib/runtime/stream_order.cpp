@@ -119,6 +119,17 @@ Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, 
     return at.streams->before_copy(slots, writes);
 }
 
+Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                               bool writes)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
+    if (!at.streams || bytes == 0) return {};
+    const SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+    return at.streams->await(slots, writes);
+}
+
 uint64_t Runtime::device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                  uint64_t mark)
 {

@@ -176,6 +176,17 @@ void DeviceStreams::add_need(Needs &needs, Word word, Id except) const
     }
 }
 
+DeviceStreams::Needs DeviceStreams::needs_of(SlotRange slots, bool writes) const
+{
+    STW_ASSERT(slots.first + slots.count <= slots_);
+    Needs needs{};
+    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
+        add_need(needs, written_[slot].load(std::memory_order_acquire), 0);
+        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), 0);
+    }
+    return needs;
+}
+
 // Not so where tensors share a block and have views on two streams at once: neither began behind
 // the other. What a stream came behind since, it comes behind with all that it marks from now on.
 bool DeviceStreams::comes_behind(const Stream &stream, Id id, Word word) const
@@ -221,11 +232,7 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
 // For who orders nothing: what he cannot have synchronised with is over first.
 Status DeviceStreams::await_own(SlotRange slots, bool writes)
 {
-    Needs needs{};
-    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
-        add_need(needs, written_[slot].load(std::memory_order_acquire), 0);
-        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), 0);
-    }
+    const Needs needs = needs_of(slots, writes);
     for (const Id id : {kCopies, own_}) {
         if (id == 0 || needs[id] == 0) continue;
         uint64_t mark = 0;
@@ -311,11 +318,7 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes)
     for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
         if (streams_[id].released.load(std::memory_order_acquire)) STW_TRY(end_epoch(id));
     }
-    Needs needs{};
-    for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
-        add_need(needs, written_[slot].load(std::memory_order_acquire), 0);
-        if (writes) add_need(needs, read_[slot].load(std::memory_order_acquire), 0);
-    }
+    const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id) {
         Stream &stream = streams_[id];
         if (needs[id] == 0 || stream.copies_behind >= needs[id]) continue;
@@ -332,6 +335,26 @@ Status DeviceStreams::before_copy(SlotRange slots, bool writes)
 {
     STW_TRY(order_copies(slots, writes));
     // Whoever gets what the copy brings comes behind it, or it is over by then.
+    if (writes) forget(slots);
+    return {};
+}
+
+// Of copies into them as well, which are streams like others.
+Status DeviceStreams::await(SlotRange slots, bool writes)
+{
+    const Needs needs = needs_of(slots, writes);
+    for (Id id = 1; id < needs.size(); ++id) {
+        if (needs[id] == 0) continue;
+        uint64_t mark = 0;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id]);
+            if (!found.ok()) return std::move(found.status());
+            mark = found.value().number;
+        }
+        const stw_status code = ops_->wait(memory_, mark);
+        if (code < 0) return failed(code, "What storage reads or writes");
+    }
     if (writes) forget(slots);
     return {};
 }

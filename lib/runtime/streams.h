@@ -70,6 +70,9 @@ public:
     Status marks_of(const Users &users, MarkList *marks_out);
     // A copy out of the slots or, with `writes`, into them is about to begin.
     Status before_copy(SlotRange slots, bool writes);
+    // As before_copy, of what storage does there itself: what has to be over is when this returns.
+    // Waits for the device. DEVICE.
+    Status await(SlotRange slots, bool writes);
     // Copies that begin from now on come behind all that was done in the slots.
     Status copies_behind(SlotRange slots);
     // Nobody comes behind anything in the slots: all of it is over.
@@ -126,6 +129,7 @@ private:
     void keep_mark(Id stream, Mark mark);
     Status await_own(SlotRange slots, bool writes);
     Status order_copies(SlotRange slots, bool writes);
+    Needs needs_of(SlotRange slots, bool writes) const;
     Result<Mark> mark_behind(Id stream, uint64_t epoch);
     Status failed(stw_status code, const char *what) const;
 

@@ -331,12 +331,13 @@ void Runtime::expect_bandwidths(const Tuning &tuning)
         const Place &at = places_[place];
         if (!at.memory) continue;
         const bool host = place == host_place_;
-        if (host || at.cpu_access) {
+        if (host || at.storage_reaches()) {
             expect(host ? Link::kNvmeToHost : Link::kNvmeToDevice, place,
                    tuning.read_bytes_per_s());
             expect(host ? Link::kHostToNvme : Link::kDeviceToNvme, place,
                    tuning.write_bytes_per_s());
-        } else {
+        }
+        if (!host && !at.cpu_access) {
             expect(Link::kHostToDevice, place, tuning.host_copy_bytes_per_s());
             expect(Link::kDeviceToHost, place, tuning.host_copy_bytes_per_s());
         }

@@ -44,8 +44,8 @@ OrderCost cost_of(const Machine &machine, const Verdict &verdict)
         // What storage cannot reach goes by way of the host.
         const bool in = tier(link.to) == Tier::kDevice;
         const bool out = tier(link.from) == Tier::kDevice;
-        const bool in_by_host = !from_nvme || !machine.config.places[link.to].cpu_access;
-        const bool out_by_host = !to_nvme || !machine.config.places[link.from].cpu_access;
+        const bool in_by_host = !from_nvme || !machine.config.places[link.to].storage_reaches();
+        const bool out_by_host = !to_nvme || !machine.config.places[link.from].storage_reaches();
         if (in && in_by_host) cost.host_to_device_bytes += bytes;
         if (out && out_by_host) cost.device_to_host_bytes += bytes;
     }

@@ -122,7 +122,7 @@ void Engine::Parts::end_copy(Task &task, Outbox &outbox)
     const bool moved = task.status.ok();
     hop_end(task, copy_link(task), moved);
     if (moved && task.route == Route::kWriteStaged) {
-        queue_write(task);
+        queue_path(task);
     } else {
         finish(task, outbox);
     }

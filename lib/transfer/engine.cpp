@@ -40,7 +40,7 @@ Status Engine::Parts::check_options()
     options.copy_threads = std::max(options.copy_threads, 1u);
     bool staged = false;
     for (uint32_t i = 0; i < options.memories.size(); ++i) {
-        staged = staged || !options.memories[i].cpu_access;
+        staged = staged || !options.memories[i].storage_reaches();
         if (options.memories[i].tier == residency::Tier::kHost) staging_memory = i;
     }
     if (store == nullptr) return {};
@@ -91,7 +91,7 @@ void Engine::Parts::prepare()
         paths.push_back(std::make_unique<PathQueues>());
         storage_threads.push_back(std::make_unique<StorageThread>(*this, i));
     }
-    threads.reserve(storage_threads.size() + options.copy_threads);
+    threads.reserve(storage_threads.size() + options.copy_threads + 1);
 }
 
 Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void *argument)
@@ -126,6 +126,14 @@ Status Engine::Parts::start_threads()
     for (uint32_t i = 0; i < options.copy_threads; ++i) {
         STW_TRY(start_thread("stw-copy", copy, this));
     }
+    const auto order = [](void *parts) -> void * {
+        static_cast<Parts *>(parts)->order_main();
+        return nullptr;
+    };
+    const auto is_direct = [](const Memory &memory) { return memory.direct; };
+    if (store != nullptr &&
+        std::any_of(options.memories.begin(), options.memories.end(), is_direct))
+        STW_TRY(start_thread("stw-order", order, this));
     return {};
 }
 
@@ -185,6 +193,7 @@ void Engine::Parts::take_waiting(std::vector<Task *> &waiting)
         path->writes.drain(untouched, take);
     }
     staged_writes.drain(untouched, take);
+    ordering.drain(untouched, take);
     copies.drain(untouched, take);
 }
 

@@ -89,6 +89,11 @@ struct Memory {
     residency::Tier tier = residency::Tier::kHost;
     bool cpu_access = false;  // storage reads into it and writes from it directly
     std::string name;         // for sentences: "host", "device 0"
+    // With STW_MEMORY_STREAMS: storage reaches it as well, behind DeviceOrder::await; copies are
+    // the driver's all the same.
+    bool direct = false;
+
+    [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
 };
 
 // What comes behind what in memories with STW_MEMORY_STREAMS. On engine threads, several at once,
@@ -115,6 +120,10 @@ struct DeviceOrder {
     // The bytes are there.
     void (*arrived)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                     uint64_t number) = nullptr;
+    // As `before`, for storage in memory that it reaches: returns when what comes before is over.
+    // On a thread that does nothing else. An error fails the job.
+    Status (*await)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                    bool writes) = nullptr;
 };
 
 struct EngineOptions {
@@ -124,8 +133,8 @@ struct EngineOptions {
     uint64_t block_bytes = 0;
 
     // Two rings of whole blocks one after the other, first for reads, then for writes. Needed only
-    // where a memory without cpu_access exchanges with nvme; then at least 2 blocks each. CPU
-    // memory of the host budget, aligned to a block; borrowed until the engine is gone.
+    // where a memory that storage does not reach exchanges with nvme; then at least 2 blocks each.
+    // CPU memory of the host budget, aligned to a block; borrowed until the engine is gone.
     void *staging = nullptr;
     uint32_t staging_read_blocks = 0;
     uint32_t staging_write_blocks = 0;

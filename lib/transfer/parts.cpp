@@ -74,7 +74,7 @@ Status Engine::Parts::place(Task &task)
     const Job &job = task.job;
     const bool reads = from_nvme(job);
     const uint32_t memory = reads ? job.to_memory : job.from_memory;
-    const bool direct = options.memories[memory].cpu_access;
+    const bool direct = options.memories[memory].storage_reaches();
     Result<store::Placement> placement =
         reads ? store->begin_read(job.transfer.block)
               : store->begin_write(job.transfer.block, job.transfer.bytes);
@@ -108,16 +108,25 @@ void Engine::Parts::enqueue(Task &task)
         copies.push(task);
     } else if (task.route == Route::kWriteStaged) {
         staged_writes.push(task);
+    } else if (is_ordered(task)) {
+        ordering.push(task);
+        order_ready.notify_one();
+        return;
     } else {
-        PathQueues &path = *paths[task.place.path];
-        (task.route == Route::kRead         ? path.reads
-         : task.route == Route::kReadStaged ? path.staged_reads
-                                            : path.writes)
-            .push(task);
-        wake_path(task.place.path);
+        push_to_path(task);
         return;
     }
     copy_ready.notify_one();
+}
+
+void Engine::Parts::push_to_path(Task &task)
+{
+    PathQueues &path = *paths[task.place.path];
+    (task.route == Route::kRead         ? path.reads
+     : task.route == Route::kReadStaged ? path.staged_reads
+                                        : path.writes)
+        .push(task);
+    wake_path(task.place.path);
 }
 
 Status Engine::Parts::submit(const Job *jobs, uint32_t n)
@@ -180,6 +189,7 @@ void Engine::Parts::wake_all()
         store->ops(i).wake(store->storage(i));
     }
     copy_ready.notify_all();
+    order_ready.notify_all();
 }
 
 bool Engine::Parts::thread_ends()
@@ -222,12 +232,11 @@ void Engine::Parts::queue_copy(Task &task)
     copy_ready.notify_one();
 }
 
-void Engine::Parts::queue_write(Task &task)
+void Engine::Parts::queue_path(Task &task)
 {
     MutexLock lock(mutex);
     task.stage = Stage::kQueued;
-    paths[task.place.path]->writes.push(task);
-    wake_path(task.place.path);
+    push_to_path(task);
 }
 
 // ---------------------------------------------------------------------------------------- hops --
@@ -237,7 +246,7 @@ Link Engine::Parts::storage_link(const Task &task) const
     const Job &job = task.job;
     const bool reads = is_read(task);
     const Memory &memory = options.memories[reads ? job.to_memory : job.from_memory];
-    if (memory.tier == Tier::kDevice && memory.cpu_access) {
+    if (memory.tier == Tier::kDevice && memory.storage_reaches()) {
         return reads ? Link::kNvmeToDevice : Link::kDeviceToNvme;
     }
     return reads ? Link::kNvmeToHost : Link::kHostToNvme;
@@ -342,7 +351,8 @@ std::string Engine::Parts::describe(uint32_t lines_max) const
     MutexLock lock(mutex);
     const uint64_t now_ns = now();
     pool.for_each([&](const Task &task) {
-        static constexpr const char *kStages[] = {"free", "queued", "at storage", "copying"};
+        static constexpr const char *kStages[] = {"free", "queued", "at storage", "copying",
+                                                  "behind work on streams"};
         const residency::Transfer &transfer = task.job.transfer;
         const uint64_t age_ns = now_ns > task.submitted_ns ? now_ns - task.submitted_ns : 0;
         std::string text = format_text(

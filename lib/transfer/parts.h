@@ -92,8 +92,9 @@ struct Engine::Parts {
     bool enter_hook();
     void leave_hook();
     void queue_copy(Task &task);
-    void queue_write(Task &task);
+    void queue_path(Task &task);
     void copy_main();
+    void order_main();
     [[nodiscard]] bool thread_ends() STW_REQUIRES(mutex);
     // The last thread of an abandoned engine frees it.
     void thread_gone();
@@ -103,6 +104,10 @@ struct Engine::Parts {
     Status check_side(const Job &job, uint32_t memory, const void *pointer) const;
     Status place(Task &task) STW_REQUIRES(mutex);
     void enqueue(Task &task) STW_REQUIRES(mutex);
+    void push_to_path(Task &task) STW_REQUIRES(mutex);
+    // Work on streams comes before what storage is to do.
+    [[nodiscard]] bool is_ordered(const Task &task) const;
+    Task *take_ordered() STW_REQUIRES(mutex);
     void wake_path(uint32_t path) STW_REQUIRES(mutex);
     void wake_all() STW_REQUIRES(mutex);
     [[nodiscard]] Task *best_copy() const STW_REQUIRES(mutex);
@@ -142,10 +147,12 @@ struct Engine::Parts {
 
     mutable Mutex mutex;
     Condition copy_ready;
+    Condition order_ready;
     Condition changed;  // for close: a job completed, a callback returned
     TaskPool pool STW_GUARDED_BY(mutex);
     std::vector<std::unique_ptr<PathQueues>> paths STW_GUARDED_BY(mutex);
     ClassQueues copies STW_GUARDED_BY(mutex);
+    ClassQueues ordering STW_GUARDED_BY(mutex);              // wait for work on streams
     ClassQueues staged_writes STW_GUARDED_BY(mutex);         // wait for a slot of the write ring
     std::vector<uint32_t> read_ring STW_GUARDED_BY(mutex);   // free slots
     std::vector<uint32_t> write_ring STW_GUARDED_BY(mutex);  // free slots

@@ -85,6 +85,13 @@ TEST(Registry, LyingTableIsRefused)
     memory.capabilities |= STW_MEMORY_CAN_SHOW;
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_SHOW and has 0 of its 3"),
               std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_MAY_SHARE;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_MAY_SHARE and lacks"), std::string::npos);
+    memory.shares_host = [](const stw_memory_options *, uint32_t *) -> stw_status {
+        return STW_OK;
+    };
+    EXPECT_NE(refusal(memory).find("without streams"), std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);

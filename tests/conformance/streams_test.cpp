@@ -77,6 +77,21 @@ TEST_P(StreamsConformance, ACopyThatWasStartedIsThereBehindItsMark)
     }
 }
 
+// Of a device that shares it: neither side needs a copy to see what the other one did.
+TEST_P(StreamsConformance, WhatTheCpuDoesInSharedMemoryCopiesSee)
+{
+    if (!memory_.can(STW_MEMORY_HOST_ACCESS)) GTEST_SKIP() << "not the CPU's memory";
+    Buffer data(kMiB);
+    fill_pattern(memory_.block(0), kMiB, 7);
+    ASSERT_EQ(ops().copy(memory_.get(), data.data(), memory_.block(0), kMiB), STW_OK);
+    EXPECT_TRUE(data.holds(7));
+    data.fill(8);
+    ASSERT_EQ(ops().copy(memory_.get(), memory_.block(0), data.data(), kMiB), STW_OK);
+    EXPECT_TRUE(has_pattern(memory_.block(0), kMiB, 8));
+    ASSERT_EQ(ops().zero(memory_.get(), memory_.block(0), kMiB), STW_OK);
+    EXPECT_EQ(memory_.block(0)[kMiB - 1], 0);
+}
+
 TEST_P(StreamsConformance, HostMemoryIsPinnedOnceAndAgainAfterwards)
 {
     stw_driver_error error = STW_DRIVER_ERROR_INIT;

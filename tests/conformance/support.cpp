@@ -178,6 +178,18 @@ stw_status Memory::open(uint64_t bytes, uint32_t block_bytes, uint64_t address_b
     return STW_OK;
 }
 
+bool Memory::can(uint64_t capability) const
+{
+    if ((ops_->capabilities & capability) != 0) return true;
+    if (capability != STW_MEMORY_HOST_ACCESS || ops_->shares_host == nullptr) return false;
+    stw_memory_options options = {};
+    options.struct_size = sizeof options;
+    options.bytes = kMiB;
+    options.block_bytes = 64 << 10;
+    uint32_t shares = 0;
+    return ops_->shares_host(&options, &shares) == STW_OK && shares != 0;
+}
+
 void Memory::close()
 {
     if (memory_ == nullptr) return;

@@ -179,7 +179,8 @@ public:
     const stw_driver_error &error() const { return error_; }
     std::string sentence() const { return error_.sentence; }
     uint32_t block_bytes() const { return block_bytes_; }
-    bool can(uint64_t capability) const { return (ops_->capabilities & capability) != 0; }
+    // Of STW_MEMORY_HOST_ACCESS, also where the driver says so of its first device.
+    bool can(uint64_t capability) const;
 
 private:
     const stw_memory_ops *ops_;

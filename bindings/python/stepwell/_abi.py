@@ -274,6 +274,7 @@ class stw_device_options(Struct):
         ("driver", c_char_p),
         ("budget_bytes", c_uint64),
         ("staging_bytes", c_uint64),
+        ("driver_options", c_char_p),
     ]
 
 

@@ -31,6 +31,7 @@ class Device:
     driver: Optional[str] = None
     ordinal: int = 0
     staging_bytes: int = 0
+    driver_options: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def device_of(value: Union[int, Device, Mapping[str, Any]]) -> _abi.stw_device_o
         raise TypeError(f"{value!r} is no device: give its budget in bytes, or a Device")
     return _abi.stw_device_options.initial(
         ordinal=value.ordinal, driver=_encoded(value.driver), budget_bytes=value.budget_bytes,
-        staging_bytes=value.staging_bytes,
+        staging_bytes=value.staging_bytes, driver_options=_encoded(value.driver_options),
     )
 
 

@@ -2,7 +2,9 @@
 // Claims about who goes first, how full the device's queue is, and what is counted.
 #include "tests/unit/transfer/rig.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 namespace stepwell::testing {
 namespace {
@@ -259,6 +261,107 @@ TEST(EngineOrder, EveryHopIsASpan)
         EXPECT_EQ(span.bytes, kBlock);
         EXPECT_LT(span.start_ns, span.end_ns);
     }
+}
+
+// Work on streams, in a memory that storage reaches: nothing of a block is touched before its turn.
+struct Work {
+    Mutex mutex;
+    Condition changed;
+    bool is_over STW_GUARDED_BY(mutex) = false;
+    std::vector<std::pair<const void *, bool>> asked STW_GUARDED_BY(mutex);  // and whether written
+    const void *lost = nullptr;
+
+    static Status await(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                        bool writes)
+    {
+        auto &work = *static_cast<Work *>(user);
+        EXPECT_EQ(memory, kDevice);
+        EXPECT_EQ(bytes, kBlock);
+        MutexLock lock(work.mutex);
+        work.asked.emplace_back(pointer, writes);
+        work.changed.notify_all();
+        while (!work.is_over) work.changed.wait(work.mutex);
+        if (pointer == work.lost) return Status::error(STW_ERROR_DEVICE, "the device is lost");
+        return {};
+    }
+    void wait_asked()
+    {
+        MutexLock lock(mutex);
+        while (asked.empty()) changed.wait(mutex);
+    }
+    void end()
+    {
+        MutexLock lock(mutex);
+        is_over = true;
+        changed.notify_all();
+    }
+    transfer::DeviceOrder order()
+    {
+        transfer::DeviceOrder made;
+        made.user = this;
+        made.await = await;
+        return made;
+    }
+};
+
+TEST(EngineOrder, StorageBeginsWhenWorkOnStreamsIsOver)
+{
+    Work work;
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 8);
+    rig.by_itself();
+    rig.fill(kDevice, 5, 99);
+    const uint64_t first = rig.submit(rig.read(0, kDevice, 0));
+    work.wait_asked();
+    const uint64_t idle = rig.submit(rig.read(1, kDevice, 1, Class::kIdle));
+    const uint64_t urgent = rig.submit(rig.read(2, kDevice, 2, Class::kDemand));
+    const uint64_t written = rig.submit(rig.write(40, kDevice, 5));
+    // Who needs no device does not wait for it.
+    EXPECT_TRUE(rig.run(rig.read(3, kHost, 9)).ok());
+    EXPECT_EQ(rig.at(kDevice, 0)[0], 0xEE);
+    EXPECT_EQ(rig.engine->jobs_in_flight(), 4u);
+    EXPECT_NE(rig.engine->describe_in_flight(8).find("behind work on streams"), std::string::npos);
+    work.end();
+    for (const uint64_t id : {first, idle, urgent, written}) EXPECT_TRUE(rig.result(id).ok());
+    EXPECT_EQ(std::memcmp(rig.at(kDevice, 2), rig.at(kHost, 2), kBlock), 0);
+    ASSERT_TRUE(rig.run(rig.read(40, kHost, 9)).ok());
+    EXPECT_TRUE(rig.holds(kHost, 9, 99));
+    EXPECT_EQ(rig.engine->link_stats(Link::kNvmeToDevice, kDevice).transfers, 3u);
+    EXPECT_EQ(rig.engine->link_stats(Link::kDeviceToNvme, kDevice).transfers, 1u);
+    MutexLock lock(work.mutex);
+    ASSERT_EQ(work.asked.size(), 4u);
+    EXPECT_EQ(work.asked[1].first, rig.at(kDevice, 2));
+    EXPECT_TRUE(work.asked[1].second);
+    const auto out = std::find(work.asked.begin(), work.asked.end(),
+                               std::pair<const void *, bool>(rig.at(kDevice, 5), false));
+    EXPECT_NE(out, work.asked.end());
+}
+
+TEST(EngineOrder, WhatCannotBeOrderedIsAFailedJobAndNoRequest)
+{
+    Work work;
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 2);
+    rig.by_itself();
+    work.lost = rig.at(kDevice, 0);
+    work.end();
+    EXPECT_EQ(rig.run(rig.read(0, kDevice, 0)).code(), STW_ERROR_DEVICE);
+    EXPECT_EQ(rig.at(kDevice, 0)[0], 0xEE);
+    EXPECT_TRUE(rig.run(rig.read(0, kDevice, 1)).ok());
+}
+
+// What waits for its turn has not begun; what is at its turn ends.
+TEST(EngineOrder, ACloseEndsWhatWaitsForWorkOnStreams)
+{
+    Work work;
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 4);
+    rig.by_itself();
+    const uint64_t first = rig.submit(rig.read(0, kDevice, 0));
+    work.wait_asked();
+    const uint64_t second = rig.submit(rig.read(1, kDevice, 1));
+    EXPECT_EQ(rig.engine->close(1'000'000).code(), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(rig.result(second).code(), STW_ERROR_CLOSED);
+    work.end();
+    EXPECT_TRUE(rig.result(first).ok());
+    rig.close();
 }
 
 TEST(EngineOrder, MoreThanTheMaximumOfJobsIsRefusedWhole)

@@ -79,6 +79,7 @@ struct RigOptions {
     uint32_t alignment = 512;
     uint32_t blocks = 64;  // of the store, and of each memory
     bool device_cpu_access = true;
+    bool device_direct = false;
     uint32_t ring_blocks = 2;
     uint64_t io_bytes = 0;
     store::Requests reads = {};  // of every path
@@ -92,6 +93,7 @@ struct RigOptions {
     void (*rests)(void *, uint32_t path) = nullptr;
     void *share_user = nullptr;
     transfer::SharedReadHooks shared = {};
+    transfer::DeviceOrder order = {};
 };
 
 class Rig {
@@ -244,7 +246,8 @@ private:
         made.services = fake_services();
         made.store = std::move(store);
         made.memories.push_back({&FakeMemory::ops(), reinterpret_cast<stw_memory *>(&memories[0]),
-                                 residency::Tier::kDevice, options.device_cpu_access, "device 0"});
+                                 residency::Tier::kDevice, options.device_cpu_access, "device 0",
+                                 options.device_direct});
         made.memories.push_back({&FakeMemory::ops(), reinterpret_cast<stw_memory *>(&memories[1]),
                                  residency::Tier::kHost, true, "host"});
         made.block_bytes = kBlock;
@@ -266,6 +269,7 @@ private:
         made.rests = options.rests;
         made.share_user = options.share_user;
         made.shared = options.shared;
+        made.order = options.order;
         Result<std::unique_ptr<Engine>> opened = Engine::open(std::move(made));
         EXPECT_TRUE(opened.ok()) << opened.status().sentence();
         if (opened.ok()) engine = opened.take();

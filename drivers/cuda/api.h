@@ -35,8 +35,13 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr int kMultiprocessorCount = 16;
-inline constexpr int kHostNumaId = 134;         // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
-inline constexpr int kSourceInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+inline constexpr int kIntegrated = 18;
+inline constexpr int kPageableAccess = 88;       // PAGEABLE_MEMORY_ACCESS
+inline constexpr int kUsesHostPageTables = 100;  // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
+inline constexpr int kNumaConfig = 130;          // 1: the device's memory is a NUMA node
+inline constexpr int kNumaId = 131;              // which
+inline constexpr int kHostNumaId = 134;          // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
+inline constexpr int kSourceInStreamOrder = 1;   // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
 struct CopyAttributes {  // CUmemcpyAttributes, its two CUmemLocation as they are
     int source_order;

@@ -24,6 +24,20 @@ int Arena::open(uint64_t bytes, uint64_t block_bytes)
     return can_map() ? open_mapped() : open_plain();
 }
 
+stw_status Arena::open_shared(const stw_memory_options &options, int node,
+                              stw_driver_error *error_out)
+{
+    shared_ = std::make_unique<SharedArena>();
+    if (const stw_status status = shared_->open(options, node, error_out)) return status;
+    bytes_ = options.bytes;
+    block_bytes_ = options.block_bytes;
+    base_ = reinterpret_cast<Address>(shared_->base());
+    remark_ = shared_->remark();
+    add_remark("The device shares its memory with the CPU, and no tensor has a fixed address "
+               "there; unified=off gives it memory of its own.");
+    return STW_OK;
+}
+
 // Asked once; where the answer is no, the remark says what is lost.
 bool Arena::can_map()
 {
@@ -166,8 +180,9 @@ stw_status Arena::await_copies()
 stw_status Arena::give_back(uint32_t first, uint32_t count)
 {
     if (!in_range(first, count)) return STW_ERROR_INVALID;
-    if (reserved_ == 0) return STW_ERROR_UNSUPPORTED;
+    if (reserved_ == 0 && !shared_) return STW_ERROR_UNSUPPORTED;
     if (const stw_status status = await_copies()) return status;
+    if (shared_) return shared_->give_back(first, count);
     const MutexLock lock(mutex_);
     for (uint32_t block = first; block < first + count; ++block)
         if (const int error = unback(block)) return Library::status_of(error);
@@ -180,6 +195,7 @@ stw_status Arena::take_back(uint32_t first, uint32_t count, stw_driver_error *er
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The device's memory has %llu blocks, and not %u from block %u on.",
                     static_cast<unsigned long long>(bytes_ / block_bytes_), count, first);
+    if (shared_) return shared_->take_back(first, count, error_out);
     if (reserved_ == 0) return fail(error_out, STW_ERROR_UNSUPPORTED, {}, "%s", remark_.c_str());
     const MutexLock lock(mutex_);
     std::vector<uint32_t> taken;

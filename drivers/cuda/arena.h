@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of one device that is ours: blocks at a range of addresses that never moves. Where the
 // device can place memory at addresses, each block has a handle of its own, so that the memory
-// behind it can go back and come again; else all of it is one allocation that stays.
+// behind it can go back and come again; else all of it is one allocation that stays. Of a device
+// that shares the host's memory it is that.
 // Inside a Scope; any thread, several at once for different blocks.
 #pragma once
 
@@ -9,7 +10,9 @@
 
 #include "drivers/common/mutex.h"
 #include "drivers/cuda/copies.h"
+#include "drivers/cuda/shared.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +29,8 @@ public:
     ~Arena();  // nothing uses it any more
 
     int open(uint64_t bytes, uint64_t block_bytes);  // CUDA's error
+    stw_status open_shared(const stw_memory_options &options, int node,
+                           stw_driver_error *error_out);
 
     Address base() const { return base_; }
     bool contains(const void *pointer) const
@@ -39,7 +44,9 @@ public:
     bool is_mapped() const { return reserved_ != 0; }
     MemoryHandle handle(uint32_t block);  // 0: it has no memory
     int allow(Address address, uint64_t bytes) const;
+    bool huge_pages() const { return shared_ && shared_->huge_pages(); }
     const std::string &remark() const { return remark_; }
+    void add_remark(const std::string &sentence) { add_sentence(&remark_, sentence); }
 
     // Waits for the copies that were begun and what they come behind, a second at most: TIMEOUT,
     // and nothing has changed.
@@ -64,6 +71,7 @@ private:
     std::string remark_;
     uint64_t bytes_ = 0;
     uint64_t block_bytes_ = 0;
+    std::unique_ptr<SharedArena> shared_;
     Address allocated_ = 0;  // of cuMemAlloc
     Address reserved_ = 0;   // of cuMemAddressReserve
     Address base_ = 0;

@@ -161,12 +161,18 @@ stw_status cuda_release_shown(stw_memory *memory, void *address, uint64_t bytes,
     return guard_open(nullptr, [&] { return of(memory)->release_shown(address, bytes, marks, n); });
 }
 
+stw_status cuda_shares_host(const stw_memory_options *options, uint32_t *shares_out)
+{
+    if (const stw_status status = check_memory_size(kName, options, nullptr)) return status;
+    return guard_open(nullptr, [&] { return DeviceMemory::shares_host(*options, shares_out); });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kName,
     STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
-        STW_MEMORY_CAN_SHOW,
+        STW_MEMORY_CAN_SHOW | STW_MEMORY_MAY_SHARE,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -196,7 +202,7 @@ constexpr stw_memory_ops kOps = {
     cuda_reserve_shown,
     cuda_show,
     cuda_release_shown,
-    nullptr,
+    cuda_shares_host,
 };
 
 constexpr stw_driver_module kModule = {

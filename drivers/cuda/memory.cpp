@@ -32,6 +32,21 @@ stw_status DeviceMemory::open(const stw_memory_options &options,
     return STW_OK;
 }
 
+stw_status DeviceMemory::shares_host(const stw_memory_options &options, uint32_t *shares_out)
+{
+    Library library;
+    Unified unified = Unified::kAuto;
+    Sharing sharing;
+    int device = 0;
+    if (const stw_status status = read_options(options, &unified, nullptr)) return status;
+    if (const stw_status status = load(&library, nullptr)) return status;
+    if (const int error = library.api.device_get(&device, options.ordinal))
+        return Library::status_of(error);
+    const stw_status status = find_sharing(library.api, device, unified, &sharing, nullptr);
+    if (status == STW_OK) *shares_out = sharing.shares;
+    return status;
+}
+
 // What is free is asked for the sentence alone: what others take, a framework say, is theirs.
 stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_error *error_out)
 {
@@ -39,14 +54,27 @@ stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_erro
     marks_ = std::make_unique<Marks>(*context_);
     copies_ = std::make_unique<Copies>(*context_, *marks_);
     updates_ = std::make_unique<Updates>(*context_, *marks_, options.block_bytes);
-    int error = copies_->open();
+    const int error = copies_->open();
     if (error != kSuccess)
         return fail(error_out, Library::status_of(error), {},
                     "Device %d gives no streams to copy on: %s.", ordinal_,
                     library_.text(error).c_str());
+    return take_arena(options, error_out);
+}
+
+stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_driver_error *error_out)
+{
+    Unified unified = Unified::kAuto;
+    Sharing sharing;
+    if (const stw_status status = read_options(options, &unified, error_out)) return status;
+    if (const stw_status status =
+            find_sharing(library_.api, context_->device(), unified, &sharing, error_out))
+        return status;
     arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
     shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
-    error = arena_->open(options.bytes, options.block_bytes);
+    if (sharing.shares) return arena_->open_shared(options, sharing.node, error_out);
+    const int error = arena_->open(options.bytes, options.block_bytes);
+    if (error == kSuccess && !sharing.remark.empty()) arena_->add_remark(sharing.remark);
     if (error == kSuccess) return STW_OK;
     size_t free_bytes = 0;
     size_t total_bytes = 0;
@@ -77,6 +105,7 @@ void DeviceMemory::info(stw_memory_info *info_out) const
     info.base = reinterpret_cast<void *>(arena_->base());
     info.bytes = arena_->bytes();
     info.numa_node = context_->numa_node();
+    info.huge_pages = arena_->huge_pages();
     copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
 }

@@ -16,6 +16,8 @@ class DeviceMemory {
 public:
     static stw_status open(const stw_memory_options &options,
                            std::unique_ptr<DeviceMemory> *memory_out, stw_driver_error *error_out);
+    // Of one that open would take.
+    static stw_status shares_host(const stw_memory_options &options, uint32_t *shares_out);
     ~DeviceMemory();
     DeviceMemory(const DeviceMemory &) = delete;
     DeviceMemory &operator=(const DeviceMemory &) = delete;
@@ -54,6 +56,7 @@ private:
         return arena_->contains(pointer) || shown_->contains(pointer);
     }
     stw_status take(const stw_memory_options &options, stw_driver_error *error_out);
+    stw_status take_arena(const stw_memory_options &options, stw_driver_error *error_out);
 
     Library library_;
     std::unique_ptr<Context> context_;

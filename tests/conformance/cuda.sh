@@ -13,5 +13,8 @@ trap 'rm -rf "$work"' EXIT
 cp "$module" "$work" && chmod 0644 "$work"/*.so
 export LD_LIBRARY_PATH=$double${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for seed in 1 2 3; do
-    STW_CUDA_DOUBLE="seed=$seed,delay_us=50,exit=3" "$program" "$work/$(basename "$module")"
+    for unified in 0 1; do
+        STW_CUDA_DOUBLE="seed=$seed,delay_us=50,unified=$unified,exit=3" \
+            "$program" "$work/$(basename "$module")"
+    done
 done

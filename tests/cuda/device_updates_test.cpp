@@ -49,6 +49,7 @@ struct Setting {
     uint32_t block_bytes = STW_BLOCK_64K;
     bool budget_changes = false;  // all the time, on a thread beside the training
     uint32_t sums = 0;            // contributions to each gradient, beside what is written
+    bool unified = false;         // the device shares the host's memory
     uint64_t seed = 1;
 };
 
@@ -108,7 +109,8 @@ protected:
     }
     void open(const Setting &setting)
     {
-        const std::string options = "delay_us=200,seed=" + std::to_string(setting.seed);
+        const std::string options = "delay_us=200,seed=" + std::to_string(setting.seed) +
+                                    (setting.unified ? ",unified=1" : "");
         ASSERT_EQ(stw_double_reset(options.c_str()), 0);
         ASSERT_EQ(cuInit(0), 0);
         ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
@@ -381,6 +383,23 @@ TEST_F(CudaUpdates, ADeviceWithoutRoomForAnUpdateHasNone)
     const Trained device = train(setting, Homes::kDevice);
     EXPECT_EQ(device.launches, 0u);
     expect_equal(host, device);
+}
+
+// States that leave are written to the drive from where the device computed them, and come back.
+TEST_F(CudaUpdates, AreTheSameOnADeviceThatSharesTheHostsMemory)
+{
+    Setting setting;
+    setting.clip_norm = 0.5;
+    const Trained host = train(setting, Homes::kHost);
+    setting.unified = true;
+    for (const uint32_t blocks : {400u, 18u}) {
+        setting.device_blocks = blocks;
+        const Trained device = train(setting, Homes::kDevice);
+        if (HasFatalFailure()) return;
+        EXPECT_GT(device.launches, 20u);
+        expect_equal(host, device);
+        expect_equal(host, train(setting, Homes::kBoth));
+    }
 }
 
 // Where the device has no room at a moment it is the host that updates, and no bit tells.

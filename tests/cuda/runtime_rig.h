@@ -97,6 +97,7 @@ protected:
             devices[i].driver = module_.path().c_str();
             devices[i].budget_bytes = device_blocks * kBlock;
             devices[i].ordinal = i;
+            devices[i].driver_options = driver_options_;
         }
         nvme.path = module_.directory().c_str();
         nvme.budget_bytes = 512 * kBlock;
@@ -212,6 +213,7 @@ protected:
     static constexpr size_t kStreams = 3;
     uint32_t device_count_ = 1;
     uint64_t scratch_bytes_ = 0;
+    const char *driver_options_ = nullptr;
     std::mutex log_mutex_;
     std::string log_;
     Module module_;

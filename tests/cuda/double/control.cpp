@@ -200,6 +200,13 @@ int stw_double_consume(void *handle, const char *name, const stw_double_range *r
                        uint32_t count, void (*work)(void *user, stw_double_alias_of alias),
                        void *user)
 {
+    return stw_double_consume_when(handle, name, ranges, count, work, nullptr, user);
+}
+
+int stw_double_consume_when(void *handle, const char *name, const stw_double_range *ranges,
+                            uint32_t count, void (*work)(void *user, stw_double_alias_of alias),
+                            int (*ready)(void *user), void *user)
+{
     Control control;
     Stream *stream = control.stream(handle);
     if (stream == nullptr || stream->destroyed) return kInvalidHandle;
@@ -211,6 +218,7 @@ int stw_double_consume(void *handle, const char *name, const stw_double_range *r
         if (ranges[i].bytes > 0)
             request.touches.push_back({ranges[i].address, ranges[i].bytes, ranges[i].writes != 0});
     if (work != nullptr) request.run = [work, user] { work(user, stw_double_alias); };
+    if (ready != nullptr) request.ready = [ready, user] { return ready(user) != 0; };
     control.state.scheduler.submit(*stream, std::move(request));
     return kSuccess;
 }

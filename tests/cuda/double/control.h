@@ -103,6 +103,14 @@ STW_DOUBLE_API int stw_double_consume(void *stream, const char *name,
                                       void (*work)(void *user, stw_double_alias_of alias),
                                       void *user);
 
+/* As that, but it does not begin before `ready` says 1: what it waits for is outside of the process
+ * or of CUDA. That is asked often, with the double's lock held, so it makes no call. A device that
+ * is broken does neither. */
+STW_DOUBLE_API int stw_double_consume_when(void *stream, const char *name,
+                                           const stw_double_range *ranges, uint32_t count,
+                                           void (*work)(void *user, stw_double_alias_of alias),
+                                           int (*ready)(void *user), void *user);
+
 /* Where the bytes of a device address lie in this process; a host address is its own alias. */
 STW_DOUBLE_API void *stw_double_alias(uint64_t address);
 /* The host (or a disk on its behalf) touches device or pinned memory now. */

@@ -7,6 +7,12 @@
 
 namespace stepwell::cuda_double {
 
+namespace {
+
+constexpr std::chrono::microseconds kLookAgain{50};
+
+}  // namespace
+
 thread_local const Operation *running_operation = nullptr;
 
 Scheduler::Scheduler(std::mutex &lock, Tracker &tracker, const Options &options)
@@ -73,6 +79,7 @@ OperationPtr Scheduler::submit(Stream &stream, Request request)
     operation->clock = stream.clock;
     operation->touches = std::move(request.touches);
     operation->run = std::move(request.run);
+    operation->ready = std::move(request.ready);
     operation->tells_host = request.tells_host;
     operation->begins_at = std::chrono::steady_clock::now();
     // Half of them at once, so that streams also run up against each other.
@@ -212,7 +219,9 @@ Stream *Scheduler::pick(Time now, Time *next_out)
     uint32_t candidates = 0;
     for (Stream *stream : active_) {
         if (!may_begin(*stream)) continue;
-        const Time begins_at = stream->queue.front()->begins_at;
+        Time begins_at = stream->queue.front()->begins_at;
+        // Nobody tells this thread when that has changed.
+        if (waits_outside(*stream)) begins_at = std::max(begins_at, now + kLookAgain);
         if (begins_at > now && !abandoning_) {
             *next_out = std::min(*next_out, begins_at);
         } else if (choices_() % ++candidates == 0) {
@@ -231,6 +240,14 @@ bool Scheduler::may_begin(const Stream &stream) const
                        [](const OperationPtr &operation) { return operation->ended; });
 }
 
+// For something that no stream of this process does.
+bool Scheduler::waits_outside(const Stream &stream) const
+{
+    const Operation &operation = *stream.queue.front();
+    if (operation.ready == nullptr || operation.dropped) return false;
+    return stream.context->sticky == 0 && !operation.ready();
+}
+
 void Scheduler::execute(std::unique_lock<std::mutex> &lock, Stream &stream)
 {
     const OperationPtr operation = stream.queue.front();
@@ -247,6 +264,7 @@ void Scheduler::execute(std::unique_lock<std::mutex> &lock, Stream &stream)
     if (runs) run();
     running_operation = nullptr;
     run = nullptr;
+    operation->ready = nullptr;
     lock.lock();
     operation->running = false;
     operation->ended = true;

@@ -37,6 +37,7 @@ struct Operation {
     std::vector<Touch> touches;
     std::vector<std::shared_ptr<Operation>> after;  // of other streams
     std::function<void()> run;                      // without the lock; may be empty
+    std::function<bool()> ready;                    // it does not begin before; under the lock
     int fault = 0;                                  // the context breaks instead
     bool tells_host = false;  // a function of the host's: it knows what came before
     bool running = false;
@@ -73,6 +74,7 @@ struct Request {
     OperationPtr after = {};
     bool kernel = false;
     bool tells_host = false;
+    std::function<bool()> ready = {};
 };
 
 class Scheduler {
@@ -116,6 +118,7 @@ private:
     void run();
     Stream *pick(Time now, Time *next_out);
     bool may_begin(const Stream &stream) const;
+    bool waits_outside(const Stream &stream) const;
     void execute(std::unique_lock<std::mutex> &lock, Stream &stream);
 
     std::mutex &lock_;  // the driver's; outlives this

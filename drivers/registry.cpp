@@ -314,8 +314,16 @@ stw_status check(const stw_collective_ops *table, stw_driver_error *error_out)
             check_one(ops, STW_COLLECTIVE_NAMES_MISSING, "STW_COLLECTIVE_NAMES_MISSING",
                       ops.missing != nullptr, error_out))
         return status;
-    return check_one(ops, STW_COLLECTIVE_CAN_ABORT, "STW_COLLECTIVE_CAN_ABORT",
-                     ops.abort != nullptr, error_out);
+    if (const stw_status status =
+            check_one(ops, STW_COLLECTIVE_CAN_ABORT, "STW_COLLECTIVE_CAN_ABORT",
+                      ops.abort != nullptr, error_out))
+        return status;
+    const int registers = (ops.register_memory != nullptr) + (ops.unregister_memory != nullptr);
+    const bool announced = (ops.capabilities & STW_COLLECTIVE_CAN_REGISTER) != 0;
+    if (registers == (announced ? 2 : 0)) return STW_OK;
+    return fail(error_out, STW_ERROR_INVALID, {},
+                "The driver '%s' %s STW_COLLECTIVE_CAN_REGISTER and has %d of its 2 operations.",
+                ops.name, announced ? "announces" : "does not announce", registers);
 }
 
 }  // namespace stepwell::drivers

@@ -33,7 +33,7 @@ template <> struct TableLimits<stw_collective_ops> {
     static constexpr uint32_t kBytesMin = offsetof(stw_collective_ops, close) + sizeof(void *);
     static constexpr uint64_t kCapabilities =
         STW_COLLECTIVE_HOST | STW_COLLECTIVE_DEVICE | STW_COLLECTIVE_CAN_SPLIT |
-        STW_COLLECTIVE_NAMES_MISSING | STW_COLLECTIVE_CAN_ABORT;
+        STW_COLLECTIVE_NAMES_MISSING | STW_COLLECTIVE_CAN_ABORT | STW_COLLECTIVE_CAN_REGISTER;
 };
 // The first release had two kinds of driver.
 template <> struct TableLimits<stw_driver_module> {

@@ -101,6 +101,8 @@ constexpr stw_collective_ops kOps = {
     mpi_split,
     mpi_missing,
     nullptr,
+    nullptr,
+    nullptr,
 };
 
 constexpr stw_driver_module kModule = {

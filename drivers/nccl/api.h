@@ -65,6 +65,9 @@ struct NcclApi {
                           ncclComm_t comm, void *stream);
     int (*all_reduce)(const void *from, void *to, size_t count, int type, int operation,
                       ncclComm_t comm, void *stream);
+    // Since 2.19; null before.
+    int (*comm_register)(ncclComm_t comm, void *memory, size_t bytes, void **handle);
+    int (*comm_deregister)(ncclComm_t comm, void *handle);
 };
 
 // ------------------------------------------------------------------------------------- CUDA --

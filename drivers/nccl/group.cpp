@@ -136,6 +136,7 @@ void NcclGroup::info(stw_collective_info *info_out) const
     stw_collective_info info = {};
     info.rank = rank_;
     info.size = size_;
+    info.stream = device_->stream();
     copy_text(info.remark, sizeof info.remark,
               "NCCL " + libraries_.version_text() +
                   " adds in the order of its algorithm, in the dtype itself: sums repeat on the "
@@ -332,6 +333,33 @@ stw_status NcclGroup::refuse(stw_driver_error *error_out) const
                 "NCCL failed under a collective of rank %" PRIu32 " of %" PRIu32
                 ": %s. The group cannot be used any more; look at the other ranks' output.",
                 rank_, size_, libraries_.nccl_text(comm_, error_.nccl).c_str());
+}
+
+stw_status NcclGroup::register_memory(void *base, uint64_t bytes, stw_driver_error *error_out)
+{
+    if (libraries_.nccl.comm_register == nullptr || libraries_.nccl.comm_deregister == nullptr)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "NCCL %s registers no memory; 2.19 is the first that does.",
+                    libraries_.version_text().c_str());
+    const Device::Scope scope(*device_);
+    void *handle = nullptr;
+    const int result = libraries_.nccl.comm_register(comm_, base, bytes, &handle);
+    if (result != kNcclSuccess)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "NCCL did not register %s of device memory: %s.", bytes_text(bytes).c_str(),
+                    libraries_.nccl_text(comm_, result).c_str());
+    registered_[base] = handle;
+    return STW_OK;
+}
+
+// With a communicator that is gone its registrations are too.
+void NcclGroup::unregister_memory(void *base)
+{
+    const auto found = registered_.find(base);
+    if (found == registered_.end()) return;
+    const Device::Scope scope(*device_);
+    if (!aborted_) libraries_.nccl.comm_deregister(comm_, found->second);
+    registered_.erase(found);
 }
 
 stw_status NcclGroup::poll(uint64_t id, stw_driver_error *error_out)

@@ -8,6 +8,7 @@
 #include "drivers/nccl/device.h"
 
 #include <deque>
+#include <map>
 #include <memory>
 
 namespace stepwell::drivers {
@@ -28,6 +29,8 @@ public:
                               uint32_t dtype, void *stream, uint64_t *work_out);
     stw_status all_reduce(void *data, uint64_t elements, uint32_t dtype, void *stream,
                           uint64_t *work_out);
+    stw_status register_memory(void *base, uint64_t bytes, stw_driver_error *error_out);
+    void unregister_memory(void *base);
     stw_status poll(uint64_t id, stw_driver_error *error_out);
     stw_status abort();
     // TIMEOUT: not closed.
@@ -82,7 +85,8 @@ private:
     Error error_;
     std::deque<Work> works_;  // in the order of their starts
     uint64_t started_ = 0;
-    uint32_t slots_taken_ = 0;  // a bit each
+    uint32_t slots_taken_ = 0;             // a bit each
+    std::map<void *, void *> registered_;  // NCCL's handles, by what was registered
 };
 
 }  // namespace stepwell::drivers

@@ -35,6 +35,13 @@ const char *take(void *handle, NcclApi *api)
     take("ncclAllGather", &api->all_gather);
     take("ncclReduceScatter", &api->reduce_scatter);
     take("ncclAllReduce", &api->all_reduce);
+    // In line with dlsym's type; those that came later are no reason to refuse the rest.
+    const auto optional = [handle](const char *name, auto *function) {
+        *function =
+            reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(handle, name));
+    };
+    optional("ncclCommRegister", &api->comm_register);
+    optional("ncclCommDeregister", &api->comm_deregister);
     return take.lacks();
 }
 

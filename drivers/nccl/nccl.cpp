@@ -80,11 +80,23 @@ stw_status nccl_abort(stw_collective *collective)
     return guard_open(nullptr, [&] { return of(collective)->abort(); });
 }
 
+stw_status nccl_register(stw_collective *collective, void *base, uint64_t bytes,
+                         stw_driver_error *error_out)
+{
+    return guard_open(error_out,
+                      [&] { return of(collective)->register_memory(base, bytes, error_out); });
+}
+
+void nccl_unregister(stw_collective *collective, void *base)
+{
+    of(collective)->unregister_memory(base);
+}
+
 constexpr stw_collective_ops kOps = {
     sizeof(stw_collective_ops),
     STW_DRIVER_ABI,
     "nccl",
-    STW_COLLECTIVE_DEVICE | STW_COLLECTIVE_CAN_ABORT,
+    STW_COLLECTIVE_DEVICE | STW_COLLECTIVE_CAN_ABORT | STW_COLLECTIVE_CAN_REGISTER,
     nccl_open,
     nccl_info,
     nccl_exchange,
@@ -96,6 +108,8 @@ constexpr stw_collective_ops kOps = {
     nullptr,
     nullptr,
     nccl_abort,
+    nccl_register,
+    nccl_unregister,
 };
 
 constexpr stw_driver_module kModule = {

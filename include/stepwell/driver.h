@@ -402,6 +402,10 @@ typedef struct stw_collective_info {
     uint32_t size;
     uint32_t caller_thread; /* 1: calls may come only from threads that call the library */
     char remark[256];       /* "" if nothing */
+    /* STW_COLLECTIVE_DEVICE: what collectives without a stream are enqueued on, until close. The
+     * library orders it as it does a consumer's: what a collective reads and writes is ordered by
+     * work that is on this stream when it is started. NULL: not said. */
+    void *stream;
 } stw_collective_info;
 
 enum { STW_EXCHANGE_BYTES_MAX = 4096 };
@@ -411,7 +415,8 @@ enum { /* stw_collective_ops.capabilities */
     STW_COLLECTIVE_DEVICE = 2, /* ... take memory of a device that has streams */
     STW_COLLECTIVE_CAN_SPLIT = 4,
     STW_COLLECTIVE_NAMES_MISSING = 8, /* missing */
-    STW_COLLECTIVE_CAN_ABORT = 16     /* abort ends what is in flight */
+    STW_COLLECTIVE_CAN_ABORT = 16,    /* abort ends what is in flight */
+    STW_COLLECTIVE_CAN_REGISTER = 32  /* memory that collectives then reach with fewer copies */
 };
 
 /*
@@ -466,6 +471,13 @@ typedef struct stw_collective_ops {
     /* STW_COLLECTIVE_CAN_ABORT. What is in flight ends soon with an error, and nothing can be
      * started any more. */
     stw_status (*abort)(stw_collective *collective);
+    /* STW_COLLECTIVE_CAN_REGISTER. No collective is in flight; no call waits for others. ------- */
+    /* The range stays mapped as it is until it is registered no more. UNSUPPORTED, with the reason:
+     * this engine has nothing of the kind; collectives there go as they do without. */
+    stw_status (*register_memory)(stw_collective *collective, void *base, uint64_t bytes,
+                                  stw_driver_error *error_out);
+    /* Of the same range. Also after abort. */
+    void (*unregister_memory)(stw_collective *collective, void *base);
 } stw_collective_ops;
 
 /* -------------------------------------------------------------------------------- module -- */

@@ -101,6 +101,8 @@ const stw_collective_ops kCallbacks = {
     .split = nullptr,
     .missing = nullptr,
     .abort = abort,
+    .register_memory = nullptr,
+    .unregister_memory = nullptr,
 };
 
 stw_status open_callbacks(const stw_group_ops &callbacks, void *user, uint32_t rank, uint32_t size,

@@ -80,6 +80,7 @@ Status Group::join(bool caller_thread)
     rank_ = info.rank;
     size_ = info.size;
     remark_ = info.remark;
+    if ((ops_->capabilities & STW_COLLECTIVE_DEVICE) != 0) stream_ = info.stream;
     if (info.caller_thread != 0 && !caller_thread) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the collectives of '%s' cannot be called from a thread of the "
@@ -284,6 +285,23 @@ Status Group::all_reduce(void *data, uint64_t elements, uint32_t dtype)
     uint64_t work = 0;
     const stw_status code = ops_->all_reduce(collective_, data, elements, dtype, nullptr, &work);
     return finish(code, work, "an all-reduce", 2 * elements * (stw_dtype_bits(dtype) / 8));
+}
+
+Status Group::register_memory(void *base, uint64_t bytes)
+{
+    if ((ops_->capabilities & STW_COLLECTIVE_CAN_REGISTER) == 0) {
+        return Status::error(STW_ERROR_UNSUPPORTED, "'%s' registers no memory", ops_->name);
+    }
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    const stw_status code = ops_->register_memory(collective_, base, bytes, &error);
+    if (code == STW_OK) return {};
+    return Status::error(code, "'%s' works on memory that is not registered: %s", ops_->name,
+                         error.sentence[0] ? error.sentence : stw_status_string(code));
+}
+
+void Group::unregister_memory(void *base)
+{
+    ops_->unregister_memory(collective_, base);
 }
 
 Result<std::unique_ptr<Group>> Group::split(int32_t colour, uint32_t key)

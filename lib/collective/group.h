@@ -50,6 +50,12 @@ public:
     [[nodiscard]] const std::string &remark() const { return remark_; }
     [[nodiscard]] uint64_t timeout_ns() const { return timeout_ns_; }
     [[nodiscard]] bool caller_thread() const { return caller_thread_; }
+    [[nodiscard]] bool takes_host_memory() const
+    {
+        return (ops_->capabilities & STW_COLLECTIVE_HOST) != 0;
+    }
+    // Of a device: what collectives go on there; null: it takes no memory of a device.
+    [[nodiscard]] void *stream() const { return stream_; }
 
     // Every rank's record to every rank, compared; `records` has size(). What compare() says is the
     // answer; ORDER breaks the group, a rank that cannot take part does not.
@@ -59,6 +65,10 @@ public:
     Status all_gather(const void *shard, void *whole, uint64_t shard_bytes);
     Status reduce_scatter(const void *whole, void *shard, uint64_t shard_elements, uint32_t dtype);
     Status all_reduce(void *data, uint64_t elements, uint32_t dtype);
+
+    // Memory that collectives use from now on, if the engine has a use for that. UNSUPPORTED.
+    Status register_memory(void *base, uint64_t bytes);
+    void unregister_memory(void *base);
 
     // The group's first failure; OK while it works. Any thread.
     [[nodiscard]] const Status &broken() const
@@ -113,6 +123,7 @@ private:
     uint32_t rank_ = 0;
     uint32_t size_ = 1;
     bool caller_thread_ = false;
+    void *stream_ = nullptr;
     std::string remark_;
     uint64_t sequence_ = 0;
     // Mine and then everybody's: the engine's while an exchange is under way.

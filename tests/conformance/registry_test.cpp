@@ -47,6 +47,8 @@ stw_collective_ops collective_table()
         .split = [](auto...) { return stw_status{STW_OK}; },
         .missing = [](auto...) { return uint32_t{0}; },
         .abort = [](auto...) { return stw_status{STW_OK}; },
+        .register_memory = nullptr,
+        .unregister_memory = nullptr,
     };
 }
 

@@ -57,7 +57,7 @@ void Runtime::run_gather(Collective &work)
         gathered = bytes_at(work.tensors[0]->sharding->whole, start.grants[0]);
     } else if (status.ok() && (!alone || in_bucket)) {
         status = make_bucket(rank_bytes * group.size());
-        gathered = ranks_->bucket.data();
+        gathered = ranks_->bucket_data();
     }
     char *mine = status.ok() && gathered ? gathered + group.rank() * rank_bytes : nullptr;
     const char *shard = mine;  // what is sent: its place in the whole, or where it lies already
@@ -69,6 +69,7 @@ void Runtime::run_gather(Collective &work)
         char *to = mine + (alone ? 0 : layout.buckets.offsets[i]);
         status = read_shard(*work.tensors[i], work.claim, 0, layout.members[i].shard_bytes, to);
     }
+    if (status.ok() && gathered) status = order_group(gathered, rank_bytes * group.size(), true);
     std::vector<collective::Record> ranks;
     collective::Record record = record_of(collective::Kind::kGather, work.tensors, status);
     record.counts[0] = start.absent;
@@ -90,8 +91,9 @@ void Runtime::run_gather(Collective &work)
         for (const collective::Bucket &bucket : layout.buckets.list) {
             for (const collective::BucketCopy &copy :
                  collective::bucket_copies(layout.buckets, bucket, layout.members, group.size())) {
-                std::memcpy(wholes[copy.tensor] + copy.whole_offset, gathered + copy.bucket_offset,
-                            copy.bytes);
+                if (!status.ok()) break;
+                status = move_bytes(wholes[copy.tensor] + copy.whole_offset,
+                                    gathered + copy.bucket_offset, copy.bytes);
             }
         }
     }
@@ -115,18 +117,19 @@ Status Runtime::gather_in_parts(const Collective &work, const char *shard, char 
     std::vector<collective::Record> ranks;
     Status status = make_bucket(part * group.size());
     STW_TRY(group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks));
-    char *buffer = ranks_->bucket.data();
+    char *buffer = ranks_->bucket_data();
     for (uint64_t at = 0; at < rank_bytes; at += part) {
         const uint64_t count = std::min(part, rank_bytes - at);
         char *mine = buffer + group.rank() * count;
-        if (shard) std::memcpy(mine, shard + at, count);
+        if (shard && status.ok()) status = move_bytes(mine, shard + at, count);
         // One that cannot be read any more is told at the end, since the others wait for the rest.
         if (!shard && status.ok()) {
             status = read_shard(*work.tensors[0], work.claim, at, count, mine);
         }
         STW_TRY(group.all_gather(mine, buffer, count));
         for (uint32_t rank = 0; whole && rank < group.size(); ++rank) {
-            std::memcpy(whole + rank * rank_bytes + at, buffer + rank * count, count);
+            if (!status.ok()) break;
+            status = move_bytes(whole + rank * rank_bytes + at, buffer + rank * count, count);
         }
     }
     return group.agree(record_of(collective::Kind::kGather, work.tensors, status), ranks);
@@ -139,8 +142,7 @@ Status Runtime::read_shard(const stw_tensor &tensor, residency::ClaimId claim, u
     const uint64_t end = std::min(begin + count, tensor.bytes);
     const uint64_t there = end > begin ? end - begin : 0;
     STW_TRY(copy_shard(tensor, claim, begin, there, memory, false));
-    std::memset(memory + there, 0, count - there);
-    return {};
+    return zero_bytes(memory + there, count - there);
 }
 
 // True where all of the shard lies in one piece at the wholes' place, pinned now: the engine reads
@@ -166,6 +168,8 @@ void Runtime::lose_gather(const Collective &work, const Status &status)
 
 Status Runtime::make_bucket(uint64_t bytes)
 try {
+    if (ranks_->on_device && bytes <= ranks_->device_bucket_bytes) return {};
+    if (ranks_->on_device) throw std::bad_alloc();
     if (ranks_->bucket.size() < bytes) ranks_->bucket.resize(bytes);
     return {};
 } catch (const std::bad_alloc &) {

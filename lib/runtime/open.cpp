@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads.
 // What fails half way leaves nothing open and no file behind.
+#include "lib/collective/bucket.h"
 #include "lib/runtime/driver_error.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
@@ -115,7 +116,8 @@ uint64_t scratch_blocks_of(const stw_runtime_options &options)
     return options.host_scratch_bytes / block + (options.host_scratch_bytes % block != 0);
 }
 
-residency::Config config_of(const stw_runtime_options &options, uint64_t whole_blocks)
+residency::Config config_of(const stw_runtime_options &options, uint64_t whole_blocks,
+                            uint64_t bucket_blocks)
 {
     residency::Config config;
     config.block_bytes = block_bytes_of(options);
@@ -144,6 +146,12 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     host.cpu_access = true;
     host.whole_blocks = static_cast<uint32_t>(wholes);
     config.places.push_back(host);
+    // The end of the nearest tier, where that is a device whose memory collectives work on.
+    for (residency::PlaceConfig &place : config.places) {
+        if (place.blocks == 0) continue;
+        place.blocks -= std::min(place.blocks, static_cast<uint32_t>(bucket_blocks));
+        break;
+    }
     residency::PlaceConfig nvme;
     nvme.tier = Tier::kNvme;
     uint64_t stored = 0;
@@ -217,6 +225,21 @@ private:
 
 }  // namespace
 
+// Of the nearest tier's budget, where that is a device whose memory the group's engine takes: the
+// bucket of small tensors, what ranks give and the sums of that.
+uint64_t Runtime::bucket_blocks(const stw_runtime_options &options)
+{
+    const stw_group *group = options.group;
+    if (!group || !group->body || group->body->size() == 1 || !group->body->stream()) return 0;
+    const uint64_t block = block_bytes_of(options);
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        if (options.devices[i].budget_bytes < block) continue;
+        if (!device_can(options.devices[i], STW_MEMORY_STREAMS)) return 0;
+        return (2 * collective::kBucketBytes + block - 1) / block;
+    }
+    return 0;
+}
+
 Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks)
     : handle_(handle),
       serial_(serials.fetch_add(1) + 1),
@@ -227,7 +250,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
       operations_max_(options.operations_max ? options.operations_max : 4096),
       log_(log_options(options)),
       views_(options.views_max ? options.views_max : 65536, serial_),
-      core_(config_of(options, whole_blocks))
+      core_(config_of(options, whole_blocks, bucket_blocks(options)))
 {
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
     if (plans_) core_.set_victim_policy(&planned_);
@@ -398,7 +421,7 @@ Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0 || device_can(options.devices[i], STW_MEMORY_STREAMS) != streams) continue;
         STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
-                            address_bytes_of(config_of(options, 0)), 0));
+                            address_bytes_of(config_of(options, 0, 0)), 0));
     }
     return {};
 }

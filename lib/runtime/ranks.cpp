@@ -23,13 +23,15 @@ constexpr uint64_t kBucketBytes = collective::kBucketBytes;
 constexpr uint32_t kAheadMax = 2;
 
 // Of all ranks the least, in blocks.
-Status agree_blocks(const stw_runtime_options &options, uint64_t *blocks_out)
+Status agree_blocks(const stw_runtime_options &options, uint64_t bucket_blocks,
+                    uint64_t *blocks_out)
 {
     const uint64_t block = options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
     uint64_t budget = options.host_bytes;
     for (uint32_t i = options.device_count; i-- > 0;) {
         if (options.devices[i].budget_bytes >= block) budget = options.devices[i].budget_bytes;
     }
+    budget -= std::min(budget, bucket_blocks * block);
     const uint64_t wanted = options.whole_bytes ? options.whole_bytes : budget / 2;
     const char *name = options.name ? options.name : program_invocation_short_name;
     collective::Record mine = collective::make_record(collective::Kind::kOpen, name);
@@ -73,7 +75,7 @@ Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *block
 {
     *blocks_out = 0;
     if (!options.group || !options.group->body || options.group->body->size() == 1) return {};
-    Status status = agree_blocks(options, blocks_out);
+    Status status = agree_blocks(options, bucket_blocks(options), blocks_out);
     return replicas_of(options) ? agree_replicas(options, *blocks_out, std::move(status)) : status;
 }
 
@@ -124,12 +126,7 @@ Status Runtime::open_ranks()
     if (!ranks_.body) return {};
     ranks_->place = nearest_place_;
     ranks_->gathers.set_place(nearest_place_);
-    if (!places_[nearest_place_].cpu_access) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "the group over '%s' works on memory that the CPU can reach, and the "
-                             "nearest tier, of driver '%s', is none",
-                             ranks_->group.driver(), places_[nearest_place_].driver.c_str());
-    }
+    STW_TRY(open_group_memory());
     if (works_here()) return {};
     const SignalsBlocked signals;
     try {
@@ -158,6 +155,7 @@ void Runtime::close_ranks()
     if (ranks_->replicas) ranks_->replicas->give_up();
     ranks_->wakes.notify_all();
     if (ranks_->thread.joinable()) ranks_->thread.join();
+    leave_group_memory();
 }
 
 // Of a deferred close: views that are released later start nothing any more. Under the lock.
@@ -254,6 +252,7 @@ void Runtime::lose_bucket()
     auto lost = std::make_unique<std::vector<char>>(std::move(ranks_->bucket));
     (void)lost.release();
     ranks_->bucket = {};
+    ranks_->device_bucket_bytes = 0;
 }
 
 // Something came to its end: who waits for it looks again, and there may be more to work on.
@@ -343,8 +342,7 @@ char *Runtime::bytes_at(residency::TensorId tensor, const residency::Grant &gran
     return static_cast<char *>(piece_pointer(grant, piece));
 }
 
-// Bytes [begin, begin + bytes) of the shard, a block at a time, to or from memory that the CPU
-// reaches.
+// Bytes [begin, begin + bytes) of the shard, a block at a time, to or from memory of the group.
 Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
                            uint64_t bytes, char *memory, bool writes)
 {
@@ -359,7 +357,8 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, u
                                   writes ? residency::Access::kWrite : residency::Access::kRead,
                                   residency::kAnyCpuPlace, at, count});
         Waiter waiter;
-        STW_TRY(take_pieces(waiter, asked));
+        residency::FetchAsked taken;
+        STW_TRY(piece_of_shard(tensor, std::move(asked), waiter, &taken));
         char *shard = nullptr;
         {
             update::Piece piece;
@@ -369,8 +368,9 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, u
             shard = static_cast<char *>(piece_pointer(waiter.grants[0], piece));
         }
         char *other = memory + (at - begin);
-        std::memcpy(writes ? shard : other, writes ? other : shard, count);
-        give_pieces(waiter, asked, false);
+        Status moved = move_bytes(writes ? shard : other, writes ? other : shard, count);
+        give_pieces(waiter, taken, false);
+        STW_TRY(std::move(moved));
         at += count;
     }
     return {};
@@ -393,6 +393,9 @@ void Runtime::hint_shards()
         const auto hint = [&](Collective &gather) {
             uint64_t before = 0;
             for (const stw_tensor *tensor : gather.tensors) {
+                const bool there =
+                    ranks_->on_device && core.spec(tensor->id).policy.home == ranks_->place;
+                if (there) gather.hinted = std::max(gather.hinted, before + tensor->bytes);
                 const uint64_t offset = core.pack_offset(tensor->id);
                 while (gather.hinted < before + tensor->bytes && hints.size() < kAhead) {
                     const uint64_t at = gather.hinted - before;

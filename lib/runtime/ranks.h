@@ -91,6 +91,15 @@ struct Runtime::Ranks {
     std::deque<Waiter *> granted;  // operations, for the thread to go on with
     std::deque<residency::FetchId> hints;
     std::vector<char> bucket;
+    // Where collectives work on a device's memory: their streams as that device knows them, and the
+    // end of its arena as the bucket.
+    bool on_device = false;
+    DeviceStreams::Id streams[2] = {};  // of the group, of the replicas
+    char *device_bucket = nullptr;
+    uint64_t device_bucket_bytes = 0;
+    uint64_t arena_bytes = 0;
+    bool registered = false;
+    [[nodiscard]] char *bucket_data() { return on_device ? device_bucket : bucket.data(); }
     std::vector<residency::TensorId> voided;  // partial sums that were dropped while added to
     std::condition_variable wakes;            // whoever works the queue off: there may be work
     std::condition_variable answers;          // who waits for others to do so

@@ -480,6 +480,7 @@ private:
 
     // stream_order.cpp: who comes behind whose work on a device
     Status begin_streams(const Waiter &waiter);
+    Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
     [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;
     [[nodiscard]] SlotRange slots_of(const ViewSlot &view) const;
@@ -604,6 +605,18 @@ private:
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     Status open_ranks();
+    // group_memory.cpp: of the CPU, or of a device with streams
+    static uint64_t bucket_blocks(const stw_runtime_options &options);
+    Status open_group_memory();
+    void leave_group_memory();
+    [[nodiscard]] bool is_of_group(const void *memory) const;
+    Status move_bytes(void *to, const void *from, uint64_t bytes);
+    Status zero_bytes(void *memory, uint64_t bytes);
+    std::function<Status(void *, const void *, uint64_t)> mover();
+    Status order_copy(const void *memory, uint64_t bytes, bool writes);
+    Status order_group(const void *memory, uint64_t bytes, bool writes);
+    Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
+                          residency::FetchAsked *asked_out);
     // shared_reads.cpp
     void share_reads(transfer::EngineOptions *engine);
     void note_copies(residency::TensorId tensor, uint64_t copies);
@@ -674,7 +687,7 @@ private:
     std::vector<Collective *> small_sums(Collective &front);
     uint64_t fill_sums(const SmallSums &sums);
     Status take_sum(const SmallSums &sums, size_t i);
-    void run_sums(SmallSums sums);
+    void run_sums(SmallSums sums, const Status &put);
     void run_verdict(Collective &work);
     void agree_verdict(collective::Record record, update::Verdict *all);
     std::shared_ptr<Told> queue_verdict(OptimizerBody &body,

@@ -104,34 +104,39 @@ uint64_t SmallSums::hash(uint64_t n) const
     return hash;
 }
 
-void SmallSums::put(size_t member, const char *source, char *bucket) const
+Status SmallSums::put(size_t member, const char *source, char *bucket, const Move &move) const
 {
     const collective::BucketTensor &tensor = tensors_[member];
-    if (tensor.whole_bytes == 0) return;
+    if (tensor.whole_bytes == 0) return {};
     const Part &part = parts_[part_of_[member]];
     char *to = bucket + part.begin + offsets_[member];
     for (uint64_t at = 0; at < tensor.whole_bytes; at += tensor.shard_bytes) {
-        std::memcpy(to, source + at, tensor.shard_bytes);
+        STW_TRY(move(to, source + at, tensor.shard_bytes));
         to += part.rank_bytes;
     }
+    return {};
 }
 
-void SmallSums::get(size_t member, const char *bucket, char *sums) const
+Status SmallSums::get(size_t member, const char *bucket, char *sums, const Move &move) const
 {
-    if (tensors_[member].whole_bytes == 0) return;
+    if (tensors_[member].whole_bytes == 0) return {};
     const char *from = bucket + parts_[part_of_[member]].sums + offsets_[member];
-    std::memcpy(sums, from, tensors_[member].shard_bytes);
+    return move(sums, from, tensors_[member].shard_bytes);
 }
 
-void SmallSums::leave_first(char *bucket)
+// By way of a buffer, as a slice may lie over where it goes.
+Status SmallSums::leave_first(char *bucket, const Move &move)
 {
     const collective::BucketTensor first = tensors_[0];
     const uint64_t stride = parts_.empty() ? 0 : parts_[0].rank_bytes;
     members_.resize(1);
     lay();
+    std::vector<char> slice(first.shard_bytes);
     for (uint64_t i = 1; i * first.shard_bytes < first.whole_bytes; ++i) {
-        std::memmove(bucket + i * first.shard_bytes, bucket + i * stride, first.shard_bytes);
+        STW_TRY(move(slice.data(), bucket + i * stride, first.shard_bytes));
+        STW_TRY(move(bucket + i * first.shard_bytes, slice.data(), first.shard_bytes));
     }
+    return {};
 }
 
 Status SmallSums::reduce(char *bucket, const Sum &sum) const
@@ -181,8 +186,10 @@ uint64_t Runtime::fill_sums(const SmallSums &sums)
             {member.source, Access::kRead, ranks_->place, 0, source_bytes(member)});
         Waiter waiter;
         if (!take_pieces(waiter, asked).ok()) return i;
-        sums.put(i, bytes_at(member.source, waiter.grants[0]), ranks_->bucket.data());
+        const Status put =
+            sums.put(i, bytes_at(member.source, waiter.grants[0]), ranks_->bucket_data(), mover());
         give_pieces(waiter, asked, false);
+        if (!put.ok()) return i;
     }
     return sums.members().size();
 }
@@ -200,19 +207,19 @@ Status Runtime::take_sum(const SmallSums &sums, size_t i)
                               sharded ? partition.shard_bytes() : source_bytes(member)});
     Waiter waiter;
     STW_TRY(take_pieces(waiter, asked));
-    sums.get(i, ranks_->bucket.data(), bytes_at(to, waiter.grants[0]));
+    const Status got = sums.get(i, ranks_->bucket_data(), bytes_at(to, waiter.grants[0]), mover());
     give_pieces(waiter, asked, false);
-    return {};
+    return got;
 }
 
 // The ranks have agreed on the first alone, and that as many as `sums` has follow it on each. Those
 // that turn out to be others, or not to be at hand, stay in the queue.
-void Runtime::run_sums(SmallSums sums)
+void Runtime::run_sums(SmallSums sums, const Status &put)
 {
     Collective &front = *sums.members()[0];
     const bool sharded = front.sums != residency::kNone;
     const auto kind = sharded ? collective::Kind::kReduce : collective::Kind::kSum;
-    collective::Record mine = record_of(kind, front.tensors, {});
+    collective::Record mine = record_of(kind, front.tensors, put);
     mine.counts[0] = fill_sums(sums);
     mine.counts[1] = sums.hash(sums.members().size());
     SumAgreed agreed;
@@ -221,7 +228,8 @@ void Runtime::run_sums(SmallSums sums)
     STW_ASSERT(count >= 1 && count <= sums.members().size());
     std::vector<std::unique_ptr<Collective>> taken;
     if (count == 1) {
-        sums.leave_first(ranks_->bucket.data());
+        Status left = sums.leave_first(ranks_->bucket_data(), mover());
+        if (status.ok()) status = std::move(left);
     } else {
         std::lock_guard<std::mutex> lock(mutex_);
         for (uint64_t i = 1; i < count; ++i) {
@@ -231,7 +239,7 @@ void Runtime::run_sums(SmallSums sums)
         }
     }
     if (status.ok()) {
-        status = sums.reduce(ranks_->bucket.data(),
+        status = sums.reduce(ranks_->bucket_data(),
                              [this](char *from, char *to, uint64_t elements, uint32_t dtype) {
                                  return sum_over_ranks(from, to, elements, dtype);
                              });

@@ -29,10 +29,11 @@ public:
     [[nodiscard]] uint64_t bytes() const { return bytes_; }
 
     // Between a member's buffer and the bucket.
-    void put(size_t member, const char *source, char *bucket) const;
-    void get(size_t member, const char *bucket, char *sums) const;
+    using Move = std::function<Status(void *, const void *, uint64_t)>;
+    Status put(size_t member, const char *source, char *bucket, const Move &move) const;
+    Status get(size_t member, const char *bucket, char *sums, const Move &move) const;
     // The first is put, and goes alone after all.
-    void leave_first(char *bucket);
+    Status leave_first(char *bucket, const Move &move);
     // Each by `sum`: what it is of, where it goes, elements, dtype.
     using Sum = std::function<Status(char *, char *, uint64_t, uint32_t)>;
     Status reduce(char *bucket, const Sum &sum) const;

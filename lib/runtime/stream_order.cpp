@@ -63,7 +63,12 @@ SlotRange Runtime::slots_of(const ViewSlot &view) const
 {
     const bool buffer = view.scratch != residency::kNone;
     const uint64_t bytes = buffer ? buffer_bytes(view) : uint64_t{view.byte_count};
-    const bool small = buffer || view.tensor->bytes < block_bytes_;
+    const Sharding *sharding = view.tensor->sharding.get();
+    // A part of a gathered whole is no buffer: it begins where it lies in that.
+    const bool whole = buffer && sharding && view.scratch == sharding->whole;
+    const uint64_t all =
+        whole ? sharding->padded_elements() * (view.tensor->element_bits / 8) : view.tensor->bytes;
+    const bool small = (buffer && !whole) || all < block_bytes_;
     const uint64_t offset = small ? 0 : view.byte_begin % block_bytes_;
     const uint64_t last = (offset + bytes - 1) / block_bytes_;
     return {view.first_slot, static_cast<uint32_t>(last + 1)};
@@ -91,7 +96,23 @@ Status Runtime::begin_streams(const Waiter &waiter)
         if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
         STW_TRY(at.streams->begin(id, slots, writes));
     }
+    if (is_absent(plan)) return {};
+    for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
+        STW_TRY(begin_whole(plan.gathered[i], waiter.whole_grants[i], plan.stream));
+    }
     return {};
+}
+
+// What was gathered is there: the stream comes behind others that have views of it.
+Status Runtime::begin_whole(const Range &range, const residency::Grant &grant, void *stream)
+{
+    const Place &at = places_[grant.place];
+    if (!at.streams || range.byte_count == 0) return {};
+    DeviceStreams::Id id = 0;
+    STW_TRY(stream_id(grant.place, stream, &id));
+    const char *whole = bytes_at(range.tensor->sharding->whole, grant);
+    const SlotRange slots = slots_of(at, whole + range.byte_begin, range.byte_count);
+    return at.streams->begin(id, slots, range.access != STW_READ);
 }
 
 // Most are seen already, when their transfers are done; those that needed none are shown here.

@@ -159,6 +159,13 @@ void Runtime::run_reduce(Collective &work)
     Status status = work.cause;
     if (status.ok()) status = take_pieces(waiter, asked);
     const bool taken = status.ok();
+    if (taken) {
+        status = order_group(bytes_at(work.source, waiter.grants[0]), bytes, !sharded);
+        if (status.ok() && sharded) {
+            status =
+                order_group(bytes_at(work.sums, waiter.grants[1]), partition.shard_bytes(), true);
+        }
+    }
     const std::vector<Collective *> together =
         taken ? small_sums(work) : std::vector<Collective *>{&work};
     const auto kind =
@@ -171,10 +178,10 @@ void Runtime::run_reduce(Collective &work)
     if (status.ok() && agreed.count > 1) {
         SmallSums sums({together.begin(), together.begin() + static_cast<ptrdiff_t>(agreed.count)},
                        ranks_->group.size());
-        sums.put(0, source, ranks_->bucket.data());
+        const Status put = sums.put(0, source, ranks_->bucket_data(), mover());
         // The room is free for the others; that of its sum is taken again.
         give_pieces(waiter, asked, sharded);
-        return run_sums(std::move(sums));
+        return run_sums(std::move(sums), put);
     }
     if (status.ok()) {
         char *sums = sharded ? bytes_at(work.sums, waiter.grants[1]) : source;

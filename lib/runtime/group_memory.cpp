@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that collectives work on. Where the nearest tier is a device with streams and the
+// group's engine takes its memory, that is the device's arena: wholes are gathered in place there.
+// The engine's stream is ordered with consumers' and with copies as one more of theirs, and who
+// waits for a collective waits until it is over, so nobody is ordered behind it. The bucket that
+// small tensors share is the end of the arena, so all that the engine sees lies in there.
+#include "lib/runtime/ranks.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+Status Runtime::open_group_memory()
+{
+    Ranks &ranks = *ranks_.body;
+    const Place &at = places_[ranks.place];
+    ranks.on_device = at.streams && ranks.group.stream();
+    if (!ranks.on_device) {
+        if (at.cpu_access && ranks.group.takes_host_memory()) return {};
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "the group over '%s' works on memory that %s, and the nearest tier, "
+                             "of driver '%s', is none",
+                             ranks.group.driver(),
+                             ranks.group.takes_host_memory() ? "the CPU can reach"
+                                                             : "a device with streams has",
+                             at.driver.c_str());
+    }
+    const collective::Group *groups[] = {&ranks.group, ranks.replicas};
+    for (size_t i = 0; i < std::size(groups); ++i) {
+        if (!groups[i]) continue;
+        if (!groups[i]->stream()) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "the group of replicas over '%s' takes no memory of a device, and "
+                                 "the other group works there; make both over one engine",
+                                 groups[i]->driver());
+        }
+        Result<DeviceStreams::Id> id = at.streams->id_of(groups[i]->stream());
+        if (!id.ok()) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "the group over '%s' is on another device than device %u, the "
+                                 "nearest tier (%s); let each process see its own GPU alone, by "
+                                 "CUDA_VISIBLE_DEVICES, or lend a communicator of that device",
+                                 groups[i]->driver(), at.device, id.status().sentence());
+        }
+        ranks.streams[i] = id.value();
+    }
+    stw_memory_info info{};
+    info.struct_size = sizeof info;
+    at.ops->info(at.memory, &info);
+    const uint64_t used = core_.usage(ranks.place).budget_blocks * block_bytes_;
+    ranks.arena_bytes = info.bytes;
+    ranks.device_bucket = at.base + used;
+    ranks.device_bucket_bytes = info.bytes - used;
+    // Memory that may go back to the system while ranks know where it is is not shown to them.
+    if (at.slot_memory) {
+        log_.print(STW_LOG_INFO, ranks.group.driver(),
+                   "Device %u is not registered with the group: its memory can be given back.",
+                   at.device);
+        return {};
+    }
+    const Status status = ranks.group.register_memory(at.base, info.bytes);
+    ranks.registered = status.ok();
+    if (!status.ok()) log_.print(STW_LOG_INFO, ranks.group.driver(), "%s", status.sentence());
+    return {};
+}
+
+// Before the memory goes; nothing is in flight.
+void Runtime::leave_group_memory()
+{
+    if (ranks_->registered) ranks_->group.unregister_memory(places_[ranks_->place].base);
+    ranks_->registered = false;
+}
+
+bool Runtime::is_of_group(const void *memory) const
+{
+    if (!ranks_->on_device) return false;
+    const auto begin = static_cast<const char *>(memory) - places_[ranks_->place].base;
+    return begin >= 0 && static_cast<uint64_t>(begin) < ranks_->arena_bytes;
+}
+
+// What a copy of ours does there comes behind all that others have enqueued. It is over before
+// anybody else is told, so nobody comes behind it, and who else uses a block goes on in his order.
+Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes)
+{
+    if (!is_of_group(memory)) return {};
+    const Place &at = places_[ranks_->place];
+    const SlotRange slots = slots_of(at, memory, bytes);
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+    return writes ? at.streams->copies_behind(slots) : at.streams->before_copy(slots, false);
+}
+
+// As memcpy, wherever each of the two lies.
+Status Runtime::move_bytes(void *to, const void *from, uint64_t bytes)
+{
+    if (bytes == 0) return {};
+    if (!is_of_group(to) && !is_of_group(from)) {
+        std::memcpy(to, from, bytes);
+        return {};
+    }
+    const Place &at = places_[ranks_->place];
+    STW_TRY(order_copy(from, bytes, false));
+    STW_TRY(order_copy(to, bytes, true));
+    if (pins_) pins_->begin(at.memory);
+    const stw_status code = at.ops->copy(at.memory, to, from, bytes);
+    if (pins_) pins_->end(at.memory, is_of_group(to), nullptr);
+    if (code == STW_OK) return {};
+    return Status::error(code, "%s were not copied for a collective: device %u is lost",
+                         bytes_text(bytes).c_str(), at.device);
+}
+
+std::function<Status(void *, const void *, uint64_t)> Runtime::mover()
+{
+    return
+        [this](void *to, const void *from, uint64_t bytes) { return move_bytes(to, from, bytes); };
+}
+
+Status Runtime::zero_bytes(void *memory, uint64_t bytes)
+{
+    if (bytes == 0) return {};
+    if (!is_of_group(memory)) {
+        std::memset(memory, 0, bytes);
+        return {};
+    }
+    const Place &at = places_[ranks_->place];
+    STW_TRY(order_copy(memory, bytes, true));
+    const stw_status code = at.ops->zero(at.memory, memory, bytes);
+    if (code == STW_OK) return {};
+    return Status::error(code, "%s were not set to zero for a collective: device %u is lost",
+                         bytes_text(bytes).c_str(), at.device);
+}
+
+// What the engines enqueue next comes behind what others do there.
+Status Runtime::order_group(const void *memory, uint64_t bytes, bool writes)
+{
+    if (bytes == 0 || !is_of_group(memory)) return {};
+    const Place &at = places_[ranks_->place];
+    const SlotRange slots = slots_of(at, memory, bytes);
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+    for (const DeviceStreams::Id stream : ranks_->streams) {
+        if (stream != 0) STW_TRY(at.streams->begin(stream, slots, writes));
+    }
+    return {};
+}
+
+// A shard that is on the device is read there; else where the CPU reaches it.
+Status Runtime::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked,
+                               Waiter &waiter, residency::FetchAsked *asked_out)
+{
+    const bool reads = asked.requests[0].access == residency::Access::kRead;
+    if (ranks_->on_device && reads && core_.spec(tensor.id).policy.home == ranks_->place) {
+        *asked_out = asked;
+        asked_out->flags = residency::kFetchTry;
+        asked_out->requests[0].place = ranks_->place;
+        if (take_pieces(waiter, *asked_out).ok()) return {};
+    }
+    *asked_out = std::move(asked);
+    return take_pieces(waiter, *asked_out);
+}
+
+}  // namespace stepwell

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharded tensors whose wholes and sums are on a device: what comes there, in which order with the
+// work of the program's streams, and what becomes of a rank whose peer is gone.
+#include "tests/nccl/ranks_rig.h"
+
+#include <cstring>
+
+namespace stepwell {
+namespace {
+
+using Does = Kernel::Does;
+
+std::function<float(uint64_t)> values(uint32_t salt)
+{
+    return [salt](uint64_t i) { return static_cast<float>((i * 7 + salt * 1000003) % 65521); };
+}
+
+std::string seed_of(const Rank &rank, uint32_t seed)
+{
+    return "delay_us=200,seed=" + std::to_string(seed * 16 + rank.rank + 1);
+}
+
+// More of them than fit beside each other, so that slots come to others while streams still work.
+TEST_P(Ranks, WholesAreWhatTheRanksWrote)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 1), 24, 72);
+        if (testing::Test::HasFailure()) return;
+        const uint64_t sizes[] = {150'001, 16'384, 300'000, 77, 1, 3, 40'000, 511};
+        std::vector<stw_tensor *> tensors;
+        for (const uint64_t size : sizes)
+            tensors.push_back(
+                rank.make("t" + std::to_string(tensors.size()), size, STW_ROLE_PARAM));
+        for (uint32_t round = 0; round < 3; ++round) {
+            for (uint32_t i = 0; i < tensors.size(); ++i)
+                rank.use(tensors[i], STW_WRITE, STW_SHARD, rank.streams[round % 2], Does::kSet,
+                         values(i + round));
+            for (uint32_t i = 0; i < tensors.size(); ++i)
+                rank.use(tensors[i], STW_READ, STW_WHOLE, rank.streams[(i + round) % 2],
+                         Does::kCompare, values(i + round));
+        }
+        // Written as a whole: each rank keeps its slice, and all see it.
+        rank.use(tensors[0], STW_WRITE, STW_WHOLE, rank.streams[0], Does::kSet, values(90));
+        rank.use(tensors[0], STW_READ, STW_SHARD, rank.streams[0], Does::kCompare, values(90));
+        rank.use(tensors[2], STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(4));
+        rank.use(tensors[0], STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(90));
+        rank.end();
+    });
+}
+
+TEST_P(Ranks, GradientsAreSummedInTheOrderOfRanks)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 2), 24, 64);
+        if (testing::Test::HasFailure()) return;
+        const auto part = [](uint32_t of, uint64_t i) {
+            return 0.1f * static_cast<float>(of + 1) + 1e-5f * static_cast<float>(i % 1000);
+        };
+        const auto sum = [&](uint64_t i) {
+            float total = 0;
+            for (uint32_t of = 0; of < rank.size; ++of)
+                total = of == 0 ? part(0, i) + part(0, i) : total + (part(of, i) + part(of, i));
+            return total;
+        };
+        std::vector<stw_tensor *> gradients;
+        for (const uint64_t size : {200'003, 1'000, 3, 1, 777, 32'768, 5'000})
+            gradients.push_back(rank.make("g" + std::to_string(gradients.size()),
+                                          static_cast<uint64_t>(size), STW_ROLE_GRAD));
+        gradients.push_back(rank.make("all", 999, STW_ROLE_GRAD, STW_PARTITION_REPLICATED));
+        const auto mine = [&](uint64_t i) { return part(rank.rank, i); };
+        for (const uint32_t flags : {uint32_t{STW_RELEASE_MORE}, 0u})
+            for (stw_tensor *gradient : gradients)
+                rank.use(gradient, STW_REDUCE, STW_WHOLE, rank.streams[flags == 0], Does::kAdd,
+                         mine, flags);
+        for (stw_tensor *gradient : gradients)
+            rank.use(gradient, STW_READ, STW_SHARD, rank.streams[0], Does::kCompare, sum);
+        rank.end();
+    });
+}
+
+TEST_P(Ranks, OneThatIsGoneIsToldToTheOthersInTime)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.timeout_ns = 2 * kSecond;
+        rank.open(seed_of(rank, 3), 24, 24);
+        if (testing::Test::HasFailure()) return;
+        stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
+        rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
+        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[0], Does::kCompare, values(1));
+        stw_tensor *other = rank.make("u", 100'000, STW_ROLE_PARAM);
+        rank.use(other, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(2));
+        if (rank.rank == rank.size - 1) _exit(kGone);
+        stw_view view = {};
+        EXPECT_EQ(rank.try_fetch(other, STW_READ, STW_WHOLE, rank.streams[0], &view),
+                  STW_ERROR_PEER);
+        // What is its own is there.
+        rank.use(other, STW_READ, STW_SHARD, rank.streams[0], Does::kCompare, values(2));
+        rank.end();
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Ranks, testing::Values(2u, 3u, 4u));
+
+TEST_F(Ranks, AGroupOfAnotherDeviceIsRefused)
+{
+    run(2, [](Rank &rank) {
+        rank.begin("devices=2");
+        EXPECT_EQ(rank.try_open(24, kBucketBlocks + 48, 1), STW_ERROR_INVALID);
+        EXPECT_NE(std::strstr(stw_last_error(), "another device"), nullptr) << stw_last_error();
+        rank.end();
+    });
+}
+
+TEST_F(Ranks, ATierOfTheCpuIsRefused)
+{
+    run(2, [](Rank &rank) {
+        rank.begin("");
+        EXPECT_EQ(rank.try_open(8, 0), STW_ERROR_UNSUPPORTED);
+        EXPECT_NE(std::strstr(stw_last_error(), "a device with streams"), nullptr)
+            << stw_last_error();
+        rank.end();
+    });
+}
+
+}  // namespace
+}  // namespace stepwell

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as processes, each with a device of the double of CUDA's driver, in one group over the
+// double of NCCL. A rank's test is a function of its own process; what fails there fails the test.
+#pragma once
+
+#include "tests/cuda/double/control.h"
+#include "tests/nccl/double/control.h"
+
+#include <stepwell/stepwell.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern "C" {
+int cuInit(unsigned flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuCtxSetCurrent(void *context);
+int cuStreamCreate(void **stream, unsigned flags);
+int cuStreamDestroy_v2(void *stream);
+int cuStreamSynchronize(void *stream);
+}
+
+namespace stepwell {
+
+inline constexpr uint64_t kBlock = STW_BLOCK_64K;
+inline constexpr uint64_t kSecond = 1'000'000'000;
+inline constexpr uint64_t kBucketBlocks = (uint64_t{16} << 20) / kBlock;
+inline constexpr int kGone = 77;  // a rank that ended as it was meant to
+
+// Copies of the modules where only their own user may write.
+class Modules {
+public:
+    Modules()
+    {
+        char directory[] = "/tmp/stepwell-nccl-XXXXXX";
+        directory_ = mkdtemp(directory);
+        add(TEST_CUDA_MODULE, cuda());
+        add(TEST_NCCL_MODULE, nccl());
+    }
+    ~Modules() { std::filesystem::remove_all(directory_); }
+    Modules(const Modules &) = delete;
+    Modules &operator=(const Modules &) = delete;
+    std::string cuda() const { return directory_ + "/libstepwell-cuda.so"; }
+    std::string nccl() const { return directory_ + "/libstepwell-nccl.so"; }
+    const std::string &directory() const { return directory_; }
+
+private:
+    static void add(const char *from, const std::string &to)
+    {
+        std::filesystem::copy_file(from, to);
+        std::filesystem::permissions(to, std::filesystem::perms(0644));
+    }
+    std::string directory_;
+};
+
+// What a kernel does with floats: it sets or adds values, or compares with them.
+struct Kernel {
+    enum class Does { kSet, kAdd, kCompare };
+    uint64_t address = 0;
+    Does does = Does::kSet;
+    std::vector<float> values;
+    int wrong = 0;
+};
+
+inline void run_kernel(void *user, stw_double_alias_of alias)
+{
+    auto &kernel = *static_cast<Kernel *>(user);
+    auto *data = static_cast<float *>(alias(kernel.address));
+    for (size_t i = 0; i < kernel.values.size(); ++i) {
+        if (kernel.does == Kernel::Does::kSet) data[i] = kernel.values[i];
+        if (kernel.does == Kernel::Does::kAdd) data[i] += kernel.values[i];
+        if (kernel.does == Kernel::Does::kCompare && data[i] != kernel.values[i]) ++kernel.wrong;
+    }
+}
+
+class Rank {
+public:
+    Rank(const Modules &modules, const std::vector<char> &id, uint32_t number, uint32_t ranks)
+        : rank(number), size(ranks), modules_(modules), id_(id)
+    {
+    }
+
+    void begin(const std::string &double_options)
+    {
+        ASSERT_EQ(stw_double_reset(double_options.c_str()), 0);
+        ASSERT_EQ(cuInit(0), 0);
+        ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
+        ASSERT_EQ(cuCtxSetCurrent(context_), 0);
+        for (void *&stream : streams) ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
+        stw_group_options options = STW_GROUP_OPTIONS_INIT;
+        const std::string module = modules_.nccl();
+        options.driver = STW_GROUP_NCCL;
+        options.rank = rank;
+        options.size = size;
+        options.unique_id = id_.data();
+        options.unique_id_bytes = id_.size();
+        options.timeout_ns = timeout_ns;
+        options.module = module.c_str();
+        ASSERT_EQ(stw_group_create(&options, &group), STW_OK) << stw_last_error();
+    }
+    stw_status try_open(uint64_t whole_blocks, uint64_t blocks, int32_t ordinal = 0)
+    {
+        stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+        stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+        stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+        const std::string module = modules_.cuda();
+        device.driver = module.c_str();
+        device.budget_bytes = blocks * kBlock;
+        device.ordinal = ordinal;
+        nvme.path = modules_.directory().c_str();
+        nvme.budget_bytes = 512 * kBlock;
+        nvme.driver = "posix";
+        options.flags = STW_RUNTIME_NO_PROBE;
+        options.name = "ranks";
+        options.group = group;
+        options.devices = &device, options.device_count = blocks > 0 ? 1 : 0;
+        options.nvme = &nvme, options.nvme_count = 1;
+        options.host_bytes = 64 * kBlock;
+        options.block_bytes = STW_BLOCK_64K;
+        options.whole_bytes = whole_blocks * kBlock;
+        options.thread_count = 1;
+        options.timeout_ns = 60 * kSecond;
+        return stw_runtime_open(&options, &runtime);
+    }
+    // `own_blocks` of the device are for what is not gathered.
+    void open(const std::string &double_options, uint64_t whole_blocks, uint64_t own_blocks)
+    {
+        begin(double_options);
+        ASSERT_EQ(try_open(whole_blocks, kBucketBlocks + whole_blocks + own_blocks), STW_OK)
+            << stw_last_error();
+    }
+    void end(stw_status closes = STW_OK)
+    {
+        for (void *stream : streams) EXPECT_EQ(cuStreamSynchronize(stream), 0);
+        if (runtime != nullptr) {
+            EXPECT_EQ(stw_runtime_close(runtime, 0, 0), closes) << stw_last_error();
+        }
+        EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+        for (const auto &kernel : kernels_) EXPECT_EQ(kernel->wrong, 0);
+        for (void *stream : streams) EXPECT_EQ(cuStreamDestroy_v2(stream), 0);
+        cuDevicePrimaryCtxRelease_v2(0);
+        char text[4096] = "";
+        EXPECT_EQ(stw_double_take_violations(text, sizeof text), 0u) << text;
+        EXPECT_EQ(stw_double_leaks(text, sizeof text), 0u) << text;
+        EXPECT_EQ(stw_nccl_double_leaks(), 0u);
+    }
+
+    stw_tensor *make(const std::string &name, uint64_t elements, uint32_t role,
+                     uint32_t partition = STW_PARTITION_SHARDED)
+    {
+        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+        spec.name = name.c_str();
+        spec.dtype = STW_F32;
+        spec.role = role;
+        spec.partition = partition;
+        spec.dimensions = 1;
+        spec.shape[0] = elements;
+        stw_tensor *tensor = nullptr;
+        EXPECT_EQ(stw_tensor_create(runtime, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        return tensor;
+    }
+    stw_status try_fetch(stw_tensor *tensor, uint32_t access, uint32_t scope, void *stream,
+                         stw_view *view_out)
+    {
+        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        options.stream = stream;
+        request.tensor = tensor;
+        request.access = access;
+        request.scope = scope;
+        return stw_fetch(runtime, &options, &request, 1, view_out);
+    }
+    // A view for one kernel, on a stream that nobody waits for.
+    void use(stw_tensor *tensor, uint32_t access, uint32_t scope, void *stream, Kernel::Does does,
+             const std::function<float(uint64_t)> &value, uint32_t flags = 0)
+    {
+        stw_view view = {};
+        ASSERT_EQ(try_fetch(tensor, access, scope, stream, &view), STW_OK) << stw_last_error();
+        auto kernel = std::make_unique<Kernel>();
+        kernel->address = reinterpret_cast<uint64_t>(view.pointer);
+        kernel->does = does;
+        for (uint64_t i = 0; i < view.element_count; ++i)
+            kernel->values.push_back(value(view.element_begin + i));
+        const uint64_t bytes = view.element_count * sizeof(float);
+        const stw_double_range ranges[] = {{kernel->address, bytes, 0, 0},
+                                           {kernel->address, bytes, 1, 0}};
+        const bool reads = does == Kernel::Does::kCompare;
+        const bool sets = does == Kernel::Does::kSet;
+        ASSERT_EQ(stw_double_consume(stream, reads ? "reader" : "writer", ranges + (sets ? 1 : 0),
+                                     reads || sets ? 1 : 2, run_kernel, kernel.get()),
+                  0);
+        kernels_.push_back(std::move(kernel));
+        ASSERT_EQ(stw_release(&view, 1, stream, flags), STW_OK) << stw_last_error();
+    }
+
+    const uint32_t rank;
+    const uint32_t size;
+    uint64_t timeout_ns = 60 * kSecond;
+    void *streams[2] = {};
+    stw_group *group = nullptr;
+    stw_runtime *runtime = nullptr;
+
+private:
+    const Modules &modules_;
+    const std::vector<char> &id_;
+    void *context_ = nullptr;
+    std::vector<std::unique_ptr<Kernel>> kernels_;
+};
+
+class Ranks : public testing::TestWithParam<uint32_t> {
+protected:
+    // CUDA is first called in the children, so that each has a driver of its own.
+    void run(uint32_t size, const std::function<void(Rank &)> &body)
+    {
+        std::vector<char> id(128);
+        ASSERT_EQ(getrandom(id.data(), id.size(), 0), static_cast<ssize_t>(id.size()));
+        std::vector<pid_t> children;
+        for (uint32_t rank = 0; rank < size; ++rank) {
+            const pid_t child = fork();
+            ASSERT_GE(child, 0);
+            if (child == 0) {
+                Rank mine(modules_, id, rank, size);
+                body(mine);
+                std::fflush(nullptr);
+                _exit(HasFailure() ? 1 : 0);
+            }
+            children.push_back(child);
+        }
+        for (uint32_t rank = 0; rank < size; ++rank) {
+            int status = 0;
+            ASSERT_EQ(waitpid(children[rank], &status, 0), children[rank]);
+            EXPECT_TRUE(WIFEXITED(status)) << "rank " << rank << ", signal " << WTERMSIG(status);
+            const int code = WEXITSTATUS(status);
+            EXPECT_TRUE(code == 0 || code == kGone) << "rank " << rank << " ended with " << code;
+        }
+    }
+
+    Modules modules_;
+};
+
+}  // namespace stepwell

@@ -136,7 +136,10 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
     addresses.blocks = core_.pack_blocks(id);
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
-        if (handle) handle->shown[place] = nullptr;
+        if (handle) {  // it may have been another tensor's
+            handle->shown[place] = nullptr;
+            handle->addresses[place] = nullptr;
+        }
         if (handle && at.memory && at.shows && (handle->flags & STW_TENSOR_FIXED_ADDRESS))
             STW_TRY(show_pack(id, handle, place));
         if (!at.memory || !at.maps) continue;

@@ -4,6 +4,7 @@
 #include "tests/cuda/mapping_rig.h"
 
 #include <random>
+#include <set>
 
 namespace stepwell {
 namespace {
@@ -139,6 +140,34 @@ TEST_F(CudaFixed, ATensorThatComesBackToItsSlotsIsNotMappedAgain)
     use(tensor, streams_[0], 1, 2, true);
     EXPECT_EQ(stw_double_calls("cuMemMap"), 0u);
     EXPECT_EQ(stw_double_calls("cuMemUnmap"), 0u);
+    end_streams();
+}
+
+// Handles are used again: the address of the one before is nobody's.
+TEST_F(CudaFixed, ATensorWithoutAnAddressHasNoneOfTheOneBefore)
+{
+    open("seed=1", 8, 24);
+    std::set<stw_tensor *> before;
+    stw_tensor *tensor = nullptr;
+    for (int i = 0; i < 1000 && before.insert(tensor).second; ++i) {
+        if (i > 0) {
+            ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+        }
+        tensor = make_fixed("t", 100);
+    }
+    for (int i = 0; i < 3; ++i) {
+        ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+        tensor = make("t", kElements);
+        EXPECT_EQ(before.count(tensor), 1u);
+        stw_view first;
+        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &first), STW_OK) << stw_last_error();
+        const void *pointer = first.pointer;
+        ASSERT_EQ(stw_release(&first, 1, streams_[0], 0), STW_OK);
+        stw_view again;
+        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &again), STW_OK) << stw_last_error();
+        EXPECT_EQ(again.pointer, pointer);
+        ASSERT_EQ(stw_release(&again, 1, streams_[0], 0), STW_OK);
+    }
     end_streams();
 }
 

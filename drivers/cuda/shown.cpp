@@ -70,27 +70,57 @@ bool Shown::contains(const void *pointer)
     return find(address_of(pointer)) != nullptr;
 }
 
-int Shown::hide(Address address)
+bool Shown::is_seen(uint32_t block, Address address) const
 {
     const auto seen = blocks_.find(address);
-    if (seen == blocks_.end()) return kSuccess;
-    const int error = mapping().unmap(address, arena_.block_bytes());
-    if (error == kSuccess) blocks_.erase(seen);
-    return error;
+    return seen != blocks_.end() && seen->second == block;
 }
 
-// Access is granted once for all: that is what takes long.
+// One call for neighbours.
+int Shown::hide(Address address, uint64_t bytes)
+{
+    const uint64_t block = arena_.block_bytes();
+    for (auto first = blocks_.lower_bound(address);
+         first != blocks_.end() && first->first - address < bytes;) {
+        const Address begin = first->first;
+        Address end = begin;
+        auto last = first;
+        for (; last != blocks_.end() && last->first == end && end - address < bytes; ++last)
+            end += block;
+        if (const int error = mapping().unmap(begin, end - begin)) return error;
+        first = blocks_.erase(first, last);
+    }
+    return kSuccess;
+}
+
+// Nothing of them is seen there yet. Access is granted once for all.
 int Shown::map(uint32_t first, uint32_t blocks, Address address)
 {
     const uint64_t block = arena_.block_bytes();
-    for (uint32_t i = 0; i < blocks; ++i) {
+    int error = hide(address, blocks * block);
+    for (uint32_t i = 0; i < blocks && error == kSuccess; ++i) {
         const MemoryHandle handle = arena_.handle(first + i);
-        int error = handle == 0 ? int{kInvalidHandle} : hide(address + i * block);
-        if (error == kSuccess) error = mapping().map(address + i * block, block, 0, handle, 0);
-        if (error != kSuccess) return error;
-        blocks_[address + i * block] = first + i;
+        error = handle == 0 ? int{kInvalidHandle}
+                            : mapping().map(address + i * block, block, 0, handle, 0);
+        if (error == kSuccess) blocks_[address + i * block] = first + i;
     }
-    return arena_.allow(address, blocks * block);
+    if (error == kSuccess) error = arena_.allow(address, blocks * block);
+    if (error != kSuccess) hide(address, blocks * block);
+    return error;
+}
+
+// What is seen already may be in use, and stays.
+int Shown::map_all(uint32_t first, uint32_t blocks, Address address)
+{
+    const uint64_t block = arena_.block_bytes();
+    for (uint32_t i = 0; i < blocks;) {
+        uint32_t end = i;
+        while (end < blocks && !is_seen(first + end, address + end * block)) ++end;
+        if (end > i)
+            if (const int error = map(first + i, end - i, address + i * block)) return error;
+        i = std::max(end, i + 1);
+    }
+    return kSuccess;
 }
 
 stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uint64_t *marks,
@@ -107,19 +137,16 @@ stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uin
             return STW_ERROR_INVALID;
         bool lacks = false;
         for (uint32_t i = 0; i < blocks; ++i) {
-            const auto seen = blocks_.find(address + i * block);
-            lacks |= seen == blocks_.end() || seen->second != first + i;
-            others |= seen != blocks_.end() && seen->second != first + i;
+            const bool here = is_seen(first + i, address + i * block);
+            lacks |= !here;
+            others |= !here && blocks_.count(address + i * block) != 0;
         }
         if (!lacks) return STW_OK;
     }
     for (uint32_t i = 0; others && i < count; ++i)
         if (const int error = marks_.wait_here(marks[i])) return Library::status_of(error);
     const MutexLock lock(mutex_);
-    const int error = map(first, blocks, address);
-    if (error == kSuccess) return STW_OK;
-    for (uint32_t i = 0; i < blocks; ++i) hide(address + i * block);
-    return Library::status_of(error);
+    return Library::status_of(map_all(first, blocks, address));
 }
 
 void Shown::forget(uint32_t first, uint32_t blocks)
@@ -127,7 +154,7 @@ void Shown::forget(uint32_t first, uint32_t blocks)
     const MutexLock lock(mutex_);
     for (auto seen = blocks_.begin(); seen != blocks_.end();) {
         const auto next = std::next(seen);
-        if (seen->second - first < blocks) hide(seen->first);
+        if (seen->second - first < blocks) hide(seen->first, arena_.block_bytes());
         seen = next;
     }
 }
@@ -144,8 +171,7 @@ void Shown::end_ranges()
     for (auto at = ranges_.begin(); at != ranges_.end();) {
         const auto next = std::next(at);
         if (at->second.ends && is_over(at->second)) {
-            for (uint64_t offset = 0; offset < at->second.bytes; offset += arena_.block_bytes())
-                hide(at->first + offset);
+            hide(at->first, at->second.bytes);
             mapping().unreserve(at->first, at->second.bytes);
             ranges_.erase(at);
         }

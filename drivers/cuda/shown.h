@@ -39,8 +39,10 @@ private:
     };
     const MappingApi &mapping() const { return context_.library().mapping; }
     const Range *find(Address address) const STW_REQUIRES(mutex_);
-    int hide(Address address) STW_REQUIRES(mutex_);
+    bool is_seen(uint32_t block, Address address) const STW_REQUIRES(mutex_);
+    int hide(Address address, uint64_t bytes) STW_REQUIRES(mutex_);
     int map(uint32_t first, uint32_t blocks, Address address) STW_REQUIRES(mutex_);
+    int map_all(uint32_t first, uint32_t blocks, Address address) STW_REQUIRES(mutex_);
     bool is_over(const Range &range) const;
     void end_ranges() STW_REQUIRES(mutex_);
 

@@ -364,7 +364,8 @@ typedef struct stw_memory_ops {
     /* `count` arena blocks from `first_block` on are seen at `address` (block aligned, inside a
      * reserved range) as well as in the arena, until others are shown there. These go when the
      * device has passed the n marks. Blocks for that; not at all where the same are seen already.
-     * What is given back is seen nowhere. INVALID, MEMORY, and none of them is seen there then. */
+     * What is given back is seen nowhere. INVALID, MEMORY, and those that were not seen there
+     * before need not be then; those that were still are. */
     stw_status (*show)(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
                        const uint64_t *marks, uint32_t n);
     /* The range ends when the device has passed the n marks. Does not wait for it. */

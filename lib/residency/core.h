@@ -170,6 +170,8 @@ public:
     [[nodiscard]] uint64_t missing_bytes(const Request &request) const;
     // Where a pinned or resident tensor lies at a place of slots: the first block's slot, offset.
     [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const;
+    // The longest around a block that has a slot there.
+    [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const;
     [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const;
     [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const;  // of all that moves with it
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const;

@@ -92,6 +92,20 @@ Grant Core::location(TensorId id, PlaceId place) const
     return grant;
 }
 
+SlotRun Core::run_of(BlockId block, PlaceId place) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    const auto follows = [&](BlockId next, BlockId behind) {
+        const Slot slot = replica(behind, place).slot;
+        return slot != kNoSlot && replica(next, place).slot == slot + 1;
+    };
+    BlockId first = block;
+    BlockId last = block;
+    while (first > pack.first && follows(first, first - 1)) --first;
+    while (last + 1 < pack.first + pack.blocks && follows(last + 1, last)) ++last;
+    return {first - pack.first, replica(first, place).slot, last - first + 1};
+}
+
 BlockState Core::block_state(BlockId block, PlaceId place) const
 {
     const Replica &here = replica(block, place);

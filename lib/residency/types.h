@@ -219,6 +219,13 @@ struct Commands {
     }
 };
 
+// Neighbouring blocks of a pack in neighbouring slots.
+struct SlotRun {
+    uint32_t first_index = 0;
+    Slot first_slot = kNoSlot;
+    uint32_t count = 0;
+};
+
 // An open view of the program, by whom it was fetched: the core knows pins, the shell knows whose.
 struct Held {
     uint64_t owner = 0;

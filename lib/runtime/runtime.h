@@ -471,6 +471,7 @@ private:
     static Status show_range(const Range &range, residency::PlaceId place, SlotRange slots,
                              uint64_t block_bytes);
     static Status device_shows(void *user, const transfer::Job &job);
+    residency::SlotRun run_of(const transfer::Job &job);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
                    const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/shown.h"
 
+#include <new>
 #include <vector>
 
 namespace stepwell {
@@ -52,19 +53,26 @@ bool ShownTensor::shows(uint32_t index, SlotRange slots) const
 }
 
 Status ShownTensor::show(uint32_t index, SlotRange slots)
-{
+try {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (shows(index, slots)) return {};
     DeviceStreams::MarkList marks;
     STW_TRY(streams_->marks_of(users_, &marks));
+    // As of before the call: what goes meanwhile is seen no more.
+    std::vector<uint64_t> words(slots.count);
+    for (uint32_t i = 0; i < slots.count; ++i) words[i] = word_of(slots.first + i);
     const stw_status code =
         ops_->show(memory_, slots.first, slots.count, address_ + index * block_bytes_,
                    marks.numbers.data(), marks.count);
-    for (uint32_t i = 0; i < slots.count; ++i)
-        shown_[index + i].store(code < 0 ? 0 : word_of(slots.first + i), std::memory_order_release);
+    for (uint32_t i = 0; i < slots.count; ++i) {
+        if (code < 0 && shows(index + i, {slots.first + i, 1})) continue;
+        shown_[index + i].store(code < 0 ? 0 : words[i], std::memory_order_release);
+    }
     if (code >= 0) return {};
     return Status::error(code, "its blocks cannot be seen at its address: %s",
                          stw_status_string(code));
+} catch (const std::bad_alloc &) {
+    return Status::error(STW_ERROR_MEMORY, "no memory to show its blocks at its address");
 }
 
 }  // namespace stepwell

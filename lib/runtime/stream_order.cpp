@@ -124,9 +124,32 @@ Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots, u
     return shown && !shown->shows(block, slots) ? shown->show(block, slots) : Status();
 }
 
-Status Runtime::device_shows(void *, const transfer::Job &job)
+// What lies beside a block that is copied, or will.
+residency::SlotRun Runtime::run_of(const transfer::Job &job)
 {
-    return static_cast<ShownTensor *>(job.shown)->show(job.shown_block, {job.transfer.to_slot, 1});
+    const residency::Slot slot = job.transfer.to_slot;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const residency::SlotRun run = core_.run_of(job.transfer.block, job.transfer.to);
+    const bool is_there = run.first_slot + (job.shown_block - run.first_index) == slot;
+    return is_there ? run : residency::SlotRun{job.shown_block, slot, 1};
+}
+
+// The first block of a tensor that comes is shown with all that lie beside it, by one call of the
+// driver. The others may leave meanwhile, but not this one.
+Status Runtime::device_shows(void *user, const transfer::Job &job)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    auto *shown = static_cast<ShownTensor *>(job.shown);
+    const SlotRange slot{job.transfer.to_slot, 1};
+    if (shown->shows(job.shown_block, slot)) return {};
+    const Place &at = runtime->places_[job.transfer.to];
+    const residency::SlotRun run = runtime->run_of(job);
+    const SlotRange slots{run.first_slot, run.count};
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+    Status status = shown->show(run.first_index, slots);
+    const residency::SlotRun now = status.ok() ? run : runtime->run_of(job);
+    if (now.first_slot == run.first_slot && now.count >= run.count) return status;
+    return shown->show(job.shown_block, slot);
 }
 
 Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,

@@ -181,6 +181,9 @@ TEST_P(MemoryConformance, BlocksAreSeenAtASecondAddress)
     ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);
     ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);  // seen already
     EXPECT_TRUE(sees(0, 3) && sees(1, 6));
+    ASSERT_EQ(show(4, 2, there), STW_OK);  // one of them is
+    EXPECT_TRUE(sees(0, 5) && sees(1, 6));
+    ASSERT_EQ(show(2, 1, there), STW_OK);
     ASSERT_EQ(ops().copy(memory_.get(), data.data(), memory_.block(2), kLarge), STW_OK);
     EXPECT_TRUE(data.holds(3));  // there as well
     EXPECT_EQ(ops().release_shown(memory_.get(), there, kLarge, nullptr, 0), STW_ERROR_INVALID);

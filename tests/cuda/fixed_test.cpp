@@ -143,6 +143,55 @@ TEST_F(CudaFixed, ATensorThatComesBackToItsSlotsIsNotMappedAgain)
     end_streams();
 }
 
+TEST_F(CudaFixed, ATensorIsMappedAsOneRange)
+{
+    constexpr uint32_t kBlocks = 35;  // 70 MiB
+    open("delay_us=100,seed=3", kBlocks + 5, 100);
+    stw_tensor *tensor = make_fixed("t", kBlocks * kElements);
+    stw_tensor *other = make("other", 5 * kElements);
+    stw_double_calls_reset();
+    use(tensor, streams_[0], 0, 1, true);
+    EXPECT_EQ(stw_double_calls("cuMemMap"), kBlocks);
+    EXPECT_EQ(stw_double_calls("cuMemSetAccess"), 1u);
+    EXPECT_EQ(stw_double_calls("cuMemUnmap"), 0u);
+    // It comes back to other slots, as something else has some of its own.
+    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    stw_tensor *large = make("large", (kBlocks + 5) * kElements);
+    use(large, streams_[1], 0, 3, true);
+    ASSERT_EQ(stw_evict(runtime_, &large, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    stw_view view;
+    ASSERT_EQ(fetch(other, STW_READ, streams_[1], &view), STW_OK) << stw_last_error();
+    stw_double_calls_reset();
+    use(tensor, streams_[0], 1, 2, true);
+    EXPECT_EQ(stw_double_calls("cuMemMap"), kBlocks);
+    EXPECT_EQ(stw_double_calls("cuMemSetAccess"), 1u);
+    EXPECT_EQ(stw_double_calls("cuMemUnmap"), 1u);
+    ASSERT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    expect_all(tensor, kBlocks * kElements, 2);
+    end_streams();
+}
+
+// A part of the tensor is used at its address while another part comes beside it.
+TEST_F(CudaFixed, WhatIsUsedStaysWhereItIsSeen)
+{
+    open("delay_us=100,seed=4", 10, 40);
+    stw_tensor *tensor = make_fixed("t", 8 * kElements);
+    stw_view view;
+    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    options.stream = streams_[0];
+    request.tensor = tensor;
+    request.access = STW_READ;
+    request.element_count = 2 * kElements;
+    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    stw_double_hold(streams_[0]);
+    enqueue(view, streams_[0], 0, 0, false);
+    use(tensor, streams_[1], 0, 0, false);
+    stw_double_let_go(streams_[0], 0);
+    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    end_streams();
+}
+
 // Handles are used again: the address of the one before is nobody's.
 TEST_F(CudaFixed, ATensorWithoutAnAddressHasNoneOfTheOneBefore)
 {

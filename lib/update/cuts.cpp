@@ -36,6 +36,14 @@ uint64_t unit_run(const Layout &layout, uint64_t element, uint64_t left, uint64_
     return std::min(unit, left);
 }
 
+uint32_t count_pieces(const Layout &layout, uint64_t element, uint64_t count, uint64_t block_bytes)
+{
+    const uint64_t begin =
+        layout.pack_offset + (element - layout.first_element) * layout.element_bytes;
+    const uint64_t last = begin + count * layout.element_bytes - 1;
+    return static_cast<uint32_t>(last / block_bytes - begin / block_bytes + 1);
+}
+
 uint32_t make_pieces(const Layout &layout, Access access, uint64_t element, uint64_t count,
                      uint64_t block_bytes, Piece *pieces, uint32_t capacity)
 {

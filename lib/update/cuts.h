@@ -30,6 +30,9 @@ uint64_t common_run(const Layout *layouts, uint32_t n, uint64_t element, uint64_
 uint64_t unit_run(const Layout &layout, uint64_t element, uint64_t left, uint64_t unit,
                   uint64_t block_bytes);
 
+// How many blocks `count` elements lie in.
+uint32_t count_pieces(const Layout &layout, uint64_t element, uint64_t count, uint64_t block_bytes);
+
 // The pieces of `count` elements; how many.
 uint32_t make_pieces(const Layout &layout, Access access, uint64_t element, uint64_t count,
                      uint64_t block_bytes, Piece *pieces, uint32_t capacity);

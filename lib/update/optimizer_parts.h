@@ -56,6 +56,7 @@ struct ParameterJob final : Job {
     bool take_measure(uint64_t version);
     void cut_scan(Chunk &chunk) const;
     void cut_update(Chunk &chunk) const;
+    [[nodiscard]] uint32_t pieces_of(uint64_t begin, uint64_t elements, uint32_t tensors) const;
     [[nodiscard]] uint64_t next_run() const;
     void scan(Chunk &chunk) const;
     void update(const Chunk &chunk, const Part &part) const;
@@ -66,6 +67,9 @@ struct ParameterJob final : Job {
     [[nodiscard]] bool on_device() const { return place != kAnyCpuPlace; }
     Status scan_on_device(Chunk &chunk) const;
     Status update_on_device(const Chunk &chunk, const Part &part) const;
+    uint64_t lie_together(const Chunk &chunk, uint32_t tensor, uint64_t done,
+                          void **pointer_out) const;
+    [[nodiscard]] stw_update_work work_of(const Part &part, void *const *pointers) const;
     void make_fresh(const Chunk &chunk, const Part &part) const;
     void note_made();
     [[nodiscard]] float *master_of(const Chunk &chunk) const

@@ -3,6 +3,8 @@
 #include "lib/support/assert.h"
 #include "lib/update/optimizer_parts.h"
 
+#include <algorithm>
+
 namespace stepwell::update {
 namespace {
 
@@ -69,16 +71,60 @@ Status ParameterJob::results(Chunk &chunk)
                                                     &chunk.scan);
 }
 
+// Where a tensor's elements from `done` on lie, and how many of them side by side.
+uint64_t ParameterJob::lie_together(const Chunk &chunk, uint32_t tensor, uint64_t done,
+                                    void **pointer_out) const
+{
+    uint64_t skip = done * layouts[tensor].element_bytes;
+    uint64_t bytes = 0;
+    const char *end = nullptr;
+    for (uint32_t i = 0; i < chunk.piece_count; ++i) {
+        if (chunk.owners[i] != tensor) continue;
+        const uint64_t its = chunk.pieces[i].byte_count;
+        if (skip >= its) {
+            skip -= its;
+            continue;
+        }
+        char *const begin = static_cast<char *>(chunk.pointers[i]) + skip;
+        if (end == nullptr) {
+            *pointer_out = begin;
+        } else if (begin != end) {
+            break;
+        }
+        bytes += its - skip;
+        end = begin + (its - skip);
+        skip = 0;
+    }
+    return bytes / layouts[tensor].element_bytes;
+}
+
+// In as few pieces of work as the blocks of its tensors lie together: each costs a launch.
 Status ParameterJob::update_on_device(const Chunk &chunk, const Part &part) const
+{
+    const uint32_t n = first_state() + part.states_used;
+    for (uint64_t done = 0; done < chunk.element_count;) {
+        void *pointers[kJobTensorsMax] = {};
+        uint64_t run = chunk.element_count - done;
+        for (uint32_t i = 0; i < n; ++i)
+            run = std::min(run, lie_together(chunk, i, done, &pointers[i]));
+        STW_ASSERT(run > 0);
+        stw_update_work work = work_of(part, pointers);
+        work.count = run;
+        work.first_element = chunk.element_begin + done;
+        STW_TRY(owner.pipeline.options.devices->start_update(chunk.ticket, work));
+        done += run;
+    }
+    return {};
+}
+
+stw_update_work ParameterJob::work_of(const Part &part, void *const *pointers) const
 {
     stw_update_work work{};
     work.struct_size = sizeof work;
     work.algorithm = owner.algorithm;
-    work.values = chunk.pointers[kParameter];
-    work.master = master_of(chunk);
-    work.gradient = chunk.pointers[kGradient];
-    work.count = chunk.element_count;
-    work.first_element = chunk.element_begin;
+    work.values = pointers[kParameter];
+    work.master = pointers[has_master ? kOthers : kParameter];
+    work.gradient = pointers[kGradient];
     work.step = count + 1;
     work.values_dtype = parameter_dtype;
     work.gradient_dtype = gradient_dtype;
@@ -86,16 +132,16 @@ Status ParameterJob::update_on_device(const Chunk &chunk, const Part &part) cons
     work.coefficients = for_device(part.coefficients);
     if (fresh_master || part.makes_master) work.fresh |= STW_FRESH_MASTER;
     if (has_average) {
-        work.average = average_of(chunk);
+        work.average = pointers[average_at()];
         work.average_weight = kernels::average_weight(owner.average_decay);
         if (fresh_average || part.makes_average) work.fresh |= STW_FRESH_AVERAGE;
     }
     STW_ASSERT(part.states_used <= 2);
     for (uint32_t i = 0; i < part.states_used; ++i) {
-        work.states[i] = chunk.pointers[first_state() + i];
+        work.states[i] = pointers[first_state() + i];
         if ((fresh_states >> i & 1) != 0) work.fresh |= uint32_t{STW_FRESH_STATE_0} << i;
     }
-    return owner.pipeline.options.devices->start_update(chunk.ticket, work);
+    return work;
 }
 
 }  // namespace stepwell::update

@@ -89,16 +89,30 @@ uint64_t ParameterJob::next_run() const
     if (phase == StepPhase::kScan) {
         return unit_run(layouts[kGradient], begin, left, kScanBlockElements, block_bytes);
     }
-    return common_run(layouts, first_state() + part.states_used, begin, left, block_bytes);
+    const uint32_t n = first_state() + part.states_used;
+    uint64_t run = common_run(layouts, n, begin, left, block_bytes);
+    while (run < left) {
+        const uint64_t longer = run + common_run(layouts, n, begin + run, left - run, block_bytes);
+        if (pieces_of(begin, longer, n) > run_pieces) break;
+        run = longer;
+    }
+    return run;
+}
+
+uint32_t ParameterJob::pieces_of(uint64_t begin, uint64_t elements, uint32_t tensors) const
+{
+    uint32_t pieces = 0;
+    for (uint32_t i = 0; i < tensors; ++i)
+        pieces += count_pieces(layouts[i], begin, elements, owner.pipeline.block_bytes);
+    return pieces;
 }
 
 uint32_t ParameterJob::chunk_pieces() const
 {
-    if (phase != StepPhase::kScan) return first_state() + parts[part_cut]->states_used;
-    Piece pieces[kPiecesMax];
-    return make_pieces(layouts[kGradient], Access::kRead,
-                       parts[part_cut]->element_begin + element_cut, next_run(),
-                       owner.pipeline.block_bytes, pieces, kPiecesMax);
+    const uint64_t begin = parts[part_cut]->element_begin + element_cut;
+    if (phase != StepPhase::kScan)
+        return pieces_of(begin, next_run(), first_state() + parts[part_cut]->states_used);
+    return count_pieces(layouts[kGradient], begin, next_run(), owner.pipeline.block_bytes);
 }
 
 void ParameterJob::cut(Chunk &chunk)
@@ -126,21 +140,33 @@ void ParameterJob::cut_scan(Chunk &chunk) const
                     owner.pipeline.block_bytes, chunk.pieces, kPiecesMax);
 }
 
-// The states are not needed before the next step; the parameter is, soon.
+// The states are not needed before the next step; the parameter is, soon. Neighbours of one tensor
+// do not stand side by side: they would be asked for as a run of slots, which may be hard to have.
 void ParameterJob::cut_update(Chunk &chunk) const
 {
     chunk.scans = false;
     chunk.piece_count = 0;
+    const uint64_t block_bytes = owner.pipeline.block_bytes;
     const uint32_t n = first_state() + parts[chunk.part]->states_used;
-    for (uint32_t i = 0; i < n; ++i) {
-        const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
-        const uint32_t made =
-            make_pieces(layouts[i], access, chunk.element_begin, chunk.element_count,
-                        owner.pipeline.block_bytes, chunk.pieces + i, kPiecesMax - i);
-        STW_ASSERT(made == 1);
-        if (i >= kOthers) chunk.far_pieces |= 1u << i;
-        ++chunk.piece_count;
+    uint64_t done[kJobTensorsMax] = {};
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t i = 0; i < n; ++i) {
+            const uint64_t left = chunk.element_count - done[i];
+            if (left == 0) continue;
+            const uint64_t begin = chunk.element_begin + done[i];
+            const uint64_t run = common_run(layouts + i, 1, begin, left, block_bytes);
+            const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
+            const uint32_t at = chunk.piece_count++;
+            STW_ASSERT(at < kPiecesMax);
+            make_pieces(layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
+            chunk.owners[at] = static_cast<uint8_t>(i);
+            if (i >= kOthers) chunk.far_pieces |= 1u << at;
+            done[i] += run;
+            more |= done[i] < chunk.element_count;
+        }
     }
+    STW_ASSERT(on_device() || chunk.piece_count == n);
 }
 
 // Sums are taken in the order of addresses; chunks that are through before their turn keep theirs.

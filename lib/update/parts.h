@@ -51,6 +51,7 @@ struct Chunk {
     uint64_t begun_as = 0;  // what the device calls it
     Status status;
     Piece pieces[kPiecesMax];
+    uint8_t owners[kPiecesMax] = {};  // of an update's pieces: which of the job's tensors
     void *pointers[kPiecesMax] = {};
     kernels::ScanResult scan;
     std::unique_ptr<double[]> sums;  // of its blocks of the scan
@@ -97,6 +98,7 @@ struct Job {
     uint32_t turn_count = 0;
     PlaceId place = kAnyCpuPlace;  // where it is worked on; set when it is claimed
     uint32_t window = 0;           // that place's
+    uint32_t run_pieces = 0;       // a chunk may go on into further blocks up to so many; by place
     ClaimId claim = 0;
     bool claimed = false;
     uint32_t blocked = 0;  // turns that others have before it

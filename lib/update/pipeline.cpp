@@ -12,6 +12,8 @@
 namespace stepwell::update {
 namespace {
 
+constexpr uint64_t kRunsInWindow = 4;  // chunks of several blocks that have room beside each other
+
 // Sums of a chunk: one per scanned block of a block of the smallest dtype.
 uint64_t sums_per_chunk(uint64_t block_bytes)
 {
@@ -88,6 +90,9 @@ void Pipeline::Parts::place_job(Job &job, PlaceId place)
         if (windows[i].place == place) job.window = i;
     }
     STW_ASSERT(windows[job.window].place == place);
+    const uint64_t share = windows[job.window].limit / block_bytes / kRunsInWindow;
+    const uint64_t pieces = job.window == 0 ? 0 : std::min<uint64_t>(share, kPiecesMax);
+    job.run_pieces = static_cast<uint32_t>(pieces);
 }
 
 // The first of those whose window has room: what waits at one place holds up no other.

@@ -51,6 +51,8 @@ struct Setting {
     uint32_t sums = 0;            // contributions to each gradient, beside what is written
     bool unified = false;         // the device shares the host's memory
     uint64_t seed = 1;
+    // Of parameters: some share a block, some are large; runs of the scan end inside blocks.
+    std::vector<uint64_t> sizes = {70, 16384, 40000, 300, 9000, 100001, 5};
 };
 
 uint32_t bytes_of(uint32_t dtype)
@@ -244,9 +246,6 @@ protected:
     std::vector<std::unique_ptr<Write>> writes_;
 };
 
-// Some share a block, some are large; runs of the scan end inside blocks.
-const std::vector<uint64_t> kSizes = {70, 16384, 40000, 300, 9000, 100001, 5};
-
 Trained CudaUpdates::train(const Setting &setting, Homes homes)
 {
     Trained trained;
@@ -257,16 +256,16 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
                                     make_optimizer(setting, homes == Homes::kDevice, "second")};
     std::vector<stw_tensor *> parameters;
     std::vector<stw_tensor *> gradients;
-    for (size_t i = 0; i < kSizes.size(); ++i) {
+    for (size_t i = 0; i < setting.sizes.size(); ++i) {
         const bool on_device = homes == Homes::kDevice || (homes == Homes::kBoth && i % 2 == 0);
         stw_policy policy = STW_POLICY_INIT;
         policy.home = on_device ? STW_TIER_DEVICE : STW_TIER_HOST;
         const std::string number = std::to_string(i);
         parameters.push_back(
-            make("p" + number, kSizes[i], setting.parameter_dtype, STW_ROLE_PARAM, &policy));
+            make("p" + number, setting.sizes[i], setting.parameter_dtype, STW_ROLE_PARAM, &policy));
         gradients.push_back(
-            make("g" + number, kSizes[i], setting.gradient_dtype, STW_ROLE_GRAD, &policy));
-        const auto values = numbers(random, kSizes[i], setting.parameter_dtype);
+            make("g" + number, setting.sizes[i], setting.gradient_dtype, STW_ROLE_GRAD, &policy));
+        const auto values = numbers(random, setting.sizes[i], setting.parameter_dtype);
         EXPECT_EQ(stw_tensor_write(parameters[i], values.data(), nullptr), STW_OK);
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         entry.parameter = parameters[i];
@@ -276,11 +275,12 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
     stw_double_calls_reset();
     std::optional<Changes> changes(std::in_place, *this, setting);
     for (int step = 0; step < 3; ++step) {
-        for (size_t i = 0; i < kSizes.size(); ++i) {
-            write_late(gradients[i], STW_WRITE, numbers(random, kSizes[i], setting.gradient_dtype));
+        for (size_t i = 0; i < setting.sizes.size(); ++i) {
+            write_late(gradients[i], STW_WRITE,
+                       numbers(random, setting.sizes[i], setting.gradient_dtype));
             for (uint32_t sum = 0; sum < setting.sums; ++sum)
                 write_late(gradients[i], STW_REDUCE,
-                           numbers(random, kSizes[i], setting.gradient_dtype));
+                           numbers(random, setting.sizes[i], setting.gradient_dtype));
             if (HasFatalFailure()) return trained;
         }
         for (stw_optimizer *optimizer : optimizers) {
@@ -297,17 +297,17 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
     const auto keep = [&](stw_tensor *tensor, uint64_t bytes) {
         trained.values.push_back(read(tensor, bytes));
     };
-    for (size_t i = 0; i < kSizes.size(); ++i) {
-        keep(parameters[i], kSizes[i] * bytes_of(setting.parameter_dtype));
+    for (size_t i = 0; i < setting.sizes.size(); ++i) {
+        keep(parameters[i], setting.sizes[i] * bytes_of(setting.parameter_dtype));
         for (const char *name : {"exp_avg", "exp_avg_sq", "momentum", "sum"}) {
             stw_tensor *state = nullptr;
             if (stw_optimizer_state(optimizers[i % 2], parameters[i], name, &state) == STW_OK)
-                keep(state, kSizes[i] * bytes_of(setting.state_dtype));
+                keep(state, setting.sizes[i] * bytes_of(setting.state_dtype));
         }
         for (const char *name : {"master", "ema"}) {
             stw_tensor *state = nullptr;
             if (stw_optimizer_state(optimizers[i % 2], parameters[i], name, &state) == STW_OK)
-                keep(state, kSizes[i] * 4);
+                keep(state, setting.sizes[i] * 4);
         }
     }
     close();
@@ -374,6 +374,40 @@ TEST_F(CudaUpdates, AreTheSameInADeviceThatIsTooSmall)
     }
 }
 
+// What lies side by side is updated by one launch, and nobody takes room for that from others.
+TEST_F(CudaUpdates, NeighbouringBlocksAreUpdatedTogether)
+{
+    Setting setting;
+    setting.sizes = {262144};  // 16 blocks each of four tensors
+    const Trained host = train(setting, Homes::kHost);
+    const Trained device = train(setting, Homes::kDevice);
+    EXPECT_LE(device.launches, 3 * (16 + 16 / 4u));  // gradients are scanned block by block
+    expect_equal(host, device);
+    setting.device_blocks = 60;
+    const Trained small = train(setting, Homes::kDevice);
+    EXPECT_GT(small.launches, device.launches);
+    expect_equal(host, small);
+}
+
+// They have left and come back to other slots, between those of others.
+TEST_F(CudaUpdates, AreTheSameWhereNeighboursLieApart)
+{
+    Setting setting;
+    setting.sizes = {262144, 70, 200000, 262144, 50001, 30000};
+    setting.parameter_dtype = STW_BF16;
+    setting.gradient_dtype = STW_BF16;
+    setting.ema_decay = 0.5;
+    setting.clip_norm = 0.5;
+    for (const uint32_t states : {STW_F32, STW_BF16}) {
+        setting.state_dtype = states;
+        setting.device_blocks = 400;
+        const Trained host = train(setting, Homes::kHost);
+        setting.device_blocks = 130;
+        expect_equal(host, train(setting, Homes::kDevice));
+        expect_equal(host, train(setting, Homes::kBoth));
+    }
+}
+
 TEST_F(CudaUpdates, ADeviceWithoutRoomForAnUpdateHasNone)
 {
     Setting setting;
@@ -425,7 +459,7 @@ TEST_F(CudaUpdates, ContributionsAreSummedWhereTheGradientIsAtHome)
     expect_equal(host, device);
     EXPECT_EQ(host.launches, 0u);
     // For each tensor and step two sums, beside its update and its scan.
-    EXPECT_GE(device.launches, kSizes.size() * 3 * 4);
+    EXPECT_GE(device.launches, setting.sizes.size() * 3 * 4);
 }
 
 // Nothing on the device has happened yet, and the step has returned: nobody waited for an update.

@@ -20,6 +20,20 @@ TEST(Cuts, ARunEndsWithTheFirstBlockThatEnds)
     EXPECT_EQ(common_run(layouts, 2, 0, 7, kBlock), 7u);
 }
 
+TEST(Cuts, PiecesAreCountedAsTheyAreMade)
+{
+    std::mt19937_64 random(1);
+    for (int i = 0; i < 1000; ++i) {
+        const uint32_t bytes = random() % 2 ? 2 : 4;
+        const Layout layout{1, random() % 100 * 256, bytes};
+        const uint64_t element = random() % 10000;
+        const uint64_t count = 1 + random() % 30000;
+        Piece pieces[16];
+        EXPECT_EQ(count_pieces(layout, element, count, kBlock),
+                  make_pieces(layout, Access::kRead, element, count, kBlock, pieces, 16));
+    }
+}
+
 TEST(Cuts, AUnitThatABlockCutsIsTakenAlone)
 {
     const Layout layout{1, 256, 4};

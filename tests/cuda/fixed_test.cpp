@@ -69,7 +69,9 @@ TEST_F(CudaFixed, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
             if (writes) values[at] = ++written;
             ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
             if (i % 20 != 19) continue;
-            ASSERT_EQ(set_budget(5 + random() % 4), STW_OK) << stw_last_error();
+            const uint64_t blocks = 5 + random() % 4;
+            ASSERT_EQ(set_budget(blocks), STW_OK) << stw_last_error();
+            EXPECT_EQ(taken_blocks(), blocks);
         }
         for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
         // What was used a moment ago goes without waiting, and its range ends behind that.
@@ -238,6 +240,44 @@ TEST_F(CudaFixed, ADeviceThatPlacesNoMemoryHasNone)
     EXPECT_NE(std::string(stw_last_error()).find("virtual memory management"), std::string::npos)
         << stw_last_error();
     EXPECT_EQ(create(0), STW_OK) << stw_last_error();
+}
+
+// A budget that goes and comes takes the mappings along, whatever part of the tensor it was.
+TEST_F(CudaFixed, MemoryThatGoesIsSeenNowhereAndComesAgain)
+{
+    open("delay_us=100,seed=5", 12, 40);
+    stw_tensor *tensor = make_fixed("t", 9 * kElements);
+    const uint64_t address = address_of(tensor);
+    for (uint32_t round = 0; round < 4; ++round) {
+        use(tensor, streams_[round % kStreams], round, round + 1, true);
+        ASSERT_EQ(set_budget(round % 2 == 0 ? 0 : 4), STW_OK) << stw_last_error();
+        EXPECT_EQ(taken_blocks(), round % 2 == 0 ? 0U : 4U);
+        EXPECT_EQ(address_of(tensor), address);
+        ASSERT_EQ(set_budget(12), STW_OK) << stw_last_error();
+        EXPECT_EQ(taken_blocks(), 12u);
+    }
+    expect_all(tensor, 9 * kElements, 4);
+    end_streams();
+}
+
+TEST_F(CudaFixed, ADeviceThatIsLostFailsTheFetchAndLeavesTheHost)
+{
+    open("seed=1", 12, 40);
+    stw_tensor *seen = make_fixed("seen", 4 * kElements);
+    stw_tensor *tensor = make_fixed("t", 6 * kElements);
+    use(seen, streams_[0], 0, 0, false);
+    end_streams();
+    stw_double_break(0, 700);
+    stw_view view;
+    EXPECT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_ERROR_DEVICE);
+    expect_all(seen, 4 * kElements, 0);
+    expect_all(tensor, 6 * kElements, 0);
+    EXPECT_EQ(stw_tensor_destroy(&seen, 1), STW_OK) << stw_last_error();
+    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
+        << stw_last_error();
+    for (void *&stream : streams_) stream = nullptr;
+    context_ = nullptr;
+    stw_double_reset("seed=1");
 }
 
 TEST_F(CudaFixed, AMappingThatFailsIsAnErrorOfTheFetch)

@@ -80,21 +80,18 @@ static stw_status alone_close(stw_collective *collective, uint64_t wait_ns)
 }
 
 static const stw_collective_ops collective = {
-    offsetof(stw_collective_ops, split),
-    STW_DRIVER_ABI,
-    "alone",
-    STW_COLLECTIVE_HOST,
-    alone_open,
-    alone_info,
-    alone_exchange,
-    alone_all_gather,
-    alone_reduce_scatter,
-    alone_all_reduce,
-    alone_poll,
-    alone_close,
-    NULL,
-    NULL,
-    NULL,
+    .struct_size = offsetof(stw_collective_ops, split),
+    .abi = STW_DRIVER_ABI,
+    .name = "alone",
+    .capabilities = STW_COLLECTIVE_HOST,
+    .open = alone_open,
+    .info = alone_info,
+    .exchange = alone_exchange,
+    .all_gather = alone_all_gather,
+    .reduce_scatter = alone_reduce_scatter,
+    .all_reduce = alone_all_reduce,
+    .poll = alone_poll,
+    .close = alone_close,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

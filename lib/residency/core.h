@@ -273,6 +273,7 @@ private:
     bool step(Fetch &fetch, Blocked &blocked, Commands &out);
     [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;
     void wait_for(Fetch &fetch, Target &target, Commands &out);
+    void hurry_hints(const Fetch &fetch, Commands &out);
     bool finish(FetchId id, Commands &out);
     Grant pin(const Fetch &fetch, size_t request);
     void refuse(FetchId id, Status why, Commands &out);
@@ -504,6 +505,7 @@ private:
     std::vector<Queued> queue_;  // those that wait, in order; of fetches_, which never move
     std::map<std::pair<Instant, FetchId>, bool> deadlines_;
     using Flights = std::unordered_map<TransferId, Flight>;
+    std::vector<FetchId> slow_hints_;  // with their locks, whose transfers are not urgent
     Flights flights_;
     std::vector<Flights::node_type> spare_flights_;  // over, kept for their memory
     std::deque<BlockId> clean_queue_;

@@ -131,6 +131,7 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
     fetch.stuck = false;
     fetch.lacks = Lacks::kLocks;
     if (!may_lock(fetch)) {
+        hurry_hints(fetch, out);
         if (!tries) return false;
         refuse(id, busy_refusal(fetch), out);
         return true;
@@ -157,6 +158,8 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
                out);
         return true;
     }
+    const bool hint = (fetch.asked.flags & kFetchPrefetch) != 0;
+    if (hint && fetch.asked.urgency != Class::kDemand) slow_hints_.push_back(id);
     may_write_back_ = true;
     lock(fetch);
     for (const Request &request : fetch.asked.requests) {
@@ -185,6 +188,37 @@ bool Core::step(Fetch &fetch, Blocked &blocked, Commands &out)
         return true;
     }
     return fetch.pending == 0 && finish(id, out);
+}
+
+// Somebody waits for what a hint has until its bytes are there: these are as urgent now, or
+// everything else that the links carry would go before them.
+void Core::hurry_hints(const Fetch &fetch, Commands &out)
+{
+    if (fetch.asked.urgency != Class::kDemand) return;
+    const PackId pack = tensors_[fetch.asked.requests[fetch.conflict].tensor].pack;
+    const auto in_the_way = [&](FetchId id) {
+        const std::vector<Request> &asked = fetches_.at(id).asked.requests;
+        return std::any_of(asked.begin(), asked.end(), [&](const Request &request) {
+            return tensors_[request.tensor].pack == pack;
+        });
+    };
+    std::vector<TransferId> promoted;
+    std::erase_if(slow_hints_, [&](FetchId id) {
+        if (!in_the_way(id)) return false;
+        Fetch &hint = fetches_.at(id);
+        hint.asked.urgency = Class::kDemand;
+        for (auto &[transfer, flight] : flights_) {
+            const BlockId block = flight.transfer.block;
+            const bool waits = std::any_of(hint.targets.begin(), hint.targets.end(),
+                                           [&](const Target &at) { return at.block == block; });
+            if (!waits || flight.transfer.urgency == Class::kDemand) continue;
+            flight.transfer.urgency = Class::kDemand;
+            promoted.push_back(transfer);
+        }
+        return true;
+    });
+    std::sort(promoted.begin(), promoted.end());
+    out.promotes.insert(out.promotes.end(), promoted.begin(), promoted.end());
 }
 
 Status Core::busy_refusal(const Fetch &fetch) const
@@ -374,6 +408,7 @@ void Core::forget_fetch(Fetch &fetch)
     if (fetch.phase == Phase::kWait) dequeue(fetch);
     if (fetch.asked.deadline != kNever) deadlines_.erase({fetch.asked.deadline, fetch.id});
     for (const Request &request : fetch.asked.requests) --tensors_[request.tensor].fetches;
+    std::erase(slow_hints_, fetch.id);
     auto node = fetches_.extract(fetch.id);
     const bool small = node.mapped().targets.capacity() <= kSpareTargetsMax;
     if (small && spare_fetches_.size() < kSpareFetches) spare_fetches_.push_back(std::move(node));

@@ -212,6 +212,29 @@ TEST_F(CoreTest, ADemandPromotesThePrefetchThatIsUnderWay)
     EXPECT_TRUE(granted(demand));
 }
 
+// It waits for the hint's lock, not for its bytes; a link that is busy with what is more urgent
+// than a hint would keep it waiting for as long as that goes on.
+TEST_F(CoreTest, AWriterPromotesThePrefetchThatIsInItsWay)
+{
+    open(4, 0, 16);
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", kBlock);
+    for (const TensorId tensor : {a, b}) fill(tensor), evict(tensor);
+    ask({all_of(b, Access::kRead)}, kFetchPrefetch);
+    ask({all_of(a, Access::kRead)}, kFetchPrefetch);
+    ASSERT_EQ(transfers_.size(), 3u);
+    const FetchId second = ask({all_of(a, Access::kWrite)}, kFetchPrefetch);
+    EXPECT_TRUE(promotes_.empty());  // nobody waits for a hint
+    const FetchId writer = ask(a, Access::kWrite);
+    EXPECT_FALSE(granted(writer));
+    EXPECT_EQ(promotes_, (std::vector<TransferId>{transfers_[1].id, transfers_[2].id}));
+    ask(a, Access::kWrite);
+    EXPECT_EQ(promotes_.size(), 2u);  // once
+    finish_all();
+    EXPECT_TRUE(granted(writer));
+    (void)second;
+}
+
 TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
 {
     open(2, 0, 16);

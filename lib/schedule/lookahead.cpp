@@ -26,15 +26,15 @@ constexpr Instant kEvictingNs = 4'000'000;        // ... while something has to 
 constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a large tensor
 constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
 constexpr uint64_t kAheadShare = 4;               // ... left by that and by what waits for its use
-constexpr Instant kMarginNs = 1'000'000;          // a start that is late by this is still safe
+constexpr int64_t kMarginNs = 1'000'000;          // a start that is late by this is still safe
 constexpr Instant kRetryNs = 500'000;             // after a hint was refused, twice as much ...
 constexpr Instant kRetryMostNs = 16'000'000;      // ... after each that is, up to this
 constexpr uint64_t kPollShare = 8;                // of the time to the next fetch, but ...
 constexpr Instant kPollFirstNs = 1'000'000;       // ... at least this, and ...
 constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also while it does not come
-constexpr uint64_t kDoubt = 2;                    // bandwidths are shared and gaps vary
+constexpr int64_t kDoubt = 2;                     // bandwidths are shared and gaps vary
 constexpr size_t kLaterMax = 64;                  // uses behind what has room
-constexpr uint64_t kLaterDoubtShare = 8;          // of the time that their bytes take
+constexpr int64_t kLaterDoubtShare = 8;           // of the time that their bytes take
 constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that nobody measured
 
 uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
@@ -77,6 +77,7 @@ void Lookahead::follow(const Forecast &forecast)
     if (other || over > 0) refused_.fill({});
     if (other || over > 0) extended_ = knows_later_ = false;
     if (other || over > 0) look_at_ = 0;
+    if (other || over > 0) ++changes_;
     for (over = std::min<uint64_t>(over, items_.size()); over > 0; --over) {
         if (items_.front().zone == Zone::kNear) --near_;
         set_lacks(items_.front(), false);
@@ -110,6 +111,7 @@ void Lookahead::set_lacks(Item &item, bool lacks)
 {
     lacking_ -= item.lacks;
     lacking_ += lacks;
+    changes_ += item.lacks != lacks;
     item.lacks = lacks;
 }
 
@@ -155,6 +157,7 @@ bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
     const bool lacks = fits && lack.readable && lack.from[nvme_] > 0;
     set_lacks(item, lacks && reads_bytes(item.use.request));
     item.cost_ns = item.lacks ? cost_of(lack) : 0;
+    ++changes_;
     return true;
 }
 
@@ -181,6 +184,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
     set_lacks(item, reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0);
     item.cost_ns = item.lacks ? cost_of(lack) : 0;
+    ++changes_;
     return true;
 }
 
@@ -209,6 +213,7 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     set_lacks(item, reads_bytes(item.use.request) && lack.readable && lack.from[nvme_] > 0 &&
                         there.from[nvme_] > 0);
     item.cost_ns = item.lacks ? cost_of(there) : 0;
+    ++changes_;
     return true;
 }
 
@@ -221,6 +226,7 @@ void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
     if (extended_ && budgets == budgets_) return;
     budgets_ = budgets;
     extended_ = true;
+    ++changes_;
     horizon_.fill(kNever);
     const auto append = [&]() {
         if (items_.size() >= kItemsMax) return false;
@@ -265,6 +271,7 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
 {
     if (knows_later_) return;
     knows_later_ = true;
+    ++changes_;
     later_.clear();
     for (size_t i = 0; i < kLaterMax; ++i) {
         const std::optional<Expected> use = forecast.ahead(known_items() + i);
@@ -285,32 +292,50 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
     }
 }
 
-// The earliest of the latest starts of all from `first` on, each behind those before it, and of
-// what is used later, for which the link may never rest from now on.
-Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t first) const
+// Without the time until item 0 is due and what flies, which alone go on while nothing changes. No
+// more is looked at than until an item has so little that it is late: then it is not kept.
+Lookahead::Slack Lookahead::find_slack(size_t first, int64_t enough) const
 {
-    Instant due = std::max(now, forecast.passed_at());
-    Instant latest = kNever;
-    uint64_t backlog = flying_ns_;
+    Slack slack{first, changes_};
+    int64_t due = 0;
+    int64_t backlog = 0;
     const size_t known = known_items();
     for (size_t i = 0; i < known; ++i) {
         const Item &item = items_[i];
-        due = i == 0 ? std::max(now, forecast.passed_at() + item.use.compute_ns)
-                     : due + item.use.compute_ns;
+        if (i > 0) due += static_cast<int64_t>(item.use.compute_ns);
         if (!item.lacks) continue;
-        backlog += item.cost_ns;
+        backlog += static_cast<int64_t>(item.cost_ns);
         if (i < first) continue;
-        const uint64_t before = kDoubt * backlog + kMarginNs;
-        latest = std::min(latest, due > before ? due - before : 0);
+        slack.items_ns = std::min(slack.items_ns, due - kDoubt * backlog);
+        if (slack.items_ns > enough) continue;
+        slack.first = SIZE_MAX;
+        return slack;
     }
     for (const Later &later : later_) {
-        due += later.compute_ns;
+        due += static_cast<int64_t>(later.compute_ns);
         if (later.cost_ns == 0) continue;
-        backlog += later.cost_ns;
-        const uint64_t before = backlog + backlog / kLaterDoubtShare + kMarginNs;
-        latest = std::min(latest, due > before ? due - before : 0);
+        backlog += static_cast<int64_t>(later.cost_ns);
+        slack.later_ns = std::min(slack.later_ns, due - backlog - backlog / kLaterDoubtShare);
     }
-    return latest;
+    return slack;
+}
+
+// The earliest of the latest starts of all from `first` on, each behind those before it, and of
+// what is used later, for which the link may never rest from now on.
+Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t first)
+{
+    const uint64_t next_ns = known_items() == 0 ? 0 : items_.front().use.compute_ns;
+    const auto due = static_cast<int64_t>(std::max(now, forecast.passed_at() + next_ns));
+    const auto flying = static_cast<int64_t>(flying_ns_);
+    const int64_t enough = static_cast<int64_t>(now) - due + kDoubt * flying + kMarginNs;
+    if (slack_.first != first || slack_.changes != changes_) slack_ = find_slack(first, enough);
+    int64_t latest = INT64_MAX;
+    if (slack_.items_ns < INT64_MAX) latest = due + slack_.items_ns - kDoubt * flying - kMarginNs;
+    if (slack_.later_ns < INT64_MAX) {
+        const int64_t before = flying + flying / kLaterDoubtShare + kMarginNs;
+        latest = std::min(latest, due + slack_.later_ns - before);
+    }
+    return latest == INT64_MAX ? kNever : static_cast<Instant>(std::max<int64_t>(latest, 0));
 }
 
 // What comes early keeps room that something known would have used: the links are kept busy, and no
@@ -388,6 +413,7 @@ void Lookahead::look_anew(const residency::Core &core)
         item.asked_bytes = 0;
         ++item.again;
         item.cost_ns = cost_of(lack);
+        ++changes_;
     }
     look_at_ = evictions + 1 + looked_at / kAnewPerEviction;
 }
@@ -469,6 +495,7 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         set_lacks(item, item.asked_bytes < all.byte_count);
         if (item.lacks) proposed_.cost_ns = std::min(item.cost_ns, cost_of(lack));
         item.cost_ns -= proposed_.cost_ns;
+        ++changes_;
         residency::FetchAsked asked;
         asked.requests = {request};
         asked.urgency = residency::Class::kPlanned;
@@ -520,6 +547,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         refusal.until = now_ + refusal.pause_ns;
         if (item && !item->left) {
             item->cost_ns += flight.cost_ns;
+            ++changes_;
             item->asked_bytes = 0;
             set_lacks(*item, true);
         }

@@ -112,7 +112,14 @@ private:
     void look_later(const residency::Core &core, const Forecast &forecast);
     [[nodiscard]] size_t known_items() const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
-                                                  size_t first) const;
+                                                  size_t first);
+    struct Slack {  // of what is due after item 0: the least time that nothing of it needs a link
+        size_t first = SIZE_MAX;
+        uint64_t changes = 0;
+        int64_t items_ns = INT64_MAX;
+        int64_t later_ns = INT64_MAX;
+    };
+    [[nodiscard]] Slack find_slack(size_t first, int64_t enough) const;
     [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
     [[nodiscard]] static uint64_t key_of(residency::TensorId tensor, residency::PlaceId place)
     {
@@ -134,6 +141,8 @@ private:
     std::vector<Later> later_;  // for as long as no fetch passes, once it is asked for
     bool knows_later_ = false;
     uint64_t look_at_ = 0;   // evictions, after which near items are looked at anew
+    uint64_t changes_ = 0;   // of items and of what is used later
+    Slack slack_;            // for as long as nothing changes
     bool extended_ = false;  // since the last fetch passed, by these budgets
     std::array<uint64_t, residency::kPlacesMax> budgets_{};
     std::map<residency::FetchId, Flight> flying_;

@@ -31,7 +31,6 @@ public:
           updated_(layout.tiles.size(), kNoOp),
           kept_(layout.layers, kNoOp)
     {
-        ahead_ = schedule.overlap ? layout.tiles_ahead : 1;
     }
 
     Program write(uint32_t steps)
@@ -70,7 +69,6 @@ private:
     void backward_tile(uint32_t tile);
     OpId bring(uint32_t tile, OpId checkpoint, bool again);
     OpId let_go(uint32_t tile);
-    OpId earlier_computation() const;
     [[nodiscard]] bool gathers(const Tile &tile) const { return tile.gradient_whole != kNone; }
     [[nodiscard]] uint64_t compute_ns(const Tile &tile, double passes) const
     {
@@ -86,7 +84,6 @@ private:
     std::vector<OpId> reduced_;
     std::vector<OpId> updated_;  // by tile: the last step's
     std::vector<OpId> kept_;     // by layer: its checkpoint is written
-    uint64_t ahead_ = 1;         // tiles
     uint64_t compute_ns_ = 0;
     OpId began_ = kNoOp;
 };
@@ -150,13 +147,6 @@ void Writer::begin_step()
     began_ = run(LaneId::kCompute, What::kStepBegins, Cause::kUpdate, 0, {last, kNoOp, kNoOp});
 }
 
-// So far ahead of the computation nothing is fetched, or it would crowd out what is needed now.
-OpId Writer::earlier_computation() const
-{
-    if (computed_.size() < ahead_) return kNoOp;
-    return computed_[computed_.size() - ahead_];
-}
-
 // A tile's parameters are there for the computation that comes next.
 OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
 {
@@ -170,8 +160,8 @@ OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
     const OpId begun = schedule_.exposed_update || !schedule_.overlap ? began_ : kNoOp;
     const OpId update = again ? kNoOp : updated_[number];
     const Use slice{tile.parameter, Access::kRead, kDevicePlace};
-    return fetch(LaneId::kFetch, Cause::kParameters, {slice},
-                 {earlier_computation(), update, sum == kNoOp ? begun : sum});
+    return fetch(LaneId::kCompute, Cause::kParameters, {slice},
+                 {update, sum == kNoOp ? begun : sum, kNoOp});
 }
 
 OpId Writer::let_go(uint32_t number)
@@ -242,9 +232,8 @@ void Writer::backward()
         const Use use{kept, Access::kRead, kDevicePlace};
         OpId there = kNoOp;
         if (kept != kNone) {
-            // Among the slices, as far ahead as they are.
-            there = fetch(LaneId::kFetch, Cause::kCheckpoints, {use},
-                          {earlier_computation(), kept_[layer], kNoOp});
+            there =
+                fetch(LaneId::kCompute, Cause::kCheckpoints, {use}, {kept_[layer], kNoOp, kNoOp});
         }
         if (model_.recomputes)
             for (uint32_t number = begin; number < end; ++number) forward_tile(number, there, true);

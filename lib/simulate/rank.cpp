@@ -53,6 +53,8 @@ World::Rank::Rank(uint32_t number, const Layout &layout, const Program &program)
       arrivals(layout.tiles.size())
 {
     core.set_victim_policy(&trace);
+    if (program.ahead_max > 0)
+        lookahead = std::make_unique<schedule::Lookahead>(kHostPlace, kNvmePlace);
 }
 
 // What was trained before is there, and takes no time to be.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "lib/residency/agreed.h"
+#include "lib/schedule/lookahead.h"
 #include "lib/simulate/world.h"
 
 #include <deque>
@@ -31,6 +32,7 @@ struct World::Collective {
 // The tags of times that end, among those of transfers, which count from 1.
 constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
 constexpr SharedLinks::Tag kCollectiveTag = kOpTag - 1;  // of a rank's front collective
+constexpr SharedLinks::Tag kTimerTag = kOpTag - 2;       // of a look ahead
 
 struct World::Rank {
     struct LaneState {
@@ -50,6 +52,9 @@ struct World::Rank {
 
     const uint32_t number;
     schedule::Trace trace;
+    std::unique_ptr<schedule::Lookahead> lookahead;  // null: nothing is brought ahead
+    Instant timer_at = residency::kNever;            // of the next look at the latest
+    std::pair<uint64_t, uint64_t> cleaned_at;        // turn and place of the forecast
     residency::Core core;
     residency::Commands out;
     std::array<LaneState, kLanes> lanes;

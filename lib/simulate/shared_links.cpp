@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace stepwell::simulate {
 namespace {
@@ -75,6 +76,27 @@ void SharedLinks::submit(uint32_t rank, Tag tag, const std::vector<uint32_t> &pa
     jobs_[id] = {rank, tag, path, 0, bytes, urgency};
     ++in_flight_;
     enter(id, now);
+}
+
+void SharedLinks::promote(uint32_t rank, Tag tag, uint32_t urgency)
+{
+    const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job &job) {
+        return job.rank == rank && job.tag == tag;
+    });
+    if (found == jobs_.end() || found->urgency >= urgency) return;
+    const auto id = static_cast<uint32_t>(found - jobs_.begin());
+    const uint32_t before = std::exchange(found->urgency, urgency);
+    if (found->at == found->path.size()) return;
+    Seat &seat = seats_[found->path[found->at] * ranks_ + rank];
+    if (std::erase(seat.queues[before], id) > 0) seat.queues[urgency].push_back(id);
+}
+
+void SharedLinks::remind(uint32_t rank, Tag tag, Instant at)
+{
+    const uint32_t id = take_job();
+    jobs_[id] = {rank, tag, {}, 0, 0, 0};
+    ++in_flight_;
+    events_.push({at, order_++, kNoSeat, id, 0});
 }
 
 void SharedLinks::enter(uint32_t id, Instant now)

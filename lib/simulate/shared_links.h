@@ -32,6 +32,9 @@ public:
     // Over these links, in this order; no links: it ends now.
     void submit(uint32_t rank, Tag tag, const std::vector<uint32_t> &path, uint64_t bytes,
                 uint32_t urgency, Instant now);
+    // What waits for a link goes before the less urgent from now on, here and on the links behind.
+    void promote(uint32_t rank, Tag tag, uint32_t urgency);
+    void remind(uint32_t rank, Tag tag, Instant at);  // ends then, over no link
     [[nodiscard]] Instant next() const;
     // All that ends at this instant, which is the next one; then flush() before time goes on.
     void take(Instant now, std::vector<Ended> *ended);
@@ -45,6 +48,7 @@ public:
     // Bytes of rank 0 by link, since it was last asked.
     std::vector<uint64_t> take_use();
     [[nodiscard]] bool idle() const { return in_flight_ == 0; }
+    [[nodiscard]] uint64_t in_flight() const { return in_flight_; }
 
 private:
     static constexpr uint32_t kUrgencies = 4;

@@ -52,7 +52,10 @@ Status World::run()
     filling_ = true;
     for (auto &rank : ranks_) STW_TRY(fill(*rank));
     filling_ = false;
-    for (auto &rank : ranks_) STW_TRY(advance(*rank));
+    for (auto &rank : ranks_) {
+        if (rank->lookahead) take_bandwidths(*rank);
+        STW_TRY(advance(*rank));
+    }
     STW_TRY(settle_all());
     for (auto &rank : ranks_) {
         if (rank->steps == 0 || rank->lanes[0].cursor < program_.lanes[0].size()) {
@@ -71,7 +74,7 @@ Status World::run()
 Status World::settle_all()
 {
     links_.flush(now_);
-    while (links_.next() != residency::kNever) {
+    while (links_.in_flight() > timers_) {
         now_ = links_.next();
         ended_.clear();
         links_.take(now_, &ended_);
@@ -90,7 +93,10 @@ Status World::settle(const SharedLinks::Ended &ended)
 {
     Rank &rank = *ranks_[ended.rank];
     ++events_;
-    if (ended.tag == kCollectiveTag) {
+    if (ended.tag == kTimerTag) {
+        --timers_;
+        rank.timer_at = residency::kNever;
+    } else if (ended.tag == kCollectiveTag) {
         end_collective(rank);
         STW_TRY(execute(rank));
     } else if ((ended.tag & kOpTag) != 0) {
@@ -105,7 +111,8 @@ Status World::settle(const SharedLinks::Ended &ended)
             done(rank, drained);
         }
     }
-    return advance(rank);
+    STW_TRY(advance(rank));
+    return look_ahead(rank);
 }
 
 Status World::advance(Rank &rank)
@@ -223,7 +230,9 @@ void World::done(Rank &rank, OpId id)
     lane.busy = false;
     ++lane.cursor;
     const Op &op = program_.ops[id];
-    if (op.lane != LaneId::kCompute || now_ == lane.since || rank.number != 0) return;
+    if (op.lane != LaneId::kCompute || now_ == lane.since) return;
+    if (op.what != What::kCompute) rank.trace.waited(0, lane.since, now_);
+    if (rank.number != 0) return;
     if (op.what == What::kGather) blame_gather(rank, op.tile, lane.since, now_);
     if (op.what == What::kFetch)
         rank.result.stall_ns[static_cast<size_t>(op.cause)] += now_ - lane.since;
@@ -241,9 +250,9 @@ Status World::fetch(Rank &rank, OpId id)
             {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
     }
     if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.updating[op.tile];
-    // One order for all lanes: which of them asked says nothing of when a tensor is used again.
-    rank.trace.fetched(0, schedule::Lane::kProgram, asked.requests.data(), asked.requests.size(),
-                       now_);
+    const bool updates = op.lane == LaneId::kUpdateFetch;
+    rank.trace.fetched(0, updates ? schedule::Lane::kUpdate : schedule::Lane::kProgram,
+                       asked.requests.data(), asked.requests.size(), now_);
     rank.fetches[rank.core.fetch(asked, now_, rank.out)] = id;
     return execute(rank);
 }
@@ -281,10 +290,6 @@ Status World::release(Rank &rank, const Op &op)
         } else if (discards) {
             STW_TRY(rank.core.discard(tensor, rank.out));
         }
-        // What rests on nvme and was updated is used again a step later: no cache by recency would
-        // still have it, and room that it takes is wanted.
-        if (claim != 0 && layout_.specs[tensor].policy.home == kNvmePlace)
-            rank.core.evict(tensor, place, rank.out);
     }
     return {};
 }
@@ -297,13 +302,18 @@ Status World::execute(Rank &rank)
         rank.out = {};
         if (filling_) rank.out.granted = std::move(commands.granted), commands.granted.clear();
         for (const Transfer &transfer : commands.transfers) submit(rank, transfer);
+        for (const residency::TransferId id : commands.promotes)
+            links_.promote(rank.number, id, static_cast<uint32_t>(residency::Class::kDemand));
         for (const residency::Granted &granted : commands.granted) {
+            if (end_hint(rank, granted.fetch, {})) continue;
             if (rank.gathers.on_granted(granted, now_, rank.out)) continue;
             if (!take_prepared(rank, granted)) answer(rank, granted);
         }
-        if (!commands.refused.empty()) return commands.refused.front().status;
+        for (residency::Refused &refused : commands.refused)
+            if (!end_hint(rank, refused.fetch, refused.status)) return std::move(refused.status);
         STW_TRY(pump_gathers(rank));
-    } while (!rank.out.transfers.empty() || !rank.out.granted.empty() || !rank.out.refused.empty());
+    } while (!rank.out.transfers.empty() || !rank.out.granted.empty() ||
+             !rank.out.refused.empty() || !rank.out.promotes.empty());
     rank.out.clear();
     return {};
 }

@@ -60,6 +60,11 @@ private:
     Status release(Rank &rank, const Op &op);
     void answer(Rank &rank, const residency::Granted &granted);
 
+    // ahead.cpp
+    void take_bandwidths(Rank &rank);
+    Status look_ahead(Rank &rank);
+    bool end_hint(Rank &rank, residency::FetchId fetch, const Status &status);
+
     // collectives.cpp
     Status add_wholes(Rank &rank);
     void begin_gather(Rank &rank, OpId id);
@@ -98,6 +103,7 @@ private:
     uint32_t group_ranks_ = 1;
     Instant now_ = 0;
     uint64_t events_ = 0;
+    uint64_t timers_ = 0;  // in flight
     bool filling_ = false;
 };
 

@@ -50,6 +50,35 @@ TEST(SharedLinks, ARankIsServedTheMostUrgentFirstAndOneAtATime)
     EXPECT_EQ((when[{0, 2}]), 3'100'000u);
 }
 
+TEST(SharedLinks, WhatIsPromotedGoesBeforeTheOthersThatWait)
+{
+    SharedLinks links(small_machine(), 2, false);
+    const std::vector<uint32_t> in = links.path_of(Route::kHostToDevice);
+    links.submit(0, 1, in, 6'000'000, 1, 0);
+    links.submit(0, 2, in, 6'000'000, 1, 0);
+    links.submit(0, 3, in, 6'000'000, 1, 0);
+    links.submit(1, 3, in, 0, 0, 0);  // of another rank
+    links.promote(0, 3, 3);
+    links.promote(0, 4, 3);  // over already
+    auto when = ends(links);
+    EXPECT_LT((when[{0, 1}]), (when[{0, 3}]));  // was under way
+    EXPECT_LT((when[{0, 3}]), (when[{0, 2}]));
+}
+
+TEST(SharedLinks, AReminderEndsAtItsTimeAndTakesNoLink)
+{
+    SharedLinks links(small_machine(), 1, false);
+    const std::vector<uint32_t> drive = links.path_of(Route::kHostToNvme);
+    links.submit(0, 1, drive, 4'000'000, 0, 0);
+    links.remind(0, 2, 500);
+    links.remind(0, 3, 20'000'000);
+    EXPECT_EQ(links.in_flight(), 3u);
+    auto when = ends(links);
+    EXPECT_EQ((when[{0, 2}]), 500u);
+    EXPECT_EQ((when[{0, 1}]), 1'100'000u);
+    EXPECT_EQ((when[{0, 3}]), 20'000'000u);
+}
+
 TEST(SharedLinks, ATransferPassesItsLinksInTurn)
 {
     SharedLinks links(small_machine(), 1, false);

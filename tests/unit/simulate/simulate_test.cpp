@@ -134,15 +134,29 @@ TEST(Simulate, AnUpdateBesideTheNextForwardPassIsNoSlower)
     EXPECT_GT(answer_of(on_nvme(6), small_machine(), options).step_s, beside.step_s);
 }
 
+// Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
+TEST(Simulate, ParametersAreBroughtAheadOfTheirUse)
+{
+    Options options;
+    options.ranks = 1;
+    Model model = on_nvme(6);
+    for (Layer &layer : model.layers)
+        for (Part &part : layer.parts) part.forward_flops *= 4;
+    const Answer ahead = answer_of(model, small_machine(), options);
+    const auto waits = static_cast<size_t>(Cause::kParameters);
+    EXPECT_LT(ahead.stall_s[waits], 0.01 * ahead.step_s);
+}
+
 TEST(Simulate, AFasterLinkHelpsWhereTheLinkIsTheBound)
 {
     Options options;
     Machine machine = small_machine();
+    machine.links.front().bytes_per_s /= 8;
     const Answer slow = answer_of(on_nvme(4), machine, options);
     machine.links.front().stripes = 4;
     const Answer fast = answer_of(on_nvme(4), machine, options);
     EXPECT_LT(fast.step_s, slow.step_s);
-    machine.links.front().bytes_per_s /= 400;
+    machine.links.front().bytes_per_s /= 50;
     const Answer slowest = answer_of(on_nvme(4), machine, options);
     EXPECT_GT(slowest.links.front().busy, 0.9);
 }

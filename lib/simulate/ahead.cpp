@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank brings ahead of its program, and writes back early: the lookahead of the runtime on
+// the trace of this rank's steps, asked after each event as runtime/planning.cpp asks it.
+#include "lib/simulate/rank.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell::simulate {
+namespace {
+
+using schedule::Lookahead;
+
+constexpr uint32_t kHintsMax = 64;  // asked in one go
+
+}  // namespace
+
+// As a runtime measures them while all GPUs are at work; of two hops the slower one counts.
+void World::take_bandwidths(Rank &rank)
+{
+    const auto speed = [this](Route route) {
+        double slowest = 0;
+        for (const Link &link : machine_.links) {
+            if ((link.routes & (1u << static_cast<uint32_t>(route))) == 0) continue;
+            const double share = link.bytes_per_s * link.stripes / machine_.sharers(link.per);
+            slowest = slowest == 0 ? share : std::min(slowest, share);
+        }
+        return static_cast<uint64_t>(slowest);
+    };
+    const uint64_t up = speed(Route::kHostToDevice);
+    const uint64_t in = speed(Route::kNvmeToHost);
+    rank.lookahead->set_bandwidth(kHostPlace, kDevicePlace, up);
+    rank.lookahead->set_bandwidth(kNvmePlace, kHostPlace, in);
+    rank.lookahead->set_bandwidth(kNvmePlace, kDevicePlace, std::min(in, up));
+}
+
+Status World::look_ahead(Rank &rank)
+{
+    const schedule::PhaseTrace *forecast = rank.trace.phase(0);
+    if (!rank.lookahead || forecast == nullptr || !forecast->has_forecast()) return {};
+    Lookahead &lookahead = *rank.lookahead;
+    for (uint32_t i = 0; i < kHintsMax; ++i) {
+        const std::optional<residency::FetchAsked> asked =
+            lookahead.next(rank.core, *forecast, now_);
+        if (!asked) break;
+        lookahead.asked(rank.core.fetch(*asked, now_, rank.out));
+        STW_TRY(execute(rank));
+    }
+    // What may rest no longer changes as the program goes on.
+    const std::pair<uint64_t, uint64_t> at{forecast->turn(), forecast->passed()};
+    const bool goes_on = std::exchange(rank.cleaned_at, at) != at;
+    for (const PlaceId place : {kDevicePlace, kHostPlace}) {
+        if (!goes_on) break;
+        const uint64_t horizon = lookahead.horizon(place);
+        if (horizon == residency::kNever) continue;
+        rank.core.clean_ahead(place, horizon, rank.out);
+        STW_TRY(execute(rank));
+    }
+    const Instant wake = std::max(lookahead.wake(), now_ + 1);
+    if (lookahead.wake() == residency::kNever || rank.timer_at <= wake) return {};
+    rank.timer_at = wake;
+    ++timers_;
+    links_.remind(rank.number, kTimerTag, wake);
+    return {};
+}
+
+// False: none of its hints.
+bool World::end_hint(Rank &rank, residency::FetchId fetch, const Status &status)
+{
+    const bool no_room = status.code() == STW_ERROR_BUDGET || status.code() == STW_ERROR_BUSY;
+    const auto end = status.ok() ? Lookahead::End::kThere
+                     : no_room   ? Lookahead::End::kNoRoom
+                                 : Lookahead::End::kFailed;
+    return rank.lookahead && rank.lookahead->ended(fetch, end);
+}
+
+}  // namespace stepwell::simulate

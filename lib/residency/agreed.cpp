@@ -26,6 +26,7 @@ Result<WholeId> WholeGathers::add(std::string name, const WholeTensors &tensors)
         hollow_.push_back(false);
         partial_.push_back(false);
         failed_.emplace_back();
+        keeps_.emplace_back();
     }
     return id;
 }
@@ -121,6 +122,10 @@ void WholeGathers::drop(WholeId whole, Commands &out)
         return;
     }
     if (hollow) return;
+    if (keeps_[whole].open > 0) {
+        leaving_kept_.insert({keeps_[whole].behind, whole});
+        return;
+    }
     // No view and no fetch is open: pins of the ledger span both.
     const Status status = core_.discard(tensors_[whole].whole, out);
     STW_ASSERT(status.ok());
@@ -133,6 +138,7 @@ void WholeGathers::ask_next(Instant now, Commands &out)
     // Its room may be that of a whole which is dropped and still being gathered. To wait for that
     // in the core's queue would keep the shard of that very gather waiting behind.
     if (!leaving_.empty() && leaving_.begin()->first < queue_.front().id) return;
+    if (!leaving_kept_.empty() && leaving_kept_.begin()->first < queue_.front().id) return;
     FetchAsked asked;
     asked.flags = kFetchWaitRoom;  // this rank's views must not decide
     asked.claim = queue_.front().claim;
@@ -356,6 +362,23 @@ void WholeGathers::update(WholeId whole, Commands &out)
     bool dropped = false;
     ledger_.update(whole, dropped);
     if (dropped) drop(whole, out);
+}
+
+void WholeGathers::keep(WholeId whole)
+{
+    // One that was dropped and written again is there again: it leaves once, behind the last.
+    leaving_kept_.erase({keeps_[whole].behind, whole});
+    ++keeps_[whole].open;
+    keeps_[whole].behind = ledger_.last_gather();
+}
+
+void WholeGathers::keep_over(WholeId whole, ClaimId claim, Instant now, Commands &out)
+{
+    --keeps_[whole].open;
+    const bool leaves =
+        keeps_[whole].open == 0 && leaving_kept_.erase({keeps_[whole].behind, whole}) > 0;
+    core_.unclaim_tensor(claim, tensors_[whole].whole, leaves, out);
+    ask_next(now, out);
 }
 
 WholeCommands WholeGathers::pump()

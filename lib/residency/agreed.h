@@ -90,6 +90,10 @@ public:
                  WholeEnd end = WholeEnd::kView);
     Status write(WholeId whole, Commands &out);
     void update(WholeId whole, Commands &out);
+    // What was written of it is copied out under a claim of the shell's, until keep_over(). A whole
+    // that is dropped meanwhile leaves then.
+    void keep(WholeId whole);
+    void keep_over(WholeId whole, ClaimId claim, Instant now, Commands &out);
 
     // Answers of the core that are this object's: true when it took the answer.
     bool on_granted(const Granted &granted, Instant now, Commands &out);
@@ -153,6 +157,13 @@ private:
     std::vector<Status> failed_;         // its collective, on all ranks
     // Dropped while they were gathered: they leave when that is over.
     std::set<std::pair<GatherId, WholeId>> leaving_;
+    struct Keeps {
+        uint32_t open = 0;
+        GatherId behind = 0;  // asked for when the last of them was
+    };
+    std::vector<Keeps> keeps_;  // by whole
+    // Dropped before those were over, likewise.
+    std::set<std::pair<GatherId, WholeId>> leaving_kept_;
     uint64_t call_number_ = 0;
     std::map<uint64_t, Call> calls_;  // not answered
     std::deque<Gather> queue_;        // not started; the front asks the core

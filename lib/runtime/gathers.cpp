@@ -368,6 +368,7 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
         next->claim = core.claim();
         core.claim_tensor(next->claim, tensor->id);
         core.claim_tensor(next->claim, tensor->sharding->whole);
+        ranks_->gathers.keep(whole);
         queue_collective(std::move(next));
     });
     return sticky_error(tensor->id);
@@ -397,7 +398,7 @@ void Runtime::run_keep(Collective &work)
             core.fail(tensor.id, status);
             background(tensor.id, status);
         }
-        core.unclaim_tensor(work.claim, sharding.whole, false, out);
+        ranks_->gathers.keep_over(sharding.whole_id, work.claim, now(), out);
         core.unclaim_tensor(work.claim, tensor.id, false, out);
     });
 }

@@ -18,7 +18,7 @@ import sys
 
 PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100
-MANY_SEEDS = (901, 300)  # the first and how many: a knot with an update comes once in 500
+MANY_SEEDS = (1561, 300)  # the first and how many: a knot with an update comes once in 3000
 TIMEOUT_S = 120
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-Wno-unused"]
 SUPPORT = ["lib/support/assert.cpp", "lib/support/status.cpp"]

@@ -11,7 +11,8 @@ namespace {
 
 using schedule::Lookahead;
 
-constexpr uint32_t kHintsMax = 64;  // asked in one go
+constexpr uint32_t kHintsMax = 64;       // asked in one go
+constexpr Instant kTimerNs = 1'000'000;  // a start that is late by this is still safe
 
 }  // namespace
 
@@ -56,7 +57,7 @@ Status World::look_ahead(Rank &rank)
         rank.core.clean_ahead(place, horizon, rank.out);
         STW_TRY(execute(rank));
     }
-    const Instant wake = std::max(lookahead.wake(), now_ + 1);
+    const Instant wake = std::max(lookahead.wake(), now_ + kTimerNs);
     if (lookahead.wake() == residency::kNever || rank.timer_at <= wake) return {};
     rank.timer_at = wake;
     ++timers_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one rank does in training steps, as lanes of operations that run beside each other: it
-// computes, fetches ahead, updates. An operation starts when its lane reaches it and those it comes
-// after are done. What is gathered, when and ahead of what is no part of it: a rank decides that as
-// a runtime does (collectives.cpp). Pure.
+// computes, sums, updates. An operation starts when its lane reaches it and those it comes after
+// are done. What is gathered or brought, when and ahead of what is no part of it: a rank decides
+// that as a runtime does (collectives.cpp, ahead.cpp). Pure.
 #pragma once
 
 #include "lib/simulate/layout.h"
@@ -12,8 +12,8 @@
 
 namespace stepwell::simulate {
 
-enum class LaneId : uint8_t { kCompute, kFetch, kSum, kUpdateFetch, kUpdate };
-constexpr uint32_t kLanes = 5;
+enum class LaneId : uint8_t { kCompute, kSum, kUpdateFetch, kUpdate };
+constexpr uint32_t kLanes = 4;
 
 enum class What : uint8_t {
     kFetch,

@@ -140,8 +140,10 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     if (const Room moved = let_mover_leave(fetch, place, out); moved != Room::kStuck) return moved;
     uint32_t own = 0;
     for (const Target &target : fetch.targets) {
+        const Replica &here = replica(target.block, target.place);
         const bool counts = packs_[blocks_[target.block].pack].agreed == whole;
-        own += counts && target.place == place && replica(target.block, place).slot != kNoSlot;
+        const bool moves = target.wanted_slot != kNoSlot && here.slot != target.wanted_slot;
+        own += counts && target.place == place && here.slot != kNoSlot && !moves;  // else needed
     }
     const bool pinned = pinned_blocks(place, whole, &fetch) + own + needed > budget;
     if (!pinned && room_will_come(place)) {

@@ -480,6 +480,47 @@ TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
     EXPECT_NE(resident(a, kDevice), resident(b, kDevice));
 }
 
+// What has to change its slot is counted once. Here it cannot leave for a while: a copy of what it
+// was before is still on its way to the drive.
+TEST_F(CoreTest, AFetchWhoseOwnBlocksMoveWaitsForWhatIsOnItsWay)
+{
+    open(6, 12, 32, false);
+    TensorSpec streamed = spec("a", 4 * kBlock);
+    streamed.policy.retention = Retention::kStream;
+    streamed.reads_zero = true;
+    const TensorId before = create("before", 5 * kBlock);
+    const TensorId a = create(streamed);
+    const TensorId behind = create("behind", kBlock);
+    fill(a);
+    Commands out;
+    core_->evict(a, kDevice, out);
+    EXPECT_TRUE(core_->discard(a, out).ok());
+    take(out);
+    const std::deque<Transfer> old = std::exchange(transfers_, {});
+    ASSERT_EQ(old.size(), 4u);
+    fill(before, kHost);
+    Request part = all_of(a, Access::kRead, kHost);
+    part.byte_count = 3 * kBlock;
+    const FetchId first = ask({part});
+    finish_all();
+    ASSERT_TRUE(granted(first));
+    ASSERT_EQ(granted_[first].grants[0].slot, 5u);
+    release(first);
+    release(ask(behind, Access::kWrite, kHost));
+    ask(behind, Access::kRead);
+    ASSERT_EQ(transfers_.size(), 1u);
+    ASSERT_EQ(transfers_[0].from_slot, 8u);  // behind the three
+    EXPECT_TRUE(core_->discard(before, out).ok());
+    EXPECT_EQ(core_->shrink(kHost, 6, out), 0u);
+    core_->set_budget(kHost, 6, out);
+    take(out);
+    const FetchId whole = ask(a, Access::kRead, kHost);
+    EXPECT_EQ(refusal(whole), STW_OK);
+    transfers_.insert(transfers_.end(), old.begin(), old.end());
+    finish_all();
+    EXPECT_TRUE(granted(whole));
+}
+
 TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)
 {
     open(0, 8, 64);

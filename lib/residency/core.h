@@ -300,6 +300,7 @@ private:
     Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out);
     [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const;
+    [[nodiscard]] bool fits_beside(const Fetch &fetch, PlaceId place) const;
     bool start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
                     Commands &out);
     [[nodiscard]] Slot neighbour_slot(BlockId block, PlaceId place);

@@ -204,11 +204,22 @@ bool Core::may_move(BlockId block, PlaceId place) const
     return here.valid && !is_pinned(block, place);
 }
 
+// Beside all that cannot leave, though it may move: else tenants would change slots for ever.
+bool Core::fits_beside(const Fetch &fetch, PlaceId place) const
+{
+    uint32_t count = targets_at(fetch, place);
+    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
+        if (is_own(block, place, fetch) || replica(block, place).evicting) continue;
+        count += !may_leave(block, place, nullptr);
+    }
+    return count <= arenas_[place].budget();
+}
+
 // Moves a tenant out of the slots [begin, begin + count): what fits by arithmetic must fit.
 bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
                       Commands &out)
 {
-    if (!may_move(block, place)) return false;
+    if (!may_move(block, place) || !fits_beside(fetch, place)) return false;
     const Arena &arena = arenas_[place];
     const auto wanted = [&](Slot slot) {
         return std::any_of(fetch.targets.begin(), fetch.targets.end(), [&](const Target &target) {

@@ -521,6 +521,23 @@ TEST_F(CoreTest, AFetchWhoseOwnBlocksMoveWaitsForWhatIsOnItsWay)
     EXPECT_TRUE(granted(whole));
 }
 
+TEST_F(CoreTest, NothingMovesAsideForWhatDoesNotFit)
+{
+    open(4, 0, 16, false);
+    const TensorId stays = create("stays", kBlock);
+    fill(stays);
+    Commands out;
+    core_->evict(stays, kDevice, out);
+    take(out);
+    finish_next(failure());
+    const TensorId a = create("a", 2 * kBlock);
+    const TensorId b = create("b", 2 * kBlock);
+    const FetchId both = ask({all_of(a, Access::kWrite), all_of(b, Access::kWrite)},
+                             kFetchWaitRoom);
+    EXPECT_FALSE(granted(both));
+    EXPECT_EQ(transfers_.size(), 0u);
+}
+
 TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)
 {
     open(0, 8, 64);

@@ -98,6 +98,14 @@ public:
     {
         return uint64_t{begin} + count_ <= arena_.slots();
     }
+    // The rest of the pack can come to lie around it.
+    [[nodiscard]] bool suits_pack(Slot begin) const
+    {
+        const Pack &pack = core_.packs_[core_.blocks_[first_->block].pack];
+        const uint32_t index = core_.blocks_[first_->block].index;
+        if (pack.run[place_] != kNoSlot) return pack.run[place_] + index == begin;
+        return begin >= index && uint64_t{begin} - index + pack.blocks <= arena_.slots();
+    }
     // UINT64_MAX when something from `begin` on cannot leave.
     [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
 
@@ -247,7 +255,8 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
     return true;
 }
 
-// The cheapest slots for a run, or the first possible ones.
+// The cheapest slots for a run, or the first possible ones. Of free ones those that leave room for
+// the rest of the pack.
 Slot Core::choose_run(RunCosts &costs, bool tight)
 {
     Slot best = kNoSlot;
@@ -257,6 +266,10 @@ Slot Core::choose_run(RunCosts &costs, bool tight)
         if (cost >= best_cost) continue;
         best = begin;
         best_cost = tight ? 0 : cost;
+    }
+    if (tight || best_cost != 0) return best;
+    for (Slot begin = best; costs.is_run(begin); begin = costs.next()) {
+        if (costs.of(begin, false) == 0 && costs.suits_pack(begin)) return begin;
     }
     return best;
 }

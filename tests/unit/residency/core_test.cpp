@@ -480,6 +480,26 @@ TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
     EXPECT_NE(resident(a, kDevice), resident(b, kDevice));
 }
 
+// Its blocks cannot move while it is in view, so it lies where the whole can come to lie around it.
+TEST_F(CoreTest, AViewOfAMiddlePartLeavesRoomForTheWhole)
+{
+    open(6, 0, 16, false);
+    const TensorId a = create("a", 6 * kBlock);
+    fill(a);
+    evict(a);
+    Request middle = all_of(a, Access::kRead);
+    middle.byte_begin = 2 * kBlock;
+    middle.byte_count = 2 * kBlock;
+    const FetchId part = ask({middle});
+    finish_all();
+    ASSERT_TRUE(granted(part));
+    EXPECT_EQ(granted_[part].grants[0].slot, 2u);
+    const FetchId whole = ask(a, Access::kRead);
+    finish_all();
+    ASSERT_TRUE(granted(whole));
+    EXPECT_EQ(granted_[whole].grants[0].slot, 0u);
+}
+
 // What has to change its slot is counted once. Here it cannot leave for a while: a copy of what it
 // was before is still on its way to the drive.
 TEST_F(CoreTest, AFetchWhoseOwnBlocksMoveWaitsForWhatIsOnItsWay)

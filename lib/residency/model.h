@@ -174,6 +174,7 @@ struct Fetch {
     Phase phase = Phase::kWait;
     Lacks lacks = Lacks::kNothing;
     bool stuck = false;  // only views of the program are in the way
+    bool moved = false;  // tenants have changed slots for its runs
     uint32_t pending = 0;
     size_t conflict = 0;             // the request that could not be locked
     uint64_t needed_in = kNever;     // of a prefetch: accesses until its bytes are used

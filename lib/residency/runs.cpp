@@ -32,9 +32,12 @@ void Core::set_run(Pack &pack, PlaceId place, Slot begin)
 
 Core::Room Core::plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out)
 {
-    const Room cheap = plan_all_runs(fetch, false, blocked, out);
-    if (cheap != Room::kStuck && cheap != Room::kNever) return cheap;
+    if (!fetch.moved) {
+        const Room cheap = plan_all_runs(fetch, false, blocked, out);
+        if (cheap != Room::kStuck && cheap != Room::kNever) return cheap;
+    }
     // The cheapest slots for one run may have left no hole for the next: side by side they may fit.
+    // And what is cheap changes with each tenant that moves: it might move for ever.
     return plan_all_runs(fetch, true, blocked, out);
 }
 
@@ -87,6 +90,7 @@ public:
         for (const Target &planned : fetch.targets) {
             if (planned.place != place_ || planned.wanted_slot == kNoSlot) continue;
             at(planned.wanted_slot).look = Look::kPlanned;
+            promised_ += arena_.is_free(planned.wanted_slot);
         }
         for (uint32_t i = 0; i < count; ++i) fix(i);
     }
@@ -143,6 +147,7 @@ private:
     const PlaceId place_;
     const uint32_t count_;
     std::vector<RunSlot> &slots_;  // as far as was asked: the first run is free in many cases
+    uint32_t promised_ = 0;        // free slots that runs planned before will take
     bool fixed_ = false;
     Slot begin_ = 0;  // where it is fixed; kNoSlot: nowhere
     Slot next_ = 0;
@@ -187,7 +192,7 @@ uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
         moving += found.look == Look::kMoves;
         free_inside += found.look == Look::kFree;
     }
-    const bool crowded = moving > 0 && arena_.free() < free_inside + moving;
+    const bool crowded = moving > 0 && arena_.free() < promised_ + free_inside + moving;
     return crowded && !may_evict ? UINT64_MAX : cost;
 }
 
@@ -330,7 +335,7 @@ Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         own |= is_own(owner, place, fetch);
         if (!replica(owner, place).evicting && !start_eviction(owner, place, out) &&
             !is_in_own_run(owner, place, fetch)) {
-            start_move(fetch, owner, place, best, count, out);
+            fetch.moved |= start_move(fetch, owner, place, best, count, out);
         }
         clear &= arenas_[place].is_free(best + i);
     }

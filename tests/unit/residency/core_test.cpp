@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <random>
+
 namespace stepwell::residency {
 namespace {
 
@@ -552,10 +554,45 @@ TEST_F(CoreTest, NothingMovesAsideForWhatDoesNotFit)
     finish_next(failure());
     const TensorId a = create("a", 2 * kBlock);
     const TensorId b = create("b", 2 * kBlock);
-    const FetchId both = ask({all_of(a, Access::kWrite), all_of(b, Access::kWrite)},
-                             kFetchWaitRoom);
+    const FetchId both =
+        ask({all_of(a, Access::kWrite), all_of(b, Access::kWrite)}, kFetchWaitRoom);
     EXPECT_FALSE(granted(both));
     EXPECT_EQ(transfers_.size(), 0u);
+}
+
+// Whatever lies where: those that cannot leave move aside, and in the end the runs are there.
+TEST_F(CoreTest, RunsThatFitBesideWhatCannotLeaveAreMade)
+{
+    constexpr uint32_t kSlots = 16;
+    const char *const names[] = {"0", "1", "2",  "3",  "4",  "5",  "6",  "7",
+                                 "8", "9", "10", "11", "12", "13", "14", "15"};
+    for (uint32_t seed = 1; seed <= 2000; ++seed) {
+        SCOPED_TRACE(seed);
+        std::mt19937 random(seed);
+        open(kSlots, 0, 64, false);
+        granted_.clear();
+        refused_.clear();
+        uint32_t left = kSlots;
+        for (uint32_t i = 0; i < kSlots; ++i) fill(create(names[i], kBlock));
+        for (TensorId tensor = 0; tensor < kSlots; ++tensor) {
+            const bool stays = random() % 3 == 0;
+            if (!stays && random() % 2 == 0) continue;
+            Commands out;
+            core_->evict(tensor, kDevice, out);
+            take(out);
+            finish_next(stays ? failure() : Status());
+            left -= stays;
+        }
+        std::vector<Request> requests;
+        for (uint32_t i = 0; i < 4 && left > 1; ++i) {
+            const uint32_t blocks = i == 3 ? left : 2 + random() % std::min(4u, left - 1);
+            left -= blocks;
+            requests.push_back(all_of(create(names[i], blocks * kBlock), Access::kWrite));
+        }
+        const FetchId all = ask(requests);
+        for (int i = 0; i < 200 && !transfers_.empty(); ++i) finish_next();
+        EXPECT_TRUE(granted(all)) << refused_[all].sentence();
+    }
 }
 
 TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)

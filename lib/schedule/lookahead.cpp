@@ -27,6 +27,7 @@ constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a larg
 constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
 constexpr uint64_t kAheadShare = 4;               // ... left by that and by what waits for its use
 constexpr int64_t kMarginNs = 1'000'000;          // a start that is late by this is still safe
+constexpr Instant kSoonestNs = kMarginNs / 4;     // until the next look at a start
 constexpr Instant kRetryNs = 500'000;             // after a hint was refused, twice as much ...
 constexpr Instant kRetryMostNs = 16'000'000;      // ... after each that is, up to this
 constexpr uint64_t kPollShare = 8;                // of the time to the next fetch, but ...
@@ -448,7 +449,8 @@ bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast,
     look_later(core, forecast);
     const Instant start = latest_start(forecast, now, index);
     if (start <= now) return true;
-    wake_ = std::min(wake_, start);
+    // Where a program stands still, so does what is left until the start: no sooner than that.
+    wake_ = std::min(wake_, std::max(start, now + kSoonestNs));
     return false;
 }
 

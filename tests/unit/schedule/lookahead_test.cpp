@@ -271,6 +271,20 @@ TEST_F(LookaheadTest, WhereSomethingHasToLeaveItStartsAsLateAsIsSafe)
     EXPECT_EQ(plan(), "wanted@0 ");
 }
 
+// A start that comes no nearer would be looked at in each nanosecond.
+TEST_F(LookaheadTest, BetweenTwoLooksAtAStartSomeTimePasses)
+{
+    open_listed(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    fill(create("old", 2 * kBlock));
+    now_ = list_.at = kMs;
+    expect(wanted, 50 * kMs);
+    EXPECT_EQ(plan(), "");
+    now_ = lookahead_.wake() - 1;
+    EXPECT_EQ(plan(), "");
+    EXPECT_EQ(lookahead_.wake(), now_ + kMs / 4);
+}
+
 TEST_F(LookaheadTest, AQueueOfUsesStartsAsEarlyAsItsLastOneAsks)
 {
     open_listed(8, 0, 32);

@@ -97,6 +97,12 @@ class CudaUpdates : public testing::Test {
 protected:
     void SetUp() override
     {
+        // Without them each launch fails, and the training waits for what never comes.
+        const char *kernels = std::getenv("STW_CUDA_DOUBLE_KERNELS");
+        ASSERT_TRUE(kernels != nullptr && std::filesystem::exists(kernels))
+            << "STW_CUDA_DOUBLE_KERNELS must name libstepwell-double-kernels.so of this build, "
+               "which has the kernels for the double, and is '"
+            << (kernels != nullptr ? kernels : "") << "'";
         char directory[] = "/tmp/stepwell-cuda-XXXXXX";
         ASSERT_NE(mkdtemp(directory), nullptr);
         directory_ = directory;
@@ -107,7 +113,7 @@ protected:
     void TearDown() override
     {
         close();
-        std::filesystem::remove_all(directory_);
+        if (!directory_.empty()) std::filesystem::remove_all(directory_);
     }
     void open(const Setting &setting)
     {

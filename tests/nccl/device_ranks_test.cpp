@@ -111,6 +111,29 @@ TEST_F(Ranks, AGroupOfAnotherDeviceIsRefused)
     });
 }
 
+// What is gathered lies in memory that NCCL knows, which is never shown elsewhere.
+TEST_F(Ranks, AShardedTensorHasNoFixedAddress)
+{
+    run(2, [](Rank &rank) {
+        rank.open(seed_of(rank, 4), 8, 24);
+        if (testing::Test::HasFailure()) return;
+        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+        spec.name = "split";
+        spec.flags = STW_TENSOR_FIXED_ADDRESS;
+        spec.dtype = STW_F32;
+        spec.role = STW_ROLE_PARAM;
+        spec.partition = STW_PARTITION_SHARDED;
+        spec.dimensions = 1;
+        spec.shape[0] = 1000;
+        stw_tensor *tensor = nullptr;
+        EXPECT_EQ(stw_tensor_create(rank.runtime, &spec, 1, &tensor), STW_ERROR_INVALID);
+        EXPECT_EQ(tensor, nullptr);
+        for (const char *part : {"'split'", "fixed address", "sharded over ranks"})
+            EXPECT_NE(std::strstr(stw_last_error(), part), nullptr) << stw_last_error();
+        rank.end();
+    });
+}
+
 TEST_F(Ranks, ATierOfTheCpuIsRefused)
 {
     run(2, [](Rank &rank) {

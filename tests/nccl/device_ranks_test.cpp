@@ -3,7 +3,9 @@
 // work of the program's streams, and what becomes of a rank whose peer is gone.
 #include "tests/nccl/ranks_rig.h"
 
+#include <csignal>
 #include <cstring>
+#include <set>
 
 namespace stepwell {
 namespace {
@@ -109,6 +111,33 @@ TEST_F(Ranks, AGroupOfAnotherDeviceIsRefused)
         EXPECT_NE(std::strstr(stw_last_error(), "another device"), nullptr) << stw_last_error();
         rank.end();
     });
+}
+
+// The other one is ended while it waits to join, and nothing of the group stays behind.
+TEST_F(Ranks, OneThatNeverJoinsLeavesNoMemory)
+{
+    const auto segments = [] {
+        std::set<std::string> names;
+        for (const auto &entry : std::filesystem::directory_iterator("/dev/shm")) {
+            const std::string name = entry.path().filename();
+            if (name.starts_with("stepwell-nccl-")) names.insert(name);
+        }
+        return names;
+    };
+    const std::set<std::string> before = segments();
+    run(2, [&](Rank &rank) {
+        if (rank.rank == 1) _exit(kGone);
+        ASSERT_EQ(stw_double_reset(""), 0);
+        ASSERT_EQ(cuInit(0), 0);
+        void *context = nullptr;
+        ASSERT_EQ(cuDevicePrimaryCtxRetain(&context, 0), 0);
+        ASSERT_EQ(cuCtxSetCurrent(context), 0);
+        std::signal(SIGALRM, [](int) { _exit(kGone); });
+        alarm(1);
+        rank.join();
+        FAIL() << "there was nobody to join";
+    });
+    EXPECT_EQ(segments(), before);
 }
 
 // What is gathered lies in memory that NCCL knows, which is never shown elsewhere.

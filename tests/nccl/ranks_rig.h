@@ -8,6 +8,7 @@
 
 #include <stepwell/stepwell.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,6 +98,10 @@ public:
         ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
         ASSERT_EQ(cuCtxSetCurrent(context_), 0);
         for (void *&stream : streams) ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
+        ASSERT_EQ(join(), STW_OK) << stw_last_error();
+    }
+    stw_status join()
+    {
         stw_group_options options = STW_GROUP_OPTIONS_INIT;
         const std::string module = modules_.nccl();
         options.driver = STW_GROUP_NCCL;
@@ -105,7 +111,7 @@ public:
         options.unique_id_bytes = id_.size();
         options.timeout_ns = timeout_ns;
         options.module = module.c_str();
-        ASSERT_EQ(stw_group_create(&options, &group), STW_OK) << stw_last_error();
+        return stw_group_create(&options, &group);
     }
     stw_status try_open(uint64_t whole_blocks, uint64_t blocks, int32_t ordinal = 0)
     {
@@ -242,6 +248,18 @@ protected:
             const int code = WEXITSTATUS(status);
             EXPECT_TRUE(code == 0 || code == kGone) << "rank " << rank << " ended with " << code;
         }
+        forget(id);
+    }
+    // A group that not all ranks joined leaves the memory it met in.
+    static void forget(const std::vector<char> &id)
+    {
+        std::string name = "/stepwell-nccl-";
+        for (size_t i = 0; i < 16; ++i) {
+            char hex[3];
+            std::snprintf(hex, sizeof hex, "%02x", static_cast<unsigned char>(id[i]));
+            name += hex;
+        }
+        shm_unlink(name.c_str());
     }
 
     Modules modules_;

@@ -64,9 +64,10 @@ TUNE_GRID = [
 ]
 TUNE_CANDIDATES = 6  # of the grid's first round are measured again
 FETCH_HIT_LIMIT_NS = 100
-# Of traces. Constants of policies were tuned on seeds below 10, which are not measured.
+# Of traces. Constants of policies were tuned on seeds below 10, and what a step waits was looked
+# into on 101 and 102: those are not measured.
 POLICY_SEEDS = (101, 104)
-STALL_SEEDS = (101, 102)
+STALL_SEEDS = (201, 202)
 STALL_LIMIT = 0.03  # of the bound, where overlap is possible
 MOE_HIT_LIMIT = 0.5
 REPLAY_LIMIT = 1e6  # events of the core, by processor time

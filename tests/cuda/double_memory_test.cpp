@@ -390,6 +390,29 @@ TEST_F(DoubleMemory, MappingRefusesWhatCudaRefuses)
     EXPECT_EQ(cuMemAddressFree(range, 2 * kGranule), kInvalidValue);
 }
 
+TEST_F(DoubleMemory, ALargeHandleIsMappedWholeAndFromAnyGranule)
+{
+    const Address range = reserve(6 * kGranule), other = reserve(2 * kGranule);
+    const Handle large = handle(4 * kGranule), small = handle(kGranule);
+    EXPECT_EQ(cuMemMap(range, kGranule, 0, large, 0), kInvalidValue) << "a part of it";
+    EXPECT_EQ(cuMemMap(range, 3 * kGranule, 0, large, 0), kInvalidValue) << "most of it";
+    EXPECT_EQ(cuMemMap(range, 4 * kGranule, kGranule, large, 0), kInvalidValue) << "an offset";
+    EXPECT_EQ(cuMemMap(other, 4 * kGranule, 0, large, 0), kInvalidValue) << "no room";
+    ASSERT_EQ(cuMemMap(range + kGranule, 4 * kGranule, 0, large, 0), kSuccess);
+    for (const uint64_t granule : {1, 2, 4})
+        EXPECT_EQ(cuMemMap(range + granule * kGranule, kGranule, 0, small, 0), kAlreadyMapped)
+            << granule;
+    EXPECT_EQ(cuMemMap(range, 4 * kGranule, 0, large, 0), kAlreadyMapped) << "its own beginning";
+    EXPECT_EQ(cuMemMap(range + 2 * kGranule, 4 * kGranule, 0, large, 0), kAlreadyMapped);
+    ASSERT_EQ(cuMemMap(range + 5 * kGranule, kGranule, 0, small, 0), kSuccess) << "beside it";
+    EXPECT_EQ(cuMemUnmap(range + kGranule, kGranule), kInvalidValue) << "a part of a mapping";
+    EXPECT_EQ(cuMemUnmap(range + kGranule, 5 * kGranule), kSuccess);
+    EXPECT_EQ(cuMemRelease(large), kSuccess);
+    EXPECT_EQ(cuMemRelease(small), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(range, 6 * kGranule), kSuccess);
+    EXPECT_EQ(cuMemAddressFree(other, 2 * kGranule), kSuccess);
+}
+
 TEST_F(DoubleMemory, AddressesAreReservedWhereTheyAreWishedIfTheyAreFree)
 {
     const Address first = reserve(4 * kGranule);

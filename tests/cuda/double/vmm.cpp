@@ -49,11 +49,12 @@ int Memory::release(Handle handle)
     return kSuccess;
 }
 
+// No offset can be given, and cuda.h promises nothing of a part of a handle: only wholes are taken.
 int Memory::map(Address address, uint64_t bytes, Handle handle)
 {
     const auto entry = handles_.find(handle);
-    if (entry == handles_.end() || bytes == 0 || bytes > entry->second->bytes ||
-        address % kGranularityBytes != 0 || bytes % kGranularityBytes != 0)
+    if (entry == handles_.end() || bytes != entry->second->bytes ||
+        address % kGranularityBytes != 0)
         return kInvalidValue;
     const auto next = reservations_.upper_bound(address);
     if (next == reservations_.begin()) return kInvalidValue;

@@ -267,6 +267,8 @@ TEST_F(CudaFixed, ADeviceThatIsLostFailsTheFetchAndLeavesTheHost)
     stw_tensor *tensor = make_fixed("t", 6 * kElements);
     use(seen, streams_[0], 0, 0, false);
     end_streams();
+    // A copy that is over, and not yet seen to be, would fail as well.
+    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
     stw_double_break(0, 700);
     stw_view view;
     EXPECT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_ERROR_DEVICE);

@@ -56,8 +56,11 @@ int drop(const char *function, void *handle, bool aborts)
 {
     return enter(function, handle, [&](Communicator &comm) -> int {
         if (!aborts && !comm.quiet()) return kNcclInvalidUsage;
-        if (aborts) comm.abort();
-        state().left_registered += comm.registered();
+        // An abort ends what is registered as well; any other end comes behind that.
+        if (aborts)
+            comm.abort();
+        else
+            state().left_registered += comm.registered();
         state().comms.erase(handle);
         return kNcclSuccess;
     });

@@ -14,13 +14,15 @@ namespace {
 
 constexpr uint64_t kWaitNs = 1'000'000'000;
 constexpr auto kLookEvery = std::chrono::microseconds(100);
+constexpr uint64_t kLargestPiece = uint64_t{64} << 20;
 
 }  // namespace
 
-int Arena::open(uint64_t bytes, uint64_t block_bytes)
+int Arena::open(uint64_t bytes, uint64_t block_bytes, bool permanent)
 {
     bytes_ = bytes;
     block_bytes_ = block_bytes;
+    permanent_ = permanent;
     return can_map() ? open_mapped() : open_plain();
 }
 
@@ -91,14 +93,43 @@ int Arena::open_mapped()
     base_ = reserved_;
     const MutexLock lock(mutex_);
     handles_.assign(bytes_ / block_bytes_, 0);
-    for (uint32_t block = 0; block < handles_.size(); ++block) {
-        if (const int error = create(&handles_[block])) return error;
-        const int error = mapping().map(address_of(block), block_bytes_, 0, handles_[block], 0);
+    const int error = open_pieces();
+    if (permanent_)
+        add_remark("The memory of this device is permanent: its budget cannot change. "
+                   "arena=shrinks gives memory back.");
+    return error == kSuccess ? allow(base_, bytes_) : error;
+}
+
+int Arena::open_pieces()
+{
+    for (uint32_t block = 0; block < handles_.size(); block += piece_of(block).blocks) {
+        const uint64_t bytes = piece_of(block).blocks * block_bytes_;
+        if (const int error = create(bytes, &handles_[block])) return error;
+        const int error = mapping().map(address_of(block), bytes, 0, handles_[block], 0);
         if (error == kSuccess) continue;
         mapping().release(std::exchange(handles_[block], 0));
         return error;
     }
-    return allow(base_, bytes_);
+    return kSuccess;
+}
+
+uint64_t Arena::largest_piece() const
+{
+    return is_permanent() ? std::max(kLargestPiece, block_bytes_) : block_bytes_;
+}
+
+// Of the largest size first; what is left at the end is cut into halves of it, from the largest on.
+Arena::Piece Arena::piece_of(uint32_t block) const
+{
+    const auto all = static_cast<uint32_t>(bytes_ / block_bytes_);
+    auto blocks = static_cast<uint32_t>(largest_piece() / block_bytes_);
+    uint32_t first = 0;
+    for (; blocks > 1; blocks /= 2) {
+        const uint32_t end = first + (all - first) / blocks * blocks;
+        if (block < end) return {first + (block - first) / blocks * blocks, blocks};
+        first = end;
+    }
+    return {block, 1};
 }
 
 int Arena::allow(Address address, uint64_t bytes) const
@@ -113,10 +144,10 @@ MemoryHandle Arena::handle(uint32_t block)
     return handles_[block];
 }
 
-int Arena::create(MemoryHandle *handle_out)
+int Arena::create(uint64_t bytes, MemoryHandle *handle_out)
 {
     MemoryHandle made = 0;
-    const int error = mapping().create(&made, block_bytes_, &properties_, 0);
+    const int error = mapping().create(&made, bytes, &properties_, 0);
     if (error == kSuccess) *handle_out = made;
     return error;
 }
@@ -134,7 +165,7 @@ Arena::~Arena()
 int Arena::back(uint32_t block)
 {
     MemoryHandle handle = 0;
-    if (const int error = create(&handle)) return error;
+    if (const int error = create(block_bytes_, &handle)) return error;
     int error = mapping().map(address_of(block), block_bytes_, 0, handle, 0);
     if (error == kSuccess) {
         error = allow(address_of(block), block_bytes_);
@@ -148,7 +179,8 @@ int Arena::back(uint32_t block)
 int Arena::unback(uint32_t block)
 {
     if (handles_[block] == 0) return kSuccess;
-    if (const int error = mapping().unmap(address_of(block), block_bytes_)) return error;
+    const uint64_t bytes = piece_of(block).blocks * block_bytes_;
+    if (const int error = mapping().unmap(address_of(block), bytes)) return error;
     return mapping().release(std::exchange(handles_[block], 0));
 }
 
@@ -180,7 +212,7 @@ stw_status Arena::await_copies()
 stw_status Arena::give_back(uint32_t first, uint32_t count)
 {
     if (!in_range(first, count)) return STW_ERROR_INVALID;
-    if (reserved_ == 0 && !shared_) return STW_ERROR_UNSUPPORTED;
+    if (stays()) return STW_ERROR_UNSUPPORTED;
     if (const stw_status status = await_copies()) return status;
     if (shared_) return shared_->give_back(first, count);
     const MutexLock lock(mutex_);
@@ -196,7 +228,7 @@ stw_status Arena::take_back(uint32_t first, uint32_t count, stw_driver_error *er
                     "The device's memory has %llu blocks, and not %u from block %u on.",
                     static_cast<unsigned long long>(bytes_ / block_bytes_), count, first);
     if (shared_) return shared_->take_back(first, count, error_out);
-    if (reserved_ == 0) return fail(error_out, STW_ERROR_UNSUPPORTED, {}, "%s", remark_.c_str());
+    if (stays()) return fail(error_out, STW_ERROR_UNSUPPORTED, {}, "%s", remark_.c_str());
     const MutexLock lock(mutex_);
     std::vector<uint32_t> taken;
     int error = kSuccess;

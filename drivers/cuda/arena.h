@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of one device that is ours: blocks at a range of addresses that never moves. Where the
 // device can place memory at addresses, each block has a handle of its own, so that the memory
-// behind it can go back and come again; else all of it is one allocation that stays. Of a device
-// that shares the host's memory it is that.
+// behind it can go back and come again, or, where it is to be permanent, there are as few handles
+// as can be; else all of it is one allocation that stays. Of a device that shares the host's memory
+// it is that.
 // Inside a Scope; any thread, several at once for different blocks.
 #pragma once
 
@@ -28,7 +29,7 @@ public:
     Arena &operator=(const Arena &) = delete;
     ~Arena();  // nothing uses it any more
 
-    int open(uint64_t bytes, uint64_t block_bytes);  // CUDA's error
+    int open(uint64_t bytes, uint64_t block_bytes, bool permanent);  // CUDA's error
     stw_status open_shared(const stw_memory_options &options, int node,
                            stw_driver_error *error_out);
 
@@ -42,7 +43,18 @@ public:
     bool in_range(uint32_t first, uint32_t count) const;
     // Its memory can be seen at other addresses too.
     bool is_mapped() const { return reserved_ != 0; }
-    MemoryHandle handle(uint32_t block);  // 0: it has no memory
+    // In large handles, where they can be seen at other addresses; nothing is given back.
+    bool is_permanent() const { return permanent_ && is_mapped(); }
+    bool stays() const { return !shared_ && (permanent_ || reserved_ == 0); }
+    // The blocks of one handle: they are mapped together.
+    struct Piece {
+        uint32_t first = 0;
+        uint32_t blocks = 1;
+    };
+    Piece piece_of(uint32_t block) const;
+    // 0: no memory, or not the first block of a piece.
+    MemoryHandle handle(uint32_t block);
+    uint64_t largest_piece() const;  // bytes
     int allow(Address address, uint64_t bytes) const;
     bool huge_pages() const { return shared_ && shared_->huge_pages(); }
     const std::string &remark() const { return remark_; }
@@ -58,9 +70,10 @@ private:
     bool can_map();
     int open_plain();
     int open_mapped();
-    int create(MemoryHandle *handle_out);
-    int back(uint32_t block);
-    int unback(uint32_t block);
+    int create(uint64_t bytes, MemoryHandle *handle_out);
+    int open_pieces() STW_REQUIRES(mutex_);
+    int back(uint32_t block) STW_REQUIRES(mutex_);
+    int unback(uint32_t block) STW_REQUIRES(mutex_);
     Address address_of(uint32_t block) const { return base_ + block * block_bytes_; }
     stw_status await_copies();
 
@@ -71,12 +84,13 @@ private:
     std::string remark_;
     uint64_t bytes_ = 0;
     uint64_t block_bytes_ = 0;
+    bool permanent_ = false;
     std::unique_ptr<SharedArena> shared_;
     Address allocated_ = 0;  // of cuMemAlloc
     Address reserved_ = 0;   // of cuMemAddressReserve
     Address base_ = 0;
     Mutex mutex_;
-    std::vector<MemoryHandle> handles_ STW_GUARDED_BY(mutex_);  // by block; 0: no memory
+    std::vector<MemoryHandle> handles_ STW_GUARDED_BY(mutex_);  // by block, or first of a piece
 };
 
 }  // namespace stepwell::drivers::cuda

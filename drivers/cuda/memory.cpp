@@ -35,14 +35,14 @@ stw_status DeviceMemory::open(const stw_memory_options &options,
 stw_status DeviceMemory::shares_host(const stw_memory_options &options, uint32_t *shares_out)
 {
     Library library;
-    Unified unified = Unified::kAuto;
+    Options wished;
     Sharing sharing;
     int device = 0;
-    if (const stw_status status = read_options(options, &unified, nullptr)) return status;
+    if (const stw_status status = read_options(options, &wished, nullptr)) return status;
     if (const stw_status status = load(&library, nullptr)) return status;
     if (const int error = library.api.device_get(&device, options.ordinal))
         return Library::status_of(error);
-    const stw_status status = find_sharing(library.api, device, unified, &sharing, nullptr);
+    const stw_status status = find_sharing(library.api, device, wished.unified, &sharing, nullptr);
     if (status == STW_OK) *shares_out = sharing.shares;
     return status;
 }
@@ -64,16 +64,16 @@ stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_erro
 
 stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_driver_error *error_out)
 {
-    Unified unified = Unified::kAuto;
+    Options wished;
     Sharing sharing;
-    if (const stw_status status = read_options(options, &unified, error_out)) return status;
+    if (const stw_status status = read_options(options, &wished, error_out)) return status;
     if (const stw_status status =
-            find_sharing(library_.api, context_->device(), unified, &sharing, error_out))
+            find_sharing(library_.api, context_->device(), wished.unified, &sharing, error_out))
         return status;
     arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
     shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
     if (sharing.shares) return arena_->open_shared(options, sharing.node, error_out);
-    const int error = arena_->open(options.bytes, options.block_bytes);
+    const int error = arena_->open(options.bytes, options.block_bytes, wished.permanent);
     if (error == kSuccess && !sharing.remark.empty()) arena_->add_remark(sharing.remark);
     if (error == kSuccess) return STW_OK;
     size_t free_bytes = 0;
@@ -106,6 +106,8 @@ void DeviceMemory::info(stw_memory_info *info_out) const
     info.bytes = arena_->bytes();
     info.numa_node = context_->numa_node();
     info.huge_pages = arena_->huge_pages();
+    if (arena_->stays()) info.flags |= STW_MEMORY_STAYS;
+    if (arena_->is_permanent()) info.flags |= STW_MEMORY_SHOWS_RUNS;
     copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
 }

@@ -27,23 +27,29 @@ int attribute(const Api &api, int device, int which)
 
 }  // namespace
 
-stw_status read_options(const stw_memory_options &options, Unified *unified_out,
+stw_status read_options(const stw_memory_options &options, Options *options_out,
                         stw_driver_error *error_out)
 {
     std::string_view rest = options.options != nullptr ? options.options : "";
     Option option;
-    *unified_out = Unified::kAuto;
+    *options_out = {};
     while (next_option(&rest, &option)) {
         const std::string_view value = option.value;
-        const bool known = option.key == "unified";
-        if (known && value == "auto")
-            *unified_out = Unified::kAuto;
-        else if (known && value == "on")
-            *unified_out = Unified::kOn;
-        else if (known && value == "off")
-            *unified_out = Unified::kOff;
+        const bool unified = option.key == "unified";
+        const bool arena = option.key == "arena";
+        if (unified && value == "auto")
+            options_out->unified = Unified::kAuto;
+        else if (unified && value == "on")
+            options_out->unified = Unified::kOn;
+        else if (unified && value == "off")
+            options_out->unified = Unified::kOff;
+        else if (arena && value == "shrinks")
+            options_out->permanent = false;
+        else if (arena && value == "permanent")
+            options_out->permanent = true;
         else
-            return unknown_option(kName, option, "unified=auto|on|off", error_out);
+            return unknown_option(kName, option, "unified=auto|on|off and arena=shrinks|permanent",
+                                  error_out);
     }
     return STW_OK;
 }

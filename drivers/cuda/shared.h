@@ -14,7 +14,12 @@
 
 namespace stepwell::drivers::cuda {
 
-enum class Unified : uint8_t { kAuto, kOn, kOff };  // the option
+enum class Unified : uint8_t { kAuto, kOn, kOff };
+
+struct Options {
+    Unified unified = Unified::kAuto;
+    bool permanent = false;  // arena=permanent
+};
 
 struct Sharing {
     bool shares = false;
@@ -22,7 +27,7 @@ struct Sharing {
     std::string remark;  // why not, where one might have thought so
 };
 
-stw_status read_options(const stw_memory_options &options, Unified *unified_out,
+stw_status read_options(const stw_memory_options &options, Options *options_out,
                         stw_driver_error *error_out);
 // Whether the arena is the CPU's too. UNSUPPORTED: it was asked for, and cannot be.
 stw_status find_sharing(const Api &api, int device, Unified unified, Sharing *sharing_out,

@@ -18,11 +18,15 @@ Address address_of(const void *pointer)
 Shown::~Shown()
 {
     const MutexLock lock(mutex_);
-    while (!blocks_.empty()) {
-        mapping().unmap(blocks_.begin()->first, arena_.block_bytes());
-        blocks_.erase(blocks_.begin());
-    }
-    for (const auto &[address, range] : ranges_) mapping().unreserve(address, range.bytes);
+    for (const auto &[address, piece] : pieces_)
+        mapping().unmap(address, piece.blocks * arena_.block_bytes());
+    for (const auto &[address, range] : ranges_)
+        mapping().unreserve(address - margin(), range.bytes + 2 * margin());
+}
+
+uint64_t Shown::margin() const
+{
+    return arena_.largest_piece() - arena_.block_bytes();
 }
 
 stw_status Shown::reserve(uint64_t bytes, void **address_out)
@@ -34,11 +38,11 @@ stw_status Shown::reserve(uint64_t bytes, void **address_out)
     const MutexLock lock(mutex_);
     end_ranges();
     Address address = 0;
-    const int error = mapping().reserve(&address, whole, block, 0, 0);
+    const int error = mapping().reserve(&address, whole + 2 * margin(), block, 0, 0);
     if (error != kSuccess)
         return error == kOutOfMemory ? STW_ERROR_LIMIT : Library::status_of(error);
-    ranges_[address] = {whole, false, {}};
-    *address_out = reinterpret_cast<void *>(address);
+    ranges_[address + margin()] = {whole, false, {}};
+    *address_out = reinterpret_cast<void *>(address + margin());
     return STW_OK;
 }
 
@@ -56,105 +60,149 @@ stw_status Shown::release(void *address, uint64_t bytes, const uint64_t *marks, 
     return STW_OK;
 }
 
-const Shown::Range *Shown::find(Address address) const
+Shown::Ranges::const_iterator Shown::find(Address address) const
 {
     const auto next = ranges_.upper_bound(address);
-    if (next == ranges_.begin()) return nullptr;
-    const auto &[begin, range] = *std::prev(next);
-    return address - begin < range.bytes && !range.ends ? &range : nullptr;
+    if (next == ranges_.begin()) return ranges_.end();
+    const auto found = std::prev(next);
+    const Range &range = found->second;
+    return address - found->first < range.bytes && !range.ends ? found : ranges_.end();
 }
 
 bool Shown::contains(const void *pointer)
 {
     const MutexLock lock(mutex_);
-    return find(address_of(pointer)) != nullptr;
+    return find(address_of(pointer)) != ranges_.end();
 }
 
 bool Shown::is_seen(uint32_t block, Address address) const
 {
-    const auto seen = blocks_.find(address);
-    return seen != blocks_.end() && seen->second == block;
+    const auto seen = pieces_.find(address);
+    return seen != pieces_.end() && seen->second.first == block;
 }
 
 // One call for neighbours.
 int Shown::hide(Address address, uint64_t bytes)
 {
     const uint64_t block = arena_.block_bytes();
-    for (auto first = blocks_.lower_bound(address);
-         first != blocks_.end() && first->first - address < bytes;) {
+    for (auto first = pieces_.lower_bound(address);
+         first != pieces_.end() && first->first - address < bytes;) {
         const Address begin = first->first;
         Address end = begin;
         auto last = first;
-        for (; last != blocks_.end() && last->first == end && end - address < bytes; ++last)
-            end += block;
+        for (; last != pieces_.end() && last->first == end && end - address < bytes; ++last)
+            end += last->second.blocks * block;
         if (const int error = mapping().unmap(begin, end - begin)) return error;
-        first = blocks_.erase(first, last);
+        first = pieces_.erase(first, last);
     }
     return kSuccess;
 }
 
-// Nothing of them is seen there yet. Access is granted once for all.
-int Shown::map(uint32_t first, uint32_t blocks, Address address)
+// Pieces from block `first` up to block `end`, the first of them at `address`. Nothing is seen
+// there yet but what may go. Access is granted once for all.
+int Shown::map(uint32_t first, uint32_t end, Address address)
 {
     const uint64_t block = arena_.block_bytes();
-    int error = hide(address, blocks * block);
-    for (uint32_t i = 0; i < blocks && error == kSuccess; ++i) {
-        const MemoryHandle handle = arena_.handle(first + i);
+    const uint64_t bytes = (end - first) * block;
+    int error = hide(address, bytes);
+    Address at = address;
+    while (first < end && error == kSuccess) {
+        const Arena::Piece piece = arena_.piece_of(first);
+        const MemoryHandle handle = arena_.handle(piece.first);
         error = handle == 0 ? int{kInvalidHandle}
-                            : mapping().map(address + i * block, block, 0, handle, 0);
-        if (error == kSuccess) blocks_[address + i * block] = first + i;
+                            : mapping().map(at, piece.blocks * block, 0, handle, 0);
+        if (error == kSuccess) pieces_[at] = piece;
+        first += piece.blocks;
+        at += piece.blocks * block;
     }
-    if (error == kSuccess) error = arena_.allow(address, blocks * block);
-    if (error != kSuccess) hide(address, blocks * block);
+    if (error == kSuccess) error = arena_.allow(address, bytes);
+    if (error != kSuccess) hide(address, bytes);
     return error;
 }
 
 // What is seen already may be in use, and stays.
-int Shown::map_all(uint32_t first, uint32_t blocks, Address address)
+int Shown::map_all(uint32_t first, uint32_t end, Address address)
 {
     const uint64_t block = arena_.block_bytes();
-    for (uint32_t i = 0; i < blocks;) {
-        uint32_t end = i;
-        while (end < blocks && !is_seen(first + end, address + end * block)) ++end;
-        if (end > i)
-            if (const int error = map(first + i, end - i, address + i * block)) return error;
-        i = std::max(end, i + 1);
+    while (first < end) {
+        uint32_t last = first;
+        Address at = address;
+        while (last < end && !is_seen(last, at)) {
+            const uint32_t blocks = arena_.piece_of(last).blocks;
+            last += blocks;
+            at += blocks * block;
+        }
+        if (last > first)
+            if (const int error = map(first, last, address)) return error;
+        const uint32_t blocks = last < end ? arena_.piece_of(last).blocks : 0;
+        first = last + blocks;
+        address = at + blocks * block;
     }
     return kSuccess;
+}
+
+// Whole pieces; false: it cannot be asked.
+bool Shown::prepare(uint32_t first, uint32_t blocks, Address address, Wanted *out) const
+{
+    const uint64_t block = arena_.block_bytes();
+    const auto range = find(address);
+    if (!arena_.in_range(first, blocks) || range == ranges_.end() || address % block != 0 ||
+        find(address + (blocks - 1) * block) != range)
+        return false;
+    const Arena::Piece tail = arena_.piece_of(first + blocks - 1);
+    out->first = arena_.piece_of(first).first;
+    out->end = tail.first + tail.blocks;
+    out->address = address - (first - out->first) * block;
+    out->range = range->first - margin();
+    out->range_bytes = range->second.bytes + 2 * margin();
+    out->moves = lies_elsewhere(out->range, out->range_bytes, address - first * block);
+    Address at = out->address;
+    for (uint32_t next = out->first; next < out->end;) {
+        const uint32_t count = arena_.piece_of(next).blocks;
+        const bool here = is_seen(next, at);
+        out->lacks |= !here;
+        out->waits |= !here && pieces_.count(at) != 0;
+        next += count;
+        at += count * block;
+    }
+    out->waits |= out->moves;
+    return true;
 }
 
 stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uint64_t *marks,
                        uint32_t count)
 {
-    const Address address = address_of(pointer);
-    const uint64_t block = arena_.block_bytes();
-    bool others = false;
+    Wanted wanted;
     {
         const MutexLock lock(mutex_);
-        const Range *range = find(address);
-        if (!arena_.in_range(first, blocks) || range == nullptr || address % block != 0 ||
-            find(address + (blocks - 1) * block) != range)
-            return STW_ERROR_INVALID;
-        bool lacks = false;
-        for (uint32_t i = 0; i < blocks; ++i) {
-            const bool here = is_seen(first + i, address + i * block);
-            lacks |= !here;
-            others |= !here && blocks_.count(address + i * block) != 0;
-        }
-        if (!lacks) return STW_OK;
+        if (!prepare(first, blocks, address_of(pointer), &wanted)) return STW_ERROR_INVALID;
+        if (!wanted.lacks) return STW_OK;
     }
-    for (uint32_t i = 0; others && i < count; ++i)
+    for (uint32_t i = 0; wanted.waits && i < count; ++i)
         if (const int error = marks_.wait_here(marks[i])) return Library::status_of(error);
     const MutexLock lock(mutex_);
-    return Library::status_of(map_all(first, blocks, address));
+    wanted = {};
+    if (!prepare(first, blocks, address_of(pointer), &wanted)) return STW_ERROR_INVALID;
+    int error = wanted.moves ? hide(wanted.range, wanted.range_bytes) : int{kSuccess};
+    if (error == kSuccess) error = map_all(wanted.first, wanted.end, wanted.address);
+    return Library::status_of(error);
+}
+
+// Of a range whose blocks are seen side by side: what is seen there lies otherwise.
+bool Shown::lies_elsewhere(Address begin, uint64_t bytes, Address zero) const
+{
+    if (!arena_.is_permanent()) return false;
+    const auto seen = pieces_.lower_bound(begin);
+    return seen != pieces_.end() && seen->first - begin < bytes &&
+           seen->first - seen->second.first * arena_.block_bytes() != zero;
 }
 
 void Shown::forget(uint32_t first, uint32_t blocks)
 {
     const MutexLock lock(mutex_);
-    for (auto seen = blocks_.begin(); seen != blocks_.end();) {
+    for (auto seen = pieces_.begin(); seen != pieces_.end();) {
         const auto next = std::next(seen);
-        if (seen->second - first < blocks) hide(seen->first, arena_.block_bytes());
+        if (seen->second.first - first < blocks) hide(seen->first, arena_.block_bytes());
         seen = next;
     }
 }
@@ -171,8 +219,10 @@ void Shown::end_ranges()
     for (auto at = ranges_.begin(); at != ranges_.end();) {
         const auto next = std::next(at);
         if (at->second.ends && is_over(at->second)) {
-            hide(at->first, at->second.bytes);
-            mapping().unreserve(at->first, at->second.bytes);
+            const Address begin = at->first - margin();
+            const uint64_t bytes = at->second.bytes + 2 * margin();
+            hide(begin, bytes);
+            mapping().unreserve(begin, bytes);
             ranges_.erase(at);
         }
         at = next;

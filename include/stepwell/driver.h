@@ -157,7 +157,16 @@ typedef struct stw_memory_info {
                               -1: not known */
     uint32_t huge_pages;   /* 1: the kernel was asked for them and did not refuse */
     char remark[256];      /* what was refused and which command lifts it; "" if nothing */
+    uint32_t flags;        /* below */
+    uint32_t reserved;
 } stw_memory_info;
+
+enum { /* stw_memory_info.flags */
+    STW_MEMORY_STAYS = 1,     /* nothing is given back: give_back is UNSUPPORTED, and who knows
+                                 where the memory is may keep it */
+    STW_MEMORY_SHOWS_RUNS = 2 /* what is seen in one reserved range lies there as in the arena, side
+                                 by side: see show */
+};
 
 enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_HOST_ACCESS = 1, /* the CPU and storage may read and write it directly */
@@ -365,7 +374,10 @@ typedef struct stw_memory_ops {
      * reserved range) as well as in the arena, until others are shown there. These go when the
      * device has passed the n marks. Blocks for that; not at all where the same are seen already.
      * What is given back is seen nowhere. INVALID, MEMORY, and those that were not seen there
-     * before need not be then; those that were still are. */
+     * before need not be then; those that were still are.
+     * With STW_MEMORY_SHOWS_RUNS calls for one range are one at a time, and what is seen of it at
+     * another distance between address and block goes as well, when the device has passed the
+     * marks. reserve_shown leaves room around the range for what is seen beside it. */
     stw_status (*show)(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
                        const uint64_t *marks, uint32_t n);
     /* The range ends when the device has passed the n marks. Does not wait for it. */

@@ -83,13 +83,14 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
     const uint64_t kept = kept_bytes / block_bytes_;
     const uint64_t blocks = bytes / block_bytes_;
     const uint64_t most = core_.slots(place) + kept;
-    const bool can_shrink =
-        place == nvme_place_ || (places_[place].ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0;
-    if (!can_shrink) {
+    const Place &at = places_[place];
+    if (place != nvme_place_ && !at.shrinks) {
+        const bool says_why = at.streams && !at.remark.empty();
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the driver '%s' of %s cannot give memory back, so its budget stays "
-                             "what it was at open",
-                             places_[place].driver.c_str(), core_.place_name(place).c_str());
+                             "what it was at open%s%s",
+                             at.driver.c_str(), core_.place_name(place).c_str(),
+                             says_why ? ": " : "", says_why ? at.remark.c_str() : "");
     }
     if (blocks > most) {
         Status status = Status::error(

@@ -121,11 +121,23 @@ void Runtime::drop_scratches(FetchPlan &plan)
     }
 }
 
-// A tensor is fetched only where its policy lets it be.
+// A tensor is fetched only where its policy lets it be, and in parts only where they can be seen.
 Status Runtime::check_places(const FetchPlan &plan) const
 {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const Range &range : plan.ranges) {
+        const Place &at = places_[range.place];
+        const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
+        if (part && at.shows_runs && range.tensor->shown[range.place]) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "tensor '%s' has a fixed address, and the memory of device %u is "
+                                 "seen there in large pieces, so it is fetched as a whole and not "
+                                 "%s of %s; arena=shrinks as an option of the device lets parts be "
+                                 "fetched",
+                                 range.tensor->name.c_str(), at.device,
+                                 bytes_text(range.byte_count).c_str(),
+                                 bytes_text(range.tensor->bytes).c_str());
+        }
         const uint32_t allowed = core_.spec(range.tensor->id).policy.allowed;
         if (allowed & (1u << range.place)) continue;
         return Status::error(STW_ERROR_INVALID,

@@ -105,6 +105,7 @@ bool Runtime::is_ordered(uint32_t index, const Range &range, DeviceStreams::Id s
     views_.slot(index).first_slot = slots.first;
     if (place.shows) {
         const ShownTensor *shown = range.tensor->shown[range.place];
+        if (shown && place.shows_runs && range.byte_count != range.tensor->bytes) return false;
         const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes_);
         if (shown && !shown->shows(block, slots)) return false;
     }
@@ -194,9 +195,7 @@ void Runtime::describe_view(const Range &range, const Place &place, void *pointe
 
 void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) const
 {
-    const Place &at = places_[grant.place];
-    const bool seen = at.shows && range.scratch == residency::kNone;
-    if (seen && range.tensor->shown[grant.place])
+    if (shown_of(range, grant.place))
         return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
     return arena_pointer(range, grant);
 }

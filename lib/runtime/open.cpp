@@ -339,6 +339,9 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
     constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
     place.shows = (place.ops->capabilities & kShows) == kShows;
+    place.shows_runs = place.shows && (info.flags & STW_MEMORY_SHOWS_RUNS) != 0;
+    place.shrinks = (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 &&
+                    (info.flags & STW_MEMORY_STAYS) == 0;
     if ((place.ops->capabilities & STW_MEMORY_STREAMS) != 0) {
         place.streams = std::make_unique<DeviceStreams>(place.ops, place.memory,
                                                         static_cast<uint32_t>(bytes / block_bytes_),
@@ -346,7 +349,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
         place.update_blocks = bytes / block_bytes_;
         open_device_updates(place);
     }
-    if (place.streams && (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0) {
+    if (place.streams && place.shrinks) {
         place.slot_memory = std::make_unique<SlotMemory>(
             place.ops, place.memory, place.streams.get(),
             static_cast<uint32_t>(bytes / block_bytes_), format_text("device %u", place.device));

@@ -54,7 +54,8 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id strea
     stw_tensor *tensor = slot.tensor;
     if (const Place &at = places_[slot.place]; at.streams && slot.byte_count > 0) {
         const bool seen = at.shows && slot.scratch == residency::kNone;
-        ShownTensor *shown = seen ? tensor->shown[slot.place] : nullptr;
+        const bool part = at.shows_runs && slot.byte_count != tensor->bytes;
+        ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
         at.streams->end(stream, slots_of(slot), slot.access != STW_READ,
                         shown ? &shown->users() : nullptr);
     }

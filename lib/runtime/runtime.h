@@ -59,7 +59,9 @@ struct Place {
     bool cpu_access = false;
     bool direct = false;  // storage reaches it, and the CPU only as storage's checksums do
     bool maps = false;
-    bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h
+    bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
+    bool shows_runs = false;                  // ... of its whole alone
+    bool shrinks = false;                     // its memory can go back to the system
     std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
     std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
     bool computes = false;                    // updates, on a stream of its own
@@ -468,8 +470,8 @@ private:
     void *view_pointer(const Range &range, const residency::Grant &grant) const;
     // Where it lies, if that is not where it is seen.
     void *arena_pointer(const Range &range, const residency::Grant &grant) const;
-    static Status show_range(const Range &range, residency::PlaceId place, SlotRange slots,
-                             uint64_t block_bytes);
+    Status show_range(const Range &range, residency::PlaceId place, SlotRange slots);
+    ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
     static Status device_shows(void *user, const transfer::Job &job);
     residency::SlotRun run_of(const transfer::Job &job);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,

@@ -9,8 +9,13 @@ namespace stepwell {
 using residency::Slot;
 
 ShownTensor::ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
-                         const SlotMemory *slots, uint64_t block_bytes)
-    : ops_(ops), memory_(memory), streams_(streams), slots_(slots), block_bytes_(block_bytes)
+                         const SlotMemory *slots, uint64_t block_bytes, bool as_runs)
+    : ops_(ops),
+      memory_(memory),
+      streams_(streams),
+      slots_(slots),
+      block_bytes_(block_bytes),
+      as_runs_(as_runs)
 {
 }
 
@@ -52,6 +57,14 @@ bool ShownTensor::shows(uint32_t index, SlotRange slots) const
     return true;
 }
 
+// They go with the call that shows the run whose first block, if it were there, lay in slot `zero`.
+void ShownTensor::forget_other_runs(Slot zero)
+{
+    for (uint32_t block = 0; block < blocks_; ++block)
+        if (shown_[block].load(std::memory_order_relaxed) != word_of(zero + block))
+            shown_[block].store(0, std::memory_order_release);
+}
+
 Status ShownTensor::show(uint32_t index, SlotRange slots)
 try {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -61,6 +74,7 @@ try {
     // As of before the call: what goes meanwhile is seen no more.
     std::vector<uint64_t> words(slots.count);
     for (uint32_t i = 0; i < slots.count; ++i) words[i] = word_of(slots.first + i);
+    if (as_runs_) forget_other_runs(slots.first - index);
     const stw_status code =
         ops_->show(memory_, slots.first, slots.count, address_ + index * block_bytes_,
                    marks.numbers.data(), marks.count);

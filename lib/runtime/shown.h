@@ -19,8 +19,9 @@ namespace stepwell {
 class ShownTensor {
 public:
     // `ops` have STW_MEMORY_CAN_SHOW and STW_MEMORY_STREAMS; all of it is borrowed.
+    // As runs: what is seen of the tensor lies side by side, see STW_MEMORY_SHOWS_RUNS.
     ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
-                const SlotMemory *slots, uint64_t block_bytes);
+                const SlotMemory *slots, uint64_t block_bytes, bool as_runs);
     ShownTensor(const ShownTensor &) = delete;
     ShownTensor &operator=(const ShownTensor &) = delete;
     ~ShownTensor();  // the work that end() saw ends first, nobody waits for that
@@ -33,6 +34,7 @@ public:
     // UNSUPPORTED, LIMIT.
     stw_status reserve(uint32_t blocks);
     [[nodiscard]] char *address() const { return address_; }
+    [[nodiscard]] uint32_t blocks() const { return blocks_; }
     [[nodiscard]] DeviceStreams::Users &users() { return users_; }
 
     // Whether its blocks from `index` on are seen in these slots.
@@ -47,6 +49,7 @@ public:
     }
 
 private:
+    void forget_other_runs(residency::Slot zero);
     // A slot, and how often its memory had gone; 0: none yet.
     [[nodiscard]] uint64_t word_of(residency::Slot slot) const;
 
@@ -55,6 +58,7 @@ private:
     DeviceStreams *const streams_;
     const SlotMemory *const slots_;  // null: memory stays
     const uint64_t block_bytes_;
+    const bool as_runs_;
     uint32_t blocks_ = 0;
     char *address_ = nullptr;
     std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block

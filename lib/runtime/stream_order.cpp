@@ -91,7 +91,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
         const bool writes = range.access != STW_READ;
         const SlotRange slots = slots_of(at, pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-        if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots, block_bytes_));
+        if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
         if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
         STW_TRY(at.streams->begin(id, slots, writes));
@@ -116,12 +116,21 @@ Status Runtime::begin_whole(const Range &range, const residency::Grant &grant, v
 }
 
 // Most are seen already, when their transfers are done; those that needed none are shown here.
-Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots, uint64_t block_bytes)
+Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots)
 {
-    if (range.scratch != residency::kNone) return {};
-    ShownTensor *shown = range.tensor->shown[place];
-    const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes);
+    ShownTensor *shown = shown_of(range, place);
+    const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes_);
     return shown && !shown->shows(block, slots) ? shown->show(block, slots) : Status();
+}
+
+// Null: what is asked for lies in the arena alone. Where a tensor is seen as one run that is so of
+// parts, which only the library itself asks for.
+ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
+{
+    const Place &at = places_[place];
+    if (!at.shows || range.scratch != residency::kNone) return nullptr;
+    const bool part = at.shows_runs && range.byte_count != range.tensor->bytes;
+    return part ? nullptr : range.tensor->shown[place];
 }
 
 // What lies beside a block that is copied, or will.
@@ -145,6 +154,7 @@ Status Runtime::device_shows(void *user, const transfer::Job &job)
     const Place &at = runtime->places_[job.transfer.to];
     const residency::SlotRun run = runtime->run_of(job);
     const SlotRange slots{run.first_slot, run.count};
+    if (at.shows_runs && run.count < shown->blocks()) return {};  // nobody has a view of that
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     Status status = shown->show(run.first_index, slots);
     const residency::SlotRun now = status.ok() ? run : runtime->run_of(job);

@@ -88,6 +88,15 @@ Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding 
                                  "collectives know by its own address; make it LOCAL or REPLICATED",
                                  name, at.device);
         }
+        const Ranks *ranks = ranks_.body.get();
+        if (ranks && ranks->registered && ranks->place == place && at.shows_runs) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "tensor '%.255s' asks for a fixed address, and the memory of "
+                                 "device %u is registered with the group of ranks, which knows it "
+                                 "by its own address; arena=shrinks as an option of the device "
+                                 "keeps it unregistered",
+                                 name, at.device);
+        }
     }
     if (any) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
@@ -107,7 +116,7 @@ try {
                              core_.spec(id).name.c_str(), bytes_text(bytes).c_str());
     }
     auto shown = std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(),
-                                               at.slot_memory.get(), block_bytes_);
+                                               at.slot_memory.get(), block_bytes_, at.shows_runs);
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(

@@ -91,6 +91,7 @@ protected:
         stw_device_options device = STW_DEVICE_OPTIONS_INIT;
         stw_runtime_options runtime = STW_RUNTIME_OPTIONS_INIT;
         device.driver = module_.c_str();
+        device.driver_options = device_options_.c_str();
         device.budget_bytes = device_blocks * block_bytes;
         runtime.devices = &device, runtime.device_count = 1;
         runtime.host_bytes = host_blocks * block_bytes;
@@ -177,6 +178,7 @@ protected:
 
     std::string directory_;
     std::string module_;
+    std::string device_options_;
     uint64_t free_before_ = 0;
     void *context_ = nullptr;
     void *streams_[kStreams] = {};

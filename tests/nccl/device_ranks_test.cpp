@@ -163,6 +163,20 @@ TEST_F(Ranks, AShardedTensorHasNoFixedAddress)
     });
 }
 
+// With blocks of 64 KiB the arena stays what it is, so NCCL may know all of it.
+TEST_F(Ranks, MemoryThatNeverGoesBackIsRegistered)
+{
+    run(2, [](Rank &rank) {
+        rank.open(seed_of(rank, 5), 8, 24);
+        if (testing::Test::HasFailure()) return;
+        stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
+        rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
+        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
+        EXPECT_GT(stw_nccl_double_in_registered(), 0u);
+        rank.end();
+    });
+}
+
 TEST_F(Ranks, ATierOfTheCpuIsRefused)
 {
     run(2, [](Rank &rank) {

@@ -177,6 +177,39 @@ TEST_F(Ranks, MemoryThatNeverGoesBackIsRegistered)
     });
 }
 
+TEST_F(Ranks, APermanentArenaIsRegisteredAndHasNoOtherAddresses)
+{
+    for (const bool permanent : {true, false}) {
+        SCOPED_TRACE(permanent);
+        run(2, [permanent](Rank &rank) {
+            rank.block_bytes = STW_BLOCK_2M;
+            rank.device_options = permanent ? "arena=permanent" : "arena=shrinks";
+            rank.begin(seed_of(rank, 6));
+            ASSERT_EQ(rank.try_open(4, 20), STW_OK) << stw_last_error();
+            stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
+            rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
+            rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
+            EXPECT_EQ(stw_nccl_double_in_registered() > 0, permanent);
+            stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+            spec.name = "fixed";
+            spec.flags = STW_TENSOR_FIXED_ADDRESS;
+            spec.dtype = STW_F32;
+            spec.partition = STW_PARTITION_LOCAL;
+            spec.dimensions = 1;
+            spec.shape[0] = 1000;
+            stw_tensor *fixed = nullptr;
+            EXPECT_EQ(stw_tensor_create(rank.runtime, &spec, 1, &fixed),
+                      permanent ? STW_ERROR_INVALID : STW_OK)
+                << stw_last_error();
+            if (permanent) {
+                EXPECT_NE(std::strstr(stw_last_error(), "registered with the group"), nullptr)
+                    << stw_last_error();
+            }
+            rank.end();
+        });
+    }
+}
+
 TEST_F(Ranks, ATierOfTheCpuIsRefused)
 {
     run(2, [](Rank &rank) {

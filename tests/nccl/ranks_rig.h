@@ -120,19 +120,20 @@ public:
         stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
         const std::string module = modules_.cuda();
         device.driver = module.c_str();
-        device.budget_bytes = blocks * kBlock;
+        device.driver_options = device_options.c_str();
+        device.budget_bytes = blocks * block_bytes;
         device.ordinal = ordinal;
         nvme.path = modules_.directory().c_str();
-        nvme.budget_bytes = 512 * kBlock;
+        nvme.budget_bytes = 512 * block_bytes;
         nvme.driver = "posix";
         options.flags = STW_RUNTIME_NO_PROBE;
         options.name = "ranks";
         options.group = group;
         options.devices = &device, options.device_count = blocks > 0 ? 1 : 0;
         options.nvme = &nvme, options.nvme_count = 1;
-        options.host_bytes = 64 * kBlock;
-        options.block_bytes = STW_BLOCK_64K;
-        options.whole_bytes = whole_blocks * kBlock;
+        options.host_bytes = 64 * block_bytes;
+        options.block_bytes = static_cast<uint32_t>(block_bytes);
+        options.whole_bytes = whole_blocks * block_bytes;
         options.thread_count = 1;
         options.timeout_ns = 60 * kSecond;
         return stw_runtime_open(&options, &runtime);
@@ -214,6 +215,8 @@ public:
     void *streams[2] = {};
     stw_group *group = nullptr;
     stw_runtime *runtime = nullptr;
+    std::string device_options;
+    uint64_t block_bytes = kBlock;
 
 private:
     const Modules &modules_;

@@ -74,8 +74,17 @@ Status compare(const Record *records, uint32_t size, uint32_t self)
     const std::string name = text_of(first.name);
     for (uint32_t rank = 1; rank < size; ++rank) {
         const Record &at = records[rank];
-        if (at.kind == first.kind && at.sequence == first.sequence && text_of(at.name) == name) {
-            continue;
+        const bool same = at.kind == first.kind && at.sequence == first.sequence;
+        if (same && at.names == first.names && text_of(at.name) == name) continue;
+        if (same && text_of(at.name) == name) {
+            return differ(
+                STW_ERROR_ORDER, records, rank, self,
+                format_text("ranks called with different tensors: as collective %llu rank "
+                            "0 and rank %u %s '%s', which is %s on rank 0 and %s on rank "
+                            "%u; make the same calls with the same tensors in the same "
+                            "order on all ranks",
+                            number(first.sequence), rank, doing(first.kind), name.c_str(),
+                            text_of(first.text).c_str(), text_of(at.text).c_str(), rank));
         }
         return differ(STW_ERROR_ORDER, records, rank, self,
                       format_text("ranks called in different order: as collective %llu rank 0 %s "

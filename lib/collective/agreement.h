@@ -25,11 +25,12 @@ struct Record {
     stw_status status = STW_OK;  // this rank cannot: the others hear why
     uint64_t sequence = 0;       // of the group's collectives
     uint64_t bytes = 0;          // that this rank will give
+    uint64_t names = 0;          // hash of the names of all tensors that take part, in order
     uint64_t spec = 0;           // hash of what must be equal: shapes, dtypes, partitions, budgets
     double values[4] = {};       // of a verdict
     uint64_t counts[4] = {};
     char name[128] = {};  // of the first tensor, or of the optimizer
-    char text[256] = {};  // the spec in words; with a status, its sentence
+    char text[248] = {};  // the spec in words; with a status, its sentence
 };
 static_assert(sizeof(Record) == 480);
 

@@ -286,10 +286,14 @@ collective::Record Runtime::record_of(collective::Kind kind,
     for (const stw_tensor *tensor : tensors) {
         record.spec = record.spec * 0x100000001b3ull ^ tensor->sharding->spec;
         record.bytes += tensor->sharding->partition.shard_bytes();
+        for (const char letter : tensor->name)
+            record.names = (record.names ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
+        record.names = (record.names ^ tensor->name.size()) * 0x100000001b3ull + 1;
     }
-    const std::string more =
-        tensors.size() > 1 ? format_text(", the first of %zu gathered together", tensors.size())
-                           : "";
+    const std::string more = tensors.size() > 1
+                                 ? format_text(", the first of %zu together, the last '%.64s'",
+                                               tensors.size(), tensors.back()->name.c_str())
+                                 : "";
     collective::set_text(record, tensors[0]->sharding->words + more);
     if (!status.ok()) collective::set_status(record, status);
     return record;

@@ -410,6 +410,27 @@ static void ranks_that_call_in_another_order_are_told(struct member *member)
     end(runtime, group, member);
 }
 
+/* Small tensors of one call are gathered together: the second one counts as well. */
+static void ranks_that_name_another_second_tensor_are_told(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    const char *const names[3] = {"first", "second", "third"};
+    stw_tensor *tensors[3];
+    stw_fetch_request requests[2] = {STW_FETCH_REQUEST_INIT, STW_FETCH_REQUEST_INIT};
+    stw_view views[2];
+    for (uint32_t i = 0; i < 3; ++i) {
+        tensors[i] = make(runtime, names[i], 200, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, tensors[i], i + 1);
+    }
+    requests[0].tensor = tensors[0];
+    requests[1].tensor = tensors[member->rank == 1 ? 2 : 1];
+    HOLDS(stw_fetch(runtime, NULL, requests, 2, views) == STW_ERROR_ORDER);
+    HOLDS(strstr(stw_last_error(), "'second'") && strstr(stw_last_error(), "'third'"));
+    HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
+    end(runtime, group, member);
+}
+
 static void a_tensor_that_differs_is_named(struct member *member)
 {
     stw_group *group = join(member);
@@ -591,6 +612,7 @@ int main(int argc, char **argv)
         CLAIM(a_group_has_one_runtime),
         CLAIM(a_group_has_runtimes_one_after_the_other),
         CLAIM(ranks_that_call_in_another_order_are_told),
+        CLAIM(ranks_that_name_another_second_tensor_are_told),
         {"a_rank_that_does_not_come_is_a_typed_error_in_time",
          a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},
     };

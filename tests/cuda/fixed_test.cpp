@@ -3,7 +3,6 @@
 // address stays, and what kernels see there is the tensor's.
 #include "tests/cuda/mapping_rig.h"
 
-#include <random>
 #include <set>
 
 namespace stepwell {
@@ -11,17 +10,6 @@ namespace {
 
 class CudaFixed : public MappingRig {
 protected:
-    stw_tensor *make_fixed(const char *name, uint64_t elements)
-    {
-        return make(name, elements, STW_TENSOR_FIXED_ADDRESS);
-    }
-    uint64_t address_of(stw_tensor *tensor) const
-    {
-        void *address = nullptr;
-        uint64_t bytes = 0;
-        EXPECT_EQ(stw_tensor_address(tensor, 0, &address, &bytes), STW_OK) << stw_last_error();
-        return reinterpret_cast<uint64_t>(address);
-    }
     stw_status create(uint32_t flags)
     {
         stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
@@ -43,40 +31,12 @@ TEST_F(CudaFixed, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
         SCOPED_TRACE(testing::Message() << "seed " << seed);
         open("delay_us=300,seed=" + std::to_string(seed), 8, 40);
         if (HasFatalFailure()) return;
-        std::mt19937_64 random(seed);
-        std::vector<stw_tensor *> tensors;
-        std::vector<uint64_t> addresses;
-        std::vector<uint32_t> values(sizes.size());
-        for (size_t i = 0; i < sizes.size(); ++i) {
-            const std::string name = "t" + std::to_string(i);
-            tensors.push_back(i % 4 == 3 ? make(name.c_str(), sizes[i])
-                                         : make_fixed(name.c_str(), sizes[i]));
-            addresses.push_back(i % 4 == 3 ? 0 : address_of(tensors[i]));
-        }
-        uint32_t written = 0;
-        for (int i = 0; i < 80; ++i) {
-            const size_t at = random() % sizes.size();
-            const bool writes = random() % 3 == 0;
-            void *stream = streams_[random() % kStreams];
-            stw_view view;
-            ASSERT_EQ(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
-                << stw_last_error();
-            if (addresses[at] != 0) {
-                EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), addresses[at]);
-                EXPECT_EQ(address_of(tensors[at]), addresses[at]);
-            }
-            enqueue(view, stream, values[at], written + 1, writes);
-            if (writes) values[at] = ++written;
-            ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
-            if (i % 20 != 19) continue;
+        use_many(sizes, seed, 80, [this](int i, auto &random, stw_tensor *, uint64_t, uint32_t) {
+            if (i % 20 != 19) return;
             const uint64_t blocks = 5 + random() % 4;
             ASSERT_EQ(set_budget(blocks), STW_OK) << stw_last_error();
             EXPECT_EQ(taken_blocks(), blocks);
-        }
-        for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
-        // What was used a moment ago goes without waiting, and its range ends behind that.
-        for (stw_tensor *tensor : tensors) EXPECT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK);
-        end_streams();
+        });
         EXPECT_EQ(wrong(), 0);
         TearDown();
         runtime_ = nullptr, context_ = nullptr;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -158,6 +159,55 @@ protected:
     stw_status set_budget(uint64_t blocks, uint64_t timeout_ns = 0)
     {
         return stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0, blocks * kBlock, timeout_ns);
+    }
+    stw_tensor *make_fixed(const char *name, uint64_t elements)
+    {
+        return make(name, elements, STW_TENSOR_FIXED_ADDRESS);
+    }
+    static uint64_t address_of(stw_tensor *tensor)
+    {
+        void *address = nullptr;
+        uint64_t bytes = 0;
+        EXPECT_EQ(stw_tensor_address(tensor, 0, &address, &bytes), STW_OK) << stw_last_error();
+        return reinterpret_cast<uint64_t>(address);
+    }
+    // Tensors of these sizes, all but each fourth with an address for life, read and written on all
+    // streams. `each` is called behind each of the rounds, with the tensor of it.
+    template <class Each>
+    void use_many(const std::vector<uint64_t> &sizes, uint64_t seed, int rounds, Each &&each)
+    {
+        std::mt19937_64 random(seed);
+        std::vector<stw_tensor *> tensors;
+        std::vector<uint64_t> addresses;
+        std::vector<uint32_t> values(sizes.size());
+        for (size_t i = 0; i < sizes.size(); ++i) {
+            const std::string name = "t" + std::to_string(i);
+            tensors.push_back(i % 4 == 3 ? make(name.c_str(), sizes[i])
+                                         : make_fixed(name.c_str(), sizes[i]));
+            addresses.push_back(i % 4 == 3 ? 0 : address_of(tensors[i]));
+        }
+        uint32_t written = 0;
+        for (int i = 0; i < rounds; ++i) {
+            const size_t at = random() % sizes.size();
+            const bool writes = random() % 3 == 0;
+            void *stream = streams_[random() % kStreams];
+            stw_view view;
+            ASSERT_EQ(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
+                << stw_last_error();
+            if (addresses[at] != 0) {
+                EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), addresses[at]);
+                EXPECT_EQ(address_of(tensors[at]), addresses[at]);
+            }
+            enqueue(view, stream, values[at], written + 1, writes);
+            if (writes) values[at] = ++written;
+            ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+            each(i, random, tensors[at], sizes[at], values[at]);
+            if (HasFatalFailure()) return;
+        }
+        for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
+        // What was used a moment ago goes without waiting, and its range ends behind that.
+        for (stw_tensor *tensor : tensors) EXPECT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK);
+        end_streams();
     }
     int wrong() const
     {

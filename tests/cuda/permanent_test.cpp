@@ -3,8 +3,6 @@
 // with an address of its own lies in them.
 #include "tests/cuda/mapping_rig.h"
 
-#include <random>
-
 namespace stepwell {
 namespace {
 
@@ -14,17 +12,6 @@ class CudaPermanent : public MappingRig {
 protected:
     CudaPermanent() { device_options_ = "arena=permanent"; }
 
-    stw_tensor *make_fixed(const char *name, uint64_t elements)
-    {
-        return make(name, elements, STW_TENSOR_FIXED_ADDRESS);
-    }
-    static uint64_t address_of(stw_tensor *tensor)
-    {
-        void *address = nullptr;
-        uint64_t bytes = 0;
-        EXPECT_EQ(stw_tensor_address(tensor, 0, &address, &bytes), STW_OK) << stw_last_error();
-        return reinterpret_cast<uint64_t>(address);
-    }
     static bool said(const char *what)
     {
         return std::string(stw_last_error()).find(what) != std::string::npos;
@@ -97,37 +84,11 @@ TEST_F(CudaPermanent, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
 {
     const std::vector<uint64_t> sizes = {3 * kElements,  100,       20 * kElements, kElements / 2,
                                          34 * kElements, kElements, 9 * kElements,  60};
-    std::mt19937_64 random(7);
     open("delay_us=200,seed=7", 43, 120);
-    std::vector<stw_tensor *> tensors;
-    std::vector<uint64_t> addresses;
-    std::vector<uint32_t> values(sizes.size());
-    for (size_t i = 0; i < sizes.size(); ++i) {
-        const std::string name = "t" + std::to_string(i);
-        tensors.push_back(i % 4 == 3 ? make(name.c_str(), sizes[i])
-                                     : make_fixed(name.c_str(), sizes[i]));
-        addresses.push_back(i % 4 == 3 ? 0 : address_of(tensors[i]));
-    }
-    uint32_t written = 0;
-    for (int i = 0; i < 150; ++i) {
-        const size_t at = random() % sizes.size();
-        const bool writes = random() % 3 == 0;
-        void *stream = streams_[random() % kStreams];
-        stw_view view;
-        ASSERT_EQ(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
-            << stw_last_error();
-        if (addresses[at] != 0) {
-            EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), addresses[at]);
-        }
-        enqueue(view, stream, values[at], written + 1, writes);
-        if (writes) values[at] = ++written;
-        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
-        if (i % 30 == 29) expect_all(tensors[at], sizes[at], values[at]);
-    }
-    for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
-    // What was used a moment ago goes without waiting, and its range ends behind that.
-    for (stw_tensor *tensor : tensors) EXPECT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK);
-    end_streams();
+    use_many(sizes, 7, 150,
+             [this](int i, auto &, stw_tensor *tensor, uint64_t size, uint32_t value) {
+                 if (i % 30 == 29) expect_all(tensor, size, value);
+             });
 }
 
 // Parts are the library's own business there: it reads and writes them, and shows none.

@@ -22,6 +22,23 @@ std::string seed_of(const Rank &rank, uint32_t seed)
     return "delay_us=200,seed=" + std::to_string(seed * 16 + rank.rank + 1);
 }
 
+// Of a tensor with an address for life; where it is refused, none is made.
+stw_status make_fixed(Rank &rank, const char *name, uint32_t partition)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = name;
+    spec.flags = STW_TENSOR_FIXED_ADDRESS;
+    spec.dtype = STW_F32;
+    spec.role = STW_ROLE_PARAM;
+    spec.partition = partition;
+    spec.dimensions = 1;
+    spec.shape[0] = 1000;
+    stw_tensor *tensor = nullptr;
+    const stw_status status = stw_tensor_create(rank.runtime, &spec, 1, &tensor);
+    EXPECT_EQ(tensor != nullptr, status == STW_OK);
+    return status;
+}
+
 // More of them than fit beside each other, so that slots come to others while streams still work.
 TEST_P(Ranks, WholesAreWhatTheRanksWrote)
 {
@@ -146,17 +163,7 @@ TEST_F(Ranks, AShardedTensorHasNoFixedAddress)
     run(2, [](Rank &rank) {
         rank.open(seed_of(rank, 4), 8, 24);
         if (testing::Test::HasFailure()) return;
-        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-        spec.name = "split";
-        spec.flags = STW_TENSOR_FIXED_ADDRESS;
-        spec.dtype = STW_F32;
-        spec.role = STW_ROLE_PARAM;
-        spec.partition = STW_PARTITION_SHARDED;
-        spec.dimensions = 1;
-        spec.shape[0] = 1000;
-        stw_tensor *tensor = nullptr;
-        EXPECT_EQ(stw_tensor_create(rank.runtime, &spec, 1, &tensor), STW_ERROR_INVALID);
-        EXPECT_EQ(tensor, nullptr);
+        EXPECT_EQ(make_fixed(rank, "split", STW_PARTITION_SHARDED), STW_ERROR_INVALID);
         for (const char *part : {"'split'", "fixed address", "sharded over ranks"})
             EXPECT_NE(std::strstr(stw_last_error(), part), nullptr) << stw_last_error();
         rank.end();
@@ -190,15 +197,7 @@ TEST_F(Ranks, APermanentArenaIsRegisteredAndHasNoOtherAddresses)
             rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
             rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
             EXPECT_EQ(stw_nccl_double_in_registered() > 0, permanent);
-            stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-            spec.name = "fixed";
-            spec.flags = STW_TENSOR_FIXED_ADDRESS;
-            spec.dtype = STW_F32;
-            spec.partition = STW_PARTITION_LOCAL;
-            spec.dimensions = 1;
-            spec.shape[0] = 1000;
-            stw_tensor *fixed = nullptr;
-            EXPECT_EQ(stw_tensor_create(rank.runtime, &spec, 1, &fixed),
+            EXPECT_EQ(make_fixed(rank, "fixed", STW_PARTITION_LOCAL),
                       permanent ? STW_ERROR_INVALID : STW_OK)
                 << stw_last_error();
             if (permanent) {

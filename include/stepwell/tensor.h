@@ -50,7 +50,9 @@ enum { /* stw_tensor_spec.flags */
     STW_TENSOR_FIXED_ADDRESS = 8 /* one address at each device for life, see stw_tensor_address;
                                     on `cpu` every tensor has one. It has blocks of its own. For
                                     what is sharded over ranks INVALID where a device's memory
-                                    does not move; UNSUPPORTED where a device has none to give */
+                                    does not move; UNSUPPORTED where a device has none to give. On
+                                    `cuda` with arena=permanent it is fetched as a whole only, and
+                                    INVALID where ranks know the device's memory */
 };
 
 typedef struct stw_tensor_spec {

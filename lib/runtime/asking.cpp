@@ -48,7 +48,10 @@ bool is_answered(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanW
         const bool same_costs = are_near(one->speeds, asked.speeds) &&
                                 is_near(one->compute_ns, asked.compute_ns) &&
                                 is_near(one->update_bytes, asked.update_bytes);
-        return same_round && one->varies == asked.varies && one->room == asked.room && same_costs;
+        const bool same_past =
+            !asked.varies || !schedule::is_much_more(asked.steps_seen, one->steps_seen);
+        return same_round && one->varies == asked.varies && same_past && one->room == asked.room &&
+               same_costs;
     });
 }
 

@@ -207,10 +207,10 @@ void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
 }
 
 // Under the lock. The steps stand one behind the other, as they are.
-void Runtime::copy_steps(const std::vector<const schedule::Learned *> &ways, StepModel *model) const
+void Runtime::copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const
 {
-    for (const schedule::Learned *way : ways) {
-        model->step.insert(model->step.end(), way->events().begin(), way->events().end());
+    for (const schedule::Step *step : steps) {
+        model->step.insert(model->step.end(), step->begin(), step->end());
     }
     model->ids = tensors_of(model->step);
     for (TensorId &id : model->ids) {
@@ -257,7 +257,7 @@ Result<StepModel> Runtime::take_model(uint32_t phase) const
     {
         std::lock_guard<std::mutex> lock(mutex_);
         const schedule::Learned *way = newest(trace_.phase(phase));
-        if (way) copy_steps({way}, &model);
+        if (way) copy_steps({&way->events()}, &model);
         if (!way) {
             return Status::error(
                 STW_ERROR_EMPTY,

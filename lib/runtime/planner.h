@@ -26,6 +26,7 @@ struct PlanWork {
     };
     std::vector<Turn> round;  // of steps that repeats
     bool varies = false;      // no: of steps of one phase that differ
+    uint64_t steps_seen = 0;  // of these, when it was asked
     uint64_t room = 0;        // a number for the budgets and policies
     std::vector<double> speeds;
     uint64_t compute_ns = 0;

@@ -21,6 +21,7 @@ constexpr size_t kPlansMax = 8;       // kept, of all phases
 constexpr uint64_t kReplayShare = 2;  // of the core's tables, for those of a replay
 constexpr uint64_t kEventShare = 8;   // copies of a step: as recorded, completed, expected
 constexpr uint64_t kNodeBytes = 16;   // of an allocation
+constexpr size_t kSeenLeast = 8;      // steps that differ, where there is no room for all
 
 }  // namespace
 
@@ -81,19 +82,21 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     for (PlaceId place = 0; place < nvme_place_; ++place) evictions += core_.evictions(place);
     const bool declared = round.front().way->declared;
     if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
-    const std::vector<const schedule::Learned *> ways = describe_work(round, work.get());
+    std::vector<const schedule::Step *> steps = describe_work(round, work.get());
     if (is_answered(plans_made_, *work) || mine.plans.is_refused(work->room)) return nullptr;
     if (!mine.plans.may_ask(planner_.cpu_ns(), now() - opened_ns_)) return nullptr;
-    uint64_t events = 0;
-    for (const schedule::Learned *way : ways) events += way->events().size();
-    const uint64_t needed =
-        kReplayShare * core_.metadata_bytes() + kEventShare * events * sizeof(schedule::Event);
-    if (!make_plan_room(needed)) {
-        mine.plans.refuse(work->room);
-        return nullptr;
+    uint64_t needed = planning_bytes(steps);
+    while (!make_plan_room(needed)) {
+        // Of steps that differ some more or fewer do.
+        if (!work->varies || steps.size() < kSeenLeast) {
+            mine.plans.refuse(work->room);
+            return nullptr;
+        }
+        steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2));
+        needed = planning_bytes(steps);
     }
-    for (const schedule::Learned *way : ways) work->lengths.push_back(way->events().size());
-    copy_steps(ways, &work->model);
+    for (const schedule::Step *step : steps) work->lengths.push_back(step->size());
+    copy_steps(steps, &work->model);
     if (PlanAsking::is_costly(planner_.cpu_ns(), now() - opened_ns_)) {
         const PlanWork *earlier = find_same_steps(plans_made_, *work);
         if (earlier) work->question.judged = earlier->plan->verdicts();
@@ -104,32 +107,36 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     return work;
 }
 
+// That the planner takes.
+uint64_t Runtime::planning_bytes(const std::vector<const schedule::Step *> &steps) const
+{
+    uint64_t events = 0;
+    for (const schedule::Step *step : steps) events += step->size();
+    return kReplayShare * core_.metadata_bytes() + kEventShare * events * sizeof(schedule::Event);
+}
+
 // What the plan would be for, and of which steps it is made.
-std::vector<const schedule::Learned *> Runtime::describe_work(
+std::vector<const schedule::Step *> Runtime::describe_work(
     const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const
 {
     work->room = room_number();
     for (const observe::LinkTotal &link : bandwidths_) {
         work->speeds.push_back(static_cast<double>(link.bytes_per_s));
     }
-    std::vector<const schedule::Learned *> ways;
     if (work->varies) {
+        const schedule::PhaseTrace &phase = *trace_.phase(round.front().phase);
         work->round = {{round.front().phase, 0}};
-        for (const auto &way : trace_.phase(round.front().phase)->learned()) {
-            ways.push_back(way.get());
-        }
-        std::sort(ways.begin(), ways.end(), [](const auto *one, const auto *other) {
-            return one->last_seen < other->last_seen;
-        });
-        return ways;
+        work->steps_seen = phase.steps();
+        return phase.seen();
     }
+    std::vector<const schedule::Step *> steps;
     for (const schedule::Trace::Turn &turn : round) {
         work->round.push_back({turn.phase, turn.way->key()});
         work->compute_ns += turn.way->compute_ns();
         work->update_bytes += turn.way->update_bytes();
-        ways.push_back(turn.way);
+        steps.push_back(&turn.way->events());
     }
-    return ways;
+    return steps;
 }
 
 // Behind a step, with no lock held. Without memory for a plan there is none, and that is no reason

@@ -759,7 +759,8 @@ private:
     // plans.cpp: of what stays, made beside the program
     void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
     std::unique_ptr<PlanWork> plan_question(uint32_t phase);
-    std::vector<const schedule::Learned *> describe_work(
+    uint64_t planning_bytes(const std::vector<const schedule::Step *> &steps) const;
+    std::vector<const schedule::Step *> describe_work(
         const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const;
     void prepare_plan(PlanWork &work) const;
     bool make_plan_room(uint64_t bytes);
@@ -784,7 +785,7 @@ private:
     // model.cpp: for replays, of the way the phase's steps went last, else as they were declared.
     // EMPTY where there is none. Holds the lock while it copies.
     Result<StepModel> take_model(uint32_t phase) const;
-    void copy_steps(const std::vector<const schedule::Learned *> &ways, StepModel *model) const;
+    void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const;
     void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
     static schedule::Step complete_step(schedule::Step step, const StepModel &model);
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(

@@ -12,6 +12,8 @@ namespace stepwell::schedule {
 namespace {
 
 constexpr uint32_t kWarmSteps = 2;     // until what is where no longer hangs on how it began
+constexpr uint64_t kFewSteps = 64;     // after which steps that differ are looked at anew
+constexpr double kChance = 1.02;       // of drawn steps: what differs by less may do so by chance
 constexpr uint64_t kAlikeShare = 200;  // steps that differ by less than this part are as long
 
 double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
@@ -83,10 +85,11 @@ std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec>
     return candidates;
 }
 
+// The longest memory first: of few steps it is the better estimate.
 std::vector<Candidate> online_candidates()
 {
     std::vector<Candidate> candidates = {{Rule::kLastUse, 0}};
-    for (const double fading : {0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.999}) {
+    for (const double fading : {0.999, 0.98, 0.95, 0.9, 0.8, 0.6, 0.3}) {
         candidates.push_back({Rule::kOftenUsed, fading});
     }
     return candidates;
@@ -218,8 +221,19 @@ Result<std::vector<Verdict>> choose_online(const Machine &machine,
         if (!verdict.ok()) return std::move(verdict.status());
         verdicts.push_back(verdict.take());
     }
-    std::stable_sort(verdicts.begin(), verdicts.end(), better);
+    double least_ns = verdicts.front().link_ns;
+    for (const Verdict &verdict : verdicts) least_ns = std::min(least_ns, verdict.link_ns);
+    const auto longest = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict &at) {
+        return at.candidate.rule == Rule::kOftenUsed && at.link_ns <= kChance * least_ns;
+    });
+    if (longest != verdicts.end()) std::rotate(verdicts.begin(), longest, longest + 1);
+    std::stable_sort(verdicts.begin() + (longest != verdicts.end()), verdicts.end(), better);
     return verdicts;
+}
+
+bool is_much_more(uint64_t steps, uint64_t judged)
+{
+    return steps - judged >= std::min(judged, kFewSteps);
 }
 
 void teach(Policy &policy, const std::vector<const Step *> &steps)

@@ -71,11 +71,14 @@ Result<std::vector<Verdict>> choose_among(const std::vector<Candidate> &candidat
 const Verdict &fastest(const std::vector<Verdict> &verdicts);
 
 // Of the online candidates, by a replay of the steps so far; what it costs is that of their second
-// half, when each has seen the first.
+// half, when each has seen the first. The first is used: of those that may be best by chance the
+// one that remembers longest.
 Result<std::vector<Verdict>> choose_online(const Machine &machine,
                                            const std::vector<residency::TensorSpec> &specs,
                                            const std::vector<const Step *> &steps,
                                            Stop stop = nullptr);
+// So many steps tell more than those that the choice was made of.
+bool is_much_more(uint64_t steps, uint64_t judged);
 // The policy learns from steps that are over, as if it had been there.
 void teach(Policy &policy, const std::vector<const Step *> &steps);
 

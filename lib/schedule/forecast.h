@@ -14,6 +14,7 @@ struct Expected {
     uint64_t compute_ns = 0;  // since the fetch before it; waits are not in it
     uint64_t distance = 0;    // in the accesses of VictimPolicy::next_use
     bool update = false;      // of an update, which works wherever the bytes are and the CPU can
+    bool unsure = false;      // as likely as not something else comes: not worth bytes ahead
 };
 
 // The program's own lane up to the end of the step, then what updates begin with and the step after

@@ -8,10 +8,14 @@
 namespace stepwell::schedule {
 namespace {
 
+bool same_tensor(const Event &a, const Event &b)
+{
+    return a.tensor == b.tensor && a.access == b.access && a.place == b.place;
+}
+
 bool same_fetch(const Event &a, const Event &b)
 {
-    return a.tensor == b.tensor && a.access == b.access && a.place == b.place &&
-           a.byte_begin == b.byte_begin && a.byte_count == b.byte_count;
+    return same_tensor(a, b) && a.byte_begin == b.byte_begin && a.byte_count == b.byte_count;
 }
 
 }  // namespace
@@ -109,14 +113,29 @@ Learned::UsesOf Learned::uses(residency::TensorId tensor, uint64_t from) const
     return {begin, begin != end && begin->tensor == tensor ? end : begin};
 }
 
-bool Learned::goes_like(const Learned &other) const
+bool Learned::goes(const Learned &other, bool (*same)(const Event &, const Event &)) const
 {
     const std::vector<uint32_t> &mine = order(Lane::kProgram);
     const std::vector<uint32_t> &others = other.order(Lane::kProgram);
-    return std::equal(mine.begin(), mine.end(), others.begin(), others.end(),
-                      [&](uint32_t one, uint32_t another) {
-                          return same_fetch(fetch(one), other.fetch(another));
-                      });
+    return std::equal(
+        mine.begin(), mine.end(), others.begin(), others.end(),
+        [&](uint32_t one, uint32_t another) { return same(fetch(one), other.fetch(another)); });
+}
+
+bool Learned::goes_like(const Learned &other) const
+{
+    return goes(other, mixes_lengths_ ? same_tensor : same_fetch);
+}
+
+bool Learned::goes_through(const Learned &other) const
+{
+    return goes(other, same_tensor);
+}
+
+void Learned::mix_lengths()
+{
+    mixes_lengths_ = true;
+    key_ = make_key();
 }
 
 uint64_t Learned::make_key() const
@@ -125,7 +144,8 @@ uint64_t Learned::make_key() const
     for (const uint32_t number : order(Lane::kProgram)) {
         const Event &event = fetch(number);
         const uint64_t words[] = {event.tensor, static_cast<uint64_t>(event.access), event.place,
-                                  event.byte_begin, event.byte_count};
+                                  mixes_lengths_ ? 0 : event.byte_begin,
+                                  mixes_lengths_ ? 0 : event.byte_count};
         for (const uint64_t word : words) {
             key = (key ^ word) * 0x9e3779b97f4a7c15;
             key ^= key >> 29;

@@ -7,6 +7,7 @@
 #include "lib/schedule/step.h"
 
 #include <array>
+#include <utility>
 #include <vector>
 
 namespace stepwell::schedule {
@@ -18,6 +19,7 @@ public:
     [[nodiscard]] uint32_t fetches() const { return static_cast<uint32_t>(fetch_at_.size()); }
     [[nodiscard]] const Event &fetch(uint32_t number) const { return events_[fetch_at_[number]]; }
     [[nodiscard]] const Step &events() const { return events_; }
+    [[nodiscard]] Step take_events() { return std::move(events_); }  // nothing else works then
     // The numbers of a lane's fetches, and where a fetch stands among those of its own lane.
     [[nodiscard]] const std::vector<uint32_t> &order(Lane lane) const
     {
@@ -80,6 +82,10 @@ public:
     // The program's fetches are the same in the same order. Only times may differ, how views end,
     // and what updates do beside them: how far these come by the end of a step is chance.
     [[nodiscard]] bool goes_like(const Learned &other) const;
+    // The same, but for how many bytes of each tensor.
+    [[nodiscard]] bool goes_through(const Learned &other) const;
+    // From now on what only goes through the same tensors goes like it; its bytes are the newest.
+    void mix_lengths();
     // Becomes the newer one, which goes like it, with gaps that are a mean of both.
     void renew(Learned newer);
 
@@ -96,11 +102,13 @@ public:
     void note_followed_by(const Learned *next);
 
 private:
+    bool goes(const Learned &other, bool (*same)(const Event &, const Event &)) const;
     [[nodiscard]] uint64_t make_key() const;
     void find_openings();
 
     uint32_t followed_so_ = 0;  // times, less those it was not
     uint64_t key_ = 0;
+    bool mixes_lengths_ = false;
     Step events_;
     std::vector<uint32_t> fetch_at_;
     std::vector<uint32_t> index_;

@@ -44,6 +44,15 @@ uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
     return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / speed);
 }
 
+// What may come ahead of it; nothing of what goes wherever the CPU can use it, or may not be used.
+residency::Lack lack_of(const residency::Core &core, const Expected &use, PlaceId place)
+{
+    if (use.unsure || use.request.place == residency::kAnyCpuPlace) return {};
+    residency::Request request = use.request;
+    request.place = place;
+    return core.lack(request);
+}
+
 bool reads_bytes(const residency::Request &request)
 {
     return request.access == residency::Access::kRead ||
@@ -141,7 +150,7 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
 // far ones those alone that go to the host tier, as the other places are full.
 bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
 {
-    const residency::Lack lack = core.lack(item.use.request);
+    const residency::Lack lack = item.use.unsure ? residency::Lack{} : core.lack(item.use.request);
     const bool counts = lack.place != residency::kNoPlace && lack.place != nvme_ &&
                         (zone == Zone::kNear || lack.place == host_);
     Room *room = nullptr;
@@ -165,8 +174,7 @@ bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
 bool Lookahead::bring_near(const residency::Core &core, Item &item)
 {
     if (item.use.update) return bring_update(core, item, Zone::kNear);
-    const bool copied = item.use.request.place == residency::kAnyCpuPlace;
-    const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
+    const residency::Lack lack = lack_of(core, item.use, item.use.request.place);
     if (lack.place == residency::kNoPlace || lack.place == nvme_) {
         give_room(item);  // destroyed, say, or it comes piece by piece with hints of its own
         set_lacks(item, false);
@@ -195,14 +203,11 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
 {
     if (item.use.update) return bring_update(core, item, Zone::kFar);
     if (host_ >= nvme_ || core.budget_bytes(host_) == 0) return false;
-    const bool copied = item.use.request.place == residency::kAnyCpuPlace;
-    const residency::Lack lack = copied ? residency::Lack{} : core.lack(item.use.request);
+    const residency::Lack lack = lack_of(core, item.use, item.use.request.place);
     if (lack.place != residency::kNoPlace && lack.place >= host_) return false;
     item.zone = Zone::kFar;
     set_lacks(item, false);
-    residency::Request request = item.use.request;
-    request.place = host_;
-    const residency::Lack there = copied ? residency::Lack{} : core.lack(request);
+    const residency::Lack there = lack_of(core, item.use, host_);
     if (lack.place == residency::kNoPlace || there.place == residency::kNoPlace) return true;
     item.room = take_room(core, item.use.request.tensor, host_, there.room_bytes);
     if (!item.room) {
@@ -282,7 +287,7 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
             return at.tensor == request.tensor;
         });
         Later later{request.tensor, use->compute_ns, 0};
-        if (!again && !use->update && reads_bytes(request)) {
+        if (!again && !use->update && !use->unsure && reads_bytes(request)) {
             const residency::Lack lack = core.lack(request);
             const bool has_place = lack.place != residency::kNoPlace && lack.place != nvme_;
             const auto room = rooms_.find(key_of(request.tensor, lack.place));

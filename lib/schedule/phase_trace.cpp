@@ -14,11 +14,13 @@ using residency::kNever;
 using residency::TensorId;
 
 constexpr size_t kWaysMax = 8;        // of a phase; the one not seen for longest goes
+constexpr size_t kLengthsMax = 3;     // ways that differ in the bytes of their tensors alone
 constexpr size_t kWaysOfData = 4;     // as many, and none usual: they hang on data
 constexpr size_t kNearSkip = 2;       // fetches that may be left out without more evidence
 constexpr size_t kSkipMax = 256;      // those that may be, where nothing fits better
 constexpr size_t kUsesSearched = 64;  // of a tensor, in each way
 constexpr float kForget = 1.0F / 16;  // a habit counts about so many steps
+constexpr float kSure = 0.75F;        // of the steps, where which tensors one uses is drawn
 
 }  // namespace
 
@@ -67,16 +69,14 @@ void PhaseTrace::learn(uint64_t bytes_max)
     const uint64_t before = bytes();
     note_habits(*step, bytes_max / 8);
     bytes_max -= std::min(bytes_max, bytes() - before);
-    Learned *known = nullptr;
-    for (const std::unique_ptr<Learned> &way : learned_) {
-        if (way->goes_like(*step)) known = way.get();
-    }
+    Learned *known = find_known(*step);
     if (known) {
         known->renew(std::move(*step));
     } else {
-        while (learned_.size() >= kWaysMax && drop_oldest()) continue;
+        while (learned_.size() >= kWaysMax && retire_oldest()) continue;
         if (step->bytes() > bytes_max) {
             last_ = nullptr;
+            varies_ = finds_varying();
             return;
         }
         learned_.push_back(std::move(step));
@@ -88,9 +88,96 @@ void PhaseTrace::learn(uint64_t bytes_max)
         if (way.get() == last_) way->note_followed_by(known);
     }
     last_ = known;
+    varies_ = finds_varying();
+    if (!varies_) forget_past();
+}
+
+Learned *PhaseTrace::find_known(const Learned &step)
+{
+    for (const std::unique_ptr<Learned> &way : learned_) {
+        if (way->goes_like(step)) return way.get();
+    }
+    return mix_lengths(step);
+}
+
+// Few lengths in turn are ways in turn. Of many, which one comes is not known, but the tensors are:
+// they become one way.
+Learned *PhaseTrace::mix_lengths(const Learned &step)
+{
+    Learned *mixed = nullptr;
+    size_t lengths = 0;
+    for (const std::unique_ptr<Learned> &way : learned_) {
+        if (way->declared || !way->goes_through(step)) continue;
+        ++lengths;
+        if (!mixed || way->last_seen > mixed->last_seen) mixed = way.get();
+    }
+    if (lengths < kLengthsMax) return nullptr;
+    mixed->mix_lengths();
+    for (size_t i = learned_.size(); i-- > 0;) {
+        const Learned *way = learned_[i].get();
+        if (way == mixed || way->declared || !way->goes_through(step)) continue;
+        mixed->seen += way->seen;
+        if (following_ == way) following_ = mixed;
+        if (last_ == way) last_ = mixed;
+        forget(i);
+    }
+    return mixed;
+}
+
+// Of a phase that varies its events stay, to choose by.
+bool PhaseTrace::retire_oldest()
+{
+    const size_t oldest = find_oldest();
+    if (oldest == learned_.size()) return false;
+    Step events;
+    if (varies_) events = learned_[oldest]->take_events();
+    forget(oldest);
+    if (!varies_) return true;
+    past_bytes_ += events.capacity() * sizeof(Event);
+    past_.push_back(std::move(events));
+    while (past_.size() > kSeenMax - kWaysMax) drop_past();
+    return true;
+}
+
+void PhaseTrace::drop_past()
+{
+    past_bytes_ -= past_.front().capacity() * sizeof(Event);
+    past_.erase(past_.begin());
+}
+
+void PhaseTrace::forget_past()
+{
+    past_ = {};
+    past_bytes_ = 0;
+}
+
+std::vector<const Step *> PhaseTrace::seen() const
+{
+    std::vector<const Learned *> ways;
+    for (const std::unique_ptr<Learned> &way : learned_) ways.push_back(way.get());
+    std::sort(ways.begin(), ways.end(), [](const Learned *one, const Learned *other) {
+        return one->last_seen < other->last_seen;
+    });
+    std::vector<const Step *> seen;
+    for (const Step &step : past_) seen.push_back(&step);
+    for (const Learned *way : ways) seen.push_back(&way->events());
+    return seen;
 }
 
 bool PhaseTrace::drop_oldest()
+{
+    if (!past_.empty()) {
+        drop_past();
+        return true;
+    }
+    const size_t oldest = find_oldest();
+    if (oldest == learned_.size()) return false;
+    forget(oldest);
+    return true;
+}
+
+// Of those that may go; their number where none may.
+size_t PhaseTrace::find_oldest() const
 {
     size_t oldest = learned_.size();
     for (size_t i = 0; i < learned_.size(); ++i) {
@@ -100,12 +187,15 @@ bool PhaseTrace::drop_oldest()
             oldest = i;
         }
     }
-    if (oldest == learned_.size()) return false;
+    return oldest;
+}
+
+void PhaseTrace::forget(size_t gone)
+{
     for (const std::unique_ptr<Learned> &way : learned_) {
-        if (way->followed_by == learned_[oldest].get()) way->followed_by = nullptr;
+        if (way->followed_by == learned_[gone].get()) way->followed_by = nullptr;
     }
-    learned_.erase(learned_.begin() + static_cast<std::ptrdiff_t>(oldest));
-    return true;
+    learned_.erase(learned_.begin() + static_cast<std::ptrdiff_t>(gone));
 }
 
 void PhaseTrace::declare(Step step)
@@ -291,7 +381,7 @@ const Learned *PhaseTrace::coming() const
     return following_ && following_->followed_by ? following_->followed_by : predict();
 }
 
-bool PhaseTrace::varies() const
+bool PhaseTrace::finds_varying() const
 {
     uint64_t most = 0;
     uint64_t sum = 0;
@@ -348,9 +438,11 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
 std::optional<Expected> PhaseTrace::ahead(uint64_t fetches) const
 {
     if (!following_) return {};
-    const auto of = [](const Learned &way, uint32_t number, uint64_t before) {
+    const PhaseTrace *phase = this;
+    const auto of = [&phase](const Learned &way, uint32_t number, uint64_t before) {
         const Event &event = way.fetch(number);
         Expected expected;
+        expected.unsure = phase->varies_ && phase->rate(event.tensor) < kSure;
         expected.update = event.lane == Lane::kUpdate;
         expected.distance = before + number;
         if (expected.update) {
@@ -370,15 +462,16 @@ std::optional<Expected> PhaseTrace::ahead(uint64_t fetches) const
     const std::vector<uint32_t> &closing = following_->closing();
     if (fetches < closing.size()) return of(*following_, closing[fetches], 0 - here);
     fetches -= closing.size();
-    const PhaseTrace *after = next_ ? next_ : this;
-    const Learned *way = after->coming();
+    if (next_) phase = next_;
+    const Learned *way = phase->coming();
     if (!way || fetches >= way->opening().size()) return {};
     return of(*way, way->opening()[fetches], following_->fetches() - here);
 }
 
 uint64_t PhaseTrace::bytes() const
 {
-    uint64_t bytes = sizeof *this + habits_.capacity() * sizeof(Habit);
+    uint64_t bytes = sizeof *this + habits_.capacity() * sizeof(Habit) + past_bytes_ +
+                     past_.capacity() * sizeof(Step);
     for (const std::unique_ptr<Learned> &way : learned_) bytes += way->bytes();
     return bytes;
 }

@@ -37,8 +37,13 @@ public:
     // How its last step went, and how the one goes that begins next; null: not known.
     [[nodiscard]] const Learned *last() const { return last_; }
     [[nodiscard]] const Learned *coming() const;
-    // No way is usual: which tensors a step needs hangs on its data.
-    [[nodiscard]] bool varies() const;
+    // No way is usual: which tensors a step needs hangs on its data. Of the order ahead those alone
+    // are sure then that nearly all steps use.
+    [[nodiscard]] bool varies() const { return varies_; }
+    [[nodiscard]] uint64_t steps() const { return steps_; }  // that were learned
+    // The last steps of a phase that varies, as far as they are kept, the oldest first.
+    static constexpr size_t kSeenMax = 64;
+    [[nodiscard]] std::vector<const Step *> seen() const;
 
     [[nodiscard]] uint64_t turn() const override { return turn_; }
     [[nodiscard]] uint64_t passed() const override { return passed_; }
@@ -72,7 +77,19 @@ private:
 
     void restart(const Learned *learned);
     [[nodiscard]] const Learned *predict() const;
+    [[nodiscard]] bool finds_varying() const;
+    [[nodiscard]] Learned *find_known(const Learned &step);
+    Learned *mix_lengths(const Learned &step);
+    bool retire_oldest();
+    [[nodiscard]] size_t find_oldest() const;
+    void forget(size_t way);
+    void drop_past();
+    void forget_past();
     void note_habits(const Learned &step, uint64_t bytes_max);
+    [[nodiscard]] float rate(residency::TensorId tensor) const
+    {
+        return tensor < habits_.size() ? habits_[tensor].rate : 0;
+    }
     bool step_on(Lane lane, residency::TensorId tensor);
     void jump(Lane lane, const Learned *learned, size_t at);
     [[nodiscard]] size_t skip_to(Lane lane, residency::TensorId tensor, size_t most) const;
@@ -82,6 +99,8 @@ private:
     [[nodiscard]] uint64_t first_use(residency::TensorId tensor) const;
 
     std::vector<std::unique_ptr<Learned>> learned_;
+    std::vector<Step> past_;  // of a phase that varies: ways that had to go, the oldest first
+    uint64_t past_bytes_ = 0;
     std::vector<Habit> habits_;  // by tensor
     const Learned *following_ = nullptr;
     const Learned *last_ = nullptr;  // how the last step went
@@ -93,6 +112,7 @@ private:
     residency::Instant passed_at_ = 0;
     uint64_t deviations_ = 0;
     bool open_ = false;
+    bool varies_ = false;
 };
 
 }  // namespace stepwell::schedule

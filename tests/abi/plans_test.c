@@ -143,6 +143,40 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
     machine_close(runtime);
 }
 
+/* As sequences of any length do: the same tensors in the same order, more or less of each. */
+static void steps_of_many_lengths_follow_one_plan(void **state)
+{
+    stw_runtime *runtime = machine_open(&now);
+    stw_tensor *layers[LAYERS];
+    stw_phase *phase = NULL;
+    uint64_t followed = 0;
+    uint32_t step;
+    (void)state;
+    make_layers(runtime, layers);
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (step = 0; followed < 12; ++step) {
+        const char *plan;
+        int i;
+        ok(stw_step_begin(phase));
+        for (i = 0; i < 2 * LAYERS; ++i) {
+            const int layer = i < LAYERS ? i : 2 * LAYERS - 1 - i;
+            const uint64_t count = BLOCK / 4 - step * 37 % 101;
+            stw_fetch_request request = request_range(layers[layer], STW_READ, 0, count);
+            stw_view view;
+            ok(stw_fetch(runtime, NULL, &request, 1, &view));
+            assert_float(((float *)view.pointer)[count - 1], (float)(layer + (int)count - 1));
+            ok(stw_release(&view, 1, STW_STREAM_HOST, 0));
+        }
+        ok(stw_step_end(phase, NULL));
+        plan = strstr(report_text(runtime), "\"chosen\"");
+        if (!plan) continue;
+        assert_null(strstr(plan, "\"often used")); /* which is for steps that differ */
+        followed = number_behind(plan, "\"followed_steps\": ");
+    }
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
 static int has_thread(const char *name)
 {
     char path[512];
@@ -610,6 +644,7 @@ int main(void)
         cmocka_unit_test(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic),
         cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
+        cmocka_unit_test(steps_of_many_lengths_follow_one_plan),
         cmocka_unit_test(a_plan_reads_less_of_a_cycle_than_recency),
         cmocka_unit_test(threads_share_steps_while_plans_are_made),
         cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),

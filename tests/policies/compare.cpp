@@ -2,6 +2,8 @@
 // Runs of whole programs by one policy, and by ours, which changes its mind.
 #include "tests/policies/compare.h"
 
+#include "lib/schedule/trace.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -9,7 +11,6 @@ namespace stepwell::schedule {
 namespace {
 
 constexpr size_t kSteadySteps = 2;  // between the choice and what is measured
-constexpr size_t kChooseEvery = 10;
 
 uint64_t all_bytes(const std::vector<LinkUse> &links)
 {
@@ -98,17 +99,22 @@ Result<Hits> run_clairvoyant(const Workload &trace, const Machine &machine)
     return hits;
 }
 
+// As a runtime does: of the steps that its trace keeps, where these differ, and anew when there are
+// many more of them. Of such steps what is not sure is not brought ahead.
 Result<Hits> run_ours(const Workload &trace, const Machine &machine, std::string *last)
 {
     Result<std::unique_ptr<Replay>> replay = filled(trace, machine);
     if (!replay.ok()) return std::move(replay.status());
     std::unique_ptr<Policy> policy = std::make_unique<LastUse>();
     replay.value()->set_policy(policy.get());
-    std::vector<const Step *> past;
+    PhaseTrace phase;
+    uint64_t judged = 0;
     const Uses nothing;
     Hits hits;
     for (size_t i = 0; i < trace.steps.size(); ++i) {
-        if (i > 0 && i % kChooseEvery == 0) {
+        if (phase.varies() && (judged == 0 || is_much_more(phase.steps(), judged))) {
+            judged = phase.steps();
+            const std::vector<const Step *> past = phase.seen();
             Result<std::vector<Verdict>> chosen = choose_online(machine, trace.tensors, past);
             if (!chosen.ok()) return std::move(chosen.status());
             const Candidate &best = chosen.value().front().candidate;
@@ -121,7 +127,10 @@ Result<Hits> run_ours(const Workload &trace, const Machine &machine, std::string
         Result<StepResult> step = replay.value()->step(trace.steps[i]);
         if (!step.ok()) return std::move(step.status());
         if (i >= kLearnedSteps) hits.add(step.value());
-        past.push_back(&trace.steps[i]);
+        phase.begin(0);
+        phase.recording = trace.steps[i];
+        phase.learn(Trace::kBytesMax);
+        phase.end();
     }
     replay.value()->set_policy(nullptr);
     return hits;

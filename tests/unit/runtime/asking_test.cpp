@@ -54,6 +54,27 @@ TEST(Asking, AnotherBudgetOrPolicyIsAnotherQuestion)
     EXPECT_FALSE(answered_after([](PlanWork &work) { work.room = 8; }));
 }
 
+// The more were seen, the more it takes; at last again and again, as what is drawn may drift.
+TEST(Asking, OfStepsThatVaryManyMoreAreAnotherQuestion)
+{
+    const auto answered = [](uint64_t made_of_steps, uint64_t steps) {
+        PlanWork one = work_of({{0, 0}});
+        one.varies = true;
+        one.steps_seen = made_of_steps;
+        PlanWork asked = work_of({{0, 0}});
+        asked.varies = true;
+        asked.steps_seen = steps;
+        return is_answered(made_of(std::move(one)), asked);
+    };
+    EXPECT_TRUE(answered(4, 7));
+    EXPECT_FALSE(answered(4, 8));
+    EXPECT_TRUE(answered(30, 59));
+    EXPECT_FALSE(answered(30, 60));
+    EXPECT_TRUE(answered(1000, 1063));
+    EXPECT_FALSE(answered(1000, 1064));
+    EXPECT_TRUE(answered_after([](PlanWork &work) { work.steps_seen = 100; }));  // it repeats
+}
+
 TEST(Asking, AnotherOrderIsAnotherQuestion)
 {
     EXPECT_FALSE(answered_after([](PlanWork &work) { work.round[0].way = 12; }));

@@ -146,6 +146,18 @@ TEST_F(LookaheadTest, TheNearestUsesComeFirstAndOnlyAsManyAsHaveRoomBesideEachOt
     EXPECT_TRUE(resident(list_.uses[1].request.tensor, kDevice));
 }
 
+// Neither near nor far, and what is sure behind it comes all the same.
+TEST_F(LookaheadTest, WhatIsNotSureIsNotProposed)
+{
+    open_listed(4, 8, 32);
+    const std::vector<TensorId> all = store(10);
+    for (const TensorId tensor : all) expect(tensor);
+    for (const size_t i : {0u, 2u, 3u, 7u}) list_.uses[i].unsure = true;
+    EXPECT_EQ(plan(), "t1@0 t4@0 t5@0 t6@0 t8@1 t9@1 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+}
+
 TEST_F(LookaheadTest, WhatIsThereOrUnderWayIsNotProposed)
 {
     open_listed(8, 0, 16);

@@ -178,6 +178,43 @@ TEST(Choose, TakesTheBestAndNeverMoreOverALinkThanTheBestSinglePolicy)
     }
 }
 
+// Steps draw from sixteen tensors, some more often, and from another sixteen after so many steps.
+std::vector<Step> drawn_steps(uint32_t seed, size_t steps, size_t same_for)
+{
+    std::mt19937 random(seed);
+    std::vector<Step> drawn(steps);
+    for (size_t i = 0; i < steps; ++i) {
+        const auto first = static_cast<residency::TensorId>(i / same_for % 4 * 16);
+        for (int k = 0; k < 64; ++k) {
+            const auto rank =
+                static_cast<residency::TensorId>(std::min(random() % 16, random() % 16));
+            use(drawn[i], first + rank, 10);
+        }
+    }
+    return drawn;
+}
+
+TEST(Choose, OfDrawnStepsTheLongestMemoryUnlessAShortOneIsBetterForCertain)
+{
+    const auto chosen = [](const std::vector<Step> &steps) {
+        std::vector<const Step *> seen;
+        for (const Step &step : steps) seen.push_back(&step);
+        const std::vector<residency::TensorSpec> specs = tensors_of(std::vector<uint32_t>(64, 1));
+        Result<std::vector<Verdict>> verdicts = choose_online(machine_of(8), specs, seen);
+        EXPECT_TRUE(verdicts.ok()) << verdicts.status().sentence();
+        EXPECT_EQ(verdicts.value().size(), online_candidates().size());
+        return verdicts.value().front().candidate;
+    };
+    for (uint32_t seed = 0; seed < 8; ++seed) {
+        SCOPED_TRACE("seed " + std::to_string(seed));
+        const Candidate steady = chosen(drawn_steps(seed, 40, 40));
+        EXPECT_EQ(steady.rule, Rule::kOftenUsed);
+        EXPECT_EQ(steady.number, 0.999);
+        const Candidate moving = chosen(drawn_steps(seed, 40, 4));
+        EXPECT_TRUE(moving.rule == Rule::kLastUse || moving.number < 0.9) << moving.name();
+    }
+}
+
 // Of tensors that are alike about half stay: every second one, so that what comes and goes does so
 // all the time. A part of the place is left for it.
 TEST_F(PoliciesTest, WhatIsKeptOfTensorsAlikeLiesAllOverTheStep)

@@ -444,6 +444,79 @@ TEST_F(TraceTest, StepsOfWhichNoneIsUsualVary)
     EXPECT_FALSE(trace_.phase(0)->varies());
 }
 
+// What each step needs is sure, and what was drawn for the last one is not.
+TEST_F(TraceTest, WhereStepsVaryThatAloneIsSureWhichNearlyAllUse)
+{
+    const auto unsure = [this](uint64_t fetch) { return trace_.phase(0)->ahead(fetch)->unsure; };
+    for (TensorId tensor = 10; tensor < 13; ++tensor) step({1, tensor, 2});
+    for (uint64_t i = 0; i < 3; ++i) EXPECT_FALSE(unsure(i));  // they may be ways in turn
+    for (TensorId tensor = 13; tensor < 18; ++tensor) step({1, tensor, 2});
+    EXPECT_EQ(ahead(), (Order{1, 17, 2, 1, 17, 2}));
+    EXPECT_FALSE(unsure(0));
+    EXPECT_TRUE(unsure(1));
+    EXPECT_FALSE(unsure(2));
+    for (int i = 0; i < 20; ++i) step({1, 3, 2});
+    EXPECT_FALSE(unsure(1));
+}
+
+// Of another phase's step its own habits count.
+TEST_F(TraceTest, WhatIsUnsureInOnePhaseMayBeSureInTheNext)
+{
+    for (TensorId tensor = 10; tensor < 18; ++tensor) {
+        step({1, tensor, 2});
+        step({5, 6}, 1);
+    }
+    trace_.begin_step(0, now_);
+    fetch_all({1, 3, 2});
+    EXPECT_EQ(ahead(), (Order{5, 6}));
+    EXPECT_FALSE(trace_.phase(0)->ahead(0)->unsure);
+    EXPECT_FALSE(trace_.phase(0)->ahead(1)->unsure);
+}
+
+TEST_F(TraceTest, OfStepsThatVaryMoreAreKeptThanWays)
+{
+    for (TensorId tensor = 100; tensor < 200; ++tensor) step({1, tensor, 2});
+    const PhaseTrace &phase = *trace_.phase(0);
+    EXPECT_EQ(phase.steps(), 100u);
+    const std::vector<const Step *> seen = phase.seen();
+    ASSERT_EQ(seen.size(), PhaseTrace::kSeenMax);
+    for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ((*seen[i])[1].tensor, 136 + i);
+    const uint64_t bytes = trace_.metadata_bytes();
+    for (int i = 0; i < 200; ++i) step({1, 3, 2});
+    EXPECT_LT(trace_.phase(0)->seen().size(), 10u);  // they do not vary any more
+    EXPECT_LT(trace_.metadata_bytes(), bytes);
+}
+
+// So many lengths are ways of their own; more are one, of which the last length is expected.
+TEST_F(TraceTest, StepsOfManyLengthsAreOneWay)
+{
+    const auto step_of = [this](uint64_t bytes) {
+        trace_.begin_step(0, now_);
+        for (const TensorId tensor : {1u, 2u, 3u}) {
+            const residency::Request request{tensor, Access::kRead, 0, 0, bytes};
+            trace_.fetched(0, Lane::kProgram, &request, 1, now_);
+        }
+        trace_.end_step(0, now_, true);
+    };
+    for (uint64_t i = 0; i < 9; ++i) step_of(500 + 100 * (i % 3));
+    EXPECT_EQ(trace_.phase(0)->learned().size(), 3u);
+    EXPECT_EQ(trace_.phase(0)->ahead(0)->request.byte_count, 500u);  // they come in turn
+    step_of(900);
+    ASSERT_EQ(trace_.phase(0)->learned().size(), 1u);
+    const Learned &way = *trace_.phase(0)->learned()[0];
+    EXPECT_EQ(way.seen, 10u);
+    EXPECT_EQ(trace_.phase(0)->ahead(0)->request.byte_count, 900u);
+    const uint64_t key = way.key();
+    for (uint64_t i = 0; i < 20; ++i) step_of(300 + 7 * i);
+    ASSERT_EQ(trace_.phase(0)->learned().size(), 1u);
+    EXPECT_EQ(trace_.phase(0)->learned()[0]->key(), key);
+    EXPECT_FALSE(trace_.phase(0)->varies());
+    EXPECT_EQ(trace_.phase(0)->ahead(2)->request.byte_count, 300u + 7 * 19);
+    EXPECT_EQ(trace_.phase(0)->deviations(), 0u);
+    step({1, 2, 4});
+    EXPECT_EQ(trace_.phase(0)->learned().size(), 2u);
+}
+
 TEST_F(TraceTest, AWayHasTheSameNumberWheneverItIsSeen)
 {
     step({1, 2});

@@ -128,15 +128,22 @@ std::string waits_text(const Json &page)
     return text + "\n";
 }
 
+// What no schedule of the last step would have been faster than, where a plan knew.
+std::string least_text(const Json &phase)
+{
+    const uint64_t ns = phase.value("last_least_ns", uint64_t{0});
+    return ns > 0 ? time_text(ns) : "-";
+}
+
 std::string phases_text(const Json &page)
 {
-    std::vector<Row> rows = {{"phase", "steps", "", "last step", "bound", "waited"}};
+    std::vector<Row> rows = {{"phase", "steps", "", "last step", "bound", "least", "waited"}};
     for (const Json &phase : page.at("phases"))
         rows.push_back({printable(phase.at("name").get<std::string>()),
                         std::to_string(phase.at("steps").get<uint64_t>()),
                         phase.at("open").get<bool>() ? "in a step" : "",
                         time_text(phase.at("last_wall_ns")), time_text(phase.at("last_bound_ns")),
-                        time_text(phase.at("last_stall_ns"))});
+                        least_text(phase), time_text(phase.at("last_stall_ns"))});
     return rows.size() > 1 ? "\n" + table_text(rows) : "";
 }
 

@@ -20,7 +20,7 @@ typedef struct stw_step_stats {
     uint32_t planned;             /* 1: a plan drove this step, 0: it was only recorded */
     uint64_t step;                /* steps of this phase so far */
     uint64_t wall_ns;
-    uint64_t bound_ns;            /* what bytes, bandwidths and compute force */
+    uint64_t bound_ns;            /* what the bytes that moved, bandwidths and compute force */
     uint64_t stall_ns;            /* the consumer waited, by cause: */
     uint64_t stall_nvme_ns;
     uint64_t stall_host_device_ns;
@@ -32,9 +32,11 @@ typedef struct stw_step_stats {
     uint64_t host_to_device_bytes;
     uint64_t device_to_host_bytes;
     uint64_t collective_bytes;
+    uint64_t least_ns;            /* whatever is moved when, no schedule of the step that the plan
+                                     knows is faster; 0: no plan of steps that repeat drove it */
 } stw_step_stats;
 #define STW_STEP_STATS_INIT                                                                        \
-    { sizeof(stw_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(stw_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Mark the beginning and end of one step. One open step per phase; different phases may overlap (a

@@ -22,6 +22,7 @@ struct StepRecord {
     uint64_t end_ns = 0;
     stw_step_stats stats{};
     StepBound bound;
+    uint64_t way = 0;  // how the plan that drove it says that it goes; 0: none did
 };
 
 // The newest kStepsKept steps of all phases.

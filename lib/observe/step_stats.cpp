@@ -55,7 +55,7 @@ constexpr uint64_t stw_step_stats::*kSums[] = {
     &stw_step_stats::collective_bytes,
 };
 // A field added to the public struct must be added above too.
-constexpr size_t kOtherBytes = 2 * sizeof(uint32_t) + sizeof(uint64_t);
+constexpr size_t kOtherBytes = 2 * sizeof(uint32_t) + 2 * sizeof(uint64_t);
 static_assert(sizeof(stw_step_stats) == kOtherBytes + std::size(kSums) * sizeof(uint64_t));
 
 }  // namespace
@@ -116,6 +116,7 @@ StepBound StepAccount::end(uint64_t now_ns, std::span<const LinkTotal> links,
     stats.struct_size = stats_out->struct_size;
     stats.planned = stats_out->planned;
     stats.step = stats_out->step;
+    stats.least_ns = stats_out->least_ns;
     *stats_out = stats;
     return bound;
 }

@@ -42,6 +42,8 @@ void write_step(JsonWriter &json, const observe::StepRecord &step, uint64_t orig
     json.member("planned", stats.planned != 0);
     json.member("wall_ns", stats.wall_ns);
     json.member("bound_ns", stats.bound_ns);
+    if (stats.least_ns > 0) json.member("least_ns", stats.least_ns);
+    if (step.way != 0) json.member("way", way_text(step.way));
     json.member("bound_by", step.bound.by_link ? link_name(step.bound.link) : "compute");
     json.member("compute_ns", step.bound.compute_ns);
     write_stalls(json, stats);

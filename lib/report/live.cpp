@@ -101,6 +101,7 @@ void LiveWriter::write_phase(const LivePhase &phase)
     json_.member("open", phase.open);
     json_.member("last_wall_ns", phase.last.wall_ns);
     json_.member("last_bound_ns", phase.last.bound_ns);
+    json_.member("last_least_ns", phase.last.least_ns);
     json_.member("last_stall_ns", phase.last.stall_ns);
     json_.end_object();
 }

@@ -2,6 +2,8 @@
 // The words of the reports for the numbers of the public API.
 #include "lib/report/report.h"
 
+#include "lib/support/status.h"
+
 namespace stepwell::report {
 
 const char *tier_name(uint32_t tier)
@@ -58,6 +60,11 @@ const char *role_name(uint32_t role)
     case STW_ROLE_CACHE: return "cache";
     default: return "unknown";
     }
+}
+
+std::string way_text(uint64_t way)
+{
+    return format_text("%016llx", static_cast<unsigned long long>(way));
 }
 
 }  // namespace stepwell::report

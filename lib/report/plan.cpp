@@ -48,6 +48,20 @@ void write_expected(JsonWriter &json, const PlanReport &plan)
     json.key("predicted");
     json.begin_object();
     json.member("step_ns", plan.step_ns);
+    json.key("turns");
+    json.begin_array();
+    for (const PlannedTurnReport &turn : plan.turns) {
+        json.begin_object();
+        json.compact(true);
+        json.member("phase", turn.phase);
+        json.member("way", way_text(turn.way));
+        json.member("begin_ns", turn.begin_ns);
+        json.member("end_ns", turn.end_ns);
+        json.member("least_ns", turn.least_ns);
+        json.compact(false);
+        json.end_object();
+    }
+    json.end_array();
     json.key("spans");
     json.begin_array();
     for (const ExpectedSpan &span : plan.spans) {

@@ -133,6 +133,7 @@ void write_step(JsonWriter &json, const char *name, const stw_step_stats &stats)
     json.member("planned", stats.planned != 0);
     json.member("wall_ns", stats.wall_ns);
     json.member("bound_ns", stats.bound_ns);
+    if (stats.least_ns > 0) json.member("least_ns", stats.least_ns);
     ratio_member(json, "bound_share", stats.bound_ns, stats.wall_ns);
     json.member("difference_ns", stats.wall_ns - std::min(stats.wall_ns, stats.bound_ns));
     // What is lost is lost in waiting, since compute alone is one of the bounds.

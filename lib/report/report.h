@@ -128,6 +128,15 @@ struct ExpectedSpan {
     uint64_t end_ns = 0;
 };
 
+// One step of those that a plan is for.
+struct PlannedTurnReport {
+    uint32_t phase = 0;
+    uint64_t way = 0;       // as of the steps that follow it
+    uint64_t begin_ns = 0;  // as expected, from the begin of the first one
+    uint64_t end_ns = 0;
+    uint64_t least_ns = 0;
+};
+
 // What was planned for a phase, or for several in turn.
 struct PlanReport {
     std::string name;
@@ -140,6 +149,7 @@ struct PlanReport {
     std::array<uint64_t, observe::kLinkTable> bound_link_ns{};
     uint64_t step_ns = 0;
     std::vector<ExpectedSpan> spans;
+    std::vector<PlannedTurnReport> turns;  // those of a plan of steps that differ: none
 };
 
 struct ReportData {
@@ -188,5 +198,7 @@ const char *tier_name(uint32_t tier);    // "device"
 const char *dtype_name(uint32_t dtype);  // "bf16"
 const char *link_name(uint32_t link);    // "nvme_to_host"
 const char *role_name(uint32_t role);    // "param"
+// Of a step's way a word: it has more digits than a number of JavaScript.
+std::string way_text(uint64_t way);
 
 }  // namespace stepwell::report

@@ -84,9 +84,13 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     stats.struct_size = sizeof stats;
     const observe::StepBound bound = mine.account.end(time, links, &stats);
     stats.planned = mine.planned;
+    stats.least_ns =
+        mine.turn.least_ns == 0
+            ? 0
+            : schedule::bound_with(mine.turn.least_ns, mine.turn.compute_ns, bound.compute_ns);
     stats.step = mine.count;
     mine.totals.add(stats, bound);
-    steps_.add({phase->index, mine.begin_ns, time, stats, bound});
+    steps_.add({phase->index, mine.begin_ns, time, stats, bound, mine.way});
     if (plans_) trace_.end_step(phase->index, time, true);
     take_bandwidths(links);
     observe::Span span;

@@ -6,6 +6,7 @@
 #include "lib/runtime/asking.h"
 #include "lib/runtime/runtime.h"
 #include "lib/schedule/lookahead.h"
+#include "lib/schedule/plan.h"
 
 #include <memory>
 
@@ -18,6 +19,8 @@ struct Runtime::Phase {
     uint32_t count = 0;
     uint64_t aborted = 0;
     bool planned = false;
+    uint64_t way = 0;            // of the open step, by the plan that drives it; 0: none does
+    schedule::PlannedTurn turn;  // what that says of it; where steps differ, nothing
     residency::Instant begin_ns = 0;
     observe::StepAccount account;
     observe::PhaseAccount totals;

@@ -177,11 +177,12 @@ void Runtime::prepare_plan(PlanWork &work) const
     StepModel &model = work.model;
     settle_model(work.totals, &model);
     if (!work.varies) work.question.step = complete_step(model.step, model);
-    for (size_t i = 0, begin = 0; work.varies && i < work.lengths.size();
-         begin += work.lengths[i++]) {
+    std::vector<schedule::Step> &steps = work.varies ? work.question.seen : work.question.turns;
+    const bool several = work.varies || work.lengths.size() > 1;
+    for (size_t i = 0, begin = 0; several && i < work.lengths.size(); begin += work.lengths[i++]) {
         const auto first = model.step.begin() + static_cast<std::ptrdiff_t>(begin);
         const schedule::Step step(first, first + static_cast<std::ptrdiff_t>(work.lengths[i]));
-        work.question.seen.push_back(complete_step(step, model));
+        steps.push_back(complete_step(step, model));
     }
     for (uint32_t number = 0; number < model.ids.size(); ++number) {
         const TensorId id = model.ids[number];
@@ -243,6 +244,9 @@ void Runtime::follow_plan(uint32_t phase)
     const bool other = work != plan_followed_;
     plan_followed_ = work;
     if (other) planned_.follow(work ? work->plan.get() : nullptr, work ? &work->numbers : nullptr);
+    phases_[phase]->way = work ? work->round[plan_turn_].way : 0;
+    const bool repeats = work && work->plan->repeats();
+    phases_[phase]->turn = repeats ? work->plan->turns()[plan_turn_] : schedule::PlannedTurn{};
     if (work) ++work->steps;
     if (work && plan_turn_ == 0) planned_.begin_step();
     uint64_t deviations = 0;
@@ -278,6 +282,12 @@ void Runtime::report_plans(report::ReportData &data) const
             if (is_same_round(made->round, work->round)) report.steps += made->steps;
         }
         fill_plan(*work->plan, &report);
+        const std::vector<schedule::PlannedTurn> &turns = work->plan->turns();
+        for (size_t k = 0; k < turns.size(); ++k) {
+            const uint64_t end = k + 1 < turns.size() ? turns[k + 1].begin_ns : report.step_ns;
+            report.turns.push_back({work->round[k].phase, work->round[k].way, turns[k].begin_ns,
+                                    end, turns[k].least_ns});
+        }
         data.plans.push_back(std::move(report));
     }
 }

@@ -10,6 +10,8 @@
 #include "lib/schedule/machine.h"
 #include "lib/schedule/step.h"
 
+#include <algorithm>
+
 namespace stepwell::schedule {
 
 enum class Limit : uint8_t { kCompute, kReads, kWrites, kGroup };
@@ -32,5 +34,13 @@ enum class Start : uint8_t { kCold, kAny };
 // so that together they must move more than each alone.
 Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs,
                const Machine &machine, Start start, uint32_t times = 1);
+
+// The bound of a step whose computing took another time than that which it was made with: where it
+// took less, no schedule is faster by more than that.
+constexpr uint64_t bound_with(uint64_t bound_ns, uint64_t compute_ns, uint64_t computed_ns)
+{
+    const uint64_t less = compute_ns > computed_ns ? compute_ns - computed_ns : 0;
+    return std::max(computed_ns, bound_ns - std::min(bound_ns, less));
+}
 
 }  // namespace stepwell::schedule

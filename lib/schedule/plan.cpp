@@ -70,12 +70,18 @@ void merge(std::vector<Span> &spans, residency::Instant step_ns)
     spans.swap(merged);
 }
 
+bool is_program_fetch(const Event &event)
+{
+    return event.act == Act::kFetch && event.lane == Lane::kProgram;
+}
+
 }  // namespace
 
 uint64_t PlanQuestion::bytes() const
 {
     uint64_t bytes = step.capacity() * sizeof(Event);
     for (const Step &each : seen) bytes += each.capacity() * sizeof(Event);
+    for (const Step &each : turns) bytes += each.capacity() * sizeof(Event);
     for (const residency::TensorSpec &spec : specs) bytes += sizeof spec + spec.name.capacity();
     for (const Verdict &verdict : judged) {
         bytes += sizeof verdict + verdict.links.capacity() * sizeof(LinkUse);
@@ -123,7 +129,40 @@ Status Plan::make_known(const PlanQuestion &question, Stop stop)
     uses_ = Uses(step, specs_.size());
     policy_ = make_policy(verdicts_.front().candidate, machine_, specs_, uses_);
     bound_ = bound_of(step, specs_, machine_, Start::kAny);
-    return expect(step, stop);
+    bound_turns(question.turns);
+    STW_TRY(expect(step, stop));
+    find_turns(step, question.turns);
+    expected_.event_begins = {};
+    expected_.event_ends = {};
+    return {};
+}
+
+void Plan::bound_turns(const std::vector<Step> &turns)
+{
+    for (const Step &turn : turns) {
+        const Bound bound = bound_of(turn, specs_, machine_, Start::kAny);
+        turns_.push_back({0, bound.step_ns, bound.compute_ns});
+    }
+    if (turns.empty()) turns_.push_back({0, bound_.step_ns, bound_.compute_ns});
+}
+
+// Each begins with what the program computes before the fetch behind those of the others.
+void Plan::find_turns(const Step &step, const std::vector<Step> &turns)
+{
+    size_t turn = 0;
+    std::ptrdiff_t left = 0;
+    for (size_t i = 0; i < step.size() && turn < turns.size(); ++i) {
+        if (!is_program_fetch(step[i])) continue;
+        if (left == 0) {
+            const residency::Instant begin = expected_.event_begins[i] - step[i].compute_ns;
+            turns_[turn].begin_ns = begin - std::min(begin, expected_.begin);
+            left = std::count_if(turns[turn].begin(), turns[turn].end(), is_program_fetch);
+            ++turn;
+        }
+        --left;
+    }
+    for (; turn < turns.size(); ++turn) turns_[turn].begin_ns = expected_.step_ns;
+    turns_.front().begin_ns = 0;
 }
 
 Status Plan::make_online(const std::vector<Step> &seen, Stop stop)
@@ -162,8 +201,6 @@ Status Plan::expect(const Step &step, Stop stop)
         if (step[i].lane != Lane::kProgram || step[i].compute_ns == 0) continue;
         computing_.push_back({kNoLink, step[i].tensor, {}, 0, begin - step[i].compute_ns, begin});
     }
-    expected_.event_begins = {};
-    expected_.event_ends = {};
     merge(expected_.spans, expected_.step_ns);
     merge(computing_, expected_.step_ns);
     return {};
@@ -172,6 +209,7 @@ Status Plan::expect(const Step &step, Stop stop)
 uint64_t Plan::bytes() const
 {
     uint64_t bytes = sizeof *this + verdicts_.capacity() * sizeof(Verdict) +
+                     turns_.capacity() * sizeof(PlannedTurn) +
                      (expected_.spans.capacity() + computing_.capacity()) * sizeof(Span);
     for (const residency::TensorSpec &spec : specs_) bytes += sizeof spec + spec.name.capacity();
     for (size_t tensor = 0; tensor < uses_.tensors(); ++tensor) {

@@ -19,12 +19,20 @@ struct PlanQuestion {
     std::vector<residency::TensorSpec> specs;
     Machine machine;
     Step step;  // that repeats, as completed() makes it; of several phases in turn, all
-    std::vector<Step> seen;  // instead: steps that differ, the oldest first
+    std::vector<Step> turns;  // of several in it each by itself; one alone is the step
+    std::vector<Step> seen;   // instead: steps that differ, the oldest first
     // Of an earlier plan for the same steps, where times have changed since: the best of these are
     // judged anew and the others not, which takes a fifth of the time.
     std::vector<Verdict> judged;
 
     [[nodiscard]] uint64_t bytes() const;
+};
+
+// One of the steps that a plan is for.
+struct PlannedTurn {
+    uint64_t begin_ns = 0;  // from the begin of them all, as it is expected
+    uint64_t least_ns = 0;  // no schedule of it is faster, whatever is where when it begins
+    uint64_t compute_ns = 0;
 };
 
 class Plan {
@@ -41,6 +49,7 @@ public:
     // Of a step that repeats, else nothing.
     [[nodiscard]] const Bound &bound() const { return bound_; }
     [[nodiscard]] const StepResult &expected() const { return expected_; }
+    [[nodiscard]] const std::vector<PlannedTurn> &turns() const { return turns_; }
     [[nodiscard]] const std::vector<Span> &computing() const { return computing_; }  // no link
 
     [[nodiscard]] uint64_t bytes() const;
@@ -50,6 +59,8 @@ private:
     Status make_known(const PlanQuestion &question, Stop stop);
     Status make_online(const std::vector<Step> &seen, Stop stop);
     Status expect(const Step &step, Stop stop);
+    void bound_turns(const std::vector<Step> &turns);
+    void find_turns(const Step &step, const std::vector<Step> &turns);
 
     std::vector<residency::TensorSpec> specs_;
     Machine machine_;
@@ -58,6 +69,7 @@ private:
     std::unique_ptr<Policy> policy_;
     std::vector<Verdict> verdicts_;
     Bound bound_;
+    std::vector<PlannedTurn> turns_;
     StepResult expected_;
     std::vector<Span> computing_;
 };

@@ -168,12 +168,14 @@ class Page(unittest.TestCase):
 
     def test_numbers_in_the_tables_are_those_of_the_report(self):
         data = report()
+        history = data["history"]
+        history["steps"][3]["least_ns"] = 750 * MS
         self.show(data)
         tables = self.tables()
-        history = data["history"]
         self.assertEqual(
             [row[:1] + row[3:5] + row[6:] for row in tables["Steps: times"]["rows"]],
-            [[s["step"], s["wall_ns"], s["bound_ns"], s["wall_ns"] - s["bound_ns"], s["compute_ns"],
+            [[s["step"], s["wall_ns"], s["bound_ns"], s["wall_ns"] - s["bound_ns"],
+              s.get("least_ns", ""), s["compute_ns"],
               *(s["stall_ns"][cause] for cause in CAUSES)] for s in history["steps"]])
         shown = ("nvme_to_host", "host_to_device", "nvme_to_device", "host_to_nvme",
                  "device_to_host", "device_to_nvme")
@@ -297,6 +299,33 @@ class Page(unittest.TestCase):
         unreachable = self.value("""[...document.querySelectorAll(
             'button, select, summary, .scroll')].filter((it) => it.tabIndex < 0).length""")
         self.assertEqual(unreachable, 0)
+
+    def test_of_steps_in_turn_each_has_its_own_part_of_the_prediction(self):
+        data = report()
+        data["phases"].append({**data["phases"][0], "name": "eval", "number": 1, "steps": 2})
+        steps = data["history"]["steps"]
+        for number, way in ((1, "a"), (3, "a"), (4, "b")):
+            steps[number].update(phase=1, way=way)
+        steps[2].update(way="t", least_ns=700 * MS)
+        predicted = data["plan"]["phases"][0]["predicted"]
+        data["plan"]["phases"][0]["name"] = "train + eval + eval"
+        predicted["turns"] = [
+            {"phase": 0, "way": "t", "begin_ns": 0, "end_ns": 400 * MS, "least_ns": 700 * MS},
+            {"phase": 1, "way": "a", "begin_ns": 400 * MS, "end_ns": 900 * MS, "least_ns": 1},
+            {"phase": 1, "way": "b", "begin_ns": 900 * MS, "end_ns": 1001 * MS, "least_ns": 1}]
+        self.show(data)
+        said = []
+        for index in range(5):
+            self.value(f"(() => {{ const it = document.querySelector('section select'); "
+                       f"it.value = '{index}'; it.dispatchEvent(new Event('change')); }})()")
+            said.append((self.value("document.querySelector('.readout').textContent"),
+                         self.value("document.querySelectorAll('svg path.plan').length")))
+        for (words, _), expected in zip(said, (400, 500, 400, 500, 101)):
+            self.assertIn(f"The plan expected {expected} ms for this step", words)
+        self.assertEqual([count for _, count in said], [2, 2, 2, 2, 0])
+        words = self.value("document.querySelector('.summary[data-phase=\"0\"]').textContent")
+        self.assertIn("no schedule of this step is faster than 700 ms: it took 43.3 % more", words)
+        self.assertIn("for the 3 steps", self.value("document.body.textContent"))
 
     def test_what_is_not_there_is_said(self):
         data = report()

@@ -53,13 +53,21 @@ function summary(phase) {
     text.append(
         'The bound is set by ',
         step.bound_by === 'compute' ? 'compute' : 'the link ' + linkWords(step.bound_by), '. ');
+    if (step.least_ns > 0)
+        text.append(
+            'Whatever is moved when, no schedule of this step is faster than ',
+            value(step.least_ns, time(step.least_ns)), ': it took ',
+            value(
+                Math.max(0, step.wall_ns / step.least_ns - 1),
+                percent(Math.max(0, step.wall_ns / step.least_ns - 1))),
+            ' more. ');
     if (step.stall_ns.total === 0 || gap === 0) {
         text.append('Nothing was lost to waiting.');
     } else {
         const cause = largestStall(step.stall_ns);
         text.append(
             value(gap, time(gap)),
-            ' more than bytes, bandwidths and compute force; the program waited ',
+            ' more than the bytes that moved, bandwidths and compute force; the program waited ',
             value(step.stall_ns.total, time(step.stall_ns.total)), ', most of it for ',
             CAUSE_WORDS[cause], ' (', value(step.stall_ns[cause], time(step.stall_ns[cause])),
             ').');
@@ -91,6 +99,8 @@ for (const phase of phases) {
         tile(
             'Bound', moved.bound_ns, time(moved.bound_ns),
             'set by ' + (moved.bound_by === 'compute' ? 'compute' : linkWords(moved.bound_by))),
+        ...(moved.least_ns > 0 ? [tile(
+            'Lower bound', moved.least_ns, time(moved.least_ns), 'of any schedule of it')] : []),
         tile(
             'Waiting', moved.stall_ns.total, time(moved.stall_ns.total), 'of all threads together'),
         tile('Read from NVMe', read, bytes(read), 'in that step'),
@@ -190,7 +200,8 @@ if (history && history.steps.length > 0) {
     const made = section(
         'Each step beside its bound',
         'A bar is the time of one step: what the program computed, and what it waited for. ' +
-            'The line across is the bound: no schedule of these bytes on these links is faster.');
+            'The line across is the bound: these bytes take these links as long. Another schedule ' +
+            'may move fewer; where a plan knows what has to move, the sentence above says so.');
     for (const phase of phases) {
         const steps = stepsOf(phase);
         if (steps.length === 0) continue;
@@ -218,14 +229,15 @@ if (history && history.steps.length > 0) {
         'Steps: times',
         [
             ['step'], ['phase'], ['planned'], ['time', 'n'], ['bound', 'n'], ['set by'],
-            ['gap', 'n'], ['compute', 'n'],
+            ['gap', 'n'], ['lower bound', 'n'], ['compute', 'n'],
             ...CAUSES.map((cause) => ['wait: ' + CAUSE_WORDS[cause], 'n'])
         ],
         history.steps.map(
             (step) =>
                 [cellCount(step.step), phaseWords(step.phase), step.planned ? 'yes' : 'no',
                  cellTime(step.wall_ns), cellTime(step.bound_ns), linkWords(step.bound_by),
-                 cellTime(gapOf(step)), cellTime(step.compute_ns),
+                 cellTime(gapOf(step)), step.least_ns > 0 ? cellTime(step.least_ns) : '',
+                 cellTime(step.compute_ns),
                  ...CAUSES.map((cause) => cellTime(step.stall_ns[cause]))]))));
 } else if (phases.length > 0) {
     section('Each step beside its bound', missing);

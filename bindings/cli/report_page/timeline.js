@@ -44,10 +44,30 @@ function computing(lanes, step) {
     if (at < step.end_ns) list.push([at, step.end_ns, 0, 1, -1]);
     return list;
 }
+// Of several steps in turn, the part that is this one's.
 const predictedOf = (step) => {
-    if (!plan) return null;
-    const entry = plan.phases.find((phase) => phase.name === phaseWords(step.phase));
-    return entry && entry.predicted ? entry.predicted : null;
+    for (const entry of plan ? plan.phases : []) {
+        if (!entry.predicted) continue;
+        const {turns, spans} = entry.predicted;
+        if (!turns) {  // of an older library
+            if (entry.name === phaseWords(step.phase)) return entry.predicted;
+            continue;
+        }
+        const own = turns.filter((turn) => turn.phase === step.phase);
+        const turn = own.find((one) => one.way === step.way) || (own.length === 1 ? own[0] : null);
+        if (!turn) continue;
+        const part = spans.filter((span) => span.end_ns > turn.begin_ns &&
+            span.start_ns < turn.end_ns);
+        return {
+            step_ns: turn.end_ns - turn.begin_ns,
+            spans: part.map((span) => ({
+                lane: span.lane,
+                start_ns: Math.max(span.start_ns, turn.begin_ns) - turn.begin_ns,
+                end_ns: Math.min(span.end_ns, turn.end_ns) - turn.begin_ns
+            }))
+        };
+    }
+    return null;
 };
 
 function timeline(window_) {

@@ -140,13 +140,15 @@ if (history) {
                         (link) =>
                             [linkWords(link.link), cellBytes(link.bytes), cellTime(link.ns)]))));
         if (phase.predicted) {
+            const turns = phase.predicted.turns || [];
             const steps = history ?
                 history.steps.filter((step) => phaseWords(step.phase) === phase.name) :
                 [];
             const last = steps[steps.length - 1];
             made.append(element(
                 'p', null, 'It expects ',
-                value(phase.predicted.step_ns, time(phase.predicted.step_ns)), ' for a step',
+                value(phase.predicted.step_ns, time(phase.predicted.step_ns)),
+                turns.length > 1 ? ` for the ${turns.length} steps` : ' for a step',
                 ...(last ? ['; the last one took ', value(last.wall_ns, time(last.wall_ns)), '.'] :
                            ['.'])));
         }

@@ -576,6 +576,7 @@ class stw_step_stats(Struct):
         ("host_to_device_bytes", c_uint64),
         ("device_to_host_bytes", c_uint64),
         ("collective_bytes", c_uint64),
+        ("least_ns", c_uint64),
     ]
 
 

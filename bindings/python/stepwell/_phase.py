@@ -33,6 +33,7 @@ class StepStats(NamedTuple):
     host_to_device_bytes: int
     device_to_host_bytes: int
     collective_bytes: int
+    least_ns: int
 
 
 class PlanAdvice(NamedTuple):

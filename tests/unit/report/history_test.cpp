@@ -43,6 +43,17 @@ observe::StepRecord step(uint64_t number, uint64_t begin_ns, uint64_t end_ns)
     return record;
 }
 
+TEST(History, AStepThatAPlanDroveSaysWhichAndWhatNoScheduleBeats)
+{
+    HistoryData data;
+    data.steps.push_back(step(3, 1100, 2100));
+    data.steps.back().stats.least_ns = 750;
+    data.steps.back().way = 0xab;
+    const json history = written(data);
+    EXPECT_EQ(history["steps"][0]["least_ns"], 750);
+    EXPECT_EQ(history["steps"][0]["way"], "00000000000000ab");
+}
+
 TEST(History, AStepHasItsCostsAndItsBytesByLink)
 {
     HistoryData data;
@@ -69,6 +80,8 @@ TEST(History, AStepHasItsCostsAndItsBytesByLink)
     EXPECT_EQ(first["planned"], true);
     EXPECT_EQ(first["bound_ns"], 800);
     EXPECT_EQ(first["bound_by"], "host_to_nvme");
+    EXPECT_FALSE(first.contains("least_ns"));
+    EXPECT_FALSE(first.contains("way"));
     EXPECT_EQ(first["compute_ns"], 700);
     EXPECT_EQ(first["stall_ns"]["room"], 300);
     EXPECT_EQ(first["link_bytes"]["host_to_nvme"], 4096);

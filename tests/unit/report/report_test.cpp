@@ -73,6 +73,7 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     plan.bound_link_ns[STW_LINK_NVME_TO_HOST] = 350;
     plan.step_ns = 400;
     plan.spans = {{0, 10, 310}, {STW_LINK_NVME_TO_HOST, 0, 90}};
+    plan.turns = {{4, 0xfedcba9876543210, 0, 400, 350}};
     PlanReport varying;
     varying.name = "decode";
     varying.candidates = {best};
@@ -93,6 +94,8 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
               json::parse(R"([{"link": "nvme_to_host", "bytes": 9, "ns": 350}])"));
     EXPECT_EQ(first["predicted"]["spans"][0]["lane"], "compute");
     EXPECT_EQ(first["predicted"]["spans"][1]["end_ns"], 90);
+    EXPECT_EQ(first["predicted"]["turns"], json::parse(R"([{"phase": 4, "way": "fedcba9876543210",
+              "begin_ns": 0, "end_ns": 400, "least_ns": 350}])"));
     EXPECT_FALSE(report["phases"][1].contains("predicted"));
     EXPECT_FALSE(report["phases"][1].contains("bound"));
 }

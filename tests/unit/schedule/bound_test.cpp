@@ -93,6 +93,39 @@ Bound bound_of(const Problem &problem, uint32_t times = 1)
 }
 
 // Of bytes in it is exact: any schedule that reads as few is one that the bound has found.
+TEST(Bound, IsLowerByNoMoreThanTheComputingIsShorter)
+{
+    EXPECT_EQ(bound_with(100, 80, 80), 100u);
+    EXPECT_EQ(bound_with(100, 80, 70), 90u);
+    EXPECT_EQ(bound_with(100, 80, 0), 20u);
+    EXPECT_EQ(bound_with(100, 100, 40), 40u);
+    EXPECT_EQ(bound_with(100, 80, 95), 100u);
+    EXPECT_EQ(bound_with(100, 80, 120), 120u);
+}
+
+// Of whole steps, too: with less to compute the bound falls by no more than that.
+TEST(Bound, OfAStepThatComputesLessIsNoLowerThanIsSaid)
+{
+    for (uint32_t seed = 0; seed < 200; ++seed) {
+        std::mt19937 random(seed);
+        Step step;
+        for (int i = 0; i < 20; ++i) {
+            use(step, random() % 8, 1 + random() % 5000);
+        }
+        const std::vector<residency::TensorSpec> specs = tensors_of(std::vector<uint32_t>(8, 1));
+        const Machine machine = machine_of(3 + random() % 3);
+        const Bound bound = bound_of(step, specs, machine, Start::kAny);
+        uint64_t computed = 0;
+        for (Event &event : step) {
+            event.compute_ns -= event.compute_ns > 0 ? random() % event.compute_ns : 0;
+            computed += event.compute_ns;
+        }
+        const Bound less = bound_of(step, specs, machine, Start::kAny);
+        EXPECT_EQ(less.compute_ns, computed);
+        EXPECT_LE(bound_with(bound.step_ns, bound.compute_ns, computed), less.step_ns) << seed;
+    }
+}
+
 TEST(Bound, IsTheFewestBytesThatTinyStepsRead)
 {
     uint32_t reading = 0;

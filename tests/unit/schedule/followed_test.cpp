@@ -63,6 +63,31 @@ TEST(PlanTest, TheBestOfAllCandidatesIsUsedAndExpected)
     EXPECT_GT(plan->bytes(), 12 * sizeof(residency::TensorSpec));
 }
 
+// A part of a round is bounded by itself, and begins where it is expected to: it reads what the one
+// before it left no room for.
+TEST(PlanTest, EachOfStepsInTurnHasItsBeginAndItsBound)
+{
+    PlanQuestion question = cyclic(6, 12);
+    const auto third = question.step.begin() + static_cast<std::ptrdiff_t>(2 * 4);
+    question.turns = {Step(question.step.begin(), third), Step(third, question.step.end())};
+    const std::unique_ptr<Plan> plan = made(std::move(question));
+    ASSERT_TRUE(plan);
+    ASSERT_EQ(plan->turns().size(), 2u);
+    const PlannedTurn &first = plan->turns()[0];
+    const PlannedTurn &second = plan->turns()[1];
+    EXPECT_EQ(first.compute_ns, 4 * kMs);
+    EXPECT_EQ(second.compute_ns, 8 * kMs);
+    EXPECT_EQ(first.begin_ns, 0u);
+    EXPECT_GE(second.begin_ns, first.least_ns);
+    EXPECT_LE(second.begin_ns, plan->expected().step_ns - second.least_ns);
+    EXPECT_GE(first.least_ns, first.compute_ns);
+    EXPECT_GE(second.least_ns, second.compute_ns);
+    EXPECT_LE(first.least_ns + second.least_ns, plan->bound().step_ns);
+    const std::unique_ptr<Plan> alone = made(cyclic(6, 12));
+    ASSERT_EQ(alone->turns().size(), 1u);
+    EXPECT_EQ(alone->turns()[0].least_ns, alone->bound().step_ns);
+}
+
 // On a link of a thousandth of the speed: the fastest four have new times, the others those that
 // they had.
 TEST(PlanTest, WhereTimesAloneHaveChangedTheBestOfAnEarlierPlanAreJudgedAnew)

@@ -102,6 +102,13 @@ static uint64_t number_behind(const char *text, const char *key)
     return strtoull(at + strlen(key), NULL, 10);
 }
 
+/* 0: none is there yet. */
+static uint64_t steps_followed(stw_runtime *runtime)
+{
+    const char *plan = strstr(report_text(runtime), "\"plan\"");
+    return strstr(plan, "\"chosen\"") ? number_behind(plan, "\"followed_steps\": ") : 0;
+}
+
 /* Of a step that followed the plan which the report has, within a quarter. */
 static int moves_what_it_says(stw_runtime *runtime, const stw_step_stats *stats)
 {
@@ -137,6 +144,8 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
         ok(stw_step_end(phase, &stats));
         step += strstr(report_text(runtime), "\"chosen\"") != NULL;
         as_said += moves_what_it_says(runtime, &stats);
+        /* Known from the first step on that a plan drove. */
+        assert_true((stats.least_ns > 0) == (steps_followed(runtime) > 0));
     }
     assert_int_equal(as_said, 3);
     ok(stw_phase_destroy(phase));
@@ -241,12 +250,13 @@ typedef struct cycle {
     int count;
 } cycle;
 
-static void cycle_open(cycle *c, uint32_t flags)
+/* With one tier, of so many blocks. */
+static void cycle_open(cycle *c, uint32_t flags, uint32_t blocks)
 {
     machine small = now;
     int i;
-    if (small.device_blocks == 0) small.host_blocks = 8;
-    if (small.host_blocks == 0) small.device_blocks = 8;
+    if (small.device_blocks == 0) small.host_blocks = blocks;
+    if (small.host_blocks == 0) small.device_blocks = blocks;
     small.flags |= flags;
     c->count = (int)(small.device_blocks + small.host_blocks) * 3 / 2;
     assert_true(c->count <= CYCLE_MAX);
@@ -277,13 +287,6 @@ static void cycle_close(cycle *c)
     machine_close(c->runtime);
 }
 
-/* 0: none is there yet. */
-static uint64_t steps_followed(stw_runtime *runtime)
-{
-    const char *plan = strstr(report_text(runtime), "\"plan\"");
-    return strstr(plan, "\"chosen\"") ? number_behind(plan, "\"followed_steps\": ") : 0;
-}
-
 static uint64_t blocks_read(stw_runtime *runtime)
 {
     stw_link_stats to_host = STW_LINK_STATS_INIT, to_device = STW_LINK_STATS_INIT;
@@ -302,7 +305,7 @@ static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
     uint64_t recency, planned = 0, followed;
     int step;
     (void)state;
-    cycle_open(&c, STW_RUNTIME_NO_PLAN);
+    cycle_open(&c, STW_RUNTIME_NO_PLAN, 8);
     cycle_step(&c);
     recency = blocks_read(c.runtime);
     for (step = 0; step < CYCLE_STEPS; ++step) cycle_step(&c);
@@ -310,7 +313,7 @@ static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
     if (one_tier) assert_int_equal(recency, CYCLE_STEPS * c.count);
     cycle_close(&c);
 
-    cycle_open(&c, 0);
+    cycle_open(&c, 0, 8);
     while ((followed = steps_followed(c.runtime)) == 0) cycle_step(&c);
     for (step = 0; step < CYCLE_STEPS;) {
         const uint64_t read_before = blocks_read(c.runtime), followed_before = followed;
@@ -325,6 +328,37 @@ static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
     if (planned > recency - recency / (one_tier ? 4 : 20)) {
         fail_msg("%d steps have read %llu blocks, and %llu without a plan", CYCLE_STEPS,
                  (unsigned long long)planned, (unsigned long long)recency);
+    }
+    cycle_close(&c);
+}
+
+/* What has to be read of a step at least, by the newest plan; 0 where there is none. */
+static uint64_t bytes_to_read(stw_runtime *runtime)
+{
+    const char *plan = strstr(report_text(runtime), "\"plan\"");
+    const char *bound = strstr(plan, "\"bound\"");
+    if (!bound || number_behind(plan, "\"followed_steps\": ") == 0) return 0;
+    return number_behind(bound, "\"bytes\": ");
+}
+
+/* A plan for the room that there was is not followed: another one is made for what is left. With
+ * two tiers to cache in, either may bring what the other one lacks: no link has to move it. */
+static void with_another_budget_another_plan_is_made(void **state)
+{
+    const uint32_t tier = now.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    uint64_t wide, narrow;
+    cycle c;
+    (void)state;
+    if (now.device_blocks > 0 && now.host_blocks > 0) return;
+    cycle_open(&c, 0, 20);
+    while ((wide = bytes_to_read(c.runtime)) == 0) cycle_step(&c);
+    ok(stw_tier_stats_get(c.runtime, tier, 0, &stats));
+    ok(stw_tier_set_budget(c.runtime, tier, 0, stats.budget_bytes - 2 * BLOCK, 0));
+    while ((narrow = bytes_to_read(c.runtime)) == wide || narrow == 0) cycle_step(&c);
+    if (narrow < wide + 2 * BLOCK) {
+        fail_msg("%llu bytes have to be read with two blocks less, and %llu with them",
+                 (unsigned long long)narrow, (unsigned long long)wide);
     }
     cycle_close(&c);
 }
@@ -472,6 +506,7 @@ static void the_plan_can_be_turned_off(void **state)
         pass(runtime, layers, 0, 0);
         ok(stw_step_end(phase, &stats));
         assert_int_equal(stats.planned, 0);
+        assert_int_equal(stats.least_ns, 0);
     }
     assert_null(strstr(report_text(runtime), "\"chosen\""));
     assert_int_equal(stats_of(runtime).planned_bytes, 0);
@@ -646,6 +681,7 @@ int main(void)
         cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
         cmocka_unit_test(steps_of_many_lengths_follow_one_plan),
         cmocka_unit_test(a_plan_reads_less_of_a_cycle_than_recency),
+        cmocka_unit_test(with_another_budget_another_plan_is_made),
         cmocka_unit_test(threads_share_steps_while_plans_are_made),
         cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
         cmocka_unit_test(where_nothing_has_to_leave_nothing_is_planned),

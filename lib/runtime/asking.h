@@ -27,7 +27,8 @@ const PlanWork *find_same_steps(const std::vector<std::unique_ptr<PlanWork>> &ma
 // Of one phase.
 class PlanAsking {
 public:
-    // The first ones at once, then as long as planning takes a small share of the time.
+    // The first ones at once, then as long as planning takes a small share of the time, with what
+    // this one is likely to take.
     [[nodiscard]] bool may_ask(uint64_t planning_ns, uint64_t open_ns) const
     {
         return asked_ < kAskedAtOnce || !is_costly(planning_ns, open_ns);
@@ -44,6 +45,7 @@ public:
 
     static constexpr uint32_t kAskedAtOnce = 3;
     static constexpr uint64_t kTimeShare = 100;  // of the time since open
+    static constexpr uint64_t kAnewShare = 5;    // of what a plan takes, where one is taken over
 
 private:
     uint32_t asked_ = 0;

@@ -35,10 +35,11 @@ struct PlanWork {
 
     schedule::PlanQuestion question;  // empty once it is answered
     std::unique_ptr<schedule::Plan> plan;
-    Status status;        // why there is none
-    uint64_t cpu_ns = 0;  // that it took
-    uint64_t steps = 0;   // it was followed for
-    uint64_t bytes = 0;   // of it all, once it is made
+    Status status;              // why there is none
+    uint64_t cpu_ns = 0;        // that it took
+    uint64_t whole_cpu_ns = 0;  // that a plan for these steps takes, where none is taken over
+    uint64_t steps = 0;         // it was followed for
+    uint64_t bytes = 0;         // of it all, once it is made
 
     // What is left to be done of the question, by the planner's thread.
     StepModel model;

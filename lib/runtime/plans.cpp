@@ -84,7 +84,12 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
     std::vector<const schedule::Step *> steps = describe_work(round, work.get());
     if (is_answered(plans_made_, *work) || mine.plans.is_refused(work->room)) return nullptr;
-    if (!mine.plans.may_ask(planner_.cpu_ns(), now() - opened_ns_)) return nullptr;
+    const PlanWork *earlier = find_same_steps(plans_made_, *work);
+    if (earlier) work->whole_cpu_ns = earlier->whole_cpu_ns;
+    const uint64_t open_ns = now() - opened_ns_;
+    const bool costly = PlanAsking::is_costly(planner_.cpu_ns() + work->whole_cpu_ns, open_ns);
+    const uint64_t takes_ns = work->whole_cpu_ns / (costly ? PlanAsking::kAnewShare : 1);
+    if (!mine.plans.may_ask(planner_.cpu_ns() + takes_ns, open_ns)) return nullptr;
     uint64_t needed = planning_bytes(steps);
     while (!make_plan_room(needed)) {
         // Of steps that differ some more or fewer do.
@@ -97,10 +102,9 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     }
     for (const schedule::Step *step : steps) work->lengths.push_back(step->size());
     copy_steps(steps, &work->model);
-    if (PlanAsking::is_costly(planner_.cpu_ns(), now() - opened_ns_)) {
-        const PlanWork *earlier = find_same_steps(plans_made_, *work);
-        if (earlier) work->question.judged = earlier->plan->verdicts();
-    }
+    // Making room may have been the end of the earlier one.
+    earlier = costly ? find_same_steps(plans_made_, *work) : nullptr;
+    if (earlier) work->question.judged = earlier->plan->verdicts();
     plans_made_.reserve(kPlansMax + 1);  // so that taking it over cannot fail
     mine.plans.asked();
     plan_bytes_asked_ = needed;
@@ -201,6 +205,7 @@ void Runtime::take_plan()
     std::unique_ptr<PlanWork> work = planner_.take();
     if (!work) return;
     plan_bytes_asked_ = 0;
+    if (work->whole_cpu_ns == 0) work->whole_cpu_ns = work->cpu_ns;
     work->bytes = sizeof *work + work->numbers.capacity() * sizeof(uint32_t);
     if (work->plan) work->bytes += work->plan->bytes();
     if (!work->plan) note_line(STW_LOG_INFO, "plan", work->status);

@@ -229,7 +229,7 @@ void add_simulating(CLI::App *app, Words *words, Options *options, Subcommands *
     simulate->add_option("-o,--output", options->output, "a file for the sweep as a plot, SVG")
         ->type_name("FILE");
     CLI::App *plan = app->add_subcommand(
-        "plan", "The smallest budgets with which a model trains as fast as the machine lets it");
+        "plan", "The smallest budgets to train a model without stall, or as fast as it gets");
     for (CLI::App *asks : {simulate, plan}) add_simulate(asks, words, options);
     all->push_back({simulate, Command::kSimulate, kSimulateKnows});
     all->push_back({plan, Command::kPlan, kPlanKnows});

@@ -2,6 +2,7 @@
 #include "lib/simulate/plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace stepwell::simulate {
 namespace {
@@ -57,6 +58,9 @@ Result<Plan> plan(const Model &model, const Machine &machine, const Options &opt
     found.whole = whole.take();
     found.least = found.whole;
     found.limit = limit_of(found.whole);
+    const auto &stalls = found.whole.stall_s;
+    found.waits = std::accumulate(stalls.begin(), stalls.end(), 0.0) / found.whole.step_s;
+    found.without_stall = found.waits <= kStallOfStep;
     tried.largest = false;
     tried.has_budgets = true;
     const double target_s = found.whole.step_s * kAsFast;

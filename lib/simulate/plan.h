@@ -10,6 +10,10 @@ struct Plan {
     Answer whole;       // with all the machine has
     Answer least;       // with the budgets of the plan
     std::string limit;  // what limits a step, whatever the budgets
+    // Of a step that the GPU waits, with all the machine has; where it is no more than a fiftieth,
+    // the budgets of the plan train without stall.
+    double waits = 0;
+    bool without_stall = false;
 };
 
 // As fast: within a hundredth. Tiers are made smaller one after the other, the device first; each

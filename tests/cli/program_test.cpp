@@ -613,6 +613,8 @@ TEST(StepwellPlan, TellsTheSmallestBudgetsThatAreAsFast)
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const json plan = json::parse(outcome.out);
     EXPECT_EQ(plan["limited_by"], "update");
+    EXPECT_EQ(plan["without_stall"], false);
+    EXPECT_GT(double{plan["waits"]}, 0.02);
     const double whole = plan["with_all"]["step_s"];
     EXPECT_LE(double{plan["with_least"]["step_s"]}, 1.01 * whole);
     EXPECT_LT(plan["least_budgets_per_rank"]["device_bytes"],

@@ -82,6 +82,8 @@ std::string plan_json(const std::string &model, const simulate::Machine &machine
 {
     Json json = head(model, machine);
     json["limited_by"] = plan.limit;
+    json["without_stall"] = plan.without_stall;
+    json["waits"] = plan.waits;
     json["least_budgets_per_rank"] = budgets_json(plan.least.budgets);
     json["with_all"] = answer_json(plan.whole);
     json["with_least"] = answer_json(plan.least);

@@ -116,7 +116,13 @@ std::string plan_text(const std::string &model, const simulate::Machine &machine
 {
     std::string text = title(model, machine, plan.whole);
     text += "  limited by    " + plan.limit + "\n";
-    text += times_text(plan.whole) + "smallest budgets that are as fast, of each rank\n";
+    text += times_text(plan.whole);
+    text +=
+        plan.without_stall
+            ? "smallest budgets without stall, of each rank\n"
+            : formatted("no budgets here train it without stall: with all there is a step waits "
+                        "%.0f %% of its time\nsmallest budgets that are as fast, of each rank\n",
+                        100 * plan.waits);
     const simulate::Budgets &least = plan.least.budgets;
     const simulate::Budgets &whole = plan.whole.budgets;
     const struct {

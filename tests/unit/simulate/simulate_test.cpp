@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lib/simulate/plan.h"
 #include "tests/unit/simulate/machines.h"
 
 #include <numeric>
@@ -182,6 +183,28 @@ TEST(Simulate, TheCostGrowsWithTheTensorsAndNotWithTheRanks)
     const Answer many = answer_of(model, large, options);
     EXPECT_EQ(many.ranks, 512u);
     EXPECT_LE(many.events, four.events);
+}
+
+// A slow processor hides what is moved, a fast one waits for it whatever the budgets.
+TEST(SimulatedPlan, SaysWhetherThereAreBudgetsWithoutStall)
+{
+    const Model model = on_nvme(3);
+    const auto plan_with = [&](double flops_per_s) {
+        Machine machine = small_machine();
+        machine.peak_flops_per_s = machine.achieved_flops_per_s = flops_per_s;
+        Result<Plan> made = plan(model, machine, {});
+        EXPECT_TRUE(made.ok()) << made.status().sentence();
+        return made.ok() ? made.take() : Plan{};
+    };
+    const Plan slow = plan_with(0.02e12);
+    EXPECT_TRUE(slow.without_stall) << slow.waits;
+    EXPECT_EQ(slow.limit, "computation");
+    EXPECT_LE(slow.least.budgets.device_bytes, slow.whole.budgets.device_bytes);
+    EXPECT_LE(slow.least.step_s, 1.01 * slow.whole.step_s);
+    const Plan fast = plan_with(500e12);
+    EXPECT_FALSE(fast.without_stall) << fast.waits;
+    EXPECT_NE(fast.limit, "computation");
+    EXPECT_LE(fast.waits, 1);
 }
 
 TEST(Simulate, MoreRanksThanThereAreAreRefused)

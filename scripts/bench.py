@@ -561,6 +561,7 @@ def bench_policy(options):
             f"clairvoyant {line['clairvoyant']:.3f}, last use {line['last_use']:.3f}, "
             f"{line['ours']} of {line['best']}"
         )
+    followed = [sum(line["followed_bytes"]) for line in repeated]
     our_bytes = sum(sum(line["our_bytes"]) for line in repeated)
     best_bytes = sum(sum(line["best_bytes"]) for line in repeated)
     return [
@@ -569,6 +570,10 @@ def bench_policy(options):
                       [line["ratio"] for line in repeated], reference_value=best_bytes / GB,
                       last_use=sum(line["last_use_bytes"] for line in repeated) / GB,
                       bound=sum(sum(line["bound_bytes"]) for line in repeated) / GB),
+        policy_result("policy.followed", sum(followed) / GB, "GB over all links",
+                      "the best single policy on demand, in all",
+                      [sum(line["best_bytes"]) / mine for line, mine in zip(repeated, followed)],
+                      reference_value=best_bytes / GB),
         policy_result("policy.online", len(drawn), "traces", "the best online policy",
                       [line["ratio"] for line in drawn], reference_value=len(drawn)),
         policy_result("policy.moe_hit", min(line["hit"] for line in drawn), "of bytes",

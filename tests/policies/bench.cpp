@@ -40,11 +40,13 @@ bool compare(const Workload &trace, uint64_t seed, uint32_t percent)
     const Repeated &at = result.value();
     std::printf("{\"trace\": \"%s\", \"seed\": %llu, \"percent\": %u, \"ratio\": %.6f, "
                 "\"ours\": \"%s\", \"best\": \"%s\", \"our_bytes\": [%s], \"best_bytes\": [%s], "
-                "\"bound_bytes\": [%s], \"last_use_bytes\": %llu}\n",
+                "\"bound_bytes\": [%s], \"last_use_bytes\": %llu, \"followed\": \"%s\", "
+                "\"followed_bytes\": [%s]}\n",
                 trace.name.c_str(), static_cast<unsigned long long>(seed), percent, at.ratio(),
                 at.ours.c_str(), at.single.c_str(), list(at.our_bytes).c_str(),
                 list(at.single_bytes).c_str(), list(at.bound_bytes).c_str(),
-                static_cast<unsigned long long>(at.recency_bytes));
+                static_cast<unsigned long long>(at.recency_bytes), at.followed.c_str(),
+                list(at.followed_bytes).c_str());
     std::fflush(stdout);
     return true;
 }

@@ -186,6 +186,11 @@ Result<Repeated> compare_repeated(const Workload &trace, uint32_t percent)
         }
     }
     replay.value()->set_policy(nullptr);
+    Result<std::vector<Verdict>> ahead = choose(machine, trace.tensors, step, Asking::kAhead);
+    if (!ahead.ok()) return std::move(ahead.status());
+    const Verdict &followed = fastest(ahead.value());
+    repeated.followed = followed.candidate.name();
+    for (const LinkUse &use : followed.links) repeated.followed_bytes.push_back(use.bytes);
     repeated.bound_bytes =
         bound_of(step, trace.tensors, machine, Start::kAny, kMeasuredSteps).link_bytes;
     for (uint64_t &bytes : repeated.bound_bytes) bytes *= kMeasuredSteps;

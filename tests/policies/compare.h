@@ -17,12 +17,15 @@ struct Repeated {
     std::vector<uint64_t> single_bytes;
     std::vector<uint64_t> bound_bytes;  // that no policy can go below
     uint64_t recency_bytes = 0;         // over all links
+    // What a runtime follows instead: the fastest with what comes next brought ahead, which counts.
+    std::string followed;
+    std::vector<uint64_t> followed_bytes;
     // The smallest of the single one's bytes over ours; of links that either uses.
     [[nodiscard]] double ratio() const;
 };
 Result<Repeated> compare_repeated(const Workload &trace, uint32_t percent);
 
-// Chosen again every ten steps from those that were; measured once thirty are over.
+// Chosen as a runtime chooses, from the steps that were; measured once thirty are over.
 struct Online {
     std::string ours;  // the last choice
     std::string single;

@@ -89,6 +89,7 @@ struct CudaApi {
     int (*context_pop)(void **context);
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_destroy)(void *stream);
+    int (*stream_query)(void *stream);
     int (*event_create)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);

@@ -47,16 +47,13 @@ stw_status NcclGroup::open(const stw_collective_options &options,
     if (const stw_status status = load_libraries(&group->libraries_, error_out)) return status;
     int ordinal = options.device_ordinal;
     if (options.communicator != nullptr)
-        group->libraries_.nccl.comm_device(static_cast<ncclComm_t>(options.communicator), &ordinal);
+        if (const stw_status status = group->borrow(options, &ordinal, error_out)) return status;
     auto device = std::make_unique<Device>(group->libraries_);
     if (const stw_status status = device->open(ordinal, error_out)) return status;
     group->device_ = std::move(device);
     const Device::Scope scope(*group->device_);
-    const stw_status status =
-        options.communicator != nullptr
-            ? group->borrow(static_cast<ncclComm_t>(options.communicator), error_out)
-            : group->join(options, error_out);
-    if (status != STW_OK) return status;
+    if (!group->borrowed_)
+        if (const stw_status status = group->join(options, error_out)) return status;
     const stw_status room = group->device_->take_room(kSlots * group->slot_bytes(), error_out);
     if (room != STW_OK) {
         if (!group->borrowed_) group->libraries_.nccl.comm_abort(group->comm_);
@@ -66,19 +63,38 @@ stw_status NcclGroup::open(const stw_collective_options &options,
     return STW_OK;
 }
 
-stw_status NcclGroup::borrow(ncclComm_t comm, stw_driver_error *error_out)
+// NCCL tells nothing of one that is still being made.
+stw_status NcclGroup::borrow(const stw_collective_options &options, int *ordinal_out,
+                             stw_driver_error *error_out)
 {
+    const NcclApi &nccl = libraries_.nccl;
+    const uint64_t timeout_ns = options.timeout_ns == 0 ? kTimeoutDefaultNs : options.timeout_ns;
+    comm_ = static_cast<ncclComm_t>(options.communicator);
+    borrowed_ = true;
     int rank = 0, size = 0;
-    int result = libraries_.nccl.comm_user_rank(comm, &rank);
-    if (result == kNcclSuccess) result = libraries_.nccl.comm_count(comm, &size);
+    int result = wait_until_made(timeout_ns);
+    if (result == kNcclInProgress)
+        return fail(error_out, STW_ERROR_TIMEOUT, {},
+                    "The communicator that the program lent was not made within %.1f s; look at "
+                    "the output of the other ranks.",
+                    static_cast<double>(timeout_ns) / 1e9);
+    if (result == kNcclSuccess) result = nccl.comm_user_rank(comm_, &rank);
+    if (result == kNcclSuccess) result = nccl.comm_count(comm_, &size);
+    if (result == kNcclSuccess) result = nccl.comm_device(comm_, ordinal_out);
     if (result != kNcclSuccess)
         return fail(error_out, nccl_status(result), {},
-                    "The communicator that the program lent tells no rank: %s.",
-                    libraries_.nccl_text(comm, result).c_str());
-    comm_ = comm;
-    borrowed_ = true;
+                    "The communicator that the program lent cannot be used: %s. Lend one that was "
+                    "neither destroyed nor aborted, and keep it until the group is destroyed.",
+                    libraries_.nccl_text(comm_, result).c_str());
     rank_ = static_cast<uint32_t>(rank);
     size_ = static_cast<uint32_t>(size);
+    const bool told = options.rank != 0 || options.size != 0;
+    if (told && (options.rank != rank_ || options.size != size_))
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The communicator that the program lent is rank %" PRIu32 " of %" PRIu32
+                    ", and the options say rank %" PRIu32 " of %" PRIu32
+                    "; say what it is, or 0 and 0.",
+                    rank_, size_, options.rank, options.size);
     return STW_OK;
 }
 
@@ -109,7 +125,8 @@ stw_status NcclGroup::join(const stw_collective_options &options, stw_driver_err
                              error_out);
 }
 
-stw_status NcclGroup::wait_until_joined(uint64_t timeout_ns, stw_driver_error *error_out)
+// What NCCL says of it then: in progress when the time has passed.
+int NcclGroup::wait_until_made(uint64_t timeout_ns)
 {
     const Deadline deadline = Deadline::after(timeout_ns);
     int result = kNcclInProgress;
@@ -119,6 +136,12 @@ stw_status NcclGroup::wait_until_joined(uint64_t timeout_ns, stw_driver_error *e
         if (result != kNcclInProgress) break;
         sched_yield();
     } while (!deadline.passed());
+    return result;
+}
+
+stw_status NcclGroup::wait_until_joined(uint64_t timeout_ns, stw_driver_error *error_out)
+{
+    const int result = wait_until_made(timeout_ns);
     if (result == kNcclSuccess) return STW_OK;
     const std::string text = libraries_.nccl_text(comm_, result);
     libraries_.nccl.comm_abort(comm_);
@@ -281,6 +304,19 @@ void NcclGroup::finish(Work &work)
     slots_taken_ &= ~(1u << work.slot);
 }
 
+// What NCCL says of the communicator now; an error of it is kept.
+int NcclGroup::ask()
+{
+    int result = kNcclSuccess;
+    const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
+    if (asked != kNcclSuccess) {
+        result = asked;
+        error_.gone = borrowed_;
+    }
+    if (result != kNcclInProgress) error_.nccl = result;
+    return result;
+}
+
 void NcclGroup::advance(Work &work)
 {
     int result = kNcclSuccess;
@@ -292,19 +328,22 @@ void NcclGroup::advance(Work &work)
         if (work.kind == Kind::kExchange && !take_slot(work)) return;
         result = call(work);
         work.state = State::kLaunching;
+        if (result != kNcclSuccess && result != kNcclInProgress) {
+            (void)ask();
+            error_.nccl = result;
+        }
     } else if (work.state == State::kLaunching) {
-        const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
-        if (asked != kNcclSuccess) result = asked;
+        result = ask();
     }
-    if (result != kNcclSuccess && result != kNcclInProgress) error_.nccl = result;
     if (error_.any()) return;
     if (work.state == State::kLaunching && result == kNcclSuccess) launched(work);
     if (work.state != State::kRunning || error_.any()) return;
     const int event = libraries_.cuda.event_query(work.event);
-    if (event == kCudaSuccess)
-        finish(work);
-    else if (event != kCudaNotReady)
-        error_.cuda = event;
+    if (event != kCudaSuccess && event != kCudaNotReady) error_.cuda = event;
+    if (event != kCudaSuccess) return;
+    // What was cut off by an error or an abort ends on the stream, too.
+    (void)ask();
+    if (!error_.any()) finish(work);
 }
 
 // One that is not launched yet holds up those behind it: NCCL takes one call after the other.
@@ -312,13 +351,11 @@ void NcclGroup::advance_all()
 {
     for (Work &work : works_) {
         if (error_.any() || aborted_) return;
+        if (work.state == State::kOver) continue;
         advance(work);
         if (work.state == State::kQueued || work.state == State::kLaunching) return;
     }
-    int result = kNcclSuccess;
-    const int asked = libraries_.nccl.comm_get_async_error(comm_, &result);
-    if (asked != kNcclSuccess) result = asked;
-    if (result != kNcclInProgress) error_.nccl = result;
+    if (!error_.any()) (void)ask();
 }
 
 stw_status NcclGroup::refuse(stw_driver_error *error_out) const
@@ -329,6 +366,12 @@ stw_status NcclGroup::refuse(stw_driver_error *error_out) const
         return fail(error_out, STW_ERROR_DEVICE, {},
                     "The device failed under a collective of rank %" PRIu32 ": %s.", rank_,
                     libraries_.cuda_text(error_.cuda).c_str());
+    if (error_.gone)
+        return fail(error_out, STW_ERROR_CLOSED, {},
+                    "The communicator that the program lent to rank %" PRIu32 " of %" PRIu32
+                    " was destroyed or aborted under the group; keep it until the group is "
+                    "destroyed, and make another group over another one.",
+                    rank_, size_);
     return fail(error_out, nccl_status(error_.nccl), {},
                 "NCCL failed under a collective of rank %" PRIu32 " of %" PRIu32
                 ": %s. The group cannot be used any more; look at the other ranks' output.",
@@ -358,7 +401,7 @@ void NcclGroup::unregister_memory(void *base)
     const auto found = registered_.find(base);
     if (found == registered_.end()) return;
     const Device::Scope scope(*device_);
-    if (!aborted_) libraries_.nccl.comm_deregister(comm_, found->second);
+    if (!aborted_ && !error_.gone) libraries_.nccl.comm_deregister(comm_, found->second);
     registered_.erase(found);
 }
 
@@ -378,26 +421,37 @@ stw_status NcclGroup::poll(uint64_t id, stw_driver_error *error_out)
     return over ? stw_status{STW_OK} : refuse(error_out);
 }
 
-// NCCL frees the communicator with it, so one that was lent is not ours to end.
+// NCCL frees the communicator with it, so one that was lent is not ours to end: it is left alone
+// from now on, for the program to abort.
 stw_status NcclGroup::abort()
 {
-    if (borrowed_) return STW_ERROR_UNSUPPORTED;
-    if (aborted_) return STW_OK;
-    const Device::Scope scope(*device_);
+    if (aborted_) return borrowed_ ? STW_ERROR_UNSUPPORTED : STW_OK;
     aborted_ = true;
+    if (borrowed_) return STW_ERROR_UNSUPPORTED;
+    const Device::Scope scope(*device_);
     return nccl_status(libraries_.nccl.comm_abort(comm_));
+}
+
+bool NcclGroup::at_work()
+{
+    const auto left = [this] {
+        return std::any_of(works_.begin(), works_.end(),
+                           [](const Work &work) { return work.state != State::kOver; });
+    };
+    if (left()) advance_all();
+    return !aborted_ && !error_.any() && left();
 }
 
 stw_status NcclGroup::close(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);
     const Device::Scope scope(*device_);
-    const auto at_work = [this] {
-        advance_all();
-        return std::any_of(works_.begin(), works_.end(),
-                           [](const Work &work) { return work.state != State::kOver; });
+    // A lent one ends nothing: what it still does uses the group's memory.
+    const auto busy = [this] {
+        return at_work() ||
+               (borrowed_ && libraries_.cuda.stream_query(device_->stream()) == kCudaNotReady);
     };
-    while (!aborted_ && !error_.any() && at_work()) {
+    while (busy()) {
         if (deadline.passed()) return STW_ERROR_TIMEOUT;
         sched_yield();
     }

@@ -55,12 +55,15 @@ private:
     struct Error {
         int nccl = kNcclSuccess;
         int cuda = kCudaSuccess;
+        bool gone = false;  // a lent communicator, which NCCL does not know any more
         bool any() const { return nccl != kNcclSuccess || cuda != kCudaSuccess; }
     };
 
     NcclGroup() = default;
     stw_status join(const stw_collective_options &options, stw_driver_error *error_out);
-    stw_status borrow(ncclComm_t comm, stw_driver_error *error_out);
+    stw_status borrow(const stw_collective_options &options, int *ordinal_out,
+                      stw_driver_error *error_out);
+    int wait_until_made(uint64_t timeout_ns);
     stw_status wait_until_joined(uint64_t timeout_ns, stw_driver_error *error_out);
     stw_status start(const Work &asked, uint64_t *work_out);
     stw_status reduction(Work asked, uint32_t dtype, uint64_t *work_out);
@@ -69,8 +72,10 @@ private:
     int call(const Work &work);
     int launch_exchange(const Work &work);
     void launched(Work &work);
+    int ask();
     void advance(Work &work);
     void advance_all();
+    bool at_work();
     void finish(Work &work);
     bool take_slot(Work &work);
     stw_status refuse(stw_driver_error *error_out) const;

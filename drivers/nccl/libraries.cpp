@@ -59,6 +59,7 @@ const char *take(void *handle, CudaApi *api)
     take("cuCtxPopCurrent_v2", &api->context_pop);
     take("cuStreamCreate", &api->stream_create);
     take("cuStreamDestroy_v2", &api->stream_destroy);
+    take("cuStreamQuery", &api->stream_query);
     take("cuEventCreate", &api->event_create);
     take("cuEventRecord", &api->event_record);
     take("cuEventQuery", &api->event_query);

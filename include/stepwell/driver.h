@@ -399,7 +399,7 @@ typedef struct stw_collective stw_collective;
 typedef struct stw_collective_options {
     uint32_t struct_size;
     uint32_t rank;            /* of this process; unused where the engine knows its ranks (MPI) */
-    uint32_t size;            /* ranks in all; as rank */
+    uint32_t size;            /* ranks in all; as rank. Both 0 or as it has with a communicator */
     int32_t mpi_comm;         /* MPI_Comm_c2f(comm); 0: MPI_COMM_WORLD */
     void *communicator;       /* of the engine, borrowed (ncclComm_t); NULL: none */
     const void *unique_id;    /* the same bytes on all ranks (ncclUniqueId); NULL: none */

@@ -54,7 +54,7 @@ typedef struct stw_group_options {
     uint32_t struct_size;
     uint32_t driver;  /* STW_GROUP_* */
     uint32_t flags;   /* STW_GROUP_CALLER_THREAD */
-    uint32_t rank;    /* NCCL by id, callbacks */
+    uint32_t rank;    /* NCCL by id, callbacks; with nccl_comm what it is, or 0 and 0 */
     uint32_t size;
     int32_t mpi_comm; /* MPI_Comm_c2f(comm) */
     void *nccl_comm;

@@ -3,11 +3,13 @@
 // double of NCCL. A rank's test is a function of its own process; what fails there fails the test.
 #pragma once
 
+#include "drivers/nccl/api.h"
 #include "tests/cuda/double/control.h"
 #include "tests/nccl/double/control.h"
 
 #include <stepwell/stepwell.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -29,6 +31,12 @@ int cuCtxSetCurrent(void *context);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuStreamDestroy_v2(void *stream);
 int cuStreamSynchronize(void *stream);
+
+int ncclCommInitRankConfig(stepwell::drivers::ncclComm_t *comm, int ranks,
+                           stepwell::drivers::NcclUniqueId id, int rank,
+                           stepwell::drivers::NcclConfig *config);
+int ncclCommAbort(stepwell::drivers::ncclComm_t comm);
+int ncclCommDestroy(stepwell::drivers::ncclComm_t comm);
 }
 
 namespace stepwell {
@@ -91,26 +99,44 @@ public:
     {
     }
 
-    void begin(const std::string &double_options)
+    // A context and streams, and no group yet.
+    void begin_alone(const std::string &double_options)
     {
         ASSERT_EQ(stw_double_reset(double_options.c_str()), 0);
         ASSERT_EQ(cuInit(0), 0);
         ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
         ASSERT_EQ(cuCtxSetCurrent(context_), 0);
         for (void *&stream : streams) ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
+    }
+    void begin(const std::string &double_options)
+    {
+        begin_alone(double_options);
+        if (lends) make_communicator(true);
         ASSERT_EQ(join(), STW_OK) << stw_last_error();
+    }
+    // One of the program's own, which the group is made over.
+    void make_communicator(bool blocking)
+    {
+        drivers::NcclUniqueId id = {};
+        std::copy(id_.begin(), id_.end(), id.internal);
+        drivers::NcclConfig config = {sizeof config, drivers::kNcclMagic, drivers::kNcclVersionMin,
+                                      blocking ? 1 : 0};
+        ASSERT_EQ(ncclCommInitRankConfig(&communicator, static_cast<int>(size), id,
+                                         static_cast<int>(rank), &config),
+                  blocking ? drivers::kNcclSuccess : drivers::kNcclInProgress);
     }
     stw_status join()
     {
         stw_group_options options = STW_GROUP_OPTIONS_INIT;
-        const std::string module = modules_.nccl();
+        const std::string file = module();
         options.driver = STW_GROUP_NCCL;
         options.rank = rank;
         options.size = size;
-        options.unique_id = id_.data();
-        options.unique_id_bytes = id_.size();
+        options.nccl_comm = communicator;
+        if (communicator == nullptr) options.unique_id = id_.data();
+        if (communicator == nullptr) options.unique_id_bytes = id_.size();
         options.timeout_ns = timeout_ns;
-        options.module = module.c_str();
+        options.module = file.c_str();
         return stw_group_create(&options, &group);
     }
     stw_status try_open(uint64_t whole_blocks, uint64_t blocks, int32_t ordinal = 0)
@@ -152,6 +178,10 @@ public:
             EXPECT_EQ(stw_runtime_close(runtime, 0, 0), closes) << stw_last_error();
         }
         EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+        // Who lent it still has it.
+        if (communicator != nullptr) {
+            EXPECT_EQ(ncclCommDestroy(communicator), drivers::kNcclSuccess);
+        }
         for (const auto &kernel : kernels_) EXPECT_EQ(kernel->wrong, 0);
         for (void *stream : streams) EXPECT_EQ(cuStreamDestroy_v2(stream), 0);
         cuDevicePrimaryCtxRelease_v2(0);
@@ -209,10 +239,14 @@ public:
         ASSERT_EQ(stw_release(&view, 1, stream, flags), STW_OK) << stw_last_error();
     }
 
+    std::string module() const { return modules_.nccl(); }
+
     const uint32_t rank;
     const uint32_t size;
     uint64_t timeout_ns = 60 * kSecond;
     void *streams[2] = {};
+    bool lends = false;
+    drivers::ncclComm_t communicator = nullptr;
     stw_group *group = nullptr;
     stw_runtime *runtime = nullptr;
     std::string device_options;

@@ -95,6 +95,11 @@ stw_status NcclGroup::borrow(const stw_collective_options &options, int *ordinal
                     ", and the options say rank %" PRIu32 " of %" PRIu32
                     "; say what it is, or 0 and 0.",
                     rank_, size_, options.rank, options.size);
+    if (options.device_ordinal != 0 && options.device_ordinal != *ordinal_out)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The communicator that the program lent is on device %d, and the options say "
+                    "%" PRId32 "; say what it is, or 0.",
+                    *ordinal_out, options.device_ordinal);
     return STW_OK;
 }
 

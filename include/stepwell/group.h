@@ -65,8 +65,13 @@ typedef struct stw_group_options {
     uint64_t timeout_ns; /* of each wait for the other ranks; 0: 300 s */
     const char *module;  /* MPI, NCCL: absolute path of the module that has the driver, or the name
                             of one; NULL: "mpi" or "nccl", see docs/drivers.md */
+    int32_t device_ordinal; /* NCCL by id: the device of this rank, as CUDA counts those that this
+                               process sees; the runtime's nearest has to be the same. With
+                               nccl_comm that of the communicator, or 0 */
+    uint32_t reserved;
 } stw_group_options;
-#define STW_GROUP_OPTIONS_INIT { sizeof(stw_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_GROUP_OPTIONS_INIT \
+    { sizeof(stw_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Join a set of ranks. COLLECTIVE. A NULL stw_group * elsewhere means: this process alone.

@@ -8,6 +8,24 @@ using namespace stepwell::api;
 
 namespace {
 
+Status check_device(const stw_group_options &options)
+{
+    if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
+    if (options.device_ordinal < 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "options.device_ordinal %d cannot be: the devices that CUDA shows to "
+                             "this process count from 0",
+                             options.device_ordinal);
+    }
+    if (options.device_ordinal > 0 && options.driver != STW_GROUP_NCCL) {
+        return Status::error(STW_ERROR_INVALID,
+                             "options.device_ordinal %d is for a group over NCCL; collectives of "
+                             "this one touch no memory of a device, so leave it 0",
+                             options.device_ordinal);
+    }
+    return {};
+}
+
 Status check_options(const stw_group_options &options)
 {
     STW_TRY(check_flags(options.flags, STW_GROUP_CALLER_THREAD, "options.flags"));
@@ -30,6 +48,7 @@ Status check_options(const stw_group_options &options)
                              "a group over NCCL needs options.nccl_comm, or the unique_id that "
                              "rank 0 made and sent to all ranks");
     }
+    STW_TRY(check_device(options));
     if (options.driver != STW_GROUP_CALLBACKS) return {};
     stw_group_ops ops{};
     return take(&ops, options.ops, "options.ops");

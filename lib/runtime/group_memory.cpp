@@ -41,9 +41,10 @@ Status Runtime::open_group_memory()
         if (!id.ok()) {
             return Status::error(STW_ERROR_INVALID,
                                  "the group over '%s' is on another device than device %u, the "
-                                 "nearest tier (%s); let each process see its own GPU alone, by "
-                                 "CUDA_VISIBLE_DEVICES, or lend a communicator of that device",
-                                 groups[i]->driver(), at.device, id.status().sentence());
+                                 "nearest tier (%s); make it with options.device_ordinal %d, or "
+                                 "lend a communicator of that device",
+                                 groups[i]->driver(), at.device, id.status().sentence(),
+                                 at.ordinal);
         }
         ranks.streams[i] = id.value();
     }

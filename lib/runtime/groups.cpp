@@ -71,6 +71,7 @@ Result<std::unique_ptr<collective::Group>> open_group(const stw_group_options &o
         open.communicator = options.nccl_comm;
         open.unique_id = options.unique_id;
         open.unique_id_bytes = options.unique_id_bytes;
+        open.device_ordinal = options.device_ordinal;
         open.timeout_ns = timeout_ns;
         code = ops->open(&kServices, &open, &collective, &error);
     }

@@ -157,6 +157,26 @@ static void a_rank_is_below_the_size(void **state)
     refused(&options, STW_ERROR_INVALID, "at most 65536");
 }
 
+static void a_device_is_one_of_nccl(void **state)
+{
+    engine self = {0};
+    stw_group_options options = options_of(&self);
+    stw_group *group = NULL;
+    (void)state;
+    options.device_ordinal = 1;
+    refused(&options, STW_ERROR_INVALID, "options.device_ordinal 1 is for a group over NCCL");
+    options.driver = STW_GROUP_NCCL, options.device_ordinal = -1;
+    options.unique_id = &options, options.unique_id_bytes = 128;
+    refused(&options, STW_ERROR_INVALID, "options.device_ordinal -1");
+    options = options_of(&self), options.reserved = 1;
+    refused(&options, STW_ERROR_INVALID, "options.reserved");
+    /* Of a program from before there was one: what lies behind is not read. */
+    options.device_ordinal = -1;
+    options.struct_size = offsetof(stw_group_options, device_ordinal);
+    ok(stw_group_create(&options, &group));
+    ok(stw_group_destroy(group));
+}
+
 static void callbacks_are_all_there(void **state)
 {
     engine self = {0};
@@ -407,6 +427,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_flags_and_drivers_are_checked),
         cmocka_unit_test(a_rank_is_below_the_size),
+        cmocka_unit_test(a_device_is_one_of_nccl),
         cmocka_unit_test(callbacks_are_all_there),
         cmocka_unit_test(a_module_that_is_absent_is_unsupported),
         cmocka_unit_test(this_process_alone_is_a_group_too),

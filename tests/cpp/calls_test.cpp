@@ -596,6 +596,11 @@ TEST(Group, OverMpiNeedsItsModuleAndMpi)
 {
     // Whether or not the module is there: nobody has set up MPI in this process.
     EXPECT_EQ(code_of([] { (void)stw::Group::over_mpi(); }), STW_ERROR_UNSUPPORTED);
+    EXPECT_EQ(code_of([] { (void)stw::Group::over_nccl(nullptr, 0, 0, 1); }), STW_ERROR_INVALID);
+    const char id[128] = {};
+    EXPECT_EQ(code_of([&] { (void)stw::Group::over_nccl(id, sizeof id, 0, 1, -1); }),
+              STW_ERROR_INVALID);
+    EXPECT_EQ(code_of([] { (void)stw::Group::over_nccl(nullptr); }), STW_ERROR_INVALID);
 }
 
 TEST(Step, IsAbortedByName)

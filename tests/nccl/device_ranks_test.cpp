@@ -125,8 +125,37 @@ TEST_F(Ranks, AGroupOfAnotherDeviceIsRefused)
     run(2, [](Rank &rank) {
         rank.begin("devices=2");
         EXPECT_EQ(rank.try_open(24, kBucketBlocks + 48, 1), STW_ERROR_INVALID);
-        EXPECT_NE(std::strstr(stw_last_error(), "another device"), nullptr) << stw_last_error();
+        for (const char *part : {"another device", "options.device_ordinal 1"})
+            EXPECT_NE(std::strstr(stw_last_error(), part), nullptr) << stw_last_error();
         rank.end();
+    });
+}
+
+// A process sees all devices of its machine, as most launchers leave it.
+TEST_F(Ranks, EachRankHasTheDeviceThatItNames)
+{
+    run(2, [](Rank &rank) {
+        rank.program_device = rank.group_device = static_cast<int32_t>(rank.rank);
+        rank.begin("devices=2");
+        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 72, rank.group_device), STW_OK)
+            << stw_last_error();
+        stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
+        rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
+        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
+        rank.end();
+    });
+}
+
+TEST_F(Ranks, ADeviceThatIsNotThereIsRefused)
+{
+    run(1, [](Rank &rank) {
+        rank.begin_alone("devices=2");
+        rank.group_device = 2;
+        EXPECT_EQ(rank.join(), STW_ERROR_UNSUPPORTED);
+        EXPECT_NE(std::strstr(stw_last_error(), "2 devices to this process and none of ordinal 2"),
+                  nullptr)
+            << stw_last_error();
+        EXPECT_EQ(rank.group, nullptr);
     });
 }
 

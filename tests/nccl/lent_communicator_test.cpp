@@ -134,7 +134,12 @@ TEST_F(LentCommunicator, WhatTheProgramSaysOfItIsWhatItIs)
         options.size = 3;
         EXPECT_EQ(stw_group_create(&options, &rank.group), STW_ERROR_INVALID);
         expect_said({is.c_str(), "of 3; say what it is"});
+        options.size = 2;
+        options.device_ordinal = 1;
+        EXPECT_EQ(stw_group_create(&options, &rank.group), STW_ERROR_INVALID);
+        expect_said({"is on device 0, and the options say 1"});
         EXPECT_EQ(rank.group, nullptr);
+        options.device_ordinal = 0;
         // Nothing said is nothing wrong, and what was refused has done no harm.
         options.rank = options.size = 0;
         ASSERT_EQ(stw_group_create(&options, &rank.group), STW_OK) << stw_last_error();

@@ -104,7 +104,7 @@ public:
     {
         ASSERT_EQ(stw_double_reset(double_options.c_str()), 0);
         ASSERT_EQ(cuInit(0), 0);
-        ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
+        ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, program_device), 0);
         ASSERT_EQ(cuCtxSetCurrent(context_), 0);
         for (void *&stream : streams) ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
     }
@@ -137,6 +137,7 @@ public:
         if (communicator == nullptr) options.unique_id_bytes = id_.size();
         options.timeout_ns = timeout_ns;
         options.module = file.c_str();
+        options.device_ordinal = group_device;
         return stw_group_create(&options, &group);
     }
     stw_status try_open(uint64_t whole_blocks, uint64_t blocks, int32_t ordinal = 0)
@@ -184,7 +185,7 @@ public:
         }
         for (const auto &kernel : kernels_) EXPECT_EQ(kernel->wrong, 0);
         for (void *stream : streams) EXPECT_EQ(cuStreamDestroy_v2(stream), 0);
-        cuDevicePrimaryCtxRelease_v2(0);
+        cuDevicePrimaryCtxRelease_v2(program_device);
         char text[4096] = "";
         EXPECT_EQ(stw_double_take_violations(text, sizeof text), 0u) << text;
         EXPECT_EQ(stw_double_leaks(text, sizeof text), 0u) << text;
@@ -245,6 +246,8 @@ public:
     const uint32_t size;
     uint64_t timeout_ns = 60 * kSecond;
     void *streams[2] = {};
+    int32_t program_device = 0;  // of its streams
+    int32_t group_device = 0;
     bool lends = false;
     drivers::ncclComm_t communicator = nullptr;
     stw_group *group = nullptr;

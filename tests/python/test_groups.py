@@ -412,6 +412,8 @@ class Engines(unittest.TestCase):
             stepwell.Group.nccl(0, 2, b"x" * 128, module="absent")
         with self.assertRaisesRegex(stepwell.InvalidError, "unique_id"):
             stepwell.Group.nccl(0, 2)
+        with self.assertRaisesRegex(stepwell.InvalidError, "device_ordinal -1"):
+            stepwell.Group.nccl(0, 2, b"x" * 128, device_ordinal=-1)
 
     def test_a_group_of_this_process_alone(self):
         with stepwell.Group.alone() as group, open_on(group) as runtime:

@@ -264,6 +264,8 @@ class stw_group_options(Struct):
         ("ops_user", c_void_p),
         ("timeout_ns", c_uint64),
         ("module", c_char_p),
+        ("device_ordinal", c_int32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -173,15 +173,16 @@ class Group:
 
     @classmethod
     def nccl(cls, rank: int = 0, size: int = 0, unique_id: bytes = b"", *,
-             communicator: Union[int, ctypes.c_void_p, None] = None,
+             communicator: Union[int, ctypes.c_void_p, None] = None, device_ordinal: int = 0,
              timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
         """Over NCCL: by the bytes of the id that one rank made and sent to all, or on a
-        communicator (its address) that the program has and keeps."""
+        communicator (its address) that the program has and keeps. device_ordinal: the device of
+        this rank, among those that CUDA shows to the process."""
         told = ctypes.create_string_buffer(unique_id, len(unique_id)) if unique_id else None
         return cls(_abi.STW_GROUP_NCCL, rank=rank, size=size, nccl_comm=communicator,
                    unique_id=ctypes.cast(told, ctypes.c_void_p) if told else None,
-                   unique_id_bytes=len(unique_id), timeout_ns=nanoseconds(timeout),
-                   module=_text(module))
+                   unique_id_bytes=len(unique_id), device_ordinal=device_ordinal,
+                   timeout_ns=nanoseconds(timeout), module=_text(module))
 
     @classmethod
     def callbacks(cls, engine: Engine, rank: int, size: int, *, caller_thread: bool = False,

@@ -47,6 +47,30 @@ public:
         options.timeout_ns = timeout_ns;
         return create(options);
     }
+    /// The bytes of the ncclUniqueId that one rank made and sent to all; this rank's device.
+    static Result<Group> over_nccl(const void *unique_id, uint64_t unique_id_bytes, uint32_t rank,
+                                   uint32_t size, int32_t device_ordinal = 0,
+                                   uint64_t timeout_ns = 0)
+    {
+        stw_group_options options = STW_GROUP_OPTIONS_INIT;
+        options.driver = STW_GROUP_NCCL;
+        options.unique_id = unique_id;
+        options.unique_id_bytes = unique_id_bytes;
+        options.rank = rank;
+        options.size = size;
+        options.device_ordinal = device_ordinal;
+        options.timeout_ns = timeout_ns;
+        return create(options);
+    }
+    /// An ncclComm_t, borrowed until the end of the group.
+    static Result<Group> over_nccl(void *communicator, uint64_t timeout_ns = 0)
+    {
+        stw_group_options options = STW_GROUP_OPTIONS_INIT;
+        options.driver = STW_GROUP_NCCL;
+        options.nccl_comm = communicator;
+        options.timeout_ns = timeout_ns;
+        return create(options);
+    }
     /// The program's own collectives. `ops` is copied, `user` borrowed until the end of the group;
     /// no exception may leave them.
     static Result<Group> over(const stw_group_ops &ops, void *user, uint32_t rank, uint32_t size,

@@ -10,9 +10,12 @@
 #include <stepwell/stepwell.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,23 +75,63 @@ private:
     std::string directory_;
 };
 
-// What a kernel does with floats: it sets or adds values, or compares with them.
+// To the nearest, half to even, of what is neither too large nor too small for one of 16 bits.
+inline float rounded(float value, uint32_t dtype)
+{
+    if (dtype == STW_F32 || value == 0 || !std::isfinite(value)) return value;
+    const int last = std::ilogb(value) - (dtype == STW_BF16 ? 7 : 10);
+    return std::ldexp(std::nearbyint(std::ldexp(value, -last)), last);
+}
+
+inline float load(const void *data, size_t i, uint32_t dtype)
+{
+    if (dtype == STW_F32) return static_cast<const float *>(data)[i];
+    const uint32_t bits = static_cast<const uint16_t *>(data)[i];
+    if (dtype == STW_BF16) return std::bit_cast<float>(bits << 16);
+    const auto size = static_cast<float>(bits % 1024 + (bits / 1024 % 32 != 0 ? 1024 : 0));
+    const int exponent = std::max(static_cast<int>(bits / 1024 % 32), 1) - 25;
+    return std::ldexp(bits >= 0x8000 ? -size : size, exponent);
+}
+
+inline void store(void *data, size_t i, float value, uint32_t dtype)
+{
+    if (dtype == STW_F32) {
+        static_cast<float *>(data)[i] = value;
+        return;
+    }
+    const auto bits = std::bit_cast<uint32_t>(rounded(value, dtype));
+    auto &to = static_cast<uint16_t *>(data)[i];
+    if (dtype == STW_BF16)
+        to = static_cast<uint16_t>(bits >> 16);
+    else if (value == 0)
+        to = 0;
+    else  // of the same bits, with an exponent of 5 of them
+        to = static_cast<uint16_t>((bits >> 16 & 0x8000) |
+                                   ((bits & 0x7fffffff) - (112u << 23)) >> 13);
+}
+
+// What a kernel does with numbers: it sets or adds values, or compares with them.
 struct Kernel {
     enum class Does { kSet, kAdd, kCompare };
     uint64_t address = 0;
     Does does = Does::kSet;
     std::vector<float> values;
+    uint32_t dtype = STW_F32;
     int wrong = 0;
 };
 
 inline void run_kernel(void *user, stw_double_alias_of alias)
 {
     auto &kernel = *static_cast<Kernel *>(user);
-    auto *data = static_cast<float *>(alias(kernel.address));
+    void *data = alias(kernel.address);
     for (size_t i = 0; i < kernel.values.size(); ++i) {
-        if (kernel.does == Kernel::Does::kSet) data[i] = kernel.values[i];
-        if (kernel.does == Kernel::Does::kAdd) data[i] += kernel.values[i];
-        if (kernel.does == Kernel::Does::kCompare && data[i] != kernel.values[i]) ++kernel.wrong;
+        const float value = kernel.values[i];
+        if (kernel.does == Kernel::Does::kSet) store(data, i, value, kernel.dtype);
+        if (kernel.does == Kernel::Does::kCompare) {
+            if (load(data, i, kernel.dtype) != value) ++kernel.wrong;
+        } else if (kernel.does == Kernel::Does::kAdd) {
+            store(data, i, load(data, i, kernel.dtype) + value, kernel.dtype);
+        }
     }
 }
 
@@ -125,20 +168,24 @@ public:
                                          static_cast<int>(rank), &config),
                   blocking ? drivers::kNcclSuccess : drivers::kNcclInProgress);
     }
-    stw_status join()
+    stw_status join() { return join(rank, size, 0, &group); }
+    // As one of `ranks`, in the part of all that has this number.
+    stw_status join(uint32_t number, uint32_t ranks, char part, stw_group **group_out)
     {
         stw_group_options options = STW_GROUP_OPTIONS_INIT;
         const std::string file = module();
         options.driver = STW_GROUP_NCCL;
-        options.rank = rank;
-        options.size = size;
+        options.rank = number;
+        options.size = ranks;
         options.nccl_comm = communicator;
-        if (communicator == nullptr) options.unique_id = id_.data();
-        if (communicator == nullptr) options.unique_id_bytes = id_.size();
+        std::vector<char> id = id_;
+        id[0] = static_cast<char>(id[0] ^ part);
+        if (communicator == nullptr) options.unique_id = id.data();
+        if (communicator == nullptr) options.unique_id_bytes = id.size();
         options.timeout_ns = timeout_ns;
         options.module = file.c_str();
         options.device_ordinal = group_device;
-        return stw_group_create(&options, &group);
+        return stw_group_create(&options, group_out);
     }
     stw_status try_open(uint64_t whole_blocks, uint64_t blocks, int32_t ordinal = 0)
     {
@@ -156,6 +203,7 @@ public:
         options.flags = STW_RUNTIME_NO_PROBE;
         options.name = "ranks";
         options.group = group;
+        options.replica_group = replicas;
         options.devices = &device, options.device_count = blocks > 0 ? 1 : 0;
         options.nvme = &nvme, options.nvme_count = 1;
         options.host_bytes = 64 * block_bytes;
@@ -179,6 +227,9 @@ public:
             EXPECT_EQ(stw_runtime_close(runtime, 0, 0), closes) << stw_last_error();
         }
         EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+        if (replicas != nullptr) {
+            EXPECT_EQ(stw_group_destroy(replicas), STW_OK) << stw_last_error();
+        }
         // Who lent it still has it.
         if (communicator != nullptr) {
             EXPECT_EQ(ncclCommDestroy(communicator), drivers::kNcclSuccess);
@@ -193,25 +244,29 @@ public:
     }
 
     stw_tensor *make(const std::string &name, uint64_t elements, uint32_t role,
-                     uint32_t partition = STW_PARTITION_SHARDED)
+                     uint32_t partition = STW_PARTITION_SHARDED, uint32_t dtype = STW_F32)
     {
         stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
         spec.name = name.c_str();
-        spec.dtype = STW_F32;
+        spec.dtype = dtype;
         spec.role = role;
         spec.partition = partition;
         spec.dimensions = 1;
         spec.shape[0] = elements;
         stw_tensor *tensor = nullptr;
         EXPECT_EQ(stw_tensor_create(runtime, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        dtypes_[tensor] = dtype;
         return tensor;
     }
+    // dtype 0: the tensor's.
     stw_status try_fetch(stw_tensor *tensor, uint32_t access, uint32_t scope, void *stream,
-                         stw_view *view_out)
+                         stw_view *view_out, uint32_t flags = 0, uint32_t dtype = 0)
     {
         stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         stw_fetch_request request = STW_FETCH_REQUEST_INIT;
         options.stream = stream;
+        options.flags = flags;
+        request.dtype = dtype;
         request.tensor = tensor;
         request.access = access;
         request.scope = scope;
@@ -219,25 +274,31 @@ public:
     }
     // A view for one kernel, on a stream that nobody waits for.
     void use(stw_tensor *tensor, uint32_t access, uint32_t scope, void *stream, Kernel::Does does,
-             const std::function<float(uint64_t)> &value, uint32_t flags = 0)
+             const std::function<float(uint64_t)> &value, uint32_t flags = 0, uint32_t dtype = 0)
     {
         stw_view view = {};
-        ASSERT_EQ(try_fetch(tensor, access, scope, stream, &view), STW_OK) << stw_last_error();
+        ASSERT_EQ(try_fetch(tensor, access, scope, stream, &view, 0, dtype), STW_OK)
+            << stw_last_error();
+        if (view.element_count != 0) work_on(view, stream, does, value, dtype);
+        ASSERT_EQ(stw_release(&view, 1, stream, flags), STW_OK) << stw_last_error();
+    }
+    void work_on(const stw_view &view, void *stream, Kernel::Does does,
+                 const std::function<float(uint64_t)> &value, uint32_t dtype = 0)
+    {
         auto kernel = std::make_unique<Kernel>();
         kernel->address = reinterpret_cast<uint64_t>(view.pointer);
         kernel->does = does;
         for (uint64_t i = 0; i < view.element_count; ++i)
             kernel->values.push_back(value(view.element_begin + i));
-        const uint64_t bytes = view.element_count * sizeof(float);
-        const stw_double_range ranges[] = {{kernel->address, bytes, 0, 0},
-                                           {kernel->address, bytes, 1, 0}};
+        kernel->dtype = dtype != 0 ? dtype : dtypes_[view.tensor];
+        const stw_double_range ranges[] = {{kernel->address, view.bytes, 0, 0},
+                                           {kernel->address, view.bytes, 1, 0}};
         const bool reads = does == Kernel::Does::kCompare;
         const bool sets = does == Kernel::Does::kSet;
         ASSERT_EQ(stw_double_consume(stream, reads ? "reader" : "writer", ranges + (sets ? 1 : 0),
                                      reads || sets ? 1 : 2, run_kernel, kernel.get()),
                   0);
         kernels_.push_back(std::move(kernel));
-        ASSERT_EQ(stw_release(&view, 1, stream, flags), STW_OK) << stw_last_error();
     }
 
     std::string module() const { return modules_.nccl(); }
@@ -251,6 +312,7 @@ public:
     bool lends = false;
     drivers::ncclComm_t communicator = nullptr;
     stw_group *group = nullptr;
+    stw_group *replicas = nullptr;
     stw_runtime *runtime = nullptr;
     std::string device_options;
     uint64_t block_bytes = kBlock;
@@ -259,6 +321,7 @@ private:
     const Modules &modules_;
     const std::vector<char> &id_;
     void *context_ = nullptr;
+    std::map<stw_tensor *, uint32_t> dtypes_;
     std::vector<std::unique_ptr<Kernel>> kernels_;
 };
 

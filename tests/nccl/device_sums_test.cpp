@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums on a device in each dtype, and what an optimizer step makes of them on all ranks.
+#include "tests/nccl/ranks_rig.h"
+
+#include <cmath>
+#include <limits>
+
+namespace stepwell {
+namespace {
+
+using Does = Kernel::Does;
+
+class DeviceSums : public Ranks {};
+
+// Some that go together, and some that are alone.
+constexpr uint64_t kSizes[] = {1, 77, 5'000, 40'001, 1'200'000};
+
+// Of so many digits that a sum of them in 16 bits is rounded.
+float part_of(uint32_t rank, uint64_t i)
+{
+    return 1.0f + static_cast<float>((i * 5 + rank * 29) % 128) / 128;
+}
+
+float sum_of(uint32_t ranks, uint64_t i)
+{
+    float total = 0;
+    for (uint32_t rank = 0; rank < ranks; ++rank) total += part_of(rank, i);
+    return total;
+}
+
+std::string seed_of(const Rank &rank, uint32_t seed)
+{
+    return "delay_us=100,memory=512M,seed=" + std::to_string(seed * 16 + rank.rank + 1);
+}
+
+// In the tensor's dtype each, added in f32, rounded once.
+TEST_P(DeviceSums, HalvesAreAddedInSinglesAndRoundedOnce)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 1), 64, 128);
+        if (testing::Test::HasFailure()) return;
+        for (const uint32_t dtype : {uint32_t{STW_BF16}, uint32_t{STW_F16}}) {
+            std::vector<stw_tensor *> gradients;
+            const std::string prefix = dtype == STW_BF16 ? "b" : "h";
+            for (const uint64_t size : kSizes)
+                gradients.push_back(rank.make(prefix + std::to_string(size), size, STW_ROLE_GRAD,
+                                              STW_PARTITION_SHARDED, dtype));
+            gradients.push_back(
+                rank.make(prefix + "all", 999, STW_ROLE_GRAD, STW_PARTITION_REPLICATED, dtype));
+            for (stw_tensor *gradient : gradients)
+                rank.use(gradient, STW_REDUCE, STW_WHOLE, rank.streams[0], Does::kAdd,
+                         [&](uint64_t i) { return part_of(rank.rank, i); });
+            for (stw_tensor *gradient : gradients)
+                rank.use(gradient, STW_READ, STW_SHARD, rank.streams[1], Does::kCompare,
+                         [&](uint64_t i) { return rounded(sum_of(rank.size, i), dtype); });
+        }
+        rank.end();
+    });
+}
+
+// By option: a gradient in f32, to which views in 16 bits are added over micro-batches.
+TEST_P(DeviceSums, HalvesAreAddedToSinglesWithoutRounding)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 2), 64, 128);
+        if (testing::Test::HasFailure()) return;
+        for (const uint32_t dtype : {uint32_t{STW_BF16}, uint32_t{STW_F16}}) {
+            std::vector<stw_tensor *> gradients;
+            const std::string prefix = dtype == STW_BF16 ? "b" : "h";
+            for (const uint64_t size : kSizes)
+                gradients.push_back(rank.make(prefix + std::to_string(size), size, STW_ROLE_GRAD));
+            for (const uint32_t flags : {uint32_t{STW_RELEASE_MORE}, uint32_t{0}})
+                for (stw_tensor *gradient : gradients)
+                    rank.use(
+                        gradient, STW_REDUCE, STW_WHOLE, rank.streams[flags == 0], Does::kAdd,
+                        [&](uint64_t i) { return part_of(rank.rank, i); }, flags, dtype);
+            for (stw_tensor *gradient : gradients)
+                rank.use(gradient, STW_READ, STW_SHARD, rank.streams[0], Does::kCompare,
+                         [&](uint64_t i) { return 2 * sum_of(rank.size, i); });
+        }
+        rank.end();
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, DeviceSums, testing::Values(1u, 2u, 3u));
+
+// ----------------------------------------------------------------------------------- optimizer --
+
+constexpr uint64_t kElements = 60'001;
+
+float parameter(uint64_t i)
+{
+    return static_cast<float>(i % 512);
+}
+
+// Whole numbers: sums and updates are exact.
+float gradient(uint32_t rank, uint64_t i)
+{
+    return static_cast<float>((i + rank) % 7);
+}
+
+double norm_of(uint32_t ranks)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < kElements; ++i) {
+        double total = 0;
+        for (uint32_t rank = 0; rank < ranks; ++rank)
+            total += static_cast<double>(gradient(rank, i));
+        sum += total * total;
+    }
+    return std::sqrt(sum);
+}
+
+class Trainer {
+public:
+    explicit Trainer(Rank &rank) : rank_(rank)
+    {
+        stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        stw_hyper hyper = STW_HYPER_INIT;
+        options.algorithm = STW_OPTIMIZER_SGD;
+        hyper.lr = 0.5;
+        entry.parameter = parameter_ = rank.make("p", kElements, STW_ROLE_PARAM);
+        entry.gradient = gradient_ = rank.make("g", kElements, STW_ROLE_GRAD);
+        EXPECT_EQ(stw_optimizer_create(rank.runtime, &options, &optimizer_), STW_OK);
+        EXPECT_EQ(stw_optimizer_set_hyper(optimizer_, 0, &hyper), STW_OK);
+        EXPECT_EQ(stw_optimizer_add(optimizer_, &entry, 1), STW_OK) << stw_last_error();
+        rank.use(parameter_, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, parameter);
+    }
+    ~Trainer() { EXPECT_EQ(stw_optimizer_destroy(optimizer_), STW_OK); }
+    Trainer(const Trainer &) = delete;
+    Trainer &operator=(const Trainer &) = delete;
+
+    void add(uint32_t as_rank, float more = 0)
+    {
+        rank_.use(gradient_, STW_REDUCE, STW_WHOLE, rank_.streams[0], Does::kAdd, [&](uint64_t i) {
+            return gradient(as_rank, i) + (i == kElements / 3 ? more : 0);
+        });
+    }
+    stw_status step(double clip_norm, stw_update_result *result_out)
+    {
+        stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+        options.flags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_WAIT;
+        options.clip_norm = clip_norm;
+        return stw_optimizer_step(optimizer_, &options, result_out);
+    }
+    void expect_parameters(const std::function<float(uint64_t)> &value)
+    {
+        rank_.use(parameter_, STW_READ, STW_WHOLE, rank_.streams[1], Does::kCompare, value);
+    }
+
+private:
+    Rank &rank_;
+    stw_optimizer *optimizer_ = nullptr;
+    stw_tensor *parameter_ = nullptr;
+    stw_tensor *gradient_ = nullptr;
+};
+
+float updated(uint32_t ranks, uint64_t i)
+{
+    float sum = 0;
+    for (uint32_t rank = 0; rank < ranks; ++rank) sum += gradient(rank, i);
+    return parameter(i) - 0.5f * sum;
+}
+
+TEST_P(DeviceSums, AnOptimizerStepsByTheNormOfAllRanks)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 3), 24, 128);
+        if (testing::Test::HasFailure()) return;
+        {
+            Trainer trainer(rank);
+            stw_update_result result = STW_UPDATE_RESULT_INIT;
+            const double norm = norm_of(rank.size);
+            trainer.add(rank.rank);
+            ASSERT_EQ(trainer.step(2 * norm, &result), STW_OK) << stw_last_error();
+            EXPECT_DOUBLE_EQ(result.norm, norm);
+            EXPECT_EQ(result.clip_coefficient, 1.0);
+            trainer.expect_parameters([&](uint64_t i) { return updated(rank.size, i); });
+            trainer.add(rank.rank);
+            ASSERT_EQ(trainer.step(norm / 4, &result), STW_OK) << stw_last_error();
+            EXPECT_DOUBLE_EQ(result.clip_coefficient, norm / 4 / (result.norm + 1e-6));
+        }
+        rank.end();
+    });
+}
+
+TEST_P(DeviceSums, AnOverflowOfOneRankIsSkippedOnAll)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 4), 24, 128);
+        if (testing::Test::HasFailure()) return;
+        {
+            Trainer trainer(rank);
+            stw_update_result result = STW_UPDATE_RESULT_INIT;
+            const float infinity = std::numeric_limits<float>::infinity();
+            trainer.add(rank.rank, rank.rank == rank.size - 1 ? infinity : 0);
+            EXPECT_EQ(trainer.step(0, &result), STW_SKIPPED) << stw_last_error();
+            EXPECT_EQ(result.nonfinite, 1u);
+            EXPECT_EQ(result.skipped, 1u);
+            trainer.expect_parameters(parameter);
+        }
+        rank.end();
+    });
+}
+
+}  // namespace
+}  // namespace stepwell

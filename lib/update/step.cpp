@@ -347,8 +347,11 @@ Status Optimizer::wait(uint64_t timeout_ns)
     return {};
 }
 
+// Whoever waits for the end of the step may destroy the optimizer as soon as it is told: from then
+// on only the pipeline is here.
 void Optimizer::agreed(const Verdict &all)
 {
+    Pipeline::Parts &pipeline = parts_->pipeline;
     bool goes_ahead = false;
     {
         MutexLock lock(parts_->pipeline.mutex);
@@ -364,7 +367,7 @@ void Optimizer::agreed(const Verdict &all)
             parts_->pipeline.changed.notify_all();
         }
     }
-    parts_->pipeline.pump();
+    pipeline.pump();
 }
 
 bool Optimizer::pending() const

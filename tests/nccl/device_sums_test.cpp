@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums on a device in each dtype, and what an optimizer step makes of them on all ranks.
+// Sums on a device in each dtype, what an optimizer step makes of them on all ranks, and groups of
+// ranks that hold the same shards.
 #include "tests/nccl/ranks_rig.h"
 
 #include <cmath>
@@ -199,6 +200,43 @@ TEST_P(DeviceSums, AnOverflowOfOneRankIsSkippedOnAll)
             EXPECT_EQ(result.nonfinite, 1u);
             EXPECT_EQ(result.skipped, 1u);
             trainer.expect_parameters(parameter);
+        }
+        rank.end();
+    });
+}
+
+// ------------------------------------------------------------------------------------ replicas --
+
+// 0 and 1 hold shards between them, and so do 2 and 3; 0 and 2 hold the same ones, and 1 and 3.
+TEST_F(DeviceSums, ReplicasSumOverBothGroups)
+{
+    run(4, [](Rank &rank) {
+        rank.begin_alone(seed_of(rank, 5));
+        const uint32_t node = rank.rank / 2, place = rank.rank % 2;
+        const auto part = [](uint32_t number) { return static_cast<char>(number); };
+        ASSERT_EQ(rank.join(place, 2, part(1 + node), &rank.group), STW_OK) << stw_last_error();
+        ASSERT_EQ(rank.join(node, 2, part(4 + place), &rank.replicas), STW_OK) << stw_last_error();
+        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 24 + 128), STW_OK) << stw_last_error();
+        stw_tensor *large = rank.make("large", 1'200'000, STW_ROLE_GRAD);
+        stw_tensor *all = rank.make("all", 999, STW_ROLE_GRAD, STW_PARTITION_REPLICATED);
+        for (stw_tensor *tensor : {large, all})
+            rank.use(tensor, STW_REDUCE, STW_WHOLE, rank.streams[0], Does::kAdd,
+                     [&](uint64_t i) { return gradient(rank.rank, i); });
+        const auto sum = [](uint64_t i) {
+            return gradient(0, i) + gradient(1, i) + gradient(2, i) + gradient(3, i);
+        };
+        for (stw_tensor *tensor : {large, all})
+            rank.use(tensor, STW_READ, STW_SHARD, rank.streams[1], Does::kCompare, sum);
+        {
+            Trainer trainer(rank);
+            stw_update_result result = STW_UPDATE_RESULT_INIT;
+            trainer.add(rank.rank);
+            ASSERT_EQ(trainer.step(0, &result), STW_OK) << stw_last_error();
+            EXPECT_DOUBLE_EQ(result.norm, norm_of(4));
+            trainer.expect_parameters([](uint64_t i) { return updated(4, i); });
+            // Of one rank: both groups hear of it.
+            trainer.add(rank.rank, rank.rank == 3 ? std::numeric_limits<float>::infinity() : 0);
+            EXPECT_EQ(trainer.step(0, &result), STW_SKIPPED) << stw_last_error();
         }
         rank.end();
     });

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint32_t kSlots = 4;  // exchanges that NCCL has at once
 constexpr uint64_t kTimeoutDefaultNs = 300'000'000'000;
+constexpr uint64_t kAbortedNs = 2'000'000'000;  // what is cut off has ended by then
 void *const kStreamSynced = reinterpret_cast<void *>(intptr_t{-1});  // STW_STREAM_SYNCED
 
 stw_status nccl_status(int result)
@@ -181,8 +182,8 @@ NcclGroup::Work *NcclGroup::find(uint64_t id)
 
 stw_status NcclGroup::start(const Work &asked, uint64_t *work_out)
 {
-    if (aborted_) return STW_ERROR_CLOSED;
-    if (error_.any()) return refuse(nullptr);
+    // After an error it is poll that tells it, as it has a sentence.
+    if (aborted_ && !error_.any()) return STW_ERROR_CLOSED;
     Work work = asked;
     const Device::Scope scope(*device_);
     if (libraries_.cuda.event_create(&work.event, kCudaEventDisableTiming) != kCudaSuccess)
@@ -318,8 +319,16 @@ int NcclGroup::ask()
         result = asked;
         error_.gone = borrowed_;
     }
-    if (result != kNcclInProgress) error_.nccl = result;
+    keep(result);
     return result;
+}
+
+// With what NCCL says of it, which is not there after an abort.
+void NcclGroup::keep(int result)
+{
+    if (result == kNcclSuccess || result == kNcclInProgress) return;
+    error_.nccl = result;
+    error_.text = libraries_.nccl_text(comm_, result);
 }
 
 void NcclGroup::advance(Work &work)
@@ -333,10 +342,8 @@ void NcclGroup::advance(Work &work)
         if (work.kind == Kind::kExchange && !take_slot(work)) return;
         result = call(work);
         work.state = State::kLaunching;
-        if (result != kNcclSuccess && result != kNcclInProgress) {
-            (void)ask();
-            error_.nccl = result;
-        }
+        if (result != kNcclSuccess && result != kNcclInProgress) (void)ask();
+        keep(result);
     } else if (work.state == State::kLaunching) {
         result = ask();
     }
@@ -365,7 +372,7 @@ void NcclGroup::advance_all()
 
 stw_status NcclGroup::refuse(stw_driver_error *error_out) const
 {
-    if (aborted_)
+    if (aborted_ && !error_.any())
         return fail(error_out, STW_ERROR_CLOSED, {}, "The group was aborted; make another one.");
     if (error_.cuda != kCudaSuccess)
         return fail(error_out, STW_ERROR_DEVICE, {},
@@ -380,7 +387,7 @@ stw_status NcclGroup::refuse(stw_driver_error *error_out) const
     return fail(error_out, nccl_status(error_.nccl), {},
                 "NCCL failed under a collective of rank %" PRIu32 " of %" PRIu32
                 ": %s. The group cannot be used any more; look at the other ranks' output.",
-                rank_, size_, libraries_.nccl_text(comm_, error_.nccl).c_str());
+                rank_, size_, error_.text.c_str());
 }
 
 stw_status NcclGroup::register_memory(void *base, uint64_t bytes, stw_driver_error *error_out)
@@ -420,21 +427,49 @@ stw_status NcclGroup::poll(uint64_t id, stw_driver_error *error_out)
     const Device::Scope scope(*device_);
     if (work->state != State::kOver) advance_all();
     const bool over = work->state == State::kOver;
-    if (!over && !error_.any() && !aborted_) return STW_PENDING;
+    if (!over && ((!error_.any() && !aborted_) || !is_quiet())) return STW_PENDING;
     libraries_.cuda.event_destroy(work->event);
     std::erase_if(works_, [id](const Work &one) { return one.id == id; });
     return over ? stw_status{STW_OK} : refuse(error_out);
+}
+
+// After an error: nothing uses memory any more, the program's or the group's. What a lent
+// communicator does is the program's to end.
+bool NcclGroup::is_quiet()
+{
+    if (!borrowed_ && !aborted_) {
+        aborted_ = true;
+        libraries_.nccl.comm_abort(comm_);
+    }
+    const auto runs = [this](const Work &work) {
+        return work.state == State::kRunning &&
+               libraries_.cuda.event_query(work.event) == kCudaNotReady;
+    };
+    return std::none_of(works_.begin(), works_.end(), runs) &&
+           libraries_.cuda.stream_query(device_->stream()) != kCudaNotReady;
+}
+
+// TIMEOUT: something runs on.
+stw_status NcclGroup::wait_until_quiet(uint64_t wait_ns)
+{
+    const Deadline deadline = Deadline::after(wait_ns);
+    while (!is_quiet()) {
+        if (deadline.passed()) return STW_ERROR_TIMEOUT;
+        sched_yield();
+    }
+    return STW_OK;
 }
 
 // NCCL frees the communicator with it, so one that was lent is not ours to end: it is left alone
 // from now on, for the program to abort.
 stw_status NcclGroup::abort()
 {
-    if (aborted_) return borrowed_ ? STW_ERROR_UNSUPPORTED : STW_OK;
-    aborted_ = true;
-    if (borrowed_) return STW_ERROR_UNSUPPORTED;
+    if (borrowed_) {
+        aborted_ = true;
+        return STW_ERROR_UNSUPPORTED;
+    }
     const Device::Scope scope(*device_);
-    return nccl_status(libraries_.nccl.comm_abort(comm_));
+    return wait_until_quiet(kAbortedNs);
 }
 
 bool NcclGroup::at_work()
@@ -451,24 +486,19 @@ stw_status NcclGroup::close(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);
     const Device::Scope scope(*device_);
-    // A lent one ends nothing: what it still does uses the group's memory.
-    const auto busy = [this] {
-        return at_work() ||
-               (borrowed_ && libraries_.cuda.stream_query(device_->stream()) == kCudaNotReady);
-    };
-    while (busy()) {
+    while (at_work()) {
         if (deadline.passed()) return STW_ERROR_TIMEOUT;
         sched_yield();
     }
-    if (borrowed_ || aborted_) return STW_OK;
-    if (error_.any()) return nccl_status(libraries_.nccl.comm_abort(comm_));
-    int result = libraries_.nccl.comm_finalize(comm_);
+    if (borrowed_) return wait_until_quiet(wait_ns);
+    int result =
+        aborted_ || error_.any() ? int{kNcclInvalidUsage} : libraries_.nccl.comm_finalize(comm_);
     while (result == kNcclInProgress && !deadline.passed()) {
         libraries_.nccl.comm_get_async_error(comm_, &result);
         sched_yield();
     }
-    return nccl_status(result == kNcclSuccess ? libraries_.nccl.comm_destroy(comm_)
-                                              : libraries_.nccl.comm_abort(comm_));
+    if (result == kNcclSuccess) return nccl_status(libraries_.nccl.comm_destroy(comm_));
+    return wait_until_quiet(std::max(wait_ns, kAbortedNs));
 }
 
 }  // namespace stepwell::drivers

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
 
 namespace stepwell::drivers {
 
@@ -55,6 +56,7 @@ private:
     struct Error {
         int nccl = kNcclSuccess;
         int cuda = kCudaSuccess;
+        std::string text;   // of NCCL's
         bool gone = false;  // a lent communicator, which NCCL does not know any more
         bool any() const { return nccl != kNcclSuccess || cuda != kCudaSuccess; }
     };
@@ -73,9 +75,12 @@ private:
     int launch_exchange(const Work &work);
     void launched(Work &work);
     int ask();
+    void keep(int result);
     void advance(Work &work);
     void advance_all();
     bool at_work();
+    bool is_quiet();
+    stw_status wait_until_quiet(uint64_t wait_ns);
     void finish(Work &work);
     bool take_slot(Work &work);
     stw_status refuse(stw_driver_error *error_out) const;

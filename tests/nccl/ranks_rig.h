@@ -226,7 +226,9 @@ public:
         if (runtime != nullptr) {
             EXPECT_EQ(stw_runtime_close(runtime, 0, 0), closes) << stw_last_error();
         }
-        EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+        if (group != nullptr) {
+            EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+        }
         if (replicas != nullptr) {
             EXPECT_EQ(stw_group_destroy(replicas), STW_OK) << stw_last_error();
         }

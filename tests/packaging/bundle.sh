@@ -37,12 +37,14 @@ made() {
     mkdir "$safe/double"
     cp "$build/tests/cuda/double/libcuda.so.1" "$build"/tests/cuda/{kernels,train_gpt}/*-kernels.so \
         "$safe/double"
+    cp "$build/tests/nccl/double/libnccl.so.2" "$safe/double"
     tar -xzf "$work"/dist/stepwell-bundle-*.tar.gz -C "$safe"
     mv "$safe"/stepwell-bundle-* "$moved"
 }
 finds_its_libraries() {
     local program
-    for program in "$moved"/{bin,bench,tests}/* "$moved"/lib/*.so* "$moved/modules/libstepwell-cuda.so"; do
+    for program in "$moved"/{bin,bench,tests}/* "$moved"/lib/*.so* \
+        "$moved"/modules/libstepwell-{cuda,nccl}.so; do
         readelf -h "$program" >"$work/header" 2>&1 || continue
         alone ldd "$program" >"$work/needs"
         if grep -E "not found|$build" "$work/needs"; then
@@ -76,9 +78,23 @@ wanted |= {"cuda.fetch_hit", "cuda.nvme", "cuda.remap", "cuda.remap.thread", "cu
 left_out = {one["name"] for one in summary["not_measured"]}
 assert names == wanted | ({"cuda.update"} - left_out), names
 done = {step["name"] for step in summary["steps"]}
+assert "nccl.1" in done, done
+reasons = {one["name"]: one["reason"] for one in summary["not_measured"]}
+assert "CUDA shows 1 device" in reasons["nccl.2"], reasons
 assert {"gpt", "gpt.nvme", "gpt.same", "overlap", "train"} <= done, done
 assert {"memcheck", "racecheck", "initcheck"} <= left_out, left_out
 PYTHON
+}
+collects_over_ranks() {
+    on_double STW_CUDA_DOUBLE=devices=4,exit=9 "$moved/tests/ranks-nccl" \
+        "$moved/modules/libstepwell-nccl.so" --ranks 4
+}
+skips_ranks_without_nccl() {
+    mv "$safe/double/libnccl.so.2" "$safe"
+    status_of 77 on_double "$moved/tests/ranks-nccl" "$moved/modules/libstepwell-nccl.so" \
+        --ranks 1 >"$work/ranks"
+    mv "$safe/libnccl.so.2" "$safe/double"
+    tail -n 1 "$work/ranks" | grep -F "NCCL is not to be found"
 }
 refuses_what_others_may_write() {
     chmod g+w "$moved/modules"
@@ -90,6 +106,8 @@ refuses_what_others_may_write() {
 
 if ! command -v patchelf >/dev/null; then
     skip "the bundle" "patchelf is not installed"
+elif [[ ! -x $build/tests/conformance/ranks/ranks-nccl ]]; then
+    skip "the bundle" "this build has no module nccl"
 elif [[ ! -e $build/tests/cuda/double/libcuda.so.1 || ! -x $build/bench/cuda_copies ||
     ! -x $build/bench/cuda_train ]]; then
     skip "the bundle" "this build has no module cuda, or no benches"
@@ -101,6 +119,8 @@ else
     check "the Python package loads the library that came along" loads_into_python
     check "run-gpu-checks without a GPU is a skip" skips_without_gpu
     check "run-gpu-checks runs through, and measures all that can be" checks
+    check "four ranks collect over four devices" collects_over_ranks
+    check "ranks without NCCL are a skip that says so" skips_ranks_without_nccl
     check "a module that others may write is refused with what to do" refuses_what_others_may_write
 fi
 done_testing

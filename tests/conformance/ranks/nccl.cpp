@@ -2,7 +2,9 @@
 // The module over NCCL: what it says where there is no GPU, and collectives on those that there
 // are, one rank for each, each rank a thread. Numbers are small and whole, because NCCL adds in an
 // order of its own.
-// usage: ranks-nccl MODULE [GTEST OPTION]...
+// usage: ranks-nccl MODULE [--ranks N] [GTEST OPTION]...
+// --ranks: collectives of that many, 1 to 4, each with a device of its own. Exit status 77 where
+// there are fewer, or no NCCL; the reason is the last line.
 #include "drivers/nccl/libraries.h"
 #include "drivers/registry.h"
 
@@ -11,7 +13,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,6 +30,21 @@ constexpr uint64_t kWaitNs = 60'000'000'000;
 constexpr int kRanksMax = 4;
 
 const char *module_path = nullptr;
+int ranks_wanted = 0;  // 0: one for each device
+
+// Why nothing can be collected here; "" where it can.
+std::string load(stepwell::drivers::Libraries *libraries_out, int *devices_out)
+{
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    if (stepwell::drivers::load_libraries(libraries_out, &error) != STW_OK) return error.sentence;
+    const stepwell::drivers::CudaApi &cuda = libraries_out->cuda;
+    if (cuda.init(0) != 0 || cuda.device_get_count(devices_out) != 0 || *devices_out == 0)
+        return "CUDA shows no device to this process";
+    if (*devices_out >= ranks_wanted) return "";
+    return "CUDA shows " + std::to_string(*devices_out) +
+           (*devices_out == 1 ? " device" : " devices") + " to this process, and each of " +
+           std::to_string(ranks_wanted) + " ranks needs one of its own";
+}
 
 // One rank: its thread, device and group. A failure is told by who asked for it.
 class Rank {
@@ -192,13 +211,7 @@ protected:
     {
         ASSERT_EQ(stepwell::drivers::find_driver(module_path, &driver_, &error_), STW_OK)
             << error_.sentence;
-        if (stepwell::drivers::load_libraries(&libraries_, &error_) != STW_OK) {
-            lacks_ = error_.sentence;
-            return;
-        }
-        if (libraries_.cuda.init(0) != 0 || libraries_.cuda.device_get_count(&devices_) != 0 ||
-            devices_ == 0)
-            lacks_ = "CUDA shows no device to this process";
+        lacks_ = load(&libraries_, &devices_);
     }
 };
 
@@ -238,7 +251,8 @@ TEST_F(Nccl, CollectivesOfEachDeviceGiveTheirSums)
     ASSERT_NE(make_id, nullptr);
     stepwell::drivers::NcclUniqueId id = {};
     ASSERT_EQ(make_id(&id), 0);
-    const auto size = static_cast<uint32_t>(std::min(devices_, kRanksMax));
+    const int ranks = ranks_wanted != 0 ? ranks_wanted : std::min(devices_, kRanksMax);
+    const auto size = static_cast<uint32_t>(ranks);
     std::vector<std::thread> threads;
     for (uint32_t rank = 0; rank < size; ++rank)
         threads.emplace_back([&, rank] { Rank(driver_, libraries_.cuda, rank, size).run(id); });
@@ -269,11 +283,24 @@ TEST_F(Nccl, AnOpenThatARankDoesNotJoinTimesOut)
 
 int main(int count, char **words)
 {
+    using namespace conformance::ranks;
     testing::InitGoogleTest(&count, words);
-    if (count != 2) {
-        std::fprintf(stderr, "usage: ranks-nccl MODULE [GTEST OPTION]...\n");
+    const bool told = count == 4 && std::strcmp(words[2], "--ranks") == 0;
+    if (told) ranks_wanted = std::atoi(words[3]);
+    if ((count != 2 && !told) || (told && (ranks_wanted < 1 || ranks_wanted > kRanksMax))) {
+        std::fprintf(stderr, "usage: ranks-nccl MODULE [--ranks 1..%d] [GTEST OPTION]...\n",
+                     kRanksMax);
         return 2;
     }
-    conformance::ranks::module_path = words[1];
+    module_path = words[1];
+    if (told) {
+        stepwell::drivers::Libraries libraries;
+        int devices = 0;
+        const std::string lacks = load(&libraries, &devices);
+        if (!lacks.empty()) {
+            std::fprintf(stderr, "%s\n", lacks.c_str());
+            return 77;
+        }
+    }
     return RUN_ALL_TESTS();
 }

@@ -111,7 +111,7 @@ TEST(CpuMemory, TheWorstPatternStaysWithinTheMappingsItPromised)
 TEST(CpuMemory, ABlockOfAnOddSizeIsToldWhatItShouldBe)
 {
     for (const MemoryCase &one : memory_cases()) {
-        Memory memory(one.ops);
+        Memory memory(one);
         EXPECT_EQ(memory.open(3 * kBlock, 3 * kBlock, 0), STW_ERROR_INVALID);
         EXPECT_NE(memory.sentence().find("power of two"), std::string::npos) << one;
     }
@@ -121,7 +121,7 @@ TEST(CpuMemory, ABlockOfAnOddSizeIsToldWhatItShouldBe)
 TEST(CpuMemory, EveryArenaBeginsAtAHugePage)
 {
     for (const MemoryCase &one : memory_cases()) {
-        Memory memory(one.ops);
+        Memory memory(one);
         ASSERT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
         EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.info().base) % (2 * kMiB), 0u) << one;
         std::vector<unsigned char> resident(4 * kMiB / 4096);

@@ -12,9 +12,17 @@ trap 'rm -rf "$work"' EXIT
 # The build directory may be one that others write to; a module is not loaded from there.
 cp "$module" "$work" && chmod 0644 "$work"/*.so
 export LD_LIBRARY_PATH=$double${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+if "$program" --memory-options colour=blue --filter '*MemoryConformance*' \
+    "$work/$(basename "$module")" >"$work/said"; then
+    echo "options of memory are not the driver's" >&2
+    exit 1
+fi
+grep -q "colour=blue" "$work/said"
 for seed in 1 2 3; do
     for unified in 0 1; do
-        STW_CUDA_DOUBLE="seed=$seed,delay_us=50,unified=$unified,exit=3" \
-            "$program" "$work/$(basename "$module")"
+        for arena in shrinks permanent; do
+            STW_CUDA_DOUBLE="seed=$seed,delay_us=50,unified=$unified,exit=3" \
+                "$program" --memory-options "arena=$arena" "$work/$(basename "$module")"
+        done
     done
 done

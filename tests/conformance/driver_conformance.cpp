@@ -25,6 +25,8 @@ driver or on this machine is skipped, with the reason.
   -d, --directory DIR   where a storage driver makes its files; again for each DIR, on which the
                         suite is run anew (default: the working directory). Nothing is left there
   -o, --options TEXT    what a storage driver is opened with, "key=value;key=value"
+  -m, --memory-options TEXT
+                        what a memory driver is opened with
   -f, --filter PATTERN  only the tests whose names match: names with * and ?, separated by ':',
                         after a '-' those to leave out
   -l, --list            name the tests and run none
@@ -37,6 +39,7 @@ Exit status: 0 all tests passed, 1 a test failed, 2 the module was refused, or t
 struct Arguments {
     std::string module;
     std::string options;
+    std::string memory_options;
     std::vector<std::string> directories;
     std::string filter = "*";
     bool list = false;
@@ -61,15 +64,17 @@ void read_arguments(int count, char **words)
     constexpr int kVersion = 1000;
     const option known[] = {{"directory", required_argument, nullptr, 'd'},
                             {"options", required_argument, nullptr, 'o'},
+                            {"memory-options", required_argument, nullptr, 'm'},
                             {"filter", required_argument, nullptr, 'f'},
                             {"list", no_argument, nullptr, 'l'},
                             {"help", no_argument, nullptr, 'h'},
                             {"version", no_argument, nullptr, kVersion},
                             {nullptr, 0, nullptr, 0}};
-    for (int c; (c = getopt_long(count, words, "d:o:f:lh", known, nullptr)) != -1;) {
+    for (int c; (c = getopt_long(count, words, "d:o:m:f:lh", known, nullptr)) != -1;) {
         switch (c) {
         case 'd': arguments.directories.emplace_back(optarg); break;
         case 'o': arguments.options = optarg; break;
+        case 'm': arguments.memory_options = optarg; break;
         case 'f': arguments.filter = optarg; break;
         case 'l': arguments.list = true; break;
         case 'h': std::fputs(kUsage, stdout); std::exit(0);
@@ -139,7 +144,7 @@ std::vector<StorageCase> storage_cases()
 std::vector<MemoryCase> memory_cases()
 {
     if (drivers.memory == nullptr) return {};
-    return {{label_of(drivers.memory->name), drivers.memory}};
+    return {{label_of(drivers.memory->name), drivers.memory, arguments.memory_options}};
 }
 
 }  // namespace conformance

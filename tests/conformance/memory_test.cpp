@@ -18,7 +18,7 @@ constexpr uint32_t kBlock = 64 << 10;
 
 class MemoryConformance : public testing::TestWithParam<MemoryCase> {
 protected:
-    Memory memory_{GetParam().ops};
+    Memory memory_{GetParam()};
     const stw_memory_ops &ops() { return *memory_.ops(); }
 };
 
@@ -180,7 +180,9 @@ TEST_P(MemoryConformance, BlocksAreSeenAtASecondAddress)
     EXPECT_TRUE(sees(0, 3) && sees(1, 4));
     ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);
     ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);  // seen already
-    EXPECT_TRUE(sees(0, 3) && sees(1, 6));
+    // What lies there at another distance than in the arena may go with that.
+    const bool in_runs = (memory_.info().flags & STW_MEMORY_SHOWS_RUNS) != 0;
+    EXPECT_TRUE((in_runs || sees(0, 3)) && sees(1, 6));
     ASSERT_EQ(show(4, 2, there), STW_OK);  // one of them is
     EXPECT_TRUE(sees(0, 5) && sees(1, 6));
     ASSERT_EQ(show(2, 1, there), STW_OK);
@@ -212,18 +214,18 @@ INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance, testing::ValuesIn(memory_ca
 
 struct MovingCase {
     std::string label;
-    const stw_memory_ops *ops;
+    MemoryCase memory;
     uint32_t block_bytes;
 };
 std::ostream &operator<<(std::ostream &out, const MovingCase &one)
 {
-    return out << one.ops->name << " in blocks of " << one.block_bytes;
+    return out << one.memory << " in blocks of " << one.block_bytes;
 }
 
 class MovingBlocks : public testing::TestWithParam<MovingCase> {
 protected:
     static constexpr uint32_t kBlocks = 8;
-    Memory memory_{GetParam().ops};
+    Memory memory_{GetParam().memory};
     uint8_t *tensor_ = nullptr;
 
     void SetUp() override
@@ -298,7 +300,7 @@ TEST_P(MovingBlocks, UnmappedAddressFaults)
     const int status = in_child([] {
         // A signal handler of a sanitizer would report it and exit instead.
         std::signal(SIGSEGV, SIG_DFL);
-        Memory memory(GetParam().ops);
+        Memory memory(GetParam().memory);
         if (memory.open(4 * kBlock, kBlock, 16 * kBlock) != STW_OK) return 1;
         void *address = nullptr;
         if (memory.ops()->reserve_address(memory.get(), kBlock, &address) != STW_OK) return 2;
@@ -442,7 +444,7 @@ std::vector<MovingCase> moving_cases()
         for (const uint32_t bytes : {64u << 10, 512u << 10, 2u << 20})
             if ((one.ops->capabilities & kBoth) == kBoth)
                 cases.push_back(
-                    {one.label + "_" + std::to_string(bytes >> 10) + "KiB", one.ops, bytes});
+                    {one.label + "_" + std::to_string(bytes >> 10) + "KiB", one, bytes});
     return cases;
 }
 

@@ -27,7 +27,7 @@ protected:
         return number;
     }
     const stw_memory_ops &ops() { return *memory_.ops(); }
-    Memory memory_{GetParam().ops};
+    Memory memory_{GetParam()};
 };
 
 TEST_P(StreamsConformance, TheDefaultStreamsAreStreamsOfEachDevice)

@@ -170,6 +170,7 @@ stw_status Memory::open(uint64_t bytes, uint32_t block_bytes, uint64_t address_b
     options.bytes = bytes;
     options.block_bytes = block_bytes;
     options.address_bytes = address_bytes;
+    if (!options_.empty()) options.options = options_.c_str();
     block_bytes_ = block_bytes;
     const stw_status status = ops_->open(nullptr, &options, &memory_, &error_);
     if (status != STW_OK) return status;
@@ -186,6 +187,7 @@ bool Memory::can(uint64_t capability) const
     options.struct_size = sizeof options;
     options.bytes = kMiB;
     options.block_bytes = 64 << 10;
+    if (!options_.empty()) options.options = options_.c_str();
     uint32_t shares = 0;
     return ops_->shares_host(&options, &shares) == STW_OK && shares != 0;
 }

@@ -91,10 +91,11 @@ inline std::ostream &operator<<(std::ostream &out, const StorageCase &one)
 struct MemoryCase {
     std::string label;
     const stw_memory_ops *ops;
+    std::string options = {};
 };
 inline std::ostream &operator<<(std::ostream &out, const MemoryCase &one)
 {
-    return out << one.ops->name;
+    return out << one.ops->name << " with '" << one.options << "'";
 }
 // Asked for once, when the tests are registered.
 std::vector<StorageCase> storage_cases();
@@ -163,6 +164,7 @@ constexpr const char *kNoDirectory = "this driver keeps its bytes in memory, not
 class Memory {
 public:
     explicit Memory(const stw_memory_ops *ops) : ops_(ops) {}
+    explicit Memory(const MemoryCase &one) : ops_(one.ops), options_(one.options) {}
     explicit Memory(const char *driver) : Memory(stepwell::drivers::memory_driver(driver)) {}
     ~Memory() { close(); }
     Memory(const Memory &) = delete;
@@ -184,6 +186,7 @@ public:
 
 private:
     const stw_memory_ops *ops_;
+    const std::string options_;
     stw_memory *memory_ = nullptr;
     stw_memory_info info_ = {};
     stw_driver_error error_ = STW_DRIVER_ERROR_INIT;

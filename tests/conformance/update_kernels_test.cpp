@@ -72,7 +72,7 @@ protected:
     }
     void update(uint32_t algorithm, bool narrow, uint64_t count, bool fresh);
 
-    Memory memory_{GetParam().ops};
+    Memory memory_{GetParam()};
     void *stream_ = nullptr;
     std::mt19937_64 random_{7};
 };

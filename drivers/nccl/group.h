@@ -16,6 +16,8 @@ namespace stepwell::drivers {
 
 class NcclGroup {
 public:
+    static constexpr uint32_t kSlots = 4;  // exchanges that NCCL has at once
+
     static stw_status open(const stw_collective_options &options,
                            std::unique_ptr<NcclGroup> *group_out, stw_driver_error *error_out);
     NcclGroup(const NcclGroup &) = delete;

@@ -105,6 +105,19 @@ std::string Libraries::nccl_text(ncclComm_t comm, int result) const
     return text;
 }
 
+stw_status nccl_status(int result)
+{
+    switch (result) {
+    case kNcclSuccess: return STW_OK;
+    case kNcclUnhandledCudaError: return STW_ERROR_DEVICE;
+    case kNcclInvalidArgument:
+    case kNcclInvalidUsage: return STW_ERROR_INVALID;
+    case kNcclSystemError:
+    case kNcclRemoteError: return STW_ERROR_PEER;
+    default: return STW_ERROR_INTERNAL;
+    }
+}
+
 stw_status load_libraries(Libraries *libraries_out, stw_driver_error *error_out)
 {
     std::string why;

@@ -21,6 +21,9 @@ struct Libraries {
     std::string nccl_text(ncclComm_t comm, int result) const;
 };
 
+// Of an ncclResult_t.
+stw_status nccl_status(int result);
+
 // They stay loaded. UNSUPPORTED: which one is absent, or too old.
 stw_status load_libraries(Libraries *libraries_out, stw_driver_error *error_out);
 

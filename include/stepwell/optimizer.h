@@ -168,7 +168,9 @@ typedef struct stw_update_result {
  * Blocks:    result_out NULL: for the optimizer's last step only. Else until the verdict (norm and
  *            skip known); with STW_UPDATE_WAIT until the last byte, on a device that updates until
  *            that is enqueued; or timeout_ns.
- * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED.
+ * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED. Over
+ *            ranks, as the verdict is theirs: MISMATCH (other options or hyper-parameters on one),
+ *            ORDER, PEER.
  */
 STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,
                                       stw_update_result *result_out);

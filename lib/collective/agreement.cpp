@@ -49,6 +49,20 @@ unsigned long long number(uint64_t value)
 
 }  // namespace
 
+uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; ++i) {
+        hash = (hash ^ static_cast<const uint8_t *>(bytes)[i]) * 0x100000001b3ull + 1;
+    }
+    return hash;
+}
+
+uint64_t hash_name(uint64_t hash, const std::string &name)
+{
+    const uint64_t length = name.size();
+    return hash_bytes(hash_bytes(hash, name.data(), name.size()), &length, sizeof length);
+}
+
 Record make_record(Kind kind, const std::string &name)
 {
     Record record;
@@ -106,6 +120,15 @@ Status compare(const Record *records, uint32_t size, uint32_t self)
     for (uint32_t rank = 1; rank < size; ++rank) {
         const Record &at = records[rank];
         if (at.spec == first.spec && at.bytes == first.bytes) continue;
+        if (first.kind == Kind::kVerdict) {
+            return differ(
+                STW_ERROR_MISMATCH, records, rank, self,
+                format_text("optimizer '%s' steps with %s on rank 0 and with %s on rank %u; give "
+                            "it the same parameters, groups, hyper-parameters and options on all "
+                            "ranks",
+                            name.c_str(), text_of(first.text).c_str(), text_of(at.text).c_str(),
+                            rank));
+        }
         return differ(STW_ERROR_MISMATCH, records, rank, self,
                       format_text("'%s' is %s on rank 0 and %s on rank %u; create it alike on all "
                                   "ranks",

@@ -34,6 +34,11 @@ struct Record {
 };
 static_assert(sizeof(Record) == 480);
 
+// Onwards from a hash of what came before, for `names` and `spec`: FNV-1a, where zeros count too.
+uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n);
+// And of a name, so that where one ends and the next begins counts as well.
+uint64_t hash_name(uint64_t hash, const std::string &name);
+
 Record make_record(Kind kind, const std::string &name);
 void set_text(Record &record, const std::string &text);
 void set_status(Record &record, const Status &status);

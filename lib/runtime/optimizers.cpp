@@ -91,6 +91,8 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
     body->algorithm = options.algorithm;
     if (narrow) body->state_dtype = STW_BF16;
     body->has_average = options.ema_decay != 0.0;
+    const double decay = options.ema_decay + 0.0;  // of two zeros one
+    body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
     body->name = options.name ? options.name : "optimizer";
     if (options.custom) {
         if (options.custom->state_count > update::kStatesMax) {
@@ -298,6 +300,8 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
     std::vector<stw_tensor *> held;
     held.reserve(2 * size_t{n});
+    std::set<uint32_t> shared_groups;
+    uint64_t shared_hash = body.shared_hash;
     const auto *at = reinterpret_cast<const char *>(entries);
     for (uint32_t i = 0; i < n; ++i, at += entries[0].struct_size) {
         stw_optimizer_entry entry{};
@@ -309,10 +313,17 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
         if (!elsewhere) wanted.push_back(made);
         held.push_back(entry.parameter);
         held.push_back(entry.gradient);
+        if (!entry.parameter->sharding) continue;
+        const uint64_t part[] = {entry.parameter_group, entry.element_begin, entry.element_count};
+        shared_hash = collective::hash_bytes(
+            collective::hash_name(shared_hash, entry.parameter->name), part, sizeof part);
+        shared_groups.insert(entry.parameter_group);
     }
     if (!wanted.empty()) {
         STW_TRY(body.optimizer->add(wanted.data(), static_cast<uint32_t>(wanted.size())));
     }
+    body.shared_groups.merge(shared_groups);
+    body.shared_hash = shared_hash;
     for (stw_tensor *tensor : held) {
         tensor->optimizer = &body;
         body.held.push_back(tensor);

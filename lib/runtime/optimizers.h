@@ -5,6 +5,8 @@
 
 #include "lib/runtime/runtime.h"
 
+#include <set>
+
 namespace stepwell {
 
 struct OwnedState {
@@ -20,6 +22,8 @@ struct Runtime::OptimizerBody {
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
     std::vector<stw_tensor *> held;
+    std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
+    uint64_t shared_hash = 0;          // of these parameters, their parts and groups
     bool has_policy = false;
     stw_policy policy = STW_POLICY_INIT;
     stw_custom_update custom{};

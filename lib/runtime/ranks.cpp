@@ -286,9 +286,7 @@ collective::Record Runtime::record_of(collective::Kind kind,
     for (const stw_tensor *tensor : tensors) {
         record.spec = record.spec * 0x100000001b3ull ^ tensor->sharding->spec;
         record.bytes += tensor->sharding->partition.shard_bytes();
-        for (const char letter : tensor->name)
-            record.names = (record.names ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
-        record.names = (record.names ^ tensor->name.size()) * 0x100000001b3ull + 1;
+        record.names = collective::hash_name(record.names, tensor->name);
     }
     const std::string more = tensors.size() > 1
                                  ? format_text(", the first of %zu together, the last '%.64s'",

@@ -41,6 +41,12 @@ private:
     bool withdrawn_ = false;
 };
 
+// What an optimizer step must have in common on all ranks, lest their shards drift apart.
+struct StepSpec {
+    std::string words;
+    uint64_t hash = 0;  // of more than the words
+};
+
 // One entry of the queue. Under the runtime's lock until its turn, then the thread's.
 struct Collective {
     enum class Kind { kGather, kKeep, kReduce, kVerdict };
@@ -60,6 +66,7 @@ struct Collective {
     // kVerdict
     update::Optimizer *optimizer = nullptr;
     std::string name;
+    StepSpec step;
     std::shared_ptr<Told> told;
 };
 
@@ -70,7 +77,8 @@ struct Runtime::Ranks {
     collective::Group &group;
     collective::Group *replicas = nullptr;  // who holds the same shards; null: nobody else
     std::unique_ptr<collective::Node> node;
-    std::unique_ptr<collective::DiskShares> disks;   // null: nobody to share with
+    std::unique_ptr<collective::Node> host;         // with those of other groups; null: no replicas
+    std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
     std::unique_ptr<collective::SharedReads> reads;  // as disks
     residency::PlaceId place;                        // of wholes
     residency::WholeGathers gathers;

@@ -139,6 +139,10 @@ inline bool is_absent(const FetchPlan &plan)
     return (plan.flags & STW_FETCH_ABSENT) != 0;
 }
 
+namespace collective {
+struct NodeOptions;
+}
+
 namespace residency {
 struct WholeGranted;
 struct WholeRefused;
@@ -146,6 +150,7 @@ struct WholeRefused;
 
 class Told;
 struct Collective;
+struct StepSpec;
 class SmallSums;
 struct SumAgreed;
 struct Snapshot;
@@ -605,6 +610,7 @@ private:
     static Status agree_replicas(const stw_runtime_options &options, uint64_t blocks,
                                  Status status);
     void share_failure();
+    Status join_host(collective::NodeOptions node);
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     Status open_ranks();
@@ -693,6 +699,9 @@ private:
     void run_sums(SmallSums sums, const Status &put);
     void run_verdict(Collective &work);
     void agree_verdict(collective::Record record, update::Verdict *all);
+    static StepSpec describe_step(const OptimizerBody &body,
+                                  const std::vector<stw_tensor *> &parameters,
+                                  const update::StepOptions &step);
     std::shared_ptr<Told> queue_verdict(OptimizerBody &body,
                                         const std::vector<stw_tensor *> &parameters,
                                         const update::StepOptions &step);

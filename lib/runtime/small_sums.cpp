@@ -98,8 +98,7 @@ uint64_t SmallSums::hash(uint64_t n) const
     uint64_t hash = n;
     for (uint64_t i = 0; i < n; ++i) {
         const stw_tensor &tensor = *members_[i]->tensors[0];
-        for (const char letter : tensor.name) hash = mixed(hash, static_cast<uint8_t>(letter));
-        hash = mixed(mixed(hash, tensor.name.size()), tensor.sharding->spec);
+        hash = mixed(collective::hash_name(hash, tensor.name), tensor.sharding->spec);
     }
     return hash;
 }

@@ -246,7 +246,8 @@ void Runtime::run_verdict(Collective &work)
     record.values[0] = mine.sum;
     record.values[1] = mine.maximum;
     record.counts[0] = mine.nonfinite;
-    collective::set_text(record, "an optimizer");
+    record.spec = work.step.hash;
+    collective::set_text(record, work.step.words);
     if (!mine.status.ok()) collective::set_status(record, mine.status);
     std::vector<collective::Record> ranks;
     update::Verdict all;
@@ -274,6 +275,51 @@ void Runtime::agree_verdict(collective::Record record, update::Verdict *all)
     if (all->status.ok()) all->status = std::move(status);
 }
 
+// Of the tensors that other ranks have a part of, and of the groups that such are in: what a rank
+// has for itself may be updated as it likes.
+StepSpec Runtime::describe_step(const OptimizerBody &body,
+                                const std::vector<stw_tensor *> &parameters,
+                                const update::StepOptions &step)
+{
+    constexpr uint32_t kShared = STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE;
+    StepSpec spec;
+    const double scale = step.gradient_scale == 0.0 ? 1.0 : step.gradient_scale;
+    const double norm_type = step.norm_type == 0.0 ? 2.0 : step.norm_type;
+    const double numbers[] = {step.clip_norm + 0.0, norm_type, scale,
+                              static_cast<double>(step.flags & kShared),
+                              static_cast<double>(body.state_dtype)};
+    spec.hash = collective::hash_bytes(body.shared_hash, numbers, sizeof numbers);
+    spec.words =
+        format_text("algorithm %u, clip_norm %.9g, norm_type %g, gradient_scale %.9g, "
+                    "flags 0x%x",
+                    body.algorithm, step.clip_norm, norm_type, scale, step.flags & kShared);
+    for (const uint32_t group : body.shared_groups) {
+        const stw_hyper hyper = body.optimizer->hyper(group);
+        const double values[] = {static_cast<double>(group),
+                                 static_cast<double>(hyper.flags),
+                                 hyper.lr + 0.0,
+                                 hyper.beta1 + 0.0,
+                                 hyper.beta2 + 0.0,
+                                 hyper.eps + 0.0,
+                                 hyper.weight_decay + 0.0,
+                                 hyper.momentum + 0.0,
+                                 hyper.dampening + 0.0,
+                                 hyper.lr_decay + 0.0};
+        spec.hash = collective::hash_bytes(spec.hash, values, sizeof values);
+        if (group != *body.shared_groups.begin()) continue;
+        spec.words += format_text(", lr %.9g, weight_decay %.9g", hyper.lr, hyper.weight_decay);
+    }
+    size_t shared = 0;
+    for (const stw_tensor *tensor : parameters) {
+        if (!tensor->sharding) continue;
+        ++shared;
+        spec.hash = collective::hash_name(spec.hash, tensor->name);
+    }
+    spec.words += format_text(", %zu tensors of all ranks; all of it as %08x", shared,
+                              static_cast<unsigned>(spec.hash ^ spec.hash >> 32));
+    return spec;
+}
+
 // In the call, before the step: its verdict's place among the collectives. Wholes of what is
 // updated are old from here on.
 std::shared_ptr<Told> Runtime::queue_verdict(OptimizerBody &body,
@@ -287,6 +333,7 @@ std::shared_ptr<Told> Runtime::queue_verdict(OptimizerBody &body,
     next->optimizer = body.optimizer.get();
     next->name = body.name;
     next->told = told;
+    if (told) next->step = describe_step(body, parameters, step);
     act([&](Core &, Commands &out) {
         if ((step.flags & STW_UPDATE_MEASURE) == 0) {
             for (const stw_tensor *parameter : parameters) update_shards(parameter, out);

@@ -348,6 +348,56 @@ static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
     end(runtime, group, member);
 }
 
+/* One rank's shards would drift from the others': no rank updates anything. */
+static void ranks_that_step_otherwise_are_told(struct member *member)
+{
+    enum { N = 40000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    const int odd = member->rank == 1;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    entry.parameter = parameter;
+    entry.gradient = gradient;
+    SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    for (int attempt = 0; attempt < 5; ++attempt) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        stw_hyper hyper = STW_HYPER_INIT;
+        stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
+        let_go(&view, 0);
+        update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
+        update.flags = attempt == 1 && odd ? STW_UPDATE_SKIP_NONFINITE : 0;
+        update.gradient_scale = odd ? 1.0 : 0.0; /* which is the same */
+        hyper.lr = attempt == 2 && odd ? 0.5 : 0.25;
+        hyper.lr_decay = attempt == 3 && odd ? 0.125 : 0;
+        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+        if (attempt == 4) break;
+        HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_ERROR_MISMATCH);
+        HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
+        if (attempt == 0) HOLDS(strstr(stw_last_error(), "clip_norm 100"));
+        if (attempt == 2) HOLDS(strstr(stw_last_error(), "lr 0.5"));
+        SUCCEEDS(stw_tensor_discard(&gradient, 1));
+    }
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    /* How long it waits is each rank's own. */
+    update.flags = member->rank == 0 ? STW_UPDATE_WAIT : 0;
+    update.clip_norm = 1e9;
+    SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F - 0.25F * (float)member->size);
+    let_go(&weights, 0);
+    end(runtime, group, member);
+}
+
 /* ------------------------------------------------------------------------------------------------
  * Many at once, and what goes wrong.
  */
@@ -613,6 +663,7 @@ int main(int argc, char **argv)
         CLAIM(a_group_has_runtimes_one_after_the_other),
         CLAIM(ranks_that_call_in_another_order_are_told),
         CLAIM(ranks_that_name_another_second_tensor_are_told),
+        CLAIM(ranks_that_step_otherwise_are_told),
         {"a_rank_that_does_not_come_is_a_typed_error_in_time",
          a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},
     };

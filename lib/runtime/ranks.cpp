@@ -99,6 +99,35 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
     if (!joined.ok()) return std::move(joined.status());
     ranks_->node = joined.take();
     group.set_witness([node = ranks_->node.get()](uint32_t rank) { return node->describe(rank); });
+    return ranks_->replicas ? join_host(std::move(node)) : Status();
+}
+
+// The groups of replicas may have ranks on one host as well: its budget and its disks are those of
+// them all. Each is numbered behind those of the groups before its own.
+Status Runtime::join_host(collective::NodeOptions node)
+{
+    collective::Group &group = ranks_->group;
+    collective::Group &replicas = *ranks_->replicas;
+    node.rank = replicas.rank() * group.size() + group.rank();
+    node.ranks = replicas.size() * group.size();
+    node.shared_block_bytes = 0;
+    node.exchange = [&](const void *record, void *records, uint32_t bytes) -> Status {
+        std::vector<char> mine(size_t{group.size()} * bytes);
+        std::vector<char> theirs(size_t{replicas.size()} * bytes);
+        STW_TRY(group.exchange(record, mine.data(), bytes));
+        for (uint32_t rank = 0; rank < group.size(); ++rank) {
+            STW_TRY(replicas.exchange(&mine[size_t{rank} * bytes], theirs.data(), bytes));
+            for (uint32_t other = 0; other < replicas.size(); ++other) {
+                const size_t at = size_t{other} * group.size() + rank;
+                std::memcpy(static_cast<char *>(records) + at * bytes,
+                            &theirs[size_t{other} * bytes], bytes);
+            }
+        }
+        return {};
+    };
+    Result<std::unique_ptr<collective::Node>> joined = collective::Node::join(node);
+    if (!joined.ok()) return std::move(joined.status());
+    ranks_->host = joined.take();
     return {};
 }
 
@@ -110,7 +139,8 @@ void Runtime::share_disks(const stw_runtime_options &options, transfer::EngineOp
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         disks.push_back(collective::disk_of(options.nvme[i].path));
     }
-    ranks_->disks = collective::DiskShares::open(*ranks_->node, disks);
+    collective::Node &node = ranks_->host ? *ranks_->host : *ranks_->node;
+    ranks_->disks = collective::DiskShares::open(node, disks);
     if (!ranks_->disks) return;
     engine->share_user = ranks_->disks.get();
     engine->may_send = [](void *user, uint32_t path, uint64_t bytes) {
@@ -171,6 +201,7 @@ void Runtime::leave_ranks()
     ranks_->group.set_witness(nullptr);
     ranks_->disks.reset();
     ranks_->reads.reset();
+    ranks_->host.reset();
     ranks_->node.reset();
 }
 

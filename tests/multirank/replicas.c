@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WHOLE_BLOCKS = 24, SHARDS = 2, GRADIENTS = 40, STEPS = 4 };
+enum { WHOLE_BLOCKS = 24, HOST_BLOCKS = 16, SHARDS = 2, GRADIENTS = 40, STEPS = 4 };
 
 struct groups {
     stw_group *shards;
@@ -24,8 +24,9 @@ static struct groups join_both(struct member *member)
     return groups;
 }
 
-static stw_status try_open(stw_group *group, stw_group *replicas, const struct member *member,
-                           uint64_t whole_blocks, stw_runtime **runtime_out)
+static stw_status try_open_within(uint64_t node_host_blocks, stw_group *group, stw_group *replicas,
+                                  const struct member *member, uint64_t whole_blocks,
+                                  stw_runtime **runtime_out)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
@@ -41,12 +42,19 @@ static stw_status try_open(stw_group *group, stw_group *replicas, const struct m
     options.device_count = 1;
     options.nvme = &nvme;
     options.nvme_count = 1;
-    options.host_bytes = 16 * BLOCK;
+    options.host_bytes = HOST_BLOCKS * BLOCK;
+    options.node_host_bytes = node_host_blocks * BLOCK;
     options.block_bytes = STW_BLOCK_64K;
     options.whole_bytes = whole_blocks * BLOCK;
     options.thread_count = 1;
     options.timeout_ns = 60ull * 1000000000;
     return stw_runtime_open(&options, runtime_out);
+}
+
+static stw_status try_open(stw_group *group, stw_group *replicas, const struct member *member,
+                           uint64_t whole_blocks, stw_runtime **runtime_out)
+{
+    return try_open_within(0, group, replicas, member, whole_blocks, runtime_out);
 }
 
 static stw_runtime *open_both(stw_group *group, stw_group *replicas, const struct member *member)
@@ -202,6 +210,20 @@ static void replicas_are_checked_at_open(struct member *member)
     leave(&groups, member);
 }
 
+/* All four are on one host, whichever group they are in. */
+static void the_budget_of_a_host_is_that_of_all_groups(struct member *member)
+{
+    struct groups groups = join_both(member);
+    stw_runtime *runtime = NULL;
+    HOLDS(try_open_within(4 * HOST_BLOCKS - 1, groups.shards, groups.replicas, member, WHOLE_BLOCKS,
+                          &runtime) == STW_ERROR_BUDGET);
+    HOLDS(strstr(stw_last_error(), "has 4 ranks"));
+    SUCCEEDS(try_open_within(4 * HOST_BLOCKS, groups.shards, groups.replicas, member, WHOLE_BLOCKS,
+                             &runtime));
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    leave(&groups, member);
+}
+
 static void replicas_in_another_order_are_told(struct member *member)
 {
     struct groups groups = join_both(member);
@@ -251,6 +273,7 @@ int main(int argc, char **argv)
         CLAIM(sums_go_over_shards_and_replicas),
         CLAIM(training_has_the_bits_of_one_group),
         CLAIM(replicas_are_checked_at_open),
+        CLAIM(the_budget_of_a_host_is_that_of_all_groups),
         CLAIM(replicas_in_another_order_are_told),
         {"a_replica_that_does_not_come_is_told_to_all", a_replica_that_does_not_come_is_told_to_all,
          4000000000},

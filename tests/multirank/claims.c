@@ -499,6 +499,42 @@ static void a_tensor_that_differs_is_named(struct member *member)
     end(runtime, group, member);
 }
 
+/* As many bytes of another dtype; and what one rank has for itself where the others share it. */
+static void a_tensor_of_another_dtype_or_partition_is_named(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    const int odd = member->rank == 1;
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_tensor *tensor = NULL;
+    stw_view view;
+    spec.name = "w";
+    spec.role = STW_ROLE_PARAM;
+    spec.dtype = odd ? STW_F16 : STW_BF16;
+    spec.partition = STW_PARTITION_SHARDED;
+    spec.dimensions = 1;
+    spec.shape[0] = 20000;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    SUCCEEDS(stw_tensor_fill(tensor, 1.0, NULL));
+    request.tensor = tensor;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_MISMATCH);
+    HOLDS(strstr(stw_last_error(), "'w'") && strstr(stw_last_error(), "rank 1"));
+    HOLDS(strstr(stw_last_error(), "bf16") && strstr(stw_last_error(), " f16"));
+    stw_tensor *gradient = make(runtime, "g", 20000, STW_ROLE_GRAD,
+                                odd ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED);
+    view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    let_go(&view, 0);
+    request.tensor = gradient;
+    request.scope = STW_SHARD;
+    HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+    HOLDS(strstr(stw_last_error(), "reduces 'g'"));
+    HOLDS(strstr(stw_last_error(), "sums the replicated tensor 'g'"));
+    HOLDS(stw_runtime_close(runtime, 0, 0) == STW_ERROR_ORDER);
+    meet(member);
+    SUCCEEDS(stw_group_destroy(group));
+}
+
 static void a_rank_that_cannot_read_is_named_on_all(struct member *member)
 {
     stw_group *group = join(member);
@@ -664,6 +700,7 @@ int main(int argc, char **argv)
         CLAIM(ranks_that_call_in_another_order_are_told),
         CLAIM(ranks_that_name_another_second_tensor_are_told),
         CLAIM(ranks_that_step_otherwise_are_told),
+        CLAIM(a_tensor_of_another_dtype_or_partition_is_named),
         {"a_rank_that_does_not_come_is_a_typed_error_in_time",
          a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},
     };

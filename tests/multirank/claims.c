@@ -317,24 +317,34 @@ static void training_has_the_bits_of_one_rank(struct member *member)
     end(runtime, group, member);
 }
 
+/* SGD of one parameter of ones. */
+static stw_optimizer *descend(stw_runtime *runtime, uint64_t elements, stw_tensor **parameter_out,
+                              stw_tensor **gradient_out)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    entry.parameter = make(runtime, "p", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    entry.gradient = make(runtime, "g", elements, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    *parameter_out = entry.parameter;
+    *gradient_out = entry.gradient;
+    return optimizer;
+}
+
 static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
 {
     enum { N = 40000 };
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
-    stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
+    stw_tensor *parameter = NULL;
+    stw_tensor *gradient = NULL;
+    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    options.algorithm = STW_OPTIMIZER_SGD;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
-    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     /* The last element is the last rank's alone. */
     stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
     if (member->rank == 0) ((float *)view.pointer)[N - 1] = INFINITY;
@@ -354,18 +364,10 @@ static void ranks_that_step_otherwise_are_told(struct member *member)
     enum { N = 40000 };
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
-    stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
+    stw_tensor *parameter = NULL;
+    stw_tensor *gradient = NULL;
+    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
     const int odd = member->rank == 1;
-    options.algorithm = STW_OPTIMIZER_SGD;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
-    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     for (int attempt = 0; attempt < 5; ++attempt) {
         stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;

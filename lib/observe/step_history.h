@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the newest steps cost, one record each, and for whom the program has waited since open.
-// Bounded: of steps the newest are kept, of tensors the first names that waited; what has no place
-// is counted. One thread at a time, under the runtime's lock.
+// What the newest steps of each phase cost, one record each, and for whom the program has waited
+// since open. Bounded: of steps the newest are kept, of tensors the first names that waited; what
+// has no place is counted. One thread at a time, under the runtime's lock.
 #pragma once
 
 #include "lib/observe/step_stats.h"
@@ -25,13 +25,15 @@ struct StepRecord {
     uint64_t way = 0;  // how the plan that drove it says that it goes; 0: none did
 };
 
-// The newest kStepsKept steps of all phases.
+// kStepsKept steps at most, shared by the phases: a new one takes the place of the oldest of the
+// phase that has most, so that many short steps of one phase leave the few of another.
 class StepHistory {
 public:
     // Takes all its memory. Throws std::bad_alloc.
     void open() { records_.reserve(kStepsKept); }
     void add(const StepRecord &record);
-    [[nodiscard]] std::vector<StepRecord> newest() const;  // the oldest of them first
+    // In the order in which they ended.
+    [[nodiscard]] const std::vector<StepRecord> &newest() const { return records_; }
     [[nodiscard]] uint64_t added() const { return added_; }
     [[nodiscard]] uint64_t metadata_bytes() const
     {
@@ -39,7 +41,9 @@ public:
     }
 
 private:
-    std::vector<StepRecord> records_;  // of the n-th step at n % kStepsKept
+    void drop_one(uint32_t phase_added);
+
+    std::vector<StepRecord> records_;  // the oldest first
     uint64_t added_ = 0;
 };
 

@@ -53,7 +53,10 @@ constexpr const char *kSchema = R"({
             "collective_ns": "n", "room_ns": "n", "update_ns": "n"}},
     "tiers": [{"tier": "s", "device": "n", "samples": ["n2"]}],
     "window": {"begin_ns": "n", "end_ns": "n", "steps": "n", "whole": "b", "tensors": ["s"],
-        "lanes": [{"kind": "s", "lane": "s", "device": "n", "spans": ["n5"]}]}}
+        "lanes": [{"kind": "s", "lane": "s", "device": "n", "spans": ["n5"]}]},
+    "?older_windows": [{"begin_ns": "n", "end_ns": "n", "steps": "n", "whole": "b",
+        "tensors": ["s"],
+        "lanes": [{"kind": "s", "lane": "s", "device": "n", "spans": ["n5"]}]}]}
 })";
 
 constexpr const char *kPlanSchema = R"({
@@ -155,6 +158,24 @@ bool fits(const Json &value, const Json &schema, Fault *fault)
     return true;
 }
 
+bool names_its_tensors(const Json &window, Path path, Fault *fault)
+{
+    for (size_t lane = 0; lane < window["lanes"].size(); ++lane) {
+        const Json &spans = window["lanes"][lane]["spans"];
+        for (size_t i = 0; i < spans.size(); ++i) {
+            if (spans[i][4] < window["tensors"].size()) continue;
+            for (const std::string &part :
+                 {std::string("lanes"), std::to_string(lane), std::string("spans"),
+                  std::to_string(i), std::string("4")}) {
+                path.push_back(part);
+            }
+            *fault = {path, "is not the number of one of the window's tensors"};
+            return false;
+        }
+    }
+    return true;
+}
+
 // What no table says: a phase that had steps tells of the last one, and spans name tensors.
 bool fits_together(const Json &report, Fault *fault)
 {
@@ -169,16 +190,13 @@ bool fits_together(const Json &report, Fault *fault)
         }
     }
     if (!report.contains("history")) return true;
-    const Json &window = report["history"]["window"];
-    for (size_t lane = 0; lane < window["lanes"].size(); ++lane) {
-        const Json &spans = window["lanes"][lane]["spans"];
-        for (size_t i = 0; i < spans.size(); ++i) {
-            if (spans[i][4] < window["tensors"].size()) continue;
-            *fault = {{"history", "window", "lanes", std::to_string(lane), "spans",
-                       std::to_string(i), "4"},
-                      "is not the number of one of the window's tensors"};
-            return false;
-        }
+    const Json &history = report["history"];
+    if (!names_its_tensors(history["window"], {"history", "window"}, fault)) return false;
+    if (!history.contains("older_windows")) return true;
+    const Json &older = history["older_windows"];
+    for (size_t i = 0; i < older.size(); ++i) {
+        const Path path = {"history", "older_windows", std::to_string(i)};
+        if (!names_its_tensors(older[i], path, fault)) return false;
     }
     return true;
 }

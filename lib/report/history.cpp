@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace stepwell::report {
 
@@ -148,7 +150,10 @@ using LaneKey = std::tuple<uint32_t, uint32_t, uint32_t>;
 
 class Window {
 public:
-    explicit Window(const HistoryData &data) : data_(data) { choose(); }
+    // Ends with the step before `end`, a place in data.steps.
+    Window(const HistoryData &data, size_t end) : data_(data), end_(end) { choose(); }
+    [[nodiscard]] bool whole() const { return whole_ && steps_ > 0; }
+    [[nodiscard]] size_t begin() const { return end_ - steps_; }
     void write(JsonWriter &json) const;
 
 private:
@@ -160,6 +165,7 @@ private:
                     const std::vector<DrawnSpan> &spans) const;
 
     const HistoryData &data_;
+    const size_t end_;
     uint64_t begin_ns_ = 0;
     uint64_t end_ns_ = 0;
     uint32_t steps_ = 0;
@@ -171,7 +177,7 @@ private:
     std::map<std::pair<LaneKey, uint32_t>, size_t> open_;  // the last span of a tensor in its lane
 };
 
-// The last steps, fewer where their spans are too many or the ring has no longer all of them.
+// The steps before the end, fewer where their spans are too many or the ring has lost some of them.
 void Window::choose()
 {
     const auto &spans = data_.timeline.spans;
@@ -181,10 +187,10 @@ void Window::choose()
         // Spans stand in the order in which they ended; the first that is there ended here.
         if (!spans.empty()) oldest = spans.front().end_ns;
     }
-    uint32_t steps = static_cast<uint32_t>(std::min<size_t>(data_.steps.size(), kStepsDrawn));
+    uint32_t steps = static_cast<uint32_t>(std::min<size_t>(end_, kStepsDrawn));
     for (; steps > 0; --steps) {
-        begin_ns_ = data_.steps[data_.steps.size() - steps].begin_ns;
-        end_ns_ = data_.steps.back().end_ns;
+        begin_ns_ = data_.steps[end_ - steps].begin_ns;
+        end_ns_ = data_.steps[end_ - 1].end_ns;
         whole_ = begin_ns_ >= oldest;
         if (!whole_ && steps > 1) continue;
         draw();
@@ -297,6 +303,27 @@ void Window::write(JsonWriter &json) const
     json.end_object();
 }
 
+// Of each phase that has no step in a newer window the last steps, where all their spans are there:
+// a training is seen behind the many short steps of what came after it.
+std::vector<Window> older_windows(const HistoryData &data, const Window &newest)
+{
+    std::set<uint32_t> drawn;
+    const auto mark = [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) drawn.insert(data.steps[i].phase);
+    };
+    mark(newest.begin(), data.steps.size());
+    std::vector<Window> older;
+    for (size_t end = newest.begin(); end > 0 && older.size() < kOlderWindows; --end) {
+        if (drawn.count(data.steps[end - 1].phase) > 0) continue;
+        Window window(data, end);
+        mark(end - 1, end);
+        if (!window.whole()) continue;
+        mark(window.begin(), end);
+        older.push_back(std::move(window));
+    }
+    return older;
+}
+
 }  // namespace
 
 std::string_view name_of(const std::vector<TensorName> &tensors, const Span &span)
@@ -318,8 +345,13 @@ void write_history(JsonWriter &json, const HistoryData &data)
     write_ledger(json, data.stalls);
     json.key("tiers");
     write_samples(json, data);
+    const Window newest(data, data.steps.size());
     json.key("window");
-    Window(data).write(json);
+    newest.write(json);
+    json.key("older_windows");
+    json.begin_array();
+    for (const Window &window : older_windows(data, newest)) window.write(json);
+    json.end_array();
     json.end_object();
 }
 

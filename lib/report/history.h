@@ -14,7 +14,8 @@
 namespace stepwell::report {
 
 constexpr uint32_t kStepsDrawn = 6;         // at most, with every transfer
-constexpr uint32_t kSpansDrawn = 12000;     // at most, of all lanes together
+constexpr uint32_t kOlderWindows = 3;       // at most, of phases without a step among those
+constexpr uint32_t kSpansDrawn = 12000;     // at most, of all lanes of a window
 constexpr uint32_t kSamplesDrawn = 2000;    // at most, of a tier
 constexpr uint64_t kSpanGapNs = 1'000'000;  // transfers of a tensor nearer than that are one span
 

@@ -115,6 +115,9 @@ TEST(ReportJson, ASpanNamesOneOfTheTensors)
     report["history"]["window"]["lanes"][0]["spans"][0][4] = 1;
     EXPECT_THAT(refused(report), HasSubstr("'history.window.lanes[0].spans[0][4]' is not the "
                                            "number of one of the window's tensors"));
+    report["history"]["older_windows"] = {report["history"]["window"]};
+    report["history"]["window"]["lanes"][0]["spans"][0][4] = 0;
+    EXPECT_THAT(refused(report), HasSubstr("'history.older_windows[0].lanes[0].spans[0][4]' is"));
     report["history"]["window"]["lanes"][0]["spans"][0] = {0, 1};
     EXPECT_THAT(refused(report), HasSubstr("'history.window.lanes[0].spans[0]' is a list, not a "
                                            "list of at least 5 numbers"));

@@ -327,6 +327,32 @@ class Page(unittest.TestCase):
         self.assertIn("no schedule of this step is faster than 700 ms: it took 43.3 % more", words)
         self.assertIn("for the 3 steps", self.value("document.body.textContent"))
 
+    def test_a_phase_that_ended_is_drawn_and_the_longest_is_shown_first(self):
+        data = report()
+        history = data["history"]
+        data["phases"].append({**data["phases"][0], "name": "predict", "number": 1})
+        for step in history["steps"][-2:]:
+            step.update(phase=1, wall_ns=1 * MS)
+        train = history["steps"][2]
+        last = history["steps"][-2:]
+        begin = train["begin_ns"]
+        history["older_windows"] = [{
+            "begin_ns": begin, "end_ns": train["end_ns"], "steps": 1, "whole": True,
+            "tensors": ["of.train"],
+            "lanes": [{"kind": "link", "lane": "nvme_to_host", "device": 0,
+                       "spans": [[begin, begin + 50 * MS, MIB, 1, 0]]}]}]
+        history["window"].update(begin_ns=last[0]["begin_ns"], steps=2)
+        self.show(data)
+        options = self.value("[...document.querySelectorAll('section select option')].map("
+                             "(it) => it.textContent.split(' (')[0])")
+        self.assertEqual(options, [f"train, step {train['step']}",
+                                   *(f"predict, step {s['step']}" for s in last)])
+        self.assertEqual(self.value("document.querySelector('section select').value"), "0")
+        drawn = [row[:2] for row in self.tables()["Lanes of the drawn steps"]["rows"]]
+        self.assertIn([train["step"], "train"], drawn)
+        moved = [row[0] for row in self.tables()["All tensors that moved"]["rows"]]
+        self.assertIn("of.train", moved)
+
     def test_what_is_not_there_is_said(self):
         data = report()
         del data["plan"]

@@ -70,10 +70,26 @@ const predictedOf = (step) => {
     return null;
 };
 
-function timeline(window_) {
-    const steps = history.steps.filter(
-        (step) => step.begin_ns >= window_.begin_ns && step.end_ns <= window_.end_ns);
-    const names = window_.tensors;
+// Each step that is drawn, with its window.
+function drawnSteps(windows) {
+    const list = new Map();
+    for (const step of history.steps)
+        for (const each of windows)
+            if (step.begin_ns >= each.begin_ns && step.end_ns <= each.end_ns) list.set(step, each);
+    return list;
+}
+// The last drawn step of the phase that took most of the time.
+function firstShown(steps) {
+    const total = new Map();
+    for (const step of history.steps)
+        total.set(step.phase, (total.get(step.phase) || 0) + step.wall_ns);
+    return steps.reduce(
+        (best, step, i) => total.get(step.phase) >= total.get(steps[best].phase) ? i : best, 0);
+}
+function timeline(windows) {
+    const windowOf = drawnSteps(windows);
+    const steps = [...windowOf.keys()];
+    const allLanes = windows.flatMap((each) => each.lanes);
     const made = section(
         'Timeline of links and compute',
         'What each link and the program did in one step. Transfers of one tensor that follow ' +
@@ -86,7 +102,7 @@ function timeline(window_) {
             (step, i) => element(
                 'option', {value: i},
                 `${phaseWords(step.phase)}, step ${step.step} (${time(step.wall_ns)})`)));
-    choose.value = String(steps.length - 1);
+    choose.value = String(firstShown(steps));
     const button = (words, title, act) => {
         const it = element('button', {type: 'button', title, 'aria-label': title}, words);
         it.addEventListener('click', act);
@@ -100,8 +116,10 @@ function timeline(window_) {
     let chosen;  // [lane, span]
     let geometry;
 
+    let window_;
     function select(index) {
         step = steps[index];
+        window_ = windowOf.get(step);
         predicted = predictedOf(step);
         lanes = [{
             title: 'compute',
@@ -149,7 +167,7 @@ function timeline(window_) {
         const span = lane.spans[chosen[1]];
         const long = span[1] - span[0];
         let words = `${lane.title}: `;
-        if (span[4] >= 0) words += tensorWords(names[span[4]]) + ', ';
+        if (span[4] >= 0) words += tensorWords(window_.tensors[span[4]]) + ', ';
         words += `${time(long)}, from ${time(span[0] - step.begin_ns)} of the step`;
         if (span[2] > 0)
             words +=
@@ -319,15 +337,15 @@ function timeline(window_) {
                 () => look(view[0] + (view[1] - view[0]) / 2, view[1] + (view[1] - view[0]) / 2)),
             button('Whole step', 'Show the whole step', () => look(step.begin_ns, step.end_ns))),
         made_.figure, readout);
-    select(steps.length - 1);
+    select(Number(choose.value));
     const kinds =
         [['compute', 'computing'], ['in', 'toward the device'], ['out', 'away from the device']];
-    if (window_.lanes.some((lane) => lane.kind === 'update'))
+    if (allLanes.some((lane) => lane.kind === 'update'))
         kinds.push(['update', 'update kernels']);
-    if (window_.lanes.some((lane) => lane.kind === 'link' && lane.lane === 'within_tier'))
+    if (allLanes.some((lane) => lane.kind === 'link' && lane.lane === 'within_tier'))
         kinds.push(['within', 'mapping, zeroing, moving within a tier']);
     for (const cause of CAUSES)
-        if (window_.lanes.some((lane) => lane.kind === 'stall' && lane.lane === cause))
+        if (allLanes.some((lane) => lane.kind === 'stall' && lane.lane === cause))
             kinds.push([STALL_KIND[cause], 'waiting for ' + CAUSE_WORDS[cause]]);
     if (steps.some(predictedOf)) kinds.push(['plan', 'what the plan expected']);
     made.append(legend(kinds));
@@ -335,13 +353,13 @@ function timeline(window_) {
         made.append(element(
             'p', {class: 'note'},
             'This report holds no prediction of the plan to lay over the bars.'));
-    if (!window_.whole)
+    if (!windows.every((each) => each.whole))
         made.append(element(
             'p', {class: 'note'},
             'The ring of spans was too short for this step: its first spans are lost.'));
     const rows = [];
     for (const each of steps)
-        for (const lane of window_.lanes) {
+        for (const lane of windowOf.get(each).lanes) {
             const spans = clip(lane.spans, each.begin_ns, each.end_ns);
             if (spans.length > 0)
                 rows.push([
@@ -356,15 +374,20 @@ function timeline(window_) {
         [['step'], ['phase'], ['lane'], ['pieces', 'n'], ['busy', 'n'], ['bytes', 'n']], rows)));
 
     // The same spans by tensor.
-    const tensors = names.map((name) => ({name, in : 0, out: 0, within: 0, pieces: 0}));
-    for (const lane of window_.lanes) {
-        if (lane.kind !== 'link') continue;
-        for (const span of lane.spans) {
-            tensors[span[4]][laneKind(lane)] += span[2];
-            tensors[span[4]].pieces += span[3];
+    const tensors = new Map();
+    for (const each of windows)
+        for (const lane of each.lanes) {
+            if (lane.kind !== 'link') continue;
+            for (const span of lane.spans) {
+                const name = each.tensors[span[4]];
+                if (!tensors.has(name))
+                    tensors.set(name, {name, in : 0, out: 0, within: 0, pieces: 0});
+                const tensor = tensors.get(name);
+                tensor[laneKind(lane)] += span[2];
+                tensor.pieces += span[3];
+            }
         }
-    }
-    const moved = tensors.filter((tensor) => tensor.in + tensor.out > 0)
+    const moved = [...tensors.values()].filter((tensor) => tensor.in + tensor.out > 0)
                       .sort((a, b) => b.in + b.out - a.in - a.out);
     if (moved.length === 0) return;
     const top = moved.slice(0, TOP);
@@ -394,4 +417,5 @@ function timeline(window_) {
                     [tensorWords(tensor.name), cellBytes(tensor.in), cellBytes(tensor.out),
                      cellCount(tensor.pieces)]))));
 }
-if (history && history.window.steps > 0) timeline(history.window);
+if (history && history.window.steps > 0)
+    timeline([...(history.older_windows || []), history.window]);

@@ -189,6 +189,38 @@ TEST(History, StepsWithTooManySpansOrLostOnesAreNotDrawn)
     EXPECT_EQ(written(data)["window"]["whole"], false);
 }
 
+// Training, then text a step for each letter: both are drawn, and no window twice.
+TEST(History, APhaseThatEndedIsDrawnFromAnOlderWindow)
+{
+    HistoryData data;
+    data.tensors = {{"a", 0}, {"b", 0}};
+    const auto add = [&](uint32_t phase, uint32_t tensor) {
+        const uint64_t begin = 10 * kMs * data.steps.size();
+        data.steps.push_back(step(data.steps.size(), begin, begin + 9 * kMs));
+        data.steps.back().phase = phase;
+        data.timeline.spans.push_back(transfer(begin, begin + kMs, tensor, 10 + phase));
+    };
+    for (int i = 0; i < 8; ++i) add(i % 2 == 0 ? 5 : 6, 0);
+    for (int i = 0; i < 20; ++i) add(7, 1);
+    json history = written(data);
+    EXPECT_EQ(history["window"]["begin_ns"], 220 * kMs);
+    ASSERT_EQ(history["older_windows"].size(), 1u) << "5 and 6 take turns in one";
+    const json older = history["older_windows"][0];
+    EXPECT_EQ(older["begin_ns"], 20 * kMs);
+    EXPECT_EQ(older["end_ns"], 79 * kMs);
+    EXPECT_EQ(older["steps"], 6);
+    EXPECT_EQ(older["tensors"], json({"a"}));
+    EXPECT_EQ(older["lanes"][0]["spans"].size(), 6u);
+
+    data.timeline.lost = 1;  // up to the seventh step
+    data.timeline.spans.erase(data.timeline.spans.begin(), data.timeline.spans.begin() + 6);
+    history = written(data);
+    ASSERT_EQ(history["older_windows"].size(), 1u);
+    EXPECT_EQ(history["older_windows"][0]["begin_ns"], 70 * kMs);
+    data.timeline.spans.erase(data.timeline.spans.begin(), data.timeline.spans.begin() + 4);
+    EXPECT_EQ(written(data)["older_windows"], json::array()) << "nothing of them is whole";
+}
+
 TEST(History, SamplesAreThinnedAndThePeakStays)
 {
     HistoryData data;

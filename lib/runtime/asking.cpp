@@ -66,4 +66,22 @@ const PlanWork *find_same_steps(const std::vector<std::unique_ptr<PlanWork>> &ma
     return found == made.rend() ? nullptr : found->get();
 }
 
+size_t plan_to_drop(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanWork *followed)
+{
+    const auto worth = [&](size_t i) {
+        int least = 2;
+        for (size_t later = i + 1; later < made.size(); ++later) {
+            if (!made[later]->plan || !is_same_round(made[later]->round, made[i]->round)) continue;
+            least = std::min(least, made[later]->room == made[i]->room ? 0 : 1);
+        }
+        return least;
+    };
+    size_t drop = made.size();
+    for (size_t i = 0; i < made.size(); ++i) {
+        if (made[i].get() == followed) continue;
+        if (drop == made.size() || worth(i) < worth(drop)) drop = i;
+    }
+    return drop;
+}
+
 }  // namespace stepwell

@@ -24,6 +24,11 @@ bool is_answered(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanW
 const PlanWork *find_same_steps(const std::vector<std::unique_ptr<PlanWork>> &made,
                                 const PlanWork &asked);
 
+// Which of these goes for room: not the one that is followed; first those that a newer one for the
+// same steps took the place of, so that many plans of one phase leave that of another. Else the
+// oldest; made.size() where there is none.
+size_t plan_to_drop(const std::vector<std::unique_ptr<PlanWork>> &made, const PlanWork *followed);
+
 // Of one phase.
 class PlanAsking {
 public:

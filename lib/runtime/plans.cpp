@@ -48,20 +48,23 @@ uint64_t Runtime::rank_bytes() const
     return uint64_t{core_.pack_ids()} * (host_place_ + 1) * (residency::kRankBytes + kNodeBytes);
 }
 
-// Under the lock. Plans that are not followed go for it, the oldest first.
+// Under the lock. Plans that are not followed go for it.
 bool Runtime::make_plan_room(uint64_t bytes)
 {
-    for (size_t i = 0; i < plans_made_.size();) {
-        const bool enough = plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
-        if (enough && plans_made_.size() < kPlansMax) return true;
-        if (plans_made_[i].get() == plan_followed_) {
-            ++i;
-            continue;
-        }
-        plan_bytes_kept_ -= plans_made_[i]->bytes;
-        plans_made_.erase(plans_made_.begin() + static_cast<std::ptrdiff_t>(i));
+    const auto enough = [&] { return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_; };
+    while (!enough() || plans_made_.size() >= kPlansMax) {
+        const size_t drop = plan_to_drop(plans_made_, plan_followed_);
+        if (drop == plans_made_.size()) break;
+        const std::unique_ptr<PlanWork> gone = std::move(plans_made_[drop]);
+        plans_made_.erase(plans_made_.begin() + static_cast<std::ptrdiff_t>(drop));
+        plan_bytes_kept_ -= gone->bytes;
+        const auto heir =
+            std::find_if(plans_made_.begin(), plans_made_.end(), [&](const auto &other) {
+                return is_same_round(other->round, gone->round);
+            });
+        if (heir != plans_made_.end()) (*heir)->steps += gone->steps;
     }
-    return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
+    return enough();
 }
 
 // Under the lock. Null: there is nothing to be asked.

@@ -126,30 +126,33 @@ TEST(Asking, AnyOfThoseMadeMayBeTheAnswer)
     EXPECT_FALSE(is_answered(made, asked));
 }
 
+// Of a step that writes one tensor.
+std::unique_ptr<schedule::Plan> plan_of_a_write()
+{
+    schedule::PlanQuestion question;
+    schedule::Event event;
+    question.specs.resize(1);
+    question.specs[0].bytes = 4096;
+    question.specs[0].policy.allowed = 1;
+    question.specs[0].policy.home = 0;
+    question.machine.config.block_bytes = 4096;
+    question.machine.config.places.resize(1);
+    question.machine.config.places[0].blocks = 4;
+    event.tensor = 0;
+    event.access = residency::Access::kWrite;
+    event.byte_count = 4096;
+    question.step.push_back(event);
+    event.act = schedule::Act::kRelease;
+    question.step.push_back(event);
+    auto made = schedule::Plan::make(std::move(question), nullptr);
+    EXPECT_TRUE(made.ok()) << made.status().sentence();
+    return made.ok() ? made.take() : nullptr;
+}
+
 TEST(Asking, AnEarlierPlanForTheSameStepsIsFoundWhateverTheyTook)
 {
-    const auto plan_of = [](PlanWork work) {
-        schedule::PlanQuestion question;
-        schedule::Event event;
-        question.specs.resize(1);
-        question.specs[0].bytes = 4096;
-        question.specs[0].policy.allowed = 1;
-        question.specs[0].policy.home = 0;
-        question.machine.config.block_bytes = 4096;
-        question.machine.config.places.resize(1);
-        question.machine.config.places[0].blocks = 4;
-        event.tensor = 0;
-        event.access = residency::Access::kWrite;
-        event.byte_count = 4096;
-        question.step.push_back(event);
-        event.act = schedule::Act::kRelease;
-        question.step.push_back(event);
-        auto made = schedule::Plan::make(std::move(question), nullptr);
-        EXPECT_TRUE(made.ok()) << made.status().sentence();
-        if (made.ok()) work.plan = made.take();
-        return work;
-    };
-    Made made = made_of(plan_of(work_of({{0, 11}, {1, 22}})));
+    Made made = made_of(work_of({{0, 11}, {1, 22}}));
+    made[0]->plan = plan_of_a_write();
     PlanWork asked = work_of({{1, 22}, {0, 11}});
     asked.compute_ns = 77777;
     asked.speeds = {1};
@@ -162,6 +165,31 @@ TEST(Asking, AnEarlierPlanForTheSameStepsIsFoundWhateverTheyTook)
     asked.room = 8;
     EXPECT_EQ(find_same_steps(made, asked), nullptr);
     EXPECT_EQ(find_same_steps(made, work_of()), nullptr);
+}
+
+// A training that stops to make text must find its plan again, however often that one's changed.
+TEST(Asking, WhatANewerPlanTookThePlaceOfGoesFirst)
+{
+    Made made;
+    const auto add = [&](uint64_t way, uint64_t room, bool planned = true) {
+        PlanWork work = work_of({{0, way}});
+        work.room = room;
+        made.push_back(std::make_unique<PlanWork>(std::move(work)));
+        if (planned) made.back()->plan = plan_of_a_write();
+        return made.back().get();
+    };
+    EXPECT_EQ(plan_to_drop(made, nullptr), 0u);
+    const PlanWork *train = add(1, 7);
+    EXPECT_EQ(plan_to_drop(made, train), 1u) << "the one that is followed stays";
+    add(2, 9);
+    EXPECT_EQ(plan_to_drop(made, nullptr), 0u) << "by age";
+    add(2, 7, false);
+    EXPECT_EQ(plan_to_drop(made, nullptr), 0u) << "what was refused took no place";
+    add(2, 7);
+    EXPECT_EQ(plan_to_drop(made, nullptr), 2u) << "of the same budgets";
+    made.erase(made.begin() + 2);
+    EXPECT_EQ(plan_to_drop(made, nullptr), 1u) << "of other budgets";
+    EXPECT_EQ(plan_to_drop(made, made[1].get()), 0u);
 }
 
 TEST(Asking, PlanningIsCostlyBeyondAHundredthOfTheTime)

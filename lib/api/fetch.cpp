@@ -72,10 +72,13 @@ Status no_views_at(const stw_fetch_request &request)
                              "addresses; fetch it at the device or host tier",
                              name);
     }
-    return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' cannot be fetched at tier %u (%s), device %u: there is no "
-                         "such tier with a budget",
-                         name, request.tier, report::tier_name(request.tier), request.device);
+    return Status::error(
+        STW_ERROR_INVALID,
+        "tensor '%s' cannot be fetched at tier %u (%s), device %u: no such tier has "
+        "a budget of at least one block (%s); open the runtime with one, or "
+        "fetch at another tier",
+        name, request.tier, report::tier_name(request.tier), request.device,
+        bytes_text(request.tensor->runtime->body->block_bytes()).c_str());
 }
 
 // Before `into` was there; such a request asks for a pin.

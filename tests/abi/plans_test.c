@@ -593,7 +593,8 @@ static void what_cannot_be_declared_is_refused_with_its_number(void **state)
     REFUSED(entries[1].scope = 7, "scope 7 is not known");
     REFUSED(entries[1].tier = 17, "cannot be fetched at tier 17");
     REFUSED(entries[1].tier = STW_TIER_NVME, "cannot be fetched at the nvme tier");
-    REFUSED((entries[1].tier = STW_TIER_DEVICE, entries[1].device = 3), "device 3");
+    REFUSED((entries[1].tier = STW_TIER_DEVICE, entries[1].device = 3),
+            "device 3: no such tier has a budget of at least one block (");
     REFUSED(entries[1].release_flags = STW_RELEASE_ABANDON,
             "entries[1]: release_flags has bits 0x8");
     REFUSED(entries[1].reserved = 1, "entries[1]: reserved has bits 0x1");

@@ -74,6 +74,8 @@ void Runtime::run_gather(Collective &work)
     collective::Record record = record_of(collective::Kind::kGather, work.tensors, status);
     record.counts[0] = start.absent;
     status = ranks_->group.agree(record, ranks);
+    const residency::Instant begin = now();
+    const uint64_t before = rank_totals().bytes;
     const auto absent = std::count_if(ranks.begin(), ranks.end(),
                                       [](const auto &rank) { return rank.counts[0] != 0; });
     if (!status.ok() || absent == static_cast<ptrdiff_t>(ranks.size())) {
@@ -83,6 +85,7 @@ void Runtime::run_gather(Collective &work)
     } else {
         status = ranks_->group.all_gather(shard, gathered, rank_bytes);
     }
+    record_ranks(work.tensors[0]->id, begin, before);
     if (status.ok() && !alone && !start.absent) {
         std::vector<char *> wholes;
         for (size_t i = 0; i < work.tensors.size(); ++i) {

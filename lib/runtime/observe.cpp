@@ -40,6 +40,8 @@ std::vector<observe::LinkTotal> Runtime::link_totals() const
             totals.push_back({link, device, stats.bytes, stats.measured_bytes_per_s});
         }
     }
+    // How long collectives take says how long ranks wait for each other: no bandwidth, no bound.
+    if (ranks_.body) totals.push_back({STW_LINK_RANKS, 0, rank_totals().bytes, 0});
     return totals;
 }
 
@@ -122,14 +124,35 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     return {};
 }
 
+// With the replicas'.
+collective::GroupTotals Runtime::rank_totals() const
+{
+    collective::GroupTotals totals = ranks_->group.totals();
+    if (ranks_->replicas) totals += ranks_->replicas->totals();
+    return totals;
+}
+
+// On the timeline: what has moved between ranks for the tensor, if anything has.
+void Runtime::record_ranks(residency::TensorId tensor, residency::Instant begin,
+                           uint64_t bytes_before)
+{
+    observe::Span span;
+    span.start_ns = begin;
+    span.end_ns = now();
+    span.kind = observe::SpanKind::kTransfer;
+    span.lane = STW_LINK_RANKS;
+    span.id = observe::transfer_id(0, tensor);
+    span.bytes = rank_totals().bytes - bytes_before;
+    if (span.bytes > 0) timeline_->record(span);
+}
+
 // Between this rank and the others; a transfer is a collective.
 Status Runtime::rank_stats(stw_link_stats *stats_out) const
 {
     if (!ranks_.body) {
         return Status::error(STW_ERROR_UNSUPPORTED, "this runtime is one rank: no link to others");
     }
-    collective::GroupTotals totals = ranks_->group.totals();
-    if (ranks_->replicas) totals += ranks_->replicas->totals();
+    const collective::GroupTotals totals = rank_totals();
     stw_link_stats stats = STW_LINK_STATS_INIT;
     stats.bytes = totals.bytes;
     stats.transfers = totals.collectives;

@@ -71,11 +71,16 @@ Status Runtime::agree_sum(collective::Record mine, SumAgreed *agreed)
 }
 
 // To `sums`, of which each rank has a part; in place where that is `source`, for each rank all.
-Status Runtime::sum_over_ranks(char *source, char *sums, uint64_t elements, uint32_t dtype)
+Status Runtime::sum_over_ranks(residency::TensorId tensor, char *source, char *sums,
+                               uint64_t elements, uint32_t dtype)
 {
+    const residency::Instant begin = now();
+    const uint64_t before = rank_totals().bytes;
     STW_TRY(sums == source ? ranks_->group.all_reduce(source, elements, dtype)
                            : ranks_->group.reduce_scatter(source, sums, elements, dtype));
-    return ranks_->replicas ? ranks_->replicas->all_reduce(sums, elements, dtype) : Status();
+    if (ranks_->replicas) STW_TRY(ranks_->replicas->all_reduce(sums, elements, dtype));
+    record_ranks(tensor, begin, before);
+    return {};
 }
 
 // Who has lost its place in one group has none in the other: both are given up.

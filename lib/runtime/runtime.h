@@ -140,8 +140,9 @@ inline bool is_absent(const FetchPlan &plan)
 }
 
 namespace collective {
+struct GroupTotals;
 struct NodeOptions;
-}
+}  // namespace collective
 
 namespace residency {
 struct WholeGranted;
@@ -318,6 +319,8 @@ public:
     Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
     Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
     Status rank_stats(stw_link_stats *stats_out) const;
+    [[nodiscard]] collective::GroupTotals rank_totals() const;
+    void record_ranks(residency::TensorId tensor, residency::Instant begin, uint64_t bytes_before);
     Status device_info(uint32_t device, stw_device_info *info_out);
     static Status driver_info(const char *driver, stw_driver_info *info_out);
     Status write_report(const char *path);
@@ -690,7 +693,8 @@ private:
     void drop_partial(residency::TensorId tensor, Commands &out);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
     Status agree_sum(collective::Record mine, SumAgreed *agreed);
-    Status sum_over_ranks(char *source, char *sums, uint64_t elements, uint32_t dtype);
+    Status sum_over_ranks(residency::TensorId tensor, char *source, char *sums, uint64_t elements,
+                          uint32_t dtype);
     void run_reduce(Collective &work);
     void end_reduce(const Collective &work, const Status &status);
     std::vector<Collective *> small_sums(Collective &front);

@@ -238,9 +238,10 @@ void Runtime::run_sums(SmallSums sums, const Status &put)
         }
     }
     if (status.ok()) {
+        const residency::TensorId first = front.tensors[0]->id;
         status = sums.reduce(ranks_->bucket_data(),
-                             [this](char *from, char *to, uint64_t elements, uint32_t dtype) {
-                                 return sum_over_ranks(from, to, elements, dtype);
+                             [&](char *from, char *to, uint64_t elements, uint32_t dtype) {
+                                 return sum_over_ranks(first, from, to, elements, dtype);
                              });
     }
     for (uint64_t i = 0; i < count; ++i) {

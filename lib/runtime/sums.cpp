@@ -186,7 +186,7 @@ void Runtime::run_reduce(Collective &work)
     if (status.ok()) {
         char *sums = sharded ? bytes_at(work.sums, waiter.grants[1]) : source;
         const uint64_t elements = sharded ? partition.shard_elements : partition.elements;
-        status = sum_over_ranks(source, sums, elements, tensor.dtype);
+        status = sum_over_ranks(tensor.id, source, sums, elements, tensor.dtype);
     }
     // What the engine may still read or write is nobody's any more; its claims stay.
     if (ranks_->holds_memory()) return fail(tensor.id, status);

@@ -160,7 +160,7 @@ const tierTitle = (tier) => tier.tier +
                             bytes(Math.max(...steps.map((step) => step.link_bytes[link])))}.`,
                         (picture, width) => overSteps(
                             picture, width, steps,
-                            (step) => [[TOWARD.has(link) ? 'in' : 'out', step.link_bytes[link]]],
+                            (step) => [[linkKind(link), step.link_bytes[link]]],
                             null, bytes, 1024, 96, highest),
                         linkWords(link) + ': bytes of each step')
                         .figure);

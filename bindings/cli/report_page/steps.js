@@ -258,7 +258,7 @@ if (phases.length > 0) {
         for (const link of LINKS) {
             const moved = step.link_bytes ? step.link_bytes[link] : 0;
             const speed = bandwidthOf(link);
-            if (moved > 0 && speed > 0)
+            if (moved > 0 && speed > 0 && link !== 'ranks')
                 rows.push([
                     linkWords(link), moved / speed * 1e9, TOWARD.has(link) ? 'in' : 'out',
                     [moved, speed]

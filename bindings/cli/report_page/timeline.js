@@ -13,8 +13,7 @@ const laneTitle = (lane) => lane.kind === 'stall' ?
 const laneKind = (lane) => lane.kind === 'stall' ? STALL_KIND[lane.lane] :
     lane.kind === 'update'                       ? 'update' :
     lane.lane === 'within_tier'                  ? 'within' :
-    TOWARD.has(lane.lane)                        ? 'in' :
-                                                   'out';
+                                                   linkKind(lane.lane);
 // Spans are [begin, end, bytes, pieces, tensor].
 const clip = (spans, begin, end) => spans.filter((span) => span[1] >= begin && span[0] < end);
 function busy(spans, begin, end) {
@@ -344,6 +343,8 @@ function timeline(windows) {
         kinds.push(['update', 'update kernels']);
     if (allLanes.some((lane) => lane.kind === 'link' && lane.lane === 'within_tier'))
         kinds.push(['within', 'mapping, zeroing, moving within a tier']);
+    if (allLanes.some((lane) => lane.kind === 'link' && lane.lane === 'ranks'))
+        kinds.push(['ranks', 'between ranks']);
     for (const cause of CAUSES)
         if (allLanes.some((lane) => lane.kind === 'stall' && lane.lane === cause))
             kinds.push([STALL_KIND[cause], 'waiting for ' + CAUSE_WORDS[cause]]);
@@ -381,7 +382,7 @@ function timeline(windows) {
             for (const span of lane.spans) {
                 const name = each.tensors[span[4]];
                 if (!tensors.has(name))
-                    tensors.set(name, {name, in : 0, out: 0, within: 0, pieces: 0});
+                    tensors.set(name, {name, in : 0, out: 0, within: 0, ranks: 0, pieces: 0});
                 const tensor = tensors.get(name);
                 tensor[laneKind(lane)] += span[2];
                 tensor.pieces += span[3];

@@ -26,6 +26,7 @@ const LINKS = [
     'device_to_nvme', 'ranks'
 ];
 const TOWARD = new Set(['nvme_to_host', 'host_to_device', 'nvme_to_device']);
+const linkKind = (link) => link === 'ranks' ? 'ranks' : TOWARD.has(link) ? 'in' : 'out';
 const TOP = 12;
 
 // ---- words and numbers -------------------------------------------------------------------------
@@ -51,7 +52,9 @@ const short = (words) =>
 const percent = (share) => three(share * 100) + ' %';
 const count = (v) => String(v).replace(/\B(?=(\d{3})+$)/g, '\u202f');
 const linkWords = (link) =>
-    link === 'within_tier' ? 'within a tier' : link.replace(/_to_/, ' \u2192 ');
+    link === 'within_tier' ? 'within a tier' :
+    link === 'ranks'       ? 'between ranks' :
+                             link.replace(/_to_/, ' \u2192 ');
 const tensorWords = (name) => name === '' ? 'no single tensor' : name;
 const median =
     (list, key) => [...list].sort((a, b) => key(a) - key(b))[Math.floor((list.length - 1) / 2)];

@@ -26,11 +26,11 @@ enum { /* stw_group_options.flags */
 };
 
 /* Collectives lent by the program. Each starts the work, writes a work id and returns; poll says
- * PENDING, OK or an error, and something other than PENDING exactly once. Calls come one at a time,
- * in the same order on all ranks, on one library thread unless STW_GROUP_CALLER_THREAD. Memory is
- * in `tier`/`device`, host memory with device 0 in this release; it is the callee's until poll has
- * said the end. An error ends the group: every later call fails with it. No exception may leave a
- * callback. */
+ * PENDING, OK or an error, and something other than PENDING exactly once: it is not asked again,
+ * and the id may come again. Calls come one at a time, in the same order on all ranks, on one
+ * library thread unless STW_GROUP_CALLER_THREAD. Memory is in `tier`/`device`, host memory with
+ * device 0 in this release; it is the callee's until poll has said the end. An error ends the
+ * group: every later call fails with it. No exception may leave a callback. */
 typedef struct stw_group_ops {
     uint32_t struct_size;
     uint32_t reserved;
@@ -81,8 +81,9 @@ typedef struct stw_group_options {
  * Threads:   any thread.
  * Blocks:    until all ranks joined, or the timeout passes.
  * Errors:    INVALID, UNSUPPORTED (the driver's module is absent, or MPI was set up without
- *            threads: reason in the text), MISMATCH (ranks were told different sizes, or the same
- *            rank), PEER, TIMEOUT.
+ *            threads: reason in the text), BUSY (`ops` with `ops_user`, or the communicator, serve
+ *            another group of this process; or the unique id has made one), MISMATCH (ranks were
+ *            told different sizes, or the same rank), PEER, TIMEOUT.
  */
 STW_API stw_status stw_group_create(const stw_group_options *options, stw_group **group_out);
 /* COLLECTIVE. Ranks of one colour make a group, in order of key, then of rank; those with colour -1

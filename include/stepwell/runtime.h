@@ -23,8 +23,8 @@ typedef struct stw_device_options {
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
                                storage and update kernels never touch its memory directly. Or a
                                module: its name, or its absolute path (docs/drivers.md) */
-    uint64_t budget_bytes;  /* 0: no device tier, compute reads the host tier. The most that
-                               stw_tier_set_budget can give it later */
+    uint64_t budget_bytes;  /* 0, or less than a block: no device tier, compute reads the host
+                               tier. The most that stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
     const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
 } stw_device_options;

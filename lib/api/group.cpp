@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // group.h at the boundary.
 #include "lib/api/check.h"
+#include "lib/runtime/group_ids.h"
 #include "lib/runtime/groups.h"
 
 using namespace stepwell;
 using namespace stepwell::api;
 
 namespace {
+
+GroupIds group_ids;
 
 Status check_device(const stw_group_options &options)
 {
@@ -64,6 +67,15 @@ Status give_handle(std::unique_ptr<collective::Group> body, stw_group **group_ou
     return {};
 }
 
+Status join(const stw_group_options &options, const std::string &id, stw_group **group_out)
+{
+    Result<std::unique_ptr<collective::Group>> opened = open_group(options);
+    if (!opened.ok()) return std::move(opened.status());
+    STW_TRY(give_handle(opened.take(), group_out));
+    (*group_out)->id = id;
+    return {};
+}
+
 }  // namespace
 
 Status stepwell::api::enter(const stw_group *group)
@@ -89,9 +101,11 @@ stw_status stw_group_create(const stw_group_options *from, stw_group **group_out
         STW_TRY(take(&options, from, "options"));
         STW_TRY(check_options(options));
         watch_forks();
-        Result<std::unique_ptr<collective::Group>> opened = open_group(options);
-        if (!opened.ok()) return std::move(opened.status());
-        return give_handle(opened.take(), group_out);
+        Result<std::string> id = group_ids.take(options, fork_epoch.load());
+        if (!id.ok()) return std::move(id.status());
+        const Status status = join(options, id.value(), group_out);
+        if (!status.ok()) group_ids.give(id.value(), false);
+        return status;
     });
 }
 
@@ -128,6 +142,7 @@ stw_status stw_group_destroy(stw_group *group)
         }
         group_pool.retire(group);
         group->body.reset();
+        group_ids.give(std::exchange(group->id, {}), true);
         group_pool.give(group);
         return {};
     });

@@ -72,6 +72,7 @@ struct stw_tensor {
 struct stw_group {
     std::atomic<uint32_t> tag{0};
     std::unique_ptr<stepwell::collective::Group> body;  // null: this process alone
+    std::string id;                                     // of GroupIds
     std::atomic<uint64_t> fork_epoch{0};
 };
 

@@ -287,6 +287,27 @@ static void a_group_has_one_runtime(void **state)
     ok(stw_group_destroy(group));
 }
 
+/* Two groups of one thing would take each other's bytes. */
+static void an_engine_has_one_group_of_each_rank(void **state)
+{
+    engine self = {0};
+    engine other = {0};
+    stw_group_options options = options_of(&self);
+    stw_group *group = group_of(&self);
+    stw_group *second = NULL;
+    (void)state;
+    refused(&options, STW_ERROR_BUSY, "already serve a group of this process as rank 0");
+    second = group_of(&other);
+    ok(stw_group_destroy(second));
+    ok(stw_group_destroy(group));
+    /* One that could not be made leaves nothing taken. */
+    self.answer = STW_ERROR_PEER;
+    refused(&options, STW_ERROR_PEER, "poll");
+    self.answer = STW_OK;
+    group = group_of(&self);
+    ok(stw_group_destroy(group));
+}
+
 static void a_forked_child_is_told(void **state)
 {
     engine self = {0};
@@ -433,6 +454,7 @@ int main(void)
         cmocka_unit_test(this_process_alone_is_a_group_too),
         cmocka_unit_test(handles_that_are_gone_are_found_out),
         cmocka_unit_test(a_group_has_one_runtime),
+        cmocka_unit_test(an_engine_has_one_group_of_each_rank),
         cmocka_unit_test(a_forked_child_is_told),
         cmocka_unit_test(a_runtime_on_a_group_of_one_behaves_as_alone),
         cmocka_unit_test(a_rank_of_a_group_says_how_its_tensors_lie),

@@ -131,6 +131,24 @@ TEST_F(Ranks, AGroupOfAnotherDeviceIsRefused)
     });
 }
 
+// NCCL would wait for ranks that never come, or fail with words about sockets.
+TEST_F(Ranks, AnIdMakesOneGroup)
+{
+    run(2, [](Rank &rank) {
+        rank.begin("");
+        stw_group *second = nullptr;
+        const auto refused = [&] {
+            EXPECT_EQ(rank.join(rank.rank, rank.size, 0, &second), STW_ERROR_BUSY);
+            EXPECT_NE(std::strstr(stw_last_error(), "options.unique_id has made a group"), nullptr)
+                << stw_last_error();
+        };
+        refused();
+        rank.end();
+        refused();
+        EXPECT_EQ(second, nullptr);
+    });
+}
+
 // A process sees all devices of its machine, as most launchers leave it.
 TEST_F(Ranks, EachRankHasTheDeviceThatItNames)
 {

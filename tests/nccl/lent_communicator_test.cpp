@@ -75,8 +75,13 @@ TEST_P(LentCommunicator, GathersAndSumsAndStaysTheProgramsOwn)
         rank.runtime = nullptr;
         ASSERT_EQ(stw_group_destroy(rank.group), STW_OK) << stw_last_error();
         expect_sum_of_ranks(rank);
-        // And another group can be made over it.
+        // And another group can be made over it, one at a time.
         ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        stw_group *second = nullptr;
+        EXPECT_EQ(rank.join(rank.rank, rank.size, 0, &second), STW_ERROR_BUSY);
+        EXPECT_NE(std::strstr(stw_last_error(), "options.nccl_comm is lent to another group"),
+                  nullptr)
+            << stw_last_error();
         rank.end();
         EXPECT_EQ(stw_nccl_double_calls("ncclCommInitRankConfig"), 1u);
         EXPECT_EQ(stw_nccl_double_calls("ncclCommFinalize"), 0u);

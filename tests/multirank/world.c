@@ -41,6 +41,9 @@ struct world {
 struct rank_of_world {
     struct world *world;
     uint32_t rank;
+    uint64_t number; /* of the work under way; its id is that, or on odd ranks always the same */
+    bool under_way;
+    enum engine_fault fault;
     struct rank_of_world *parts[CUTS];
 };
 
@@ -73,17 +76,25 @@ static void free_world(struct world *world)
     free(world);
 }
 
+static uint64_t id_of(const struct rank_of_world *self)
+{
+    return self->rank % 2 == 0 ? self->number : 7;
+}
+
 static stw_status post(struct rank_of_world *self, struct post what, uint64_t *work_out)
 {
     struct world *world = self->world;
+    HOLDS(!self->under_way); /* one at a time */
+    if (self->fault == ENGINE_STARTS_NOTHING) return STW_ERROR_DEVICE;
     pthread_mutex_lock(&world->mutex);
-    const uint64_t number = world->next[self->rank]++;
-    struct work *work = &world->works[number % WORKS];
+    self->number = world->next[self->rank]++;
+    struct work *work = &world->works[self->number % WORKS];
     work->posts[self->rank] = what;
-    ++work->posted;
+    work->posted += self->fault != ENGINE_IS_SILENT;
     world->took[self->rank] = false;
     pthread_mutex_unlock(&world->mutex);
-    *work_out = number;
+    self->under_way = true;
+    *work_out = id_of(self);
     return STW_OK;
 }
 
@@ -137,13 +148,18 @@ static void take(struct world *world, struct work *work, uint32_t rank)
     }
 }
 
-static stw_status poll(void *user, uint64_t number)
+static stw_status poll(void *user, uint64_t id)
 {
     struct rank_of_world *self = user;
     struct world *world = self->world;
     stw_status status = STW_PENDING;
+    HOLDS(self->under_way && id == id_of(self)); /* nobody asks for what is over */
+    if (self->fault == ENGINE_ENDS_NOTHING) {
+        self->under_way = false;
+        return STW_ERROR_IO;
+    }
     pthread_mutex_lock(&world->mutex);
-    struct work *work = &world->works[number % WORKS];
+    struct work *work = &world->works[self->number % WORKS];
     /* What is over stays so, whatever became of the others since; a sum for all may be not yet. */
     const bool over =
         work->taken == world->size && (work->left > 0 || work->posts[self->rank].kind != 3);
@@ -172,6 +188,7 @@ static stw_status poll(void *user, uint64_t number)
         }
     }
     pthread_mutex_unlock(&world->mutex);
+    self->under_way = status == STW_PENDING;
     return status;
 }
 
@@ -245,6 +262,12 @@ stw_group *join_part(struct member *member, uint32_t cut, uint32_t colour, uint3
     self->parts[cut]->world = world->parts[cut][colour];
     self->parts[cut]->rank = rank;
     return join_as(member, self->parts[cut]);
+}
+
+void spoil(struct member *member, enum engine_fault fault)
+{
+    struct rank_of_world *self = member->world;
+    self->fault = fault;
 }
 
 void meet(struct member *member)

@@ -31,6 +31,14 @@ stw_group *join(struct member *member);
  * `cut` 0 or 1 tells one way of cutting from another. COLLECTIVE over the world. */
 stw_group *join_part(struct member *member, uint32_t cut, uint32_t colour, uint32_t rank,
                      uint32_t size);
+/* Of ranks that are threads: what this one's collectives do from now on. */
+enum engine_fault {
+    ENGINE_WORKS = 0,
+    ENGINE_STARTS_NOTHING, /* STW_ERROR_DEVICE */
+    ENGINE_ENDS_NOTHING,   /* STW_ERROR_IO, by poll */
+    ENGINE_IS_SILENT       /* the other ranks hear nothing of it, as of a process that was killed */
+};
+void spoil(struct member *member, enum engine_fault fault);
 /* Waits for all ranks, without the library. */
 void meet(struct member *member);
 

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Optimizer steps over several ranks: the same as on one, decided by all, and alike on all. */
+#include "tests/multirank/tensors.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 3, STEPS = 4 };
+static const uint64_t layer_sizes[LAYERS] = {150000, 3, 20000};
+
+struct trained {
+    double norms[STEPS];
+    float *values[LAYERS];
+};
+
+/* What a step does, as it is going to be. */
+static void declare(stw_phase *phase, stw_tensor *const *parameters, stw_tensor *const *gradients)
+{
+    stw_plan_entry entries[2 * LAYERS];
+    for (uint32_t i = 0; i < 2 * LAYERS; ++i) {
+        const stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
+        entries[i] = entry;
+        entries[i].fetch = i;
+        entries[i].tensor = i % 2 == 0 ? parameters[i / 2] : gradients[i / 2];
+        entries[i].access = i % 2 == 0 ? STW_READ : STW_REDUCE;
+    }
+    SUCCEEDS(stw_phase_declare(phase, entries, 2 * LAYERS));
+}
+
+/* Integer gradients, so that sums over ranks are exact whatever their order. */
+static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct trained *out)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_tensor *parameters[LAYERS];
+    stw_tensor *gradients[LAYERS];
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.name = "adam";
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        const char parameter[] = {'p', (char)('0' + i), '\0'};
+        const char gradient[] = {'g', (char)('0' + i), '\0'};
+        const uint32_t partition = i == 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        parameters[i] = make(runtime, parameter, layer_sizes[i], STW_ROLE_PARAM, partition);
+        gradients[i] = make(runtime, gradient, layer_sizes[i], STW_ROLE_GRAD, partition);
+        out->values[i] = malloc(layer_sizes[i] * sizeof(float));
+        for (uint64_t k = 0; k < layer_sizes[i]; ++k) out->values[i][k] = value_of(k, i) * 1e-4F;
+        SUCCEEDS(stw_tensor_write(parameters[i], out->values[i], NULL));
+        entry.parameter = parameters[i];
+        entry.gradient = gradients[i];
+        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    stw_phase *phase = NULL;
+    SUCCEEDS(stw_phase_create(runtime, "train", &phase));
+    declare(phase, parameters, gradients);
+    for (uint32_t step = 0; step < STEPS; ++step) {
+        SUCCEEDS(stw_step_begin(phase));
+        for (uint32_t i = 0; i < LAYERS; ++i) {
+            stw_fetch_request hints[2] = {STW_FETCH_REQUEST_INIT, STW_FETCH_REQUEST_INIT};
+            hints[0].tensor = parameters[(i + 1) % LAYERS];
+            hints[1].tensor = gradients[(i + 1) % LAYERS];
+            hints[1].access = STW_REDUCE;
+            SUCCEEDS(stw_prefetch(runtime, hints, 2));
+            stw_view weights = fetch(runtime, parameters[i], STW_READ, STW_WHOLE);
+            stw_view sums = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
+            float *values = sums.pointer;
+            for (uint32_t batch = rank; batch < 12; batch += ranks) {
+                for (uint64_t k = 0; k < layer_sizes[i]; ++k) {
+                    const float bit = ((const float *)weights.pointer)[k] > 1.0F ? 1.0F : -1.0F;
+                    values[k] += bit * (float)((k + batch + step) % 5);
+                }
+            }
+            let_go(&weights, 0);
+            let_go(&sums, 0);
+        }
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        update.clip_norm = 1.0;
+        SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+        out->norms[step] = result.norm;
+        HOLDS(result.clip_coefficient < 1.0 && result.nonfinite == 0);
+        SUCCEEDS(stw_step_end(phase, NULL));
+    }
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        SUCCEEDS(stw_tensor_read(parameters[i], out->values[i], NULL));
+    }
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+}
+
+static void training_has_the_bits_of_one_rank(struct member *member)
+{
+    struct trained alone;
+    struct trained together;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(NULL, member, 24);
+    train(runtime, 0, 1, &alone);
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    runtime = open_on(group, member, 24);
+    train(runtime, member->rank, member->size, &together);
+    for (uint32_t step = 0; step < STEPS; ++step) {
+        HOLDS(together.norms[step] == alone.norms[step]);
+    }
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        HOLDS(memcmp(together.values[i], alone.values[i], layer_sizes[i] * sizeof(float)) == 0);
+        free(together.values[i]);
+        free(alone.values[i]);
+    }
+    end(runtime, group, member);
+}
+
+/* SGD of one parameter of ones. */
+static stw_optimizer *descend(stw_runtime *runtime, uint64_t elements, stw_tensor **parameter_out,
+                              stw_tensor **gradient_out)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    entry.parameter = make(runtime, "p", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    entry.gradient = make(runtime, "g", elements, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    *parameter_out = entry.parameter;
+    *gradient_out = entry.gradient;
+    return optimizer;
+}
+
+static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
+{
+    enum { N = 40000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *parameter = NULL;
+    stw_tensor *gradient = NULL;
+    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    /* The last element is the last rank's alone. */
+    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    if (member->rank == 0) ((float *)view.pointer)[N - 1] = INFINITY;
+    let_go(&view, 0);
+    update.flags = STW_UPDATE_SKIP_NONFINITE;
+    HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_SKIPPED);
+    HOLDS(result.nonfinite == 1 && result.updated == 0);
+    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F);
+    let_go(&weights, 0);
+    end(runtime, group, member);
+}
+
+/* One rank's shards would drift from the others': no rank updates anything. */
+static void ranks_that_step_otherwise_are_told(struct member *member)
+{
+    enum { N = 40000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *parameter = NULL;
+    stw_tensor *gradient = NULL;
+    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
+    const int odd = member->rank == 1;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        stw_hyper hyper = STW_HYPER_INIT;
+        stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
+        let_go(&view, 0);
+        update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
+        update.flags = attempt == 1 && odd ? STW_UPDATE_SKIP_NONFINITE : 0;
+        update.gradient_scale = odd ? 1.0 : 0.0; /* which is the same */
+        hyper.lr = attempt == 2 && odd ? 0.5 : 0.25;
+        hyper.lr_decay = attempt == 3 && odd ? 0.125 : 0;
+        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+        if (attempt == 4) break;
+        HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_ERROR_MISMATCH);
+        HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
+        if (attempt == 0) HOLDS(strstr(stw_last_error(), "clip_norm 100"));
+        if (attempt == 2) HOLDS(strstr(stw_last_error(), "lr 0.5"));
+        SUCCEEDS(stw_tensor_discard(&gradient, 1));
+    }
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    /* How long it waits is each rank's own. */
+    update.flags = member->rank == 0 ? STW_UPDATE_WAIT : 0;
+    update.clip_norm = 1e9;
+    SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F - 0.25F * (float)member->size);
+    let_go(&weights, 0);
+    end(runtime, group, member);
+}
+
+/* Whatever the group and the number: what it means for the shards is not asked. */
+static void hyper_parameters_of_each_group_are_compared(struct member *member)
+{
+    enum { N = 30000, GROUPS = 2 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 24);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    for (uint32_t i = 0; i < GROUPS; ++i) {
+        const char parameter[] = {'p', (char)('0' + i), '\0'};
+        const char gradient[] = {'g', (char)('0' + i), '\0'};
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        entry.parameter = make(runtime, parameter, N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        entry.gradient = make(runtime, gradient, N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+        entry.parameter_group = i;
+        SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
+        SUCCEEDS(stw_tensor_fill(entry.gradient, 1.0, NULL));
+        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    for (uint32_t attempt = 0; attempt < 6; ++attempt) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        const bool odd = member->rank == member->size - 1 && attempt < 5;
+        for (uint32_t i = 0; i < GROUPS; ++i) {
+            const bool other = odd && i == 1; /* never the first, whose words are told */
+            stw_hyper hyper = STW_HYPER_INIT;
+            if (other && attempt == 0) hyper.beta1 = 0.5;
+            if (other && attempt == 1) hyper.beta2 = 0.5;
+            if (other && attempt == 2) hyper.eps = 1e-3;
+            if (other && attempt == 3) hyper.weight_decay = 0.5;
+            if (other && attempt == 4) hyper.lr = 0.5;
+            SUCCEEDS(stw_optimizer_set_hyper(optimizer, i, &hyper));
+        }
+        update.clip_norm = 1e9;
+        const stw_status status = stw_optimizer_step(optimizer, &update, &result);
+        HOLDS(status == (attempt < 5 ? STW_ERROR_MISMATCH : STW_OK));
+    }
+    end(runtime, group, member);
+}
+
+/* It meets what the others do instead. */
+static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct member *member)
+{
+    enum { N = 40000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 24);
+    stw_tensor *parameter = NULL;
+    stw_tensor *gradient = NULL;
+    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
+    stw_tensor *next = make(runtime, "next", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    stw_view view;
+    write_shard(runtime, next, 1);
+    SUCCEEDS(stw_tensor_fill(gradient, 1.0, NULL));
+    request.tensor = next;
+    if (member->rank == 0) {
+        SUCCEEDS(stw_optimizer_step(optimizer, NULL, NULL));
+        HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+        HOLDS(strstr(stw_last_error(), "'next'") != NULL);
+    } else {
+        update.clip_norm = 1.0;
+        HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_ERROR_ORDER);
+        HOLDS(strstr(stw_last_error(), "'next'") != NULL);
+    }
+    meet(member);
+    end(runtime, group, member);
+}
+
+int main(int argc, char **argv)
+{
+#define CLAIM(name)                                                                                \
+    {                                                                                              \
+#name, name, 0                                                                             \
+    }
+    static const struct claim claims[] = {
+        CLAIM(training_has_the_bits_of_one_rank),
+        CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
+        CLAIM(ranks_that_step_otherwise_are_told),
+        CLAIM(hyper_parameters_of_each_group_are_compared),
+        CLAIM(a_step_without_a_verdict_beside_one_with_it_is_out_of_order),
+    };
+    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
+}

@@ -349,7 +349,8 @@ CheckedReport check_report(const std::string &file, const std::string &text)
                         printable(cause) + ".";
         return checked;
     } catch (const Json::exception &error) {
-        checked.error = "'" + printable(file) + "' is not JSON: " + printable(error.what()) + ".";
+        checked.error =
+            "'" + printable(file) + "' is not JSON: " + printable(parser_words(error.what())) + ".";
         return checked;
     }
     Fault fault;

@@ -113,6 +113,12 @@ std::string bytes_text(uint64_t bytes)
     return whole + " " + kUnits[unit];
 }
 
+std::string_view parser_words(std::string_view what)
+{
+    const size_t end = what.substr(0, 1) == "[" ? what.find("] ") : std::string_view::npos;
+    return end == std::string_view::npos ? what : what.substr(end + 2);
+}
+
 std::string printable(std::string_view text)
 {
     std::string clean(text);

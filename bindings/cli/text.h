@@ -35,6 +35,8 @@ uint64_t count_list(std::string_view text);
 std::string bytes_text(uint64_t bytes);  // "23.5 GiB"; "unlimited" for kNoLimit
 // Control characters would do to a terminal what a file's name wants.
 std::string printable(std::string_view text);
+// What the JSON parser says of a text, without its own number for that: "[json.exception...] ".
+std::string_view parser_words(std::string_view what);
 // As one word of a shell.
 std::string shell_word(const std::string &text);
 

@@ -47,6 +47,8 @@ TEST(ReportJson, WhatIsEmptyOrNoJsonIsRefusedWithThePlace)
                 HasSubstr("'run.json' is not JSON: at line 2, byte 11: "));
     EXPECT_THAT(check_report("run.json", "{\"a\": \"\xff\"}").error, HasSubstr("is not JSON"));
     EXPECT_THAT(check_report("a\nb", "{").error, Not(HasSubstr("\n")));
+    EXPECT_EQ(check_report("run.json", "{\"format\": 1e400}").error,
+              "'run.json' is not JSON: number overflow parsing '1e400'.");
     const std::string cut = least().dump();
     EXPECT_THAT(check_report("run.json", cut.substr(0, cut.size() / 2)).error,
                 HasSubstr("is not JSON: at line 1, byte"));

@@ -183,6 +183,8 @@ TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
                 StartsWith("m.json:8: is no JSON: "));
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": ,"),
                 StartsWith("m.json:7: is no JSON: "));
+    EXPECT_EQ(model_refusal("\"model_parallel\": 4", "\"model_parallel\": 1e400"),
+              "m.json:7: is no JSON: number overflow parsing '1e400'.");
     EXPECT_EQ(refusal([] { parse_located("[]", "m.json"); }),
               "m.json:1: is a list, not an object of keys.");
     EXPECT_EQ(refusal([] { read_located("/nowhere/at/all.json"); }),

@@ -105,9 +105,9 @@ public:
     bool parse_error(std::size_t, const std::string &,
                      const nlohmann::detail::exception &error) override
     {
-        std::string why = error.what();
+        std::string_view why = parser_words(error.what());
         const size_t begin = why.rfind(" - ");
-        if (begin != std::string::npos) why = why.substr(begin + 3);
+        if (begin != std::string_view::npos) why.remove_prefix(begin + 3);
         refuse_line(file_, place_->before(), "is no JSON: " + printable(why) + ".");
     }
 

@@ -135,8 +135,9 @@ TEST_F(CudaShrink, ALostDeviceIsToldAndEverythingEnds)
     stw_double_break(0, 700);
     EXPECT_EQ(set_budget(2), STW_ERROR_DEVICE);
     expect_all(tensor, 4 * kElements, 0);
-    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-        << stw_last_error();
+    // What was on its way to the device in the background, if anything was, is told here.
+    const stw_status closed = stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0);
+    EXPECT_TRUE(closed == STW_OK || closed == STW_ERROR_DEVICE) << stw_last_error();
     for (void *&stream : streams_) stream = nullptr;
     context_ = nullptr;
     stw_double_reset("seed=1");

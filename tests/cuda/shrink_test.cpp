@@ -132,22 +132,17 @@ TEST_F(CudaShrink, ALostDeviceIsToldAndEverythingEnds)
     stw_tensor *tensor = make("t", 4 * kElements);
     use(tensor, streams_[0], 0, 0, false);
     end_streams();
+    // What the library has not seen the end of when the device goes is an error of the tensor, which
+    // sticks to it.
+    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
     stw_double_break(0, 700);
     EXPECT_EQ(set_budget(2), STW_ERROR_DEVICE);
-    // What was on its way to the device in the background, if anything was, is told once.
-    const auto told = [](stw_status status) {
-        EXPECT_TRUE(status == STW_OK || status == STW_ERROR_DEVICE) << stw_last_error();
-    };
-    std::vector<float> read(4 * kElements);
-    told(stw_runtime_drain(runtime_, 0));
-    uint32_t errors = 0;
-    while (errors < 100 && stw_tensor_read(tensor, read.data(), nullptr) != STW_OK) ++errors;
-    if (errors < 100) expect_all(tensor, 4 * kElements, 0);
-    told(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
+    expect_all(tensor, 4 * kElements, 0);
+    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
+        << stw_last_error();
     for (void *&stream : streams_) stream = nullptr;
     context_ = nullptr;
     stw_double_reset("seed=1");
-    if (errors == 100) GTEST_SKIP() << "known fault: a block is not read, see docs/cuda.md";
 }
 
 }  // namespace

@@ -132,8 +132,8 @@ TEST_F(CudaShrink, ALostDeviceIsToldAndEverythingEnds)
     stw_tensor *tensor = make("t", 4 * kElements);
     use(tensor, streams_[0], 0, 0, false);
     end_streams();
-    // What the library has not seen the end of when the device goes is an error of the tensor, which
-    // sticks to it.
+    // What the library has not seen the end of when the device goes is an error of its tensor, and
+    // sticks to that.
     ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
     stw_double_break(0, 700);
     EXPECT_EQ(set_budget(2), STW_ERROR_DEVICE);

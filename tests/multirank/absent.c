@@ -217,10 +217,6 @@ static void what_has_no_whole_is_simply_not_there(struct member *member)
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(whoever_is_absent_the_others_get_the_bytes),
         CLAIM(an_absent_rank_takes_no_room),

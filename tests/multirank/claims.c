@@ -489,10 +489,6 @@ static void what_followed_before_is_gathered_ahead(struct member *member)
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(shards_cover_the_tensor_and_are_gathered),
         CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it),
@@ -508,8 +504,7 @@ int main(int argc, char **argv)
         CLAIM(ranks_that_call_in_another_order_are_told),
         CLAIM(ranks_that_name_another_second_tensor_are_told),
         CLAIM(a_tensor_of_another_dtype_or_partition_is_named),
-        {"a_rank_that_does_not_come_is_a_typed_error_in_time",
-         a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000},
+        CLAIM_WITHIN(a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -56,9 +56,8 @@ static void sums_released_before_the_close_reach_all(struct member *member)
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
-        {"views_released_after_the_close_start_nothing",
-         views_released_after_the_close_start_nothing, 0},
-        {"sums_released_before_the_close_reach_all", sums_released_before_the_close_reach_all, 0},
+        CLAIM(views_released_after_the_close_start_nothing),
+        CLAIM(sums_released_before_the_close_reach_all),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

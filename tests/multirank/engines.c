@@ -35,7 +35,7 @@ static void expect_end(struct member *member, enum engine_fault fault, stw_statu
     if (spoiled) spoil(member, fault);
     for (int i = 0; i < 3; ++i) {
         HOLDS(fetch_whole(runtime, tensor) == (spoiled ? mine : STW_ERROR_PEER));
-        HOLDS(!spoiled || strstr(stw_last_error(), words) != NULL);
+        HOLDS(strstr(stw_last_error(), spoiled ? words : "over 'callbacks'") != NULL);
     }
     /* This rank's own part needs nobody. */
     view = fetch(runtime, tensor, STW_READ, STW_SHARD);
@@ -69,12 +69,9 @@ static void a_rank_that_falls_silent_is_told_in_time(struct member *member)
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
-        {"a_collective_that_cannot_be_started_ends_the_group",
-         a_collective_that_cannot_be_started_ends_the_group, SECOND_NS},
-        {"a_collective_that_fails_ends_the_group", a_collective_that_fails_ends_the_group,
-         SECOND_NS},
-        {"a_rank_that_falls_silent_is_told_in_time", a_rank_that_falls_silent_is_told_in_time,
-         SECOND_NS},
+        CLAIM_WITHIN(a_collective_that_cannot_be_started_ends_the_group, SECOND_NS),
+        CLAIM_WITHIN(a_collective_that_fails_ends_the_group, SECOND_NS),
+        CLAIM_WITHIN(a_rank_that_falls_silent_is_told_in_time, SECOND_NS),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

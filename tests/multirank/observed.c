@@ -97,7 +97,7 @@ static void a_step_counts_what_moved_between_ranks(struct member *member)
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
-        {"a_step_counts_what_moved_between_ranks", a_step_counts_what_moved_between_ranks, 0},
+        CLAIM(a_step_counts_what_moved_between_ranks),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -146,9 +146,9 @@ static void hints_of_wholes_move_shards(struct member *member)
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
-        {"steps_that_are_learned_move_shards", steps_that_are_learned_move_shards, 0},
-        {"steps_that_are_declared_move_shards", steps_that_are_declared_move_shards, 0},
-        {"hints_of_wholes_move_shards", hints_of_wholes_move_shards, 0},
+        CLAIM(steps_that_are_learned_move_shards),
+        CLAIM(steps_that_are_declared_move_shards),
+        CLAIM(hints_of_wholes_move_shards),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

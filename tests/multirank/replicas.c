@@ -265,18 +265,13 @@ static void a_replica_that_does_not_come_is_told_to_all(struct member *member)
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(sums_go_over_shards_and_replicas),
         CLAIM(training_has_the_bits_of_one_group),
         CLAIM(replicas_are_checked_at_open),
         CLAIM(the_budget_of_a_host_is_that_of_all_groups),
         CLAIM(replicas_in_another_order_are_told),
-        {"a_replica_that_does_not_come_is_told_to_all", a_replica_that_does_not_come_is_told_to_all,
-         4000000000},
+        CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

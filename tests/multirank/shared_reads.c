@@ -190,10 +190,6 @@ static void without_room_on_the_host_each_reads_its_own(struct member *member)
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(what_all_hold_is_read_once_on_a_host),
         CLAIM(what_differs_on_a_rank_is_its_own),

@@ -332,10 +332,6 @@ static void sums_in_another_order_are_told(struct member *member)
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone),
         CLAIM(sums_that_have_left_the_nearest_tier_are_brought_back),

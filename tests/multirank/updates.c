@@ -110,62 +110,61 @@ static void training_has_the_bits_of_one_rank(struct member *member)
     end(runtime, group, member);
 }
 
-/* SGD of one parameter of ones. */
-static stw_optimizer *descend(stw_runtime *runtime, uint64_t elements, stw_tensor **parameter_out,
-                              stw_tensor **gradient_out)
+/* A runtime that descends, by SGD, with one parameter of ones. */
+struct descent {
+    stw_group *group;
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter;
+    stw_tensor *gradient;
+};
+enum { N = 40000 };
+
+static struct descent descend(struct member *member)
 {
+    struct descent made = {join(member), NULL, NULL, NULL, NULL};
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
+    made.runtime = open_on(made.group, member, 24);
     options.algorithm = STW_OPTIMIZER_SGD;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    entry.parameter = make(runtime, "p", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    entry.gradient = make(runtime, "g", elements, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    SUCCEEDS(stw_optimizer_create(made.runtime, &options, &made.optimizer));
+    made.parameter = make(made.runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    made.gradient = make(made.runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    entry.parameter = made.parameter;
+    entry.gradient = made.gradient;
     SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
-    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
-    *parameter_out = entry.parameter;
-    *gradient_out = entry.gradient;
-    return optimizer;
+    SUCCEEDS(stw_optimizer_add(made.optimizer, &entry, 1));
+    return made;
 }
 
 static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
 {
-    enum { N = 40000 };
-    stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 16);
-    stw_tensor *parameter = NULL;
-    stw_tensor *gradient = NULL;
-    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
+    struct descent at = descend(member);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     /* The last element is the last rank's alone. */
-    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    stw_view view = fetch(at.runtime, at.gradient, STW_REDUCE, STW_WHOLE);
     if (member->rank == 0) ((float *)view.pointer)[N - 1] = INFINITY;
     let_go(&view, 0);
     update.flags = STW_UPDATE_SKIP_NONFINITE;
-    HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_SKIPPED);
+    HOLDS(stw_optimizer_step(at.optimizer, &update, &result) == STW_SKIPPED);
     HOLDS(result.nonfinite == 1 && result.updated == 0);
-    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    stw_view weights = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
     HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F);
     let_go(&weights, 0);
-    end(runtime, group, member);
+    end(at.runtime, at.group, member);
 }
 
 /* One rank's shards would drift from the others': no rank updates anything. */
 static void ranks_that_step_otherwise_are_told(struct member *member)
 {
-    enum { N = 40000 };
-    stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 16);
-    stw_tensor *parameter = NULL;
-    stw_tensor *gradient = NULL;
-    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
+    struct descent at = descend(member);
     const int odd = member->rank == 1;
     for (int attempt = 0; attempt < 5; ++attempt) {
         stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         stw_hyper hyper = STW_HYPER_INIT;
-        stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+        stw_view view = fetch(at.runtime, at.gradient, STW_REDUCE, STW_WHOLE);
         for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
         let_go(&view, 0);
         update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
@@ -173,30 +172,30 @@ static void ranks_that_step_otherwise_are_told(struct member *member)
         update.gradient_scale = odd ? 1.0 : 0.0; /* which is the same */
         hyper.lr = attempt == 2 && odd ? 0.5 : 0.25;
         hyper.lr_decay = attempt == 3 && odd ? 0.125 : 0;
-        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+        SUCCEEDS(stw_optimizer_set_hyper(at.optimizer, 0, &hyper));
         if (attempt == 4) break;
-        HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_ERROR_MISMATCH);
+        HOLDS(stw_optimizer_step(at.optimizer, &update, &result) == STW_ERROR_MISMATCH);
         HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
         if (attempt == 0) HOLDS(strstr(stw_last_error(), "clip_norm 100"));
         if (attempt == 2) HOLDS(strstr(stw_last_error(), "lr 0.5"));
-        SUCCEEDS(stw_tensor_discard(&gradient, 1));
+        SUCCEEDS(stw_tensor_discard(&at.gradient, 1));
     }
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     /* How long it waits is each rank's own. */
     update.flags = member->rank == 0 ? STW_UPDATE_WAIT : 0;
     update.clip_norm = 1e9;
-    SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
-    stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
+    SUCCEEDS(stw_optimizer_step(at.optimizer, &update, &result));
+    stw_view weights = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
     HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F - 0.25F * (float)member->size);
     let_go(&weights, 0);
-    end(runtime, group, member);
+    end(at.runtime, at.group, member);
 }
 
 /* Whatever the group and the number: what it means for the shards is not asked. */
 static void hyper_parameters_of_each_group_are_compared(struct member *member)
 {
-    enum { N = 30000, GROUPS = 2 };
+    enum { GROUPS = 2 };
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 24);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -238,39 +237,30 @@ static void hyper_parameters_of_each_group_are_compared(struct member *member)
 /* It meets what the others do instead. */
 static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct member *member)
 {
-    enum { N = 40000 };
-    stw_group *group = join(member);
-    stw_runtime *runtime = open_on(group, member, 24);
-    stw_tensor *parameter = NULL;
-    stw_tensor *gradient = NULL;
-    stw_optimizer *optimizer = descend(runtime, N, &parameter, &gradient);
-    stw_tensor *next = make(runtime, "next", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    struct descent at = descend(member);
+    stw_tensor *next = make(at.runtime, "next", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    write_shard(runtime, next, 1);
-    SUCCEEDS(stw_tensor_fill(gradient, 1.0, NULL));
+    write_shard(at.runtime, next, 1);
+    SUCCEEDS(stw_tensor_fill(at.gradient, 1.0, NULL));
     request.tensor = next;
     if (member->rank == 0) {
-        SUCCEEDS(stw_optimizer_step(optimizer, NULL, NULL));
-        HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
+        SUCCEEDS(stw_optimizer_step(at.optimizer, NULL, NULL));
+        HOLDS(stw_fetch(at.runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
         HOLDS(strstr(stw_last_error(), "'next'") != NULL);
     } else {
         update.clip_norm = 1.0;
-        HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_ERROR_ORDER);
+        HOLDS(stw_optimizer_step(at.optimizer, &update, &result) == STW_ERROR_ORDER);
         HOLDS(strstr(stw_last_error(), "'next'") != NULL);
     }
     meet(member);
-    end(runtime, group, member);
+    end(at.runtime, at.group, member);
 }
 
 int main(int argc, char **argv)
 {
-#define CLAIM(name)                                                                                \
-    {                                                                                              \
-#name, name, 0                                                                             \
-    }
     static const struct claim claims[] = {
         CLAIM(training_has_the_bits_of_one_rank),
         CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),

@@ -49,6 +49,12 @@ struct claim {
     uint64_t timeout_ns; /* 0: 60 s */
 };
 
+#define CLAIM_WITHIN(name, timeout_ns)                                                             \
+    {                                                                                              \
+#name, name, timeout_ns                                                                    \
+    }
+#define CLAIM(name) CLAIM_WITHIN(name, 0)
+
 /* Runs each claim on `ranks` ranks, TAP on stdout; argv: [--ranks N] [claim]. */
 int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n);
 

@@ -59,7 +59,7 @@ TEST(Paper, ThroughputOn512GpusIsWithinATenthOfThePaper)
 
 TEST(Paper, AnUpdateBesideTheNextForwardPassHidesAllOfIt)
 {
-    for (const char *model : {"paper-5t", "paper-10t", "paper-20t"}) {
+    for (const char *model : {"paper-0.5t", "paper-1t", "paper-5t", "paper-10t", "paper-20t"}) {
         const Answer ours = answer_of(model, 512, false, true);
         note(std::string(model) + " overlapped", tflops(ours), 47.7);
         EXPECT_GE(ours.bound.seconds / ours.step_s, 0.97) << model;

@@ -62,6 +62,9 @@ void World::begin_sum(Rank &rank, uint32_t number)
     const Tile &tile = layout_.tiles[number];
     auto work = std::make_unique<Collective>();
     work->tile = number;
+    work->claim = rank.core.claim();
+    for (const TensorId tensor : {tile.gradient_whole, tile.gradient})
+        rank.core.claim_tensor(work->claim, tensor);
     rank.collectives.push_back(std::move(work));
     prepare(rank, *rank.collectives.back(),
             {{tile.gradient_whole, Access::kRead, kDevicePlace, 0,
@@ -93,6 +96,7 @@ Status World::pump_gathers(Rank &rank)
                          [&start](const auto &at) { return at->gather == start.gather; });
         STW_ASSERT(work != rank.collectives.end());
         (*work)->start = std::move(start);
+        (*work)->claim = (*work)->start.claim;
         const TensorId slice = layout_.tiles[(*work)->tile].parameter;
         prepare(rank, **work,
                 {{slice, Access::kRead, kDevicePlace, 0, layout_.specs[slice].bytes}});
@@ -116,7 +120,7 @@ void World::prepare(Rank &rank, Collective &work, std::vector<residency::Request
     asked.requests = requests;
     asked.flags = residency::kFetchWaitRoom;
     asked.owner = kOwner;
-    asked.claim = work.start.claim;
+    asked.claim = work.claim;
     rank.trace.fetched(0, schedule::Lane::kProgram, requests.data(), requests.size(), now_);
     work.requests = std::move(requests);
     work.preparing = rank.core.fetch(asked, now_, rank.out);
@@ -181,12 +185,11 @@ void World::end_collective(Rank &rank)
             release.place = grant.place;
             release.byte_count = request.byte_count;
             release.far = slice;
-            release.claim = work->start.claim;
+            release.claim = work->claim;
             rank.core.release(release, now_, rank.out);
         }
-        if (slice) continue;
-        const Status discarded = rank.core.discard(request.tensor, rank.out);
-        STW_ASSERT(discarded.ok());
+        if (work->gather == 0)
+            rank.core.unclaim_tensor(work->claim, request.tensor, !slice, rank.out);
     }
     if (work->gather != 0) {
         rank.gathers.gather_done(work->gather, {}, false, now_, rank.out);

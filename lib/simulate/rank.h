@@ -21,7 +21,9 @@ struct World::View {
 struct World::Collective {
     uint32_t tile = 0;
     residency::GatherId gather = 0;  // 0: a sum
-    residency::StartGather start;    // of a gather: the wholes' memory is here
+    residency::ClaimId claim = 0;  // of a sum, since it was called: an update that is called later
+                                   // comes later
+    residency::StartGather start;  // of a gather: the wholes' memory is here
     residency::FetchId preparing = 0;
     std::vector<residency::Request> requests;
     std::vector<residency::Grant> grants;  // of these, once they are here

@@ -58,14 +58,17 @@ Machine part_of(const Machine &machine, uint32_t ranks)
 Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options)
 {
     const uint32_t ranks = options.ranks == 0 ? machine.gpus() : options.ranks;
-    if (ranks > machine.gpus_per_node && ranks % machine.gpus_per_node != 0) {
-        return Status::error(STW_ERROR_INVALID,
-                             "%u ranks: more than a node's %u GPUs are whole nodes", ranks,
-                             machine.gpus_per_node);
-    }
     if (ranks > machine.gpus()) {
-        return Status::error(STW_ERROR_INVALID, "%u ranks: the machine has %u GPUs", ranks,
+        return Status::error(STW_ERROR_INVALID,
+                             "%u ranks are more than the machine has GPUs, which is %u", ranks,
                              machine.gpus());
+    }
+    if (ranks > machine.gpus_per_node && ranks % machine.gpus_per_node != 0) {
+        return Status::error(
+            STW_ERROR_INVALID,
+            "%u ranks are no whole nodes: beyond one node's %u GPUs it has to be a "
+            "multiple of them",
+            ranks, machine.gpus_per_node);
     }
     const Machine used = part_of(machine, ranks);
     const Budgets budgets = options.has_budgets ? options.budgets : budgets_of(used);

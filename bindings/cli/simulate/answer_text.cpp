@@ -58,9 +58,10 @@ std::string times_text(const Answer &answer)
                   seconds_text(answer.step_s).c_str(), seconds_text(answer.compute_s).c_str(),
                   answer.flops_per_gpu / 1e12, answer.flops_per_gpu * answer.ranks / 1e15);
     text += "  stall         " + stalls_text(answer) + "\n";
-    text += formatted("  bound         %s, by %s; the step reaches %.0f %% of it\n",
-                      seconds_text(answer.bound.seconds).c_str(), answer.bound.what.c_str(),
-                      100 * answer.bound.seconds / answer.step_s);
+    text +=
+        formatted("  bound         %s, by %s; the step reaches %.0f %% of it\n",
+                  seconds_text(answer.bound.seconds).c_str(), printable(answer.bound.what).c_str(),
+                  100 * answer.bound.seconds / answer.step_s);
     return text;
 }
 
@@ -79,15 +80,15 @@ std::string answer_text(const std::string &model, const simulate::Machine &machi
                                 answer.budgets.nvme_bytes};
     for (size_t place = 0; place < 3; ++place) {
         if (budgets[place] == 0) continue;
-        text += formatted("  %-13s %s of %s at most, %s rest there; of each rank\n", kPlaces[place],
-                          bytes_text(answer.peak_bytes[place]).c_str(),
+        text += formatted("  %-13s %s of %s at most, %s have their home there; of each rank\n",
+                          kPlaces[place], bytes_text(answer.peak_bytes[place]).c_str(),
                           bytes_text(budgets[place]).c_str(),
                           bytes_text(answer.rest_bytes[place]).c_str());
     }
     text += "  links         ";
     for (size_t i = 0; i < answer.links.size(); ++i)
-        text += formatted("%s%s %.0f %%", i == 0 ? "" : ", ", answer.links[i].name.c_str(),
-                          100 * answer.links[i].busy);
+        text += formatted("%s%s %.0f %%", i == 0 ? "" : ", ",
+                          printable(answer.links[i].name).c_str(), 100 * answer.links[i].busy);
     return text + " of the step busy\n";
 }
 
@@ -115,7 +116,7 @@ std::string plan_text(const std::string &model, const simulate::Machine &machine
                       const simulate::Plan &plan)
 {
     std::string text = title(model, machine, plan.whole);
-    text += "  limited by    " + plan.limit + "\n";
+    text += "  limited by    " + printable(plan.limit) + "\n";
     text += times_text(plan.whole);
     text +=
         plan.without_stall

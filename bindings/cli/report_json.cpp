@@ -64,7 +64,7 @@ constexpr const char *kPlanSchema = R"({
     "candidates": [{"policy": "s", "nvme_read_bytes": "n", "nvme_write_bytes": "n",
         "host_to_device_bytes": "n", "device_to_host_bytes": "n", "step_ns": "n",
         "stall_ns": "n"}],
-    "?bound": {"step_ns": "n", "compute_ns": "n",
+    "?bound": {"step_ns": "n", "compute_ns": "n", "?now_ns": "n", "?now_compute_ns": "n",
         "links": [{"link": "s", "bytes": "n", "ns": "n"}]},
     "?predicted": {"step_ns": "n", "spans": [{"lane": "s", "start_ns": "n", "end_ns": "n"}]}}]
 })";

@@ -29,6 +29,10 @@ void write_bound(JsonWriter &json, const PlanReport &plan)
     json.begin_object();
     json.member("step_ns", plan.bound_ns);
     json.member("compute_ns", plan.compute_ns);
+    if (plan.now_ns > 0) {
+        json.member("now_ns", plan.now_ns);
+        json.member("now_compute_ns", plan.now_compute_ns);
+    }
     json.key("links");
     json.begin_array();
     for (uint32_t link = 1; link < observe::kLinkTable; ++link) {

@@ -143,8 +143,10 @@ struct PlanReport {
     std::vector<CandidateReport> candidates;  // the first one is used
     uint64_t steps = 0;                       // that followed it, or an earlier one for these
     bool repeats = false;                     // there is what follows
-    uint64_t bound_ns = 0;
+    uint64_t bound_ns = 0;                    // with the computing that it was made with
     uint64_t compute_ns = 0;
+    uint64_t now_ns = 0;  // with that of the last steps; 0: not known any more
+    uint64_t now_compute_ns = 0;
     std::array<uint64_t, observe::kLinkTable> bound_bytes{};  // that have to move
     std::array<uint64_t, observe::kLinkTable> bound_link_ns{};
     uint64_t step_ns = 0;

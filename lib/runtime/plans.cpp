@@ -271,6 +271,21 @@ void Runtime::follow_plan(uint32_t phase)
 
 // --------------------------------------------------------------------------------- the report ----
 
+// Under the lock. What steps of the round compute, as they were seen up to now; 0: one of them is
+// not known any more.
+uint64_t Runtime::computed_now(const std::vector<PlanWork::Turn> &round) const
+{
+    uint64_t sum = 0;
+    for (const PlanWork::Turn &turn : round) {
+        const auto &ways = trace_.phase(turn.phase)->learned();
+        const auto way = std::find_if(ways.begin(), ways.end(),
+                                      [&](const auto &one) { return one->key() == turn.way; });
+        if (way == ways.end()) return 0;
+        sum += (*way)->compute_ns();
+    }
+    return sum;
+}
+
 // Under the lock. Of each round the newest plan.
 void Runtime::report_plans(report::ReportData &data) const
 {
@@ -290,6 +305,11 @@ void Runtime::report_plans(report::ReportData &data) const
             if (is_same_round(made->round, work->round)) report.steps += made->steps;
         }
         fill_plan(*work->plan, &report);
+        report.now_compute_ns = computed_now(work->round);
+        if (work->plan->repeats() && report.now_compute_ns > 0) {
+            report.now_ns =
+                schedule::bound_with(report.bound_ns, report.compute_ns, report.now_compute_ns);
+        }
         const std::vector<schedule::PlannedTurn> &turns = work->plan->turns();
         for (size_t k = 0; k < turns.size(); ++k) {
             const uint64_t end = k + 1 < turns.size() ? turns[k + 1].begin_ns : report.step_ns;

@@ -792,6 +792,7 @@ private:
                plan_bytes_max_;
     }
     void report_plans(report::ReportData &data) const;
+    [[nodiscard]] uint64_t computed_now(const std::vector<PlanWork::Turn> &round) const;
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
 

@@ -327,6 +327,21 @@ class Page(unittest.TestCase):
         self.assertIn("no schedule of this step is faster than 700 ms: it took 43.3 % more", words)
         self.assertIn("for the 3 steps", self.value("document.body.textContent"))
 
+    def test_the_bound_is_that_of_the_last_steps_and_says_what_the_bars_are_of(self):
+        data = report()
+        bound = data["plan"]["phases"][0]["bound"]
+        words = ("[...document.querySelectorAll('section p')].map((p) => p.textContent)"
+                 ".find((text) => text.startsWith('The bound of this instance'))")
+        self.show(data)
+        self.assertIn("The bound of this instance is 790 ms; compute alone needs 700 ms.",
+                      self.value(words))
+        self.assertNotIn("When this was planned", self.value(words))
+        bound.update(now_ns=640 * MS, now_compute_ns=550 * MS)
+        self.show(data)
+        self.assertIn("The bound of this instance is 640 ms; compute alone needs 550 ms. When this "
+                      "was planned, computing took 700 ms a step: the bars above are of that, and "
+                      "their bound is 790 ms.", self.value(words))
+
     def test_a_phase_that_ended_is_drawn_and_the_longest_is_shown_first(self):
         data = report()
         history = data["history"]

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,10 @@ class Demo(unittest.TestCase):
         self.assertEqual([turn["phase"] for turn in plan["predicted"]["turns"]],
                          [numbers["train"]])
         self.assertGreater(len(plan["predicted"]["spans"]), 10)
+        # Computing was learned in the first steps, beside the planner; this bound is of now.
+        usual = statistics.median(step["wall_ns"] for step in train[1:])
+        self.assertLess(plan["bound"]["now_ns"], 1.1 * usual)
+        self.assertGreater(plan["bound"]["now_ns"], 0.5 * usual)
 
     def test_over_ranks_each_has_its_part_and_the_page_is_of_the_first(self):
         if not (BUILD / "examples/train_gpt/train_gpt_mpi").exists():

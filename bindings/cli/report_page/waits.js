@@ -128,17 +128,27 @@ if (history) {
                              cellBytes(entry.device_to_host_bytes), cellBytes(moved(entry))]),
                     (i) => list[i].policy === phase.chosen)));
         }
-        if (phase.bound)
+        if (phase.bound) {
+            const bound = phase.bound;
+            const least = bound.now_ns || bound.step_ns;
+            const computed = bound.now_compute_ns || bound.compute_ns;
+            const words = element(
+                'p', null, 'The bound of this instance is ', value(least, time(least)),
+                '; compute alone needs ', value(computed, time(computed)), '.');
+            if (Math.abs(computed - bound.compute_ns) > 0.01 * computed)
+                words.append(
+                    ' When this was planned, computing took ',
+                    value(bound.compute_ns, time(bound.compute_ns)),
+                    ' a step: the bars above are of that, and their bound is ',
+                    value(bound.step_ns, time(bound.step_ns)), '.');
             made.append(
-                element(
-                    'p', null, 'The bound of this instance is ',
-                    value(phase.bound.step_ns, time(phase.bound.step_ns)), '; compute alone needs ',
-                    value(phase.bound.compute_ns, time(phase.bound.compute_ns)), '.'),
+                words,
                 behind(table(
                     `The bound, ${phase.name}`, [['link'], ['bytes', 'n'], ['time', 'n']],
                     phase.bound.links.map(
                         (link) =>
                             [linkWords(link.link), cellBytes(link.bytes), cellTime(link.ns)]))));
+        }
         if (phase.predicted) {
             const turns = phase.predicted.turns || [];
             const steps = history ?

@@ -69,6 +69,8 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     plan.candidates.back().earlier = true;
     plan.bound_ns = 350;
     plan.compute_ns = 300;
+    plan.now_ns = 320;
+    plan.now_compute_ns = 270;
     plan.bound_bytes[STW_LINK_NVME_TO_HOST] = 9;
     plan.bound_link_ns[STW_LINK_NVME_TO_HOST] = 350;
     plan.step_ns = 400;
@@ -90,6 +92,8 @@ TEST(Report, TellsPlansWithWhatTheyConsidered)
     EXPECT_FALSE(first["candidates"][0].contains("earlier"));
     EXPECT_EQ(first["candidates"][1]["earlier"], true);
     EXPECT_EQ(first["bound"]["step_ns"], 350);
+    EXPECT_EQ(first["bound"]["now_ns"], 320);
+    EXPECT_EQ(first["bound"]["now_compute_ns"], 270);
     EXPECT_EQ(first["bound"]["links"],
               json::parse(R"([{"link": "nvme_to_host", "bytes": 9, "ns": 350}])"));
     EXPECT_EQ(first["predicted"]["spans"][0]["lane"], "compute");

@@ -163,6 +163,13 @@ Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t
     made->name_ = name;
     made->lay_out(ranks, board_bytes);
     const File file(shm_open(path_of(name).c_str(), O_RDWR | O_CLOEXEC, 0));
+    // It was made before its name was told, and is removed early only by who made it.
+    if (file.fd < 0 && errno == ENOENT) {
+        return Status::os_error(STW_ERROR_PEER, ENOENT,
+                                "The ranks of this host cannot share memory: the rank that made "
+                                "'%s' in /dev/shm has ended, or could not join itself",
+                                path_of(name).c_str());
+    }
     if (file.fd < 0) return failed("opening", made->bytes_, errno);
     struct stat found {};
     if (fstat(file.fd, &found) != 0) return failed("asking for", made->bytes_, errno);

@@ -332,6 +332,7 @@ protected:
     // CUDA is first called in the children, so that each has a driver of its own.
     void run(uint32_t size, const std::function<void(Rank &)> &body)
     {
+        if (HasFailure()) return;  // Which the children would take for their own.
         std::vector<char> id(128);
         ASSERT_EQ(getrandom(id.data(), id.size(), 0), static_cast<ssize_t>(id.size()));
         std::vector<pid_t> children;

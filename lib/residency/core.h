@@ -214,6 +214,12 @@ public:
 
 private:
     enum class Room { kTaken, kComing, kStuck, kNever, kAgain };
+    // Of a place: no hint whose bytes are needed then, or later, finds a block that may leave.
+    struct Barren {
+        bool known = false;
+        uint64_t needed_in = 0;
+        uint64_t until = 0;  // the event in which it was found, or kNever
+    };
     using Blocked = std::array<bool, kPlacesMax>;      // places an earlier fetch waits for
     using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
 
@@ -270,6 +276,7 @@ private:
     // fetch.cpp: a fetch from question to answer
     Status check_request(const FetchAsked &asked) const;
     void advance(Commands &out);
+    void advance_queue(Commands &out);
     bool step(Fetch &fetch, Blocked &blocked, Commands &out);
     [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;
     void wait_for(Fetch &fetch, Target &target, Commands &out);
@@ -309,6 +316,9 @@ private:
     void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
     BlockId pick_victim(PlaceId place, const Fetch &fetch);
     BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
+    [[nodiscard]] bool is_barren(PlaceId place, const Fetch &fetch) const;
+    void note_barren(PlaceId place, const Fetch &fetch);
+    void stir(BlockId block, PlaceId place);
     [[nodiscard]] bool leaves_before(BlockId block, BlockId other, PlaceId place) const;
     bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
@@ -355,6 +365,8 @@ private:
     void clean_planned(PlaceId place, uint32_t reserve, Commands &out);
     uint32_t clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t most, Commands &out);
     [[nodiscard]] uint32_t pinned_blocks(PlaceId place, bool whole, const Fetch *except) const;
+    [[nodiscard]] bool are_more_pinned(PlaceId place, bool whole, const Fetch &fetch,
+                                       uint32_t most) const;
     [[nodiscard]] bool is_pinned(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_pinned_by_gates(const Pack &pack, PlaceId place) const
     {
@@ -484,6 +496,7 @@ private:
     std::array<uint32_t, kPlacesMax> budgets_before_ = none_before();  // of those that shrink
     std::array<uint64_t, kPlacesMax> evictions_{};
     std::array<PlannedBlocks, kPlacesMax> brought_{};
+    std::array<Barren, kPlacesMax> barren_{};
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     std::vector<std::set<Rank>::node_type> spare_ranks_;  // of packs that left
     std::vector<RunSlot> run_slots_;                      // for RunCosts, kept for its memory
@@ -491,7 +504,8 @@ private:
     bool has_plan_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};
     std::array<BlockId, kPlacesMax> coldest_{};
-    std::vector<std::unique_ptr<Doors[]>> doors_;  // in chunks that never move
+    std::array<std::array<uint32_t, 2>, kPlacesMax> listed_{};  // ordinary blocks, and wholes
+    std::vector<std::unique_ptr<Doors[]>> doors_;               // in chunks that never move
     Table<Tensor> tensors_;
     std::vector<TensorId> free_tensors_;
     Table<Pack> packs_;

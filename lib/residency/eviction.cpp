@@ -99,6 +99,31 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
     return scored_ && !has_plan_ ? pick_ranked(place, fetch, best) : best;
 }
 
+// A hint that waits for room would look through the same blocks after each transfer. What is
+// needed no sooner finds nothing either, until something changes that is no transfer's end.
+bool Core::is_barren(PlaceId place, const Fetch &fetch) const
+{
+    const Barren &known = barren_[place];
+    return known.known && known.until >= event_ && (fetch.asked.flags & kFetchPrefetch) != 0 &&
+           fetch.needed_in >= known.needed_in;
+}
+
+void Core::note_barren(PlaceId place, const Fetch &fetch)
+{
+    if ((fetch.asked.flags & kFetchPrefetch) == 0) return;
+    // Pins in gates end without us.
+    barren_[place] = {true, fetch.needed_in, pins_seen_ ? event_ : kNever};
+}
+
+// The block may be free to leave now.
+void Core::stir(BlockId block, PlaceId place)
+{
+    Barren &known = barren_[place];
+    if (!known.known || !is_movable(block, place, nullptr)) return;
+    const uint64_t next = next_use(block);
+    known.known = next != kNever && next <= known.needed_in;
+}
+
 // The first from `block` on that may leave. All colder ones that cannot are in use now, so they go
 // to the other end: who looks next does not pass them again.
 BlockId Core::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)

@@ -99,6 +99,12 @@ FetchId Core::fetch(const FetchAsked &asked, Instant now, Commands &out)
 // One pass over those that wait, again while answers change what others may have.
 void Core::advance(Commands &out)
 {
+    if (!advancing_) barren_ = {};
+    advance_queue(out);
+}
+
+void Core::advance_queue(Commands &out)
+{
     if (advancing_) return;
     advancing_ = true;
     ++event_;
@@ -334,7 +340,10 @@ bool Core::finish(FetchId id, Commands &out)
             update_gate(fetch.asked.requests[i].tensor, fetch.places[i]);
         }
     }
-    for (const Target &target : fetch.targets) --replica(target.block, target.place).holds;
+    for (const Target &target : fetch.targets) {
+        --replica(target.block, target.place).holds;
+        stir(target.block, target.place);
+    }
     forget_fetch(fetch);
     out.granted.push_back(std::move(granted));
     return true;
@@ -392,6 +401,7 @@ void Core::refuse(FetchId id, Status why, Commands &out)
             const bool idle = !here.filling && here.holds == 0 && here.pins == 0;
             const bool useless = idle && (!here.valid || is_worthless(target.block));
             if (useless) drop_replica(target.block, target.place, out);
+            stir(target.block, target.place);
         }
     }
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {

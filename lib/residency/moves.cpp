@@ -155,7 +155,8 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
         }
         if (!in_flight) free_pack(block.pack, out);
     }
-    advance(out);
+    for (PlaceId place = 0; place < places(); ++place) stir(id_block, place);
+    advance_queue(out);
 }
 
 void Core::transfer_ordered(TransferId id, Instant, Commands &out)

@@ -323,6 +323,7 @@ std::string Core::check() const
 {
     std::array<uint32_t, kPlacesMax> used{};
     std::array<uint32_t, kPlacesMax> coming{};
+    decltype(listed_) listed{};
     std::vector<uint32_t> transfers(blocks_.size());
     for (const auto &[id, flight] : flights_) ++transfers[flight.transfer.block];
     for (BlockId block = 0; block < blocks_.size(); ++block) {
@@ -343,6 +344,7 @@ std::string Core::check() const
                 if (here.evicting && !here.valid) wrong = "evicting without bytes";
             }
             coming[place] += here.evicting;
+            if (here.listed) ++listed[place][packs_[at.pack].agreed];
             if (wrong) return format_text("block %u at place %u: %s", block, place, wrong);
         }
     }
@@ -359,6 +361,7 @@ std::string Core::check() const
         }
         if (coming[place] != coming_[place]) return format_text("place %u: coming", place);
     }
+    if (listed != listed_) return "the lists of recency: how many";
     if (std::string broken = check_ranks(); !broken.empty()) return broken;
     return check_tensors();
 }

@@ -156,6 +156,7 @@ void Core::replan()
 // As scores and plan are now; without either there is no order.
 void Core::order_anew()
 {
+    barren_ = {};
     for (std::set<Rank> &order : ranked_) order.clear();
     for (PackId id = 0; id < packs_.size(); ++id) {
         for (PlaceId place = 0; place < places(); ++place) {
@@ -239,10 +240,11 @@ BlockId Core::pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const
     uint32_t visited = 0;
     for (const Rank &rank : ranked_[place]) {
         if (best != kNone && !(rank.reasons() < found.reasons())) break;
-        const Pack &pack = packs_[rank.pack];
-        for (BlockId block = pack.first + pack.blocks; block > pack.first; --block) {
+        const BlockId first = packs_[rank.pack].first;
+        if (is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
+        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
             if (++visited > kVisitedMax) return best;
-            if (may_leave(block - 1, place, &fetch)) return block - 1;
+            if (may_leave(first + index - 1, place, &fetch)) return first + index - 1;
         }
     }
     return best;

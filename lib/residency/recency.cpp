@@ -15,6 +15,7 @@ void Core::unlist(BlockId block, PlaceId place)
     below = here.hotter;
     here.hotter = here.colder = kNone;
     here.listed = false;
+    --listed_[place][packs_[blocks_[block].pack].agreed];
 }
 
 void Core::heat(BlockId block, PlaceId place)
@@ -27,6 +28,7 @@ void Core::heat(BlockId block, PlaceId place)
     hottest_[place] = block;
     if (coldest_[place] == kNone) coldest_[place] = block;
     here.listed = true;
+    ++listed_[place][packs_[blocks_[block].pack].agreed];
 }
 
 void Core::cool(BlockId block, PlaceId place)
@@ -39,6 +41,7 @@ void Core::cool(BlockId block, PlaceId place)
     coldest_[place] = block;
     if (hottest_[place] == kNone) hottest_[place] = block;
     here.listed = true;
+    ++listed_[place][packs_[blocks_[block].pack].agreed];
 }
 
 void Core::touch(TensorId id, PlaceId place)

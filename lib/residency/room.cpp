@@ -132,7 +132,9 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
     }
     if (arena.free(whole) >= needed) return Room::kTaken;
     while (!whole && arena.free() + coming_[place] < needed) {
+        if (is_barren(place, fetch)) break;
         const BlockId victim = pick_victim(place, fetch);
+        if (victim == kNone) note_barren(place, fetch);
         if (victim == kNone || !start_eviction(victim, place, out)) break;
     }
     if (arena.free(whole) >= needed) return Room::kTaken;
@@ -145,8 +147,10 @@ Core::Room Core::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool wh
         const bool moves = target.wanted_slot != kNoSlot && here.slot != target.wanted_slot;
         own += counts && target.place == place && here.slot != kNoSlot && !moves;  // else needed
     }
-    const bool pinned = pinned_blocks(place, whole, &fetch) + own + needed > budget;
-    if (!pinned && room_will_come(place)) {
+    const bool fits = own + needed <= budget;
+    if (!room_will_come(place)) {
+        static_cast<void>(pinned_blocks(place, whole, &fetch));  // sees those in gates
+    } else if (fits && !are_more_pinned(place, whole, fetch, budget - own - needed)) {
         hasten_write_backs(fetch, place, out);
         return Room::kComing;
     }
@@ -230,6 +234,23 @@ uint32_t Core::pinned_blocks(PlaceId place, bool whole, const Fetch *except) con
         count += is_pinned(block, place) || pack.pinned_home == place;
     }
     return count;
+}
+
+// Whether of the ordinary blocks, or of the wholes, more than `most` are pinned beside the fetch's
+// own. Cold ones seldom are, so that few have to be looked at.
+bool Core::are_more_pinned(PlaceId place, bool whole, const Fetch &fetch, uint32_t most) const
+{
+    uint32_t pinned = 0;
+    uint32_t unseen = listed_[place][whole];
+    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
+        if (pinned > most || pinned + unseen <= most) break;
+        const Pack &pack = packs_[blocks_[block].pack];
+        if (pack.agreed != whole) continue;
+        --unseen;
+        if (is_own(block, place, fetch)) continue;
+        pinned += is_pinned(block, place) || pack.pinned_home == place;
+    }
+    return pinned > most;
 }
 
 // Transfers under way and the library's own views end by themselves, and change what may leave or

@@ -102,6 +102,44 @@ TEST_F(AheadTest, AHintMayTakeTheRoomOfWhatNobodyKnowsOf)
     EXPECT_TRUE(resident(wanted, kDevice));
 }
 
+// A hint that found nothing is looked at again by what changes, not at the end of each transfer.
+TEST_F(AheadTest, AHintThatWaitsFindsWhatATransferLetsGo)
+{
+    open_told(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId soon = create("soon", kBlock);
+    const TensorId later = create("later", kBlock);
+    fill(soon);
+    fill(later);
+    told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
+    ASSERT_EQ(clean(kDevice, 5), 1u);  // later, which cannot leave while it is read
+    const FetchId id = plan(wanted);
+    EXPECT_EQ(transfers_.size(), 1u);
+    finish_all();
+    EXPECT_TRUE(granted(id));
+    EXPECT_TRUE(resident(wanted, kDevice) && resident(soon, kDevice));
+}
+
+TEST_F(AheadTest, AHintThatWaitsFindsWhatIsGivenBack)
+{
+    open_told(2, 0, 16);
+    const TensorId wanted = stored("wanted");
+    const TensorId held = create("held", kBlock);
+    const TensorId soon = create("soon", kBlock);
+    fill(soon);
+    const FetchId writer = ask(held, Access::kWrite);
+    finish_all();
+    told_.uses = {{wanted, 5}, {soon, 2}, {held, 9}};
+    ASSERT_EQ(clean(kDevice, 1), 1u);  // soon: on its way while the hint looks for room
+    const FetchId id = plan(wanted);
+    EXPECT_EQ(transfers_.size(), 1u);
+    release(writer);
+    EXPECT_EQ(transfers_.size(), 2u);  // held leaves
+    finish_all();
+    EXPECT_TRUE(granted(id));
+    EXPECT_TRUE(resident(wanted, kDevice) && resident(soon, kDevice));
+}
+
 TEST_F(AheadTest, ARunOfSlotsForAHintSparesWhatIsNeededSooner)
 {
     open(4, 0, 16, false);

@@ -64,13 +64,15 @@ bool reads_bytes(const residency::Request &request)
 Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
 {
     horizon_.fill(kNever);
+    slack_.items_ns.reserve(kItemsMax);
 }
 
 uint64_t Lookahead::metadata_bytes_max()
 {
     constexpr uint64_t kNode = 5 * sizeof(void *);
     return kLaterMax * sizeof(Later) +
-           kItemsMax * (sizeof(Item) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
+           kItemsMax *
+               (sizeof(Item) + sizeof(int64_t) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
            kRoomsKept * (sizeof(Room) + kNode + 16);
 }
 
@@ -299,31 +301,35 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
 }
 
 // Without the time until item 0 is due and what flies, which alone go on while nothing changes. No
-// more is looked at than until an item has so little that it is late: then it is not kept.
-Lookahead::Slack Lookahead::find_slack(size_t first, int64_t enough) const
+// more is looked at than until an item has so little that it is late: who begins before it is late.
+void Lookahead::find_slack(size_t first, int64_t enough)
 {
-    Slack slack{first, changes_};
+    slack_.changes = changes_;
+    slack_.late_at = 0;
+    slack_.later_ns = INT64_MAX;
+    slack_.items_ns.clear();
     int64_t due = 0;
     int64_t backlog = 0;
     const size_t known = known_items();
     for (size_t i = 0; i < known; ++i) {
         const Item &item = items_[i];
         if (i > 0) due += static_cast<int64_t>(item.use.compute_ns);
-        if (!item.lacks) continue;
-        backlog += static_cast<int64_t>(item.cost_ns);
-        if (i < first) continue;
-        slack.items_ns = std::min(slack.items_ns, due - kDoubt * backlog);
-        if (slack.items_ns > enough) continue;
-        slack.first = SIZE_MAX;
-        return slack;
+        if (item.lacks) backlog += static_cast<int64_t>(item.cost_ns);
+        slack_.items_ns.push_back(item.lacks ? due - kDoubt * backlog : INT64_MAX);
+        if (i < first || slack_.items_ns.back() > enough) continue;
+        slack_.late_at = i + 1;
+        slack_.late_ns = slack_.items_ns.back();
+        return;
     }
     for (const Later &later : later_) {
         due += static_cast<int64_t>(later.compute_ns);
         if (later.cost_ns == 0) continue;
         backlog += static_cast<int64_t>(later.cost_ns);
-        slack.later_ns = std::min(slack.later_ns, due - backlog - backlog / kLaterDoubtShare);
+        slack_.later_ns = std::min(slack_.later_ns, due - backlog - backlog / kLaterDoubtShare);
     }
-    return slack;
+    for (size_t i = known; i > 1; --i) {
+        slack_.items_ns[i - 2] = std::min(slack_.items_ns[i - 2], slack_.items_ns[i - 1]);
+    }
 }
 
 // The earliest of the latest starts of all from `first` on, each behind those before it, and of
@@ -334,9 +340,15 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
     const auto due = static_cast<int64_t>(std::max(now, forecast.passed_at() + next_ns));
     const auto flying = static_cast<int64_t>(flying_ns_);
     const int64_t enough = static_cast<int64_t>(now) - due + kDoubt * flying + kMarginNs;
-    if (slack_.first != first || slack_.changes != changes_) slack_ = find_slack(first, enough);
+    const bool late = first < slack_.late_at && slack_.late_ns <= enough;
+    if (slack_.changes != changes_ || (slack_.late_at > 0 && !late)) find_slack(first, enough);
+    int64_t items_ns = INT64_MAX;
+    if (slack_.late_at > 0)
+        items_ns = slack_.late_ns;
+    else if (first < slack_.items_ns.size())
+        items_ns = slack_.items_ns[first];
     int64_t latest = INT64_MAX;
-    if (slack_.items_ns < INT64_MAX) latest = due + slack_.items_ns - kDoubt * flying - kMarginNs;
+    if (items_ns < INT64_MAX) latest = due + items_ns - kDoubt * flying - kMarginNs;
     if (slack_.later_ns < INT64_MAX) {
         const int64_t before = flying + flying / kLaterDoubtShare + kMarginNs;
         latest = std::min(latest, due + slack_.later_ns - before);

@@ -114,12 +114,13 @@ private:
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first);
     struct Slack {  // of what is due after item 0: the least time that nothing of it needs a link
-        size_t first = SIZE_MAX;
-        uint64_t changes = 0;
-        int64_t items_ns = INT64_MAX;
+        uint64_t changes = UINT64_MAX;
+        size_t late_at = 0;  // behind the first item that was found late; 0: none was
+        int64_t late_ns = 0;
+        std::vector<int64_t> items_ns;  // where none was: of each item and all behind it
         int64_t later_ns = INT64_MAX;
     };
-    [[nodiscard]] Slack find_slack(size_t first, int64_t enough) const;
+    void find_slack(size_t first, int64_t enough);
     [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
     [[nodiscard]] static uint64_t key_of(residency::TensorId tensor, residency::PlaceId place)
     {

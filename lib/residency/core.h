@@ -315,6 +315,8 @@ private:
     void take_room(Fetch &fetch, Commands &out);
     void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
     BlockId pick_victim(PlaceId place, const Fetch &fetch);
+    void pass_those_that_stay(BlockId end, PlaceId place);
+    [[nodiscard]] bool stays(BlockId block, PlaceId place) const;
     BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
     [[nodiscard]] bool is_barren(PlaceId place, const Fetch &fetch) const;
     void note_barren(PlaceId place, const Fetch &fetch);

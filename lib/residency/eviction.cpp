@@ -94,6 +94,7 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
         }
         if (++candidates >= kCandidatesMax) break;
     }
+    if (visited > candidates + kCandidatesMax) pass_those_that_stay(block, place);
     const bool nobody_waits = (fetch.asked.flags & kFetchPrefetch) != 0;
     if (best == kNone && !nobody_waits) best = pick_behind(block, place, fetch);
     return scored_ && !has_plan_ ? pick_ranked(place, fetch, best) : best;
@@ -122,6 +123,26 @@ void Core::stir(BlockId block, PlaceId place)
     if (!known.known || !is_movable(block, place, nullptr)) return;
     const uint64_t next = next_use(block);
     known.known = next != kNever && next <= known.needed_in;
+}
+
+// All colder ones than `end` that nothing under way keeps there: they stay until they are used, and
+// go to the other end, so that who looks next does not pass them again.
+void Core::pass_those_that_stay(BlockId end, PlaceId place)
+{
+    const BlockId last = hottest_[place];
+    for (BlockId at = coldest_[place]; at != end && at != last;) {
+        const BlockId next = replica(at, place).hotter;
+        if (stays(at, place)) heat(at, place);
+        at = next;
+    }
+}
+
+// The last that knows its bytes, and the policy knows no tier behind this one.
+bool Core::stays(BlockId block, PlaceId place) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.agreed || pack.pinned_home == place) return true;
+    return !can_drain(pack, place) && !is_duplicate(block, place);
 }
 
 // The first from `block` on that may leave. All colder ones that cannot are in use now, so they go

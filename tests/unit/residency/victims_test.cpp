@@ -22,6 +22,36 @@ TEST_F(CoreTest, TheLeastRecentlyUsedLeavesFirst)
     EXPECT_TRUE(resident(b, kNvme));
 }
 
+// More than are compared: those that have nowhere to go are colder than all that may leave.
+TEST_F(CoreTest, WhatLeavesIsFoundBehindAnyNumberThatStay)
+{
+    open(0, 100, 64);
+    for (int i = 0; i < 90; ++i) {
+        TensorSpec stays = spec(("stays" + std::to_string(i)).c_str(), kBlock);
+        stays.policy.allowed = 1u << kHost;
+        stays.policy.home = kHost;
+        fill(create(stays), kHost);
+    }
+    std::vector<TensorId> passing;
+    for (int i = 0; i < 12; ++i) {
+        TensorSpec passes = spec(("passes" + std::to_string(i)).c_str(), kBlock);
+        passes.policy.home = kNvme;
+        passing.push_back(create(passes));
+    }
+    for (int i = 0; i < 11; ++i) fill(passing[i], kHost);
+    EXPECT_FALSE(resident(passing[0], kHost));
+    // All of them in use: nothing may leave, and the search for it ends.
+    std::vector<FetchId> writers;
+    for (int i = 1; i < 11; ++i) writers.push_back(ask(passing[i], Access::kWrite, kHost));
+    finish_all();
+    EXPECT_EQ(refusal(ask(passing[11], Access::kWrite, kHost)), STW_ERROR_BUDGET);
+    release(writers[4]);
+    const FetchId last = ask(passing[11], Access::kWrite, kHost);
+    finish_all();
+    EXPECT_TRUE(granted(last));
+    EXPECT_FALSE(resident(passing[5], kHost));
+}
+
 class FarthestUse final : public VictimPolicy {
 public:
     [[nodiscard]] uint64_t next_use(TensorId tensor) const override { return uses.at(tensor); }

@@ -437,15 +437,30 @@ def bench_tune(options):
 # ----------------------------------------------------------------------------------- simulate --
 
 
-def simulated_s(options, model, ranks):
+def simulated_s(options, model, ranks, machine="data/machines/dgx-2-v100.json", exposed=True):
     """Processor time of one simulation; it has one thread."""
-    machine = Path("data/machines/dgx-2-v100.json")
     before = os.times()
     command = [options.build / "bindings/cli/stepwell", "simulate", model, machine]
-    run_text([*command, "--ranks", ranks, "--exposed-update", "--json"])
+    run_text([*command, "--ranks", ranks, *["--exposed-update"] * exposed, "--json"])
     after = os.times()
     return after.children_user + after.children_system - before.children_user \
         - before.children_system
+
+
+def overflow_growth(options, folder):
+    """Of states that overflow the host, with twice the layers on a host of twice the memory."""
+    model = json.loads(Path("data/models/gpt-13b.json").read_text(encoding="utf-8"))
+    node = json.loads(Path("data/machines/dgx-a100.json").read_text(encoding="utf-8"))
+    times = []
+    for layers in (600, 1200):
+        model["transformer"]["layers"] = layers
+        node["host"]["memory"] = f"{2 * layers // 600} TB"
+        node["nvme"]["capacity"] = f"{30 * layers // 600} TB"
+        files = Path(folder) / f"model-{layers}.json", Path(folder) / f"machine-{layers}.json"
+        for file, content in zip(files, (model, node)):
+            file.write_text(json.dumps(content), encoding="utf-8")
+        times.append(simulated_s(options, files[0], 8, files[1], exposed=False))
+    return times
 
 
 def bench_simulate(options):
@@ -455,7 +470,10 @@ def bench_simulate(options):
     # Twice the layers, and twice the ranks: n log n would cost so much more.
     n = layers // 2 * 12 * 7 * 256
     allowed = 4 * math.log(4 * n) / math.log(n)
-    times, growths = [], []
+    # Twice the layers alone.
+    n = 1200 * 12 * 8
+    allowed_over = 2 * math.log(n) / math.log(n / 2)
+    times, growths, over = [], [], []
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         model = Path(folder) / "half.json"
         model.write_text(json.dumps(half), encoding="utf-8")
@@ -464,6 +482,9 @@ def bench_simulate(options):
             times.append(simulated_s(options, "data/models/paper-10t.json", 512))
             growths.append(times[-1] / small)
             say(f"  {number + 1}: {times[-1]:.1f} s, {growths[-1]:.2f} times a quarter of it")
+            half_s, whole_s = overflow_growth(options, folder)
+            over.append(whole_s / half_s)
+            say(f"     over the host: {whole_s:.1f} s, {over[-1]:.2f} times half of it")
     return [
         result(
             "simulate.10t_512",
@@ -480,6 +501,14 @@ def bench_simulate(options):
             "n log n in tensors x ranks, four times as many",
             [allowed / growth for growth in growths],
             reference_value=allowed,
+        ),
+        result(
+            "simulate.overflow",
+            median(over),
+            "x",
+            "n log n in tensors, twice as many, beyond the host's memory",
+            [allowed_over / growth for growth in over],
+            reference_value=allowed_over,
         ),
     ]
 

@@ -447,6 +447,11 @@ def simulated_s(options, model, ranks, machine="data/machines/dgx-2-v100.json", 
         - before.children_system
 
 
+def n_log_n(factor, n):
+    """What an input `factor` times as large may cost."""
+    return factor * math.log(factor * n) / math.log(n)
+
+
 def overflow_growth(options, folder):
     """Of states that overflow the host, with twice the layers on a host of twice the memory."""
     model = json.loads(Path("data/models/gpt-13b.json").read_text(encoding="utf-8"))
@@ -467,12 +472,9 @@ def bench_simulate(options):
     whole = json.loads(Path("data/models/paper-10t.json").read_text(encoding="utf-8"))
     layers = whole["transformer"]["layers"]
     half = {**whole, "transformer": {**whole["transformer"], "layers": layers // 2}}
-    # Twice the layers, and twice the ranks: n log n would cost so much more.
-    n = layers // 2 * 12 * 7 * 256
-    allowed = 4 * math.log(4 * n) / math.log(n)
-    # Twice the layers alone.
-    n = 1200 * 12 * 8
-    allowed_over = 2 * math.log(n) / math.log(n / 2)
+    # Of tensors x ranks: twice the layers and twice the ranks, and twice the layers alone.
+    allowed = n_log_n(4, layers // 2 * 12 * 7 * 256)
+    allowed_over = n_log_n(2, 600 * 12 * 8)
     times, growths, over = [], [], []
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         model = Path(folder) / "half.json"

@@ -315,9 +315,19 @@ private:
     void take_room(Fetch &fetch, Commands &out);
     void take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out);
     BlockId pick_victim(PlaceId place, const Fetch &fetch);
-    void pass_those_that_stay(BlockId end, PlaceId place);
     [[nodiscard]] bool stays(BlockId block, PlaceId place) const;
     BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
+    // Those colder than `end` that will not leave go to the other end of the list, so that who
+    // looks next does not pass them again. kNone: all may be of them.
+    template <class WillStay> void heat_colder(BlockId end, PlaceId place, WillStay &&will_stay)
+    {
+        const BlockId last = hottest_[place];
+        for (BlockId at = coldest_[place]; at != end && at != last;) {
+            const BlockId next = replica(at, place).hotter;
+            if (will_stay(at)) heat(at, place);
+            at = next;
+        }
+    }
     [[nodiscard]] bool is_barren(PlaceId place, const Fetch &fetch) const;
     void note_barren(PlaceId place, const Fetch &fetch);
     void stir(BlockId block, PlaceId place);

@@ -94,7 +94,9 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
         }
         if (++candidates >= kCandidatesMax) break;
     }
-    if (visited > candidates + kCandidatesMax) pass_those_that_stay(block, place);
+    if (visited > candidates + kCandidatesMax) {
+        heat_colder(block, place, [&](BlockId at) { return stays(at, place); });
+    }
     const bool nobody_waits = (fetch.asked.flags & kFetchPrefetch) != 0;
     if (best == kNone && !nobody_waits) best = pick_behind(block, place, fetch);
     return scored_ && !has_plan_ ? pick_ranked(place, fetch, best) : best;
@@ -125,19 +127,7 @@ void Core::stir(BlockId block, PlaceId place)
     known.known = next != kNever && next <= known.needed_in;
 }
 
-// All colder ones than `end` that nothing under way keeps there: they stay until they are used, and
-// go to the other end, so that who looks next does not pass them again.
-void Core::pass_those_that_stay(BlockId end, PlaceId place)
-{
-    const BlockId last = hottest_[place];
-    for (BlockId at = coldest_[place]; at != end && at != last;) {
-        const BlockId next = replica(at, place).hotter;
-        if (stays(at, place)) heat(at, place);
-        at = next;
-    }
-}
-
-// The last that knows its bytes, and the policy knows no tier behind this one.
+// The last that knows its bytes, where the policy knows no tier behind this one: until it is used.
 bool Core::stays(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
@@ -145,17 +135,12 @@ bool Core::stays(BlockId block, PlaceId place) const
     return !can_drain(pack, place) && !is_duplicate(block, place);
 }
 
-// The first from `block` on that may leave. All colder ones that cannot are in use now, so they go
-// to the other end: who looks next does not pass them again.
+// The first from `block` on that may leave. All colder ones that cannot are in use now.
 BlockId Core::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)
 {
     while (block != kNone && !may_leave(block, place, &fetch)) block = replica(block, place).hotter;
     if (block == kNone) return kNone;
-    for (BlockId at = coldest_[place]; at != block;) {
-        const BlockId next = replica(at, place).hotter;
-        if (!may_leave(at, place, nullptr)) heat(at, place);
-        at = next;
-    }
+    heat_colder(block, place, [&](BlockId at) { return !may_leave(at, place, nullptr); });
     return block;
 }
 

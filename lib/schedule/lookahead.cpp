@@ -301,7 +301,7 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
 }
 
 // Without the time until item 0 is due and what flies, which alone go on while nothing changes. No
-// more is looked at than until an item has so little that it is late: who begins before it is late.
+// more is looked at than until an item has so little that it is late, and with it all before it.
 void Lookahead::find_slack(size_t first, int64_t enough)
 {
     slack_.changes = changes_;

@@ -43,6 +43,18 @@ protected:
         evict(tensor);
         return tensor;
     }
+    // The last two have the whole device; the first, on nvme, is needed between them.
+    std::array<TensorId, 3> fill_with_soon_and_later()
+    {
+        open_told(2, 0, 16);
+        const TensorId wanted = stored("wanted");
+        const TensorId soon = create("soon", kBlock);
+        const TensorId later = create("later", kBlock);
+        fill(soon);
+        fill(later);
+        told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
+        return {wanted, soon, later};
+    }
     uint32_t clean(PlaceId place, uint64_t beyond)
     {
         Commands out;
@@ -57,13 +69,7 @@ protected:
 
 TEST_F(AheadTest, AHintTakesNoRoomOfWhatIsNeededSooner)
 {
-    open_told(2, 0, 16);
-    const TensorId wanted = stored("wanted");
-    const TensorId soon = create("soon", kBlock);
-    const TensorId later = create("later", kBlock);
-    fill(soon);
-    fill(later);
-    told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
+    const auto [wanted, soon, later] = fill_with_soon_and_later();
     plan(wanted);
     finish_all();
     EXPECT_TRUE(resident(wanted, kDevice));
@@ -105,14 +111,8 @@ TEST_F(AheadTest, AHintMayTakeTheRoomOfWhatNobodyKnowsOf)
 // A hint that found nothing is looked at again by what changes, not at the end of each transfer.
 TEST_F(AheadTest, AHintThatWaitsFindsWhatATransferLetsGo)
 {
-    open_told(2, 0, 16);
-    const TensorId wanted = stored("wanted");
-    const TensorId soon = create("soon", kBlock);
-    const TensorId later = create("later", kBlock);
-    fill(soon);
-    fill(later);
-    told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
-    ASSERT_EQ(clean(kDevice, 5), 1u);  // later, which cannot leave while it is read
+    const auto [wanted, soon, later] = fill_with_soon_and_later();
+    ASSERT_EQ(clean(kDevice, 5), 1u);  // `later`, which cannot leave while it is read
     const FetchId id = plan(wanted);
     EXPECT_EQ(transfers_.size(), 1u);
     finish_all();

@@ -121,6 +121,7 @@ void SharedLinks::serve_next(uint32_t at, Instant now)
         seat.job = queue.front();
         queue.pop_front();
         seat.left = static_cast<double>(jobs_[seat.job].bytes);
+        seat.told = 0;
         seat.since = now;
         seat.share = 0;
         ++seat.version;
@@ -142,7 +143,7 @@ void SharedLinks::leave(uint32_t at, Instant now)
     Seat &seat = seats_[at];
     const uint32_t id = seat.job;
     const uint32_t kind = at / ranks_;
-    if (at % ranks_ == 0) use_[kind] += jobs_[id].bytes;
+    if (at % ranks_ == 0) use_[kind] += static_cast<double>(jobs_[id].bytes) - seat.told;
     seat.job = kNoJob;
     ++seat.version;
     --instances_[instance_of_[at]].served;
@@ -190,6 +191,11 @@ void SharedLinks::take(Instant now, std::vector<Ended> *ended)
     }
 }
 
+double SharedLinks::left_at(const Seat &seat, Instant now)
+{
+    return std::max(0.0, seat.left - seat.share * static_cast<double>(now - seat.since));
+}
+
 void SharedLinks::flush(Instant now)
 {
     for (const uint32_t index : dirty_) {
@@ -201,8 +207,7 @@ void SharedLinks::flush(Instant now)
         for (const uint32_t at : instance.seats) {
             Seat &seat = seats_[at];
             if (seat.job == kNoJob || seat.share == share) continue;
-            const Instant since = seat.since;
-            seat.left = std::max(0.0, seat.left - seat.share * static_cast<double>(now - since));
+            seat.left = left_at(seat, now);
             seat.since = now;
             seat.share = share;
             ++seat.version;
@@ -214,9 +219,16 @@ void SharedLinks::flush(Instant now)
     clean();
 }
 
-std::vector<uint64_t> SharedLinks::take_use()
+std::vector<double> SharedLinks::take_use(Instant now)
 {
-    std::vector<uint64_t> use(use_.size());
+    for (size_t kind = 0; kind < use_.size(); ++kind) {
+        Seat &seat = seats_[kind * ranks_];
+        if (seat.job == kNoJob) continue;
+        const double passed = static_cast<double>(jobs_[seat.job].bytes) - left_at(seat, now);
+        use_[kind] += passed - seat.told;
+        seat.told = passed;
+    }
+    std::vector<double> use(use_.size());
     use.swap(use_);
     return use;
 }

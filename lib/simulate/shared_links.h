@@ -45,8 +45,8 @@ public:
     [[nodiscard]] std::vector<uint32_t> path_of(Route route) const;
     // A link of each rank's own that is not the machine's: collectives.
     uint32_t add_own(double bytes_per_s, uint64_t latency_ns);
-    // Bytes of rank 0 by link, since it was last asked.
-    std::vector<uint64_t> take_use();
+    // Bytes of rank 0 by link, since it was last asked; of what is under way, those that passed.
+    std::vector<double> take_use(Instant now);
     [[nodiscard]] bool idle() const { return in_flight_ == 0; }
     [[nodiscard]] uint64_t in_flight() const { return in_flight_; }
 
@@ -65,6 +65,7 @@ private:
         std::array<std::deque<uint32_t>, kUrgencies> queues;
         uint32_t job = UINT32_MAX;  // served
         double left = 0;            // bytes of it
+        double told = 0;            // of its bytes, by take_use
         Instant since = 0;          // `left` was right
         double share = 0;           // bytes a nanosecond; 0: just begun
         uint64_t version = 0;
@@ -98,6 +99,7 @@ private:
     void touch(uint32_t instance);
     void clean();
     uint32_t take_job();
+    static double left_at(const Seat &seat, Instant now);
 
     const uint32_t ranks_;
     const bool folded_;
@@ -109,7 +111,7 @@ private:
     std::vector<uint32_t> free_jobs_;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
     std::vector<uint32_t> dirty_;
-    std::vector<uint64_t> use_;
+    std::vector<double> use_;  // by kind
     uint64_t order_ = 0;
     uint64_t in_flight_ = 0;
 };

@@ -217,7 +217,7 @@ void World::begin_step(Rank &rank)
     result.step_ns = now_ - begun;
     result.gathers = rank.gathers_queued - rank.gathers_before;
     rank.gathers_before = rank.gathers_queued;
-    if (rank.number == 0) link_bytes_ = links_.take_use();
+    if (rank.number == 0) link_bytes_ = links_.take_use(now_);
     const bool last = rank.lanes[0].cursor + 1 == program_.lanes[0].size();
     if (!last) result.stall_ns = {};
 }

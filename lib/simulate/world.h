@@ -42,7 +42,7 @@ public:
     Status run();
     [[nodiscard]] const RankResult &result(uint32_t rank) const;
     // Rank 0's bytes over each link of the machine in the step measured.
-    [[nodiscard]] const std::vector<uint64_t> &link_bytes() const { return link_bytes_; }
+    [[nodiscard]] const std::vector<double> &link_bytes() const { return link_bytes_; }
     [[nodiscard]] uint64_t events() const { return events_; }
 
 private:
@@ -99,7 +99,7 @@ private:
     // Ranks, by the number of the collective among those of its group, and by group.
     std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;
     std::vector<SharedLinks::Ended> ended_;
-    std::vector<uint64_t> link_bytes_;
+    std::vector<double> link_bytes_;
     uint32_t group_ranks_ = 1;
     Instant now_ = 0;
     uint64_t events_ = 0;

@@ -86,10 +86,25 @@ TEST(SharedLinks, ATransferPassesItsLinksInTurn)
     ASSERT_EQ(in.size(), 2u);
     links.submit(0, 1, in, 42'000'000, 0, 0);
     EXPECT_EQ((ends(links)[{0, 1}]), 7'000'000u + 10'000 + 6'000'000);
-    links.take_use();
+    links.take_use(13'010'000);
     links.submit(0, 2, {}, 42, 0, 13'010'000);
     EXPECT_EQ((ends(links)[{0, 2}]), 13'010'000u);
     EXPECT_TRUE(links.idle());
+}
+
+TEST(SharedLinks, OfATransferUnderWayTheBytesThatPassedAreUsed)
+{
+    SharedLinks links(small_machine(), 1, false);
+    const std::vector<uint32_t> drive = links.path_of(Route::kNvmeToHost);
+    links.submit(0, 1, drive, 4'000'000, 0, 0);
+    EXPECT_EQ(links.take_use(0)[0], 0);
+    links.flush(0);
+    EXPECT_DOUBLE_EQ(links.take_use(250'000)[0], 1e6);
+    links.submit(0, 2, drive, 4'000'000, 0, 300'000);
+    links.flush(300'000);
+    EXPECT_DOUBLE_EQ(links.take_use(500'000)[0], 1e6);
+    ends(links);
+    EXPECT_DOUBLE_EQ(links.take_use(2'200'000)[0], 6e6);
 }
 
 TEST(SharedLinks, OneThatStandsForAllIsServedAsEachOfThem)

@@ -19,6 +19,7 @@ constexpr uint64_t kBlockBytesMin = 64 << 10;
 constexpr uint64_t kPageBytes = 4096;
 constexpr const char *kPlaceNames[] = {"device", "host", "nvme"};
 constexpr uint64_t kTilesAhead = 8;  // gathered at most, before they are needed
+constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 
 uint64_t divided(uint64_t bytes, uint64_t by)
 {
@@ -44,6 +45,8 @@ public:
         STW_TRY(place_all());
         return std::move(layout_);
     }
+    // Of what did not fit: where.
+    [[nodiscard]] PlaceId full() const { return full_; }
 
 private:
     struct Role {
@@ -58,11 +61,16 @@ private:
     {
         return divided(bytes, layout_.block_bytes) * layout_.block_bytes;
     }
-    [[nodiscard]] uint64_t budget(PlaceId place) const
+    [[nodiscard]] uint64_t whole_budget(PlaceId place) const
     {
         const Budgets &budgets = layout_.budgets;
         const uint64_t bytes[] = {budgets.device_bytes, budgets.host_bytes, budgets.nvme_bytes};
-        return bytes[place] / layout_.block_bytes * layout_.block_bytes;
+        return bytes[place];
+    }
+    // In whole blocks.
+    [[nodiscard]] uint64_t budget(PlaceId place) const
+    {
+        return whole_budget(place) / layout_.block_bytes * layout_.block_bytes;
     }
 
     void choose_block(uint64_t blocks_max);
@@ -72,10 +80,17 @@ private:
     Status place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member);
     Status place_checkpoints();
     [[nodiscard]] bool updates_on_device() const;
-    [[nodiscard]] uint64_t room_at(PlaceId place, bool leaves_room) const;
+    [[nodiscard]] uint64_t host_window(uint64_t budget) const;
+    [[nodiscard]] uint64_t room_of(PlaceId place, uint64_t budget, bool leaves_room) const;
+    [[nodiscard]] uint64_t room_at(PlaceId place, bool leaves_room) const
+    {
+        return room_of(place, budget(place), leaves_room);
+    }
+    [[nodiscard]] uint64_t lacking(PlaceId place, uint64_t bytes, bool leaves_room) const;
+    [[nodiscard]] std::string left_text(PlaceId place, bool leaves_room) const;
     Status add_wholes();
     Result<TensorId> add(const Role &role, const std::string &name, uint64_t bytes, bool transient);
-    Result<PlaceId> home_of(const Role &role, const std::string &name, uint64_t bytes) const;
+    Result<PlaceId> home_of(const Role &role, const std::string &name, uint64_t bytes);
     [[nodiscard]] std::string name_of(const char *role, uint32_t tile) const;
 
     const Model &model_;
@@ -88,8 +103,10 @@ private:
     uint64_t whole_bytes_ = 0;     // of the largest tile
     uint64_t gradient_bytes_ = 0;  // of its gradient before the sum
     uint64_t shard_bytes_ = 0;     // of its slices
+    uint64_t update_bytes_ = 0;    // of the slices that the largest update needs
     uint64_t fixed_bytes_ = 0;     // of the device: no tensor rests there
     uint64_t ahead_ = 0;           // likewise, where it is to spare
+    PlaceId full_ = kDevicePlace;
 };
 
 void Builder::choose_block(uint64_t blocks_max)
@@ -162,7 +179,7 @@ Status Builder::reserve_device()
     const uint64_t a_tile = whole + gradient + shard;
     const uint64_t needed = in_blocks(model_.working_bytes) + 2 * checkpoint + 2 * a_tile;
     if (needed > budget(kDevicePlace)) {
-        const uint64_t lacks = needed - budget(kDevicePlace);
+        const uint64_t lacks = needed - whole_budget(kDevicePlace);
         return Status::error(
             STW_ERROR_BUDGET,
             "the backward pass of '%s' does not fit into device memory by %llu bytes (%s): it "
@@ -171,9 +188,9 @@ Status Builder::reserve_device()
             names_[largest].c_str(), static_cast<unsigned long long>(lacks),
             bytes_text(lacks).c_str(), bytes_text(needed).c_str(),
             bytes_text(model_.working_bytes).c_str(), bytes_text(checkpoint).c_str(),
-            bytes_text(a_tile).c_str(), bytes_text(budget(kDevicePlace)).c_str());
+            bytes_text(a_tile).c_str(), bytes_text(whole_budget(kDevicePlace)).c_str());
     }
-    layout_.host_window_bytes = std::max(budget(kHostPlace) / 64, 2 * update);
+    layout_.host_window_bytes = std::max(in_blocks(budget(kHostPlace) / 64), 2 * update);
     // What is more serves to look ahead, up to a quarter of the memory.
     ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
                        budget(kDevicePlace) / 4});
@@ -185,36 +202,66 @@ Status Builder::reserve_device()
     return {};
 }
 
-// What is placed by itself leaves room to look ahead; what was placed is believed.
-uint64_t Builder::room_at(PlaceId place, bool leaves_room) const
+uint64_t Builder::host_window(uint64_t budget) const
 {
-    uint64_t used = layout_.promised_bytes[place];
-    if (place == kHostPlace) used += layout_.host_window_bytes;
-    if (place == kDevicePlace) used += fixed_bytes_ + (leaves_room ? ahead_ : 0);
-    return budget(place) - std::min(used, budget(place));
+    return std::max(budget / 64, 2 * update_bytes_);
 }
 
-Result<PlaceId> Builder::home_of(const Role &role, const std::string &name, uint64_t bytes) const
+// With so many bytes there. What is placed by itself leaves room to look ahead; what was placed is
+// believed.
+uint64_t Builder::room_of(PlaceId place, uint64_t budget, bool leaves_room) const
+{
+    uint64_t used = layout_.promised_bytes[place];
+    if (place == kHostPlace) used += host_window(budget);
+    if (place == kDevicePlace) used += fixed_bytes_ + (leaves_room ? ahead_ : 0);
+    return budget - std::min(used, budget);
+}
+
+// The least that the place has to have more, for so much room there.
+uint64_t Builder::lacking(PlaceId place, uint64_t bytes, bool leaves_room) const
+{
+    const uint64_t block = layout_.block_bytes;
+    uint64_t enough = 2 * (budget(place) + layout_.promised_bytes[place] + fixed_bytes_ + ahead_ +
+                           host_window(budget(place)) + bytes);
+    enough = in_blocks(enough);
+    uint64_t too_little = budget(place);
+    while (enough - too_little > block) {
+        const uint64_t tried = too_little + (enough - too_little) / 2 / block * block;
+        (room_of(place, tried, leaves_room) >= bytes ? enough : too_little) = tried;
+    }
+    return enough - whole_budget(place);
+}
+
+// "of the 80.0 GiB in device 3.0 GiB are left"
+std::string Builder::left_text(PlaceId place, bool leaves_room) const
+{
+    return "of the " + bytes_text(whole_budget(place)) + " in " + kPlaceNames[place] + " " +
+           bytes_text(room_at(place, leaves_room)) + " are left";
+}
+
+Result<PlaceId> Builder::home_of(const Role &role, const std::string &name, uint64_t bytes)
 {
     const PlaceId first = role.home == Home::kHost   ? kHostPlace
                           : role.home == Home::kNvme ? kNvmePlace
                           : role.home == Home::kAuto ? role.nearest
                                                      : kDevicePlace;
-    const PlaceId last = role.home == Home::kAuto ? kNvmePlace : first;
-    uint64_t free = 0;
+    const bool is_auto = role.home == Home::kAuto;
+    const PlaceId last = !is_auto ? first : whole_budget(kNvmePlace) > 0 ? kNvmePlace : kHostPlace;
+    std::string left;
     for (PlaceId place = first; place <= last; ++place) {
-        free = room_at(place, role.home == Home::kAuto);
-        if (place == kDevicePlace && role.comes_to_host && free >= bytes)
-            free = std::min(free, room_at(kHostPlace, false));
-        if (free >= bytes) return place;
+        full_ = place;
+        // What is updated in host memory is promised room there as well.
+        if (place == kDevicePlace && role.comes_to_host && room_at(place, is_auto) >= bytes)
+            full_ = kHostPlace;
+        if (room_at(full_, is_auto && full_ == place) >= bytes) return place;
+        left += (left.empty() ? "" : ", ") + left_text(full_, is_auto && full_ == place);
     }
+    const uint64_t lacks = lacking(full_, bytes, is_auto && full_ == last);
     return Status::error(STW_ERROR_BUDGET,
                          "'%s' does not fit into %s by %llu bytes when it is created: it has %s, "
-                         "and %s of the %s in %s are left",
-                         name.c_str(), role.home == Home::kAuto ? "any tier" : kPlaceNames[first],
-                         static_cast<unsigned long long>(bytes - std::min(bytes, free)),
-                         bytes_text(bytes).c_str(), bytes_text(free).c_str(),
-                         bytes_text(budget(last)).c_str(), kPlaceNames[last]);
+                         "and %s, of each rank",
+                         name.c_str(), kPlaceNames[full_], static_cast<unsigned long long>(lacks),
+                         bytes_text(bytes).c_str(), left.c_str());
 }
 
 Result<TensorId> Builder::add(const Role &role, const std::string &name, uint64_t bytes,
@@ -290,14 +337,15 @@ Status Builder::place_all()
     const bool on_device = updates_on_device();
     const PlaceId nearest = on_device ? kDevicePlace : kHostPlace;
     if (!on_device && layout_.host_window_bytes > budget(kHostPlace)) {
-        const uint64_t lacks = layout_.host_window_bytes - budget(kHostPlace);
+        full_ = kHostPlace;
+        const uint64_t lacks = in_blocks(layout_.host_window_bytes) - whole_budget(kHostPlace);
         return Status::error(STW_ERROR_BUDGET,
                              "the update of '%s' does not fit into host memory by %llu bytes: it "
                              "needs %s, for two tiles with their gradients and states; a rank has "
                              "%s",
                              names_[largest_].c_str(), static_cast<unsigned long long>(lacks),
                              bytes_text(layout_.host_window_bytes).c_str(),
-                             bytes_text(budget(kHostPlace)).c_str());
+                             bytes_text(whole_budget(kHostPlace)).c_str());
     }
     const Placement &placement = model_.placement;
     if (!on_device) STW_TRY(place_checkpoints());
@@ -340,6 +388,23 @@ Status Builder::add_wholes()
     return {};
 }
 
+// Where something does not fit, `full` is the tier that has no room for it.
+Result<Layout> try_layout(const Model &model, const Machine &machine, uint32_t ranks,
+                          const Budgets &budgets, uint64_t blocks_max, PlaceId *full)
+{
+    if (ranks == 0 || ranks > machine.gpus() || ranks % model.model_parallel != 0) {
+        return Status::error(
+            STW_ERROR_INVALID,
+            "%u ranks: it must be a multiple of the model-parallel degree, %u, and "
+            "at most the machine's GPUs, %u",
+            ranks, model.model_parallel, machine.gpus());
+    }
+    Builder builder(model, machine, ranks, budgets);
+    Result<Layout> made = builder.build(blocks_max);
+    *full = builder.full();
+    return made;
+}
+
 }  // namespace
 
 Budgets budgets_of(const Machine &machine)
@@ -351,14 +416,35 @@ Budgets budgets_of(const Machine &machine)
 Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t ranks,
                        const Budgets &budgets, uint64_t blocks_max)
 {
-    if (ranks == 0 || ranks > machine.gpus() || ranks % model.model_parallel != 0) {
-        return Status::error(
-            STW_ERROR_INVALID,
-            "%u ranks: it must be a multiple of the model-parallel degree, %u, and "
-            "at most the machine's GPUs, %u",
-            ranks, model.model_parallel, machine.gpus());
+    PlaceId full = kDevicePlace;
+    return try_layout(model, machine, ranks, budgets, blocks_max, &full);
+}
+
+Result<Layout> lay_out_told(const Model &model, const Machine &machine, uint32_t ranks,
+                            const Budgets &budgets, uint64_t blocks_max)
+{
+    PlaceId full = kDevicePlace;
+    Result<Layout> made = try_layout(model, machine, ranks, budgets, blocks_max, &full);
+    if (made.ok() || made.status().code() != STW_ERROR_BUDGET) return made;
+    uint64_t Budgets::*const tiers[] = {&Budgets::device_bytes, &Budgets::host_bytes,
+                                        &Budgets::nvme_bytes};
+    const auto fits_with = [&](uint64_t more) {
+        Budgets tried = budgets;
+        tried.*tiers[full] += more;
+        return lay_out(model, machine, ranks, tried, blocks_max).ok();
+    };
+    uint64_t enough = 1;
+    while (enough < kMostBytes && !fits_with(enough)) enough *= 2;
+    if (enough >= kMostBytes) return made;
+    uint64_t too_few = enough / 2;
+    while (enough - too_few > 1) {
+        const uint64_t tried = too_few + (enough - too_few) / 2;
+        (fits_with(tried) ? enough : too_few) = tried;
     }
-    return Builder(model, machine, ranks, budgets).build(blocks_max);
+    return Status::error(STW_ERROR_BUDGET,
+                         "%s; with %llu bytes (%s) more in %s, of each rank, all would fit",
+                         made.status().sentence(), static_cast<unsigned long long>(enough),
+                         bytes_text(enough).c_str(), kPlaceNames[full]);
 }
 
 uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,

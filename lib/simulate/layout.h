@@ -66,6 +66,9 @@ struct Layout {
 // blocks_max: so many blocks for all of a rank's bytes, about; a larger block is simulated faster.
 Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t ranks,
                        const Budgets &budgets, uint64_t blocks_max);
+// Where something does not fit, says as well how many bytes more of that tier make all of it fit.
+Result<Layout> lay_out_told(const Model &model, const Machine &machine, uint32_t ranks,
+                            const Budgets &budgets, uint64_t blocks_max);
 // The largest number of layers of this shape that can be laid out; 0: not one.
 uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
                     const Budgets &budgets, uint64_t blocks_max);

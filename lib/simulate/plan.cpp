@@ -8,7 +8,6 @@ namespace stepwell::simulate {
 namespace {
 
 constexpr double kAsFast = 1.01;
-constexpr uint64_t kShares = 16;  // of a tier's memory, as fine as it is looked for
 constexpr double kStallOfStep = 0.02;
 
 // What a step waits for most, else what it does.
@@ -22,7 +21,10 @@ std::string limit_of(const Answer &answer)
         std::max_element(answer.links.begin(), answer.links.end(),
                          [](const LinkLoad &a, const LinkLoad &b) { return a.busy < b.busy; });
     std::string limit = cause_name(static_cast<Cause>(most));
-    if (busiest != answer.links.end() && busiest->busy > 0.5) limit += ", over " + busiest->name;
+    // Between ranks no link of tiers is in the way.
+    const bool by_links = static_cast<Cause>(most) != Cause::kCollectives;
+    if (by_links && busiest != answer.links.end() && busiest->busy > 0.5)
+        limit += ", over " + busiest->name;
     return limit;
 }
 
@@ -32,11 +34,11 @@ void shrink(const Model &model, const Machine &machine, Options options, uint64_
 {
     const uint64_t all = found->least.budgets.*tier;
     uint64_t too_few = 0;
-    uint64_t enough = kShares;
+    uint64_t enough = kPlanShares;
     while (enough - too_few > 1) {
         const uint64_t shares = too_few + (enough - too_few) / 2;
         options.budgets = found->least.budgets;
-        options.budgets.*tier = all / kShares * shares;
+        options.budgets.*tier = all / kPlanShares * shares;
         Result<Answer> tried = simulate(model, machine, options);
         if (!tried.ok() || tried.value().step_s > target_s) {
             too_few = shares;

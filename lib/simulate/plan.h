@@ -6,6 +6,8 @@
 
 namespace stepwell::simulate {
 
+constexpr uint32_t kPlanShares = 16;  // of a tier's memory, as fine as it is looked for
+
 struct Plan {
     Answer whole;       // with all the machine has
     Answer least;       // with the budgets of the plan

@@ -17,7 +17,7 @@ void add_links(const World &world, const Machine &machine, uint32_t ranks, Answe
         const Link &link = machine.links[i];
         LinkLoad load;
         load.name = link.name;
-        load.bytes = static_cast<double>(world.link_bytes()[i]);
+        load.bytes = world.link_bytes()[i];
         const uint32_t sharers =
             std::min(machine.sharers(link.per), std::min(ranks, machine.gpus_per_node));
         const double carries = link.bytes_per_s * link.stripes * answer->step_s;
@@ -72,7 +72,10 @@ Result<Answer> simulate(const Model &model, const Machine &machine, const Option
     }
     const Machine used = part_of(machine, ranks);
     const Budgets budgets = options.has_budgets ? options.budgets : budgets_of(used);
-    Result<Layout> made = lay_out(model, used, ranks, budgets, options.blocks_max);
+    // Of budgets that a search tries nobody reads why they are too small.
+    Result<Layout> made = options.has_budgets
+                              ? lay_out(model, used, ranks, budgets, options.blocks_max)
+                              : lay_out_told(model, used, ranks, budgets, options.blocks_max);
     if (!made.ok()) return std::move(made.status());
     const Layout &layout = made.value();
     const Program program = write_program(layout, model, used, options.schedule, kSteps);

@@ -135,7 +135,8 @@ std::string plan_text(const std::string &model, const simulate::Machine &machine
     for (const auto &tier : tiers)
         text += formatted("  %-13s %s of %s\n", tier.name, bytes_text(tier.least).c_str(),
                           bytes_text(tier.whole).c_str());
-    return text;
+    return text + formatted("device and host are tried in steps of 1/%u of what there is\n",
+                            simulate::kPlanShares);
 }
 
 }  // namespace stepwell::cli

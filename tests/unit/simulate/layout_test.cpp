@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/simulate/machines.h"
 
+#include <map>
+#include <random>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,6 +65,76 @@ TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)
                 HasSubstr("the backward pass of 'layer.0.attention_in' does not fit into device "
                           "memory by "));
     EXPECT_FALSE(laid_out(model, budgets_of(small_machine()), 9).ok());
+}
+
+uint64_t told_bytes(const std::string &sentence)
+{
+    const size_t at = sentence.find(" by ");
+    return at == std::string::npos ? 0 : std::stoull(sentence.substr(at + 4));
+}
+
+// So many bytes more, and it fits; one less, and the same is said again. Where a tensor may go
+// elsewhere, others that may as well take the room that comes first.
+TEST(SimulatedLayout, WhatIsSaidToLackIsWhatLacks)
+{
+    std::mt19937_64 random(11);
+    const auto drawn = [&](uint64_t from, uint64_t to) { return from + random() % (to - from); };
+    std::map<std::string, int> seen;
+    for (int round = 0; round < 400; ++round) {
+        Model model = small_model(8, 2048);
+        const Home homes[] = {Home::kDevice, Home::kHost, Home::kNvme};
+        for (Home *home : {&model.placement.states, &model.placement.parameters,
+                           &model.placement.gradients, &model.placement.checkpoints})
+            *home = homes[drawn(0, 3)];
+        Budgets budgets{drawn(1 << 20, 1 << 30), drawn(1 << 20, 1 << 30), drawn(0, 1 << 30)};
+        Result<Layout> made = laid_out(model, budgets);
+        if (made.ok()) continue;
+        const std::string why = made.status().sentence();
+        const std::string what = why.substr(0, why.find(" by "));
+        uint64_t *tier = what.ends_with("nvme") ? &budgets.nvme_bytes
+                         : what.ends_with("host") || what.ends_with("host memory")
+                             ? &budgets.host_bytes
+                             : &budgets.device_bytes;
+        const uint64_t lacks = told_bytes(why);
+        ASSERT_GT(lacks, 0u) << why;
+        *tier += lacks - 1;
+        Result<Layout> nearly = laid_out(model, budgets);
+        ASSERT_FALSE(nearly.ok()) << why;
+        EXPECT_EQ(told_bytes(nearly.status().sentence()), 1u) << why;
+        *tier += 1;
+        ++seen[what.substr(what.find(" does not"))];
+        Result<Layout> enough = laid_out(model, budgets);
+        // Another tensor may be next; it lacks whole blocks, as there are whole ones now.
+        if (enough.ok()) continue;
+        EXPECT_GT(told_bytes(enough.status().sentence()), 1u) << why;
+    }
+    EXPECT_EQ(seen.size(), 5u) << "each tier, the backward pass and the update";
+}
+
+TEST(SimulatedLayout, WithSoManyBytesMoreAllOfItFits)
+{
+    std::mt19937_64 random(12);
+    const auto drawn = [&](uint64_t from, uint64_t to) { return from + random() % (to - from); };
+    int told = 0;
+    for (int round = 0; round < 50; ++round) {
+        const Model model = small_model(8, 2048);
+        Budgets budgets{drawn(300 << 20, 1 << 30), drawn(1 << 20, 300 << 20), drawn(0, 200 << 20)};
+        Result<Layout> made = lay_out_told(model, small_machine(), 8, budgets, 16384);
+        if (made.ok()) continue;
+        const std::string why = made.status().sentence();
+        const size_t at = why.find("; with ");
+        ASSERT_NE(at, std::string::npos) << why;
+        const uint64_t more = std::stoull(why.substr(at + 7));
+        uint64_t *tier = why.find("more in nvme") != std::string::npos   ? &budgets.nvme_bytes
+                         : why.find("more in host") != std::string::npos ? &budgets.host_bytes
+                                                                         : &budgets.device_bytes;
+        *tier += more - 1;
+        EXPECT_FALSE(laid_out(model, budgets).ok()) << why;
+        *tier += 1;
+        EXPECT_TRUE(laid_out(model, budgets).ok()) << why;
+        ++told;
+    }
+    EXPECT_GT(told, 10);
 }
 
 TEST(SimulatedLayout, TheLargestModelFitsAndOneLayerMoreDoesNot)

@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -19,19 +21,20 @@ namespace {
 
 using Json = nlohmann::json;
 
-// "n": a number, not negative; "i": an integer; "n?": a number or null; "n2": a list of at least
-// two such numbers; "s", "b": text, truth. "?key" may be absent. A list has entries of one kind.
+// "n": a number that is not negative and below 2^64; "c": one without a fraction; "i": an integer;
+// "n?": a number or null; "n2": a list of at least two such numbers; "s", "b": text, truth. "?key"
+// may be absent. A list has entries of one kind.
 constexpr const char *kSchema = R"({
-"format": "n", "runtime": "s", "version": "s", "block_bytes": "n", "elapsed_ns": "n",
-"threads": "n",
-"tiers": [{"tier": "s", "device": "n", "budget_bytes": "n", "used_bytes": "n", "peak_bytes": "n",
+"format": "c", "runtime": "s", "version": "s", "block_bytes": "n", "elapsed_ns": "n",
+"threads": "c",
+"tiers": [{"tier": "s", "device": "c", "budget_bytes": "n", "used_bytes": "n", "peak_bytes": "n",
     "within_budget": "b", "dirty_bytes": "n", "staging_bytes": "n", "scratch_bytes": "n",
     "evictions": "n"}],
-"links": [{"link": "s", "device": "n", "bytes": "n", "transfers": "n", "busy_ns": "n",
+"links": [{"link": "s", "device": "c", "bytes": "n", "transfers": "n", "busy_ns": "n",
     "busy_share": "n?", "measured_bytes_per_s": "n", "utilisation": "n?", "errors": "n",
     "retries": "n"}],
 "drivers": [{"used_for": "s", "name": "s", "kind": "s", "bytes": "n", "remark": "s"}],
-"phases": [{"name": "s", "number": "n", "steps": "n", "aborted": "n",
+"phases": [{"name": "s", "number": "c", "steps": "n", "aborted": "n",
     "?last": {"planned": "b", "wall_ns": "n", "bound_ns": "n",
         "stall_ns": {"total": "n", "nvme": "n", "host_device": "n", "collective": "n", "room": "n",
             "update": "n"},
@@ -41,7 +44,7 @@ constexpr const char *kSchema = R"({
     "charged_bytes": "n"}]},
 "errors": {"total": "n", "first": [{"status": "i", "tensor": "s", "sentence": "s", "count": "n"}]},
 "?history": {"steps_total": "n",
-    "steps": [{"phase": "n", "step": "n", "begin_ns": "n", "end_ns": "n", "planned": "b",
+    "steps": [{"phase": "c", "step": "c", "begin_ns": "n", "end_ns": "n", "planned": "b",
         "wall_ns": "n", "bound_ns": "n", "bound_by": "s", "compute_ns": "n",
         "stall_ns": {"total": "n", "nvme": "n", "host_device": "n", "collective": "n", "room": "n",
             "update": "n"},
@@ -51,12 +54,12 @@ constexpr const char *kSchema = R"({
             "host_device_ns": "n", "collective_ns": "n", "room_ns": "n", "update_ns": "n"}],
         "others": {"waits": "n", "total_ns": "n", "nvme_ns": "n", "host_device_ns": "n",
             "collective_ns": "n", "room_ns": "n", "update_ns": "n"}},
-    "tiers": [{"tier": "s", "device": "n", "samples": ["n2"]}],
+    "tiers": [{"tier": "s", "device": "c", "samples": ["n2"]}],
     "window": {"begin_ns": "n", "end_ns": "n", "steps": "n", "whole": "b", "tensors": ["s"],
-        "lanes": [{"kind": "s", "lane": "s", "device": "n", "spans": ["n5"]}]},
+        "lanes": [{"kind": "s", "lane": "s", "device": "c", "spans": ["n5"]}]},
     "?older_windows": [{"begin_ns": "n", "end_ns": "n", "steps": "n", "whole": "b",
         "tensors": ["s"],
-        "lanes": [{"kind": "s", "lane": "s", "device": "n", "spans": ["n5"]}]}]}
+        "lanes": [{"kind": "s", "lane": "s", "device": "c", "spans": ["n5"]}]}]}
 })";
 
 constexpr const char *kPlanSchema = R"({
@@ -87,6 +90,20 @@ struct Fault {
     std::string words;  // what is wrong, behind the place
 };
 
+constexpr double kNumberMax = 0x1p64;
+
+bool is_number(const Json &value)
+{
+    // The parser's own comparison takes large integers for negative ones.
+    return value.is_number_unsigned() ||
+           (value.is_number() && value.get<double>() >= 0 && value.get<double>() < kNumberMax);
+}
+
+bool is_count(const Json &value)
+{
+    return is_number(value) && value.get<double>() == std::floor(value.get<double>());
+}
+
 std::string kind_words(const Json &value)
 {
     if (value.is_null()) return "null";
@@ -94,21 +111,23 @@ std::string kind_words(const Json &value)
     if (value.is_string()) return "text";
     if (value.is_array()) return "a list";
     if (value.is_object()) return "an object";
-    return value.is_number() && value < 0 ? "negative" : "a number";
+    if (!value.is_number()) return "nothing known";
+    if (value.is_number_unsigned()) return "a number";
+    const double number = value;
+    return number < 0 ? "negative" : number >= kNumberMax ? "2^64 or more" : value.dump();
 }
 
 bool fits_word(const Json &value, const std::string &word)
 {
-    const bool number = value.is_number() && value >= 0;
-    if (word == "n") return number;
-    if (word == "n?") return number || value.is_null();
+    if (word == "n") return is_number(value);
+    if (word == "c") return is_count(value);
+    if (word == "n?") return is_number(value) || value.is_null();
     if (word == "i") return value.is_number_integer();
     if (word == "s") return value.is_string();
     if (word == "b") return value.is_boolean();
     const size_t least = static_cast<size_t>(word[1] - '0');
     return value.is_array() && value.size() >= least &&
-           std::all_of(value.begin(), value.end(),
-                       [](const Json &entry) { return entry.is_number() && entry >= 0; });
+           std::all_of(value.begin(), value.end(), is_number);
 }
 
 std::string wanted_words(const Json &schema)
@@ -117,6 +136,7 @@ std::string wanted_words(const Json &schema)
     if (schema.is_array()) return "a list";
     const std::string word = schema;
     if (word == "n") return "a number that is not negative";
+    if (word == "c") return "a count";
     if (word == "n?") return "a number that is not negative, or null";
     if (word == "i") return "an integer";
     if (word == "s") return "text";
@@ -160,10 +180,12 @@ bool fits(const Json &value, const Json &schema, Fault *fault)
 
 bool names_its_tensors(const Json &window, Path path, Fault *fault)
 {
+    const auto tensors = static_cast<double>(window["tensors"].size());
     for (size_t lane = 0; lane < window["lanes"].size(); ++lane) {
         const Json &spans = window["lanes"][lane]["spans"];
         for (size_t i = 0; i < spans.size(); ++i) {
-            if (spans[i][4] < window["tensors"].size()) continue;
+            const Json &tensor = spans[i][4];
+            if (is_count(tensor) && tensor.get<double>() < tensors) continue;
             for (const std::string &part :
                  {std::string("lanes"), std::to_string(lane), std::string("spans"),
                   std::to_string(i), std::string("4")}) {
@@ -176,7 +198,16 @@ bool names_its_tensors(const Json &window, Path path, Fault *fault)
     return true;
 }
 
-// What no table says: a phase that had steps tells of the last one, and spans name tensors.
+bool ends_after_it_begins(const Json &span, Path path, Fault *fault)
+{
+    if (span["end_ns"].get<double>() >= span["begin_ns"].get<double>()) return true;
+    path.emplace_back("end_ns");
+    *fault = {path, "is before it begins"};
+    return false;
+}
+
+// What no table says: a phase that had steps tells of the last one, spans name tensors, and what
+// ends has begun.
 bool fits_together(const Json &report, Fault *fault)
 {
     for (size_t i = 0; i < report["phases"].size(); ++i) {
@@ -191,12 +222,21 @@ bool fits_together(const Json &report, Fault *fault)
     }
     if (!report.contains("history")) return true;
     const Json &history = report["history"];
-    if (!names_its_tensors(history["window"], {"history", "window"}, fault)) return false;
+    for (size_t i = 0; i < history["steps"].size(); ++i) {
+        const Path path = {"history", "steps", std::to_string(i)};
+        if (!ends_after_it_begins(history["steps"][i], path, fault)) return false;
+    }
+    const Path window = {"history", "window"};
+    if (!names_its_tensors(history["window"], window, fault) ||
+        !ends_after_it_begins(history["window"], window, fault))
+        return false;
     if (!history.contains("older_windows")) return true;
     const Json &older = history["older_windows"];
     for (size_t i = 0; i < older.size(); ++i) {
         const Path path = {"history", "older_windows", std::to_string(i)};
-        if (!names_its_tensors(older[i], path, fault)) return false;
+        if (!names_its_tensors(older[i], path, fault) ||
+            !ends_after_it_begins(older[i], path, fault))
+            return false;
     }
     return true;
 }
@@ -229,11 +269,14 @@ struct CountedText {
     bool operator!=(const CountedText &other) const { return at != other.at; }
 };
 
-// How many characters the parser had taken when it had the value at a path.
+// How many characters the parser had taken when it had the value at a path, or a key of an object
+// for the second time, whichever is first.
 class PlaceFinder final : public nlohmann::json_sax<Json> {
 public:
-    PlaceFinder(const Path &wanted, const size_t *count) : wanted_(wanted), count_(count) {}
+    PlaceFinder(Path wanted, const size_t *count) : wanted_(std::move(wanted)), count_(count) {}
     [[nodiscard]] size_t place() const { return place_; }
+    // Of the key that is there twice; empty: none is.
+    [[nodiscard]] const Path &twice() const { return twice_; }
 
     bool null() override { return value(); }
     bool boolean(bool) override { return value(); }
@@ -249,7 +292,10 @@ public:
     bool key(string_t &name) override
     {
         path_.back() = name;
-        return true;
+        if (keys_.back().insert(name).second) return true;
+        twice_ = path_;
+        place_ = *count_;
+        return false;
     }
     bool parse_error(size_t, const std::string &, const nlohmann::detail::exception &) override
     {
@@ -267,6 +313,7 @@ private:
     {
         begin();
         lists_.push_back(list ? 0 : -1);
+        keys_.emplace_back();
         path_.emplace_back(list ? "0" : "");
         return !found_;
     }
@@ -274,6 +321,7 @@ private:
     {
         path_.pop_back();
         lists_.pop_back();
+        keys_.pop_back();
         end();
         return !found_;
     }
@@ -288,10 +336,12 @@ private:
         if (!lists_.empty() && lists_.back() >= 0) path_.back() = std::to_string(++lists_.back());
     }
 
-    const Path &wanted_;
+    const Path wanted_;
     const size_t *count_;
     Path path_;
     std::vector<std::ptrdiff_t> lists_;  // of each open level: the index; -1: an object
+    std::vector<std::set<std::string>> keys_;
+    Path twice_;
     bool found_ = false;
     size_t place_ = 0;
 };
@@ -304,14 +354,29 @@ std::string place_words(const std::string &text, size_t byte)
     return "line " + std::to_string(lines + 1) + ", byte " + std::to_string(end);
 }
 
-size_t place_of(const std::string &text, const Path &path)
+PlaceFinder found_in(const std::string &text, Path path)
 {
     size_t count = 0;
-    PlaceFinder finder(path, &count);
+    PlaceFinder finder(std::move(path), &count);
     const CountedText begin{text.data(), &count};
     const CountedText end{text.data() + text.size(), &count};
     (void)Json::sax_parse(begin, end, &finder);
-    return finder.place();
+    return finder;
+}
+
+size_t place_of(const std::string &text, const Path &path)
+{
+    return found_in(text, path).place();
+}
+
+// "" or that a key is there twice, of which the parser keeps one.
+std::string why_twice(const std::string &file, const std::string &text)
+{
+    const PlaceFinder finder = found_in(text, {"", ""});  // no path is this
+    if (finder.twice().empty()) return "";
+    return "'" + printable(file) + "' is no report of stw_report_write: at " +
+           place_words(text, finder.place()) + " the key '" + path_words(finder.twice()) +
+           "' is there twice; name a file that stw_report_write has written.";
 }
 
 std::string refusal(const std::string &file, const std::string &text, const Fault &fault,
@@ -337,6 +402,12 @@ CheckedReport check_report(const std::string &file, const std::string &text)
                         "stw_report_write has written.";
         return checked;
     }
+    const size_t nul = text.find('\0');
+    if (nul != std::string::npos) {  // which the parser would take for the end
+        checked.error = "'" + printable(file) + "' is not JSON: at " + place_words(text, nul) +
+                        ": a byte is zero.";
+        return checked;
+    }
     Json report;
     try {
         report = Json::parse(text);
@@ -353,6 +424,8 @@ CheckedReport check_report(const std::string &file, const std::string &text)
             "'" + printable(file) + "' is not JSON: " + printable(parser_words(error.what())) + ".";
         return checked;
     }
+    checked.error = why_twice(file, text);
+    if (!checked.error.empty()) return checked;
     Fault fault;
     if (!fits(report, Json::parse(kSchema), &fault) || !fits_together(report, &fault)) {
         checked.error = refusal(file, text, fault, report);

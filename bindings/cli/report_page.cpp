@@ -4,17 +4,14 @@
 #include "report_page.h"
 
 #include "text.h"
+#include "whole_file.h"
 
 #include "report_page_parts.h"
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string_view>
-
-#include <sys/stat.h>
 
 namespace stepwell::cli {
 
@@ -70,18 +67,11 @@ std::string read_report_file(const std::string &path, std::string *error_out)
                      "; name a file that stw_report_write has written.";
         return std::string();
     };
-    struct stat about;
-    if (stat(path.c_str(), &about) != 0) return cannot(std::strerror(errno));
-    if (S_ISDIR(about.st_mode)) return cannot("it is a directory");
-    if (static_cast<unsigned long>(about.st_size) > kReportBytesMax)
-        return cannot("it has " + bytes_text(static_cast<uint64_t>(about.st_size)) +
-                      ", more than the " + bytes_text(kReportBytesMax) + " of any report");
-    errno = 0;
-    std::ifstream in(path, std::ios::binary);
-    if (!in) return cannot(std::strerror(errno));
-    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    if (in.bad()) return cannot(std::strerror(errno));
-    return text;
+    std::string text;
+    const int cause = read_whole(path, kReportBytesMax, &text);
+    if (cause == EFBIG)
+        return cannot("it has more than the " + bytes_text(kReportBytesMax) + " of any report");
+    return cause != 0 ? cannot(std::strerror(cause)) : text;
 }
 
 std::string report_page(const std::string &text, const CheckedReport &checked)

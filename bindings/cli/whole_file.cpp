@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Written under another name in the same directory, synced, renamed.
+// Written under another name in the same directory, synced, renamed. Opened for reading without
+// waiting, since a pipe may have no writer, ever.
 #include "whole_file.h"
 
 #include "signals.h"
@@ -10,10 +11,44 @@
 #include <filesystem>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 namespace stepwell::cli {
+
+namespace {
+
+constexpr size_t kChunkBytes = 64 << 10;
+
+int read_to_end(int file, size_t bytes_max, std::string *text)
+{
+    for (;;) {
+        const size_t had = text->size();
+        text->resize(had + kChunkBytes);
+        const ssize_t n = read(file, text->data() + had, kChunkBytes);
+        const int cause = errno;
+        text->resize(had + static_cast<size_t>(n > 0 ? n : 0));
+        if (n == 0) return 0;
+        if (text->size() > bytes_max) return EFBIG;
+        if (n > 0 || cause == EINTR) continue;
+        if (cause != EAGAIN) return cause;
+        pollfd wanted = {file, POLLIN, 0};
+        if (poll(&wanted, 1, -1) < 0 && errno != EINTR) return errno;
+    }
+}
+
+}  // namespace
+
+int read_whole(const std::string &path, size_t bytes_max, std::string *text)
+{
+    text->clear();
+    const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) return errno;
+    const int cause = read_to_end(file, bytes_max, text);
+    close(file);
+    return cause;
+}
 
 std::string directory_of(const std::string &path)
 {

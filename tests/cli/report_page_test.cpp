@@ -64,7 +64,7 @@ TEST(ReportJson, AWrongKeyIsNamedWithLineAndByte)
               "written.");
     report = least();
     report["threads"] = -1;
-    EXPECT_THAT(refused(report), HasSubstr("'threads' is negative, not a number"));
+    EXPECT_THAT(refused(report), HasSubstr("'threads' is negative, not a count"));
     report = least();
     report["links"] = {json::object()};
     EXPECT_THAT(refused(report), HasSubstr("'links[0]' has no key"));
@@ -74,6 +74,33 @@ TEST(ReportJson, AWrongKeyIsNamedWithLineAndByte)
     report = least();
     report.erase("format");
     EXPECT_THAT(refused(report), HasSubstr("at line 1, byte 1 it has no key 'format'"));
+}
+
+TEST(ReportJson, WhatAParserWouldPassOverIsRefused)
+{
+    const std::string text = least().dump();
+    EXPECT_EQ(check_report("run.json", text + std::string("\0x", 2)).error,
+              "'run.json' is not JSON: at line 1, byte " + std::to_string(text.size()) +
+                  ": a byte is zero.");
+    EXPECT_THAT(check_report("run.json", "{\"threads\": 1,\n\"threads\": 1}").error,
+                HasSubstr("at line 2, byte 24 the key 'threads' is there twice"));
+    json report = least();
+    report["tiers"] = {{{"tier", "nvme"},
+                        {"device", 0},
+                        {"used_bytes", 0},
+                        {"peak_bytes", 0},
+                        {"within_budget", true},
+                        {"dirty_bytes", 0},
+                        {"staging_bytes", 0},
+                        {"scratch_bytes", 0},
+                        {"evictions", 0}}};
+    report["tiers"][0]["budget_bytes"] = UINT64_MAX;
+    EXPECT_EQ(refused(report), "");
+    report["tiers"][0]["budget_bytes"] = 1e300;
+    EXPECT_THAT(refused(report), HasSubstr("'tiers[0].budget_bytes' is 2^64 or more, not a "));
+    report["tiers"][0]["budget_bytes"] = uint64_t{1} << 63;
+    report["tiers"][0]["device"] = 0.5;
+    EXPECT_THAT(refused(report), HasSubstr("'tiers[0].device' is 0.5, not a count"));
 }
 
 TEST(ReportJson, ForeignJsonIsRefusedAndATimelineIsKnown)
@@ -114,6 +141,11 @@ TEST(ReportJson, ASpanNamesOneOfTheTensors)
                            {"tensors", {"a"}},
                            {"lanes", {lane}}}}};
     EXPECT_EQ(refused(report), "");
+    report["history"]["window"]["begin_ns"] = 2;
+    EXPECT_THAT(refused(report), HasSubstr("'history.window.end_ns' is before it begins"));
+    report["history"]["window"]["begin_ns"] = 0;
+    report["history"]["window"]["lanes"][0]["spans"][0][4] = 0.5;
+    EXPECT_THAT(refused(report), HasSubstr("spans[0][4]' is not the number of one"));
     report["history"]["window"]["lanes"][0]["spans"][0][4] = 1;
     EXPECT_THAT(refused(report), HasSubstr("'history.window.lanes[0].spans[0][4]' is not the "
                                            "number of one of the window's tensors"));

@@ -368,6 +368,49 @@ class Page(unittest.TestCase):
         moved = [row[0] for row in self.tables()["All tensors that moved"]["rows"]]
         self.assertIn("of.train", moved)
 
+    def test_what_was_replayed_for_an_earlier_plan_has_a_chart_of_its_own(self):
+        data = report()
+        data["plan"]["phases"][0]["candidates"][1]["policy"] = "next use, write-back 0.5"
+        data["plan"]["phases"][0]["chosen"] = "next use, write-back 0.5"
+        self.show(data)
+        charts = self.value("""[...document.querySelectorAll('figure')].map((it) => [
+            it.querySelector('figcaption').textContent, it.querySelector('desc').textContent])""")
+        shown = {caption: words for caption, words in charts if "by policy" in caption}
+        self.assertEqual(sorted(shown.values()), [
+            "least recently used: 1.50 s; next use, write-back 0.5: 1.10 s", "zig-zag: 1.70 s"])
+        self.assertIn("not to be compared", next(c for c in shown if "earlier" in c))
+        does = {row[0]: row[-1] for row in self.tables()["Candidates, train"]["rows"]}
+        self.assertEqual(does["zig-zag (earlier)"],
+                         "what a step uses first stays from the step before")
+        self.assertEqual(does["least recently used"], "", "a name that this page does not know")
+        self.assertIn("The policy that is used, next use, write-back 0.5: what is used again last "
+                      "leaves first; what would have to be written back counts as used 0.5 of a "
+                      "step sooner.", self.value("document.body.textContent"))
+
+    def test_a_prediction_longer_than_the_step_is_drawn_to_its_end(self):
+        data = report()
+        ends = ("[...document.querySelectorAll('svg[tabindex] path.plan')].map((path) => "
+                "path.getBBox()).map((box) => box.x + box.width)")
+        marks = "document.querySelectorAll('svg[tabindex] line.budget').length"
+        predicted = data["plan"]["phases"][0]["predicted"]
+        self.show(data)
+        self.assertEqual(self.value(marks), 0)
+        predicted["step_ns"] = 2010 * MS
+        predicted["spans"][0]["end_ns"] = 2000 * MS
+        self.show(data)
+        self.assertEqual(self.value(marks), 1, "where the step ended")
+        width = self.value("document.querySelector('svg[tabindex]').viewBox.baseVal.width")
+        left, right = 150, width - 4
+        self.assertAlmostEqual(max(self.value(ends)), left + 2000 / 2010 * (right - left), delta=1)
+
+    def test_spans_of_steps_that_are_not_there_are_left_out(self):
+        data = report()
+        data["history"]["steps"] = []
+        self.show(data)
+        heads = self.value("[...document.querySelectorAll('h2')].map((it) => it.textContent)")
+        self.assertNotIn("Timeline of links and compute", heads)
+        self.assertIn("holds no step", self.value("document.getElementById('main').textContent"))
+
     def test_what_is_not_there_is_said(self):
         data = report()
         del data["plan"]

@@ -103,6 +103,10 @@ const tierTitle = (tier) => tier.tier +
             },
             'Bytes since the run began')
             .figure);
+    made.append(element(
+        'p', {class: 'note'},
+        'The measured bandwidth is what plans are made with. A link that used more than 100 % of ' +
+        'it while it was busy was faster than its plans expect.'));
     made.append(behind(
         table(
             'Links since the run began',

@@ -190,7 +190,8 @@ const phaseWords = (number) => {
     const phase = run.phases.find((entry) => entry.number === number);
     return phase && phase.name !== '' ? phase.name : 'phase ' + number;
 };
-const missing =
+const missing = history ?
+    'The history of this report holds no step: the charts of steps and the timeline are left out.' :
     'This report was written without a history of steps, by an older library: the charts of ' +
     'steps, ' +
     'of bytes over time and of the timeline are left out.';

@@ -88,6 +88,7 @@ function firstShown(steps) {
 function timeline(windows) {
     const windowOf = drawnSteps(windows);
     const steps = [...windowOf.keys()];
+    if (steps.length === 0) return;  // spans of steps whose times the report does not have
     const allLanes = windows.flatMap((each) => each.lanes);
     const made = section(
         'Timeline of links and compute',
@@ -112,6 +113,7 @@ function timeline(windows) {
     let lanes;
     let predicted;
     let view;    // [begin, end], of the run
+    let end;     // of all that is drawn
     let chosen;  // [lane, span]
     let geometry;
 
@@ -154,7 +156,9 @@ function timeline(windows) {
                         spans: [],
                         planned: predicted.spans.filter((span) => span.lane === name)
                     });
-        view = [step.begin_ns, step.end_ns];
+        // A step that the plan expected to be longer is drawn to the end of what was expected.
+        end = Math.max(step.end_ns, step.begin_ns + (predicted ? predicted.step_ns : 0));
+        view = [step.begin_ns, end];
         chosen = null;
         readout.textContent = predicted ?
             `The plan expected ${time(predicted.step_ns)} for this step; it took ${
@@ -233,6 +237,11 @@ function timeline(windows) {
                 }
                 if (outline) picture.append(shape('path', {d: outline, class: 'plan'}));
             });
+            if (end > step.end_ns && view[1] > step.end_ns && view[0] < step.end_ns) {
+                const px = x(step.end_ns);
+                picture.append(
+                    shape('line', {x1: px, x2: px, y1: 0, y2: bottom, class: 'budget'}));
+            }
             if (chosen) {
                 const span = lanes[chosen[0]].spans[chosen[1]];
                 const from = Math.max(left, x(span[0]) - 1);
@@ -262,8 +271,8 @@ function timeline(windows) {
         made_.redraw();
     }
     function look(from, to) {
-        const long = Math.min(to - from, step.end_ns - step.begin_ns);
-        const begin = Math.min(Math.max(from, step.begin_ns), step.end_ns - long);
+        const long = Math.min(to - from, end - step.begin_ns);
+        const begin = Math.min(Math.max(from, step.begin_ns), end - long);
         view = [begin, begin + long];
         made_.redraw();
     }
@@ -293,7 +302,7 @@ function timeline(windows) {
         else if (key === '-')
             zoom(0.5);
         else if (key === '0')
-            look(step.begin_ns, step.end_ns);
+            look(step.begin_ns, end);
         else if (key.startsWith('Arrow')) {
             let [lane, at] = chosen || [0, -1];
             if (key === 'ArrowLeft') at = Math.max(0, at - 1);
@@ -334,7 +343,7 @@ function timeline(windows) {
             button(
                 '\u2192', 'Later',
                 () => look(view[0] + (view[1] - view[0]) / 2, view[1] + (view[1] - view[0]) / 2)),
-            button('Whole step', 'Show the whole step', () => look(step.begin_ns, step.end_ns))),
+            button('Whole step', 'Show the whole step', () => look(step.begin_ns, end))),
         made_.figure, readout);
     select(Number(choose.value));
     const kinds =

@@ -76,6 +76,40 @@ if (history) {
 }
 
 // ---- plan --------------------------------------------------------------------------------------
+const ROLES = ['other', 'param', 'grad', 'optimizer_state', 'activation', 'cache'];
+// What a policy does, by the first words of its name, and what its number is.
+const POLICIES = [
+    ['last use', () => 'what was used longest ago leaves first'],
+    ['next use, write-back', (n) => 'what is used again last leaves first; what would have to be ' +
+        `written back counts as used ${n} of a step sooner`],
+    ['next use', () => 'what is used again last leaves first'],
+    ['pin role', (n) => `tensors of the role ${ROLES[n] || n} stay, the others by next use`],
+    ['zig-zag', () => 'what a step uses first stays from the step before'],
+    ['often used, fading', (n) => 'what was used least often leaves first; a use counts ' +
+        `for less with each step, by ${n}`],
+    ['kept, way', (n) => 'chosen tensors stay from one use to the next, those that save most for ' +
+        `their room first, by measure ${n} of several; the others by next use`]
+];
+function policyWords(name) {
+    const known = POLICIES.find((entry) => name.startsWith(entry[0]));
+    return known ? known[1](name.slice(known[0].length).trim()) : '';
+}
+// Those of one time beside each other: others computed longer, or had slower links.
+function replayed(title, list, words, bound) {
+    const caption = 'Replayed time of a step, by policy' + words;
+    return chart(
+        title, list.map((entry) => `${entry.policy}: ${time(entry.step_ns)}`).join('; '),
+        (picture, width) => sidewaysBars(
+            picture, width, list.map((entry) => ({
+                                         name: entry.label,
+                                         parts: [
+                                             ['compute', Math.max(0, entry.step_ns - entry.stall_ns)],
+                                             ['waiting', Math.min(entry.stall_ns, entry.step_ns)]
+                                         ]
+                                     })),
+            time, bound),
+        caption).figure;
+}
 {
     const made = section(
         'The plan and what else was considered',
@@ -89,45 +123,48 @@ if (history) {
     for (const phase of plan ? plan.phases : []) {
         made.append(element('h3', null, phase.name));
         const list = phase.candidates;
-        const label = (entry) => entry.policy + (entry.policy === phase.chosen ? ' (used)' : '') +
-            (entry.earlier ? ' (earlier)' : '');
+        for (const entry of list)
+            entry.label = entry.policy + (entry.policy === phase.chosen ? ' (used)' : '') +
+                (entry.earlier ? ' (earlier)' : '');
         const moved = (entry) => entry.nvme_read_bytes + entry.nvme_write_bytes +
             entry.host_to_device_bytes + entry.device_to_host_bytes;
         if (list.length > 0) {
+            const now = list.filter((entry) => !entry.earlier);
+            const earlier = list.filter((entry) => entry.earlier);
+            if (now.length > 0)
+                made.append(replayed(
+                    `Replayed step time by policy, ${phase.name}`, now,
+                    phase.bound ? '; the dashed line is the bound' : '',
+                    phase.bound ? phase.bound.step_ns : 0));
+            if (earlier.length > 0)
+                made.append(replayed(
+                    `Replayed earlier, ${phase.name}`, earlier,
+                    ', for an earlier plan: with the links and the computing of then, so not to ' +
+                        'be compared with those above',
+                    0));
             made.append(
-                chart(
-                    `Replayed step time by policy, ${phase.name}`,
-                    list.map((entry) => `${entry.policy}: ${time(entry.step_ns)}`).join('; '),
-                    (picture, width) => sidewaysBars(
-                        picture, width,
-                        list.map((entry) => ({
-                                     name: label(entry),
-                                     parts: [
-                                         ['compute', Math.max(0, entry.step_ns - entry.stall_ns)],
-                                         ['nvme', Math.min(entry.stall_ns, entry.step_ns)]
-                                     ]
-                                 })),
-                        time, phase.bound ? phase.bound.step_ns : 0),
-                    'Replayed time of a step, by policy' +
-                        (phase.bound ? '; the dashed line is the bound' : ''))
-                    .figure,
-                legend([['compute', 'computing'], ['nvme', 'waiting']]),
+                legend([['compute', 'computing'], ['waiting', 'waiting']]),
                 behind(table(
                     `Candidates, ${phase.name}`,
                     [
                         ['policy'], ['step', 'n'], ['waiting', 'n'], ['NVMe read', 'n'],
                         ['NVMe written', 'n'], ['host \u2192 device', 'n'],
-                        ['device \u2192 host', 'n'], ['all bytes', 'n']
+                        ['device \u2192 host', 'n'], ['all bytes', 'n'], ['what it does', 'wide']
                     ],
                     list.map(
                         (entry) =>
-                            [label(entry),
+                            [entry.label,
                              cellTime(entry.step_ns), cellTime(entry.stall_ns),
                              cellBytes(entry.nvme_read_bytes), cellBytes(entry.nvme_write_bytes),
                              cellBytes(entry.host_to_device_bytes),
-                             cellBytes(entry.device_to_host_bytes), cellBytes(moved(entry))]),
+                             cellBytes(entry.device_to_host_bytes), cellBytes(moved(entry)),
+                             policyWords(entry.policy)]),
                     (i) => list[i].policy === phase.chosen)));
         }
+        if (policyWords(phase.chosen) !== '')
+            made.append(element(
+                'p', null, `The policy that is used, ${phase.chosen}: `,
+                policyWords(phase.chosen) + '. The table says what the others do.'));
         if (phase.bound) {
             const bound = phase.bound;
             const least = bound.now_ns || bound.step_ns;

@@ -141,15 +141,20 @@ int run_simulate_command(const Options &options)
 {
     const bool plans = options.command == Command::kPlan;
     try {
-        std::string text;
+        Simulated done;
         {
             ProgressLine line(stderr);
             const auto show = [&](const std::string &what, double share) {
                 line.show(what, share);
             };
-            text = plans ? run_plan(options.simulate) : run_simulate(options.simulate, show);
+            done = plans ? Simulated{run_plan(options.simulate), true}
+                         : run_simulate(options.simulate, show);
         }
-        return print(text) ? EXIT_SUCCESS : kExitFailed;
+        if (!print(done.text)) return kExitFailed;
+        if (done.answers) return EXIT_SUCCESS;
+        std::fputs("stepwell simulate: No point of the sweep can be; the table says of each why.\n",
+                   stderr);
+        return kExitFailed;
     } catch (const Refused &refused) {
         const char *const who = plans ? "plan" : "simulate";
         std::fprintf(stderr, "stepwell %s: %s\n", who, refused.what());

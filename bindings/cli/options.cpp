@@ -4,6 +4,8 @@
 
 #include "text.h"
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 
 namespace stepwell::cli {
@@ -69,6 +71,9 @@ struct Words {
     std::string seconds;
     std::string size;
     std::string ranks;
+    // An empty word is one that was given.
+    std::vector<const CLI::Option *> ranks_options;
+    const CLI::Option *sweep_option = nullptr;
 };
 
 void add_simulate(CLI::App *app, Words *words, Options *options)
@@ -77,7 +82,8 @@ void add_simulate(CLI::App *app, Words *words, Options *options)
     app->add_option("MODEL", simulate.model, "a model file, or the name of an example");
     app->add_option("MACHINE", simulate.machine,
                     "a machine file, the name of an example, a profile of tune, or this-host");
-    app->add_option("--ranks", words->ranks, "of the machine's GPUs so many, not all");
+    words->ranks_options.push_back(
+        app->add_option("--ranks", words->ranks, "of the machine's GPUs so many, not all"));
     app->add_flag("--exposed-update", simulate.exposed_update,
                   "the optimizer between two steps, not beside the next forward pass");
     app->add_flag("--no-overlap", simulate.no_overlap,
@@ -94,7 +100,8 @@ std::string check_simulate(const std::string &who, bool plans, const Words &word
     if (simulate.model.empty() || simulate.machine.empty())
         return who + " needs a model and a machine; give a file of each, or the name of an "
                      "example.";
-    if (!words.ranks.empty()) {
+    if (std::any_of(words.ranks_options.begin(), words.ranks_options.end(),
+                    [](const CLI::Option *option) { return option->count() > 0; })) {
         const std::optional<uint64_t> ranks = parse_number(words.ranks);
         if (!ranks || *ranks < 1 || *ranks > kRanksMax)
             return who + " takes --ranks from 1 on, not '" + printable(words.ranks) + "'.";
@@ -102,7 +109,8 @@ std::string check_simulate(const std::string &who, bool plans, const Words &word
     }
     if (plans) return "";
     simulate.plot = options->output;
-    const std::string why = why_no_sweep(simulate.sweep);
+    const bool sweeps = words.sweep_option->count() > 0;
+    const std::string why = sweeps ? why_no_sweep(simulate.sweep) : "";
     if (!why.empty()) return who + ": " + why + ".";
     if (!simulate.plot.empty() && simulate.sweep.empty())
         return who + " plots a sweep; --output needs --sweep.";
@@ -222,10 +230,10 @@ void add_simulating(CLI::App *app, Words *words, Options *options, Subcommands *
     CLI::App *simulate = app->add_subcommand(
         "simulate", "How fast a model would train on a machine, by the scheduler itself in virtual "
                     "time");
-    simulate
-        ->add_option("--sweep", options->simulate.sweep,
-                     "a table over params=0.5T,1T,... or ranks=64,128,...")
-        ->type_name("KEY=VALUES");
+    words->sweep_option = simulate
+                              ->add_option("--sweep", options->simulate.sweep,
+                                           "a table over params=0.5T,1T,... or ranks=64,128,...")
+                              ->type_name("KEY=VALUES");
     simulate->add_option("-o,--output", options->output, "a file for the sweep as a plot, SVG")
         ->type_name("FILE");
     CLI::App *plan = app->add_subcommand(

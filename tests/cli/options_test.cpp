@@ -113,6 +113,12 @@ TEST(CommandLine, WhatCannotBeSimulatedIsTold)
               "stepwell simulate: --sweep takes params=... or ranks=..., not 'layers=1'.");
     for (const char *sweep : {"ranks=", "ranks=1.5", "params=x", "params=0", "ranks=-1"})
         EXPECT_NE(parse({"simulate", "m", "n", "--sweep", sweep}).error, "") << sweep;
+    EXPECT_EQ(parse({"simulate", "m", "n", "--sweep", "ranks=1,0"}).error,
+              "stepwell simulate: '0' is no number of ranks from 1 to 1 B.");
+    EXPECT_EQ(parse({"simulate", "m", "n", "--sweep", ""}).error,
+              "stepwell simulate: --sweep takes params=... or ranks=..., not ''.");
+    EXPECT_EQ(parse({"plan", "m", "n", "--ranks", ""}).error,
+              "stepwell plan takes --ranks from 1 on, not ''.");
     EXPECT_NE(parse({"plan", "m", "n", "--sweep", "ranks=1"}).error, "");
 }
 

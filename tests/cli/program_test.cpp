@@ -503,7 +503,7 @@ TEST(Program, ReportMakesAPageOrSaysWhyNotAndLeavesNothing)
     EXPECT_EQ(result.status, 1);
     EXPECT_THAT(result.err, HasSubstr("is not JSON: at line 1"));
     EXPECT_FALSE(std::filesystem::exists(page));
-    EXPECT_THAT(run({"report", here.path()}).err, HasSubstr("it is a directory"));
+    EXPECT_THAT(run({"report", here.path()}).err, HasSubstr("Is a directory"));
     EXPECT_THAT(run({"report", report + "x"}).err, HasSubstr("No such file or directory"));
     write(least);
     result = run({"report", report, "-o", here.path() + "/no/page.html"});
@@ -601,6 +601,14 @@ TEST(StepwellSimulate, ASweepIsATableAndAPlot)
     EXPECT_THAT(svg, HasSubstr("9 (no)"));
     for (const char *elsewhere : {"href", "url(", "<script", "@import"})
         EXPECT_THAT(svg, testing::Not(HasSubstr(elsewhere)));
+    EXPECT_THAT(svg, HasSubstr(">9: 9 ranks are more than the machine has GPUs, which is 8.<"));
+    const Outcome none =
+        run({"simulate", kModel, TEST_DATA "/machines/dgx-h100.json", "--sweep", "ranks=9,10"});
+    EXPECT_EQ(none.status, 1);
+    EXPECT_THAT(none.out, HasSubstr("\n10         10 ranks are more"));
+    EXPECT_THAT(none.err,
+                testing::EndsWith("stepwell simulate: No point of the sweep can be; the table says "
+                                  "of each why.\n"));
     EXPECT_EQ(
         run({"simulate", kModel, kMachine, "--sweep", "ranks=1", "-o", here.path() + "/none/p.svg"})
             .status,

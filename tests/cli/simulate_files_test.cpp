@@ -113,8 +113,17 @@ TEST(SimulateFiles, NumbersMayHaveTheirUnitInTheKey)
 TEST(SimulateFiles, WhatIsWrongIsToldWithFileLineAndKey)
 {
     EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"-32 GiB\""),
-              "m.json:10: gpu.memory is negative: -3.43597e+10.");
-    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"0 GiB\""), "m.json:10: gpu.memory is zero.");
+              "m.json:10: gpu.memory is '-32 GiB'; it can be from 1 MB to 1000 PB.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"0 GiB\""),
+              "m.json:10: gpu.memory is '0 GiB'; it can be from 1 MB to 1000 PB.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32,5 GiB\""),
+              "m.json:10: gpu.memory is no value: '32,5 GiB' has a comma, and a point divides a "
+              "number here; write it as '32 GB'.");
+    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"1e400 GiB\""),
+              "m.json:10: gpu.memory is no value: '1e400 GiB' is beyond all numbers that are known "
+              "here; write it as '32 GB'.");
+    EXPECT_EQ(machine_refusal("\"100 us\"", "\"11 s\""),
+              "m.json:27: links[0].latency is '11 s'; it can be from 0 ns to 10 s.");
     EXPECT_EQ(machine_refusal("\"32 GiB\"", "32"),
               "m.json:10: gpu.memory is a number without a unit; write it as text with one, or "
               "call the key 'memory_bytes'.");
@@ -127,24 +136,31 @@ TEST(SimulateFiles, WhatIsWrongIsToldWithFileLineAndKey)
               "m.json:10: gpu.memory is no value: 'much' does not begin with a number; write it as "
               "'32 GB'.");
     EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32000 PB\""),
-              "m.json:10: gpu.memory is 3.2e+19; what can be is 1e+06 to 1e+18.");
-    EXPECT_EQ(machine_refusal("\"32 GiB\"", "\"32 GiB\", \"memory_bytes\": 32"),
-              "m.json:10: gpu.memory is there twice, with its unit in the value and in the key.");
+              "m.json:10: gpu.memory is '32000 PB'; it can be from 1 MB to 1000 PB.");
+    EXPECT_EQ(
+        machine_refusal("\"32 GiB\"", "\"32 GiB\", \"memory_bytes\": 32"),
+        "m.json:10: gpu.memory is there twice, with its unit in the value and in the key; leave "
+        "one of them.");
     EXPECT_EQ(machine_refusal("\"achieved\"", "\"acheived\""),
               "m.json:9: gpu.achieved is missing.");
     EXPECT_EQ(machine_refusal("\"peak\"", "\"spare\": 1, \"peak\""),
-              "m.json:12: gpu.spare is not known; what is: memory_bytes, memory, "
+              "m.json:12: gpu.spare is not known; the keys there are memory_bytes, memory, "
               "memory_bandwidth_bytes_per_s, memory_bandwidth, peak_flop_per_s, peak, "
               "achieved_flop_per_s, achieved, source.");
     EXPECT_EQ(machine_refusal("\"47.7 TFLOPS\"", "\"470 TFLOPS\""),
               "m.json:13: gpu.achieved is more than the peak.");
-    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 0"), "m.json:5: nodes is zero.");
+    EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 0"),
+              "m.json:5: nodes is 0; it can be from 1 to 1 M.");
     EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 1.5"),
-              "m.json:5: nodes is 1.5, no whole number.");
+              "m.json:5: nodes is 1.5, which is no whole number.");
     EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": \"32\""),
               "m.json:5: nodes is text, not a number.");
     EXPECT_EQ(machine_refusal("\"nodes\": 32", "\"nodes\": 32, \"nodes\": 32"),
               "m.json:5: the key 'nodes' is there twice.");
+    EXPECT_THAT(machine_refusal("\"per\": \"node\"", "\"per\": \"node\", \"per\": \"gpu\""),
+                HasSubstr("m.json:28: the key 'links[0].per' is there twice."));
+    EXPECT_THAT(machine_refusal("\"name\": \"pcie back\"", "\"name\": \"pcie\""),
+                HasSubstr("links[2].name is 'pcie', which another link is called."));
     EXPECT_EQ(machine_refusal("\"switches_per_node\": 8", "\"switches_per_node\": 3"),
               "m.json:7: switches_per_node does not divide the GPUs of a node, 16, evenly.");
     EXPECT_THAT(machine_refusal("\"per\": \"node\"", "\"per\": \"rack\""),
@@ -157,24 +173,50 @@ TEST(SimulateFiles, WhatIsWrongIsToldWithFileLineAndKey)
                           "nodes."));
 }
 
+TEST(SimulateFiles, DirectoriesOfOneFileSystemAreCountedOnce)
+{
+    const std::string folder = std::filesystem::temp_directory_path() / "stepwell-profile-XXXXXX";
+    std::string made = folder;
+    ASSERT_NE(mkdtemp(made.data()), nullptr);
+    const auto profile = [&](int directories) {
+        const std::string file = made + "/profile.json";
+        std::ofstream out(file);
+        out << R"({"kind": "stepwell machine profile", "format": 1, "host_copy_bytes_per_s": 1e10,
+            "directories": [)";
+        for (int i = 0; i < directories; ++i)
+            out << (i ? "," : "") << "{\"path\": \"" << made
+                << "\", \"read\": {\"bytes_per_s\": " << 2 + i
+                << "e9}, \"write\": {\"bytes_per_s\": 1e9}}";
+        out << "]}";
+        out.close();
+        return read_profile(file, "24 GB", "1 TFLOPS");
+    };
+    const simulate::Machine one = profile(1);
+    const simulate::Machine two = profile(2);
+    EXPECT_LT(two.nvme_bytes, one.nvme_bytes + one.nvme_bytes / 2);
+    EXPECT_EQ(one.links.front().bytes_per_s, 2e9);
+    EXPECT_EQ(two.links.front().bytes_per_s, 3e9) << "the faster of the two, not both";
+    std::filesystem::remove_all(made);
+}
+
 TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
 {
     EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": -200"),
-              "m.json:6: transformer.layers is negative: -200.");
+              "m.json:6: transformer.layers is -200; it can be from 1 to 10000.");
     EXPECT_EQ(model_refusal("\"layers\": 200", "\"layers\": 2e9"),
-              "m.json:6: transformer.layers is 2e+09; what can be is 1 to 10000.");
+              "m.json:6: transformer.layers is 2e+09; it can be from 1 to 10000.");
     EXPECT_EQ(model_refusal("\"heads\": 512", "\"heads\": 500"),
               "m.json:6: transformer.hidden is no multiple of the number of heads.");
     EXPECT_EQ(model_refusal("\"states\": \"nvme\"", "\"states\": \"tape\""),
               "m.json:12: placement.states is 'tape'; it can be auto, device, host or nvme.");
     EXPECT_EQ(model_refusal("\"state_bytes\": 16", "\"state_bytes\": 0"),
-              "m.json:9: optimizer.state_bytes is zero.");
+              "m.json:9: optimizer.state_bytes is 0; it can be from 1 to 64.");
     EXPECT_EQ(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4, \"layers\": [],"),
               "m.json:1: the file needs a 'transformer' or a list 'layers', one of them.");
     EXPECT_EQ(model_refusal("\"stepwell model\"", "\"stepwell machine\""),
               "m.json:2: kind is 'stepwell machine'; it can be stepwell model.");
     EXPECT_EQ(model_refusal("\"format\": 1", "\"format\": 2"),
-              "m.json:3: format is 2; what can be is 1 to 1.");
+              "m.json:3: format is 2; it can be 1.");
 }
 
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
@@ -189,6 +231,8 @@ TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
               "m.json:1: is a list, not an object of keys.");
     EXPECT_EQ(refusal([] { read_located("/nowhere/at/all.json"); }),
               "The file '/nowhere/at/all.json' cannot be read: No such file or directory.");
+    EXPECT_EQ(refusal([] { parse_located(std::string("{}\n\0", 4), "m.json"); }),
+              "m.json:2: is no JSON: a byte of it is zero.");
     EXPECT_THAT(refusal([] { parse_located(std::string(40, '['), "m.json"); }),
                 HasSubstr("nested deeper"));
 }

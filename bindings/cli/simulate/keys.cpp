@@ -83,14 +83,18 @@ const Located &Keys::typed(const char *key, Located::Kind kind)
     return value;
 }
 
-double Keys::checked(const char *key, double value, double least, double most, const char *unit)
+double Keys::checked(const char *key, double value, double least, double most, Unit unit,
+                     const std::string &said)
 {
-    if (value < 0) refuse(key, "is negative: " + short_number(value) + unit);
-    if (value == 0 && least > 0) refuse(key, "is zero");
-    if (!(value >= least && value <= most))
-        refuse(key, "is " + short_number(value) + unit + "; what can be is " + short_number(least) +
-                        " to " + short_number(most) + unit);
-    return value;
+    if (value >= least && value <= most) return value;
+    const std::string from = quantity_text(least, unit);
+    refuse(key, "is " + said + "; it can be " +
+                    (least == most ? from : "from " + from + " to " + quantity_text(most, unit)));
+}
+
+double Keys::checked(const char *key, double value, double least, double most)
+{
+    return checked(key, value, least, most, Unit::kCount, short_number(value));
 }
 
 double Keys::quantity(const char *key, Unit unit, double least, double most)
@@ -99,14 +103,14 @@ double Keys::quantity(const char *key, Unit unit, double least, double most)
     const Located *number = unit == Unit::kCount ? nullptr : find(plain.c_str());
     const Located *value = find(key);
     if (number != nullptr && value != nullptr)
-        refuse(key, "is there twice, with its unit in the value and in the key");
+        refuse(key, "is there twice, with its unit in the value and in the key; leave one of them");
     if (number != nullptr) {
         typed(plain.c_str(), Located::Kind::kNumber);
-        return checked(plain.c_str(), number->number, least, most, "");
+        return checked(plain.c_str(), number->number, least, most);
     }
     if (value == nullptr) refuse(key, "is missing");
     if (unit == Unit::kCount && value->kind == Located::Kind::kNumber)
-        return checked(key, value->number, least, most, "");
+        return checked(key, value->number, least, most);
     if (value->kind == Located::Kind::kNumber)
         refuse(key, "is a number without a unit; write it as text with one, or call the key '" +
                         plain + "'");
@@ -114,7 +118,7 @@ double Keys::quantity(const char *key, Unit unit, double least, double most)
     double result = 0;
     std::string why;
     if (!parse_quantity(value->text, unit, &result, &why)) refuse(key, "is no value: " + why);
-    return checked(key, result, least, most, "");
+    return checked(key, result, least, most, unit, "'" + printable(value->text) + "'");
 }
 
 double Keys::quantity_or(const char *key, Unit unit, double least, double most, double otherwise)
@@ -127,8 +131,9 @@ double Keys::quantity_or(const char *key, Unit unit, double least, double most, 
 uint64_t Keys::whole(const char *key, uint64_t least, uint64_t most)
 {
     const double value = typed(key, Located::Kind::kNumber).number;
-    checked(key, value, static_cast<double>(least), static_cast<double>(most), "");
-    if (value != std::floor(value)) refuse(key, "is " + short_number(value) + ", no whole number");
+    checked(key, value, static_cast<double>(least), static_cast<double>(most));
+    if (value != std::floor(value))
+        refuse(key, "is " + short_number(value) + ", which is no whole number");
     return static_cast<uint64_t>(value);
 }
 
@@ -139,7 +144,7 @@ uint64_t Keys::whole_or(const char *key, uint64_t least, uint64_t most, uint64_t
 
 double Keys::number(const char *key, double least, double most)
 {
-    return checked(key, typed(key, Located::Kind::kNumber).number, least, most, "");
+    return checked(key, typed(key, Located::Kind::kNumber).number, least, most);
 }
 
 std::string Keys::word(const char *key)
@@ -197,7 +202,7 @@ void Keys::done() const
         if (taken_[i]) continue;
         std::string known;
         for (const std::string &key : known_) known += (known.empty() ? "" : ", ") + key;
-        refuse(object_->keys[i].c_str(), "is not known; what is: " + known);
+        refuse(object_->keys[i].c_str(), "is not known; the keys there are " + known);
     }
 }
 

@@ -4,12 +4,12 @@
 #include "located_json.h"
 
 #include "text.h"
+#include "whole_file.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ namespace stepwell::cli {
 namespace {
 
 constexpr size_t kDepthMax = 16;
-constexpr std::streamoff kFileBytesMax = 16 << 20;
+constexpr size_t kFileBytesMax = 16 << 20;
 
 [[noreturn]] void refuse_line(const std::string &file, uint32_t line, const std::string &why)
 {
@@ -98,7 +98,8 @@ public:
     {
         Located &object = open_.back();
         if (std::find(object.keys.begin(), object.keys.end(), name) != object.keys.end())
-            refuse_line(file_, place_->line, "the key '" + printable(name) + "' is there twice.");
+            refuse_line(file_, place_->line,
+                        "the key '" + path() + printable(name) + "' is there twice.");
         object.keys.push_back(name);
         return true;
     }
@@ -114,6 +115,18 @@ public:
     Located take() { return std::move(root_); }
 
 private:
+    // Of the object that is open: "links[0]."
+    [[nodiscard]] std::string path() const
+    {
+        std::string words;
+        for (size_t i = 0; i + 1 < open_.size(); ++i) {
+            const Located &outer = open_[i];
+            const bool list = outer.kind == Located::Kind::kArray;
+            words += list ? "[" + std::to_string(outer.items.size()) + "]"
+                          : (words.empty() ? "" : ".") + printable(outer.keys.back());
+        }
+        return words + (words.empty() ? "" : ".");
+    }
     bool put_number(double value)
     {
         Located located;
@@ -172,6 +185,12 @@ const char *kind_name(Located::Kind kind)
 
 Located parse_located(std::string_view text, const std::string &file)
 {
+    // The parser would take it for the end.
+    const size_t nul = text.find('\0');
+    if (nul != std::string_view::npos) {
+        const auto lines = std::count(text.begin(), text.begin() + static_cast<long>(nul), '\n');
+        refuse_line(file, static_cast<uint32_t>(lines + 1), "is no JSON: a byte of it is zero.");
+    }
     Place place;
     Builder builder(file, &place);
     const Counting begin{text.data(), &place};
@@ -186,17 +205,12 @@ Located parse_located(std::string_view text, const std::string &file)
 
 Located read_located(const std::string &file)
 {
-    std::ifstream stream(file, std::ios::binary | std::ios::ate);
-    const int cause = errno;
+    std::string text;
+    const int cause = read_whole(file, kFileBytesMax, &text);
     const std::string name = "'" + printable(file) + "'";
-    if (!stream)
+    if (cause == EFBIG) throw Refused("The file " + name + " is no file of at most 16 MiB.");
+    if (cause != 0)
         throw Refused("The file " + name + " cannot be read: " + std::strerror(cause) + ".");
-    const std::streamoff bytes = stream.tellg();
-    if (bytes < 0 || bytes > kFileBytesMax)
-        throw Refused("The file " + name + " is no file of at most 16 MiB.");
-    std::string text(static_cast<size_t>(bytes), '\0');
-    stream.seekg(0);
-    if (!stream.read(text.data(), bytes)) throw Refused("The file " + name + " cannot be read.");
     return parse_located(text, file);
 }
 

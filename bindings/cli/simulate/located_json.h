@@ -39,6 +39,8 @@ enum class Unit : uint8_t { kBytes, kBytesPerSecond, kFlops, kFlopsPerSecond, kS
 // "32 GB", "1.6 GB/s", "70 TFLOPS", "5 us", "1.5 T": the value in the unit itself. Else what is
 // wrong with it is in `why`.
 bool parse_quantity(std::string_view text, Unit unit, double *value, std::string *why);
+// As parse_quantity takes it: "1 MB".
+std::string quantity_text(double value, Unit unit);
 
 // One object of a file, key by key. What was not taken when it is done is refused.
 class Keys {
@@ -74,7 +76,10 @@ public:
 private:
     [[nodiscard]] std::string name_of(const char *key) const;
     const Located &typed(const char *key, Located::Kind kind);
-    double checked(const char *key, double value, double least, double most, const char *unit);
+    // `said`: as the file has it.
+    double checked(const char *key, double value, double least, double most, Unit unit,
+                   const std::string &said);
+    double checked(const char *key, double value, double least, double most);
 
     const std::string *file_;
     const Located *object_;

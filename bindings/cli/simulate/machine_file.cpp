@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files.h"
 
+#include "text.h"
+
 #include <cmath>
 
 namespace stepwell::cli {
@@ -146,7 +148,14 @@ Machine parse_machine(const Located &root, const std::string &file)
         nvme.source();
         nvme.done();
     }
-    for (Keys &link : keys.objects("links")) machine.links.push_back(read_link(link));
+    for (Keys &keys_of_link : keys.objects("links")) {
+        const Link link = read_link(keys_of_link);
+        for (const Link &other : machine.links)
+            if (other.name == link.name)
+                keys_of_link.refuse("name", "is '" + printable(link.name) +
+                                                "', which another link is called");
+        machine.links.push_back(link);
+    }
     check_routes(keys, machine);
     if (keys.has("collectives") || machine.gpus() > 1)
         read_collectives(keys.object("collectives"), &machine);

@@ -3,6 +3,8 @@
 #include "formatted.h"
 #include "sweep.h"
 
+#include "text.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -95,6 +97,29 @@ std::string axes(const std::string &key, const std::vector<Point> &points, doubl
                             (kTop + kBottom) / 2, (kTop + kBottom) / 2);
 }
 
+constexpr size_t kLineLetters = 100;
+constexpr double kLineHeight = 16;
+
+// Why points are not there, below the plot.
+std::vector<std::string> reasons(const std::vector<Point> &points)
+{
+    std::vector<std::string> lines;
+    for (const Point &point : points) {
+        if (point.refused.empty()) continue;
+        std::string line = point.label + ":";
+        const std::string words = point.refused;  // words_of looks into it
+        for (const std::string_view word : words_of(words)) {
+            if (line.size() + 1 + word.size() > kLineLetters) {
+                lines.push_back(line);
+                line = "   ";
+            }
+            line += " " + std::string(word);
+        }
+        lines.push_back(line);
+    }
+    return lines;
+}
+
 }  // namespace
 
 std::string sweep_svg(const std::string &title, const std::string &key,
@@ -108,11 +133,13 @@ std::string sweep_svg(const std::string &title, const std::string &key,
         if (point.refused.empty()) largest = std::max(largest, bound_tflops(point));
     const double step = round_step(largest);
     const double top = step * std::ceil(largest / step);
+    const std::vector<std::string> lines = reasons(points);
+    const double height = kHeight + kLineHeight * static_cast<double>(lines.size());
     std::string text =
         formatted("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" "
                   "viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"13\">\n"
                   "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
-                  kWidth, kHeight, kWidth, kHeight);
+                  kWidth, height, kWidth, height);
     text += formatted("<text x=\"%g\" y=\"26\" font-size=\"15\">", kLeft) + escaped(title) +
             "</text>\n";
     text += axes(key, points, step, top);
@@ -120,6 +147,10 @@ std::string sweep_svg(const std::string &title, const std::string &key,
     text += formatted("<text x=\"%g\" y=\"%g\" fill=\"#1b6ca8\">simulated</text>\n"
                       "<text x=\"%g\" y=\"%g\" fill=\"#777777\">at the bound (dashed)</text>\n",
                       kLeft, kHeight - 10, kLeft + 100, kHeight - 10);
+    for (size_t i = 0; i < lines.size(); ++i)
+        text += formatted("<text x=\"%g\" y=\"%g\" font-size=\"11\">%s</text>\n", kLeft,
+                          kHeight + 4 + kLineHeight * static_cast<double>(i),
+                          escaped(lines[i]).c_str());
     return text + "</svg>\n";
 }
 

@@ -5,8 +5,13 @@
 
 #include "text.h"
 
-#include <cmath>
-#include <filesystem>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 namespace stepwell::cli {
 namespace {
@@ -63,24 +68,37 @@ struct Drives {
     double mixed = 0;
 };
 
+// Directories of one file system share its room and its drives: the fastest of them tells.
 Drives read_drives(Keys &keys, Machine *machine)
 {
-    Drives drives;
+    std::map<dev_t, Drives> by_file_system;
     for (Keys &directory : keys.objects("directories")) {
         const double read = rate(directory.object("read"));
         const double write = rate(directory.object("write"));
-        drives.read += read;
-        drives.write += write;
-        drives.mixed += directory.has("mixed") ? rate(directory.object("mixed")) : read + write;
-        std::error_code error;
+        const double mixed =
+            directory.has("mixed") ? rate(directory.object("mixed")) : read + write;
         const std::string path = directory.word("path");
-        const auto space = std::filesystem::space(path, error);
-        if (error)
+        const auto refuse = [&](int cause) {
             directory.refuse("path", "is '" + printable(path) +
-                                         "', whose room cannot be seen: " + error.message());
-        machine->nvme_bytes += space.available;
+                                         "', whose room cannot be seen: " + std::strerror(cause));
+        };
+        struct stat about;
+        struct statvfs space;
+        if (stat(path.c_str(), &about) != 0 || statvfs(path.c_str(), &space) != 0) refuse(errno);
+        const auto [found, is_new] = by_file_system.try_emplace(about.st_dev);
+        if (is_new) machine->nvme_bytes += uint64_t{space.f_bavail} * space.f_frsize;
+        Drives &drives = found->second;
+        drives.read = std::max(drives.read, read);
+        drives.write = std::max(drives.write, write);
+        drives.mixed = std::max(drives.mixed, mixed);
     }
-    return drives;
+    Drives all;
+    for (const auto &[ignored, drives] : by_file_system) {
+        all.read += drives.read;
+        all.write += drives.write;
+        all.mixed += drives.mixed;
+    }
+    return all;
 }
 
 }  // namespace

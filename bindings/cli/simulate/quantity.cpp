@@ -2,6 +2,8 @@
 // Numbers with units, as people write them in files and on a command line.
 #include "located_json.h"
 
+#include "formatted.h"
+
 #include "text.h"
 
 #include <charconv>
@@ -64,6 +66,10 @@ bool parse_quantity(std::string_view text, Unit unit, double *value, std::string
     double number = 0;
     const char *end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc::result_out_of_range) {
+        *why = said + " is beyond all numbers that are known here" + wanted;
+        return false;
+    }
     if (error != std::errc() || !std::isfinite(number)) {
         *why = said + " does not begin with a number" + wanted;
         return false;
@@ -74,8 +80,27 @@ bool parse_quantity(std::string_view text, Unit unit, double *value, std::string
         *value = number * known.begin[i].factor;
         return true;
     }
-    *why = said + (name.empty() ? " has no unit" : " has a unit that is none here") + wanted;
+    *why = said +
+           (name.empty()            ? " has no unit"
+            : name.starts_with(',') ? " has a comma, and a point divides a number here"
+                                    : " has a unit that is none here") +
+           wanted;
     return false;
+}
+
+std::string quantity_text(double value, Unit unit)
+{
+    const Scales known = scales_of(unit);
+    const Scale *best = known.begin;
+    for (size_t i = 0; i < known.count; ++i) {
+        const Scale &scale = known.begin[i];
+        const bool decimal = std::fmod(std::log10(scale.factor), 1) == 0;
+        if (decimal && scale.factor <= value && scale.factor > best->factor) best = &scale;
+    }
+    // Plain numbers are counts, and small enough to be read.
+    if (unit == Unit::kCount && value < 1e6) best = known.begin;
+    const double scaled = value / best->factor;
+    return formatted("%.6g%s%s", scaled, *best->name == '\0' ? "" : " ", best->name);
 }
 
 }  // namespace stepwell::cli

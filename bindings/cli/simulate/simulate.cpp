@@ -46,7 +46,11 @@ Sweep parse_sweep(const std::string &text, std::string *why)
         if (!parse_quantity(label, Unit::kCount, &value, why)) break;
         const bool whole = sweep.key == "params" || value == std::floor(value);
         const double most = sweep.key == "params" ? kParametersMax : kRanksMax;
-        if (!(value >= 1 && value <= most && whole)) *why = "'" + printable(label) + "' cannot be";
+        if (!(value >= 1 && value <= most && whole)) {
+            *why = "'" + printable(label) + "' is no number of " +
+                   (sweep.key == "params" ? "parameters" : "ranks") + " from 1 to " +
+                   quantity_text(most, Unit::kCount);
+        }
         sweep.labels.push_back(label);
         sweep.values.push_back(value);
     }
@@ -174,11 +178,11 @@ void write_plot(const std::string &file, const std::string &text)
 std::string why_no_sweep(const std::string &sweep)
 {
     std::string why;
-    if (!sweep.empty()) parse_sweep(sweep, &why);
+    parse_sweep(sweep, &why);
     return why;
 }
 
-std::string run_simulate(const SimulateOptions &options, const SimulateProgress &progress)
+Simulated run_simulate(const SimulateOptions &options, const SimulateProgress &progress)
 {
     const Model model = read_model(found_file(options.model, "model"));
     const Machine machine = machine_of(options);
@@ -186,15 +190,19 @@ std::string run_simulate(const SimulateOptions &options, const SimulateProgress 
     if (options.sweep.empty()) {
         const Point point = point_of(model, machine, engine);
         if (!point.refused.empty()) throw Refused(point.refused);
-        return options.json ? points_json(model.name, machine, {point})
-                            : answer_text(model.name, machine, point.answer);
+        return {options.json ? points_json(model.name, machine, {point})
+                             : answer_text(model.name, machine, point.answer),
+                true};
     }
     std::string why;
     const Sweep sweep = parse_sweep(options.sweep, &why);
     const std::vector<Point> points = swept(model, machine, sweep, engine, progress);
     if (!options.plot.empty())
         write_plot(options.plot, sweep_svg(model.name + " on " + machine.name, sweep.key, points));
-    return options.json ? points_json(model.name, machine, points) : sweep_text(sweep.key, points);
+    const bool answers = std::any_of(points.begin(), points.end(),
+                                     [](const Point &point) { return point.refused.empty(); });
+    return {options.json ? points_json(model.name, machine, points) : sweep_text(sweep.key, points),
+            answers};
 }
 
 std::string run_plan(const SimulateOptions &options)

@@ -26,8 +26,12 @@ std::string why_no_sweep(const std::string &sweep);
 
 using SimulateProgress = std::function<void(const std::string &what, double share)>;
 
+struct Simulated {
+    std::string text;      // what is printed
+    bool answers = false;  // at least one point
+};
+Simulated run_simulate(const SimulateOptions &options, const SimulateProgress &progress);
 // What is printed.
-std::string run_simulate(const SimulateOptions &options, const SimulateProgress &progress);
 std::string run_plan(const SimulateOptions &options);
 
 }  // namespace stepwell::cli

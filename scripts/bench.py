@@ -72,6 +72,7 @@ STALL_LIMIT = 0.03  # of the bound, where overlap is possible
 MOE_HIT_LIMIT = 0.5
 REPLAY_LIMIT = 1e6  # events of the core, by processor time
 SIMULATE_LIMIT_S = 60
+OVERFLOW_LAYERS = (600, 1200, 2400)
 PYTHON_LIMITS_NS = {"python.fetch_hit": 3_000, "python.fetch_many": 300_000}
 
 
@@ -453,11 +454,11 @@ def n_log_n(factor, n):
 
 
 def overflow_growth(options, folder):
-    """Of states that overflow the host, with twice the layers on a host of twice the memory."""
+    """Of states that overflow the host: layers, and the host's memory with them, doubled twice."""
     model = json.loads(Path("data/models/gpt-13b.json").read_text(encoding="utf-8"))
     node = json.loads(Path("data/machines/dgx-a100.json").read_text(encoding="utf-8"))
     times = []
-    for layers in (600, 1200):
+    for layers in OVERFLOW_LAYERS:
         model["transformer"]["layers"] = layers
         node["host"]["memory"] = f"{2 * layers // 600} TB"
         node["nvme"]["capacity"] = f"{30 * layers // 600} TB"
@@ -474,7 +475,7 @@ def bench_simulate(options):
     half = {**whole, "transformer": {**whole["transformer"], "layers": layers // 2}}
     # Of tensors x ranks: twice the layers and twice the ranks, and twice the layers alone.
     allowed = n_log_n(4, layers // 2 * 12 * 7 * 256)
-    allowed_over = n_log_n(2, 600 * 12 * 8)
+    allowed_over = n_log_n(2, OVERFLOW_LAYERS[-2] * 12 * 8)
     times, growths, over = [], [], []
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         model = Path(folder) / "half.json"
@@ -484,9 +485,10 @@ def bench_simulate(options):
             times.append(simulated_s(options, "data/models/paper-10t.json", 512))
             growths.append(times[-1] / small)
             say(f"  {number + 1}: {times[-1]:.1f} s, {growths[-1]:.2f} times a quarter of it")
-            half_s, whole_s = overflow_growth(options, folder)
+            *_, quarter_s, half_s, whole_s = overflow_growth(options, folder)
             over.append(whole_s / half_s)
-            say(f"     over the host: {whole_s:.1f} s, {over[-1]:.2f} times half of it")
+            say(f"     over the host: {whole_s:.1f} s, {over[-1]:.2f} times half of it, "
+                f"which is {half_s / quarter_s:.2f} times a quarter")
     return [
         result(
             "simulate.10t_512",
@@ -508,7 +510,7 @@ def bench_simulate(options):
             "simulate.overflow",
             median(over),
             "x",
-            "n log n in tensors, twice as many, beyond the host's memory",
+            "n log n in tensors, the last doubling, beyond the host's memory",
             [allowed_over / growth for growth in over],
             reference_value=allowed_over,
         ),

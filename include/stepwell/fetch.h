@@ -34,7 +34,8 @@ typedef struct stw_fetch_request {
     uint32_t device;
     uint32_t dtype;          /* of the view; 0: the tensor's. f32, f16 and bf16 convert. READ: the
                                 bytes rounded to nearest, a copy as of the fetch. REDUCE: what is
-                                added in; the sum is rounded to the tensor's. Others: INVALID */
+                                added in; the sum is rounded to the tensor's. Others: INVALID. A
+                                whole that is gathered is shown as it is: UNSUPPORTED */
     uint64_t element_begin;  /* a part of the scope, in elements of the flattened tensor (rows, */
     uint64_t element_count;  /* one expert of a stack); 0, 0: all of it */
     void *into;              /* NULL: a pin of the library's memory. Else host memory of the
@@ -104,7 +105,8 @@ typedef struct stw_view {
  * Blocks:    until the last copy is enqueued (host tier: done), or options->timeout_ns, which
  *            undoes it.
  * Errors:    INVALID, BUDGET (what pins the room is in the error info), BUSY, EMPTY, IO, CHECKSUM,
- *            TIMEOUT, ORDER, PEER, DEVICE, LIMIT, INTERRUPTED, CLOSED, FORKED.
+ *            TIMEOUT, ORDER, PEER, DEVICE, LIMIT, INTERRUPTED, CLOSED, FORKED; UNSUPPORTED (another
+ *            dtype, or `into`, of a whole that is gathered).
  */
 STW_API stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
                              const stw_fetch_request *requests, uint32_t n, stw_view *views_out);

@@ -242,6 +242,44 @@ static void replicas_in_another_order_are_told(struct member *member)
     leave(&groups, member);
 }
 
+/* Within each group of shards all agree: what differs is found between the replicas. */
+static void replicas_that_step_otherwise_are_told(struct member *member)
+{
+    struct groups groups = join_both(member);
+    stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    const bool odd = member->rank >= SHARDS;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    entry.parameter = make(runtime, "p", 1000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    entry.gradient = make(runtime, "g", 1000, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        stw_hyper hyper = STW_HYPER_INIT;
+        stw_view view = fetch(runtime, entry.gradient, STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < view.element_count; ++k) ((float *)view.pointer)[k] = 1.0F;
+        let_go(&view, 0);
+        update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
+        hyper.lr = attempt == 1 && odd ? 0.5 : 0.25;
+        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+        const stw_status status = stw_optimizer_step(optimizer, &update, &result);
+        HOLDS(status == (attempt < 2 ? STW_ERROR_MISMATCH : STW_OK));
+        if (attempt == 0) HOLDS(strstr(stw_last_error(), "clip_norm 100"));
+        if (attempt == 1) HOLDS(strstr(stw_last_error(), "lr 0.5"));
+        if (attempt < 2) SUCCEEDS(stw_tensor_discard(&entry.gradient, 1));
+    }
+    stw_view weights = fetch(runtime, entry.parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)weights.pointer)[999] == 1.0F - 0.25F * (float)member->size);
+    let_go(&weights, 0);
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    leave(&groups, member);
+}
+
 static void a_replica_that_does_not_come_is_told_to_all(struct member *member)
 {
     struct groups groups = join_both(member);
@@ -271,6 +309,7 @@ int main(int argc, char **argv)
         CLAIM(replicas_are_checked_at_open),
         CLAIM(the_budget_of_a_host_is_that_of_all_groups),
         CLAIM(replicas_in_another_order_are_told),
+        CLAIM(replicas_that_step_otherwise_are_told),
         CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);

@@ -3,6 +3,8 @@
  * bytes are, each takes what it needs from the others, and nobody leaves before all have. */
 #include "tests/multirank/world.h"
 
+#include "tests/multirank/half.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -100,17 +102,8 @@ static stw_status post(struct rank_of_world *self, struct post what, uint64_t *w
 
 static uint64_t bytes_of(uint32_t dtype)
 {
-    HOLDS(dtype == STW_F32 || dtype == STW_BF16); /* what these tests sum */
+    HOLDS(dtype == STW_F32 || dtype == STW_BF16 || dtype == STW_F16); /* what these tests sum */
     return dtype == STW_F32 ? sizeof(float) : sizeof(uint16_t);
-}
-
-static float value_at(const void *values, uint64_t i, uint32_t dtype)
-{
-    if (dtype == STW_F32) return ((const float *)values)[i];
-    const uint32_t bits = (uint32_t)((const uint16_t *)values)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 static void add(const struct work *work, uint32_t ranks, uint64_t begin, uint64_t count, void *to,
@@ -119,16 +112,10 @@ static void add(const struct work *work, uint32_t ranks, uint64_t begin, uint64_
     for (uint64_t i = 0; i < count; ++i) {
         float sum = 0.0F;
         for (uint32_t rank = 0; rank < ranks; ++rank) {
-            sum +=
-                value_at(into_to ? work->posts[rank].to : work->posts[rank].from, begin + i, dtype);
+            const void *from = into_to ? work->posts[rank].to : work->posts[rank].from;
+            sum += value_in(from, begin + i, dtype);
         }
-        if (dtype == STW_F32) {
-            ((float *)to)[i] = sum;
-        } else {
-            uint32_t bits;
-            memcpy(&bits, &sum, sizeof bits);
-            ((uint16_t *)to)[i] = (uint16_t)(bits >> 16);
-        }
+        put_value(to, i, dtype, sum);
     }
 }
 

@@ -20,17 +20,19 @@ struct DLManagedTensorVersioned;
 
 /**
  * Turn a view into a DLPack tensor: the view moves in, its cookie is cleared, and copies of it are
- * stale. The deleter is a C function for any thread, also after STW_CLOSE_DEFERRED; it releases the
- * view on `stream`, and in a forked child leaves the parent's view alone. stw_step_abort() leaves
- * an exported view alone too: what it writes counts. READ sets DLPack's flag READ_ONLY. The legacy
- * form has no such flag, so a READ view is refused there, as a consumer would believe that it may
- * write.
+ * stale. Of a GPU the consumer's work goes on `stream`, which need not be that of the fetch: it
+ * comes behind the arrival of the bytes and what was released before. The deleter is a C function
+ * for any thread, also after STW_CLOSE_DEFERRED; it releases the view on `stream`, and in a forked
+ * child leaves the parent's view alone. stw_step_abort() leaves an exported view alone too: what it
+ * writes counts. READ sets DLPack's flag READ_ONLY. The legacy form has no such flag, so a READ
+ * view is refused there, as a consumer would believe that it may write.
  *
  * Ownership: *tensor_out is the caller's, by DLPack's rules. On error the view still is.
  * Threads:   any thread.
- * Blocks:    never.
- * Errors:    INVALID (a view that is not open, a stream of another device), UNSUPPORTED (the form
- *            cannot say READ or the dtype, or DLPack does not know the device).
+ * Blocks:    never, but with STW_STREAM_SYNCED until the bytes are at the GPU.
+ * Errors:    INVALID (a view that is not open, no stream or one of another device), DEVICE,
+ *            UNSUPPORTED (the form cannot say READ or the dtype, or DLPack does not know the
+ *            device).
  */
 STW_API stw_status stw_view_to_dlpack(stw_view *view, void *stream,
                                       struct DLManagedTensorVersioned **tensor_out);

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-enum DLDeviceType : int32_t { kDLCPU = 1 };
+enum DLDeviceType : int32_t { kDLCPU = 1, kDLCUDA = 2 };
 
 enum DLDataTypeCode : uint8_t {
     kDLInt = 0,

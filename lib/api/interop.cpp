@@ -68,15 +68,17 @@ Status check_legacy(const stw_tensor *tensor, bool reads)
                          tensor->name.c_str());
 }
 
-// Memory of the CPU, which all tiers of the built-in drivers are, is the one device DLPack shares
-// with us.
-Status check_device(const stw_tensor *tensor, uint32_t tier, uint32_t device)
+// What DLPack calls it: memory of the CPU, which all tiers of the built-in drivers are, or CUDA's.
+Status name_device(const stw_tensor *tensor, uint32_t tier, uint32_t device, DLDevice *device_out)
 {
+    *device_out = {kDLCPU, 0};
     if (tier == STW_TIER_HOST) return {};
     stw_device_info info{};
     info.struct_size = sizeof info;
     STW_TRY(tensor->runtime->body->device_info(device, &info));
     if (std::strncmp(info.driver, "cpu", 3) == 0) return {};
+    *device_out = {kDLCUDA, info.ordinal};
+    if (std::strcmp(info.driver, "cuda") == 0) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
                          "tensor '%s' is on device %u of driver '%s', which DLPack has no name for",
                          tensor->name.c_str(), device, info.driver);
@@ -88,7 +90,6 @@ void describe(Export<Managed> &made, const stw_tensor *tensor, uint32_t dtype, v
 {
     DLTensor &at = made.managed.dl_tensor;
     at.data = data;
-    at.device = {kDLCPU, 0};
     at.ndim = flat ? 1 : static_cast<int32_t>(tensor->dimensions);
     at.dtype = type_of(dtype);
     at.shape = made.shape;
@@ -119,8 +120,9 @@ template <class Managed> Status export_view(stw_view *view, void *stream, Manage
     STW_TRY(tensor->runtime->body->check_open(*view));
     const bool reads = view->access == STW_READ;
     if (!kVersioned<Managed>) STW_TRY(check_legacy(tensor, reads));
-    STW_TRY(check_device(tensor, view->tier, view->device));
     auto made = std::make_unique<Export<Managed>>();
+    STW_TRY(name_device(tensor, view->tier, view->device, &made->managed.dl_tensor.device));
+    STW_TRY(tensor->runtime->body->begin_export(*view, stream));
     made->stream = stream;
     const uint64_t elements = tensor->sharding ? tensor->sharding->elements() : tensor->elements;
     const bool flat = view->scope == STW_SHARD || view->element_count != elements;
@@ -141,8 +143,8 @@ Status export_address(stw_tensor *tensor, uint32_t device, Managed **tensor_out)
     void *pointer = nullptr;
     uint64_t bytes = 0;
     STW_TRY(tensor->runtime->body->tensor_address(tensor, device, &pointer, &bytes));
-    STW_TRY(check_device(tensor, STW_TIER_DEVICE, device));
     auto made = std::make_unique<Export<Managed>>();
+    STW_TRY(name_device(tensor, STW_TIER_DEVICE, device, &made->managed.dl_tensor.device));
     void *data = bytes > 0 ? pointer : nullptr;
     describe(*made, tensor, tensor->dtype, data, false, tensor->elements, reads);
     *tensor_out = &made.release()->managed;

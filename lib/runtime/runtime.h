@@ -256,6 +256,8 @@ public:
     [[nodiscard]] Status check_open(const stw_view &view) const;
     [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // that is open
     // The pin goes on as `moved_out`, which counts as an export; `view` and its copies are stale.
+    // The stream comes behind what the view's own did.
+    Status begin_export(const stw_view &view, void *stream);
     Status move_to_export(stw_view *view, stw_view *moved_out);
     Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
                  uint64_t timeout_ns);

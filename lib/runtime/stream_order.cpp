@@ -115,6 +115,16 @@ Status Runtime::begin_whole(const Range &range, const residency::Grant &grant, v
     return at.streams->begin(id, slots, range.access != STW_READ);
 }
 
+Status Runtime::begin_export(const stw_view &view, void *stream)
+{
+    const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+    const Place &at = places_[slot.place];
+    if (!at.streams || view.bytes == 0) return {};
+    DeviceStreams::Id id = 0;
+    STW_TRY(stream_id(slot.place, stream, &id));
+    return at.streams->begin(id, slots_of(slot), slot.access != STW_READ);
+}
+
 // Most are seen already, when their transfers are done; those that needed none are shown here.
 Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots)
 {

@@ -17,7 +17,7 @@ from ._dlpack import ByAddress
 from ._dtypes import Dtype
 from ._enums import (
     Access, Advice, Allow, DeviceFlag, Link, Partition, PlanAdviceKind, Preset, Release, Retain,
-    Role, Scope, State, Tier,
+    Role, Scope, State, Stream, Tier,
 )
 from ._group import Group
 from ._library import lib as _lib
@@ -44,7 +44,7 @@ __all__ = [
     "Link", "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Partition", "Phase",
     "PlanAdvice", "PlanAdviceKind", "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE",
     "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "Scope", "State", "Step",
-    "StepStats", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
+    "StepStats", "Stream", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
     "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",
     "last_error", "status_string", *errors.__all__,
 ]

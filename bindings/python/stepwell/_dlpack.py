@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from . import _abi
 from ._dtypes import Dtype, numpy
+from ._enums import Stream, Tier
 from ._library import lib
 from .errors import InvalidError, check, error_of
 
 if TYPE_CHECKING:
     from ._tensor import Tensor
 
-CPU = (1, 0)  # DLPack's kDLCPU: where all tiers of the built-in drivers are
+Device = Tuple[int, int]
+CPU: Device = (1, 0)  # DLPack's kDLCPU: where all tiers of the built-in drivers are
+_CUDA = 2  # kDLCUDA, beside the device's ordinal
 Version = Optional[Tuple[int, int]]
 
 _python = ctypes.pythonapi
@@ -41,10 +44,28 @@ def is_versioned(max_version: Version, dtype: int) -> bool:
     return versioned
 
 
-def check_device(dl_device: Optional[Tuple[int, int]]) -> None:
-    if dl_device is not None and tuple(int(at) for at in dl_device) != CPU:
-        raise BufferError(f"the bytes are on DLPack's device {CPU}, not on {tuple(dl_device)}; a "
-                          "consumer there copies them")
+def device_of(info: Any) -> Device:
+    """Of a DeviceInfo. The library refuses what DLPack has no name for when it is exported."""
+    return (_CUDA, info.ordinal) if info.driver == "cuda" else CPU
+
+
+def check_device(dl_device: Optional[Device], device: Device) -> None:
+    if dl_device is not None and tuple(int(at) for at in dl_device) != device:
+        raise BufferError(f"the bytes are on DLPack's device {device}, not on {tuple(dl_device)}; "
+                          "a consumer there copies them")
+
+
+def consumer_stream(stream: Optional[int], device: Device, own: Optional[int]) -> Optional[int]:
+    """What the consumer of a view works on; `own`: what the view was fetched on."""
+    if device == CPU:
+        return stream
+    if stream == 0:
+        raise BufferError("stream 0 has two meanings with CUDA: DLPack says 1 for the legacy "
+                          "default stream and 2 for that of the thread")
+    if stream == -1:  # the consumer orders itself behind the view's
+        return own
+    # DLPack's numbers of the default streams are ours.
+    return Stream.LEGACY if stream is None else stream
 
 
 def capsule(versioned: bool, make: Callable[[Any], int], label: str) -> Any:
@@ -78,17 +99,18 @@ class ByAddress:
         self.tensor = tensor
         self.device = device
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        return CPU
+    def __dlpack_device__(self) -> Device:
+        return self.tensor._runtime._dlpack_device(Tier.DEVICE, self.device)
 
     def __dlpack__(self, *, stream: Optional[int] = None, max_version: Version = None,
-                   dl_device: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Device] = None,
                    copy: Optional[bool] = None) -> Any:
         tensor = self.tensor
-        check_device(dl_device)
+        device = self.__dlpack_device__()
+        check_device(dl_device, device)
         if copy:
             raise BufferError("the bytes may not be there; copy=True needs a view")
-        if stream is not None:
+        if stream is not None and device == CPU:
             raise InvalidError("a stream, of an address that orders nothing")
         versioned = is_versioned(max_version, tensor._dtype)
         function = lib.stw_tensor_to_dlpack if versioned else lib.stw_tensor_to_dlpack_legacy

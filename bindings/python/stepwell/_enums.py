@@ -109,6 +109,14 @@ class PlanAdviceKind(IntFlag):
     REVERSE_UPDATE = _abi.STW_PLAN_ADVICE_REVERSE_UPDATE
 
 
+class Stream(IntEnum):
+    """Of a GPU, for `stream=` beside a CUstream (torch's `cuda_stream`, where it is not 0)."""
+
+    LEGACY = _abi.STW_STREAM_LEGACY  # the default stream, which frameworks call 0
+    PER_THREAD = _abi.STW_STREAM_PER_THREAD
+    SYNCED = _abi.STW_STREAM_SYNCED  # the program has synchronised: order nothing
+
+
 class DeviceFlag(IntFlag):
     STREAMS = _abi.STW_DEVICE_STREAMS
     UPDATES = _abi.STW_DEVICE_UPDATES

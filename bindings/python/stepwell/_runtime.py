@@ -10,8 +10,8 @@ import warnings
 import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
-from . import _abi, _life, _waiting
-from ._enums import Advice, Link, Preset, Tier, number
+from . import _abi, _dlpack, _life, _waiting
+from ._enums import Advice, DeviceFlag, Link, Preset, Tier, number
 from ._fetching import Fetches
 from ._group import Group
 from ._library import lib
@@ -68,6 +68,7 @@ class Runtime(Fetches):
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
+        self._devices: Dict[int, DeviceInfo] = {}
         self._interrupts = 0
         self._tensors: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
         self._operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
@@ -398,6 +399,20 @@ class Runtime(Fetches):
         stats = _abi.stw_link_stats.initial()
         check(lib.stw_link_stats_get(self._use(), number(Link, link), device, stats))
         return LinkStats(*(getattr(stats, name) for name in LinkStats._fields))
+
+    def _device(self, device: int) -> DeviceInfo:
+        """What device_info() said first: what is asked of it here does not change."""
+        known = self._devices.get(device)
+        if known is None:
+            known = self._devices[device] = self.device_info(device)
+        return known
+
+    def _dlpack_device(self, tier: int, device: int) -> _dlpack.Device:
+        return _dlpack.device_of(self._device(device)) if tier == Tier.DEVICE else _dlpack.CPU
+
+    def _cpu_reaches(self, device: int) -> bool:
+        info = self._device(device)
+        return info.driver != "cuda" or DeviceFlag.UNIFIED in info.flags
 
     def device_info(self, device: int = 0) -> DeviceInfo:
         info = _abi.stw_device_info.initial()

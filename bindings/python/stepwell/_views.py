@@ -15,7 +15,7 @@ from . import _abi, _dlpack
 from ._dtypes import NUMPY_DTYPES, Dtype, numpy
 from ._enums import Access, Tier
 from ._library import lib, unchecked
-from .errors import check, error_of, raised
+from .errors import InvalidError, check, error_of, raised
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -149,6 +149,10 @@ class _Pins:
         self._check_open(view)
         if not view.bytes:
             return memoryview(_EMPTY()).cast("B")
+        if view.tier == _abi.STW_TIER_DEVICE and not self._runtime._cpu_reaches(view.device):
+            raise InvalidError(
+                f"the bytes of {self._name()} are in the memory of device {view.device}, which the "
+                "CPU cannot read: take torch.from_dlpack(view), or fetch it with tier='host'")
         export = self._export() if self._export is not None else None
         if export is None:
             export = _Export(self)
@@ -238,11 +242,12 @@ class _Window:
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        return _dlpack.CPU
+    def __dlpack_device__(self) -> _dlpack.Device:
+        view = self._struct()
+        return self._owner()._runtime._dlpack_device(view.tier, view.device)
 
     def __dlpack__(self, *, stream: Optional[int] = None, max_version: _dlpack.Version = None,
-                   dl_device: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[_dlpack.Device] = None,
                    copy: Optional[bool] = None) -> Any:
         """For torch.from_dlpack(view), numpy.from_dlpack(view) and their like.
 
@@ -250,11 +255,16 @@ class _Window:
         may be exported often. A writer, and a view in another dtype than the tensor's, moves into
         its one export: the view has ended then, and what was written counts, whatever is raised.
         BufferError where the consumer's form of DLPack cannot hold it: the legacy form has no
-        read-only memory; and for a copy `into` memory that is yours to export.
+        read-only memory; and for a copy `into` memory that is yours to export. Of a GPU the
+        consumer's stream, which it names, comes behind the arrival of the bytes.
         """
         owner, view = self._owner(), self._struct()
         owner._check_open(view)
-        _dlpack.check_device(dl_device)
+        device = self.__dlpack_device__()
+        _dlpack.check_device(dl_device, device)
+        if copy and device != _dlpack.CPU:
+            raise BufferError("no copy is made in the memory of a GPU; export without copy, and "
+                              "copy what the consumer made of it")
         if copy:
             return _dlpack.copied(self.numpy, self._item._dtype, max_version)
         if view.cookie == _COPY:
@@ -262,6 +272,8 @@ class _Window:
         versioned = _dlpack.is_versioned(max_version, self._item._dtype)
         function = lib.stw_view_to_dlpack if versioned else lib.stw_view_to_dlpack_legacy
         label = self.tensor._label()
+        own = owner._stream.value if owner._stream is not None else None
+        stream = _dlpack.consumer_stream(stream, device, own)
         if view.access == _abi.STW_READ and not self._item._waits:
             more = self.share()
             made = _dlpack.capsule(versioned, lambda at: function(more._views, stream, at), label)

@@ -4,11 +4,12 @@
 // the host for a fetch that finds its bytes there, and the calls of CUDA's driver in it. cuda.nvme:
 // tensors from a drive to the GPU, beside the same to the host tier. cuda.remap: tensors with fixed
 // addresses that have to be mapped each time they come, beside those without, and the processor
-// time of the thread that fetches one.
+// time of the thread that fetches one; cuda.remap.2m: with handles of 2 MiB.
 //
 // usage: cuda_copies --module FILE [--mode copies|hit|remap|nvme] [--bytes N] [--size-max N]
 //                    [--rounds N] [--hits N] [--dir DIR] [--json FILE]
 #include "cuda_calls.h"
+#include "cuda_drive.h"
 #include "cuda_results.h"
 #include "measure.h"
 #include "tests/cuda/driver_calls.h"
@@ -17,7 +18,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <ctime>
-#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +25,7 @@
 
 namespace {
 
+using bench::in_turn;
 using bench::must;
 using bench::now_s;
 using stepwell::gpu::Address;
@@ -37,7 +38,6 @@ constexpr double kNvmeWanted = 0.95;
 constexpr double kHitNsWanted = 300;
 constexpr double kRemapWanted = 1 / 1.1;  // a tenth of its copies in all
 constexpr double kRemapNsWanted = 50'000;
-constexpr uint32_t kAhead = 6;
 
 struct Setup {
     std::string module;
@@ -215,16 +215,6 @@ double at_once(const DriverCalls &calls, const Up &up, const Down &down)
     return now_s() - begin;
 }
 
-// Both one after the other, the reference first every second time.
-template <class Ours, class Plain> bench::Pair in_turn(uint64_t number, Ours &&ours, Plain &&plain)
-{
-    bench::Pair pair;
-    if (number % 2 == 1) pair.reference = plain();
-    pair.ours = ours();
-    if (number % 2 == 0) pair.reference = plain();
-    return pair;
-}
-
 void measure_size(const DriverCalls &calls, const Setup &setup, uint64_t piece,
                   const std::string &name, bench::Results *results)
 {
@@ -380,11 +370,13 @@ private:
     stw_tensor *tensors_[2] = {};
 };
 
-void measure_remap(const DriverCalls &calls, const Setup &setup, bench::Results *results)
+void measure_remap_in(const char *arena, const std::string &name, const DriverCalls &calls,
+                      const Setup &setup, bench::Results *results)
 {
     const uint64_t bytes = std::min(uint64_t{64} << 20, setup.size_max);
     bench::Budgets budgets;
     budgets.device_driver = setup.module;
+    budgets.device_driver_options = arena;
     budgets.device_bytes = 2 * bytes;
     budgets.host_bytes = 4 * bytes + (uint64_t{64} << 20);
     stw_runtime *runtime = bench::open_runtime(budgets);
@@ -406,79 +398,29 @@ void measure_remap(const DriverCalls &calls, const Setup &setup, bench::Results 
         }
     }
     bench::close_runtime(runtime);
-    results->rate("cuda.remap", 2 * bytes, "the same without fixed addresses", kRemapWanted, pairs);
-    results->time("cuda.remap.thread", ns, kRemapNsWanted, 0);
+    results->rate(name, 2 * bytes, "the same without fixed addresses", kRemapWanted, pairs);
+    results->time(name + ".thread", ns, kRemapNsWanted, 0);
+}
+
+// With handles as large as they get, and with those of an arena that can shrink.
+void measure_remap(const DriverCalls &calls, const Setup &setup, bench::Results *results)
+{
+    measure_remap_in("arena=permanent", "cuda.remap", calls, setup, results);
+    measure_remap_in("arena=shrinks", "cuda.remap.2m", calls, setup, results);
 }
 
 // --------------------------------------------------------------------------------------- nvme --
 
-// Seconds for all tensors from the drive to a tier, a few of them asked for ahead.
-double read_all(stw_runtime *runtime, const std::vector<stw_tensor *> &tensors, uint32_t tier,
-                const Stream &stream)
-{
-    void *const consumer = tier == STW_TIER_DEVICE ? stream.get() : STW_STREAM_HOST;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-    options.stream = consumer;
-    std::deque<stw_operation *> asked;
-    const double begin = now_s();
-    for (size_t next = 0, done = 0; done < tensors.size(); ++done) {
-        for (; next < tensors.size() && next < done + kAhead; ++next) {
-            const auto request = bench::request_of(tensors[next], STW_READ, tier);
-            must(stw_fetch_async(runtime, &options, &request, 1, &asked.emplace_back()),
-                 "stw_fetch_async");
-        }
-        stw_status status = STW_PENDING;
-        while (status == STW_PENDING) status = stw_operation_wait(asked.front(), 1'000'000'000);
-        must(status, "stw_operation_wait");
-        stw_view view;
-        must(stw_fetch_collect(asked.front(), consumer, &view, 1), "stw_fetch_collect");
-        must(stw_operation_free(asked.front()), "stw_operation_free");
-        asked.pop_front();
-        must(stw_release(&view, 1, consumer, 0), "stw_release");
-    }
-    stream.wait();
-    return now_s() - begin;
-}
-
-void everything_out(stw_runtime *runtime)
-{
-    for (const uint32_t tier : {STW_TIER_DEVICE, STW_TIER_HOST})
-        must(stw_evict(runtime, nullptr, 0, tier, 0, 0), "stw_evict");
-}
-
 void measure_nvme(const DriverCalls &calls, const Setup &setup, bench::Results *results)
 {
     const uint64_t piece = std::min(uint64_t{32} << 20, setup.size_max);
-    bench::Budgets budgets;
-    budgets.device_driver = setup.module;
-    budgets.device_bytes = 16 * piece;
-    budgets.host_bytes = 16 * piece;
-    budgets.nvme_path = setup.directory;
-    budgets.nvme_bytes = setup.bytes + setup.bytes / 16 + (uint64_t{64} << 20);
-    stw_runtime *runtime = bench::open_runtime(budgets);
-    std::vector<stw_tensor *> tensors;
+    bench::Drive drive(calls, {setup.module, setup.directory, setup.bytes, piece});
     std::vector<bench::Pair> pairs;
-    {
-        const Stream stream(calls);
-        const std::vector<float> ones(piece / sizeof(float), 1.0F);
-        for (uint64_t at = 0; at < setup.bytes; at += piece) {
-            tensors.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_OPTIMIZER_STATE,
-                                                   ones.size(), STW_TIER_NVME));
-            must(stw_tensor_write(tensors.back(), ones.data(), nullptr), "stw_tensor_write");
-        }
-        const auto read = [&](uint32_t tier) {
-            everything_out(runtime);
-            return read_all(runtime, tensors, tier, stream);
-        };
-        for (uint64_t i = 0; i < setup.rounds; ++i)
-            pairs.push_back(in_turn(
-                i, [&] { return read(STW_TIER_DEVICE); }, [&] { return read(STW_TIER_HOST); }));
-    }
-    must(stw_tensor_destroy(tensors.data(), static_cast<uint32_t>(tensors.size())),
-         "stw_tensor_destroy");
-    bench::close_runtime(runtime);
-    results->rate("cuda.nvme", tensors.size() * piece, "the same to the host tier", kNvmeWanted,
-                  pairs);
+    for (uint64_t i = 0; i < setup.rounds; ++i)
+        pairs.push_back(in_turn(
+            i, [&] { return drive.read(STW_TIER_DEVICE); },
+            [&] { return drive.read(STW_TIER_HOST); }));
+    results->rate("cuda.nvme", drive.bytes(), "the same to the host tier", kNvmeWanted, pairs);
 }
 
 }  // namespace

@@ -41,4 +41,14 @@ private:
     std::vector<std::string> lines_;
 };
 
+// Both one after the other, the reference first every second time.
+template <class Ours, class Plain> Pair in_turn(uint64_t number, Ours &&ours, Plain &&plain)
+{
+    Pair pair;
+    if (number % 2 == 1) pair.reference = plain();
+    pair.ours = ours();
+    if (number % 2 == 0) pair.reference = plain();
+    return pair;
+}
+
 }  // namespace bench

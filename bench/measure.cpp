@@ -76,6 +76,8 @@ stw_status try_open_runtime(const Budgets &budgets, stw_runtime **runtime_out)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     device.driver = budgets.device_driver.c_str();
+    if (!budgets.device_driver_options.empty())
+        device.driver_options = budgets.device_driver_options.c_str();
     device.budget_bytes = budgets.device_bytes;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     nvme.path = budgets.nvme_path.c_str();

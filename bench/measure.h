@@ -34,6 +34,7 @@ private:
 struct Budgets {
     uint64_t device_bytes = 0;
     std::string device_driver = "cpu";
+    std::string device_driver_options;
     uint64_t host_bytes = 0;
     uint64_t nvme_bytes = 0;
     std::string nvme_path;

@@ -44,6 +44,8 @@ std::string driver_text(const Driver &driver)
     if (driver.unified)
         text += *driver.unified ? "; unified memory: shares the host's, no host tier between"
                                 : "; memory of its own: bytes pass through the host tier";
+    if (driver.unified && !*driver.unified && driver.name == "cuda")
+        text += ", GPUDirect Storage is not used";
     text += "\n";
     if (driver.numa_node)
         text += "          near NUMA node " + std::to_string(*driver.numa_node) + "\n";

@@ -21,7 +21,9 @@ Info small_info()
     info.topology.cores = info.topology.threads = 2;
     info.topology.children.push_back({"numa_node", "0", 0, 0, 0, 1 << 30, {}});
     info.drivers = {{"cpu", "memory", "device tier", true, "", true},
-                    {"aio", "storage", "nvme tier", std::nullopt, "not tried", std::nullopt}};
+                    {"aio", "storage", "nvme tier", std::nullopt, "not tried", std::nullopt},
+                    {"cpu-discrete", "memory", "device tier", true, "", false},
+                    {"cuda", "memory", "device tier", true, "", false}};
     info.limits = {
         {"swap", "swap", {{"total_bytes", 5}}, "5 bytes", "none", true, "swapoff -a", true}};
     DirectoryInfo gone;
@@ -40,6 +42,10 @@ TEST(Render, TextHasALinePerValueAndTheRemedyBelow)
                                 "          as root: swapoff -a\n"));
     EXPECT_THAT(text, HasSubstr("  numa node 0: 1 GiB\n"));
     EXPECT_THAT(text, HasSubstr("unified memory"));
+    const std::string own = "device tier; memory of its own: bytes pass through the host tier";
+    EXPECT_THAT(text, HasSubstr("  ok    cpu-discrete     " + own + "\n"));
+    EXPECT_THAT(text,
+                HasSubstr("  ok    cuda             " + own + ", GPUDirect Storage is not used\n"));
     EXPECT_THAT(text, HasSubstr("  error '/no?where' does not exist.\n"));
     EXPECT_THAT(text, HasSubstr("\n1 warning, 1 error\n"));
 }

@@ -35,7 +35,7 @@ status_of() {
 made() {
     python3 -B "$source/scripts/bundle" --build "$build" --out "$work/dist" --level 1
     mkdir "$safe/double"
-    cp "$build/tests/cuda/double/libcuda.so.1" "$build"/tests/cuda/{kernels,train_gpt}/*-kernels.so \
+    cp "$build"/tests/cuda/double/libcu{da.so.1,file.so.0} "$build"/tests/cuda/{kernels,train_gpt}/*-kernels.so \
         "$safe/double"
     cp "$build/tests/nccl/double/libnccl.so.2" "$safe/double"
     tar -xzf "$work"/dist/stepwell-bundle-*.tar.gz -C "$safe"
@@ -74,7 +74,8 @@ assert all(step["verdict"] == "passed" for step in summary["steps"]), summary["s
 names = {result["name"] for result in summary["results"]}
 wanted = {f"cuda.{what}.{size}" for what in ("h2d", "d2h", "both") for size in ("64k", "1m", "16m")}
 wanted |= {f"cuda.overlap.{what}" for what in ("even", "compute", "copies")}
-wanted |= {"cuda.fetch_hit", "cuda.nvme", "cuda.remap", "cuda.remap.thread", "cuda.train"}
+wanted |= {"cuda.fetch_hit", "cuda.nvme", "cuda.gds", "cuda.train"}
+wanted |= {f"cuda.remap{handles}{what}" for handles in ("", ".2m") for what in ("", ".thread")}
 left_out = {one["name"] for one in summary["not_measured"]}
 assert names == wanted | ({"cuda.update"} - left_out), names
 done = {step["name"] for step in summary["steps"]}
@@ -95,6 +96,13 @@ skips_ranks_without_nccl() {
         --ranks 1 >"$work/ranks"
     mv "$safe/libnccl.so.2" "$safe/double"
     tail -n 1 "$work/ranks" | grep -F "NCCL is not to be found"
+}
+skips_direct_reads_without_cufile() {
+    mv "$safe/double/libcufile.so.0" "$safe"
+    status_of 77 on_double "$moved/bench/cuda_gds" --mode probe >"$work/gds"
+    mv "$safe/libcufile.so.0" "$safe/double"
+    tail -n 1 "$work/gds" | grep -F "GPUDirect Storage is not here: libcufile.so.0"
+    on_double "$moved/bench/cuda_gds" --mode probe
 }
 refuses_what_others_may_write() {
     chmod g+w "$moved/modules"
@@ -121,6 +129,7 @@ else
     check "run-gpu-checks runs through, and measures all that can be" checks
     check "four ranks collect over four devices" collects_over_ranks
     check "ranks without NCCL are a skip that says so" skips_ranks_without_nccl
+    check "direct reads without cuFile are a skip that says so" skips_direct_reads_without_cufile
     check "a module that others may write is refused with what to do" refuses_what_others_may_write
 fi
 done_testing

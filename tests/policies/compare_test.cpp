@@ -9,14 +9,15 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr uint64_t kSeed = 7;
+constexpr uint64_t kSeed = 207;  // neither a bench's nor one that the planner was tuned on
 constexpr size_t kSteps = 60;
 
 TEST(Policies, OverNoLinkTheChoiceMovesMoreThanTheBestSinglePolicy)
 {
-    for (const auto make : {zigzag_trace, alternation_trace, mixed_trace}) {
+    for (const auto make :
+         {zigzag_trace, cyclic_trace, accumulation_trace, alternation_trace, mixed_trace}) {
         const Workload trace = make(kSeed);
-        for (const uint32_t percent : {15u, 50u}) {
+        for (const uint32_t percent : {10u, 15u, 25u, 50u, 75u}) {
             Result<Repeated> result = compare_repeated(trace, percent);
             ASSERT_TRUE(result.ok()) << result.status().sentence();
             SCOPED_TRACE(trace.name + ", " + std::to_string(percent) + " %");

@@ -208,6 +208,34 @@ static void sums_go_to_the_shards(struct member *member)
     end(runtime, group, member);
 }
 
+/* Tied weights: two places of a graph add to one gradient, and their views are open together. */
+static void two_uses_of_one_gradient_are_in_one_sum(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 8);
+    const float ranks = (float)member->size;
+    const float all = ranks * (ranks + 1) / 2;
+    for (uint32_t partition = STW_PARTITION_SHARDED; partition <= STW_PARTITION_REPLICATED;
+         ++partition) {
+        const char *name = partition == STW_PARTITION_SHARDED ? "sharded" : "replicated";
+        stw_tensor *gradient = make(runtime, name, 40001, STW_ROLE_GRAD, partition);
+        for (uint32_t step = 1; step <= 2; ++step) {
+            stw_view uses[2];
+            for (uint32_t i = 0; i < 2; ++i)
+                uses[i] = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+            for (uint64_t k = 0; k < uses[0].element_count; ++k) {
+                ((float *)uses[0].pointer)[k] = (float)member->rank + 1;
+                ((float *)uses[1].pointer)[k] = (float)(k % 3);
+            }
+            /* Given back in another order, and the second time as two sums. */
+            let_go(&uses[1], step == 1 ? STW_RELEASE_MORE : 0);
+            let_go(&uses[0], 0);
+            expect_sum(runtime, gradient, (float)step * all, (float)step * ranks);
+        }
+    }
+    end(runtime, group, member);
+}
+
 /* ------------------------------------------------------------------------------------------------
  * Many at once, and what goes wrong.
  */
@@ -495,6 +523,7 @@ int main(int argc, char **argv)
         CLAIM(what_followed_before_is_gathered_ahead),
         CLAIM(each_rank_keeps_its_part_of_what_all_write),
         CLAIM(sums_go_to_the_shards),
+        CLAIM(two_uses_of_one_gradient_are_in_one_sum),
         CLAIM(small_tensors_are_gathered_together),
         CLAIM(operations_gather_in_the_order_of_calls),
         CLAIM(a_tensor_that_differs_is_named),

@@ -190,7 +190,8 @@ Status Builder::reserve_device()
             bytes_text(model_.working_bytes).c_str(), bytes_text(checkpoint).c_str(),
             bytes_text(a_tile).c_str(), bytes_text(whole_budget(kDevicePlace)).c_str());
     }
-    layout_.host_window_bytes = std::max(in_blocks(budget(kHostPlace) / 64), 2 * update);
+    update_bytes_ = update;
+    layout_.host_window_bytes = host_window(budget(kHostPlace));
     // What is more serves to look ahead, up to a quarter of the memory.
     ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
                        budget(kDevicePlace) / 4});

@@ -3,6 +3,8 @@
 // address stays, and what kernels see there is the tensor's.
 #include "tests/cuda/mapping_rig.h"
 
+#include "lib/api/dlpack.h"
+
 #include <set>
 
 namespace stepwell {
@@ -180,6 +182,41 @@ TEST_F(CudaFixed, ATensorWithoutAnAddressHasNoneOfTheOneBefore)
         ASSERT_EQ(stw_release(&again, 1, streams_[0], 0), STW_OK);
     }
     end_streams();
+}
+
+// A framework keeps the array, a step fetches around its uses; another stream than the fetch's has
+// the bytes through a view.
+TEST_F(CudaFixed, TheAddressAndTheViewsThereAreArraysOfCudas)
+{
+    open("delay_us=200,seed=3", 8, 24);
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = "kept";
+    spec.flags = STW_TENSOR_FIXED_ADDRESS;
+    spec.dtype = STW_I32;
+    spec.dimensions = 1;
+    spec.shape[0] = 2 * kElements;
+    stw_tensor *tensor = nullptr;
+    ASSERT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+    const std::vector<uint32_t> sevens(2 * kElements, 7);
+    ASSERT_EQ(stw_tensor_write(tensor, sevens.data(), nullptr), STW_OK) << stw_last_error();
+    DLManagedTensorVersioned *kept = nullptr;
+    ASSERT_EQ(stw_tensor_to_dlpack(tensor, 0, &kept), STW_OK) << stw_last_error();
+    EXPECT_EQ(kept->dl_tensor.device.device_type, kDLCUDA);
+    for (int turn = 0; turn < 3; ++turn) {
+        stw_view view;
+        DLManagedTensorVersioned *made = nullptr;
+        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
+        const stw_view seen = view;
+        ASSERT_EQ(stw_view_to_dlpack(&view, streams_[1], &made), STW_OK) << stw_last_error();
+        EXPECT_EQ(made->dl_tensor.data, kept->dl_tensor.data);
+        enqueue(seen, streams_[1], 7, 0, false);
+        made->deleter(made);
+        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
+            << stw_last_error();
+    }
+    kept->deleter(kept);
+    for (void *stream : streams_) EXPECT_EQ(cuStreamSynchronize(stream), 0);
+    EXPECT_EQ(wrong(), 0);
 }
 
 TEST_F(CudaFixed, WhatHasNoFixedAddressIsRefused)

@@ -28,8 +28,7 @@ uint64_t divided(uint64_t bytes, uint64_t by)
 
 class Builder {
 public:
-    Builder(const Model &model, const Machine &machine, uint32_t ranks, const Budgets &budgets)
-        : model_(model), machine_(machine)
+    Builder(const Model &model, uint32_t ranks, const Budgets &budgets) : model_(model)
     {
         layout_.ranks = ranks;
         layout_.gather_ranks = std::max(1u, ranks / model.model_parallel);
@@ -94,7 +93,6 @@ private:
     [[nodiscard]] std::string name_of(const char *role, uint32_t tile) const;
 
     const Model &model_;
-    const Machine &machine_;
     Layout layout_;
     std::vector<std::string> names_;  // of tiles
     std::vector<uint64_t> checkpoint_bytes_;
@@ -400,7 +398,7 @@ Result<Layout> try_layout(const Model &model, const Machine &machine, uint32_t r
             "at most the machine's GPUs, %u",
             ranks, model.model_parallel, machine.gpus());
     }
-    Builder builder(model, machine, ranks, budgets);
+    Builder builder(model, ranks, budgets);
     Result<Layout> made = builder.build(blocks_max);
     *full = builder.full();
     return made;

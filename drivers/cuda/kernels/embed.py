@@ -10,6 +10,11 @@ BYTES_PER_LINE = 24
 HEAD = """// Written by the build.
 #include "drivers/cuda/kernels/launch.h"
 
+// Longer than every compiler of C++ has to take; those that build this do.
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Woverlength-strings"
+#endif
+
 """
 
 

@@ -30,7 +30,7 @@ public:
     double sum(double value) const;
 
 private:
-    bool began_ = false;  // MPI
+    [[maybe_unused]] bool began_ = false;  // MPI, where it is built with that
     uint32_t rank_ = 0;
     uint32_t size_ = 1;
     stw_group *group_ = nullptr;

@@ -18,6 +18,10 @@ def main():
     Path(sys.argv[1]).write_text(
         "// Written by the build.\n"
         '#include "gpu.h"\n\n'
+        "// Longer than every compiler of C++ has to take; those that build this do.\n"
+        "#if defined(__clang__)\n"
+        '#pragma clang diagnostic ignored "-Woverlength-strings"\n'
+        "#endif\n\n"
         "alignas(64) const unsigned char train_gpt_image[] =\n"
         + "\n".join(lines)
         + f";\nconst uint64_t train_gpt_image_bytes = {len(image)};\n",

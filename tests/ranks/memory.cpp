@@ -18,7 +18,7 @@ unsigned long long number(uint64_t value)
 
 }  // namespace
 
-Memory::Memory(const Config &config, Journal &journal) : config_(config), journal_(journal)
+Memory::Memory(const Config &config, Journal &journal) : journal_(journal)
 {
     for (PlaceId place = 0; place < kNvme; ++place) {
         slots_[place].resize(config.places[place].blocks);

@@ -83,7 +83,6 @@ private:
     void end_source(const Sent &flight);
     void end_target(const Sent &flight, bool arrives);
 
-    const Config &config_;
     Journal &journal_;
     std::array<std::vector<SlotState>, kPlaces> slots_;
     std::array<std::vector<std::vector<Slot>>, kPlaces> where_;  // by pack and block of it

@@ -198,8 +198,9 @@ void Runtime::pump_wholes(Commands &out)
     for (residency::WholeRefused &refused : commands.refused) {
         refuse_call(std::move(refused), out);
     }
-    if (!commands.starts.empty()) ranks_->wakes.notify_all();
-    if (!commands.granted.empty() || !commands.refused.empty()) tell_ranks();
+    if (!commands.starts.empty() || !commands.granted.empty() || !commands.refused.empty()) {
+        ranks_news_ = true;
+    }
 }
 
 Runtime::Ranks::Call Runtime::Ranks::end_call(uint64_t number)

@@ -236,7 +236,7 @@ Status Runtime::drain_ranks(residency::Instant begin, residency::Instant deadlin
 void Runtime::queue_collective(std::unique_ptr<Collective> next)
 {
     ranks_->queue.push_back(std::move(next));
-    ranks_->wakes.notify_all();
+    ranks_news_ = true;
 }
 
 // Works on the front of the queue when it can be. False: there is nothing to do now.

@@ -409,6 +409,7 @@ private:
     {
         std::vector<Waiter *> calls;
         std::vector<LogLine> lines;
+        bool news = false;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             Commands out;
@@ -417,7 +418,9 @@ private:
             if (plan_due_) look_ahead(calls);
             if (!sleepers_.empty()) break_deadlocks(calls);
             lines.swap(log_lines_);
+            news = std::exchange(ranks_news_, false);
         }
+        if (news) tell_ranks();  // who wakes needs the lock
         call_out(calls, lines);
     }
     void execute(Commands &out, std::vector<Waiter *> &calls);
@@ -980,6 +983,7 @@ private:
     // Copies of operations, a chunk at a time; the thread starts with the first one.
     std::thread copier_;
     std::condition_variable copier_wakes_;
+    bool ranks_news_ = false;              // of act(): tell_ranks() when the lock is given back
     std::deque<Snapshot *> copier_queue_;  // their chunk was granted or refused
     bool copier_stops_ = false;
 };

@@ -106,6 +106,7 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
         Commands out;
         core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
         execute(out, calls);
+        if (std::exchange(ranks_news_, false)) tell_ranks();  // this is not always act()'s
     }
 }
 

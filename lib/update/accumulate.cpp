@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums into gradients, and zeros: one job per contribution. The queue for the gradient keeps them
-// in the order of the calls, so the sum has the same bits whatever completes first.
+// in the order of the calls, so the sum has the same bits whatever completes first. The last one
+// before a step that wants a norm measures the gradient on its way, while its bytes are at hand.
 #include "lib/update/cuts.h"
 #include "lib/update/parts.h"
 
 #include <cinttypes>
 #include <cstring>
 #include <memory>
+#include <new>
+#include <utility>
+#include <vector>
 
 namespace stepwell::update {
 namespace {
@@ -20,6 +24,8 @@ struct AccumulateJob final : Job {
     [[nodiscard]] bool more() const override { return zone < zone_count; }
     [[nodiscard]] uint32_t chunk_pieces() const override { return turn_count; }
     [[nodiscard]] bool only_zeros() const { return sum.scratch == kNone; }
+    void begin_measure();
+    void end_measure();
     Chunk *settle(Chunk &chunk) override;
     Status opened() override;
     Status run(Chunk &chunk) override;
@@ -38,6 +44,10 @@ struct AccumulateJob final : Job {
     uint32_t zone = 0;
     uint64_t cursor;
     kernels::Reduce mode = kernels::Reduce::kAdd;
+    uint64_t measure = 0;  // number of the measurement that is wanted; 0: none
+    std::vector<ElementRange> measured;
+    std::vector<double> sums;  // of the gradient's blocks of a scan
+    kernels::ScanResult scan;
 };
 
 AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
@@ -77,12 +87,14 @@ void AccumulateJob::cut(Chunk &chunk)
 
 Chunk *AccumulateJob::settle(Chunk &chunk)
 {
+    if (measure != 0) scan = kernels::join(scan, chunk.scan);
     chunk.next = nullptr;
     return &chunk;
 }
 
 Status AccumulateJob::opened()
 {
+    begin_measure();
     const bool empty = pipeline.tiers.contents(sum.gradient) == Contents::kEmpty;
     if (!empty) return {};
     mode = kernels::Reduce::kFirst;
@@ -94,6 +106,53 @@ Status AccumulateJob::opened()
         zones[zone_count++] = at;
     }
     return {};
+}
+
+// Where chunks are cut between blocks of a scan, and all of the gradient is written and scanned.
+// What cannot be had for it now, the step will do.
+void AccumulateJob::begin_measure()
+{
+    const uint64_t elements = sum.gradient_elements;
+    constexpr uint64_t kUnit = kernels::kScanBlockElements;
+    if (only_zeros() || place != kAnyCpuPlace || sum.element_count != elements) return;
+    const uint64_t run = common_run(layouts, kTensors, 0, elements, pipeline.block_bytes);
+    const bool packed = layouts[kGradient].pack_offset != 0 || layouts[kScratch].pack_offset != 0;
+    if (run < elements && (packed || run % kUnit != 0)) return;
+    try {
+        const uint64_t order = pipeline.wants_measure(sum.gradient, measured);
+        uint64_t covered = 0;
+        for (const ElementRange &part : measured) {
+            const uint64_t end = part.begin + part.count;
+            if (part.begin % kUnit != 0 || (end % kUnit != 0 && end != elements)) return;
+            covered += part.count;
+        }
+        if (covered != elements) return;
+        sums.resize(kernels::scan_block_count(elements));
+        measure = order;
+    } catch (const std::bad_alloc &) {
+        return;
+    }
+}
+
+// No piece is out, and nobody else may have the gradient yet.
+void AccumulateJob::end_measure()
+{
+    uint64_t version = 0;
+    pipeline.tiers.versions(claim, &sum.gradient, 1, &version);
+    if (version == 0) return;
+    try {
+        Measurement all;
+        all.scan = scan;
+        all.sums.reserve(measured.size());
+        for (const ElementRange &part : measured) {
+            const double *first = sums.data() + part.begin / kernels::kScanBlockElements;
+            all.sums.push_back(
+                kernels::combine_block_sums(0.0, first, kernels::scan_block_count(part.count)));
+        }
+        pipeline.measured(sum.gradient, measure, std::move(all), version);
+    } catch (const std::bad_alloc &) {
+        return;
+    }
 }
 
 Status AccumulateJob::run_on_device(const Chunk &chunk) const
@@ -128,6 +187,10 @@ Status AccumulateJob::run(Chunk &chunk)
     kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype,
                         chunk.pointers[kScratch], sum.scratch_dtype, chunk.element_count,
                         sum.scale);
+    if (measure == 0) return {};
+    chunk.scan =
+        kernels::scan_blocks(chunk.pointers[kGradient], sum.gradient_dtype, chunk.element_count,
+                             sums.data() + chunk.element_begin / kernels::kScanBlockElements);
     return {};
 }
 
@@ -138,6 +201,8 @@ void AccumulateJob::end()
     if (!status.ok()) {
         pipeline.tiers.fail(sum.gradient, status);
         pipeline.report(sum.gradient, status);
+    } else if (measure != 0) {
+        end_measure();
     }
     pipeline.tiers.unclaim(claim, sum.gradient);
     if (!only_zeros()) pipeline.tiers.unclaim(claim, sum.scratch);

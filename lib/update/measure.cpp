@@ -78,22 +78,33 @@ const Measurement *Measure::use(uint64_t version)
 
 uint64_t Pipeline::wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out)
 {
-    if (parts_->measures.load(std::memory_order_relaxed) == 0) return 0;
-    MutexLock lock(parts_->mutex);
-    if (gradient >= parts_->queues.size()) return 0;
-    Measure *const measure = parts_->queues[gradient].measure;
-    if (measure == nullptr || !measure->written()) return 0;
-    parts_out = measure->parts();
-    return measure->order();
+    return parts_->wants_measure(gradient, parts_out);
 }
 
 void Pipeline::measured(TensorId gradient, uint64_t order, Measurement measurement,
                         uint64_t version)
 {
-    MutexLock lock(parts_->mutex);
-    Measure *const measure = parts_->queues[gradient].measure;
+    parts_->measured(gradient, order, std::move(measurement), version);
+}
+
+uint64_t Pipeline::Parts::wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out)
+{
+    if (measures.load(std::memory_order_relaxed) == 0) return 0;
+    MutexLock lock(mutex);
+    if (gradient >= queues.size()) return 0;
+    Measure *const measure = queues[gradient].measure;
+    if (measure == nullptr || !measure->written()) return 0;
+    parts_out = measure->parts();
+    return measure->order();
+}
+
+void Pipeline::Parts::measured(TensorId gradient, uint64_t order, Measurement measurement,
+                               uint64_t version)
+{
+    MutexLock lock(mutex);
+    Measure *const measure = queues[gradient].measure;
     if (measure == nullptr || measure->order() != order) return;
-    ++parts_->totals.measured;
+    ++totals.measured;
     measure->take(std::move(measurement), version);
 }
 

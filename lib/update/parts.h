@@ -167,6 +167,10 @@ struct Pipeline::Parts {
     void job_gone() STW_REQUIRES(mutex);
 
     // measure.cpp: gradients that are measured by those who write them
+    uint64_t wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out)
+        STW_EXCLUDES(mutex);
+    void measured(TensorId gradient, uint64_t order, Measurement measurement, uint64_t version)
+        STW_EXCLUDES(mutex);
     void register_measure(TensorId gradient, Measure &measure, std::vector<ElementRange> parts)
         STW_REQUIRES(mutex);
     void ask_measure(Measure &measure, bool wanted) STW_REQUIRES(mutex);

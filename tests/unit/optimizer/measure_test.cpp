@@ -264,6 +264,92 @@ TEST(Measure, AStepThatIsSkippedGivesEverythingBack)
     }
 }
 
+// Adds `values`, of F32, to the entry's gradient, and waits.
+void contribute(World &world, const Entry &entry, const std::vector<uint8_t> &values)
+{
+    Accumulation sum;
+    sum.gradient = entry.gradient;
+    sum.gradient_dtype = entry.gradient_dtype;
+    sum.scratch = world.tiers.create(values.size(), 0, false);
+    sum.scratch_dtype = STW_F32;
+    sum.element_count = sum.gradient_elements = values.size() / sizeof(float);
+    world.tiers.set_bytes(sum.scratch, values.data());
+    ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
+    ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+}
+
+double norm_of(World &world, const Entry &entry, uint64_t elements)
+{
+    const std::vector<uint8_t> bytes = world.tiers.bytes(entry.gradient);
+    return std::sqrt(measure(bytes.data(), entry.gradient_dtype, {{0, elements}}).sums[0]);
+}
+
+// What is summed is not written by a view: the last sum measures it, in as many chunks as it takes,
+// with the bits of a scan.
+TEST(Measure, TheLastSumIntoAGradientMeasuresIt)
+{
+    for (uint32_t i = 0; i < 2 * std::size(kShapes); ++i) {
+        const Shape &shape = kShapes[i / 2];
+        const uint64_t elements = shape.elements;
+        World world({});
+        Entry entry = world.make(shape);
+        const uint64_t offset = i % 2 == 0 ? 0 : 256;
+        const uint64_t bytes = elements * (entry.gradient_dtype == STW_F32 ? 4 : 2);
+        entry.gradient = world.tiers.create(bytes, offset, false);
+        world.give_gradient(entry);
+        ASSERT_TRUE(world.optimizer->add(&entry, 1).ok());
+        // Else its blocks end between those of a scan.
+        const bool measures =
+            offset == 0 || offset + elements * sizeof(float) <= world.tiers.block_bytes();
+        ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+        for (int step = 0; step < 3; ++step) {
+            for (int batch = 0; batch < 2; ++batch) {
+                contribute(world, entry, world.random_elements(elements, STW_F32));
+            }
+            const uint64_t before = scanned(world);
+            const double expected = norm_of(world, entry, elements);
+            StepResult result;
+            ASSERT_TRUE(world.step_and_wait(with_verdict(), &result).ok());
+            EXPECT_EQ(result.norm, expected) << elements;
+            EXPECT_EQ(scanned(world) == before, measures) << elements;
+        }
+    }
+}
+
+// Of a sum into a part of the gradient, and of one behind which a view wrote.
+TEST(Measure, WhatASumDidNotWriteOrIsNotTheLastOfIsScanned)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
+    contribute(world, entry, world.random_elements(9000, STW_F32));
+    world.give_gradient(entry);
+    uint64_t before = scanned(world);
+    double expected = norm_of(world, entry, 9000);
+    StepResult result;
+    ASSERT_TRUE(world.step_and_wait(with_verdict(), &result).ok());
+    EXPECT_EQ(result.norm, expected);
+    EXPECT_EQ(scanned(world), before + 9000 * sizeof(float));
+    for (int step = 0; step < 40; ++step) {  // until it is wanted again
+        const std::vector<uint8_t> values = world.random_elements(5000, STW_F32);
+        Accumulation part;
+        part.gradient = entry.gradient;
+        part.gradient_dtype = part.scratch_dtype = STW_F32;
+        part.scratch = world.tiers.create(values.size(), 0, false);
+        part.element_begin = 4000;
+        part.element_count = 5000;
+        part.gradient_elements = 9000;
+        world.tiers.set_bytes(part.scratch, values.data());
+        ASSERT_TRUE(world.pipeline->accumulate(part).ok());
+        ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+        before = scanned(world);
+        expected = norm_of(world, entry, 9000);
+        ASSERT_TRUE(world.step_and_wait(with_verdict(), &result).ok());
+        EXPECT_EQ(result.norm, expected);
+        EXPECT_EQ(scanned(world), before + 9000 * sizeof(float));
+    }
+}
+
 TEST(Measure, OfAnOptimizerThatIsGoneIsNobodys)
 {
     World world({});

@@ -165,7 +165,7 @@ STW_API stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *r
 enum { /* advice */
     STW_ADVICE_NORMAL = 0,
     STW_ADVICE_COLD = 1, /* not in the coming steps: a reference model, another expert group */
-    STW_ADVICE_HOT = 2   /* used all the time from now on */
+    STW_ADVICE_HOT = 2   /* used all the time from now on: leaves last, not written back early */
 };
 STW_API stw_status stw_advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
 /* Make these (n = 0: all) leave `tier` now, writing back what is dirty: everything out. BUSY names

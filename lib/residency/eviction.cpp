@@ -233,7 +233,9 @@ void Core::queue_clean(BlockId block)
 // into many times before it is used up.
 void Core::clean_soon(BlockId block, PlaceId place)
 {
-    const bool rests_below = is_nvme(packs_[blocks_[block].pack].key.policy.home);
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.advice == Advice::kHot) return;
+    const bool rests_below = is_nvme(pack.key.policy.home);
     const Arena &arena = arenas_[place];
     if (rests_below || arena.free() + coming_[place] < arena.budget() / kReserveShare) {
         queue_clean(block);

@@ -58,6 +58,7 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     bool adds = false;
     Status status;
     act([&](Core &core, Commands &out) {
+        if (!more) core.advise(view.scratch, residency::Advice::kHot, out);
         core.release(release, now(), out);
         drops |= ranks_stopped();
         if (drops) return;
@@ -120,6 +121,10 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, const Status &
             Result<TensorId> made = make_buffer(*tensor, bytes);
             if (made.ok()) next->sums = made.value();
             if (!made.ok() && next->cause.ok()) next->cause = std::move(made.status());
+        }
+        core.advise(source, residency::Advice::kHot, out);
+        if (next->sums != residency::kNone) {
+            core.advise(next->sums, residency::Advice::kHot, out);
         }
         next->claim = core.claim();
         core.claim_tensor(next->claim, source);

@@ -291,6 +291,60 @@ static void sums_that_have_left_the_nearest_tier_are_brought_back(struct member 
     finish(runtime, group, member, STW_OK);
 }
 
+static uint64_t brought_bytes(stw_runtime *runtime)
+{
+    const uint32_t links[] = {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE,
+                              STW_LINK_HOST_TO_DEVICE};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < 3; ++i) {
+        stw_link_stats link = STW_LINK_STATS_INIT;
+        SUCCEEDS(stw_link_stats_get(runtime, links[i], 0, &link));
+        bytes += link.bytes;
+    }
+    return bytes;
+}
+
+static void write_all(stw_runtime *runtime, stw_tensor *tensor)
+{
+    stw_view view = fetch(runtime, tensor, STW_WRITE, STW_SHARD);
+    memset(view.pointer, 0, view.element_count * sizeof(float));
+    let_go(&view, 0);
+}
+
+/* It is as large as the whole, is needed soon and then gone: what has been used since leaves
+ * before it. */
+static void a_gradient_that_waits_for_its_sum_leaves_last(struct member *member)
+{
+    enum { DEVICE = 160, SHARD = 8, HELD = 2 };
+    const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    const uint64_t block = BLOCK / sizeof(float);
+    const uint64_t n = (uint64_t)member->size * SHARD * block;
+    const uint64_t filled = (DEVICE - WHOLE_BLOCKS - HELD - 1) * block - 2 * n;
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_sums(group, member, DEVICE, &options);
+    stw_tensor *filler = make_gradient(runtime, "filler", filled, STW_F32, STW_PARTITION_LOCAL);
+    stw_tensor *later = make_gradient(runtime, "later", n, STW_F32, STW_PARTITION_LOCAL);
+    stw_tensor *last = make_gradient(runtime, "last", n, STW_F32, STW_PARTITION_LOCAL);
+    stw_tensor *gradient = make_gradient(runtime, "g", n, STW_F32, STW_PARTITION_SHARDED);
+    stw_view fills = fetch(runtime, filler, STW_WRITE, STW_SHARD);
+    struct gate gate = hold(runtime);
+    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    for (uint64_t k = 0; k < n; ++k) ((float *)view.pointer)[k] = 1.0F;
+    let_go(&view, 0);
+    write_all(runtime, later);
+    write_all(runtime, last); /* there is room for two of the three */
+    const uint64_t before = brought_bytes(runtime);
+    let_on(runtime, &gate, member);
+    HOLDS(brought_bytes(runtime) == before);
+    view = fetch(runtime, gradient, STW_READ, STW_SHARD);
+    for (uint64_t k = 0; k < view.element_count; ++k) {
+        HOLDS(((const float *)view.pointer)[k] == (float)member->size);
+    }
+    let_go(&view, 0);
+    let_go(&fills, STW_RELEASE_ABANDON);
+    finish(runtime, group, member, STW_OK);
+}
+
 static void sums_in_another_order_are_told(struct member *member)
 {
     enum { N = 6 };
@@ -336,6 +390,7 @@ int main(int argc, char **argv)
         CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone),
         CLAIM(sums_that_have_left_the_nearest_tier_are_brought_back),
         CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone),
+        CLAIM(a_gradient_that_waits_for_its_sum_leaves_last),
         CLAIM(sums_in_another_order_are_told),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);

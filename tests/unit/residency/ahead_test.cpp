@@ -268,6 +268,19 @@ TEST_F(AheadTest, OnlyWhatIsNeededBeyondIsCleanedAheadAndStaysWhereItIs)
     EXPECT_EQ(clean(kDevice, 10), 0u);
 }
 
+TEST_F(AheadTest, WhatIsHotIsNotCleanedAheadHoweverFarItsNextUse)
+{
+    open_told(8, 0, 16);
+    const TensorId late = create("late", kBlock);
+    fill(late);
+    told_.uses = {{late, 30}};
+    Commands out;
+    core_->advise(late, Advice::kHot, out);
+    EXPECT_EQ(clean(kDevice, 10), 0u);
+    core_->advise(late, Advice::kNormal, out);
+    EXPECT_EQ(clean(kDevice, 10), 1u);
+}
+
 TEST_F(AheadTest, NothingIsCleanedAheadWhileARequestWantsTheDisk)
 {
     open_told(8, 0, 16);

@@ -404,6 +404,27 @@ TEST_F(CoreTest, ASharedBlockIsWrittenBackEarlyWhenTheLastUpdateInItIsOver)
     EXPECT_EQ(transfers_[0].to, kNvme);
 }
 
+// A sum that is about to be used up is not worth its writes; all of it can be asked for still.
+TEST_F(CoreTest, WhatIsHotIsNotWrittenBackEarlyFromAFullDevice)
+{
+    open(8, 0, 16);
+    fill(create("rest", 6 * kBlock));
+    const TensorId hot = create("hot", kBlock);
+    const TensorId other = create("other", kBlock);
+    Commands out;
+    core_->advise(hot, Advice::kHot, out);
+    fill(hot);
+    fill(other);
+    for (const TensorId tensor : {hot, other}) release(ask(tensor, Access::kRead), true);
+    finish_all();
+    EXPECT_TRUE(resident(other, kNvme));
+    EXPECT_FALSE(resident(hot, kNvme));
+    core_->write_back_all(out);
+    take(out);
+    finish_all();
+    EXPECT_TRUE(resident(hot, kNvme));
+}
+
 // ---- places that map ----------------------------------------------------------------------------
 
 TEST_F(CoreTest, ABlockThatComesBackToItsSlotIsAtItsAddressStill)

@@ -190,5 +190,19 @@ TEST_F(PlanTest, WhatLeavesNextIsCleanedAheadHoweverManyAreColder)
     EXPECT_EQ(core_->clean_ahead(kDevice, 10, out), 0u);
 }
 
+TEST_F(PlanTest, WhatIsHotIsNotCleanedAheadThoughThePlanLetsItLeave)
+{
+    open_planned(8, 16);
+    const TensorId hot = make("hot", -2);
+    const TensorId other = make("other", -1);
+    fill(hot);
+    fill(other);
+    Commands out;
+    core_->advise(hot, Advice::kHot, out);
+    EXPECT_EQ(core_->clean_ahead(kDevice, 10, out), 1u);
+    ASSERT_EQ(out.transfers.size(), 1u);
+    EXPECT_EQ(out.transfers[0].tensor, other);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from statistics import median
 
 MIB = 1 << 20
 # Of each rank, and of the one it is compared with.
 DEVICE_BYTES = 48 * MIB
 HOST_BYTES = 16 * MIB
 BLOCK_BYTES = 512 << 10
+# Of the device, for gathered tensors: those that are used and the next. More would hold layers that
+# are gone before they are used again, and leave shards and states less.
+WHOLE_BYTES = 12 * MIB
 JOB_SECONDS = 1800
 # Adding up over ranks rounds a gradient once more for each rank, in each step: by at most 2^-24.
 ROUNDING = 2.0**-24
@@ -89,6 +93,12 @@ def train(options, folder, name, begin, arguments):
     return status, losses.read_text().split() if status == 0 else []
 
 
+def nvme_bytes(report):
+    """Of a step, both ways."""
+    links = ("nvme>host", "nvme>device", "host>nvme", "device>nvme")
+    return sum(report["links"][link]["bytes_per_step"] for link in links)
+
+
 def row(name, report):
     """A line of the table: what lies where, and what a step moves, in MiB."""
     links = {link: of["bytes_per_step"] / MIB for link, of in report["links"].items()}
@@ -128,10 +138,16 @@ def demo(options, folder, say):
         # A build directory may be one that others write to; a module is not loaded from there.
         module = Path(shutil.copy(options.build / "drivers/mpi/libstepwell-mpi.so", short))
         module.chmod(0o644)
+        device_bytes = options.device_bytes or DEVICE_BYTES
         begin = [*mpirun(options.ranks, short), programs / "train_gpt_mpi"]
         status, together = train(
             options, folder, "ranks", begin,
-            ["--ranks", f"--mpi-module={module}", f"--threads={max(1, cores // options.ranks)}"],
+            [
+                "--ranks",
+                f"--mpi-module={module}",
+                f"--threads={max(1, cores // options.ranks)}",
+                f"--whole-bytes={min(WHOLE_BYTES, device_bytes // 2)}",
+            ],
         )  # fmt: skip
     if status != 0:
         return False, None
@@ -143,7 +159,9 @@ def demo(options, folder, say):
     print_table(one, reports)
     most = max(report["own_state_bytes"] for report in reports)
     part = most * options.ranks / one["own_state_bytes"]
+    moved = median(map(nvme_bytes, reports)) * options.ranks / nvme_bytes(one)
     # Vectors lie on every rank, and shards are padded.
     divided = part <= 1.05
     print(f"\nstates of a rank: {part:.3f} of 1/{options.ranks}: {'yes' if divided else 'NO'}")
+    print(f"bytes of a rank to and from nvme in a step: {moved:.2f} of 1/{options.ranks}")
     return good and divided, folder / "ranks-run.json"

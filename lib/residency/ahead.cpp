@@ -61,9 +61,7 @@ uint32_t Core::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
         if (++looked_at > kLookedAtMax) break;
         // Cheap reasons first: the list is mostly of clean ones.
         if (!replica(block, place).valid || is_duplicate(block, place)) continue;
-        if (next_use(block) <= beyond || packs_[blocks_[block].pack].advice == Advice::kHot) {
-            continue;
-        }
+        if (next_use(block) <= beyond) continue;
         started += clean_early(block, place, out);
     }
     return started;
@@ -78,7 +76,7 @@ uint32_t Core::clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t mos
         if (write_backs_ >= most || ++looked_at > kPlannedLookedAtMax) break;
         if (rank.worth > 0) continue;
         const Pack &pack = packs_[rank.pack];
-        if (next_use(pack.first) <= beyond || pack.advice == Advice::kHot) continue;
+        if (next_use(pack.first) <= beyond) continue;
         if (is_pinned_by_gates(pack, place)) continue;
         for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
             if (write_backs_ >= most) return started;

@@ -360,6 +360,7 @@ private:
     void start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out);
     void pump_write_back(Commands &out);
     bool clean_early(BlockId block, PlaceId place, Commands &out);
+    bool clean(BlockId block, PlaceId place, Commands &out);
     void queue_clean(BlockId block);
     void clean_soon(BlockId block, PlaceId place);
     void end_claims(Pack &pack);

@@ -242,8 +242,14 @@ void Core::clean_soon(BlockId block, PlaceId place)
     }
 }
 
-// Starts the early write-back of a block; false where there is nothing to write, or not now.
+// Unasked, so nothing of what is hot: it would be written again, or is gone soon.
 bool Core::clean_early(BlockId block, PlaceId place, Commands &out)
+{
+    return packs_[blocks_[block].pack].advice != Advice::kHot && clean(block, place, out);
+}
+
+// Starts the write-back of a block that stays; false where there is nothing to write, or not now.
+bool Core::clean(BlockId block, PlaceId place, Commands &out)
 {
     const PlaceId last = static_cast<PlaceId>(places() - 1);
     if (!may_rest(packs_[blocks_[block].pack], last)) return false;
@@ -267,7 +273,7 @@ void Core::pump_write_back(Commands &out)
         blocks_[block].queued_clean = false;
         if (packs_[blocks_[block].pack].dead || packs_[blocks_[block].pack].blocks == 0) continue;
         for (PlaceId place = 0; place < last; ++place) {
-            if (replica(block, place).valid && clean_early(block, place, out)) break;
+            if (replica(block, place).valid && clean(block, place, out)) break;
         }
     }
     for (PlaceId place = 0; place < last; ++place) {

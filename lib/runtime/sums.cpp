@@ -58,7 +58,6 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     bool adds = false;
     Status status;
     act([&](Core &core, Commands &out) {
-        if (!more) core.advise(view.scratch, residency::Advice::kHot, out);
         core.release(release, now(), out);
         drops |= ranks_stopped();
         if (drops) return;

@@ -960,9 +960,10 @@ private:
         std::unique_ptr<Ranks> body;  // null: one rank
     };
     RanksOwner ranks_;
-    stw_group *group_ = nullptr;                  // that this runtime has for itself
-    stw_group *replica_group_ = nullptr;          // and this one
-    std::unique_ptr<Scoring> scoring_;            // null until there is a policy
+    bool ranks_news_ = false;             // of act(): tell_ranks() when the lock is given back
+    stw_group *group_ = nullptr;          // that this runtime has for itself
+    stw_group *replica_group_ = nullptr;  // and this one
+    std::unique_ptr<Scoring> scoring_;    // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
     std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
     Status first_error_;
@@ -983,7 +984,6 @@ private:
     // Copies of operations, a chunk at a time; the thread starts with the first one.
     std::thread copier_;
     std::condition_variable copier_wakes_;
-    bool ranks_news_ = false;              // of act(): tell_ranks() when the lock is given back
     std::deque<Snapshot *> copier_queue_;  // their chunk was granted or refused
     bool copier_stops_ = false;
 };

@@ -236,6 +236,9 @@ void print_summary(const Options &options, const Summary &summary)
         std::printf("bound        %.1f ms by the links alone (%s); --compute-seconds adds the "
                     "step in memory\n",
                     summary.bound_seconds * 1e3, summary.bound_by);
+    if (options.compute_seconds > summary.step_seconds)
+        std::printf("             above the step: in memory it was timed by --compute-seconds, "
+                    "while the machine was slower\n");
     std::printf("stall/step   nvme %.1f ms, host and device %.1f, room %.1f, update %.1f, ranks "
                 "%.1f, other %.1f\n",
                 summary.stall_seconds[0] * 1e3, summary.stall_seconds[1] * 1e3,

@@ -7,8 +7,8 @@
 #include "drivers/common/edge.h"
 #include "drivers/common/mutex.h"
 #include "drivers/common/option_text.h"
-#include "drivers/common/scratch_file.h"
 #include "drivers/common/storage_entry.h"
+#include "drivers/common/storage_file.h"
 #include "drivers/common/system.h"
 
 #include <atomic>
@@ -61,7 +61,7 @@ private:
     uint32_t take_stashed(stw_io_done *done, uint32_t capacity);
     void wait_for_event(uint64_t wait_ns);
 
-    ScratchFile file_;
+    StorageFile file_;
     Descriptor event_;
     uint32_t queue_depth_ = 0;
     io_context_t context_ = nullptr;
@@ -118,13 +118,11 @@ stw_status AioStorage::open(const stw_services *, const stw_storage_options &opt
     if (const stw_status status = parse_options(options.options, &allow_tmpfs, error_out))
         return status;
     auto storage = std::make_unique<AioStorage>();
-    const ScratchRequest request = {kName, options.path, options.bytes, DirectIo::kRequired,
-                                    allow_tmpfs};
+    const FileRequest request = {kName,       options.path, options.bytes,      DirectIo::kRequired,
+                                 allow_tmpfs, options.name, options.name_access};
     storage->queue_depth_ = queue_depth_of(options);
     // The cheap refusal first: nothing is reserved on the disk for a queue that cannot be had.
     if (const stw_status status = storage->open_queue(options.path ? options.path : "", error_out))
-        return status;
-    if (const stw_status status = ScratchFile::open(request, &storage->file_, error_out))
         return status;
     const uint32_t depth = storage->queue_depth_;
     storage->slots_.resize(depth);
@@ -136,6 +134,9 @@ stw_status AioStorage::open(const stw_services *, const stw_storage_options &opt
         storage->free_slots_.reserve(depth);
         for (iocb &slot : storage->slots_) storage->free_slots_.push_back(&slot);
     }
+    // The last that can fail: a file with a name would stay.
+    if (const stw_status status = StorageFile::open(request, &storage->file_, error_out))
+        return status;
     *storage_out = std::move(storage);
     return STW_OK;
 }
@@ -297,6 +298,6 @@ stw_status AioStorage::close(uint64_t wait_ns)
 }  // namespace
 
 constinit const stw_storage_ops kAioStorage =
-    StorageEntry<AioStorage>::table(STW_STORAGE_CAN_SHRINK);
+    StorageEntry<AioStorage>::table(STW_STORAGE_CAN_SHRINK | STW_STORAGE_CAN_KEEP);
 
 }  // namespace stepwell::drivers

@@ -93,6 +93,10 @@ stw_status FaultStorage::open(const stw_services *services, const stw_storage_op
         return status;
     if (const stw_status status = find_driver(script.inner().c_str(), &storage->ops_, error_out))
         return status;
+    if (options.name != nullptr && (storage->ops_->capabilities & STW_STORAGE_CAN_KEEP) == 0)
+        return fail(error_out, STW_ERROR_UNSUPPORTED, {},
+                    "The driver %s, which fault wraps at '%s', keeps no file with a name ('%s').",
+                    storage->ops_->name, options.path, options.name);
     if (script.open_enospc())
         return fail(error_out, STW_ERROR_NO_SPACE, {ENOSPC, options.bytes, 0},
                     "'%s' cannot reserve %s (injected by the fault driver).", options.path,
@@ -422,8 +426,8 @@ void FaultStorage::log_counts()
 
 }  // namespace
 
-constinit const stw_storage_ops kFaultStorage =
-    StorageEntry<FaultStorage>::table(STW_STORAGE_CAN_WRAP | STW_STORAGE_CAN_SHRINK);
+constinit const stw_storage_ops kFaultStorage = StorageEntry<FaultStorage>::table(
+    STW_STORAGE_CAN_WRAP | STW_STORAGE_CAN_SHRINK | STW_STORAGE_CAN_KEEP);
 
 void fault_release(stw_storage *storage)
 {

@@ -20,8 +20,8 @@ template <class Ops> struct TableLimits;
 // Up to `close`, the last operation that every driver must have: no release of this ABI had less.
 template <> struct TableLimits<stw_storage_ops> {
     static constexpr uint32_t kBytesMin = offsetof(stw_storage_ops, close) + sizeof(void *);
-    static constexpr uint64_t kCapabilities =
-        STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY | STW_STORAGE_CAN_SHRINK;
+    static constexpr uint64_t kCapabilities = STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY |
+                                              STW_STORAGE_CAN_SHRINK | STW_STORAGE_CAN_KEEP;
 };
 template <> struct TableLimits<stw_memory_ops> {
     static constexpr uint32_t kBytesMin = offsetof(stw_memory_ops, close) + sizeof(void *);

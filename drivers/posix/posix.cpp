@@ -7,8 +7,8 @@
 #include "drivers/common/edge.h"
 #include "drivers/common/mutex.h"
 #include "drivers/common/option_text.h"
-#include "drivers/common/scratch_file.h"
 #include "drivers/common/storage_entry.h"
+#include "drivers/common/storage_file.h"
 
 #include <cerrno>
 #include <csignal>
@@ -87,7 +87,7 @@ private:
     int64_t move(const stw_io &io) const;
     int64_t drop_pages(const stw_io &io, int64_t moved) const;
 
-    ScratchFile file_;
+    StorageFile file_;
     uint32_t queue_depth_ = 0;
     std::vector<std::thread> threads_;
     Mutex mutex_;
@@ -131,20 +131,25 @@ stw_status PosixStorage::open(const stw_services *, const stw_storage_options &o
                     "A queue of %u requests is more than the posix driver's %u.",
                     options.queue_depth, kQueueDepthMax);
     auto storage = std::make_unique<PosixStorage>();
-    const ScratchRequest request = {kName, options.path, options.bytes,
-                                    own.buffered ? DirectIo::kNever : DirectIo::kPreferred,
-                                    own.allow_tmpfs};
-    if (const stw_status status = ScratchFile::open(request, &storage->file_, error_out))
-        return status;
+    const FileRequest request = {kName,
+                                 options.path,
+                                 options.bytes,
+                                 own.buffered ? DirectIo::kNever : DirectIo::kPreferred,
+                                 own.allow_tmpfs,
+                                 options.name,
+                                 options.name_access};
     storage->queue_depth_ = queue_depth_of(options);
     {
         MutexLock lock(storage->mutex_);
         storage->asked_.reserve(storage->queue_depth_);
         storage->done_.reserve(storage->queue_depth_);
     }
+    storage->start(own.threads);
+    // The last that can fail: a file with a name would stay.
+    if (const stw_status status = StorageFile::open(request, &storage->file_, error_out))
+        return status;
     // Read-ahead would fill memory with what nobody asked for.
     if (!storage->file_.direct()) posix_fadvise(storage->file_.fd(), 0, 0, POSIX_FADV_RANDOM);
-    storage->start(own.threads);
     *storage_out = std::move(storage);
     return STW_OK;
 }
@@ -290,6 +295,6 @@ stw_status PosixStorage::close(uint64_t wait_ns)
 }  // namespace
 
 constinit const stw_storage_ops kPosixStorage =
-    StorageEntry<PosixStorage>::table(STW_STORAGE_CAN_SHRINK);
+    StorageEntry<PosixStorage>::table(STW_STORAGE_CAN_SHRINK | STW_STORAGE_CAN_KEEP);
 
 }  // namespace stepwell::drivers

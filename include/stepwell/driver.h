@@ -51,12 +51,25 @@ typedef struct stw_driver_error {
 
 typedef struct stw_storage stw_storage;
 
+enum { /* stw_storage_options.name_access */
+    STW_STORAGE_NAME_CREATE = 1, /* EXISTS where the name is taken; a new file gets it last, when
+                                    all its bytes are reserved */
+    STW_STORAGE_NAME_OPEN = 2,   /* NOT_FOUND where it is not; MISMATCH where it has other bytes */
+    STW_STORAGE_NAME_REPLACE = 3 /* what has the name goes, unless it is open elsewhere: LOCKED */
+};
+
 typedef struct stw_storage_options {
     uint32_t struct_size;
     uint32_t queue_depth; /* requests in flight at most */
-    const char *path;     /* an existing directory; the file is made in it, without a name */
-    uint64_t bytes;       /* reserved at open, never grown, never zero-filled */
+    const char *path;     /* an existing directory; the file is made in it */
+    uint64_t bytes;       /* reserved at open, never grown, never zero-filled; 0 with NAME_OPEN: as
+                             many as are there */
     const char *options;  /* the driver's own text, may be NULL */
+    const char *name;     /* NULL: a file without one, gone when it is closed. Else
+                             STW_STORAGE_CAN_KEEP: it stays, in `path`, of this user alone, locked
+                             while it is open until the last I/O is over (LOCKED) */
+    uint32_t name_access; /* STW_STORAGE_NAME_*, with a name */
+    uint32_t reserved;
 } stw_storage_options;
 
 typedef struct stw_storage_info {
@@ -92,7 +105,10 @@ enum { /* stw_storage_ops.capabilities */
     STW_STORAGE_CAN_WRAP = 1, /* open takes options->options "inner=<name>" and wraps that driver */
     STW_STORAGE_IN_MEMORY = 2, /* keeps its bytes in memory: options->path is a label, and no
                                  directory is needed or touched */
-    STW_STORAGE_CAN_SHRINK = 4 /* space can go back to the file system: give_back, take_back */
+    STW_STORAGE_CAN_SHRINK = 4, /* space can go back to the file system: give_back, take_back */
+    STW_STORAGE_CAN_KEEP = 8 /* open takes a name, for what outlives the process; what was flushed
+                                outlives the machine's power. flush then works beside submit and
+                                poll of other threads */
 };
 
 typedef struct stw_storage_ops {

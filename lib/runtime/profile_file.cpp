@@ -4,7 +4,7 @@
 #include "lib/runtime/profile.h"
 
 #include "drivers/common/descriptor.h"
-#include "drivers/common/scratch_file.h"
+#include "drivers/common/storage_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -87,5 +87,58 @@ TEST(PosixStorage, PastTheFileSizeLimitItIsRefusedAndNotKilled)
     EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+// Past the limit the kernel ends the process at a write that changes no file's size, too.
+TEST(KeptFile, OpenPastTheFileSizeLimitIsRefused)
+{
+    for (const char *driver : {"aio", "posix"}) {
+        Directory directory;
+        Storage made(driver, "");
+        ASSERT_EQ(made.open(directory.path(), 2 * kMiB, 4, "kept", STW_STORAGE_NAME_CREATE), STW_OK)
+            << made.sentence();
+        made.close();
+        const int status = in_child([&] {
+            const rlimit limit = {kMiB, kMiB};
+            if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+            Storage storage(driver, "");
+            if (storage.open(directory.path(), 0, 4, "kept", STW_STORAGE_NAME_OPEN) !=
+                STW_ERROR_NO_SPACE)
+                return 2;
+            return storage.sentence().find("ulimit -f") == std::string::npos ? 3 : 0;
+        });
+        EXPECT_TRUE(WIFEXITED(status)) << driver;
+        EXPECT_EQ(WEXITSTATUS(status), 0) << driver;
+    }
+}
+
+// A path whose aio slots are used up is opened with posix instead.
+TEST(KeptFile, WhatOneDriverWroteTheOtherReads)
+{
+    constexpr const char *kPairs[][2] = {{"aio", "posix"}, {"posix", "aio"}};
+    for (const auto &[writer, reader] : kPairs)
+        for (const char *options : {"", "buffered=1"}) {
+            const auto options_of = [&](const char *driver) {
+                return std::string(driver) == "posix" ? options : "";
+            };
+            Directory directory;
+            Storage first(writer, options_of(writer));
+            ASSERT_EQ(first.open(directory.path(), kMiB, 4, "kept", STW_STORAGE_NAME_CREATE),
+                      STW_OK)
+                << first.sentence();
+            Buffer data(kMiB);
+            data.fill(1);
+            EXPECT_EQ(first.run(STW_IO_WRITE, data.data(), 0, kMiB), static_cast<int64_t>(kMiB));
+            EXPECT_EQ(first.ops()->flush(first.get()), STW_OK);
+            Storage second(reader, options_of(reader));
+            EXPECT_EQ(second.open(directory.path(), kMiB, 4, "kept", STW_STORAGE_NAME_OPEN),
+                      STW_ERROR_LOCKED);
+            first.close();
+            ASSERT_EQ(second.open(directory.path(), kMiB, 4, "kept", STW_STORAGE_NAME_OPEN), STW_OK)
+                << second.sentence();
+            std::memset(data.data(), 0, kMiB);
+            EXPECT_EQ(second.run(STW_IO_READ, data.data(), 0, kMiB), static_cast<int64_t>(kMiB));
+            EXPECT_TRUE(data.holds(1)) << writer << " to " << reader << " " << options;
+        }
+}
+
 }  // namespace
 }  // namespace conformance

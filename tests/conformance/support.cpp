@@ -93,7 +93,8 @@ std::vector<std::string> Recorder::lines() const
     return lines_;
 }
 
-stw_status Storage::open(const std::string &path, uint64_t bytes, uint32_t queue_depth)
+stw_status Storage::open(const std::string &path, uint64_t bytes, uint32_t queue_depth,
+                         const char *name, uint32_t name_access)
 {
     stw_storage_options options = {};
     options.struct_size = sizeof options;
@@ -101,6 +102,8 @@ stw_status Storage::open(const std::string &path, uint64_t bytes, uint32_t queue
     options.path = path.c_str();
     options.bytes = bytes;
     options.options = options_.c_str();
+    options.name = name;
+    options.name_access = name_access;
     const stw_status status = ops_->open(recorder_.services(), &options, &storage_, &error_);
     if (status != STW_OK) return status;
     info_.struct_size = sizeof info_;

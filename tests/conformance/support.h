@@ -115,7 +115,8 @@ public:
     Storage(const Storage &) = delete;
     Storage &operator=(const Storage &) = delete;
 
-    stw_status open(const std::string &path, uint64_t bytes, uint32_t queue_depth);
+    stw_status open(const std::string &path, uint64_t bytes, uint32_t queue_depth,
+                    const char *name = nullptr, uint32_t name_access = 0);
     void close();
     stw_status try_close(uint64_t wait_ns);
 

@@ -153,6 +153,7 @@ Engine::Parts::Sides Engine::Parts::sides_of(const Task &task) const
 bool Engine::Parts::may_start(const Task &task) const
 {
     const Job &job = task.job;
+    if (!task.status.ok()) return false;  // refused before it had a route
     if (job.transfer.kind != TransferKind::kMove || options.order.before == nullptr) return false;
     if (task.route == Route::kCopy && !options.memories[job.to_memory].cpu_access &&
         !options.memories[job.from_memory].cpu_access) {

@@ -348,6 +348,18 @@ TEST(EngineOrder, WhatCannotBeOrderedIsAFailedJobAndNoRequest)
     EXPECT_TRUE(rig.run(rig.read(0, kDevice, 1)).ok());
 }
 
+TEST(EngineOrder, AWriteThatFindsNoSlotIsAFailedJob)
+{
+    RigOptions options;
+    options.blocks = 4;
+    options.order.before = [](void *, uint32_t, const void *, uint64_t, bool) { return Status(); };
+    Filled rig(options, 4);
+    rig.by_itself();
+    rig.fill(kHost, 1, 99);
+    EXPECT_EQ(rig.run(rig.write(4, kHost, 1)).code(), STW_ERROR_BUDGET);
+    EXPECT_TRUE(rig.run(rig.read(0, kHost, 2)).ok());
+}
+
 // What waits for its turn has not begun; what is at its turn ends.
 TEST(EngineOrder, ACloseEndsWhatWaitsForWorkOnStreams)
 {

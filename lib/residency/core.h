@@ -30,6 +30,12 @@ public:
     // ---- tensors -------------------------------------------------------------------------------
     // Promises room in a farthest allowed tier, so that what is accepted can always be put there.
     Result<TensorId> create(TensorSpec spec);
+    // With contents that are at nvme already, as the pack of another tensor is where they share
+    // blocks; the shell says at once which of its own the blocks are. MISMATCH: a tensor of that
+    // pack has another role, neighbour or policy.
+    Result<TensorId> restore(TensorSpec spec, const Stored &stored);
+    // Of nvme, what nobody may be promised: slots that generations keep of tensors that are gone.
+    void withhold(uint32_t blocks) { withheld_ = blocks; }
     // BUSY with views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out);
     Status may_destroy(TensorId tensor, Commands &out);  // OK, or the BUSY that destroy would say
@@ -176,6 +182,9 @@ public:
     [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const;  // of all that moves with it
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const;
     [[nodiscard]] PackId pack_of(TensorId tensor) const;
+    [[nodiscard]] TensorBlocks blocks_of(TensorId tensor) const;
+    // Somewhere are bytes of the block; else it is empty, or zeros.
+    [[nodiscard]] bool has_bytes(BlockId block) const { return bytes_exist(block, 0); }
     [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const;
     [[nodiscard]] std::string place_name(PlaceId place) const;  // for sentences
     [[nodiscard]] PlaceUsage usage(PlaceId place) const;
@@ -226,6 +235,11 @@ private:
     // tensors.cpp
     [[nodiscard]] Status can_promise(PlaceId place, uint32_t blocks) const;
     Status promise(Pack &pack);
+    [[nodiscard]] uint32_t promised_blocks(const Pack &pack, PlaceId place) const
+    {
+        const bool copies = pack.key.durable && is_nvme(place);
+        return pack.blocks * (copies ? config_.durable_copies : 1);
+    }
     [[nodiscard]] PlaceId place_to_promise(const Pack &pack) const;
     void keep_promise(Pack &pack, PlaceId place, PlaceId home);
     void promise_farther(PlaceId place);
@@ -235,7 +249,9 @@ private:
     PackId take_pack(Pack &&pack);
     [[nodiscard]] PlaceId device_to_promise(const Pack &pack, PlaceId last) const;
     [[nodiscard]] PackId open_pack(const PackKey &key, const TensorSpec &spec) const;
-    Result<PackId> new_pack(const TensorSpec &spec, const PackKey &key, bool shared);
+    Status check_tensors_max() const;
+    Result<PackId> new_pack(const TensorSpec &spec, const PackKey &key, bool shared, bool open);
+    TensorId take_tensor(TensorSpec &&spec, PackId pack, uint64_t offset);
     void bury(PackId pack, Commands &out);
     void free_pack(PackId pack, Commands &out);
     void drop_contents(TensorId tensor, Commands &out);
@@ -513,6 +529,7 @@ private:
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     std::vector<std::set<Rank>::node_type> spare_ranks_;  // of packs that left
     std::vector<RunSlot> run_slots_;                      // for RunCosts, kept for its memory
+    uint32_t withheld_ = 0;                               // blocks of nvme
     bool scored_ = false;
     bool has_plan_ = false;
     std::array<BlockId, kPlacesMax> hottest_{};

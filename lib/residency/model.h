@@ -51,10 +51,11 @@ struct PackKey {
     uint32_t role = 0;
     uint64_t neighbour = 0;
     Policy policy;
+    bool durable = false;
     [[nodiscard]] auto tied() const
     {
         return std::tie(role, neighbour, policy.home, policy.allowed, policy.retention,
-                        policy.priority);
+                        policy.priority, durable);
     }
     bool operator<(const PackKey &other) const { return tied() < other.tied(); }
 };

@@ -28,6 +28,15 @@ uint64_t Core::pack_offset(TensorId id) const
 {
     return tensors_[id].offset;
 }
+TensorBlocks Core::blocks_of(TensorId id) const
+{
+    const Tensor &tensor = tensors_[id];
+    const Pack &pack = packs_[tensor.pack];
+    const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+    return {pack.first + range.first, range.second - range.first,
+            tensor.offset - range.first * config_.block_bytes, pack.shared};
+}
+
 PackId Core::pack_of(TensorId id) const
 {
     return tensors_[id].pack;

@@ -54,7 +54,9 @@ Core::Room Core::plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked,
         }
         const uint32_t count = static_cast<uint32_t>(end - i);
         i = end;
-        if (config_.places[first->place].maps || count == 1) continue;
+        // No view is of nvme: what is asked for there is only to be there.
+        const bool anywhere = config_.places[first->place].maps || is_nvme(first->place);
+        if (anywhere || count == 1) continue;
         if (run_lies(first, count)) continue;
         if (blocked[first->place] || is_rearranging(first->place)) return Room::kComing;
         const Room room = plan_run(fetch, first, count, tight, out);

@@ -46,19 +46,26 @@ Core::~Core() = default;
 Status Core::can_promise(PlaceId place, uint32_t blocks) const
 {
     const uint32_t budget = arenas_[place].budget() - arenas_[place].whole_slots();
-    if (blocks <= budget - promised_[place]) return {};
+    const uint32_t withheld = is_nvme(place) ? withheld_ : 0;
+    const uint64_t taken = uint64_t{promised_[place]} + withheld;
+    if (blocks + taken <= budget) return {};
     const uint64_t block = config_.block_bytes;
+    const std::string kept =
+        withheld == 0 ? std::string()
+                      : format_text(", and %s are kept for generations of tensors that are gone",
+                                    bytes_text(withheld * block).c_str());
     Status status = Status::error(
         STW_ERROR_BUDGET,
         "%s cannot promise room: %s needed, %s of its budget of %s is promised to other "
-        "tensors; raise the budget, allow another tier, or destroy what is not needed",
+        "tensors%s; raise the budget, allow another tier, or destroy what is not needed",
         place_name(place).c_str(), bytes_text(blocks * block).c_str(),
-        bytes_text(promised_[place] * block).c_str(), bytes_text(budget * block).c_str());
+        bytes_text(promised_[place] * block).c_str(), bytes_text(budget * block).c_str(),
+        kept.c_str());
     ErrorDetail &detail = status.mutable_detail();
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);
     detail.device = config_.places[place].device;
     detail.needed_bytes = blocks * block;
-    detail.free_bytes = (budget - promised_[place]) * block;
+    detail.free_bytes = taken < budget ? (budget - taken) * block : 0;
     return status;
 }
 
@@ -105,7 +112,7 @@ Status Core::promise(Pack &pack)
                              "the tensor's policy allows no tier that exists; every tier it allows "
                              "has a budget of 0");
     }
-    STW_TRY(can_promise(farthest, pack.blocks));
+    STW_TRY(can_promise(farthest, promised_blocks(pack, farthest)));
     const bool stays = policy.retention == Retention::kPin && policy.home < places() &&
                        policy.home != farthest && exists(policy.home);
     if (stays) STW_TRY(can_promise(policy.home, pack.blocks));
@@ -117,7 +124,7 @@ void Core::keep_promise(Pack &pack, PlaceId place, PlaceId home)
 {
     pack.promised = place;
     pack.promised_home = home;
-    if (place != kNoPlace) promised_[place] += pack.blocks;
+    if (place != kNoPlace) promised_[place] += promised_blocks(pack, place);
     if (home != kNoPlace) promised_[home] += pack.blocks;
 }
 
@@ -130,16 +137,16 @@ void Core::promise_farther(PlaceId place)
         if (pack.promised >= place || config_.places[place].tier == Tier::kDevice) continue;
         if (pack.pinned_home == pack.promised || pack.promised_home == place) continue;
         if (!(pack.key.policy.allowed & (1u << place))) continue;
-        if (!can_promise(place, pack.blocks).ok()) continue;
-        promised_[pack.promised] -= pack.blocks;
-        promised_[place] += pack.blocks;
+        if (!can_promise(place, promised_blocks(pack, place)).ok()) continue;
+        promised_[pack.promised] -= promised_blocks(pack, pack.promised);
+        promised_[place] += promised_blocks(pack, place);
         pack.promised = place;
     }
 }
 
 void Core::unpromise(const Pack &pack)
 {
-    if (pack.promised != kNoPlace) promised_[pack.promised] -= pack.blocks;
+    if (pack.promised != kNoPlace) promised_[pack.promised] -= promised_blocks(pack, pack.promised);
     if (pack.promised_home != kNoPlace) promised_[pack.promised_home] -= pack.blocks;
 }
 
@@ -200,7 +207,8 @@ PackId Core::open_pack(const PackKey &key, const TensorSpec &spec) const
     return offset + spec.bytes <= config_.block_bytes ? open->second : kNone;
 }
 
-Result<PackId> Core::new_pack(const TensorSpec &spec, const PackKey &key, bool shared)
+// Open: of a shared one, that tensors to come may lie in it too.
+Result<PackId> Core::new_pack(const TensorSpec &spec, const PackKey &key, bool shared, bool open)
 {
     const uint64_t blocks = (spec.bytes + config_.block_bytes - 1) / config_.block_bytes;
     if (blocks >= kNone) {
@@ -215,34 +223,56 @@ Result<PackId> Core::new_pack(const TensorSpec &spec, const PackKey &key, bool s
     pack.tensors.reserve(1);
     prepare_pack(pack.blocks);
     std::map<PackKey, PackId> entry;
-    if (shared) entry.emplace(key, free_packs_.back());
+    if (open) entry.emplace(key, free_packs_.back());
     STW_TRY(promise(pack));
     const PackId id = take_pack(std::move(pack));
-    if (shared) {
+    if (open) {
         open_packs_.erase(key);
         open_packs_.merge(entry);
     }
     return id;
 }
 
+Status Core::check_tensors_max() const
+{
+    if (!free_tensors_.empty() || tensors_.size() < config_.tensors_max) return {};
+    return Status::error(STW_ERROR_LIMIT,
+                         "%u tensors exist, as many as tensors_max allows; raise it when opening "
+                         "the runtime",
+                         config_.tensors_max);
+}
+
+// Over what was prepared.
+TensorId Core::take_tensor(TensorSpec &&spec, PackId pack_id, uint64_t offset)
+{
+    const TensorId id = free_tensors_.back();
+    free_tensors_.pop_back();
+    Pack &pack = packs_[pack_id];
+    Tensor &tensor = tensors_[id];
+    tensor = Tensor{};
+    tensor.offset = offset;
+    tensor.spec = std::move(spec);
+    tensor.pack = pack_id;
+    tensor.alive = true;
+    set_contents(id, tensor.spec.reads_zero ? Contents::kValid : Contents::kEmpty);
+    tensor.index_in_pack = static_cast<uint32_t>(pack.tensors.size());
+    pack.used_bytes = std::max(pack.used_bytes, tensor.offset + tensor.spec.bytes);
+    pack.tensors.push_back(id);
+    return id;
+}
+
 // Memory that is refused on the way is refused before anything has changed.
 Result<TensorId> Core::create(TensorSpec spec)
 {
-    if (free_tensors_.empty() && tensors_.size() >= config_.tensors_max) {
-        Status status = Status::error(STW_ERROR_LIMIT,
-                                      "%u tensors exist, as many as tensors_max allows; raise it "
-                                      "when opening the runtime",
-                                      config_.tensors_max);
-        return status;
-    }
+    STW_TRY(check_tensors_max());
     spec.bytes = std::max<uint64_t>(spec.bytes, 1);
     const bool shares = spec.bytes < config_.block_bytes && !spec.no_packing && !spec.agreed &&
                         spec.policy.retention != Retention::kPin;
-    const PackKey key{spec.role, spec.neighbour, spec.policy};
+    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable};
     prepare_tensor();
     PackId pack_id = shares ? open_pack(key, spec) : kNone;
     if (pack_id == kNone) {
-        Result<PackId> made = new_pack(spec, key, shares);
+        Result<PackId> made = new_pack(spec, key, shares, shares);
         if (!made.ok()) return std::move(made.status());
         pack_id = made.value();
     } else {
@@ -250,20 +280,51 @@ Result<TensorId> Core::create(TensorSpec spec)
         if (tensors.size() == tensors.capacity()) tensors.reserve(2 * tensors.size());
         note_unscored(pack_id);
     }
-    const TensorId id = free_tensors_.back();
-    free_tensors_.pop_back();
-    Pack &pack = packs_[pack_id];
-    Tensor &tensor = tensors_[id];
-    tensor = Tensor{};
-    tensor.offset = pack.tensors.empty() ? 0 : align_up(pack.used_bytes, spec.align_bytes);
-    tensor.spec = std::move(spec);
-    tensor.pack = pack_id;
-    tensor.alive = true;
-    set_contents(id, tensor.spec.reads_zero ? Contents::kValid : Contents::kEmpty);
-    tensor.index_in_pack = static_cast<uint32_t>(pack.tensors.size());
-    pack.used_bytes = tensor.offset + tensor.spec.bytes;
-    pack.tensors.push_back(id);
+    const Pack &pack = packs_[pack_id];
+    const uint64_t offset = pack.tensors.empty() ? 0 : align_up(pack.used_bytes, spec.align_bytes);
+    const TensorId id = take_tensor(std::move(spec), pack_id, offset);
     if (pack.shared && pack.tensors.size() >= kPackTensorsMax) open_packs_.erase(key);
+    look_at_plan(pack_id);
+    return id;
+}
+
+// Its blocks are counted at nvme, where room was promised for them, and read from there as if they
+// had been written back.
+Result<TensorId> Core::restore(TensorSpec spec, const Stored &stored)
+{
+    STW_TRY(check_tensors_max());
+    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable};
+    const bool joins = stored.pack != kNone && !packs_[stored.pack].dead;
+    if (joins && (packs_[stored.pack].key < key || key < packs_[stored.pack].key)) {
+        return Status::error(STW_ERROR_MISMATCH,
+                             "tensor '%s' lies in one block with '%s', from before, and is now "
+                             "created with another role, neighbour or policy; create both alike",
+                             spec.name.c_str(),
+                             tensors_[packs_[stored.pack].tensors[0]].spec.name.c_str());
+    }
+    prepare_tensor();
+    PackId pack_id = stored.pack;
+    if (joins) {
+        std::vector<TensorId> &tensors = packs_[pack_id].tensors;
+        if (tensors.size() == tensors.capacity()) tensors.reserve(2 * tensors.size());
+        note_unscored(pack_id);
+    } else {
+        Result<PackId> made = new_pack(spec, key, stored.shares, false);
+        if (!made.ok()) return std::move(made.status());
+        pack_id = made.value();
+        const PlaceId nvme = static_cast<PlaceId>(places() - 1);
+        STW_ASSERT(is_nvme(nvme) && stored.there.size() == packs_[pack_id].blocks);
+        for (uint32_t i = 0; i < stored.there.size(); ++i) {
+            if (!stored.there[i]) continue;
+            const BlockId block = packs_[pack_id].first + i;
+            Replica &there = replica(block, nvme);
+            there.slot = arenas_[nvme].take(block, false);
+            there.valid = true;
+            count_in(block, nvme);
+        }
+    }
+    const TensorId id = take_tensor(std::move(spec), pack_id, stored.offset);
+    set_contents(id, Contents::kValid);
     look_at_plan(pack_id);
     return id;
 }

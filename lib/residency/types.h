@@ -49,6 +49,7 @@ struct Config {
     uint64_t block_bytes = 2 * 1024 * 1024;
     uint32_t tensors_max = 131072;
     uint32_t writebacks_max = 16;  // in flight at once
+    uint32_t durable_copies = 1;   // of a durable tensor's blocks, promised at nvme
     std::vector<PlaceConfig> places;
 };
 
@@ -78,7 +79,24 @@ struct TensorSpec {
     bool read_only = false;
     bool agreed = false;      // a gathered whole: leaves only when told to (see agreed.h)
     bool no_packing = false;  // a block of its own even when small
+    bool durable = false;     // generations have it: it shares blocks with such alone
     Policy policy;
+};
+
+// Blocks of a tensor that are at nvme from before the process began.
+struct Stored {
+    bool shares = false;      // its block, with others
+    uint64_t offset = 0;      // in its first block
+    PackId pack = kNone;      // of that block, where another tensor in it was restored already
+    std::vector<bool> there;  // each of its blocks; the others read as zeros
+};
+
+// Where a tensor lies.
+struct TensorBlocks {
+    BlockId first = kNone;
+    uint32_t count = 0;
+    uint64_t offset = 0;  // in the first
+    bool shares = false;
 };
 
 struct Request {

@@ -55,6 +55,14 @@ void Program::next_tensor(Claim &claim)
     execute();
 }
 
+// Blocks that read as zeros, and were never written, are not asked for there.
+bool Program::may_be_kept(const ModelTensor &tensor) const
+{
+    const PlaceConfig &nvme = setup_.config.places[nvme_];
+    return nvme.tier == Tier::kNvme && nvme.blocks > 0 && tensor.readable() &&
+           !tensor.spec.reads_zero && (tensor.spec.policy.allowed & (1u << nvme_)) != 0;
+}
+
 void Program::advance_claim(Claim &claim)
 {
     if (claim.fetch != 0) return;
@@ -74,6 +82,16 @@ void Program::advance_claim(Claim &claim)
     asked.flags = kFetchWaitRoom;
     Request request;
     request.tensor = id;
+    if (may_be_kept(tensor) && random_.chance(20)) {
+        // As a commit does: the rest of it, to be at nvme and nothing else.
+        request.place = nvme_;
+        request.byte_begin = claim.next_byte;
+        request.byte_count = tensor.spec.bytes - claim.next_byte;
+        claim.next_byte = tensor.spec.bytes;
+        asked.requests.push_back(request);
+        ask(asked);
+        return;
+    }
     request.access = random_.chance(30) && tensor.readable() ? Access::kRead
                      : tensor.readable()                     ? Access::kReadWrite
                                                              : Access::kWrite;

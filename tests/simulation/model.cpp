@@ -102,11 +102,18 @@ std::unique_ptr<ModelView> Model::open(const Request &request, const Grant &gran
     if (!any && grant.place != request.place) {
         journal_.fail("asked for place %u, granted at %u", request.place, grant.place);
     }
-    if (grant.place >= config_.places.size() || config_.places[grant.place].tier == Tier::kNvme ||
+    const bool kept = grant.place < config_.places.size() && is_nvme(grant.place);
+    const bool may = kept && claim != 0 && request.access == Access::kRead;
+    if (grant.place >= config_.places.size() || (kept && !may) ||
         (any && !config_.places[grant.place].cpu_access)) {
         journal_.fail("granted at place %u, where no view can be", grant.place);
     }
     if (journal_.failed()) return view;
+    if (kept) {
+        tensors[request.tensor].readers++;
+        check_kept(*view, "when granted");
+        return view;
+    }
     view->request.place = grant.place;
     if (request.access == Access::kWriteEmpty) view->request.access = Access::kWrite;
     locate(*view, grant);
@@ -123,6 +130,21 @@ std::unique_ptr<ModelView> Model::open(const Request &request, const Grant &gran
         }
     }
     return view;
+}
+
+// Nobody looks at it there: it has to be there, and to stay until it is released.
+void Model::check_kept(const ModelView &view, const char *when)
+{
+    const ModelTensor &tensor = tensors[view.request.tensor];
+    for (uint64_t piece = pieces_begin(view.request); piece < pieces_end(view.request); piece++) {
+        const uint64_t offset = tensor.pack_offset + piece * kPieceBytes;
+        const Image *image = machine_.stored(tensor.pack, offset / kBlockBytes);
+        if (tensor.newest[piece] == kAnything) continue;
+        if (image && (*image)[offset % kBlockBytes / kPieceBytes] == tensor.newest[piece]) continue;
+        journal_.fail("tensor %u, piece %llu is not at nvme %s, where it is held",
+                      view.request.tensor, (unsigned long long)piece, when);
+        return;
+    }
 }
 
 Stamp &Model::piece_of(const ModelView &view, uint64_t piece)
@@ -161,6 +183,11 @@ void Model::check_bytes(const ModelView &view, const char *when)
 void Model::close(ModelView &view, End end)
 {
     ModelTensor &tensor = tensors[view.request.tensor];
+    if (is_nvme(view.request.place)) {
+        check_kept(view, "when released");
+        tensor.readers--;
+        return;
+    }
     const bool write = view.request.access != Access::kRead;
     const uint64_t first = pieces_begin(view.request);
     if (end == End::kGood && view.request.access == Access::kWrite) {

@@ -86,6 +86,12 @@ private:
 
     Machine &machine_;
     Journal &journal_;
+    [[nodiscard]] bool is_nvme(PlaceId place) const
+    {
+        return config_.places[place].tier == Tier::kNvme;
+    }
+    void check_kept(const ModelView &view, const char *when);
+
     const Config &config_;
 };
 

@@ -111,6 +111,7 @@ private:
 
     // claims.cpp
     void claim();
+    [[nodiscard]] bool may_be_kept(const ModelTensor &tensor) const;
     void advance_claim(Claim &claim);
     void next_tensor(Claim &claim);
 
@@ -128,6 +129,7 @@ private:
     Random &random_;
     Journal &journal_;
     Setup setup_;
+    const PlaceId nvme_ = static_cast<PlaceId>(setup_.config.places.size() - 1);  // if it has any
     Machine machine_;
     Model model_;
     Random plan_random_;

@@ -16,6 +16,9 @@ const char *doing(Kind kind)
     case Kind::kReduce: return "reduces";
     case Kind::kSum: return "sums the replicated tensor";
     case Kind::kVerdict: return "steps the optimizer";
+    case Kind::kStore: return "opens the store";
+    case Kind::kCommit: return "commits a generation of the store";
+    case Kind::kVote: return "votes on a generation of the store";
     }
     return "does what this build does not know with";
 }

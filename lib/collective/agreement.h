@@ -11,12 +11,15 @@
 namespace stepwell::collective {
 
 enum class Kind : uint32_t {
-    kJoin = 1,    // a group is made
-    kOpen = 2,    // a runtime is opened on it
-    kGather = 3,  // shards to wholes
-    kReduce = 4,  // sums into shards
-    kSum = 5,     // sums of replicated tensors
-    kVerdict = 6  // of an optimizer step: norm and overflow
+    kJoin = 1,     // a group is made
+    kOpen = 2,     // a runtime is opened on it
+    kGather = 3,   // shards to wholes
+    kReduce = 4,   // sums into shards
+    kSum = 5,      // sums of replicated tensors
+    kVerdict = 6,  // of an optimizer step: norm and overflow
+    kStore = 7,    // a store that stays is opened
+    kCommit = 8,   // a generation is begun
+    kVote = 9      // and each rank's part of it is on its disks, or not
 };
 
 // One rank's. Plain bytes, the same layout on all ranks; zero throughout before it is filled.

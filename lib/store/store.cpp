@@ -36,7 +36,7 @@ Placement Store::placement(uint32_t at) const
     Placement place;
     place.path = path_of(at);
     place.slot = at - paths_[place.path].first;
-    place.block = slot.block;
+    place.sealed_as = slot.sealed_as;
     place.generation = slot.generation;
     place.bytes = slot.bytes;
     place.sum = slot.sum;
@@ -73,37 +73,47 @@ uint32_t Store::choose_path()
     return best;
 }
 
+// The block's own, unless a generation keeps that: then a free one, of the path whose turn it is.
+Result<uint32_t> Store::slot_to_write(BlockId block)
+{
+    const uint32_t own = index_[block];
+    if (own != kNowhere && slots_[own].users > 0) {
+        return Status::error(STW_ERROR_INTERNAL,
+                             "Block %u was to be written while it was read or written.", block);
+    }
+    if (own != kNowhere && slots_[own].kept == 0) return own;
+    const uint32_t path = choose_path();
+    if (path == kNowhere) {
+        return Status::error(STW_ERROR_BUDGET,
+                             "The nvme tier has no slot for block %u: all %llu slots of %s are in "
+                             "use%s; give it more bytes.",
+                             block, wide(slots_.size()), bytes_text(block_bytes_).c_str(),
+                             stays_ ? " or kept for generations" : "");
+    }
+    const uint32_t at = paths_[path].first + striping_[path].free.back();
+    striping_[path].free.pop_back();
+    if (own != kNowhere) slots_[own].block = residency::kNone;
+    index_[block] = at;
+    slots_[at].block = block;
+    return at;
+}
+
 Result<Placement> Store::begin_write(BlockId block, uint64_t bytes)
 {
     STW_ASSERT(bytes > 0 && bytes <= block_bytes_);
     MutexLock lock(mutex_);
     if (block >= index_.size())
         index_.resize(std::max<size_t>(block + 1ull, index_.size() * 2), kNowhere);
-    uint32_t at = index_[block];
-    if (at == kNowhere) {
-        const uint32_t path = choose_path();
-        if (path == kNowhere) {
-            return Status::error(STW_ERROR_BUDGET,
-                                 "The nvme tier has no slot for block %u: all %llu slots of %s "
-                                 "are in use; give it more bytes.",
-                                 block, wide(slots_.size()), bytes_text(block_bytes_).c_str());
-        }
-        at = paths_[path].first + striping_[path].free.back();
-        striping_[path].free.pop_back();
-        index_[block] = at;
-        slots_[at].block = block;
-    }
-    Slot &slot = slots_[at];
-    if (slot.users > 0) {
-        return Status::error(STW_ERROR_INTERNAL,
-                             "Block %u was to be written while it was read or written.", block);
-    }
+    Result<uint32_t> found = slot_to_write(block);
+    if (!found.ok()) return found.status();
+    Slot &slot = slots_[found.value()];
     slot.users = 1;
     slot.writing = true;
     slot.written = false;
     ++slot.generation;
+    slot.sealed_as = block;
     slot.bytes = static_cast<uint32_t>(bytes);
-    return placement(at);
+    return placement(found.value());
 }
 
 Result<Placement> Store::begin_read(BlockId block)
@@ -129,6 +139,12 @@ void Store::give_back(uint32_t at)
     striping_[path].free.push_back(at - paths_[path].first);
 }
 
+// It may have been forgotten, or dropped, meanwhile.
+void Store::leave(uint32_t at)
+{
+    if (is_free(slots_[at])) give_back(at);
+}
+
 void Store::end_write(const Placement &place, bool written)
 {
     MutexLock lock(mutex_);
@@ -139,7 +155,7 @@ void Store::end_write(const Placement &place, bool written)
     slot.writing = false;
     slot.written = written;
     slot.sum = place.sum;
-    if (slot.block == residency::kNone) give_back(at);  // forgotten meanwhile
+    leave(at);
 }
 
 void Store::end_read(const Placement &place)
@@ -149,7 +165,7 @@ void Store::end_read(const Placement &place)
     Slot &slot = slots_[at];
     STW_ASSERT(slot.users > 0 && !slot.writing && slot.generation == place.generation);
     --slot.users;
-    if (slot.users == 0 && slot.block == residency::kNone) give_back(at);
+    leave(at);
 }
 
 void Store::forget(BlockId block)
@@ -159,7 +175,7 @@ void Store::forget(BlockId block)
     const uint32_t at = index_[block];
     index_[block] = kNowhere;
     slots_[at].block = residency::kNone;
-    if (slots_[at].users == 0) give_back(at);
+    leave(at);
 }
 
 void Store::reserve_ids(uint64_t ids)
@@ -188,7 +204,7 @@ uint64_t Store::seed(const Placement &place) const
 {
     uint64_t words[6] = {};
     std::memcpy(words, uuid_.data(), uuid_.size());
-    words[2] = place.block;
+    words[2] = place.sealed_as;
     words[3] = (uint64_t{place.path} << 32) | place.slot;
     words[4] = place.generation;
     words[5] = place.bytes;

@@ -2,7 +2,8 @@
 // The nvme tier: physical slots over one or more storage paths, which block lies in which slot, and
 // the checksum of every block, kept outside it. Opens the drivers and their superblocks; sends no
 // block itself: whoever moves bytes asks here where, seals before a write, verifies after a read.
-// Must not know queues, tensors or tiers other than its own.
+// What a generation keeps is not written over: the block gets another slot. Which generations there
+// are is not known here (generations.h). Must not know queues, tensors or tiers other than its own.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -41,23 +42,31 @@ struct PathOptions {
     uint32_t queue_depth = 0;  // 0: what StoreOptions says
 };
 
+// Scratch is gone with the process. The others have a file with a name on each path.
+enum class Stay { kScratch, kCreate, kOpen, kReplace };
+
+// Sets of slots that are kept, by number: a generation's region.
+constexpr uint32_t kKeepsMax = 8;
+
 struct StoreOptions {
     const stw_services *services = nullptr;  // borrowed until the store is gone
+    Stay stay = Stay::kScratch;
+    std::string name;  // of the files, where they have one
     std::vector<PathOptions> paths;
     uint64_t block_bytes = 0;                   // a multiple of every path's alignment
     uint64_t blocks = 0;                        // over all paths
     uint32_t queue_depth = 32;                  // of a path that says none
     uint64_t open_timeout_ns = 30'000'000'000;  // for superblocks
-    Uuid uuid{};                                // all zero: a random one
+    Uuid uuid{};  // all zero: a random one, or with kOpen whatever is there; else that one
 };
 
 // Where a block lies, and what its bytes must sum to. A copy: valid from begin_* to end_*.
 struct Placement {
     uint32_t path = 0;
-    uint32_t slot = 0;  // of that path
-    BlockId block = residency::kNone;
-    uint32_t generation = 0;  // how often the slot was written
-    uint64_t bytes = 0;       // in use
+    uint32_t slot = 0;                     // of that path
+    BlockId sealed_as = residency::kNone;  // the block's number when it was written
+    uint32_t generation = 0;               // how often the slot was written
+    uint64_t bytes = 0;                    // in use
     uint64_t sum = 0;
     uint64_t offset = 0;  // of the slot in the path
 };
@@ -99,8 +108,24 @@ public:
     [[nodiscard]] uint64_t content(const Placement &placement) const;
     void end_write(const Placement &placement, bool written);
     void end_read(const Placement &placement);
-    // The block's slot may be reused, once nobody reads or writes it any more.
+    // The block's slot may be reused, once nobody reads or writes it any more and nothing keeps it.
     void forget(BlockId block);
+
+    // ---- what generations keep -----------------------------------------------------------------
+    // The block's slot as it is written now belongs to the set as well. INTERNAL: it is not there,
+    // or being written.
+    Result<Placement> keep(BlockId block, uint32_t set);
+    // Nothing belongs to the set any more; what nobody else needs is free.
+    void drop(uint32_t set);
+    // Before anybody else uses the store: what a manifest says lies in a slot belongs to the set.
+    // FORMAT: there is no such slot, or another manifest says otherwise.
+    Status load(const Placement &found, uint32_t set);
+    void loaded();  // the last of them: what nothing keeps is free
+    // The block's bytes are those of a slot that is kept. EXISTS: they are another block's.
+    Status adopt(BlockId block, const Placement &found);
+    // Of each path, in their order: what completed so far is on stable storage. SYNC. Blocks.
+    Status flush();
+
     // Live budgets: takes `slots` free slots out of use and gives their space back to the file
     // systems. BUSY when too few are free yet, UNSUPPORTED when a path cannot; nothing has changed
     // then. One call of these two at a time. Blocks.
@@ -139,6 +164,8 @@ public:
         return paths_[path].superblock;
     }
     [[nodiscard]] uint64_t block_bytes() const { return block_bytes_; }
+    [[nodiscard]] const Uuid &uuid() const { return uuid_; }
+    [[nodiscard]] bool stays() const { return stays_; }
     [[nodiscard]] PathStats path_stats(uint32_t path) const;
     [[nodiscard]] uint64_t used_slots() const;
     [[nodiscard]] uint64_t reserved_bytes() const;  // on all paths, superblocks included
@@ -148,10 +175,12 @@ private:
     // What an nvme block costs in host memory: this, a place in a free list and one in index_.
     struct Slot {
         uint64_t sum = 0;
-        BlockId block = residency::kNone;
+        BlockId block = residency::kNone;      // whose it is now
+        BlockId sealed_as = residency::kNone;  // whose it was when it was written
         uint32_t bytes = 0;
         uint32_t generation = 0;
         uint16_t users = 0;    // begun and not ended
+        uint8_t kept = 0;      // a bit for each set
         bool written = false;  // sum and bytes are of what is there
         bool writing = false;
     };
@@ -175,18 +204,28 @@ private:
     };
 
     Store() = default;
+    Status open_all(const StoreOptions &options, const std::vector<uint64_t> &blocks);
     Status open_path(const StoreOptions &options, uint32_t index, uint64_t blocks);
     static Status open_driver(const StoreOptions &options, const PathOptions &asked, uint64_t bytes,
                               Path &path);
     Status write_superblock(const StoreOptions &options, uint32_t index);
     Status check_superblock(const StoreOptions &options, uint32_t index);
-    Status superblock_io(const StoreOptions &options, uint32_t index, uint32_t kind, uint8_t *out);
+    Status read_superblock(const StoreOptions &options, uint32_t index);
+    static Result<Superblock> load_superblock(const StoreOptions &options, const Path &path);
+    void remove_files(const StoreOptions &options);
     uint32_t choose_path() STW_REQUIRES(mutex_);
+    Result<uint32_t> slot_to_write(BlockId block) STW_REQUIRES(mutex_);
+    void leave(uint32_t at) STW_REQUIRES(mutex_);
     bool rest(uint64_t slots, std::vector<uint32_t> *rested);
     void wake(const std::vector<uint32_t> &slots);
     Status take_space(const std::vector<uint32_t> &slots);
     bool give_space(uint32_t at);
     void give_back(uint32_t at) STW_REQUIRES(mutex_);
+    [[nodiscard]] bool is_free(const Slot &slot) const
+    {
+        return slot.block == residency::kNone && slot.users == 0 && slot.kept == 0;
+    }
+    Status find_slot(const Placement &found, uint32_t *at_out) const STW_REQUIRES(mutex_);
     Placement placement(uint32_t at) const STW_REQUIRES(mutex_);
     uint32_t path_of(uint32_t at) const;
     uint64_t seed(const Placement &placement) const;
@@ -194,6 +233,7 @@ private:
     std::vector<Path> paths_;
     uint64_t block_bytes_ = 0;
     Uuid uuid_{};
+    bool stays_ = false;
 
     mutable Mutex mutex_;
     std::vector<Slot> slots_ STW_GUARDED_BY(mutex_);

@@ -3,14 +3,16 @@
 // after any other uses the store.
 //
 // LOCK. A scratch path is a file without a name that only this process can reach, so nobody else
-// can open it and no lock is needed. A durable store has a name: its driver then takes an
-// open-file-description lock on it in open and reports LOCKED; it lasts as long as the descriptor,
-// and thereby until the kernel has finished the I/O of a process that was killed.
+// can open it and no lock is needed. A store that stays has names: its driver takes an
+// open-file-description lock on each in open and reports LOCKED; it lasts as long as the
+// descriptor, and thereby until the kernel has finished the I/O of a process that was killed.
 #include "lib/store/store.h"
 
+#include "lib/store/sync_io.h"
 #include "lib/support/assert.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,9 +22,6 @@
 namespace stepwell::store {
 
 namespace {
-
-constexpr uint32_t kRetriesMax = 64;       // of a superblock's request
-constexpr uint64_t kPollNs = 100'000'000;  // waits are cut into these, to look at the time
 
 unsigned long long wide(uint64_t value)
 {
@@ -44,81 +43,14 @@ Status driver_status(stw_status code, const stw_driver_error &error, const std::
     return {code, std::move(detail)};
 }
 
-// One request, to its end, in the opening thread. `lost` is set when the time ran out: the driver
-// still owns the memory then.
-class SyncIo {
-public:
-    SyncIo(const stw_storage_ops &ops, stw_storage *storage, const stw_services &services,
-           uint64_t timeout_ns, const std::string &name)
-        : ops_(ops),
-          storage_(storage),
-          services_(services),
-          deadline_ns_(services.now_ns(services.user) + timeout_ns),
-          name_(name)
-    {
-    }
+constexpr const char *kSuperblock = "the superblock";
 
-    Status run(uint32_t kind, uint8_t *data, uint64_t bytes)
-    {
-        for (uint32_t i = 0; i < kRetriesMax; ++i) {
-            int64_t result = 0;
-            STW_TRY(once({1, data, 0, bytes, kind, 0}, result));
-            if (result == static_cast<int64_t>(bytes)) return {};
-            if (result == 0) return failed(kind, bytes, 0);
-            // Of 4 KiB a part is no progress worth keeping: the whole of it again.
-            if (result < 0 && result != -EAGAIN && result != -EINTR) {
-                return failed(kind, bytes, static_cast<int>(-result));
-            }
-        }
-        return failed(kind, bytes, EAGAIN);
-    }
-    [[nodiscard]] bool lost() const { return lost_; }
-
-private:
-    Status once(stw_io io, int64_t &result_out)
-    {
-        uint32_t accepted = 0;
-        bool sent = false;
-        for (;;) {
-            if (!sent) {
-                const stw_status code = ops_.submit(storage_, &io, 1, &accepted);
-                if (code < 0) return failed(io.kind, io.bytes, 0);
-                sent = accepted == 1;
-            }
-            stw_io_done done{};
-            if (ops_.poll(storage_, &done, 1, kPollNs) == 1) {
-                result_out = done.result;
-                return {};
-            }
-            if (services_.now_ns(services_.user) < deadline_ns_) continue;
-            lost_ = sent;
-            return Status::error(STW_ERROR_TIMEOUT,
-                                 "'%s' did not answer a request for its superblock in time.",
-                                 name_.c_str());
-        }
-    }
-
-    Status failed(uint32_t kind, uint64_t bytes, int os_errno) const
-    {
-        const char *what = kind == STW_IO_READ ? "Reading" : "Writing";
-        if (os_errno == 0) {
-            return Status::error(STW_ERROR_IO,
-                                 "%s the superblock of '%s' (%llu bytes at offset "
-                                 "0) moved no bytes.",
-                                 what, name_.c_str(), wide(bytes));
-        }
-        return Status::os_error(os_errno == ENOSPC ? STW_ERROR_NO_SPACE : STW_ERROR_IO, os_errno,
-                                "%s the superblock of '%s' (%llu bytes at offset 0) failed", what,
-                                name_.c_str(), wide(bytes));
-    }
-
-    const stw_storage_ops &ops_;
-    stw_storage *storage_;
-    const stw_services &services_;
-    uint64_t deadline_ns_;
-    const std::string &name_;
-    bool lost_ = false;
-};
+uint32_t name_access(Stay stay)
+{
+    return stay == Stay::kCreate ? STW_STORAGE_NAME_CREATE
+           : stay == Stay::kOpen ? STW_STORAGE_NAME_OPEN
+                                 : STW_STORAGE_NAME_REPLACE;
+}
 
 Status random_uuid(Uuid &uuid)
 {
@@ -206,32 +138,55 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions &options)
 
     std::unique_ptr<Store> store(new Store);
     store->block_bytes_ = options.block_bytes;
+    store->stays_ = options.stay != Stay::kScratch;
     store->uuid_ = options.uuid;
-    if (store->uuid_ == Uuid{}) STW_TRY(random_uuid(store->uuid_));
+    const bool finds = options.stay == Stay::kOpen;
+    if (store->uuid_ == Uuid{} && !finds) STW_TRY(random_uuid(store->uuid_));
+    Status status = store->open_all(options, blocks);
+    if (status.ok()) return store;
+    (void)store->close(0);
+    if (options.stay == Stay::kCreate || options.stay == Stay::kReplace)
+        store->remove_files(options);
+    return status;
+}
 
+Status Store::open_all(const StoreOptions &options, const std::vector<uint64_t> &blocks)
+{
     uint64_t total = 0;
     for (const uint64_t share : blocks) total += share;
-    MutexLock lock(store->mutex_);
-    store->paths_.reserve(blocks.size());
-    store->striping_.resize(blocks.size());
-    store->slots_.resize(total);
-    store->index_.assign(total, UINT32_MAX);
+    MutexLock lock(mutex_);
+    paths_.reserve(blocks.size());
+    striping_.resize(blocks.size());
+    slots_.resize(total);
+    index_.assign(total, UINT32_MAX);
     uint32_t first = 0;
     for (uint32_t i = 0; i < blocks.size(); ++i) {
-        STW_TRY(store->open_path(options, i, blocks[i]));
-        Path &path = store->paths_[i];
+        STW_TRY(open_path(options, i, blocks[i]));
+        Path &path = paths_[i];
         path.first = first;
         first += path.count;
         path.superblock.total_slots = total;
-        std::vector<uint32_t> &free = store->striping_[i].free;
+        std::vector<uint32_t> &free = striping_[i].free;
         free.reserve(path.count);
-        store->striping_[i].resting.reserve(path.count);
+        striping_[i].resting.reserve(path.count);
         for (uint32_t slot = path.count; slot > 0; --slot) free.push_back(slot - 1);
     }
+    if (options.stay == Stay::kOpen) {
+        for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(read_superblock(options, i));
+        return {};
+    }
     // All are written before the first is read: two paths on one file would show.
-    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(store->write_superblock(options, i));
-    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(store->check_superblock(options, i));
-    return store;
+    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(write_superblock(options, i));
+    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(check_superblock(options, i));
+    return stays_ ? flush() : Status();
+}
+
+// Those of an open that failed half way: nothing of it is left. What was opened is closed.
+void Store::remove_files(const StoreOptions &options)
+{
+    for (const Path &path : paths_) {
+        if (path.storage == nullptr) (void)::unlink((path.name + "/" + options.name).c_str());
+    }
 }
 
 // The path's own driver, or its fallback where that one cannot work.
@@ -244,8 +199,18 @@ Status Store::open_driver(const StoreOptions &options, const PathOptions &asked,
     driver.path = asked.path.c_str();
     driver.bytes = bytes;
     driver.options = asked.driver_options.empty() ? nullptr : asked.driver_options.c_str();
+    if (options.stay != Stay::kScratch) {
+        driver.name = options.name.c_str();
+        driver.name_access = name_access(options.stay);
+    }
     const auto open = [&](const stw_storage_ops *ops) -> Status {
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        if (driver.name && (ops->capabilities & STW_STORAGE_CAN_KEEP) == 0) {
+            return Status::error(STW_ERROR_UNSUPPORTED,
+                                 "driver '%s' keeps nothing past its close, so a store with a name "
+                                 "cannot be at '%s'; use aio or posix there.",
+                                 ops->name, asked.path.c_str());
+        }
         const stw_status code = ops->open(options.services, &driver, &path.storage, &error);
         if (code < 0) return driver_status(code, error, asked.path);
         path.ops = ops;
@@ -281,8 +246,7 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
     path.superblock = {uuid_,  block_bytes_,
                        blocks, kReservedBytes,
                        index,  static_cast<uint32_t>(options.paths.size()),
-                       0,      kFlagScratch,
-                       {}};
+                       0,      stays_ ? 0 : kFlagScratch};
     paths_.push_back(std::move(path));
     const stw_storage_info &info = paths_.back().info;
     const uint32_t alignment = info.alignment_bytes;
@@ -301,45 +265,62 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
     return {};
 }
 
-// Reads it into, or writes it from, `bytes` (kSuperblockBytes).
-Status Store::superblock_io(const StoreOptions &options, uint32_t index, uint32_t kind,
-                            uint8_t *bytes)
-{
-    const Path &path = paths_[index];
-    const uint64_t alignment = std::max<uint64_t>(kSuperblockBytes, path.info.alignment_bytes);
-    std::unique_ptr<uint8_t, void (*)(void *)> memory(
-        static_cast<uint8_t *>(std::aligned_alloc(alignment, alignment)), std::free);
-    if (!memory) {
-        return Status::error(STW_ERROR_MEMORY, "No %llu bytes for a superblock.", wide(alignment));
-    }
-    std::memset(memory.get(), 0, alignment);
-    std::memcpy(memory.get(), bytes, kSuperblockBytes);
-    SyncIo io(*path.ops, path.storage, *options.services, options.open_timeout_ns, path.name);
-    Status status = io.run(kind, memory.get(), alignment);
-    if (status.ok()) std::memcpy(bytes, memory.get(), kSuperblockBytes);
-    if (io.lost()) (void)memory.release();  // the device may still use it
-    return status;
-}
-
 Status Store::write_superblock(const StoreOptions &options, uint32_t index)
 {
+    const Path &path = paths_[index];
     uint8_t bytes[kSuperblockBytes];
-    encode(paths_[index].superblock, bytes);
-    return superblock_io(options, index, STW_IO_WRITE, bytes);
+    encode(path.superblock, bytes);
+    SyncIo io(*path.ops, path.storage, *options.services, options.open_timeout_ns, path.name,
+              kSuperblock);
+    return io.write(0, bytes, sizeof bytes);
 }
 
 Status Store::check_superblock(const StoreOptions &options, uint32_t index)
 {
     const Path &path = paths_[index];
-    uint8_t bytes[kSuperblockBytes] = {};
-    STW_TRY(superblock_io(options, index, STW_IO_READ, bytes));
-    Result<Superblock> found = decode(bytes, path.info.bytes, path.name.c_str());
+    Result<Superblock> found = load_superblock(options, path);
     if (!found.ok()) return found.status();
     if (found.value() == path.superblock) return {};
     return Status::error(STW_ERROR_FORMAT,
                          "The superblock read back from '%s' is a valid one of another store or "
                          "path: two paths share one file.",
                          path.name.c_str());
+}
+
+Result<Superblock> Store::load_superblock(const StoreOptions &options, const Path &path)
+{
+    uint8_t bytes[kSuperblockBytes] = {};
+    SyncIo io(*path.ops, path.storage, *options.services, options.open_timeout_ns, path.name,
+              kSuperblock);
+    STW_TRY(io.read(0, bytes, sizeof bytes));
+    return decode(bytes, path.info.bytes, path.name.c_str());
+}
+
+// Of a store that is there: this path's of this store, with the geometry that is asked for.
+Status Store::read_superblock(const StoreOptions &options, uint32_t index)
+{
+    Path &path = paths_[index];
+    Result<Superblock> found = load_superblock(options, path);
+    if (!found.ok()) return found.status();
+    Superblock &there = found.value();
+    if (uuid_ == Uuid{}) uuid_ = there.uuid;
+    if (there.uuid != uuid_ || there.flags != 0) {
+        return Status::error(STW_ERROR_MISMATCH,
+                             "'%s' holds a file of another store ('%s'); give the directories of "
+                             "one store.",
+                             path.name.c_str(), options.name.c_str());
+    }
+    path.superblock.uuid = uuid_;
+    if (there == path.superblock) return {};
+    return Status::error(STW_ERROR_MISMATCH,
+                         "'%s' is path %u of %u of its store, with %llu of %llu blocks of %s; it "
+                         "is opened as path %u of %u with %llu of %llu blocks of %s. Give the "
+                         "directories in the same order, with the budgets and the block size that "
+                         "the store was made with.",
+                         path.name.c_str(), there.path_index, there.path_count, wide(there.slots),
+                         wide(there.total_slots), bytes_text(there.block_bytes).c_str(), index,
+                         path.superblock.path_count, wide(path.superblock.slots),
+                         wide(path.superblock.total_slots), bytes_text(block_bytes_).c_str());
 }
 
 Status Store::close(uint64_t wait_ns)

@@ -11,8 +11,7 @@ namespace stepwell::store {
 namespace {
 
 constexpr uint8_t kMagic[8] = {'S', 'T', 'W', 'E', 'L', 'L', '\r', '\n'};
-constexpr uint64_t kManifestsAt = 80;
-constexpr uint64_t kZerosAt = 144;
+constexpr uint64_t kZerosAt = 80;
 constexpr uint64_t kSumAt = kSuperblockBytes - 8;
 
 template <class T> void put(uint8_t *at, T value)
@@ -90,10 +89,6 @@ Status check_fields(const Superblock &superblock, uint64_t path_bytes, const cha
     if ((superblock.flags & ~kFlagScratch) != 0) {
         return refuse(name, "the flags word", superblock.flags, "made of known bits");
     }
-    for (const ManifestPlace &place : superblock.manifests) {
-        const bool in_path = place.offset <= path_bytes && place.bytes <= path_bytes - place.offset;
-        if (!in_path) return refuse(name, "a manifest's offset", place.offset, "in the path");
-    }
     return {};
 }
 
@@ -114,14 +109,6 @@ void encode(const Superblock &superblock, uint8_t *out)
     put<uint64_t>(out + 64, superblock.total_slots);
     put<uint32_t>(out + 72, superblock.flags);
     put<uint32_t>(out + 76, kChecksumXxh3);
-    uint8_t *at = out + kManifestsAt;
-    for (const ManifestPlace &place : superblock.manifests) {
-        put<uint64_t>(at, place.offset);
-        put<uint64_t>(at + 8, place.bytes);
-        put<uint64_t>(at + 16, place.generation);
-        put<uint64_t>(at + 24, place.sum);
-        at += 32;
-    }
     put<uint64_t>(out + kSumAt, checksum(out, kSumAt, 0));
 }
 
@@ -137,14 +124,6 @@ Result<Superblock> decode(const uint8_t *bytes, uint64_t path_bytes, const char 
     superblock.path_count = get<uint32_t>(bytes + 60);
     superblock.total_slots = get<uint64_t>(bytes + 64);
     superblock.flags = get<uint32_t>(bytes + 72);
-    const uint8_t *at = bytes + kManifestsAt;
-    for (ManifestPlace &place : superblock.manifests) {
-        place.offset = get<uint64_t>(at);
-        place.bytes = get<uint64_t>(at + 8);
-        place.generation = get<uint64_t>(at + 16);
-        place.sum = get<uint64_t>(at + 24);
-        at += 32;
-    }
     STW_TRY(check_fields(superblock, path_bytes, name));
     return superblock;
 }

@@ -17,13 +17,11 @@
 //        64      8  slots of all paths
 //        72      4  flags: 1 scratch (ends with the process; nothing in it is to be recovered)
 //        76      4  kind of the checksums: 1 XXH3-64
-//        80     64  two manifest places, written in turn by commits: offset, bytes, generation, sum
-//                   (8 bytes each); zero until there are generations
-//       144   3944  zero
+//        80   4008  zero
 //      4088      8  XXH3-64 of the 4088 bytes before
 //
-// The rest of the first 1 MiB of a path is reserved: room for manifests of small stores, and slots
-// stay aligned to what file systems and drives stripe by.
+// The rest of the first 1 MiB of a path is reserved: slots stay aligned to what file systems and
+// drives stripe by.
 #pragma once
 
 #include "lib/support/status.h"
@@ -40,14 +38,6 @@ constexpr uint64_t kSuperblockBytes = 4096;
 constexpr uint64_t kReservedBytes = 1ull << 20;  // before slot 0
 constexpr uint32_t kFlagScratch = 1;
 
-struct ManifestPlace {
-    uint64_t offset = 0;
-    uint64_t bytes = 0;
-    uint64_t generation = 0;
-    uint64_t sum = 0;
-    bool operator==(const ManifestPlace &) const = default;
-};
-
 struct Superblock {
     Uuid uuid{};
     uint64_t block_bytes = 0;
@@ -57,7 +47,6 @@ struct Superblock {
     uint32_t path_count = 0;
     uint64_t total_slots = 0;
     uint32_t flags = kFlagScratch;
-    std::array<ManifestPlace, 2> manifests{};
     bool operator==(const Superblock &) const = default;
 };
 

@@ -4,7 +4,8 @@
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
 folder and linked with the other objects of its judge: the simulations for lib/residency and
-lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule.
+lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule,
+ranks that commit and crash for generations in lib/store and lib/collective.
 The tree is never touched. What was compiled before is used again as long as its text and all
 headers are the same.
 """
@@ -59,6 +60,11 @@ JUDGES = {
                     "tests/unit/schedule/bound_test.cpp"],
                    ["-lgtest_main", "-lgtest", "-lgmock"], ["--gtest_brief=1"],
                    r"\[  FAILED  \] (\S+)"),
+    "generations": Judge("lib/store",
+                         ["lib/store/*.cpp", "lib/collective/commit.cpp",
+                          "lib/collective/agreement.cpp", *SUPPORT, "tests/generations/*.cpp"],
+                         [], ["--ranks", "1", "8", "--seeds", "600"],
+                         r"failed by (seed \d+: .*)"),
 }
 
 # name, judge, file (with its path where that is not the judge's folder), text that occurs once,
@@ -107,6 +113,10 @@ MUTANTS = [
      "    return arena.too_many();\n",
      "    return arena.too_many() / 2;\n",
      "a shrink ends while more is there than the new budget"),
+    ("runs-at-nvme", "program", "runs.cpp",
+     "config_.places[first->place].maps || is_nvme(first->place);",
+     "config_.places[first->place].maps;",
+     "what a commit wants at nvme is to lie there in a row, where slots have no numbers"),
     ("maps-what-another-took", "program", "moves.cpp",
      "    arenas_[transfer.to].note_mapped(transfer.to_slot, kNone);"
      "  // until it is known that it worked\n",
@@ -299,6 +309,59 @@ MUTANTS = [
      "    if (!dies(event)) return;\n    end_dirty(state, specs_[event.tensor].bytes, at);\n",
      "    if (!dies(event)) return;\n",
      "what is dead has to stay or to be written back until it is written anew"),
+    ("manifest-before-blocks", "generations", "generations.cpp",
+     "    Status status = store_.flush();\n",
+     "    Status status;\n",
+     "the manifest says of blocks that they are there before they are"),
+    ("vote-before-manifest", "generations", "generations.cpp",
+     "    if (status.ok()) status = flush();\n    if (status.code()",
+     "    if (status.code()",
+     "a rank says yes before its manifest is on the disk"),
+    ("dropped-before-vote", "generations", "generations.cpp",
+     "    attempt_ = info_of(manifest);\n    return {};\n",
+     "    attempt_ = info_of(manifest);\n"
+     "    if (infos_.size() >= kept_) drop_oldest();\n    return {};\n",
+     "what is kept goes before all ranks have said that the next one is there"),
+    ("newest-of-a-rank", "generations", "generations.cpp",
+     "        if (common && ids.size() < kept) ids.push_back(id);",
+     "        if ((common || true) && ids.size() < kept) ids.push_back(id);",
+     "what one rank has found is resumed, not what all have"),
+    ("kept-slot-written-over", "generations", "store.cpp",
+     "    if (own != kNowhere && slots_[own].kept == 0) return own;",
+     "    if (own != kNowhere) return own;",
+     "a block is written over that a generation has"),
+    ("forgotten-slot-is-free", "generations", "store.cpp",
+     "    if (is_free(slots_[at])) give_back(at);",
+     "    if (slots_[at].block == residency::kNone && slots_[at].users == 0) give_back(at);",
+     "a block that the program gave up is given out while a generation has it"),
+    ("refused-and-not-erased", "generations", "generations.cpp",
+     "    if (attempt_written_) {",
+     "    if (false) {",
+     "what was voted down is found again when its slots are others'"),
+    ("erased-and-not-flushed", "generations", "generations.cpp",
+     "    STW_TRY(flush());\n    for (const uint32_t region : regions) regions_",
+     "    for (const uint32_t region : regions) regions_",
+     "slots are free before the manifest that names them is gone for sure"),
+    ("doubt-is-no", "generations", "lib/collective/commit.cpp",
+     "    if (prepared_ && !heard) {",
+     "    if (false) {",
+     "a rank that has not heard the vote erases what others may have committed"),
+    ("newer-stays", "generations", "generations.cpp",
+     "    STW_TRY(erase(newer));\n",
+     "",
+     "what was not resumed is found at the next reopening, though its slots are others'"),
+    ("dropped-is-found", "generations", "generations.cpp",
+     "        if (common && ids.size() < kept) ids.push_back(id);",
+     "        if (common) ids.push_back(id);",
+     "an older generation is resumed whose slots were given out"),
+    ("restored-slots-are-free", "generations", "generations.cpp",
+     "            STW_TRY(store_.load(block, region));\n",
+     "            if (kept == id) STW_TRY(store_.load(block, region));\n",
+     "the older generations that are kept lose their slots at a reopening"),
+    ("sum-of-the-new-number", "generations", "store.cpp",
+     "    place.sealed_as = slot.sealed_as;",
+     "    place.sealed_as = slot.block;",
+     "a block that was found again is verified as if it had been written under its new number"),
 ]
 
 
@@ -316,9 +379,10 @@ class Builder:
         self.build = arguments.build
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
-        folders = ["lib/observe", "lib/residency", "lib/schedule", "lib/store", "lib/support",
-                   "lib/transfer", "tests/ranks", "tests/simulation", "tests/unit/schedule",
-                   "tests/unit/transfer", "include/stepwell"]
+        folders = ["lib/collective", "lib/observe", "lib/residency", "lib/schedule", "lib/store",
+                   "lib/support",
+                   "lib/transfer", "tests/generations", "tests/ranks", "tests/simulation",
+                   "tests/unit/schedule", "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)

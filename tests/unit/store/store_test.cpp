@@ -298,7 +298,7 @@ TEST(Store, TheSumIsBoundToStoreBlockSlotGenerationAndLength)
         change(changed);
         return store->sum(changed, bytes.data()) != place.sum;
     };
-    EXPECT_TRUE(differs([](Placement &p) { ++p.block; }));
+    EXPECT_TRUE(differs([](Placement &p) { ++p.sealed_as; }));
     EXPECT_TRUE(differs([](Placement &p) { ++p.slot; }));
     EXPECT_TRUE(differs([](Placement &p) { p.path ^= 1; }));
     EXPECT_TRUE(differs([](Placement &p) { ++p.generation; }));

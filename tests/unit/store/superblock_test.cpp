@@ -22,7 +22,6 @@ Superblock sample()
     superblock.path_index = 1;
     superblock.path_count = 3;
     superblock.total_slots = 192;
-    superblock.manifests[1] = {4096, 512, 7, 0x1122334455667788};
     return superblock;
 }
 
@@ -66,8 +65,6 @@ TEST(Superblock, LayoutIsLittleEndianAtFixedOffsets)
     EXPECT_EQ(image.bytes[56], 1);
     EXPECT_EQ(image.bytes[60], 3);
     EXPECT_EQ(image.bytes[64], 192);
-    EXPECT_EQ(image.bytes[128], 7);  // generation of the second manifest
-    EXPECT_EQ(image.bytes[136], 0x88);
 }
 
 TEST(Superblock, EveryFlippedBitIsFound)
@@ -101,9 +98,7 @@ TEST(Superblock, EachFieldThatMakesNoSenseIsRefusedByName)
         {64, 63, 8, "slots of all paths"},
         {72, 2, 4, "flags"},
         {76, 2, 4, "kind of checksums"},
-        {80, kPathBytes + 1, 8, "manifest"},
-        {88, UINT64_MAX, 8, "manifest"},
-        {144, 1, 1, "reserved byte"},
+        {80, 1, 1, "reserved byte"},
         {4087, 1, 1, "reserved byte"},
     };
     for (const auto &field : cases) {

@@ -68,12 +68,16 @@ typedef struct stw_custom_update {
  * change slowly would stand still (Zamirai and others 2020). The draw is a function of element,
  * step and state, so results are as reproducible as with F32.
  */
+enum { /* stw_optimizer_options.flags */
+    STW_OPTIMIZER_DURABLE = 1 /* states and step counts are part of generations. Parameters have
+                                 names then, and are durable as a rule */
+};
 typedef struct stw_optimizer_options {
     uint32_t struct_size;
     uint32_t algorithm;              /* STW_OPTIMIZER_* */
     const char *name;                /* prefix of the state tensors' names; NULL: "optimizer" */
     uint32_t state_dtype;            /* of the moments: F32, or BF16 (not with custom); 0: F32 */
-    uint32_t flags;                  /* none yet */
+    uint32_t flags;                  /* STW_OPTIMIZER_* */
     const stw_custom_update *custom; /* copied */
     const stw_policy *state_policy;  /* copied; NULL: by preset. Home says where they are updated */
     double ema_decay;                /* 0: none; else, below 1, a state "ema" follows the master */

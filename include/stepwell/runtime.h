@@ -49,6 +49,11 @@ typedef struct stw_nvme_options {
 enum { STW_BLOCK_2M = 2097152, STW_BLOCK_512K = 524288, STW_BLOCK_64K = 65536 };
 
 enum { /* stw_runtime_options.flags */
+    STW_RUNTIME_RESUME = 1, /* with store_name: the newest generation that all ranks have, or
+                               resume_generation; NOT_FOUND if there is none */
+    STW_RUNTIME_OVERWRITE = 2, /* with store_name: a store that is there goes; without this and
+                                  RESUME it is EXISTS. With both it is resumed, and made anew only
+                                  where nothing can ever have been committed to it */
     STW_RUNTIME_NO_PROBE = 4, /* measure no directory; use nothing an earlier open measured */
     STW_RUNTIME_STATS_PAGE = 8, /* a page of statistics that `stepwell top` reads while the process
                                    runs: no names of tensors, mode 0600, gone at close. Also by
@@ -95,10 +100,19 @@ typedef struct stw_runtime_options {
     stw_group *replica_group;          /* with a group of several ranks: those that hold the same
                                           shards in other groups, at the same place in each. Sums
                                           go over both, gathers over `group` alone. NULL: none */
+    const char *store_name;            /* NULL: scratch alone, gone with the process. Else durable
+                                          tensors stay, in files of this name in each directory of
+                                          `nvme`, NAME.RANK-of-RANKS.stepwell, and beside the first
+                                          of them .generations. Letters, digits, '-', '_' and '.',
+                                          no '.' in front, at most 100 bytes. docs/generations.md */
+    uint64_t resume_generation;        /* with RESUME; 0: the newest */
+    uint32_t generations_kept;         /* at most 7; 0: 2. A durable tensor takes 1 + so many times
+                                          its blocks at nvme */
+    uint32_t reserved2;
 } stw_runtime_options;
 #define STW_RUNTIME_OPTIONS_INIT                                                                   \
     { sizeof(stw_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                \
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Open tiers, stores and threads. COLLECTIVE over options->group and options->replica_group, each
@@ -109,8 +123,10 @@ typedef struct stw_runtime_options {
  * Threads:   any thread.
  * Blocks:    until everything stands, or options->timeout_ns.
  * Errors:    INVALID, MEMORY, NO_SPACE, NOT_FOUND, PERMISSION, IO, DEVICE, LIMIT, UNSUPPORTED,
- *            and of the profile that profile_path names NOT_FOUND, PERMISSION, FORMAT; on error
- *            nothing is half open and no file is left.
+ *            and of the profile that profile_path names NOT_FOUND, PERMISSION, FORMAT; of a store
+ *            with a name EXISTS, NOT_FOUND, LOCKED (another process has it), MISMATCH (made with
+ *            other budgets, directories, kept generations or ranks), FORMAT, SYNC, the same on all
+ *            ranks. On error nothing is half open and no new file is left.
  */
 STW_API stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **runtime_out);
 

@@ -57,6 +57,7 @@
 #include <stepwell/phase.h>
 #include <stepwell/runtime.h>
 #include <stepwell/status.h>
+#include <stepwell/store.h>
 #include <stepwell/tensor.h>
 #include <stepwell/types.h>
 #include <stepwell/victim.h>

@@ -44,7 +44,8 @@ typedef struct stw_policy {
 #define STW_POLICY_INIT { sizeof(stw_policy), 0, 0, 0, 0, 0 }
 
 enum { /* stw_tensor_spec.flags */
-    /* 1 is kept for durable tensors */
+    STW_TENSOR_DURABLE = 1,  /* part of generations (stw_commit), found again by name: it has one,
+                                may live at nvme, and the runtime has a store_name */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
     STW_TENSOR_READ_ONLY = 4, /* frozen: written only by stw_tensor_write */
     STW_TENSOR_FIXED_ADDRESS = 8 /* one address at each device for life, see stw_tensor_address;
@@ -81,7 +82,7 @@ enum { STW_STATE_EMPTY = 0, STW_STATE_VALID = 1, STW_STATE_FAILED = 2 };
 typedef struct stw_tensor_info {
     uint32_t struct_size;
     uint32_t state;               /* STW_STATE_* */
-    uint32_t reserved;
+    uint32_t restored;            /* 1: the contents came from a generation, do not initialise */
     uint32_t dtype;
     uint32_t role;
     uint32_t partition;           /* STW_PARTITION_*, never DEFAULT */
@@ -102,13 +103,17 @@ typedef struct stw_tensor_info {
  * Create n tensors, all or none. Tensors smaller than a block share blocks with those created
  * beside them in the same role, policy and neighbour number. Over several ranks it is a local call,
  * made by all of them with the same specs; names, shapes and dtypes are compared at the first
- * collective that a tensor takes part in (MISMATCH names it, and both).
+ * collective that a tensor takes part in (MISMATCH names it, and both). In a runtime that resumed a
+ * generation a durable tensor that is in it has its contents (stw_tensor_info.restored); nothing is
+ * read before it is used. After the first commit no more are found: who is not made before it goes.
  *
  * Ownership: tensors_out[0..n) are the caller's; stw_tensor_destroy().
  * Threads:   any thread.
  * Blocks:    never. Takes no memory but metadata reserved at open.
  * Errors:    INVALID, EXISTS, LIMIT, UNSUPPORTED, BUDGET (no tier it may live in has room for it:
- *            needed, promised and budget are in the error info).
+ *            needed, promised and budget are in the error info), MISMATCH (with the generation:
+ *            another dtype, shape or partition; or, of one that shares a block with others there,
+ *            another role, neighbour or policy than theirs).
  */
 STW_API stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs, uint32_t n,
                                      stw_tensor **tensors_out);

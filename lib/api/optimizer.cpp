@@ -94,7 +94,7 @@ stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_option
         if (!optimizer_out) return Status::error(STW_ERROR_INVALID, "optimizer_out is null");
         stw_optimizer_options copy{};
         STW_TRY(take(&copy, options, "options"));
-        STW_TRY(check_flags(copy.flags, 0, "options.flags"));
+        STW_TRY(check_flags(copy.flags, STW_OPTIMIZER_DURABLE, "options.flags"));
         STW_TRY(check_custom(copy));
         STW_TRY(check_ema(copy));
         return runtime->body->create_optimizer(copy, optimizer_out);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // runtime.h and operation.h at the boundary.
 #include "lib/api/check.h"
+#include "lib/store/generations.h"
 
+#include <cctype>
 #include <memory>
 #include <thread>
 
@@ -50,6 +52,49 @@ Status check_paths(const Opening &opening)
     return {};
 }
 
+// The name becomes a part of names of files.
+Status check_store_name(const char *name)
+{
+    constexpr size_t kBytesMax = 100;
+    const size_t bytes = strnlen(name, kBytesMax + 1);
+    bool known = bytes > 0 && bytes <= kBytesMax && name[0] != '.';
+    for (size_t i = 0; i < bytes; ++i) {
+        const bool plain = std::isalnum(static_cast<unsigned char>(name[i])) != 0;
+        known &= plain || name[i] == '-' || name[i] == '_' || name[i] == '.';
+    }
+    if (known) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "options.store_name is '%.110s'; it takes 1 to %zu letters, digits, '-', "
+                         "'_' and '.', with no '.' in front",
+                         name, kBytesMax);
+}
+
+Status check_store(const stw_runtime_options &options)
+{
+    const uint32_t ways = options.flags & (STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE);
+    if (options.reserved2) return Status::error(STW_ERROR_INVALID, "options.reserved2 is not 0");
+    if (options.generations_kept > store::kGenerationsMax) {
+        return Status::error(STW_ERROR_LIMIT, "options.generations_kept is %u, at most %u",
+                             options.generations_kept, store::kGenerationsMax);
+    }
+    if (options.resume_generation && !(ways & STW_RUNTIME_RESUME)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "options.resume_generation is given without STW_RUNTIME_RESUME");
+    }
+    if (options.store_name) {
+        STW_TRY(check_store_name(options.store_name));
+        if (options.nvme_count > 0) return {};
+        return Status::error(STW_ERROR_INVALID,
+                             "options.store_name is '%s', and there is no nvme tier to keep it in",
+                             options.store_name);
+    }
+    if (ways == 0 && options.generations_kept == 0) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "options.flags 0x%x or generations_kept %u is about a store that stays, "
+                         "and store_name is null",
+                         ways, options.generations_kept);
+}
+
 Status check_groups(const stw_runtime_options &options)
 {
     if (options.group) STW_TRY(enter(options.group));
@@ -71,13 +116,15 @@ Status gather(const stw_runtime_options *from, Opening *opening)
     stw_runtime_options &options = opening->options;
     STW_TRY(take(&options, from, "options"));
     STW_TRY(check_flags(options.flags,
-                        STW_RUNTIME_NO_PROBE | STW_RUNTIME_STATS_PAGE | STW_RUNTIME_NO_PLAN,
+                        STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE | STW_RUNTIME_NO_PROBE |
+                            STW_RUNTIME_STATS_PAGE | STW_RUNTIME_NO_PLAN,
                         "options.flags"));
     STW_TRY(check_block(options.block_bytes));
     if (options.reserved) {
         return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
     }
     STW_TRY(check_groups(options));
+    STW_TRY(check_store(options));
     if (options.preset > STW_PRESET_ZERO_OFFLOAD || options.log_level > STW_LOG_DEBUG) {
         return Status::error(STW_ERROR_INVALID, "options.preset %u or log_level %u is not known",
                              options.preset, options.log_level);

@@ -26,7 +26,8 @@ Status check_spec(const stw_tensor_spec &from)
     STW_TRY(take(&spec, &from, "spec"));
     const char *name = spec.name ? spec.name : "";
     STW_TRY(check_flags(spec.flags,
-                        STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY | STW_TENSOR_FIXED_ADDRESS,
+                        STW_TENSOR_DURABLE | STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY |
+                            STW_TENSOR_FIXED_ADDRESS,
                         "spec.flags"));
     if (spec.role > STW_ROLE_CACHE || spec.partition > STW_PARTITION_LOCAL) {
         return Status::error(STW_ERROR_INVALID,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
 // cannot be. One change at a time; memory follows the core's decisions, never the other way round.
+#include "lib/runtime/durable.h"
 #include "lib/runtime/planning.h"
 #include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
@@ -142,6 +143,12 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
                              "a part of the %s tier's budget is agreed between the ranks of the "
                              "group, for gathered tensors; it cannot change while they are open",
                              report::tier_name(static_cast<uint32_t>(places_[place].tier)));
+    }
+    if (durable_.body && place == nvme_place_) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "the nvme tier keeps the store '%s', whose files have the size that "
+                             "they were made with; open another store with another budget",
+                             durable_->name.c_str());
     }
     const PlanPause pause(*this);
     BudgetChange change;

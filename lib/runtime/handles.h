@@ -65,6 +65,7 @@ struct stw_tensor {
     uint64_t last_use = 0;      // number of the access, 0: none; under the runtime's lock
     uint64_t created_ns = 0;    // what happened to its number before was another tensor's
     bool moved = false;         // since it was last used, as the core knows
+    bool restored = false;      // the contents came from a generation
     bool trained = false;       // counted in Runtime::trained_bytes_
     void *optimizer = nullptr;  // that holds it
 };

@@ -116,8 +116,9 @@ uint64_t scratch_blocks_of(const stw_runtime_options &options)
     return options.host_scratch_bytes / block + (options.host_scratch_bytes % block != 0);
 }
 
+// `stored`: blocks of the nvme tier; `copies`: of what is durable.
 residency::Config config_of(const stw_runtime_options &options, uint64_t whole_blocks,
-                            uint64_t bucket_blocks)
+                            uint64_t bucket_blocks, uint64_t stored, uint32_t copies)
 {
     residency::Config config;
     config.block_bytes = block_bytes_of(options);
@@ -154,11 +155,8 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     }
     residency::PlaceConfig nvme;
     nvme.tier = Tier::kNvme;
-    uint64_t stored = 0;
-    for (uint32_t i = 0; i < options.nvme_count; ++i) {
-        stored += store::Store::blocks_in(options.nvme[i].budget_bytes, block, 1);
-    }
     nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, residency::kNone - 1));
+    config.durable_copies = copies;
     config.places.push_back(nvme);
     return config;
 }
@@ -240,6 +238,15 @@ uint64_t Runtime::bucket_blocks(const stw_runtime_options &options)
     return 0;
 }
 
+residency::Config Runtime::tiers_config(const stw_runtime_options &options, uint64_t whole_blocks,
+                                        uint64_t bucket_blocks)
+{
+    uint64_t stored = 0;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) stored += store_blocks(options, i);
+    const uint32_t copies = options.store_name ? 1 + generations_kept(options) : 1;
+    return config_of(options, whole_blocks, bucket_blocks, stored, copies);
+}
+
 Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks)
     : handle_(handle),
       serial_(serials.fetch_add(1) + 1),
@@ -250,7 +257,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
       operations_max_(options.operations_max ? options.operations_max : 4096),
       log_(log_options(options)),
       views_(options.views_max ? options.views_max : 65536, serial_),
-      core_(config_of(options, whole_blocks, bucket_blocks(options)))
+      core_(tiers_config(options, whole_blocks, bucket_blocks(options)))
 {
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
     if (plans_) core_.set_victim_policy(&planned_);
@@ -395,7 +402,6 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     }
     // The store before the memory: a full disk is told before gigabytes were touched.
     Tuning tuning(options, log_, services_);
-    STW_TRY(tuning.find());
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
@@ -424,7 +430,7 @@ Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0 || device_can(options.devices[i], STW_MEMORY_STREAMS) != streams) continue;
         STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
-                            address_bytes_of(config_of(options, 0, 0)), 0));
+                            address_bytes_of(tiers_config(options, 0, 0)), 0));
     }
     return {};
 }
@@ -468,11 +474,10 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     return {};
 }
 
-Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
-                           std::unique_ptr<store::Store> *store_out)
+Status Runtime::store_options(const stw_runtime_options &options, const Tuning &tuning,
+                              store::StoreOptions *store_out)
 {
-    if (options.nvme_count == 0) return {};
-    store::StoreOptions store;
+    store::StoreOptions &store = *store_out;
     store.services = &services_;
     store.block_bytes = block_bytes_;
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
@@ -480,12 +485,13 @@ Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
         store::PathOptions path;
         path.path = nvme.path;
         path.driver_options = nvme.driver_options ? nvme.driver_options : "";
-        path.blocks = store::Store::blocks_in(nvme.budget_bytes, block_bytes_, 1);
+        path.blocks = store_blocks(options, i);
         if (path.blocks == 0) {
             return Status::error(STW_ERROR_INVALID,
-                                 "nvme[%u] ('%s') has a budget of %s, less than a superblock and "
+                                 "nvme[%u] ('%s') has a budget of %s, less than a superblock%s and "
                                  "one block of %s",
                                  i, nvme.path, bytes_text(nvme.budget_bytes).c_str(),
+                                 options.store_name && i == 0 ? ", the generations" : "",
                                  bytes_text(block_bytes_).c_str());
         }
         store.blocks += path.blocks;
@@ -498,9 +504,24 @@ Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
         tuning.choose(i, path);
         store.paths.push_back(std::move(path));
     }
-    Result<std::unique_ptr<store::Store>> opened = store::Store::open(store);
-    if (!opened.ok()) return std::move(opened.status());
-    *store_out = opened.take();
+    return {};
+}
+
+Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
+                           std::unique_ptr<store::Store> *store_out)
+{
+    Status status = tuning.find();
+    store::StoreOptions store;
+    if (status.ok()) status = store_options(options, tuning, &store);
+    if (options.store_name) {
+        STW_TRY(open_durable(options, store, std::move(status), store_out));
+    } else {
+        STW_TRY(std::move(status));
+        if (options.nvme_count == 0) return {};
+        Result<std::unique_ptr<store::Store>> opened = store::Store::open(store);
+        if (!opened.ok()) return std::move(opened.status());
+        *store_out = opened.take();
+    }
     tuning.settle(**store_out);
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string &remark = (*store_out)->remark(i);
@@ -565,6 +586,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
         (void)!::write(timer_fd_, &one, sizeof one);
         timer_.join();
     }
+    close_durable(timeout_ns);
     if (engine_) STW_TRY(engine_->close(timeout_ns));
     leave_ranks();
     stop_callbacks();

@@ -94,6 +94,13 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
     const double decay = options.ema_decay + 0.0;  // of two zeros one
     body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
     body->name = options.name ? options.name : "optimizer";
+    body->durable = (options.flags & STW_OPTIMIZER_DURABLE) != 0;
+    if (body->durable && !durable_.body) {
+        return Status::error(STW_ERROR_INVALID,
+                             "optimizer '%s' is durable, and the runtime keeps nothing: open it "
+                             "with a store_name",
+                             body->name.c_str());
+    }
     if (options.custom) {
         if (options.custom->state_count > update::kStatesMax) {
             return Status::error(STW_ERROR_LIMIT, "a custom update has at most %u states, not %u",
@@ -191,6 +198,7 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     spec.dimensions = parameter->dimensions;
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
     if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
+    if (body.durable) spec.flags |= STW_TENSOR_DURABLE;
     // It lies as its parameter does: their shards are worked on side by side.
     spec.partition = STW_PARTITION_LOCAL;
     if (const Sharding *sharding = parameter->sharding.get()) {
@@ -219,6 +227,10 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
 {
     const stw_tensor *parameter = entry.parameter;
     const stw_tensor *gradient = entry.gradient;
+    if (body.durable && parameter->name.empty()) {
+        return mismatch(parameter, "its optimizer is durable, and states are found again by the "
+                                   "name of their parameter, which has none");
+    }
     if (!is_float(parameter->dtype) || !is_float(gradient->dtype)) {
         return mismatch(parameter, "parameters and gradients are f32, f16 or bf16");
     }
@@ -322,6 +334,13 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     if (!wanted.empty()) {
         STW_TRY(body.optimizer->add(wanted.data(), static_cast<uint32_t>(wanted.size())));
     }
+    for (const update::Entry &entry : wanted) {
+        const auto *parameter = static_cast<const stw_tensor *>(entry.handle);
+        if (!body.durable) break;
+        if (const uint64_t count = restored_count(body.name + "." + parameter->name)) {
+            STW_TRY(body.optimizer->set_count(entry.parameter, count));
+        }
+    }
     body.shared_groups.merge(shared_groups);
     body.shared_hash = shared_hash;
     for (stw_tensor *tensor : held) {
@@ -336,9 +355,12 @@ void Runtime::forget_states(OptimizerBody &body, size_t keep, Commands &out)
 {
     std::lock_guard<std::mutex> lock(mutex_);
     while (body.states.size() > keep) {
-        unregister_tensor(body.states.back().tensor, out);
+        stw_tensor *state = body.states.back().tensor;
+        if (state->restored) take_restored(state->name, false);
+        unregister_tensor(state, out);
         body.states.pop_back();
     }
+    forget_blocks(out);
     for (const residency::PackId pack : out.freed_packs) release_pack(pack);
 }
 

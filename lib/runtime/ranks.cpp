@@ -266,6 +266,7 @@ bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
     case Kind::kKeep: run_keep(*work); break;
     case Kind::kReduce: run_reduce(*work); break;
     case Kind::kVerdict: run_verdict(*work); break;
+    case Kind::kCommit: run_commit(*work->commit); break;
     }
     share_failure();
     if (ranks.holds_memory()) lose_bucket();

@@ -49,7 +49,7 @@ struct StepSpec {
 
 // One entry of the queue. Under the runtime's lock until its turn, then the thread's.
 struct Collective {
-    enum class Kind { kGather, kKeep, kReduce, kVerdict };
+    enum class Kind { kGather, kKeep, kReduce, kVerdict, kCommit };
 
     Kind kind = Kind::kGather;
     std::vector<stw_tensor *> tensors;  // whose; under the claim, so they live
@@ -68,6 +68,7 @@ struct Collective {
     std::string name;
     StepSpec step;
     std::shared_ptr<Told> told;
+    std::shared_ptr<CommitWork> commit;  // kCommit; whoever called may have given up
 };
 
 struct Runtime::Ranks {

@@ -22,6 +22,7 @@
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/plan.h"
+#include "lib/store/manifest.h"
 #include "lib/support/status.h"
 #include "lib/transfer/engine.h"
 #include "lib/update/devices.h"
@@ -140,9 +141,14 @@ inline bool is_absent(const FetchPlan &plan)
 }
 
 namespace collective {
+struct FoundGenerations;
 struct GroupTotals;
 struct NodeOptions;
 }  // namespace collective
+
+namespace store {
+struct GenerationInfo;
+}  // namespace store
 
 namespace residency {
 struct WholeGranted;
@@ -151,6 +157,7 @@ struct WholeRefused;
 
 class Told;
 struct Collective;
+struct CommitWork;
 struct StepSpec;
 class SmallSums;
 struct SumAgreed;
@@ -306,6 +313,12 @@ public:
                           stw_update_result *result_out);
     Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
 
+    // ---- generations (commit.cpp) --------------------------------------------------------------
+    Status commit(const stw_commit_options &options, uint64_t *generation_out);
+    Status generation_info(uint64_t generation, stw_generation_info *info_out);
+    Status generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
+                               uint64_t *bytes_out);
+
     // ---- scratch memory (host_memory.cpp) ------------------------------------------------------
     Result<void *> take_scratch(uint64_t bytes, uint64_t align_bytes);
     Status give_scratch(void *pointer);
@@ -383,6 +396,7 @@ private:
     struct VictimTable;
     struct OptimizerBody;
     struct Ranks;
+    struct Durable;
 
     Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks);
 
@@ -395,6 +409,61 @@ private:
     [[nodiscard]] uint32_t near_node() const;
     Status open_store(const stw_runtime_options &options, Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
+    Status store_options(const stw_runtime_options &options, const Tuning &tuning,
+                         store::StoreOptions *store_out);
+
+    static residency::Config tiers_config(const stw_runtime_options &options, uint64_t whole_blocks,
+                                          uint64_t bucket_blocks);
+
+    // durable_open.cpp
+    void close_durable(uint64_t timeout_ns);
+    static uint32_t generations_kept(const stw_runtime_options &options);
+    static uint64_t store_blocks(const stw_runtime_options &options, uint32_t index);
+    [[nodiscard]] uint32_t durable_rank() const;
+    [[nodiscard]] uint32_t durable_ranks() const;
+    Status agree_store(collective::Record mine, std::vector<collective::Record> &all,
+                       bool *heard_out);
+    Status exchange_found(const collective::FoundGenerations &mine,
+                          std::vector<collective::FoundGenerations> *all);
+    Status open_parts(const stw_runtime_options &options, store::StoreOptions &store,
+                      store::Stay stay, std::unique_ptr<store::Store> *store_out);
+    void remove_parts(const stw_runtime_options &options);
+    Status agree_open(const stw_runtime_options &options, const Status &mine);
+    Status make_store(const stw_runtime_options &options, store::StoreOptions &store, Status before,
+                      std::unique_ptr<store::Store> *store_out);
+    Status find_store(const stw_runtime_options &options, store::StoreOptions &store, Status before,
+                      std::unique_ptr<store::Store> *store_out);
+    Status open_durable(const stw_runtime_options &options, store::StoreOptions &store,
+                        Status before, std::unique_ptr<store::Store> *store_out);
+    void expect_tensors(store::Manifest manifest);
+    [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const;
+    void take_restored(const std::string &name, bool taken);
+    static Status check_restored(const store::StoredTensor &there, const std::string &words);
+    Result<residency::TensorId> restore_tensor(const residency::TensorSpec &wanted,
+                                               const store::StoredTensor &there);
+    void forget_pack(residency::PackId pack);
+    void withhold_kept();
+    void note_gone(uint64_t blocks);
+    void note_kept(const CommitWork &work);
+    uint64_t restored_count(const std::string &name);
+
+    // commit.cpp
+    Status begin_commit(CommitWork &work);
+    [[nodiscard]] Status open_view_of(const std::vector<stw_tensor *> &tensors);
+    void run_commit(CommitWork &work);
+    Status commit_over_ranks(CommitWork &work);
+    Result<store::Manifest> write_generation(CommitWork &work, uint32_t set);
+    Status await_claims(const CommitWork &work);
+    struct BlockRun;
+    struct KeptBlocks;
+    std::vector<BlockRun> runs_of(const std::vector<stw_tensor *> &tensors) const;
+    Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
+                     KeptBlocks *kept);
+    store::StoredTensor describe_stored(const stw_tensor &tensor, const KeptBlocks &kept) const;
+    std::vector<store::StoredCount> count_updates();
+    void end_commit(CommitWork &work, Status status, uint64_t generation);
+    [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const;
+    [[nodiscard]] Status no_generation(uint64_t generation) const;
     void expect_bandwidths(const Tuning &tuning);
     void open_scratch(uint64_t bytes);
     Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
@@ -423,6 +492,7 @@ private:
         if (news) tell_ranks();  // who wakes needs the lock
         call_out(calls, lines);
     }
+    void forget_blocks(Commands &out);
     void execute(Commands &out, std::vector<Waiter *> &calls);
     // With no lock held: both are foreign code.
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
@@ -724,7 +794,12 @@ private:
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
     Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
                      std::unique_ptr<Sharding> *sharding_out) const;
-    Status register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor);
+    Status register_tensor(const residency::TensorSpec &wanted, const std::string &words,
+                           stw_tensor *tensor);
+    Result<residency::TensorId> make_tensor(const residency::TensorSpec &wanted,
+                                            const std::string &words, stw_tensor *tensor);
+    Status check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const;
+    [[nodiscard]] std::string words_of(const stw_tensor &tensor) const;
     void prepare_tables(const residency::TensorSpec &wanted);
     void unregister_tensor(stw_tensor *tensor, Commands &out);
     void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor);
@@ -960,6 +1035,13 @@ private:
         std::unique_ptr<Ranks> body;  // null: one rank
     };
     RanksOwner ranks_;
+    struct DurableOwner {
+        DurableOwner();
+        ~DurableOwner();
+        Durable *operator->() const { return body.get(); }
+        std::unique_ptr<Durable> body;  // null: scratch alone
+    };
+    DurableOwner durable_;
     bool ranks_news_ = false;             // of act(): tell_ranks() when the lock is given back
     stw_group *group_ = nullptr;          // that this runtime has for itself
     stw_group *replica_group_ = nullptr;  // and this one

@@ -84,16 +84,19 @@ void Runtime::submit_transfers(Commands &out)
     }
 }
 
-void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
+void Runtime::forget_blocks(Commands &out)
 {
     for (const residency::BlockId block : out.forgets) {
         if (engine_->store()) engine_->store()->forget(block);
     }
     out.forgets.clear();
+}
+
+void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
+{
+    forget_blocks(out);
     submit_transfers(out);
-    for (const residency::BlockId block : out.forgets) {
-        if (engine_->store()) engine_->store()->forget(block);
-    }
+    forget_blocks(out);
     for (const residency::PackId pack : out.freed_packs) release_pack(pack);
     for (const residency::TransferId transfer : out.promotes) engine_->promote(transfer);
     Commands again;

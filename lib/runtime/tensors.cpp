@@ -24,6 +24,22 @@ uint64_t hash_of(const std::string &text)
     return hash;
 }
 
+// What a tensor is, in words that are the same on all ranks and in the next process. `kind`: how it
+// lies over ranks.
+std::string spec_words(uint32_t dtype, uint32_t dimensions, const uint64_t *shape, const char *kind,
+                       uint64_t multiple)
+{
+    std::string words = report::dtype_name(dtype);
+    words += " [";
+    for (uint32_t i = 0; i < dimensions; ++i) {
+        words += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+    }
+    words += "] ";
+    words += kind;
+    if (multiple > 1) words += " by multiples of " + std::to_string(multiple);
+    return words;
+}
+
 Status wrong_name(const char *name, const char *why)
 {
     Status status = Status::error(STW_ERROR_INVALID, "the tensor name '%.300s' %s", name, why);
@@ -172,6 +188,7 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
 
 void Runtime::release_pack(residency::PackId pack)
 {
+    forget_pack(pack);
     if (pack >= pack_addresses_.size()) return;
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
@@ -217,19 +234,36 @@ Status Runtime::shard_one(const stw_tensor_spec &spec, uint64_t elements,
     sharding->shard = wanted.mode == collective::Mode::kSharded
                           ? partition.value().shard(ranks_->group.rank())
                           : collective::Range{0, elements};
-    std::string &words = sharding->words;
-    words = report::dtype_name(spec.dtype);
-    words += " [";
-    for (uint32_t i = 0; i < spec.dimensions; ++i) {
-        words += (i > 0 ? ", " : "") + std::to_string(spec.shape[i]);
-    }
-    words += wanted.mode == collective::Mode::kSharded ? "] sharded" : "] replicated";
-    if (spec.partition_multiple > 1) {
-        words += " by multiples of " + std::to_string(spec.partition_multiple);
-    }
-    sharding->spec = hash_of(words);
+    const char *kind = wanted.mode == collective::Mode::kSharded ? "sharded" : "replicated";
+    sharding->words =
+        spec_words(spec.dtype, spec.dimensions, spec.shape, kind, spec.partition_multiple);
+    sharding->spec = hash_of(sharding->words);
     *sharding_out = std::move(sharding);
     return {};
+}
+
+std::string Runtime::words_of(const stw_tensor &tensor) const
+{
+    if (tensor.sharding) return tensor.sharding->words;
+    return spec_words(tensor.dtype, tensor.dimensions, tensor.shape, "local", 0);
+}
+
+Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const
+{
+    if ((spec.flags & STW_TENSOR_DURABLE) == 0) return {};
+    const char *name = spec.name ? spec.name : "";
+    if (!*name) return wrong_name(name, "is empty; what is durable is found again by its name");
+    if (!durable_.body) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%.255s' is durable, and the runtime keeps nothing: open it "
+                             "with a store_name",
+                             name);
+    }
+    if ((policy.allowed & (1u << nvme_place_)) != 0) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%.255s' is durable, and its policy does not allow the nvme tier, "
+                         "which keeps it",
+                         name);
 }
 
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
@@ -259,6 +293,11 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
                                         [](const Place &place) { return place.shows; });
     }
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
+    STW_TRY(check_durable(spec, wanted.policy));
+    wanted.durable = (spec.flags & STW_TENSOR_DURABLE) != 0;
+    const std::string words = sharding
+                                  ? sharding->words
+                                  : spec_words(spec.dtype, spec.dimensions, spec.shape, "local", 0);
     std::string handle_name = name;
     const auto give = [](stw_tensor *unused) { tensor_pool.give(unused); };
     std::unique_ptr<stw_tensor, decltype(give)> tensor(tensor_pool.take(), give);
@@ -275,7 +314,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
         if (*name && names_.count(name) > 0) {
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
-            status = register_tensor(wanted, tensor.get());
+            status = register_tensor(wanted, words, tensor.get());
             const bool copies = sharding && !sharding->is_sharded();
             const uint64_t same = copies ? hash_of(name) * 0x100000001b3 ^ sharding->spec : 0;
             if (status.ok()) note_copies(tensor->id, same);
@@ -300,15 +339,31 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     return {};
 }
 
+// Under the lock: a new one, or one that the resumed generation has.
+Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const std::string &words,
+                                      stw_tensor *tensor)
+{
+    tensor->restored = false;
+    const store::StoredTensor *there = wanted.durable ? find_restored(wanted.name) : nullptr;
+    if (!there) return core_.create(wanted);
+    STW_TRY(check_restored(*there, words));
+    Result<TensorId> made = restore_tensor(wanted, *there);
+    if (!made.ok()) return made;
+    take_restored(wanted.name, true);
+    tensor->restored = true;
+    return made;
+}
+
 // Under the lock: the core's tensor, its addresses, its place in the lists. All memory that may be
 // refused is asked for before the core has it.
-Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor *tensor)
+Status Runtime::register_tensor(const residency::TensorSpec &wanted, const std::string &words,
+                                stw_tensor *tensor)
 {
     const Status room = metadata_room(wanted);
     if (room.ok()) prepare_tables(wanted);
     std::map<std::string, stw_tensor *, std::less<>> named;
     if (!wanted.name.empty()) named.emplace(wanted.name, tensor);
-    Result<TensorId> made = room.ok() ? core_.create(wanted) : Result<TensorId>(room);
+    Result<TensorId> made = room.ok() ? make_tensor(wanted, words, tensor) : Result<TensorId>(room);
     if (!made.ok()) {
         Status status = std::move(made.status());
         ErrorDetail &detail = status.mutable_detail();
@@ -321,7 +376,9 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, stw_tensor 
     if (!status.ok()) {
         Commands out;
         (void)core_.destroy(id, out);
+        forget_blocks(out);
         for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+        take_restored(wanted.name, false);
         return status;
     }
     tensor->id = id;
@@ -364,7 +421,11 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
     };
     const auto undo = [&] {
         std::lock_guard<std::mutex> lock(mutex_);
-        for (stw_tensor *tensor : made) unregister_tensor(tensor, undone);
+        for (stw_tensor *tensor : made) {
+            if (tensor->restored) take_restored(tensor->name, false);
+            unregister_tensor(tensor, undone);
+        }
+        forget_blocks(undone);
         for (const residency::PackId pack : undone.freed_packs) release_pack(pack);
     };
     Status status;
@@ -459,6 +520,7 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
     const bool zeros = zeros_owed_.count(tensor->id) > 0;
     info.state =
         static_cast<uint32_t>(zeros ? residency::Contents::kValid : core_.contents(tensor->id));
+    info.restored = tensor->restored ? 1 : 0;
     info.dtype = tensor->dtype;
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;
@@ -494,6 +556,10 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
 {
     residency::Policy wanted;
     STW_TRY(to_policy(&policy, tensor->role, &wanted));
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    spec.name = tensor->name.c_str();
+    spec.flags = tensor->flags;
+    STW_TRY(check_durable(spec, wanted));
     std::lock_guard<std::mutex> lock(mutex_);
     ++policies_changed_;
     return core_.set_policy(tensor->id, wanted);
@@ -505,6 +571,12 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "tensor '%s' lies over several ranks, and its shards are cut for the "
                              "shape it was created with; reshape is for local tensors",
+                             tensor->name.c_str());
+    }
+    if (tensor->flags & STW_TENSOR_DURABLE) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "tensor '%s' is durable and is found again with the shape that it was "
+                             "created with; reshape is for others",
                              tensor->name.c_str());
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;

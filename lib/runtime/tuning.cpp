@@ -241,7 +241,8 @@ void Tuning::keep(const std::vector<profile::Directory> &fresh)
 
 void Tuning::settle(store::Store &store)
 {
-    if (may_probe()) probe_all(store);
+    // Where something is stored already a probe would write over it.
+    if (may_probe() && store.used_slots() == 0) probe_all(store);
     for (uint32_t i = 0; i < known_.size(); ++i) {
         apply(i, store);
         say(i, store);

@@ -178,9 +178,9 @@ static void unknown_flags_and_enumerators_are_refused(void **state)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_view view;
     ok(stw_tensor_fill(tensor, 1, NULL));
-    spec.flags = 1;
+    spec.flags = 16;
     fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_INVALID,
-          "spec.flags has bits 0x1");
+          "spec.flags has bits 0x10");
     spec.flags = 0, spec.role = 99;
     fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_INVALID, "role 99");
     spec.role = 0, spec.dtype = 77;
@@ -233,8 +233,8 @@ static void options_of_open_are_checked(void **state)
     (void)state;
     fails(stw_runtime_open(&options, NULL), STW_ERROR_INVALID, "runtime_out is null");
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "has a budget");
-    options.flags = 1;
-    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "options.flags has bits 0x1");
+    options.flags = 32;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "options.flags has bits 0x20");
     options.flags = 0, options.block_bytes = 12345;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "12345");
     options.block_bytes = STW_BLOCK_64K, options.preset = 7;

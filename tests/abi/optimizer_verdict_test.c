@@ -360,8 +360,8 @@ static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
     frozen = tensor_make(here.runtime, &spec);
     options.algorithm = 77;
     fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "77");
-    options.algorithm = STW_OPTIMIZER_ADAM, options.flags = 1;
-    fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "0x1");
+    options.algorithm = STW_OPTIMIZER_ADAM, options.flags = 2;
+    fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "0x2");
     options.flags = 0, options.state_dtype = STW_F16;
     fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_UNSUPPORTED, "dtype 2");
     options.state_dtype = 0;

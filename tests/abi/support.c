@@ -123,6 +123,10 @@ stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
     options.block_bytes = (uint32_t)block;
     options.profile_path = wanted->profile_path;
     options.flags = wanted->flags;
+    options.store_name = wanted->store_name;
+    options.resume_generation = wanted->resume_generation;
+    options.generations_kept = wanted->generations_kept;
+    if (wanted->store_name) nvme.budget_bytes += 8 * MIB;
     nvme.queue_depth = wanted->nvme_depth;
     nvme.request_bytes = wanted->nvme_request_bytes;
     options.log = log_line;

@@ -48,6 +48,9 @@ typedef struct machine {
     uint32_t flags;
     uint32_t nvme_depth;
     uint32_t nvme_request_bytes;
+    const char *store_name; /* the nvme tier then has room for the file of generations beside */
+    uint64_t resume_generation;
+    uint32_t generations_kept;
 } machine;
 
 /* Three tiers: 8 blocks on a cpu device, 16 in the host tier, 256 on nvme. */

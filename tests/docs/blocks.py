@@ -29,7 +29,8 @@ import pages
 NOTES = {"not run", "file", "run in", "smaller", "needs"}
 LANGUAGES = {"c", "cpp", "python", "sh"}
 FRAGMENTS = pathlib.Path(__file__).resolve().parent / "fragments"
-LEFT_BEHIND = {"report.json", "timeline.json"}
+# Reports, and stores with a name, which are meant to stay.
+LEFT_BEHIND = re.compile(r"(report|timeline)\.json|.+-of-\d+\.(stepwell|generations)")
 BLOCK_SECONDS = 120
 
 
@@ -122,7 +123,8 @@ class Runner:
         else:
             fault = self.call(["bash", "-euo", "pipefail", source.name], directory)
         source.unlink()
-        left = set(os.listdir(directory)) - before - LEFT_BEHIND
+        left = [name for name in set(os.listdir(directory)) - before
+                if not LEFT_BEHIND.fullmatch(name)]
         if not fault and left and block.language != "sh":
             fault = f"left files behind: {', '.join(sorted(left))}"
         return fault

@@ -301,6 +301,73 @@ static void a_replica_that_does_not_come_is_told_to_all(struct member *member)
     leave(&groups, member);
 }
 
+static stw_runtime *open_kept(const struct groups *groups, const struct member *member,
+                              uint32_t flags)
+{
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *runtime = NULL;
+    nvme.path = member->directory;
+    nvme.budget_bytes = 256 * BLOCK;
+    options.flags = STW_RUNTIME_NO_PROBE | flags;
+    options.group = groups->shards;
+    options.replica_group = groups->replicas;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    options.host_bytes = 64 * BLOCK;
+    options.block_bytes = STW_BLOCK_64K;
+    options.store_name = "replicas";
+    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    return runtime;
+}
+
+static stw_tensor *make_durable(stw_runtime *runtime, uint64_t elements)
+{
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    stw_tensor *tensor = NULL;
+    spec.flags = STW_TENSOR_DURABLE;
+    spec.name = "w";
+    spec.dtype = STW_F32;
+    spec.partition = STW_PARTITION_SHARDED;
+    spec.dimensions = 1;
+    spec.shape[0] = elements;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    return tensor;
+}
+
+/* A generation is one of all groups or of none, and all four find the same. */
+static void generations_are_those_of_all_replicas(struct member *member)
+{
+    enum { ELEMENTS = 50000 };
+    struct groups groups = join_both(member);
+    stw_runtime *runtime = open_kept(&groups, member, STW_RUNTIME_OVERWRITE);
+    stw_tensor *tensor = make_durable(runtime, ELEMENTS);
+    uint64_t generation = 0;
+    char path[512];
+    stw_view view;
+    write_shard(runtime, tensor, 1);
+    SUCCEEDS(stw_commit(runtime, NULL, &generation));
+    HOLDS(generation == 1);
+    write_shard(runtime, tensor, 2);
+    /* One rank of one group. */
+    if (member->rank == 3) view = fetch(runtime, tensor, STW_READ, STW_SHARD);
+    HOLDS(stw_commit(runtime, NULL, &generation) == STW_ERROR_BUSY);
+    if (member->rank == 3) let_go(&view, 0);
+    SUCCEEDS(stw_commit(runtime, NULL, &generation));
+    HOLDS(generation == 2);
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    meet(member);
+    runtime = open_kept(&groups, member, STW_RUNTIME_RESUME);
+    tensor = make_durable(runtime, ELEMENTS);
+    expect_whole(runtime, tensor, ELEMENTS, 2);
+    SUCCEEDS(stw_runtime_close(runtime, 0, 0));
+    leave(&groups, member);
+    snprintf(path, sizeof path, "%s/replicas.%u-of-4.stepwell", member->directory, member->rank);
+    HOLDS(remove(path) == 0);
+    snprintf(path, sizeof path, "%s/replicas.%u-of-4.generations", member->directory, member->rank);
+    HOLDS(remove(path) == 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
@@ -310,6 +377,7 @@ int main(int argc, char **argv)
         CLAIM(the_budget_of_a_host_is_that_of_all_groups),
         CLAIM(replicas_in_another_order_are_told),
         CLAIM(replicas_that_step_otherwise_are_told),
+        CLAIM(generations_are_those_of_all_replicas),
         CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);

@@ -40,7 +40,8 @@ __attribute__((unused)) static stw_runtime *open_small(const char *path, stw_log
     return runtime;
 }
 
-static stw_tensor *make_tensor(stw_runtime *runtime, const char *name, uint64_t elements)
+__attribute__((unused)) static stw_tensor *make_tensor(stw_runtime *runtime, const char *name,
+                                                       uint64_t elements)
 {
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     stw_tensor *tensor = NULL;

@@ -39,8 +39,9 @@ class Library(ctypes.CDLL):
 loader, ctypes.CDLL = ctypes.CDLL, Library
 import stepwell  # noqa: E402  # pylint: disable=wrong-import-position
 ctypes.CDLL = loader
-MODULES = ("test_awaits", "test_dlpack", "test_errors", "test_groups", "test_memory",
-           "test_processes.Threads", "test_steps", "test_tensors", "test_victims", "test_views")
+MODULES = ("test_awaits", "test_dlpack", "test_errors", "test_generations", "test_groups",
+           "test_memory", "test_processes.Threads", "test_steps", "test_tensors", "test_victims",
+           "test_views")
 # Ends of operations come by eventfd: a callback would run on a thread of the library.
 NOT_USED = {"stw_operation_on_done"}
 

@@ -11,7 +11,8 @@
 from . import errors
 from ._abi import (
     ABI_MAJOR, STW_BLOCK_2M as BLOCK_2M, STW_BLOCK_64K as BLOCK_64K,
-    STW_BLOCK_512K as BLOCK_512K,
+    STW_BLOCK_512K as BLOCK_512K, STW_LABEL_BYTES_MAX as LABEL_BYTES_MAX,
+    STW_METADATA_BYTES_MAX as METADATA_BYTES_MAX,
 )
 from ._dlpack import ByAddress
 from ._dtypes import Dtype
@@ -19,6 +20,7 @@ from ._enums import (
     Access, Advice, Allow, DeviceFlag, Link, Partition, PlanAdviceKind, Preset, Release, Retain,
     Role, Scope, State, Stream, Tier,
 )
+from ._generations import GenerationInfo
 from ._group import Group
 from ._library import lib as _lib
 from ._memory import HostMemory
@@ -40,11 +42,12 @@ __version__: str = _lib.stw_version_string().decode()
 
 __all__ = [
     "ABI_MAJOR", "Access", "Advice", "Allow", "BLOCK_2M", "BLOCK_512K", "BLOCK_64K", "ByAddress",
-    "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "Group", "HostMemory", "Hyper",
-    "Link", "LinkStats", "Member", "Nvme", "Operation", "Optimizer", "Partition", "Phase",
-    "PlanAdvice", "PlanAdviceKind", "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE",
-    "REDUCE", "Release", "Request", "Retain", "Role", "Runtime", "Scope", "State", "Step",
-    "StepStats", "Stream", "Tensor", "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk",
-    "UpdateKernel", "UpdateResult", "Victim", "View", "Views", "WRITE", "driver_info", "errors",
-    "last_error", "status_string", *errors.__all__,
+    "Device", "DeviceFlag", "DeviceInfo", "DriverInfo", "Dtype", "GenerationInfo", "Group",
+    "HostMemory", "Hyper", "LABEL_BYTES_MAX", "Link", "LinkStats", "METADATA_BYTES_MAX", "Member",
+    "Nvme", "Operation", "Optimizer", "Partition", "Phase", "PlanAdvice", "PlanAdviceKind",
+    "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE", "Release", "Request",
+    "Retain", "Role", "Runtime", "Scope", "State", "Step", "StepStats", "Stream", "Tensor",
+    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel", "UpdateResult",
+    "Victim", "View", "Views", "WRITE", "driver_info", "errors", "last_error", "status_string",
+    *errors.__all__,
 ]

@@ -116,6 +116,8 @@ STW_LOG_DEBUG = 4
 STW_BLOCK_2M = 2097152
 STW_BLOCK_512K = 524288
 STW_BLOCK_64K = 65536
+STW_RUNTIME_RESUME = 1
+STW_RUNTIME_OVERWRITE = 2
 STW_RUNTIME_NO_PROBE = 4
 STW_RUNTIME_STATS_PAGE = 8
 STW_RUNTIME_NO_PLAN = 16
@@ -139,6 +141,7 @@ STW_PARTITION_LOCAL = 3
 STW_ALLOW_DEVICE = 1
 STW_ALLOW_HOST = 2
 STW_ALLOW_NVME = 4
+STW_TENSOR_DURABLE = 1
 STW_TENSOR_ZERO = 2
 STW_TENSOR_READ_ONLY = 4
 STW_TENSOR_FIXED_ADDRESS = 8
@@ -172,6 +175,7 @@ STW_OPTIMIZER_LION = 5
 STW_OPTIMIZER_CUSTOM = 6
 STW_HYPER_NESTEROV = 1
 STW_HYPER_MAXIMIZE = 2
+STW_OPTIMIZER_DURABLE = 1
 STW_UPDATE_SKIP_NONFINITE = 1
 STW_UPDATE_KEEP_GRADIENTS = 2
 STW_UPDATE_WAIT = 4
@@ -188,6 +192,8 @@ STW_LINK_RANKS = 7
 STW_VICTIM_PINNED = 1
 STW_VICTIM_SHARED = 2
 STW_HOST_ZERO = 1
+STW_LABEL_BYTES_MAX = 255
+STW_METADATA_BYTES_MAX = 1048576
 
 S = TypeVar("S", bound="Struct")
 
@@ -321,6 +327,10 @@ class stw_runtime_options(Struct):
         ("whole_bytes", c_uint64),
         ("node_host_bytes", c_uint64),
         ("replica_group", c_void_p),
+        ("store_name", c_char_p),
+        ("resume_generation", c_uint64),
+        ("generations_kept", c_uint32),
+        ("reserved2", c_uint32),
     ]
 
 
@@ -378,7 +388,7 @@ class stw_tensor_info(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("state", c_uint32),
-        ("reserved", c_uint32),
+        ("restored", c_uint32),
         ("dtype", c_uint32),
         ("role", c_uint32),
         ("partition", c_uint32),
@@ -687,6 +697,30 @@ class stw_victim_policy(Struct):
     ]
 
 
+class stw_commit_options(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("label", c_char_p),
+        ("metadata", c_void_p),
+        ("metadata_bytes", c_uint64),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class stw_generation_info(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("ranks", c_uint32),
+        ("generation", c_uint64),
+        ("tensors", c_uint64),
+        ("bytes", c_uint64),
+        ("metadata_bytes", c_uint64),
+        ("time_unix_ns", c_uint64),
+        ("label", c_char * (STW_LABEL_BYTES_MAX + 1)),
+    ]
+
+
 STRUCTS: List[Type[Struct]] = [
     stw_error_info,
     stw_group_ops,
@@ -718,6 +752,8 @@ STRUCTS: List[Type[Struct]] = [
     stw_link_stats,
     stw_victim,
     stw_victim_policy,
+    stw_commit_options,
+    stw_generation_info,
 ]
 
 # Name: result, arguments.
@@ -945,5 +981,14 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_host_free": (c_int32, [
         c_void_p, c_void_p
+    ]),
+    "stw_commit": (c_int32, [
+        c_void_p, POINTER(stw_commit_options), POINTER(c_uint64)
+    ]),
+    "stw_generation_get": (c_int32, [
+        c_void_p, c_uint64, POINTER(stw_generation_info)
+    ]),
+    "stw_generation_metadata": (c_int32, [
+        c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)
     ]),
 }

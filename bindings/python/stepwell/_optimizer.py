@@ -108,7 +108,7 @@ class Optimizer:
     def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
                  name: Optional[str] = None, state_dtype: Any = None,
                  state_policy: Optional[Policy] = None, ema_decay: float = 0.0,
-                 custom: Optional[Custom] = None) -> None:
+                 durable: bool = False, custom: Optional[Custom] = None) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
         if not isinstance(hyper, Hyper):
@@ -120,7 +120,7 @@ class Optimizer:
         options = _abi.stw_optimizer_options.initial(
             algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
             state_dtype=0 if state_dtype is None else dtype_of(state_dtype),
-            ema_decay=ema_decay,
+            flags=_abi.STW_OPTIMIZER_DURABLE * durable, ema_decay=ema_decay,
         )
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes: open and close, tensors, fetches, hints, what can be observed."""
+"""Runtimes: open and close, tensors, hints, what can be observed. Fetches and generations are parts
+of their own."""
 from __future__ import annotations
 
 import ctypes
@@ -13,6 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 from . import _abi, _dlpack, _life, _waiting
 from ._enums import Advice, DeviceFlag, Link, Preset, Tier, number
 from ._fetching import Fetches
+from ._generations import Generations, Resume, flags_of
 from ._group import Group
 from ._library import lib
 from ._memory import HostMemory
@@ -38,7 +40,7 @@ _STAYS_OPEN = frozenset((
 ))
 
 
-class Runtime(Fetches):
+class Runtime(Fetches, Generations):
     """Tiers, budgets and threads. A context manager; the end of the `with` closes it.
 
     A budget of 0 is no such tier; sizes are bytes, times are seconds. devices: budgets, Device or
@@ -51,6 +53,11 @@ class Runtime(Fetches):
     time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is gathered;
     node_host_bytes: what the host tiers of all ranks of one host may come to. replica_group: the
     ranks that hold the same shards in other groups; sums go over both.
+
+    store_name: durable tensors stay, in files of that name in the directories of nvme. resume: True
+    for the newest generation there, or its number; overwrite: a store that is there goes, and with
+    resume only where nothing is there to be resumed. generations_kept: at most 7, 0 for 2; a
+    durable tensor takes one more than so many times its blocks at nvme.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -64,7 +71,9 @@ class Runtime(Fetches):
                  profile: Union[str, "os.PathLike[str]", None] = None,
                  probe: bool = True, plan: bool = True, stats_page: bool = False,
                  group: Optional[Group] = None, whole_bytes: int = 0,
-                 node_host_bytes: int = 0, replica_group: Optional[Group] = None) -> None:
+                 node_host_bytes: int = 0, replica_group: Optional[Group] = None,
+                 store_name: Optional[str] = None, resume: Resume = False,
+                 overwrite: bool = False, generations_kept: int = 0) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
         self._inside: Set[int] = set()  # threads that wait in the library
@@ -86,6 +95,7 @@ class Runtime(Fetches):
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
         nvme_list = [nvme_of(at) for at in ([nvme] if isinstance(nvme, one) else nvme)]
+        ways, resume_generation = flags_of(resume, overwrite)
         options = _abi.stw_runtime_options.initial(
             name=None if name is None else name.encode(),
             devices=(_abi.stw_device_options * max(len(device_list), 1))(*device_list),
@@ -96,12 +106,14 @@ class Runtime(Fetches):
             operations_max=operations_max, block_bytes=block_bytes, log=self._log,
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
             profile_path=None if profile is None else os.fsencode(profile),
-            flags=(0 if probe else _abi.STW_RUNTIME_NO_PROBE)
+            flags=ways | (0 if probe else _abi.STW_RUNTIME_NO_PROBE)
             | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
             | (_abi.STW_RUNTIME_STATS_PAGE if stats_page else 0),
             host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
             whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
             replica_group=None if replica_group is None else replica_group._use(),
+            store_name=None if store_name is None else store_name.encode(),
+            resume_generation=resume_generation, generations_kept=generations_kept,
         )
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)
@@ -362,7 +374,7 @@ class Runtime(Fetches):
 
     def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
         """AdamW. details: name, state_policy, state_dtype, ema_decay: a state "ema" averages the
-        parameters so, for evaluation."""
+        parameters so, for evaluation; durable: states and counts are part of generations."""
         return Optimizer(self, "adamw", hyper, **details)
 
     def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:

@@ -70,12 +70,14 @@ class TensorSpec:
     partition: Union[Partition, str] = Partition.DEFAULT
     partition_multiple: int = 0  # elements that each shard has a multiple of
     fixed_address: bool = False  # one at each device for life
+    durable: bool = False  # part of generations, found again by its name
 
     def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
         spec.struct_size = ctypes.sizeof(spec)
         spec.flags = _abi.STW_TENSOR_ZERO * self.zero
         spec.flags |= _abi.STW_TENSOR_READ_ONLY * self.read_only
         spec.flags |= _abi.STW_TENSOR_FIXED_ADDRESS * self.fixed_address
+        spec.flags |= _abi.STW_TENSOR_DURABLE * self.durable
         spec.name = None if self.name is None else self.name.encode()
         spec.role = number(Role, self.role)
         spec.dtype = dtype_of(self.dtype)
@@ -117,6 +119,7 @@ class TensorInfo(NamedTuple):
     version: int
     open_views: int
     partition: Partition
+    restored: bool  # the contents came from a generation: do not initialise it
 
 
 class Request:
@@ -194,6 +197,11 @@ class Tensor:
     def nbytes(self) -> int:
         return self._elements * ITEM_BYTES[self._dtype]
 
+    @property
+    def restored(self) -> bool:
+        """Whether its contents came from the generation that was resumed: do not initialise it."""
+        return self.info().restored
+
     def __repr__(self) -> str:
         state = "" if self._handle else ", destroyed"
         return f"<stepwell.Tensor {self._label()}, {self.dtype.name} {self._shape}{state}>"
@@ -227,6 +235,7 @@ class Tensor:
             Role(info.role), tuple(info.shape[:info.dimensions]), info.elements,
             Allow(info.residence), info.shard_begin, info.shard_elements, info.shard_bytes,
             info.whole_bytes, info.version, info.open_views, Partition(info.partition),
+            bool(info.restored),
         )
 
     def address(self, device: int = 0) -> Tuple[int, int]:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stepwell/hpp/runtime.hpp: open and close, tiers and devices, hints, what can be observed.
+// stepwell/hpp/runtime.hpp: open and close, generations, tiers and devices, hints, what can be
+// observed.
 #ifndef STEPWELL_HPP_RUNTIME_HPP
 #define STEPWELL_HPP_RUNTIME_HPP
 
@@ -8,6 +9,7 @@
 #include <stepwell/hpp/tensor_ref.hpp>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace stw {
@@ -102,6 +104,49 @@ public:
         const stw_status code = stw_tensor_next(get(), previous.get(), &tensor);
         if (code < 0) return Result<TensorRef>(code);
         return TensorRef(tensor);
+    }
+
+    /// Makes the present contents of all durable tensors a generation, and returns its number. A
+    /// collective. Blocks until it is on stable storage on all ranks.
+    Result<uint64_t> commit(const stw_commit_options &options = STW_COMMIT_OPTIONS_INIT)
+    {
+        uint64_t generation = 0;
+        const stw_status code = stw_commit(get(), &options, &generation);
+        if (code < 0) return Result<uint64_t>(code);
+        return generation;
+    }
+    /// The short way: a label (null: none) and the program's own bytes, which are copied.
+    Result<uint64_t> commit(const char *label, const std::string &metadata = std::string())
+    {
+        stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
+        options.label = label;
+        options.metadata = metadata.data();
+        options.metadata_bytes = metadata.size();
+        return commit(options);
+    }
+    /// What is known of a generation; 0: the newest. Never blocks. NOT_FOUND says which there are.
+    Result<stw_generation_info> generation(uint64_t generation = 0) const
+    {
+        stw_generation_info info{};
+        info.struct_size = detail::size_of<stw_generation_info>();
+        const stw_status code = stw_generation_get(get(), generation, &info);
+        if (code < 0) return Result<stw_generation_info>(code);
+        return info;
+    }
+    /// The bytes that this rank gave to its commit; 0: to the newest. Never blocks.
+    Result<std::string> generation_metadata(uint64_t generation = 0) const
+    {
+        std::string metadata;
+        uint64_t bytes = 0;
+        do {  // Again where another thread has committed more since it was asked how many.
+            metadata.resize(static_cast<size_t>(bytes));
+            const stw_status code = stw_generation_metadata(
+                get(), generation, metadata.empty() ? nullptr : &metadata[0], metadata.size(),
+                &bytes);
+            if (code < 0) return Result<std::string>(code);
+        } while (bytes > metadata.size());
+        metadata.resize(static_cast<size_t>(bytes));
+        return metadata;
     }
 
     /// Hints that these fetches come. Never blocks, never fails for lack of room.

@@ -38,15 +38,16 @@ public:
         if (code < 0) return Result<Tensor>(code);
         return Tensor(tensor);
     }
-    /// The short way: name, shape and dtype, and who it is for.
+    /// The short way: name, shape and dtype, who it is for, and STW_TENSOR_DURABLE or other flags.
     static Result<Tensor> create(const Runtime &runtime, const char *name,
                                  std::initializer_list<uint64_t> shape, uint32_t dtype = STW_F32,
-                                 uint32_t role = STW_ROLE_OTHER)
+                                 uint32_t role = STW_ROLE_OTHER, uint32_t flags = 0)
     {
         stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
         spec.name = name;
         spec.dtype = dtype;
         spec.role = role;
+        spec.flags = flags;
         // More dimensions than there are: the library refuses the number, the rest is not read.
         spec.dimensions = static_cast<uint32_t>(shape.size());
         uint32_t i = 0;

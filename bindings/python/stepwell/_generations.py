@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations: states of all durable tensors that stay when the process has ended."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Optional, Tuple, Union
+
+from . import _abi, _waiting
+from ._library import lib
+from ._tensor import nanoseconds
+from .errors import check
+
+Resume = Union[bool, int]
+
+
+class GenerationInfo(NamedTuple):
+    """What is known of a generation."""
+
+    generation: int
+    label: str         # "": none
+    metadata: bytes    # that this rank gave to commit()
+    tensors: int
+    tensor_bytes: int  # of them, on this rank
+    ranks: int         # that have a part of it
+    time_unix_ns: int  # when this rank's part was written
+
+
+def flags_of(resume: Resume, overwrite: bool) -> Tuple[int, int]:
+    """The flags of an open, and the generation that it asks for; 0: the newest."""
+    flags = _abi.STW_RUNTIME_OVERWRITE if overwrite else 0
+    if resume is False:
+        return flags, 0
+    if resume is True:
+        return flags | _abi.STW_RUNTIME_RESUME, 0
+    if resume < 1:
+        raise ValueError(f"no generation: {resume}; they are numbered from 1 on")
+    return flags | _abi.STW_RUNTIME_RESUME, resume
+
+
+class Generations:
+    """The part of Runtime that commits. It needs a store_name."""
+
+    def _use(self) -> ctypes.c_void_p:
+        raise NotImplementedError
+
+    def commit(self, label: Optional[str] = None, metadata: Any = b"", *,
+               timeout: Optional[float] = None) -> int:
+        """Make the present contents of all durable tensors a generation, and return its number.
+
+        Blocks until it is on stable storage, on all ranks of a group, all of which call it. label,
+        metadata: text of at most LABEL_BYTES_MAX bytes, and bytes of the program's own, at most
+        METADATA_BYTES_MAX, that generation() gives back. Busy while views of durable tensors are
+        open.
+
+        Not begun anew after Ctrl-C: other ranks may have voted on it already.
+        """
+        kept = memoryview(metadata).tobytes()
+        options = _abi.stw_commit_options.initial(
+            label=None if label is None else label.encode(),
+            metadata=ctypes.cast(kept, ctypes.c_void_p).value if kept else None,
+            metadata_bytes=len(kept), timeout_ns=nanoseconds(timeout),
+        )
+        made = ctypes.c_uint64()
+        check(_waiting.call(self, lib.stw_commit, self._use(), options, made, again=False))
+        return made.value
+
+    def generation(self, number: int = 0) -> GenerationInfo:
+        """What is known of a generation; 0: of the newest. Never blocks.
+
+        NotFoundError says which there are: generations_kept of them.
+        """
+        info = _abi.stw_generation_info.initial()
+        check(lib.stw_generation_get(self._use(), number, info))
+        buffer, count = ctypes.create_string_buffer(info.metadata_bytes), ctypes.c_uint64()
+        check(lib.stw_generation_metadata(self._use(), info.generation, buffer,
+                                          info.metadata_bytes, count))
+        return GenerationInfo(info.generation, info.label.decode("utf-8", "replace"), buffer.raw,
+                              info.tensors, info.bytes, info.ranks, info.time_unix_ns)

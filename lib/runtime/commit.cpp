@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// stw_commit: the cut, the write-back of what is newest nearer, the vote. The caller's thread, or
+// the one of the collectives where there are several ranks.
+#include "lib/collective/commit.h"
+#include "lib/runtime/durable.h"
+#include "lib/runtime/optimizers.h"
+#include "lib/runtime/ranks.h"
+#include "lib/support/assert.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace stepwell {
+
+// Neighbouring blocks of a tensor that have bytes.
+struct Runtime::BlockRun {
+    stw_tensor *tensor = nullptr;
+    residency::BlockId first = residency::kNone;
+    uint32_t count = 0;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+};
+
+// What a generation keeps so far: each slot once, and which one a block's is.
+struct Runtime::KeptBlocks {
+    std::vector<store::Placement> blocks;
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> by_slot;
+    std::unordered_map<residency::BlockId, uint32_t> by_block;
+
+    void add(residency::BlockId block, const store::Placement &place)
+    {
+        const auto next = static_cast<uint32_t>(blocks.size());
+        const auto [at, added] = by_slot.try_emplace({place.path, place.slot}, next);
+        if (added) blocks.push_back(place);
+        by_block[block] = at->second;
+    }
+};
+
+namespace {
+
+using residency::Access;
+
+constexpr uint32_t kBlocksAtOnce = 64;  // that a commit writes back and holds
+
+uint64_t random_token()
+{
+    uint64_t token = 0;
+    while (token == 0) {
+        if (getrandom(&token, sizeof token, 0) != sizeof token) token = 0;
+    }
+    return token;
+}
+
+uint64_t unix_time_ns()
+{
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------- the call ----
+
+Status Runtime::open_view_of(const std::vector<stw_tensor *> &tensors)
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const stw_tensor *tensor = views_.slot(index).tensor;
+        if (std::find(tensors.begin(), tensors.end(), tensor) == tensors.end()) continue;
+        Status status = Status::error(STW_ERROR_BUSY,
+                                      "durable tensor '%s' has an open view, so what a generation "
+                                      "would have of it is not settled; release it first",
+                                      tensor->name.c_str());
+        status.mutable_detail().tensor = tensor->name;
+        return status;
+    }
+    return {};
+}
+
+// In the call: what is asked for later comes behind this claim on every rank.
+Status Runtime::begin_commit(CommitWork &work)
+{
+    Status status;
+    act([&](Core &core, Commands &) {
+        if (durable_->commits) {
+            status = Status::error(STW_ERROR_BUSY, "another thread is in stw_commit");
+            return;
+        }
+        durable_->commits = true;
+        drain_hits();
+        for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+            if (tensor->flags & STW_TENSOR_DURABLE) work.tensors.push_back(tensor);
+        }
+        work.cause = open_view_of(work.tensors);
+        if (!work.cause.ok()) return;
+        work.claim = core.claim(true);
+        for (const stw_tensor *tensor : work.tensors) core.claim_tensor(work.claim, tensor->id);
+    });
+    return status;
+}
+
+Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_out)
+{
+    if (!durable_.body) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the runtime '%s' keeps nothing, so there is nothing to commit: open "
+                             "it with a store_name",
+                             name_.c_str());
+    }
+    auto work = std::make_shared<CommitWork>();
+    work->label = options.label ? options.label : "";
+    work->metadata.assign(static_cast<const char *>(options.metadata),
+                          options.metadata ? options.metadata_bytes : 0);
+    const residency::Instant begin = now();
+    work->deadline = begin + timeout(options.timeout_ns);
+    // What reads as zeros and shares its block gets them on the way: they are contents too.
+    STW_TRY(write_all_zeros());
+    STW_TRY(begin_commit(*work));
+    if (!ranks_.body) {
+        run_commit(*work);
+    } else {
+        auto next = std::make_unique<Collective>();
+        next->kind = Collective::Kind::kCommit;
+        next->name = durable_->name;
+        next->commit = work;
+        act([&](Core &, Commands &) { queue_collective(std::move(next)); });
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!wait_ranks(lock, begin, work->deadline, [&] { return work->done; })) {
+            STW_TRY(interrupted_since(begin));
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "the ranks had not voted on a generation of the store '%s' when "
+                                 "the timeout passed; it goes on, and is one if all ranks come to "
+                                 "it",
+                                 durable_->name.c_str());
+        }
+    }
+    STW_TRY(std::move(work->status));
+    if (generation_out) *generation_out = work->generation;
+    return {};
+}
+
+// --------------------------------------------------------------------------------- its turn ----
+
+void Runtime::run_commit(CommitWork &work)
+{
+    Status status;
+    try {
+        status = commit_over_ranks(work);
+    } catch (const std::bad_alloc &) {
+        status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of a generation");
+    }
+    act([&](Core &core, Commands &out) {
+        for (const stw_tensor *tensor : work.tensors) {
+            if (work.claim != 0) core.unclaim_tensor(work.claim, tensor->id, false, out);
+        }
+        durable_->infos = durable_->generations->infos();
+        if (status.ok()) {
+            work.generation = durable_->infos.front().id.number;
+            note_kept(work);
+        }
+        durable_->commits = false;
+        work.status = std::move(status);
+        work.done = true;
+        plan_due_ = true;
+    });
+}
+
+// The two exchanges, and what this rank does before and between them.
+Status Runtime::commit_over_ranks(CommitWork &work)
+{
+    collective::Commit commit(*durable_->generations, durable_->name, random_token(), work.cause);
+    std::vector<collective::Record> ranks;
+    bool heard = false;
+    Status agreed = agree_store(commit.opening(), ranks, &heard);
+    STW_TRY(commit.opened(std::move(agreed), ranks));
+    commit.prepare(write_generation(work, commit.set()));
+    agreed = agree_store(commit.ballot(), ranks, &heard);
+    return commit.close(std::move(agreed), heard);
+}
+
+// Until everything that was called for before has had its turn with the tensors.
+Status Runtime::await_claims(const CommitWork &work)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (const stw_tensor *tensor : work.tensors) {
+        while (core_.claimed_by(tensor->id) != work.claim) {
+            if (wait_progress(lock, work.deadline)) continue;
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "an update, a sum or a write of tensor '%s' was not over when the "
+                                 "timeout of the commit passed",
+                                 tensor->name.c_str());
+        }
+    }
+    return {};
+}
+
+// Under the claims, so that contents stay what they are.
+std::vector<Runtime::BlockRun> Runtime::runs_of(const std::vector<stw_tensor *> &tensors) const
+{
+    std::vector<BlockRun> runs;
+    for (stw_tensor *tensor : tensors) {
+        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        const residency::TensorBlocks lies = core_.blocks_of(tensor->id);
+        const uint64_t bytes = core_.spec(tensor->id).bytes;
+        for (uint32_t i = 0; i < lies.count; ++i) {
+            if (!core_.has_bytes(lies.first + i)) continue;
+            const uint64_t begin = i == 0 ? 0 : i * block_bytes_ - lies.offset;
+            const uint64_t end = std::min(bytes, (i + 1) * block_bytes_ - lies.offset);
+            BlockRun *last = runs.empty() ? nullptr : &runs.back();
+            const bool follows = last && last->tensor == tensor &&
+                                 last->first + last->count == lies.first + i &&
+                                 last->count < kBlocksAtOnce;
+            if (!follows) {
+                runs.push_back({tensor, lies.first + i, 1, begin, end - begin});
+                continue;
+            }
+            ++last->count;
+            last->byte_count += end - begin;
+        }
+    }
+    return runs;
+}
+
+// What is newest nearer is written back, what is at nvme already is left there; held until the
+// store keeps it.
+Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
+                          KeptBlocks *kept)
+{
+    residency::FetchAsked asked;
+    asked.claim = work.claim;
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
+    asked.deadline = work.deadline;
+    for (size_t i = 0; i < n; ++i) {
+        asked.requests.push_back({runs[i].tensor->id, Access::kRead, nvme_place_,
+                                  runs[i].byte_begin, runs[i].byte_count});
+    }
+    Waiter waiter;
+    act([&](Core &core, Commands &out) {
+        waiter.fetch = core.fetch(asked, now(), out);
+        waiters_[waiter.fetch] = &waiter;
+        arm_timer(asked.deadline);
+    });
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        waiter.cv.wait(lock, [&] { return waiter.done; });
+    }
+    STW_TRY(std::move(waiter.status));
+    Status status;
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+        for (uint32_t block = 0; block < runs[i].count && status.ok(); ++block) {
+            Result<store::Placement> place = engine_->store()->keep(runs[i].first + block, set);
+            if (place.ok()) kept->add(runs[i].first + block, place.value());
+            status = std::move(place.status());
+        }
+    }
+    give_pieces(waiter, asked, false);
+    return status;
+}
+
+store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, const KeptBlocks &kept) const
+{
+    const residency::TensorBlocks lies = core_.blocks_of(tensor.id);
+    store::StoredTensor stored;
+    stored.name = tensor.name;
+    stored.words = words_of(tensor);
+    stored.bytes = core_.spec(tensor.id).bytes;
+    stored.offset = lies.offset;
+    if (lies.shares) stored.flags |= store::StoredTensor::kShares;
+    if (core_.contents(tensor.id) == residency::Contents::kEmpty) return stored;
+    stored.flags |= store::StoredTensor::kHasContents;
+    for (uint32_t i = 0; i < lies.count; ++i) {
+        const auto block = kept.by_block.find(lies.first + i);
+        stored.blocks.push_back(block == kept.by_block.end() ? store::kNoBlock : block->second);
+    }
+    // Zeros alone, in a block that nobody has written to: as if it had never been written either.
+    const bool nothing = lies.shares && stored.blocks[0] == store::kNoBlock;
+    if (nothing) stored.flags &= ~uint32_t{store::StoredTensor::kHasContents};
+    if (nothing) stored.blocks.clear();
+    return stored;
+}
+
+// Of what is updated behind its call the tensor's claim has waited, and the count is behind that.
+std::vector<store::StoredCount> Runtime::count_updates()
+{
+    std::vector<store::StoredCount> counts;
+    std::vector<OptimizerBody *> bodies;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const std::unique_ptr<OptimizerBody> &body : optimizers_) {
+            if (body->durable && body->handle) bodies.push_back(body.get());
+        }
+    }
+    for (const OptimizerBody *body : bodies) {
+        for (const stw_tensor *tensor : body->held) {
+            Result<uint64_t> count = body->optimizer->count(tensor->id);
+            if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});
+        }
+    }
+    return counts;
+}
+
+// This rank's part, in the set of the attempt.
+Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set)
+{
+    STW_TRY(await_claims(work));
+    std::vector<BlockRun> runs;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const stw_tensor *tensor : work.tensors) {
+            const auto failed = tensor_errors_.find(tensor->id);
+            if (failed != tensor_errors_.end()) return Status(failed->second);
+        }
+        runs = runs_of(work.tensors);
+    }
+    KeptBlocks kept;
+    for (size_t begin = 0; begin < runs.size();) {
+        size_t end = begin;
+        uint32_t blocks = 0;
+        while (end < runs.size() && (end == begin || blocks + runs[end].count <= kBlocksAtOnce)) {
+            blocks += runs[end++].count;
+        }
+        STW_TRY(keep_runs(work, &runs[begin], end - begin, set, &kept));
+        begin = end;
+    }
+    store::Manifest manifest;
+    manifest.time_unix_ns = unix_time_ns();
+    manifest.label = std::move(work.label);
+    manifest.metadata = std::move(work.metadata);
+    manifest.counts = count_updates();
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const stw_tensor *tensor : work.tensors) {
+        manifest.tensors.push_back(describe_stored(*tensor, kept));
+    }
+    manifest.blocks = std::move(kept.blocks);
+    return manifest;
+}
+
+// ---------------------------------------------------------------------------------- questions ----
+
+Status Runtime::no_generation(uint64_t generation) const
+{
+    std::string there;
+    for (const store::GenerationInfo &info : durable_->infos) {
+        there += format_text("%s%" PRIu64, there.empty() ? "" : ", ", info.id.number);
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "the store '%s' has no generation%s; it has %s",
+                         durable_->name.c_str(),
+                         generation ? format_text(" %" PRIu64, generation).c_str() : " yet",
+                         there.empty() ? "none" : there.c_str());
+}
+
+// Under the lock.
+const store::GenerationInfo *Runtime::info_of(uint64_t generation) const
+{
+    for (const store::GenerationInfo &info : durable_->infos) {
+        if (generation == 0 || info.id.number == generation) return &info;
+    }
+    return nullptr;
+}
+
+Status Runtime::generation_info(uint64_t generation, stw_generation_info *info_out)
+{
+    if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
+    std::lock_guard<std::mutex> lock(mutex_);
+    const store::GenerationInfo *found = info_of(generation);
+    if (!found) return no_generation(generation);
+    stw_generation_info info{};
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
+    info.ranks = durable_->ranks;
+    info.generation = found->id.number;
+    info.tensors = found->tensors;
+    info.bytes = found->bytes;
+    info.metadata_bytes = found->metadata.size();
+    info.time_unix_ns = found->time_unix_ns;
+    const size_t length = std::min<size_t>(found->label.size(), STW_LABEL_BYTES_MAX);
+    std::memcpy(info.label, found->label.data(), length);
+    std::memcpy(info_out, &info, info.struct_size);
+    return {};
+}
+
+Status Runtime::generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
+                                    uint64_t *bytes_out)
+{
+    if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
+    std::lock_guard<std::mutex> lock(mutex_);
+    const store::GenerationInfo *found = info_of(generation);
+    if (!found) return no_generation(generation);
+    const uint64_t count = std::min<uint64_t>(capacity_bytes, found->metadata.size());
+    if (count > 0) std::memcpy(buffer, found->metadata.data(), count);
+    *bytes_out = found->metadata.size();
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a runtime whose store stays has beyond one with scratch alone: the generations, and what the
+// resumed one says of tensors that the program has not made yet. Under the runtime's lock, but for
+// the generations, which whoever commits has for himself.
+#pragma once
+
+#include "lib/collective/commit.h"
+#include "lib/runtime/runtime.h"
+#include "lib/store/generations.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace stepwell {
+
+struct Runtime::Durable {
+    std::string name;  // as the program gave it
+    std::unique_ptr<store::Generations> generations;
+    std::vector<store::GenerationInfo> infos;  // of those that are kept, the newest first
+    uint32_t ranks = 1;                        // that have a part
+    bool commits = false;                      // somebody is in a commit
+
+    // Of the generation that was resumed, until the next one is committed.
+    struct Entry {
+        store::StoredTensor tensor;
+        bool taken = false;
+    };
+    std::map<std::string, Entry, std::less<>> tensors;
+    std::map<std::string, uint64_t, std::less<>> counts;
+    std::vector<store::Placement> blocks;
+    std::vector<residency::PackId> packs;  // by block, of those that tensors share; kNone: none yet
+    std::unordered_map<residency::PackId, uint32_t> blocks_of_packs;  // the reverse
+
+    // Slots that generations keep of tensors that are not there, which no promise covers: of those
+    // in the resumed generation until they are made, and of those that went until the generations
+    // that have them are dropped.
+    struct Gone {
+        uint64_t blocks = 0;
+        uint64_t until = 0;  // a generation of that number is committed
+    };
+    std::map<std::string, uint64_t, std::less<>> not_made;
+    std::vector<Gone> gone;
+    std::unordered_map<residency::PackId, uint32_t> packs_kept;  // and their blocks
+    bool unused = false;  // nothing was ever committed to what is there
+};
+
+// One commit on its way.
+struct CommitWork {
+    std::vector<stw_tensor *> tensors;  // durable; under the claim, so they live
+    residency::ClaimId claim = 0;
+    std::string label;
+    std::string metadata;
+    Status cause;  // why this rank cannot take part
+    residency::Instant deadline = residency::kNever;
+    bool done = false;
+    Status status;
+    uint64_t generation = 0;
+};
+
+}  // namespace stepwell

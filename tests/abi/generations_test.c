@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Generations of one rank: what was committed is found again by another runtime, what was not is
+ * gone; what does not fit the store is refused with the reason; disks that fail lose nothing.
+ */
+#include "support.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LARGE = 3 * 16384 + 5, SMALL = 100 };
+
+static char directory[64];
+static const char *const files[] = {"test.0-of-1.stepwell", "test.0-of-1.generations"};
+
+static machine machine_kept(uint32_t flags)
+{
+    machine wanted = machine_small();
+    wanted.nvme_path = directory;
+    wanted.store_name = "test";
+    wanted.flags = flags | STW_RUNTIME_NO_PROBE;
+    return wanted;
+}
+
+static int make_directory(void **state)
+{
+    (void)state;
+    snprintf(directory, sizeof directory, "generations-XXXXXX");
+    return mkdtemp(directory) == NULL;
+}
+
+static int remove_directory(void **state)
+{
+    char path[128];
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(files); ++i) {
+        snprintf(path, sizeof path, "%s/%s", directory, files[i]);
+        unlink(path);
+    }
+    return rmdir(directory);
+}
+
+static stw_tensor *durable(stw_runtime *runtime, const char *name, uint64_t elements)
+{
+    stw_tensor_spec spec = spec_f32(name, elements);
+    spec.flags = STW_TENSOR_DURABLE;
+    return tensor_make(runtime, &spec);
+}
+
+static uint64_t commit(stw_runtime *runtime)
+{
+    uint64_t generation = 0;
+    ok(stw_commit(runtime, NULL, &generation));
+    return generation;
+}
+
+static uint32_t restored(stw_tensor *tensor)
+{
+    stw_tensor_info info;
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(tensor, &info));
+    return info.restored;
+}
+
+static stw_runtime *resume(void)
+{
+    const machine wanted = machine_kept(STW_RUNTIME_RESUME);
+    return machine_open(&wanted);
+}
+
+static stw_runtime *make(void)
+{
+    const machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
+    return machine_open(&wanted);
+}
+
+static void refuse_open(const machine *wanted, stw_status code, const char *words)
+{
+    stw_runtime *runtime = NULL;
+    fails(machine_try_open(wanted, &runtime), code, words);
+    assert_null(runtime);
+}
+
+static void what_was_committed_is_found_again(void **state)
+{
+    stw_runtime *runtime = make();
+    stw_tensor *large = durable(runtime, "large", LARGE);
+    stw_tensor *first = durable(runtime, "first", SMALL);
+    stw_tensor *second = durable(runtime, "second", SMALL);
+    (void)state;
+    tensor_fill_sequence(large, LARGE, 1);
+    tensor_fill_sequence(first, SMALL, 1000);
+    tensor_fill_sequence(second, SMALL, 2000);
+    assert_int_equal(restored(large), 0);
+    assert_int_equal(commit(runtime), 1);
+    tensor_fill_sequence(large, LARGE, 5);
+    tensor_fill_sequence(second, SMALL, 3000);
+    assert_int_equal(commit(runtime), 2);
+    /* Not committed: gone. */
+    tensor_fill_sequence(large, LARGE, 9);
+    tensor_fill_sequence(first, SMALL, 4000);
+    machine_close(runtime);
+
+    runtime = resume();
+    /* In another order, which decides who shares a block with whom where nothing is restored. */
+    second = durable(runtime, "second", SMALL);
+    large = durable(runtime, "large", LARGE);
+    first = durable(runtime, "first", SMALL);
+    assert_int_equal(restored(large), 1);
+    assert_int_equal(restored(first), 1);
+    tensor_expect_sequence(large, LARGE, 5);
+    tensor_expect_sequence(first, SMALL, 1000);
+    tensor_expect_sequence(second, SMALL, 3000);
+    machine_close(runtime);
+}
+
+static void a_generation_can_be_gone_on_with(void **state)
+{
+    int round;
+    stw_runtime *runtime = make();
+    stw_tensor *large = durable(runtime, "large", LARGE);
+    stw_tensor *small = durable(runtime, "small", SMALL);
+    (void)state;
+    tensor_fill_sequence(large, LARGE, 0);
+    tensor_fill_sequence(small, SMALL, 0);
+    commit(runtime);
+    for (round = 1; round < 6; ++round) {
+        machine_close(runtime);
+        runtime = resume();
+        small = durable(runtime, "small", SMALL);
+        large = durable(runtime, "large", LARGE);
+        tensor_expect_sequence(large, LARGE, (float)(round - 1));
+        tensor_expect_sequence(small, SMALL, (float)(round - 1));
+        tensor_fill_sequence(large, LARGE, (float)round);
+        tensor_fill_sequence(small, SMALL, (float)round);
+        assert_int_equal(commit(runtime), round + 1);
+    }
+    machine_close(runtime);
+}
+
+static void an_older_generation_is_resumed_by_its_number(void **state)
+{
+    machine wanted = machine_kept(STW_RUNTIME_RESUME);
+    stw_runtime *runtime = make();
+    stw_tensor *large = durable(runtime, "large", LARGE);
+    uint64_t i;
+    (void)state;
+    for (i = 1; i <= 4; ++i) {
+        tensor_fill_sequence(large, LARGE, (float)i);
+        assert_int_equal(commit(runtime), i);
+    }
+    machine_close(runtime);
+    wanted.resume_generation = 2; /* two are kept */
+    refuse_open(&wanted, STW_ERROR_NOT_FOUND, "generation 2");
+    wanted.resume_generation = 3;
+    runtime = machine_open(&wanted);
+    large = durable(runtime, "large", LARGE);
+    tensor_expect_sequence(large, LARGE, 3);
+    tensor_fill_sequence(large, LARGE, 30);
+    assert_int_equal(commit(runtime), 4);
+    machine_close(runtime);
+    runtime = resume();
+    large = durable(runtime, "large", LARGE);
+    tensor_expect_sequence(large, LARGE, 30);
+    machine_close(runtime);
+}
+
+static void updates_go_on_as_if_nothing_had_happened(void **state)
+{
+    static float run[2][SMALL];
+    int stopped;
+    (void)state;
+    for (stopped = 0; stopped < 2; ++stopped) {
+        stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        stw_optimizer *optimizer = NULL;
+        stw_runtime *runtime = make();
+        int step;
+        options.algorithm = STW_OPTIMIZER_ADAMW;
+        options.flags = STW_OPTIMIZER_DURABLE;
+        for (step = 0; step < 6; ++step) {
+            uint64_t count = 0;
+            if (step == 0 || (stopped && step == 3)) {
+                if (step > 0) machine_close(runtime), runtime = resume();
+                entry.parameter = durable(runtime, "p", SMALL);
+                entry.gradient = tensor_f32(runtime, "g", SMALL);
+                ok(stw_optimizer_create(runtime, &options, &optimizer));
+                ok(stw_optimizer_add(optimizer, &entry, 1));
+                if (step == 0) tensor_fill_sequence(entry.parameter, SMALL, 1);
+                ok(stw_optimizer_get_count(optimizer, entry.parameter, &count));
+                assert_int_equal(count, step);
+            }
+            tensor_fill_sequence(entry.gradient, SMALL, (float)step);
+            ok(stw_optimizer_step(optimizer, NULL, NULL));
+            if (step == 2) commit(runtime); /* without a drain: what was asked for is in it */
+        }
+        ok(stw_tensor_read(entry.parameter, run[stopped], NULL));
+        machine_close(runtime);
+    }
+    assert_memory_equal(run[0], run[1], sizeof run[0]);
+}
+
+static void label_and_metadata_come_back(void **state)
+{
+    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
+    stw_generation_info info;
+    char metadata[16] = {0};
+    uint64_t bytes = 0;
+    stw_runtime *runtime = make();
+    (void)state;
+    info.struct_size = sizeof info;
+    fails(stw_generation_get(runtime, 0, &info), STW_ERROR_NOT_FOUND, "no generation yet");
+    tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 0);
+    options.label = "epoch 3";
+    options.metadata = "seed 42";
+    options.metadata_bytes = 8;
+    ok(stw_commit(runtime, &options, NULL));
+    machine_close(runtime);
+    runtime = resume();
+    ok(stw_generation_get(runtime, 0, &info));
+    assert_int_equal(info.generation, 1);
+    assert_int_equal(info.tensors, 1);
+    assert_int_equal(info.ranks, 1);
+    assert_int_equal(info.bytes, SMALL * 4);
+    assert_true(info.time_unix_ns > 0);
+    assert_string_equal(info.label, "epoch 3");
+    ok(stw_generation_metadata(runtime, 1, NULL, 0, &bytes));
+    assert_int_equal(bytes, 8);
+    ok(stw_generation_metadata(runtime, 0, metadata, sizeof metadata, &bytes));
+    assert_string_equal(metadata, "seed 42");
+    fails(stw_generation_metadata(runtime, 7, NULL, 0, &bytes), STW_ERROR_NOT_FOUND, "it has 1");
+    machine_close(runtime);
+}
+
+static void zeros_and_what_is_empty_come_back_as_that(void **state)
+{
+    stw_tensor_spec spec = spec_f32("zeros", LARGE);
+    stw_tensor_info info;
+    stw_view view;
+    stw_fetch_request request;
+    stw_runtime *runtime = make();
+    stw_tensor *zeros;
+    float *values;
+    (void)state;
+    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_ZERO;
+    zeros = tensor_make(runtime, &spec);
+    durable(runtime, "empty", LARGE);
+    spec.name = "few";
+    spec.shape[0] = SMALL;
+    tensor_make(runtime, &spec);
+    /* Its second block alone. */
+    request = request_range(zeros, STW_READ_WRITE, 20000, 100);
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    ((float *)view.pointer)[0] = 7;
+    view_put(&view);
+    commit(runtime);
+    machine_close(runtime);
+
+    runtime = resume();
+    spec.name = "zeros";
+    spec.shape[0] = LARGE;
+    zeros = tensor_make(runtime, &spec);
+    values = calloc(LARGE, sizeof *values);
+    ok(stw_tensor_read(zeros, values, NULL));
+    assert_float(values[20000], 7);
+    assert_float(values[0], 0);
+    assert_float(values[LARGE - 1], 0);
+    free(values);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(durable(runtime, "empty", LARGE), &info));
+    assert_int_equal(info.state, STW_STATE_EMPTY);
+    assert_int_equal(info.restored, 0);
+    machine_close(runtime);
+}
+
+static void an_open_view_of_a_durable_tensor_is_busy(void **state)
+{
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "held", LARGE);
+    stw_view view;
+    (void)state;
+    tensor_fill_sequence(tensor, LARGE, 0);
+    view = view_get(runtime, tensor, STW_READ_WRITE);
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_BUSY, "'held' has an open view");
+    view_put(&view);
+    assert_int_equal(commit(runtime), 1);
+    machine_close(runtime);
+}
+
+static void a_store_is_made_once_and_overwritten_when_told(void **state)
+{
+    machine wanted = machine_kept(0);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor;
+    (void)state;
+    tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
+    commit(runtime);
+    refuse_open(&wanted, STW_ERROR_EXISTS, files[0]);
+    wanted.flags |= STW_RUNTIME_OVERWRITE;
+    refuse_open(&wanted, STW_ERROR_LOCKED, files[0]);
+    wanted.flags = STW_RUNTIME_RESUME | STW_RUNTIME_NO_PROBE;
+    refuse_open(&wanted, STW_ERROR_LOCKED, files[0]);
+    machine_close(runtime);
+    refuse_open(
+        &(machine){
+            .host_blocks = 16, .nvme_blocks = 256, .nvme_path = directory, .store_name = "test"},
+        STW_ERROR_EXISTS, files[0]);
+    runtime = make();
+    tensor = durable(runtime, "t", SMALL);
+    assert_int_equal(restored(tensor), 0);
+    machine_close(runtime);
+    refuse_open(&wanted, STW_ERROR_NOT_FOUND, "rank 0 has none");
+    wanted.flags |= STW_RUNTIME_OVERWRITE; /* resumed if it can be, else made anew */
+    runtime = machine_open(&wanted);
+    tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 2);
+    commit(runtime);
+    machine_close(runtime);
+    runtime = machine_open(&wanted);
+    assert_int_equal(restored(durable(runtime, "t", SMALL)), 1);
+    machine_close(runtime);
+}
+
+static void what_differs_from_the_store_is_refused_with_both(void **state)
+{
+    machine wanted;
+    stw_runtime *runtime = make();
+    stw_tensor_spec spec = spec_f32("t", LARGE);
+    stw_tensor *tensor = NULL;
+    (void)state;
+    tensor_fill_sequence(durable(runtime, "t", LARGE), LARGE, 1);
+    commit(runtime);
+    machine_close(runtime);
+    wanted = machine_kept(STW_RUNTIME_RESUME);
+    wanted.nvme_blocks = 128;
+    refuse_open(&wanted, STW_ERROR_MISMATCH, "budget");
+    wanted = machine_kept(STW_RUNTIME_RESUME);
+    wanted.generations_kept = 3;
+    refuse_open(&wanted, STW_ERROR_MISMATCH, "generations_kept");
+    wanted = machine_kept(STW_RUNTIME_RESUME);
+    wanted.store_name = "other";
+    refuse_open(&wanted, STW_ERROR_NOT_FOUND, "other.0-of-1.stepwell");
+    runtime = resume();
+    spec.flags = STW_TENSOR_DURABLE;
+    spec.dtype = STW_F16;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_MISMATCH, "f16");
+    spec.dtype = STW_F32;
+    spec.shape[0] = LARGE + 1;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_MISMATCH, "49157");
+    spec.shape[0] = LARGE;
+    ok(stw_tensor_create(runtime, &spec, 1, &tensor));
+    tensor_expect_sequence(tensor, LARGE, 1);
+    machine_close(runtime);
+}
+
+static void creation_that_is_undone_leaves_what_is_stored(void **state)
+{
+    stw_runtime *runtime = make();
+    stw_tensor_spec specs[2];
+    stw_tensor *tensors[2] = {NULL, NULL};
+    (void)state;
+    tensor_fill_sequence(durable(runtime, "a", LARGE), LARGE, 1);
+    tensor_fill_sequence(durable(runtime, "b", SMALL), SMALL, 2);
+    commit(runtime);
+    machine_close(runtime);
+    runtime = resume();
+    specs[0] = spec_f32("a", LARGE);
+    specs[0].flags = STW_TENSOR_DURABLE;
+    specs[1] = spec_f32("b", SMALL + 1);
+    specs[1].flags = STW_TENSOR_DURABLE;
+    fails(stw_tensor_create(runtime, specs, 2, tensors), STW_ERROR_MISMATCH, "'b'");
+    specs[1].shape[0] = SMALL;
+    ok(stw_tensor_create(runtime, specs, 2, tensors));
+    tensor_expect_sequence(tensors[0], LARGE, 1);
+    tensor_expect_sequence(tensors[1], SMALL, 2);
+    /* What the program gives up itself is not found a second time. */
+    ok(stw_tensor_destroy(tensors, 1));
+    ok(stw_tensor_create(runtime, specs, 1, tensors));
+    assert_int_equal(restored(tensors[0]), 0);
+    machine_close(runtime);
+}
+
+static void options_that_make_no_sense_are_refused(void **state)
+{
+    machine wanted = machine_kept(0);
+    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
+    stw_tensor_spec spec = spec_f32(NULL, SMALL);
+    stw_optimizer_options optimizer_options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_policy policy = STW_POLICY_INIT;
+    stw_tensor *tensor = NULL;
+    stw_runtime *runtime;
+    char label[300];
+    (void)state;
+    wanted.store_name = "../test";
+    refuse_open(&wanted, STW_ERROR_INVALID, "store_name");
+    wanted.store_name = "";
+    refuse_open(&wanted, STW_ERROR_INVALID, "store_name");
+    wanted.store_name = NULL;
+    wanted.flags = STW_RUNTIME_RESUME;
+    refuse_open(&wanted, STW_ERROR_INVALID, "store_name is null");
+    wanted = machine_kept(0);
+    wanted.generations_kept = 8;
+    refuse_open(&wanted, STW_ERROR_LIMIT, "at most 7");
+    wanted = machine_kept(0);
+    wanted.resume_generation = 3;
+    refuse_open(&wanted, STW_ERROR_INVALID, "STW_RUNTIME_RESUME");
+    wanted = machine_kept(0);
+    wanted.nvme_blocks = 0;
+    refuse_open(&wanted, STW_ERROR_INVALID, "no nvme tier");
+
+    wanted = machine_small();
+    runtime = machine_open(&wanted);
+    spec.flags = STW_TENSOR_DURABLE;
+    spec.name = "t";
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "store_name");
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_INVALID, "store_name");
+    optimizer_options.algorithm = STW_OPTIMIZER_SGD;
+    optimizer_options.flags = STW_OPTIMIZER_DURABLE;
+    fails(stw_optimizer_create(runtime, &optimizer_options, &optimizer), STW_ERROR_INVALID,
+          "store_name");
+    machine_close(runtime);
+
+    runtime = make();
+    spec.name = NULL;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "found again by");
+    spec.name = "t";
+    policy.allowed_tiers = STW_ALLOW_HOST;
+    spec.policy = &policy;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "nvme");
+    memset(label, 'x', sizeof label - 1);
+    label[sizeof label - 1] = 0;
+    options.label = label;
+    fails(stw_commit(runtime, &options, NULL), STW_ERROR_INVALID, "label");
+    options.label = NULL;
+    options.metadata_bytes = 1;
+    fails(stw_commit(runtime, &options, NULL), STW_ERROR_INVALID, "metadata is null");
+    options.metadata = label;
+    options.metadata_bytes = STW_METADATA_BYTES_MAX + 1;
+    fails(stw_commit(runtime, &options, NULL), STW_ERROR_LIMIT, "at most 1048576");
+    fails(stw_tier_set_budget(runtime, STW_TIER_NVME, 0, 64 * BLOCK, 0), STW_ERROR_UNSUPPORTED,
+          "size that");
+    machine_close(runtime);
+}
+
+/* Kept generations are promised room for when a tensor is made, so that no write finds none. */
+static void room_is_promised_for_all_that_is_kept(void **state)
+{
+    stw_tensor_spec spec = spec_f32("t", 110 * BLOCK / 4);
+    stw_tensor *tensor = NULL;
+    stw_runtime *runtime = make();
+    int i;
+    (void)state;
+    spec.flags = STW_TENSOR_DURABLE;
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "promise");
+    spec.shape[0] = 80 * BLOCK / 4;
+    ok(stw_tensor_create(runtime, &spec, 1, &tensor));
+    for (i = 0; i < 5; ++i) {
+        tensor_fill_sequence(tensor, spec.shape[0], (float)i);
+        commit(runtime);
+    }
+    tensor_fill_sequence(tensor, spec.shape[0], 9);
+    tensor_to_disk(runtime, tensor);
+    tensor_expect_sequence(tensor, spec.shape[0], 9);
+    machine_close(runtime);
+}
+
+/* Of tensors that the next process does not make, or destroys, generations keep slots. */
+static void slots_of_what_is_gone_are_promised_to_nobody(void **state)
+{
+    enum { LARGE_ELEMENTS = 60 * BLOCK / 4, OTHER_ELEMENTS = 90 * BLOCK / 4 };
+    stw_tensor_spec spec = spec_f32("other", OTHER_ELEMENTS);
+    stw_runtime *runtime = make();
+    stw_tensor *other = NULL;
+    int destroys;
+    (void)state;
+    spec.flags = STW_TENSOR_DURABLE;
+    tensor_fill_sequence(durable(runtime, "large", LARGE_ELEMENTS), LARGE_ELEMENTS, 1);
+    commit(runtime);
+    machine_close(runtime);
+    for (destroys = 0; destroys < 2; ++destroys) {
+        stw_tensor_spec scratch = spec_f32(NULL, OTHER_ELEMENTS);
+        runtime = resume();
+        if (destroys) {
+            stw_tensor *large = durable(runtime, "large", LARGE_ELEMENTS);
+            ok(stw_tensor_destroy(&large, 1));
+        }
+        fails(stw_tensor_create(runtime, &spec, 1, &other), STW_ERROR_BUDGET, "that are gone");
+        /* Scratch takes what can be had, and finds a slot for each block. */
+        while (stw_tensor_create(runtime, &scratch, 1, &other) == STW_OK) {
+            tensor_fill_sequence(other, OTHER_ELEMENTS, 7);
+            tensor_to_disk(runtime, other);
+            tensor_expect_sequence(other, OTHER_ELEMENTS, 7);
+        }
+        assert_non_null(other);
+        /* Two generations later nothing is kept of it. */
+        if (destroys) commit(runtime), commit(runtime);
+        machine_close(runtime);
+    }
+    runtime = resume();
+    ok(stw_tensor_create(runtime, &spec, 1, &other));
+    machine_close(runtime);
+}
+
+static void a_commit_writes_only_what_has_changed(void **state)
+{
+    stw_link_stats before, after;
+    stw_runtime *runtime = make();
+    stw_tensor *large = durable(runtime, "large", 20 * BLOCK / 4);
+    stw_tensor *other = durable(runtime, "other", 20 * BLOCK / 4);
+    (void)state;
+    tensor_fill_sequence(large, 20 * BLOCK / 4, 1);
+    tensor_fill_sequence(other, 20 * BLOCK / 4, 2);
+    commit(runtime);
+    before.struct_size = after.struct_size = sizeof before;
+    ok(stw_link_stats_get(runtime, STW_LINK_HOST_TO_NVME, 0, &before));
+    commit(runtime);
+    ok(stw_link_stats_get(runtime, STW_LINK_HOST_TO_NVME, 0, &after));
+    assert_int_equal(after.bytes, before.bytes);
+    machine_close(runtime);
+}
+
+/* Of a disk that fails: the generation before stays the newest, and the next one can be taken. */
+static void a_write_that_fails_is_no_generation_and_loses_none(void **state)
+{
+    machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "t", LARGE);
+    (void)state;
+    tensor_fill_sequence(tensor, LARGE, 1);
+    commit(runtime);
+    machine_close(runtime);
+    wanted.flags = STW_RUNTIME_RESUME | STW_RUNTIME_NO_PROBE;
+    wanted.errors_expected = 1;
+    wanted.nvme_driver = "fault";
+    /* Each block is tried three times; then the disk is well again. */
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:0:eio;at=write:1:eio;"
+                          "at=write:2:eio;at=write:3:eio;at=write:4:eio;at=write:5:eio;"
+                          "at=write:6:eio;at=write:7:eio;at=write:8:eio;at=write:9:eio;"
+                          "at=write:10:eio;at=write:11:eio";
+    runtime = machine_open(&wanted);
+    tensor = durable(runtime, "t", LARGE);
+    tensor_fill_sequence(tensor, LARGE, 2);
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_IO, "");
+    ok(stw_runtime_clear_error(runtime));
+    tensor_expect_sequence(tensor, LARGE, 2);
+    (void)stw_runtime_close(runtime, 0, 0);
+    runtime = resume();
+    tensor_expect_sequence(durable(runtime, "t", LARGE), LARGE, 1);
+    machine_close(runtime);
+}
+
+static void a_flush_that_fails_sticks(void **state)
+{
+    machine wanted = machine_kept(STW_RUNTIME_RESUME);
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "t", LARGE);
+    (void)state;
+    tensor_fill_sequence(tensor, LARGE, 1);
+    commit(runtime);
+    machine_close(runtime);
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=flush:0:eio";
+    wanted.errors_expected = 1;
+    runtime = machine_open(&wanted);
+    tensor = durable(runtime, "t", LARGE);
+    tensor_fill_sequence(tensor, LARGE, 2);
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_SYNC, "flushed");
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_SYNC, "opened again");
+    tensor_expect_sequence(tensor, LARGE, 2);
+    machine_close(runtime);
+    runtime = resume();
+    tensor_expect_sequence(durable(runtime, "t", LARGE), LARGE, 1);
+    machine_close(runtime);
+}
+
+/* One byte of a block that a generation has. */
+static void rot_is_found_when_the_block_is_used(void **state)
+{
+    char path[128];
+    char byte = 0;
+    FILE *file;
+    long at;
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "t", LARGE);
+    float *values = calloc(LARGE, sizeof *values);
+    (void)state;
+    tensor_fill_sequence(tensor, LARGE, 1);
+    commit(runtime);
+    machine_close(runtime);
+    snprintf(path, sizeof path, "%s/%s", directory, files[0]);
+    file = fopen(path, "r+b");
+    assert_non_null(file);
+    /* Slots begin at 1 MiB; all of them are hit, as nobody knows here which one it is. */
+    for (at = (long)MIB + 100; at < (long)(MIB + 16 * BLOCK); at += (long)BLOCK) {
+        assert_int_equal(fseek(file, at, SEEK_SET), 0);
+        assert_int_equal(fread(&byte, 1, 1, file), 1);
+        byte ^= 1;
+        assert_int_equal(fseek(file, at, SEEK_SET), 0);
+        assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+    }
+    assert_int_equal(fclose(file), 0);
+    runtime = resume();
+    tensor = durable(runtime, "t", LARGE);
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_CHECKSUM, "'t'");
+    free(values);
+    (void)stw_runtime_close(runtime, 0, 0);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+#define cmocka_unit_test_here(name)                                                                \
+    cmocka_unit_test_setup_teardown(name, make_directory, remove_directory)
+        cmocka_unit_test_here(what_was_committed_is_found_again),
+        cmocka_unit_test_here(a_generation_can_be_gone_on_with),
+        cmocka_unit_test_here(an_older_generation_is_resumed_by_its_number),
+        cmocka_unit_test_here(updates_go_on_as_if_nothing_had_happened),
+        cmocka_unit_test_here(label_and_metadata_come_back),
+        cmocka_unit_test_here(zeros_and_what_is_empty_come_back_as_that),
+        cmocka_unit_test_here(an_open_view_of_a_durable_tensor_is_busy),
+        cmocka_unit_test_here(a_store_is_made_once_and_overwritten_when_told),
+        cmocka_unit_test_here(what_differs_from_the_store_is_refused_with_both),
+        cmocka_unit_test_here(creation_that_is_undone_leaves_what_is_stored),
+        cmocka_unit_test_here(options_that_make_no_sense_are_refused),
+        cmocka_unit_test_here(room_is_promised_for_all_that_is_kept),
+        cmocka_unit_test_here(slots_of_what_is_gone_are_promised_to_nobody),
+        cmocka_unit_test_here(a_commit_writes_only_what_has_changed),
+        cmocka_unit_test_here(a_write_that_fails_is_no_generation_and_loses_none),
+        cmocka_unit_test_here(a_flush_that_fails_sticks),
+        cmocka_unit_test_here(rot_is_found_when_the_block_is_used),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

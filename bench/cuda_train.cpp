@@ -188,7 +188,7 @@ Setup setup_of(const bench::Arguments &arguments)
     options.block_bytes = arguments.number("block-bytes", 0);
     const train_gpt::Shape shape = {number("batch", 8), number("sequence", 512),
                                     number("width", 1024), number("heads", 16)};
-    setup.model = {shape, number("layers", 8), options.seed, true};
+    setup.model = {shape, number("layers", 8), options.seed, true, false};
     if (setup.module.empty()) bench::give_up("--module FILE names libstepwell-cuda.so");
     if (options.steps <= kWarmUp) bench::give_up("--steps is 3 or more: the first two warm up");
     if (shape.heads == 0 || shape.width % shape.heads != 0 || shape.rows() == 0)

@@ -30,7 +30,8 @@ void print_log(void *, uint32_t, const char *topic, const char *line)
 }
 
 // Budgets that were left open. Tensors are kept in blocks, so a tier takes more than the sum of
-// their bytes; the nvme tier also holds what is being written anew.
+// their bytes; the nvme tier also holds what is being written anew, and of what is kept two
+// generations beside.
 void complete_budgets(Options &options, const ModelSize &size, const Arithmetic &arithmetic,
                       uint32_t ranks)
 {
@@ -43,7 +44,7 @@ void complete_budgets(Options &options, const ModelSize &size, const Arithmetic 
         options.device_bytes = arithmetic.on_processor() ? all : 2 * all;
     if (options.in_memory && !arithmetic.on_processor()) options.host_bytes = all;
     if (!options.nvme.empty() && options.nvme_bytes == 0)
-        options.nvme_bytes = bytes + bytes / 2 + kFixedBytes;
+        options.nvme_bytes = (options.store.empty() ? 1 : 3) * (bytes + bytes / 2) + kFixedBytes;
 }
 
 stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, stw_group *group)
@@ -73,6 +74,10 @@ stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, 
     runtime.block_bytes = static_cast<uint32_t>(options.block_bytes);
     if (group != nullptr && options.block_bytes == 0) runtime.block_bytes = STW_BLOCK_512K;
     runtime.whole_bytes = options.whole_bytes;
+    if (!options.store.empty()) {
+        runtime.store_name = options.store.c_str();
+        runtime.flags = STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE;
+    }
     stw_runtime *opened = nullptr;
     must(stw_runtime_open(&runtime, &opened));
     return opened;
@@ -106,9 +111,43 @@ void print_model(const Options &options, const ModelSize &size, const Arithmetic
     std::fflush(stdout);
 }
 
+// The step that comes next, which is all that a run knows beside its tensors: batches and learning
+// rates follow from it. 0: nothing was kept.
+uint32_t resumed_step(const Options &options, stw_runtime *runtime)
+{
+    uint32_t step = 0;
+    uint64_t bytes = 0;
+    if (options.store.empty()) return 0;
+    const stw_status found = stw_generation_metadata(runtime, 0, &step, sizeof step, &bytes);
+    if (found == STW_ERROR_NOT_FOUND) return 0;
+    must(found);
+    if (bytes != sizeof step) give_up("the store was not written by this program");
+    if (step >= options.steps_to_run())
+        give_up(("the store '" + options.store + "' is at step " + std::to_string(step) +
+                 " and the run ends there; give more --steps, or another --store")
+                    .c_str());
+    std::printf("resumed      at step %u\n", step);
+    return step;
+}
+
+void commit(stw_runtime *runtime, uint32_t next_step)
+{
+    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
+    options.metadata = &next_step;
+    options.metadata_bytes = sizeof next_step;
+    must(stw_commit(runtime, &options, nullptr));
+}
+
+bool keeps_after(const Options &options, uint32_t step)
+{
+    if (options.store.empty()) return false;
+    const bool due = options.commit_every != 0 && (step + 1) % options.commit_every == 0;
+    return due || step + 1 == options.steps_to_run();
+}
+
 // A rank takes the sequences that lie together at its place in the batch.
-std::vector<StepRecord> train(const Options &options, const Text &text, Trainer &trainer,
-                              const Ranks &ranks)
+std::vector<StepRecord> train(const Options &options, const Text &text, stw_runtime *runtime,
+                              Trainer &trainer, const Ranks &ranks, uint32_t first)
 {
     const Schedule schedule = {options.steps, options.learning_rate, options.clip_norm};
     std::vector<uint8_t> tokens(size_t{options.batch} * options.sequence);
@@ -116,12 +155,13 @@ std::vector<StepRecord> train(const Options &options, const Text &text, Trainer 
     const size_t mine = tokens.size() / ranks.size() * ranks.rank();
     std::vector<StepRecord> records;
     records.reserve(options.steps_to_run());
-    for (uint32_t step = 0; step < options.steps_to_run(); ++step) {
+    for (uint32_t step = first; step < options.steps_to_run(); ++step) {
         text.batch(options.seed, step, options.batch, options.sequence, tokens.data(),
                    targets.data());
         records.push_back(
             trainer.step(schedule, step, tokens.data() + mine, targets.data() + mine));
         if (!options.quiet) print_progress(options, step, records.back());
+        if (keeps_after(options, step)) commit(runtime, step + 1);
     }
     return records;
 }
@@ -161,7 +201,7 @@ void run(Options options)
     const Shape shape = {options.batch / ranks.size(), options.sequence, options.width,
                          options.heads};
     const ModelOptions model_options = {shape, options.layers, options.seed,
-                                        options.activations_in_stepwell};
+                                        options.activations_in_stepwell, !options.store.empty()};
     const ModelSize size = model_size(model_options);
     Text text;
     const std::string wrong = text.load(options.text, options.sequence);
@@ -177,8 +217,10 @@ void run(Options options)
         Trainer trainer(runtime, model, *arithmetic, ranks, tier);
         print_model(options, size, *arithmetic, text, model, ranks);
         trainer.check_fits();
-        model.initialise();
-        const std::vector<StepRecord> records = train(options, text, trainer, ranks);
+        const uint32_t first = resumed_step(options, runtime);
+        if (first == 0) model.initialise();
+        const std::vector<StepRecord> records =
+            train(options, text, runtime, trainer, ranks, first);
         must(stw_runtime_drain(runtime, 0));
         if (options.sample_bytes != 0)
             print_sample(trainer, options.prompt, options.sample_bytes, options.sequence,

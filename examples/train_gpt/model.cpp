@@ -125,6 +125,7 @@ void Model::create_outer()
         stw_tensor_spec spec = spec_of(name, STW_ROLE_PARAM, rows[which], options_.shape.width,
                                        parameters_of(options_.layers));
         spec.flags = which == kFinalBias ? STW_TENSOR_ZERO : 0;
+        if (options_.durable) spec.flags |= STW_TENSOR_DURABLE;
         spec.policy = &keep;
         parameters_[which] = create(spec);
         const std::string gradient = name + ".gradient";
@@ -145,6 +146,7 @@ void Model::create_layer(uint32_t index)
                                        shape.columns * width, parameters_of(index));
         // A bias starts at zero, which costs no byte and no write.
         spec.flags = is_matrix(slot) || is_gain(slot) ? 0 : STW_TENSOR_ZERO;
+        if (options_.durable) spec.flags |= STW_TENSOR_DURABLE;
         layer.parameters[slot] = create(spec);
     }
     for (uint32_t slot = 0; slot < kSlots; ++slot) {
@@ -165,6 +167,7 @@ void Model::create_optimizer()
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     options.name = "adamw";
+    options.flags = options_.durable ? STW_OPTIMIZER_DURABLE : 0;
     must(stw_optimizer_create(runtime_, &options, &optimizer_));
 
     // In the order in which the next forward asks for them, so that the update, which goes on

@@ -29,6 +29,7 @@ struct ModelOptions {
     uint32_t layers;
     uint64_t seed;
     bool checkpoints;  // as tensors
+    bool durable;      // parameters and moments are part of generations
 };
 
 struct ModelSize {

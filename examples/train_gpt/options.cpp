@@ -47,6 +47,13 @@ void add_tier_options(CLI::App &app, Options &options)
                    "Stepwell's driver of the device tier: a name, or a module's absolute path");
     app.add_option("--nvme", options.nvme, "directory for the nvme tier; may be repeated")
         ->allow_extra_args(false);
+    app.add_option("--store", options.store,
+                   "keep the states in files of this name in the directories of --nvme, and go on "
+                   "with them where they are there already");
+    app.add_option("--commit-every", options.commit_every,
+                   "keep them after so many steps; by default at the end alone")
+        ->needs("--store")
+        ->check(CLI::Range(1, 1 << 20));
     app.add_flag("--in-memory", options.in_memory,
                  "the baseline: a device tier that holds everything, no host and no nvme tier");
     app.add_option_function<std::string>(
@@ -123,6 +130,8 @@ std::string check_together(const Options &options)
         return "at most 1000 --layers and a --width of 65536";
     if (options.in_memory && (!options.nvme.empty() || options.host_bytes != 0))
         return "--in-memory is the device tier alone: leave out --nvme and --host-bytes";
+    if (!options.store.empty() && options.nvme.empty())
+        return "--store keeps files in a directory: add --nvme DIR";
     if (options.in_memory && options.ranks)
         return "--in-memory is the baseline of one rank: leave out --ranks";
     if (!options.in_memory && options.nvme.empty() && options.device_bytes == 0 &&

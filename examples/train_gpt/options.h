@@ -19,6 +19,8 @@ struct Options {
     uint64_t whole_bytes = 0;       // of gathered tensors; 0: half of the nearest tier
     uint64_t block_bytes = 0;       // 0: the library's choice, smaller with ranks
     std::string device_driver;      // "": that of the arithmetic
+    std::string store;              // name of the files that stay; "": none do
+    uint32_t commit_every = 0;      // steps; 0: at the end alone
     bool in_memory = false;
     bool activations_in_stepwell = true;
     bool ranks = false;      // those of the MPI job; the budgets are of each

@@ -67,12 +67,13 @@ uint64_t unix_time_ns()
 
 // ---------------------------------------------------------------------------------- the call ----
 
-Status Runtime::open_view_of(const std::vector<stw_tensor *> &tensors)
+// Under the lock.
+Status Runtime::durable_view_open()
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const stw_tensor *tensor = views_.slot(index).tensor;
-        if (std::find(tensors.begin(), tensors.end(), tensor) == tensors.end()) continue;
+        if ((tensor->flags & STW_TENSOR_DURABLE) == 0) continue;
         Status status = Status::error(STW_ERROR_BUSY,
                                       "durable tensor '%s' has an open view, so what a generation "
                                       "would have of it is not settled; release it first",
@@ -97,7 +98,7 @@ Status Runtime::begin_commit(CommitWork &work)
         for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
             if (tensor->flags & STW_TENSOR_DURABLE) work.tensors.push_back(tensor);
         }
-        work.cause = open_view_of(work.tensors);
+        work.cause = durable_view_open();
         if (!work.cause.ok()) return;
         work.claim = core.claim(true);
         for (const stw_tensor *tensor : work.tensors) core.claim_tensor(work.claim, tensor->id);

@@ -449,7 +449,7 @@ private:
 
     // commit.cpp
     Status begin_commit(CommitWork &work);
-    [[nodiscard]] Status open_view_of(const std::vector<stw_tensor *> &tensors);
+    [[nodiscard]] Status durable_view_open();
     void run_commit(CommitWork &work);
     Status commit_over_ranks(CommitWork &work);
     Result<store::Manifest> write_generation(CommitWork &work, uint32_t set);

@@ -3,7 +3,7 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [predict] [simulate] [ranks] [--nvme DIR] [--json FILE] [--pairs N]
+                        [predict] [simulate] [ranks] [commit] [--nvme DIR] [--json FILE] [--pairs N]
                         [--bytes N]
                         [--train-pairs N] [--train-steps N]
 
@@ -28,6 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
+from bench_commit import bench_commit
 from bench_predict import bench_predict
 from bench_ranks import bench_ranks
 from blas import use_widest_kernels
@@ -49,7 +50,7 @@ from bench_tune import bench_tune
 
 GROUPS = (
     "nvme", "fetch", "update", "train", "python", "tune", "policy", "predict", "simulate",
-    "ranks",
+    "ranks", "commit",
 )
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
@@ -641,6 +642,7 @@ def main(arguments):
         "predict": bench_predict,
         "simulate": bench_simulate,
         "ranks": bench_ranks,
+        "commit": bench_commit,
     }
     results = []
     try:

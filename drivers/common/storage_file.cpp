@@ -245,9 +245,10 @@ stw_status StorageFile::create(const FileRequest &request, stw_driver_error *err
                           RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
     if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOENT ||
                    errno == ENOSYS)) {
-        has_name_ = request.name != nullptr;
-        fd = has_name_ ? create_new(directory_.get(), request.name)
-                       : create_and_unlink(directory_.get());
+        const bool named = request.name != nullptr;
+        fd = named ? create_new(directory_.get(), request.name)
+                   : create_and_unlink(directory_.get());
+        has_name_ = named && fd >= 0;  // else it is another's
     }
     if (fd >= 0) {
         file_ = Descriptor(fd);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <new>
 
 namespace stepwell::collective {
 
@@ -53,7 +54,11 @@ void Commit::prepare(Result<store::Manifest> manifest)
     mine_ = manifest.status();
     if (!manifest.ok()) return;
     manifest.value().id = id_;
-    mine_ = generations_.prepare(manifest.take());
+    try {
+        mine_ = generations_.prepare(manifest.take());
+    } catch (const std::bad_alloc &) {
+        mine_ = Status::remark(STW_ERROR_MEMORY);
+    }
     prepared_ = mine_.ok();
 }
 
@@ -86,10 +91,11 @@ Status Commit::close(Status agreed, bool heard)
     return agreed.ok() ? refused : agreed;
 }
 
-FoundGenerations tell(const std::vector<store::GenerationId> &found)
+FoundGenerations tell(const std::vector<store::GenerationId> &found, bool damaged)
 {
     FoundGenerations mine;
-    mine.has_files = 1;
+    mine.files = kAllFiles;
+    mine.damaged = damaged ? 1 : 0;
     for (const store::GenerationId &id : found) {
         if (mine.count < store::kKeepsMax) mine.ids[mine.count++] = id;
     }
@@ -98,15 +104,23 @@ FoundGenerations tell(const std::vector<store::GenerationId> &found)
 
 bool is_unused(const std::vector<FoundGenerations> &ranks)
 {
-    bool files = true;
+    bool some_without = false;
+    bool some_clean = false;
+    bool all_clean = true;
     uint64_t newest = 0;
     for (const FoundGenerations &rank : ranks) {
-        files &= rank.has_files != 0;
+        if (rank.files == kSomeFiles) return false;
+        some_without |= rank.files == kNoFiles;
         for (uint32_t i = 0; i < std::min(rank.count, store::kKeepsMax); ++i) {
             newest = std::max(newest, rank.ids[i].number);
         }
+        const bool clean = rank.count == 0 && rank.damaged == 0;
+        some_clean |= clean;
+        all_clean &= clean;
     }
-    return newest == 0 || (newest == 1 && files);
+    // A rank that has all its files and not the first generation was not there when it was voted
+    // on.
+    return some_without ? all_clean : some_clean && newest <= 1;
 }
 
 std::vector<store::GenerationId> hear(const std::vector<FoundGenerations> &ranks, uint32_t kept)

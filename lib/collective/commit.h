@@ -52,15 +52,18 @@ private:
 };
 
 // What a rank tells of the generations that it has found, at a reopening.
+enum FilesThere : uint32_t { kNoFiles = 0, kSomeFiles = 1, kAllFiles = 2 };
 struct FoundGenerations {
     uint32_t count = 0;
-    uint32_t has_files = 0;  // 1: there is a store
+    uint16_t files = kNoFiles;  // FilesThere
+    uint16_t damaged = 0;       // 1: a manifest is there that cannot be read
     store::GenerationId ids[store::kKeepsMax] = {};
 };
 
-FoundGenerations tell(const std::vector<store::GenerationId> &found);
+FoundGenerations tell(const std::vector<store::GenerationId> &found, bool damaged = false);
 // By what all ranks told no generation can ever have been committed, so nothing is lost if the
-// store is made anew: none is there, or no more than a first one that not all ranks came to.
+// store is made anew: there are no files, or all of them with no more than a first one that some
+// rank never had. Where a file is missing, or a manifest damaged, nobody knows.
 bool is_unused(const std::vector<FoundGenerations> &ranks);
 // Of what all ranks told: what can be resumed, the newest first.
 std::vector<store::GenerationId> hear(const std::vector<FoundGenerations> &ranks, uint32_t kept);

@@ -144,6 +144,11 @@ public:
     {
         return is_open(place) && (tensors_[tensor].spec.policy.allowed & (1u << place)) != 0;
     }
+    // Room is kept for it there, whatever happens to budgets.
+    [[nodiscard]] bool is_promised_at(TensorId tensor, PlaceId place) const
+    {
+        return packs_[tensors_[tensor].pack].promised == place;
+    }
     // Writes blocks of the place back early whose next use is more than `beyond` accesses away, as
     // long as nothing else wants the nvme place; returns how many were started.
     uint32_t clean_ahead(PlaceId place, uint64_t beyond, Commands &out);

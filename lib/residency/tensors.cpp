@@ -484,7 +484,8 @@ Status Core::set_policy(TensorId id, const Policy &policy)
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
     // Alone in its block, it stays that; those of the new policy may have another one open.
-    const auto open = open_packs_.find({pack.key.role, pack.key.neighbour, before});
+    const auto open =
+        open_packs_.find({pack.key.role, pack.key.neighbour, before, pack.key.durable});
     if (open != open_packs_.end() && open->second == tensor.pack) open_packs_.erase(open);
     tensor.spec.policy = policy;
     return {};

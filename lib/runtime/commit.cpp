@@ -84,24 +84,34 @@ Status Runtime::durable_view_open()
     return {};
 }
 
-// In the call: what is asked for later comes behind this claim on every rank.
-Status Runtime::begin_commit(CommitWork &work)
+// In the call: what is asked for later comes behind this claim on every rank, and behind its place
+// among the collectives.
+Status Runtime::begin_commit(const std::shared_ptr<CommitWork> &work)
 {
+    std::unique_ptr<Collective> next;
+    if (ranks_.body) {
+        next = std::make_unique<Collective>();
+        next->kind = Collective::Kind::kCommit;
+        next->name = durable_->name;
+        next->commit = work;
+    }
     Status status;
     act([&](Core &core, Commands &) {
         if (durable_->commits) {
             status = Status::error(STW_ERROR_BUSY, "another thread is in stw_commit");
             return;
         }
-        durable_->commits = true;
         drain_hits();
         for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
-            if (tensor->flags & STW_TENSOR_DURABLE) work.tensors.push_back(tensor);
+            if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
         }
-        work.cause = durable_view_open();
-        if (!work.cause.ok()) return;
-        work.claim = core.claim(true);
-        for (const stw_tensor *tensor : work.tensors) core.claim_tensor(work.claim, tensor->id);
+        durable_->commits = true;
+        work->cause = durable_view_open();
+        if (work->cause.ok()) work->claim = core.claim(true);
+        for (const stw_tensor *tensor : work->tensors) {
+            if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
+        }
+        if (next) queue_collective(std::move(next));
     });
     return status;
 }
@@ -122,15 +132,10 @@ Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_o
     work->deadline = begin + timeout(options.timeout_ns);
     // What reads as zeros and shares its block gets them on the way: they are contents too.
     STW_TRY(write_all_zeros());
-    STW_TRY(begin_commit(*work));
+    STW_TRY(begin_commit(work));
     if (!ranks_.body) {
         run_commit(*work);
     } else {
-        auto next = std::make_unique<Collective>();
-        next->kind = Collective::Kind::kCommit;
-        next->name = durable_->name;
-        next->commit = work;
-        act([&](Core &, Commands &) { queue_collective(std::move(next)); });
         std::unique_lock<std::mutex> lock(mutex_);
         if (!wait_ranks(lock, begin, work->deadline, [&] { return work->done; })) {
             STW_TRY(interrupted_since(begin));
@@ -180,21 +185,35 @@ Status Runtime::commit_over_ranks(CommitWork &work)
     bool heard = false;
     Status agreed = agree_store(commit.opening(), ranks, &heard);
     STW_TRY(commit.opened(std::move(agreed), ranks));
-    commit.prepare(write_generation(work, commit.set()));
+    Result<store::Manifest> manifest = Status::remark(STW_ERROR_MEMORY);
+    try {
+        manifest = write_generation(work, commit.set());
+    } catch (const std::bad_alloc &) {
+        // The others hear of it, as of any other reason.
+    }
+    commit.prepare(std::move(manifest));
     agreed = agree_store(commit.ballot(), ranks, &heard);
     return commit.close(std::move(agreed), heard);
 }
 
-// Until everything that was called for before has had its turn with the tensors.
+// Until everything that was called for before has had its turn with the tensors, and nobody has
+// them: from then on they stay what they are. A pin in a gate that goes tells nobody, so it looks
+// again by itself.
 Status Runtime::await_claims(const CommitWork &work)
 {
     std::unique_lock<std::mutex> lock(mutex_);
     for (const stw_tensor *tensor : work.tensors) {
-        while (core_.claimed_by(tensor->id) != work.claim) {
-            if (wait_progress(lock, work.deadline)) continue;
+        while (core_.claimed_by(tensor->id) != work.claim || core_.in_use(tensor->id)) {
+            constexpr residency::Instant kLookAgainNs = 5'000'000;
+            const residency::Instant time = now();
+            if (time < work.deadline) {
+                (void)wait_progress(lock, std::min(work.deadline, time + kLookAgainNs));
+                continue;
+            }
             return Status::error(STW_ERROR_TIMEOUT,
-                                 "an update, a sum or a write of tensor '%s' was not over when the "
-                                 "timeout of the commit passed",
+                                 "an update, a sum or a write of tensor '%s', or a fetch of it "
+                                 "whose views were not collected, was not over when the timeout of "
+                                 "the commit passed",
                                  tensor->name.c_str());
         }
     }
@@ -253,12 +272,16 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
     }
     STW_TRY(std::move(waiter.status));
     Status status;
-    for (size_t i = 0; i < n && status.ok(); ++i) {
-        for (uint32_t block = 0; block < runs[i].count && status.ok(); ++block) {
-            Result<store::Placement> place = engine_->store()->keep(runs[i].first + block, set);
-            if (place.ok()) kept->add(runs[i].first + block, place.value());
-            status = std::move(place.status());
+    try {
+        for (size_t i = 0; i < n && status.ok(); ++i) {
+            for (uint32_t block = 0; block < runs[i].count && status.ok(); ++block) {
+                Result<store::Placement> place = engine_->store()->keep(runs[i].first + block, set);
+                if (place.ok()) kept->add(runs[i].first + block, place.value());
+                status = std::move(place.status());
+            }
         }
+    } catch (const std::bad_alloc &) {
+        status = Status::remark(STW_ERROR_MEMORY);
     }
     give_pieces(waiter, asked, false);
     return status;
@@ -297,7 +320,8 @@ std::vector<store::StoredCount> Runtime::count_updates()
             if (body->durable && body->handle) bodies.push_back(body.get());
         }
     }
-    for (const OptimizerBody *body : bodies) {
+    for (OptimizerBody *body : bodies) {
+        std::lock_guard<std::mutex> changes(body->changes);
         for (const stw_tensor *tensor : body->held) {
             Result<uint64_t> count = body->optimizer->count(tensor->id);
             if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});

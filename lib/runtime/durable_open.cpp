@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store that stays: how it is made, found and resumed, on all ranks or on none; and how a tensor
-// finds what the resumed generation has of it.
+// A store that stays: how it is made, found and resumed, on all ranks or on none.
 #include "lib/runtime/durable.h"
 #include "lib/runtime/ranks.h"
-#include "lib/support/assert.h"
 
 #include <dirent.h>
 #include <unistd.h>
@@ -12,7 +10,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 namespace stepwell {
 namespace {
@@ -177,7 +174,7 @@ Status Runtime::open_parts(const stw_runtime_options &options, store::StoreOptio
     if (!generations.ok()) {
         if (stay == store::Stay::kOpen) return std::move(generations.status());
         (void)blocks.value()->close(0);
-        remove_parts(options);
+        remove_parts(options, false);
         return std::move(generations.status());
     }
     *store_out = blocks.take();
@@ -185,15 +182,28 @@ Status Runtime::open_parts(const stw_runtime_options &options, store::StoreOptio
     return {};
 }
 
-// Made by an open that failed on another rank, or behind the blocks' files here.
-void Runtime::remove_parts(const stw_runtime_options &options)
+// What an open made that failed on another rank, or here behind the files of blocks.
+void Runtime::remove_parts(const stw_runtime_options &options, bool with_generations)
 {
     const std::string part = part_name(options.store_name, durable_rank(), durable_ranks());
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string path = std::string(options.nvme[i].path) + "/" + part;
         (void)::unlink((path + kBlocksEnd).c_str());
-        if (i == 0) (void)::unlink((path + kGenerationsEnd).c_str());
+        if (i == 0 && with_generations) (void)::unlink((path + kGenerationsEnd).c_str());
     }
+}
+
+// Of this rank's, whether they can be opened or not.
+uint16_t Runtime::files_there(const stw_runtime_options &options) const
+{
+    const std::string part = part_name(options.store_name, durable_rank(), durable_ranks());
+    uint32_t there = 0;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        const std::string path = std::string(options.nvme[i].path) + "/" + part;
+        there += ::access((path + kBlocksEnd).c_str(), F_OK) == 0 ? 1 : 0;
+        if (i == 0) there += ::access((path + kGenerationsEnd).c_str(), F_OK) == 0 ? 1 : 0;
+    }
+    return there == 0 ? collective::kNoFiles : collective::kSomeFiles;
 }
 
 // What each rank was asked to do must be the same; and all hear of whoever cannot.
@@ -228,7 +238,7 @@ Status Runtime::make_store(const stw_runtime_options &options, store::StoreOptio
     if (!agreed.ok() && mine.ok()) {
         (void)durable_->generations->close(0);
         (void)(*store_out)->close(0);
-        remove_parts(options);
+        remove_parts(options, true);
     }
     return agreed;
 }
@@ -242,14 +252,20 @@ Status Runtime::find_store(const stw_runtime_options &options, store::StoreOptio
     const bool none = mine.code() == STW_ERROR_NOT_FOUND;
     STW_TRY(agree_open(options, none ? Status() : mine));
     std::vector<collective::FoundGenerations> found;
-    STW_TRY(exchange_found(none ? collective::FoundGenerations()
-                                : collective::tell(durable_->generations->found()),
-                           &found));
+    const bool damaged = !none && !durable_->generations->damage().empty();
+    collective::FoundGenerations told;
+    if (none) told.files = files_there(options);
+    if (!none) told = collective::tell(durable_->generations->found(), damaged);
+    STW_TRY(exchange_found(told, &found));
     const std::vector<store::GenerationId> resumable =
         collective::hear(found, generations_kept(options));
     Result<store::GenerationId> chosen =
         collective::choose(resumable, options.resume_generation, found, options.store_name);
     durable_->unused = options.resume_generation == 0 && collective::is_unused(found);
+    if (!chosen.ok() && damaged) {
+        chosen.status().mutable_detail().sentence +=
+            std::string("; ") + durable_->generations->damage();
+    }
     if (!chosen.ok()) return none && found.size() == 1 ? mine : std::move(chosen.status());
     Result<store::Manifest> resumed = durable_->generations->resume(chosen.value(), resumable);
     STW_TRY(agree_open(options, resumed.status()));
@@ -284,180 +300,6 @@ Status Runtime::open_durable(const stw_runtime_options &options, store::StoreOpt
 void Runtime::close_durable(uint64_t timeout_ns)
 {
     if (durable_.body && durable_->generations) (void)durable_->generations->close(timeout_ns);
-}
-
-// ---------------------------------------------------------------------------------- restoring ----
-
-void Runtime::expect_tensors(store::Manifest manifest)
-{
-    durable_->infos = durable_->generations->infos();
-    durable_->blocks = std::move(manifest.blocks);
-    durable_->packs.assign(durable_->blocks.size(), residency::kNone);
-    for (store::StoredTensor &tensor : manifest.tensors) {
-        std::string name = tensor.name;
-        durable_->tensors[std::move(name)].tensor = std::move(tensor);
-    }
-    for (store::StoredCount &count : manifest.counts) {
-        durable_->counts[std::move(count.name)] = count.count;
-    }
-    for (const auto &[name, slots] : durable_->generations->slots_by_tensor()) {
-        durable_->not_made[name] = slots;
-    }
-    withhold_kept();
-}
-
-// Under the lock, or before anybody else has the runtime: the promises of tensors cover what is
-// kept of them, and the rest may be promised to nobody.
-void Runtime::withhold_kept()
-{
-    const uint64_t newest = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
-    std::erase_if(durable_->gone,
-                  [newest](const Durable::Gone &gone) { return gone.until <= newest; });
-    uint64_t blocks = 0;
-    for (const auto &[name, slots] : durable_->not_made) blocks += slots;
-    for (const Durable::Gone &gone : durable_->gone) blocks += gone.blocks;
-    core_.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
-}
-
-// Under the lock: what is kept of something that goes now is kept until so many more are committed.
-void Runtime::note_gone(uint64_t blocks)
-{
-    if (blocks == 0 || durable_->infos.empty()) return;
-    const uint64_t newest = durable_->infos.front().id.number;
-    durable_->gone.push_back({blocks, newest + durable_->generations->kept_max()});
-}
-
-// Under the lock, of a commit that was one.
-void Runtime::note_kept(const CommitWork &work)
-{
-    uint64_t not_made = 0;
-    for (const auto &[name, slots] : durable_->not_made) not_made += slots;
-    // These are in the generations up to the one before.
-    if (not_made > 0) {
-        durable_->gone.push_back(
-            {not_made, work.generation - 1 + durable_->generations->kept_max()});
-    }
-    durable_->not_made.clear();
-    for (const stw_tensor *tensor : work.tensors) {
-        durable_->packs_kept[core_.pack_of(tensor->id)] = core_.pack_blocks(tensor->id);
-    }
-    durable_->tensors.clear();
-    durable_->counts.clear();
-    durable_->blocks_of_packs.clear();
-    withhold_kept();
-}
-
-// Under the lock. Null: nothing of it is to be found.
-const store::StoredTensor *Runtime::find_restored(const std::string &name) const
-{
-    if (!durable_.body) return nullptr;
-    const auto found = durable_->tensors.find(name);
-    if (found == durable_->tensors.end() || found->second.taken) return nullptr;
-    const bool there = (found->second.tensor.flags & store::StoredTensor::kHasContents) != 0;
-    return there ? &found->second.tensor : nullptr;
-}
-
-// Under the lock: whether it is to be found no more, as it was.
-void Runtime::take_restored(const std::string &name, bool taken)
-{
-    if (!durable_.body) return;
-    const auto found = durable_->tensors.find(name);
-    if (found != durable_->tensors.end()) found->second.taken = taken;
-}
-
-Status Runtime::check_restored(const store::StoredTensor &there, const std::string &words)
-{
-    if (there.words == words) return {};
-    return Status::error(STW_ERROR_MISMATCH,
-                         "tensor '%s' is %s, and in the generation that was resumed it is %s; "
-                         "create it alike, or under another name",
-                         there.name.c_str(), words.c_str(), there.words.c_str());
-}
-
-// Under the lock: the core's tensor, over the blocks that it had.
-Result<residency::TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
-                                                    const store::StoredTensor &there)
-{
-    const uint64_t end = there.offset + wanted.bytes;
-    const uint64_t blocks = (end + block_bytes_ - 1) / block_bytes_;
-    residency::Stored stored;
-    stored.shares = (there.flags & store::StoredTensor::kShares) != 0;
-    stored.offset = there.offset;
-    const bool sound =
-        there.bytes == wanted.bytes && end >= there.offset && there.blocks.size() == blocks &&
-        (stored.shares ? blocks == 1 && there.blocks[0] != store::kNoBlock : there.offset == 0);
-    if (!sound) {
-        return Status::error(STW_ERROR_FORMAT,
-                             "the generation says of tensor '%s' that it lies in %zu blocks from "
-                             "byte %" PRIu64 " on, where %" PRIu64 " bytes do not",
-                             there.name.c_str(), there.blocks.size(), there.offset, wanted.bytes);
-    }
-    if (there.offset % wanted.align_bytes != 0) {
-        return Status::error(STW_ERROR_MISMATCH,
-                             "tensor '%s' lies at byte %" PRIu64 " of a block that it shares with "
-                             "others, from before, and is now created with align_bytes %" PRIu64
-                             "; create it with what it had",
-                             there.name.c_str(), there.offset, wanted.align_bytes);
-    }
-    for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);
-    if (stored.shares) stored.pack = durable_->packs[there.blocks[0]];
-    // What is kept of it is in its promise from here on.
-    const auto waits = durable_->not_made.find(there.name);
-    const uint64_t slots = waits == durable_->not_made.end() ? 0 : std::exchange(waits->second, 0);
-    withhold_kept();
-    Result<residency::TensorId> made = core_.restore(wanted, stored);
-    if (!made.ok()) {
-        if (slots > 0) waits->second = slots;
-        withhold_kept();
-        return made;
-    }
-    const residency::PackId pack = core_.pack_of(made.value());
-    const bool joined = stored.shares && pack == stored.pack;
-    const residency::TensorBlocks lies = core_.blocks_of(made.value());
-    Status status;
-    for (uint32_t i = 0; i < there.blocks.size() && !joined && status.ok(); ++i) {
-        if (there.blocks[i] == store::kNoBlock) continue;
-        status = engine_->store()->adopt(lies.first + i, durable_->blocks[there.blocks[i]]);
-    }
-    if (!status.ok()) {
-        Commands out;
-        (void)core_.destroy(made.value(), out);
-        forget_blocks(out);
-        for (const residency::PackId freed : out.freed_packs) release_pack(freed);
-        if (slots > 0) waits->second = slots;
-        withhold_kept();
-        return status;
-    }
-    if (!joined) durable_->packs_kept[pack] = core_.pack_blocks(made.value());
-    if (stored.shares && !joined) {
-        durable_->packs[there.blocks[0]] = pack;
-        durable_->blocks_of_packs[pack] = there.blocks[0];
-    }
-    return made;
-}
-
-// Under the lock. Its number may be another's next.
-void Runtime::forget_pack(residency::PackId pack)
-{
-    if (!durable_.body) return;
-    const auto kept = durable_->packs_kept.find(pack);
-    if (kept != durable_->packs_kept.end()) {
-        note_gone(uint64_t{kept->second} * durable_->generations->kept_max());
-        durable_->packs_kept.erase(kept);
-        withhold_kept();
-    }
-    const auto found = durable_->blocks_of_packs.find(pack);
-    if (found == durable_->blocks_of_packs.end()) return;
-    durable_->packs[found->second] = residency::kNone;
-    durable_->blocks_of_packs.erase(found);
-}
-
-uint64_t Runtime::restored_count(const std::string &name)
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!durable_.body) return 0;
-    const auto found = durable_->counts.find(name);
-    return found == durable_->counts.end() ? 0 : found->second;
 }
 
 }  // namespace stepwell

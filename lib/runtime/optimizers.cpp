@@ -163,15 +163,18 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
             return status;
         }
     }
-    body.optimizer.reset();
-    for (stw_tensor *tensor : body.held) {
-        if (tensor->optimizer == &body) tensor->optimizer = nullptr;
+    {
+        std::lock_guard<std::mutex> changes(body.changes);
+        body.optimizer.reset();
+        for (stw_tensor *tensor : body.held) {
+            if (tensor->optimizer == &body) tensor->optimizer = nullptr;
+        }
+        body.states.clear();
+        body.held.clear();
     }
-    body.states.clear();
-    body.held.clear();
-    body.handle = nullptr;
     // A gradient may be in several.
     std::lock_guard<std::mutex> lock(mutex_);
+    body.handle = nullptr;
     for (const std::unique_ptr<OptimizerBody> &other : optimizers_) {
         for (stw_tensor *tensor : other->held) {
             if (!tensor->optimizer) tensor->optimizer = other.get();
@@ -368,6 +371,7 @@ Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_ent
                                uint32_t n)
 {
     OptimizerBody &body = body_of(optimizer);
+    std::lock_guard<std::mutex> changes(body.changes);
     const size_t states_before = body.states.size();
     Commands undone;  // going back must not need memory
     undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));

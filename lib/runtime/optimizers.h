@@ -5,6 +5,7 @@
 
 #include "lib/runtime/runtime.h"
 
+#include <mutex>
 #include <set>
 
 namespace stepwell {
@@ -24,6 +25,7 @@ struct Runtime::OptimizerBody {
     std::vector<stw_tensor *> held;
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
+    std::mutex changes;                // what it holds; a commit reads counts on another thread
     bool durable = false;              // its states and counts are part of generations
     bool has_policy = false;
     stw_policy policy = STW_POLICY_INIT;

@@ -427,7 +427,8 @@ private:
                           std::vector<collective::FoundGenerations> *all);
     Status open_parts(const stw_runtime_options &options, store::StoreOptions &store,
                       store::Stay stay, std::unique_ptr<store::Store> *store_out);
-    void remove_parts(const stw_runtime_options &options);
+    void remove_parts(const stw_runtime_options &options, bool with_generations);
+    [[nodiscard]] uint16_t files_there(const stw_runtime_options &options) const;
     Status agree_open(const stw_runtime_options &options, const Status &mine);
     Status make_store(const stw_runtime_options &options, store::StoreOptions &store, Status before,
                       std::unique_ptr<store::Store> *store_out);
@@ -448,7 +449,7 @@ private:
     uint64_t restored_count(const std::string &name);
 
     // commit.cpp
-    Status begin_commit(CommitWork &work);
+    Status begin_commit(const std::shared_ptr<CommitWork> &work);
     [[nodiscard]] Status durable_view_open();
     void run_commit(CommitWork &work);
     Status commit_over_ranks(CommitWork &work);
@@ -798,6 +799,8 @@ private:
                            stw_tensor *tensor);
     Result<residency::TensorId> make_tensor(const residency::TensorSpec &wanted,
                                             const std::string &words, stw_tensor *tensor);
+    Result<residency::TensorId> make_durable(const residency::TensorSpec &wanted,
+                                             const std::string &words, stw_tensor *tensor);
     Status check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const;
     [[nodiscard]] std::string words_of(const stw_tensor &tensor) const;
     void prepare_tables(const residency::TensorSpec &wanted);

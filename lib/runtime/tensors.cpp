@@ -248,24 +248,6 @@ std::string Runtime::words_of(const stw_tensor &tensor) const
     return spec_words(tensor.dtype, tensor.dimensions, tensor.shape, "local", 0);
 }
 
-Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const
-{
-    if ((spec.flags & STW_TENSOR_DURABLE) == 0) return {};
-    const char *name = spec.name ? spec.name : "";
-    if (!*name) return wrong_name(name, "is empty; what is durable is found again by its name");
-    if (!durable_.body) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%.255s' is durable, and the runtime keeps nothing: open it "
-                             "with a store_name",
-                             name);
-    }
-    if ((policy.allowed & (1u << nvme_place_)) != 0) return {};
-    return Status::error(STW_ERROR_INVALID,
-                         "tensor '%.255s' is durable, and its policy does not allow the nvme tier, "
-                         "which keeps it",
-                         name);
-}
-
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
 {
     uint64_t elements = 0;
@@ -337,21 +319,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
     *tensor_out = tensor.release();
     return {};
-}
-
-// Under the lock: a new one, or one that the resumed generation has.
-Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const std::string &words,
-                                      stw_tensor *tensor)
-{
-    tensor->restored = false;
-    const store::StoredTensor *there = wanted.durable ? find_restored(wanted.name) : nullptr;
-    if (!there) return core_.create(wanted);
-    STW_TRY(check_restored(*there, words));
-    Result<TensorId> made = restore_tensor(wanted, *there);
-    if (!made.ok()) return made;
-    take_restored(wanted.name, true);
-    tensor->restored = true;
-    return made;
 }
 
 // Under the lock: the core's tensor, its addresses, its place in the lists. All memory that may be

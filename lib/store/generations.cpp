@@ -198,7 +198,10 @@ Status Generations::look_at(uint32_t index)
 {
     Result<Manifest> manifest = read(index);
     if (!manifest.ok()) {
-        if (manifest.status().code() != STW_ERROR_FORMAT) return manifest.status();
+        const stw_status code = manifest.status().code();
+        if (code == STW_ERROR_IO) damage_ = manifest.status().sentence();
+        if (code == STW_ERROR_IO) return {};
+        if (code != STW_ERROR_FORMAT) return manifest.status();
         uint8_t header[kManifestHeaderBytes];
         SyncIo io(ops_, storage_, *options_.services, options_.timeout_ns, path_, kWhat);
         STW_TRY(io.read(offset_of(index), header, sizeof header));

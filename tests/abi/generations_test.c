@@ -288,6 +288,93 @@ static void an_open_view_of_a_durable_tensor_is_busy(void **state)
     machine_close(runtime);
 }
 
+/* A fetch that has its bytes, and whose views nobody has collected yet, may still write them. */
+static void a_commit_waits_for_a_fetch_that_is_not_collected(void **state)
+{
+    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "t", SMALL);
+    stw_fetch_request request = request_of(tensor, STW_WRITE);
+    stw_operation *operation = NULL;
+    stw_view view;
+    int i;
+    (void)state;
+    ok(stw_fetch_async(runtime, NULL, &request, 1, &operation));
+    ok(stw_operation_wait(operation, 0));
+    options.timeout_ns = 50 * MILLISECOND_NS;
+    fails(stw_commit(runtime, &options, NULL), STW_ERROR_TIMEOUT, "not collected");
+    ok(stw_fetch_collect(operation, STW_STREAM_HOST, &view, 1));
+    ok(stw_operation_free(operation));
+    for (i = 0; i < SMALL; ++i) ((float *)view.pointer)[i] = (float)(3 + i);
+    view_put(&view);
+    assert_int_equal(commit(runtime), 1);
+    machine_close(runtime);
+    runtime = resume();
+    tensor_expect_sequence(durable(runtime, "t", SMALL), SMALL, 3);
+    machine_close(runtime);
+}
+
+/* One that shared a block alone, and has another policy now, leaves no door open behind it. */
+static void a_policy_that_changes_takes_the_tensor_out_of_its_kind(void **state)
+{
+    stw_policy policy = STW_POLICY_INIT;
+    stw_runtime *runtime = make();
+    stw_tensor *first = durable(runtime, "first", SMALL);
+    (void)state;
+    policy.priority = 5;
+    ok(stw_tensor_set_policy(first, &policy));
+    ok(stw_tensor_destroy(&first, 1));
+    tensor_fill_sequence(durable(runtime, "second", SMALL), SMALL, 8);
+    commit(runtime);
+    machine_close(runtime);
+    runtime = resume();
+    tensor_expect_sequence(durable(runtime, "second", SMALL), SMALL, 8);
+    machine_close(runtime);
+}
+
+/* Nothing is made anew over what may have been committed. */
+static void a_file_that_is_missing_is_no_reason_to_begin_anew(void **state)
+{
+    machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE);
+    char path[2][128], other[128];
+    stw_runtime *runtime = machine_open(&wanted);
+    int i;
+    (void)state;
+    tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
+    commit(runtime);
+    machine_close(runtime);
+    snprintf(other, sizeof other, "%s/other", directory);
+    for (i = 0; i < 2; ++i) {
+        snprintf(path[i], sizeof path[i], "%s/%s", directory, files[i]);
+        assert_int_equal(rename(path[i], other), 0);
+        refuse_open(&wanted, STW_ERROR_NOT_FOUND, files[i]);
+        assert_int_equal(rename(other, path[i]), 0);
+    }
+    runtime = machine_open(&wanted);
+    tensor_expect_sequence(durable(runtime, "t", SMALL), SMALL, 1);
+    machine_close(runtime);
+}
+
+/* What an older generation has of a tensor is in the promise of the tensor. */
+static void what_was_empty_when_it_was_committed_has_its_room(void **state)
+{
+    enum { ELEMENTS = 100 * BLOCK / 4 };
+    stw_runtime *runtime = make();
+    stw_tensor *tensor = durable(runtime, "t", ELEMENTS);
+    (void)state;
+    tensor_fill_sequence(tensor, ELEMENTS, 1);
+    commit(runtime);
+    ok(stw_tensor_discard(&tensor, 1));
+    commit(runtime);
+    machine_close(runtime);
+    runtime = resume();
+    tensor = durable(runtime, "t", ELEMENTS);
+    assert_int_equal(restored(tensor), 0);
+    tensor_fill_sequence(tensor, ELEMENTS, 2);
+    commit(runtime);
+    machine_close(runtime);
+}
+
 static void a_store_is_made_once_and_overwritten_when_told(void **state)
 {
     machine wanted = machine_kept(0);
@@ -319,6 +406,24 @@ static void a_store_is_made_once_and_overwritten_when_told(void **state)
     runtime = machine_open(&wanted);
     assert_int_equal(restored(durable(runtime, "t", SMALL)), 1);
     machine_close(runtime);
+}
+
+/* A file of generations whose blocks are gone is not ours to remove. */
+static void an_open_that_fails_removes_nothing_that_was_there(void **state)
+{
+    machine wanted = machine_kept(0);
+    char blocks[128], generations[128];
+    stw_runtime *runtime = make();
+    (void)state;
+    snprintf(blocks, sizeof blocks, "%s/%s", directory, files[0]);
+    snprintf(generations, sizeof generations, "%s/%s", directory, files[1]);
+    tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
+    commit(runtime);
+    machine_close(runtime);
+    assert_int_equal(unlink(blocks), 0);
+    refuse_open(&wanted, STW_ERROR_EXISTS, files[1]);
+    assert_int_equal(access(generations, F_OK), 0);
+    assert_int_equal(access(blocks, F_OK), -1);
 }
 
 static void what_differs_from_the_store_is_refused_with_both(void **state)
@@ -619,7 +724,12 @@ int main(void)
         cmocka_unit_test_here(label_and_metadata_come_back),
         cmocka_unit_test_here(zeros_and_what_is_empty_come_back_as_that),
         cmocka_unit_test_here(an_open_view_of_a_durable_tensor_is_busy),
+        cmocka_unit_test_here(a_commit_waits_for_a_fetch_that_is_not_collected),
+        cmocka_unit_test_here(a_policy_that_changes_takes_the_tensor_out_of_its_kind),
+        cmocka_unit_test_here(a_file_that_is_missing_is_no_reason_to_begin_anew),
+        cmocka_unit_test_here(what_was_empty_when_it_was_committed_has_its_room),
         cmocka_unit_test_here(a_store_is_made_once_and_overwritten_when_told),
+        cmocka_unit_test_here(an_open_that_fails_removes_nothing_that_was_there),
         cmocka_unit_test_here(what_differs_from_the_store_is_refused_with_both),
         cmocka_unit_test_here(creation_that_is_undone_leaves_what_is_stored),
         cmocka_unit_test_here(options_that_make_no_sense_are_refused),

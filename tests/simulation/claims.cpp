@@ -55,12 +55,12 @@ void Program::next_tensor(Claim &claim)
     execute();
 }
 
-// Blocks that read as zeros, and were never written, are not asked for there.
-bool Program::may_be_kept(const ModelTensor &tensor) const
+// Where room is promised. Blocks that read as zeros, and were never written, are not asked for.
+bool Program::may_be_kept(TensorId id) const
 {
-    const PlaceConfig &nvme = setup_.config.places[nvme_];
-    return nvme.tier == Tier::kNvme && nvme.blocks > 0 && tensor.readable() &&
-           !tensor.spec.reads_zero && (tensor.spec.policy.allowed & (1u << nvme_)) != 0;
+    const ModelTensor &tensor = model_.tensors.at(id);
+    return setup_.config.places[nvme_].tier == Tier::kNvme && tensor.readable() &&
+           !tensor.spec.reads_zero && machine_.core.is_promised_at(id, nvme_);
 }
 
 void Program::advance_claim(Claim &claim)
@@ -82,7 +82,7 @@ void Program::advance_claim(Claim &claim)
     asked.flags = kFetchWaitRoom;
     Request request;
     request.tensor = id;
-    if (may_be_kept(tensor) && random_.chance(20)) {
+    if (may_be_kept(id) && random_.chance(20)) {
         // As a commit does: the rest of it, to be at nvme and nothing else.
         request.place = nvme_;
         request.byte_begin = claim.next_byte;

@@ -111,7 +111,7 @@ private:
 
     // claims.cpp
     void claim();
-    [[nodiscard]] bool may_be_kept(const ModelTensor &tensor) const;
+    [[nodiscard]] bool may_be_kept(TensorId id) const;
     void advance_claim(Claim &claim);
     void next_tensor(Claim &claim);
 

@@ -463,5 +463,36 @@ TEST(Commit, ACountThatIsTooLargeIsNotBelieved)
     EXPECT_FALSE(choose({}, 1, {mine}, "s").ok());
 }
 
+FoundGenerations rank_with(FilesThere files, std::vector<uint64_t> numbers, bool damaged = false)
+{
+    FoundGenerations rank;
+    rank.files = static_cast<uint16_t>(files);
+    rank.damaged = damaged ? 1 : 0;
+    for (const uint64_t number : numbers) rank.ids[rank.count++] = {number, 7};
+    return rank;
+}
+
+TEST(Commit, OnlyWhatWasNeverCommittedToIsUnused)
+{
+    const FoundGenerations nothing = rank_with(kNoFiles, {});
+    const FoundGenerations fresh = rank_with(kAllFiles, {});
+    const FoundGenerations first = rank_with(kAllFiles, {1});
+    const FoundGenerations later = rank_with(kAllFiles, {2, 1});
+    const FoundGenerations partial = rank_with(kSomeFiles, {});
+    const FoundGenerations damaged = rank_with(kAllFiles, {}, true);
+    EXPECT_TRUE(is_unused({nothing}));
+    EXPECT_TRUE(is_unused({nothing, nothing}));
+    EXPECT_TRUE(is_unused({fresh}));
+    EXPECT_TRUE(is_unused({fresh, nothing}));
+    EXPECT_TRUE(is_unused({first, fresh})) << "whoever is fresh never had the first one";
+    EXPECT_FALSE(is_unused({first, first})) << "of two jobs, or one that is damaged elsewhere";
+    EXPECT_FALSE(is_unused({first, nothing})) << "it may have had it";
+    EXPECT_FALSE(is_unused({later, fresh}));
+    EXPECT_FALSE(is_unused({partial}));
+    EXPECT_FALSE(is_unused({partial, fresh}));
+    EXPECT_FALSE(is_unused({damaged}));
+    EXPECT_FALSE(is_unused({first, damaged}));
+}
+
 }  // namespace
 }  // namespace stepwell::collective

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Durable tensors of a runtime: what the resumed generation has of one that is made, and what room
+// generations take of those that are not there.
+#include "lib/runtime/durable.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <utility>
+
+namespace stepwell {
+
+using residency::TensorId;
+
+Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const
+{
+    if ((spec.flags & STW_TENSOR_DURABLE) == 0) return {};
+    const char *name = spec.name ? spec.name : "";
+    if (!*name) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the tensor name '' is empty; what is durable is found again by its "
+                             "name");
+    }
+    if (!durable_.body) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%.255s' is durable, and the runtime keeps nothing: open it "
+                             "with a store_name",
+                             name);
+    }
+    if ((policy.allowed & (1u << nvme_place_)) != 0) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "tensor '%.255s' is durable, and its policy does not allow the nvme tier, "
+                         "which keeps it",
+                         name);
+}
+
+// Under the lock: a new one, or one that the resumed generation has. What generations keep of it is
+// in its promise from here on.
+Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const std::string &words,
+                                      stw_tensor *tensor)
+{
+    tensor->restored = false;
+    if (!wanted.durable) return core_.create(wanted);
+    const auto waits = durable_->not_made.find(wanted.name);
+    const bool waited = waits != durable_->not_made.end();
+    const uint64_t slots = waited ? std::exchange(waits->second, 0) : 0;
+    if (slots > 0) withhold_kept();
+    Result<TensorId> made = make_durable(wanted, words, tensor);
+    if (made.ok() || slots == 0) return made;
+    waits->second = slots;
+    withhold_kept();
+    return made;
+}
+
+Result<TensorId> Runtime::make_durable(const residency::TensorSpec &wanted,
+                                       const std::string &words, stw_tensor *tensor)
+{
+    const store::StoredTensor *there = find_restored(wanted.name);
+    if (!there) return core_.create(wanted);
+    STW_TRY(check_restored(*there, words));
+    Result<TensorId> made = restore_tensor(wanted, *there);
+    if (!made.ok()) return made;
+    take_restored(wanted.name, true);
+    tensor->restored = true;
+    return made;
+}
+
+void Runtime::expect_tensors(store::Manifest manifest)
+{
+    durable_->infos = durable_->generations->infos();
+    durable_->blocks = std::move(manifest.blocks);
+    durable_->packs.assign(durable_->blocks.size(), residency::kNone);
+    for (store::StoredTensor &tensor : manifest.tensors) {
+        std::string name = tensor.name;
+        durable_->tensors[std::move(name)].tensor = std::move(tensor);
+    }
+    for (store::StoredCount &count : manifest.counts) {
+        durable_->counts[std::move(count.name)] = count.count;
+    }
+    for (const auto &[name, slots] : durable_->generations->slots_by_tensor()) {
+        durable_->not_made[name] = slots;
+    }
+    withhold_kept();
+}
+
+// Under the lock, or before anybody else has the runtime: the promises of tensors cover what is
+// kept of them, and the rest may be promised to nobody.
+void Runtime::withhold_kept()
+{
+    const uint64_t newest = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
+    std::erase_if(durable_->gone,
+                  [newest](const Durable::Gone &gone) { return gone.until <= newest; });
+    uint64_t blocks = 0;
+    for (const auto &[name, slots] : durable_->not_made) blocks += slots;
+    for (const Durable::Gone &gone : durable_->gone) blocks += gone.blocks;
+    core_.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
+}
+
+// Under the lock: what is kept of something that goes now is kept until so many more are committed.
+void Runtime::note_gone(uint64_t blocks)
+{
+    if (blocks == 0 || durable_->infos.empty()) return;
+    const uint64_t newest = durable_->infos.front().id.number;
+    durable_->gone.push_back({blocks, newest + durable_->generations->kept_max()});
+}
+
+// Under the lock, of a commit that was one.
+void Runtime::note_kept(const CommitWork &work)
+{
+    uint64_t not_made = 0;
+    for (const auto &[name, slots] : durable_->not_made) not_made += slots;
+    // These are in the generations up to the one before.
+    if (not_made > 0) {
+        durable_->gone.push_back(
+            {not_made, work.generation - 1 + durable_->generations->kept_max()});
+    }
+    durable_->not_made.clear();
+    for (const stw_tensor *tensor : work.tensors) {
+        durable_->packs_kept[core_.pack_of(tensor->id)] = core_.pack_blocks(tensor->id);
+    }
+    durable_->tensors.clear();
+    durable_->counts.clear();
+    durable_->blocks_of_packs.clear();
+    withhold_kept();
+}
+
+// Under the lock. Null: nothing of it is to be found.
+const store::StoredTensor *Runtime::find_restored(const std::string &name) const
+{
+    if (!durable_.body) return nullptr;
+    const auto found = durable_->tensors.find(name);
+    if (found == durable_->tensors.end() || found->second.taken) return nullptr;
+    const bool there = (found->second.tensor.flags & store::StoredTensor::kHasContents) != 0;
+    return there ? &found->second.tensor : nullptr;
+}
+
+// Under the lock: whether it is to be found no more, as it was.
+void Runtime::take_restored(const std::string &name, bool taken)
+{
+    if (!durable_.body) return;
+    const auto found = durable_->tensors.find(name);
+    if (found != durable_->tensors.end()) found->second.taken = taken;
+}
+
+Status Runtime::check_restored(const store::StoredTensor &there, const std::string &words)
+{
+    if (there.words == words) return {};
+    return Status::error(STW_ERROR_MISMATCH,
+                         "tensor '%s' is %s, and in the generation that was resumed it is %s; "
+                         "create it alike, or under another name",
+                         there.name.c_str(), words.c_str(), there.words.c_str());
+}
+
+// Under the lock: the core's tensor, over the blocks that it had.
+Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
+                                         const store::StoredTensor &there)
+{
+    const uint64_t end = there.offset + wanted.bytes;
+    const uint64_t blocks = (end + block_bytes_ - 1) / block_bytes_;
+    residency::Stored stored;
+    stored.shares = (there.flags & store::StoredTensor::kShares) != 0;
+    stored.offset = there.offset;
+    const bool sound =
+        there.bytes == wanted.bytes && end >= there.offset && there.blocks.size() == blocks &&
+        (stored.shares ? blocks == 1 && there.blocks[0] != store::kNoBlock : there.offset == 0);
+    if (!sound) {
+        return Status::error(STW_ERROR_FORMAT,
+                             "the generation says of tensor '%s' that it lies in %zu blocks from "
+                             "byte %" PRIu64 " on, where %" PRIu64 " bytes do not",
+                             there.name.c_str(), there.blocks.size(), there.offset, wanted.bytes);
+    }
+    const bool alone = wanted.no_packing || wanted.policy.retention == residency::Retention::kPin;
+    if (stored.shares && alone) {
+        return Status::error(STW_ERROR_MISMATCH,
+                             "tensor '%s' shares a block with others, from before, and is now "
+                             "created with a fixed address or STW_RETAIN_PIN, for which it has one "
+                             "of its own; create it with what it had",
+                             there.name.c_str());
+    }
+    if (there.offset % wanted.align_bytes != 0) {
+        return Status::error(STW_ERROR_MISMATCH,
+                             "tensor '%s' lies at byte %" PRIu64 " of a block that it shares with "
+                             "others, from before, and is now created with align_bytes %" PRIu64
+                             "; create it with what it had",
+                             there.name.c_str(), there.offset, wanted.align_bytes);
+    }
+    for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);
+    if (stored.shares) stored.pack = durable_->packs[there.blocks[0]];
+    Result<TensorId> made = core_.restore(wanted, stored);
+    if (!made.ok()) return made;
+    const residency::PackId pack = core_.pack_of(made.value());
+    const bool joined = stored.shares && pack == stored.pack;
+    const residency::TensorBlocks lies = core_.blocks_of(made.value());
+    Status status;
+    for (uint32_t i = 0; i < there.blocks.size() && !joined && status.ok(); ++i) {
+        if (there.blocks[i] == store::kNoBlock) continue;
+        status = engine_->store()->adopt(lies.first + i, durable_->blocks[there.blocks[i]]);
+    }
+    if (!status.ok()) {
+        Commands out;
+        (void)core_.destroy(made.value(), out);
+        forget_blocks(out);
+        for (const residency::PackId freed : out.freed_packs) release_pack(freed);
+        return status;
+    }
+    if (!joined) durable_->packs_kept[pack] = core_.pack_blocks(made.value());
+    if (stored.shares && !joined) {
+        durable_->packs[there.blocks[0]] = pack;
+        durable_->blocks_of_packs[pack] = there.blocks[0];
+    }
+    return made;
+}
+
+// Under the lock. Its number may be another's next.
+void Runtime::forget_pack(residency::PackId pack)
+{
+    if (!durable_.body) return;
+    const auto kept = durable_->packs_kept.find(pack);
+    if (kept != durable_->packs_kept.end()) {
+        note_gone(uint64_t{kept->second} * durable_->generations->kept_max());
+        durable_->packs_kept.erase(kept);
+        withhold_kept();
+    }
+    const auto found = durable_->blocks_of_packs.find(pack);
+    if (found == durable_->blocks_of_packs.end()) return;
+    durable_->packs[found->second] = residency::kNone;
+    durable_->blocks_of_packs.erase(found);
+}
+
+uint64_t Runtime::restored_count(const std::string &name)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!durable_.body) return 0;
+    const auto found = durable_->counts.find(name);
+    return found == durable_->counts.end() ? 0 : found->second;
+}
+
+}  // namespace stepwell

@@ -53,7 +53,7 @@ GROUPS = (
     "ranks", "commit",
 )
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
-FIO_GRID = [(block, depth) for block in ("256k", "1m", "4m") for depth in (4, 16, 32)]
+FIO_GRID = [(block, depth) for block in ("256k", "1m", "2m", "4m") for depth in (4, 16, 32)]
 # An AdamW step with everything on the drive reads 16 and writes 12 bytes a parameter.
 UPDATE_READ, UPDATE_WRITE = 16, 12
 MIX_READ_PERCENT = round(100 * UPDATE_READ / (UPDATE_READ + UPDATE_WRITE))
@@ -92,6 +92,7 @@ def bench_nvme(options):
     need_space(options.nvme, 2 * size + size // 16 + 128 * MIB)
     with Fio(options.nvme, size) as fio:
         best = {what: fio.best_setting(what, FIO_GRID) for what in ("write", "read")}
+        named = {what: fio.named(*best[what]) for what in best}
     rates = {"read": [], "write": []}
     first_writes = []
     for number in range(options.pairs):
@@ -122,7 +123,7 @@ def bench_nvme(options):
                 f"nvme.{what}",
                 median(mine for mine, _ in rates[what]) / GB,
                 "GB/s",
-                f"fio libaio {best[what][0]} x {best[what][1]}",
+                f"fio libaio {named[what]}",
                 [mine / theirs for mine, theirs in rates[what]],
                 **details,
             )
@@ -272,7 +273,7 @@ def bench_update(options):
             "update.nvme",
             median(necessary / step["seconds"] for step, _, _ in pairs) / GB,
             "GB/s",
-            f"bound by {usual(by for _, _, by in pairs)}, fio mixed {best[0]} x {best[1]}",
+            f"bound by {usual(by for _, _, by in pairs)}, fio mixed {fio.named(*best)}",
             [bound / step["seconds"] for step, bound, _ in pairs],
             reference_value=median(necessary / bound for _, bound, _ in pairs) / GB,
             bytes_moved_over_necessary=median(

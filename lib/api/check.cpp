@@ -2,6 +2,8 @@
 // Checks of the C boundary, and each thread's last error.
 #include "lib/api/check.h"
 
+#include "lib/report/report.h"
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -200,6 +202,16 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name)
     if ((flags & ~known) == 0) return {};
     return Status::error(STW_ERROR_INVALID, "%s has bits 0x%x that this version does not know",
                          name, flags & ~known);
+}
+
+Status refuse_unsummable(const stw_tensor *tensor)
+{
+    const uint32_t dtype = tensor->dtype;
+    if (dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16) return {};
+    return Status::error(
+        STW_ERROR_INVALID,
+        "tensor '%s' of dtype %s cannot be summed into; only f32, f16 and bf16 can",
+        tensor->name.c_str(), report::dtype_name(dtype));
 }
 
 }  // namespace stepwell::api

@@ -64,6 +64,8 @@ template <class Struct> Status take(Struct *to, const Struct *from, const char *
 Status check_output(const void *output, size_t smallest, const char *name);
 // Every bit of `flags` is in `known`.
 Status check_flags(uint32_t flags, uint32_t known, const char *name);
+// Sums are made in f32, f16 and bf16 alone.
+Status refuse_unsummable(const stw_tensor *tensor);
 // What a request asks for: INVALID with the reason where that cannot be.
 Status resolve_request(const stw_runtime *runtime, const stw_fetch_request &request, Range *range);
 

@@ -110,6 +110,7 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
                              "tensor '%s' is read-only: stw_tensor_write writes it, a fetch cannot",
                              tensor->name.c_str());
     }
+    if (at->access == STW_REDUCE) STW_TRY(refuse_unsummable(tensor));
     range->tensor = tensor;
     range->access = at->access;
     range->scope = at->scope;

@@ -247,6 +247,7 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
                                  copy.tier, copy.device, copy.wire_dtype);
         }
         STW_TRY(refuse_read_only(gradient));
+        STW_TRY(refuse_unsummable(gradient));
         return gradient->runtime->body->reduce(gradient, local, copy);
     });
 }

@@ -424,12 +424,6 @@ Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &o
 Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options)
 {
     STW_TRY(check_dtype(gradient, options.dtype));
-    if (!is_float(gradient->dtype)) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' of dtype %s cannot be summed into; only f32, f16 and "
-                             "bf16 can",
-                             gradient->name.c_str(), report::dtype_name(gradient->dtype));
-    }
     if (gradient->sharding) return reduce_over_ranks(gradient, local, options);
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;

@@ -7,6 +7,7 @@
 #include "lib/support/assert.h"
 
 #include <new>
+#include <unordered_set>
 
 namespace stepwell {
 
@@ -79,18 +80,21 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
 }
 
 // A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
-// own. Decided by the order of calls: by contents and open views, not by who is faster.
+// own. Decided by the order of calls: by contents and open views, not by who is faster. Of several in
+// one call the first alone may be in place.
 Status Runtime::prepare_reduces(FetchPlan &plan)
 {
+    std::unordered_set<residency::TensorId> earlier;
     for (Range &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
         // In place only what begins as zeros throughout, in the tensor's dtype.
         const bool whole =
             range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
+        const bool in_place = earlier.insert(range.tensor->id).second && whole;
         Status status;
         act([&](Core &core, Commands &) {
-            if (core.in_use(range.tensor->id) || !whole) status = make_scratch(range);
+            if (!in_place || core.in_use(range.tensor->id)) status = make_scratch(range);
         });
         STW_TRY(std::move(status));
     }

@@ -157,15 +157,49 @@ static void memory_of_the_callers_is_summed_with_scale_and_dtype(void **state)
     machine_close(runtime);
 }
 
-static void integers_are_not_summed(void **state)
+/* Refused before anything is added, whichever way it comes; the tensor and its dtype are named. */
+static void only_three_dtypes_are_summed(void **state)
+{
+    static const struct {
+        uint32_t dtype;
+        const char *words;
+    } refused[] = {
+        {STW_F64, "'sums' of dtype f64"},   {STW_I32, "'sums' of dtype i32"},
+        {STW_I64, "'sums' of dtype i64"},   {STW_U8, "'sums' of dtype u8"},
+        {STW_BOOL, "'sums' of dtype bool"}, {STW_F8_E4M3, "'sums' of dtype f8_e4m3"},
+    };
+    stw_runtime *runtime = machine_open(*state);
+    uint64_t local[10] = {0};
+    size_t i;
+    for (i = 0; i < COUNT(refused); ++i) {
+        stw_tensor_spec spec = spec_f32("sums", 10);
+        stw_fetch_request request;
+        stw_tensor *tensor;
+        stw_view view;
+        spec.dtype = refused[i].dtype, spec.role = STW_ROLE_GRAD;
+        tensor = tensor_make(runtime, &spec);
+        request = request_of(tensor, STW_REDUCE);
+        fails(stw_reduce(tensor, local, NULL), STW_ERROR_INVALID, refused[i].words);
+        fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, refused[i].words);
+        ok(stw_tensor_destroy(&tensor, 1));
+    }
+    machine_close(runtime);
+}
+
+static void one_call_fetches_a_gradient_several_times(void **state)
 {
     stw_runtime *runtime = machine_open(*state);
-    stw_tensor_spec spec = spec_f32("counts", 10);
-    int32_t local[10] = {0};
-    stw_tensor *tensor;
-    spec.dtype = STW_I32;
-    tensor = tensor_make(runtime, &spec);
-    fails(stw_reduce(tensor, local, NULL), STW_ERROR_INVALID, "'counts'");
+    stw_tensor *gradient = gradient_make(runtime, "g");
+    int round, i;
+    for (round = 1; round <= 2; ++round) {
+        stw_fetch_request requests[3];
+        stw_view views[3];
+        for (i = 0; i < 3; ++i) requests[i] = request_of(gradient, STW_REDUCE);
+        ok(stw_fetch(runtime, NULL, requests, 3, views));
+        for (i = 0; i < 3; ++i) add_to_view(&views[i], (float)(i + 1));
+        ok(stw_release(views, 3, STW_STREAM_HOST, 0));
+        expect_sum(gradient, (float)(6 * round));
+    }
     machine_close(runtime);
 }
 
@@ -224,7 +258,8 @@ static int run_on(const char *name, machine *wanted)
         cmocka_unit_test_prestate(an_abandoned_view_adds_nothing, wanted),
         cmocka_unit_test_prestate(a_part_of_a_gradient_is_summed_with_zeros_around_it, wanted),
         cmocka_unit_test_prestate(memory_of_the_callers_is_summed_with_scale_and_dtype, wanted),
-        cmocka_unit_test_prestate(integers_are_not_summed, wanted),
+        cmocka_unit_test_prestate(only_three_dtypes_are_summed, wanted),
+        cmocka_unit_test_prestate(one_call_fetches_a_gradient_several_times, wanted),
         cmocka_unit_test_prestate(gradients_are_not_written_to_disk_while_there_is_room, wanted),
         cmocka_unit_test_prestate(sums_survive_eviction_between_micro_batches, wanted),
     };

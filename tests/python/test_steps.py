@@ -276,6 +276,24 @@ class Optimizers(support.Machine):
         with open(path, encoding="utf-8") as file:
             return json.load(file)["profile"]
 
+    @support.needs_numpy
+    def test_one_call_fetches_a_gradient_twice(self):
+        g = self.runtime.create("g", 40000, "f32", role="grad")
+        for round_ in (1, 2):
+            with self.runtime.fetch_many([g, g], "reduce") as views:
+                for view, value in zip(views, (1.0, 2.0)):
+                    view.numpy()[:] += value
+            self.assertTrue((g.read() == 3.0 * round_).all())
+
+    def test_what_cannot_be_summed_is_refused_at_its_fetch(self):
+        for dtype in ("f64", "i32", "u8", "bool"):
+            tensor = self.runtime.create("sums", 10, dtype, role="grad")
+            for call in (lambda: tensor.fetch("reduce"), tensor.reduce):
+                with self.assertRaises(stepwell.InvalidError) as caught:
+                    call()
+                self.assertIn(f"'sums' of dtype {dtype}", str(caught.exception))
+            tensor.destroy()
+
     def test_a_profile_decides_what_the_program_leaves_open(self):
         known = self.profile_of(self.runtime)
         here = known["directories"][0]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import stepwell
@@ -58,6 +59,69 @@ else:
         view.release()
     runtime.close(deferred=True)
 os.rmdir(directory)
+"""
+
+# A read of many slow pieces; a signal whose handler only sets a flag comes in the middle of it.
+FLAGGED = """
+import os, signal, tempfile, threading, time
+import stepwell, support
+heard, times = [], []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+directory = tempfile.TemporaryDirectory(dir=".")
+slow = stepwell.Nvme(directory.name, (1 << 20) + 256 * support.BLOCK, driver="fault",
+                     driver_options="inner=posix;inner.allow_tmpfs=1;delay_read=1:30000000")
+with support.open_small(directory.name, nvme=slow) as runtime:
+    tensor = runtime.create("t", 100 * support.BLOCK // 4)
+    tensor.fill(1.0)
+    out = bytearray(tensor.nbytes)
+    for signals in (0, 1):
+        tensor.evict("device")
+        tensor.evict("host")
+        if signals:
+            threading.Timer(times[0] / 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        begin = time.monotonic()
+        tensor.read(out)
+        times.append(time.monotonic() - begin)
+    print("heard", len(heard), times[1] < 4 * times[0] or times, out[:4] == out[-4:])
+"""
+
+# Ctrl-C in a commit, and the one that is made when it was heard.
+COMMITS = """
+import os, signal, tempfile, threading
+import stepwell, support
+directory = tempfile.TemporaryDirectory(dir=".")
+slow = stepwell.Nvme(directory.name, (1 << 20) + 256 * support.BLOCK, driver="fault",
+                     driver_options="inner=posix;inner.allow_tmpfs=1;delay_write=1:300000000")
+with support.open_small(directory.name, nvme=slow, store_name="s", probe=False) as runtime:
+    tensor = runtime.create("t", 3 * support.BLOCK // 4, durable=True)
+    tensor.fill(1.0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        runtime.commit("interrupted")
+    except KeyboardInterrupt:
+        tensor.fill(2.0)
+        print("committed", runtime.commit("final") > 0, runtime.generation().label)
+"""
+
+# Ctrl-C while the other rank of a group does not come.
+JOINS = """
+import os, signal, threading, time
+import stepwell
+class Engine:
+    polls = 0
+    def all_gather(self, shard, whole): return 1
+    def reduce_scatter(self, whole, shard, dtype): return 1
+    def all_reduce(self, data, dtype): return 1
+    def poll(self, work):
+        self.polls += 1
+        if self.polls == 100:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+engine = Engine()
+try:
+    stepwell.Group.callbacks(engine, 0, 2, timeout=50)
+except KeyboardInterrupt:
+    print("interrupted", engine.polls >= 100)
 """
 
 FORKS = """
@@ -193,6 +257,28 @@ class Signals(unittest.TestCase):
         for how in ("drain", "close"):
             with self.subTest(how):
                 self.assertEqual(self.interrupted(how), (0, "interrupted 0\n"))
+
+    def test_one_signal_whose_handler_returns_does_not_keep_a_copy_from_its_end(self):
+        self.assertEqual(support.run_program(FLAGGED), (0, "heard 1 True True\n"))
+
+    def test_a_call_after_an_interrupted_one_is_not_interrupted(self):
+        self.assertEqual(support.run_program(COMMITS), (0, "committed True final\n"))
+
+    def test_ctrl_c_ends_the_wait_for_other_ranks(self):
+        self.assertEqual(support.run_program(JOINS, timeout=40), (0, "interrupted True\n"))
+
+    def test_a_timeout_counts_from_the_first_try(self):
+        options = stepwell._abi.stw_copy_options.initial(timeout_ns=10**12)
+        begun = time.monotonic_ns() - 10**11
+        patience = stepwell._waiting.Patience((1, options), begun)
+        for _ in range(2):
+            self.assertIs(patience.left()[1], options)
+            self.assertLessEqual(options.timeout_ns, 9 * 10**11)
+        self.assertGreater(options.timeout_ns, 8 * 10**11)
+        nanoseconds = stepwell._waiting.nanoseconds
+        patience = stepwell._waiting.Patience((1, nanoseconds(1000.0)), begun)
+        self.assertLessEqual(patience.left()[1], 9 * 10**11)
+        self.assertEqual(nanoseconds(float("inf")), 2**63)
 
     def test_a_handler_that_returns_lets_the_wait_go_on(self):
         self.assertEqual(self.interrupted("handler"), (0, "heard True\n"))

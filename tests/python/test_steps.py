@@ -102,6 +102,21 @@ class Steps(support.Machine):
         with self.phase.step():
             self.assertEqual(len(tensor.fetch().bytes), 40)
 
+    def test_a_phase_whose_begin_was_interrupted_begins_again(self):
+        phase = self.runtime.phase("train")
+        begun = self.runtime._begun
+
+        def interrupted(_step):
+            raise KeyboardInterrupt
+
+        self.runtime._begun = interrupted
+        with self.assertRaises(KeyboardInterrupt):
+            phase.step().begin()
+        self.runtime._begun = begun
+        with phase.step() as step:
+            pass
+        self.assertFalse(step.aborted)
+
     def test_views_that_outlive_a_good_step_go_on(self):
         tensor = self.floats(10, "t", 1.0)
         with self.phase.step():

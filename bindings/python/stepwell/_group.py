@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 import warnings
-from typing import Any, Dict, Optional, Protocol, Union
+from typing import Any, Dict, List, Optional, Protocol, Union
 
 from . import _abi, _life
 from ._dtypes import ITEM_BYTES, Dtype
@@ -85,9 +86,12 @@ class _Calls:
         work_out[0] = number
         return _abi.STW_OK
 
-    # No exception may leave these: KeyboardInterrupt too, which comes wherever Python runs.
+    # No exception may leave these: KeyboardInterrupt too, which comes wherever Python runs. After
+    # the first failure they say that one.
 
     def _all_gather(self, _user: Any, shard: int, whole: int, shard_bytes: int, *rest: Any) -> int:
+        if self.failure is not None:
+            return _status_of(self.failure)
         try:
             size = self.size * shard_bytes
             work = self.engine.all_gather(_memory(shard, shard_bytes), _memory(whole, size))
@@ -97,6 +101,8 @@ class _Calls:
 
     def _reduce_scatter(self, _user: Any, whole: int, shard: int, shard_elements: int, dtype: int,
                         *rest: Any) -> int:
+        if self.failure is not None:
+            return _status_of(self.failure)
         try:
             size = shard_elements * ITEM_BYTES[dtype]
             work = self.engine.reduce_scatter(_memory(whole, self.size * size),
@@ -106,6 +112,8 @@ class _Calls:
             return self._failed(error)
 
     def _all_reduce(self, _user: Any, data: int, elements: int, dtype: int, *rest: Any) -> int:
+        if self.failure is not None:
+            return _status_of(self.failure)
         try:
             size = elements * ITEM_BYTES[dtype]
             return self._started(self.engine.all_reduce(_memory(data, size), Dtype(dtype)),
@@ -114,6 +122,8 @@ class _Calls:
             return self._failed(error)
 
     def _poll(self, _user: Any, work: int) -> int:
+        if self.failure is not None:
+            return _status_of(self.failure)
         try:
             if not self.engine.poll(self._works[work]):
                 return _abi.STW_PENDING
@@ -149,12 +159,44 @@ class Group:
             calls.size = options["size"]
             options["ops"] = ctypes.pointer(calls.ops)
         handle = ctypes.c_void_p()
-        status = lib.stw_group_create(_abi.stw_group_options.initial(driver=driver, **options),
-                                      handle)
-        if calls is not None and isinstance(calls.failure, KeyboardInterrupt):
-            raise calls.failure
-        check(status)
+        made = _abi.stw_group_options.initial(driver=driver, **options)
+        if calls is None or made.flags & _abi.STW_GROUP_CALLER_THREAD:
+            check(lib.stw_group_create(made, handle))
+        else:
+            self._create_aside(made, handle)
         self._handle = handle.value
+
+    def _create_aside(self, options: _abi.stw_group_options, handle: ctypes.c_void_p) -> None:
+        """In a thread of its own, as an engine is called meanwhile: signal handlers run in the main
+        thread, wherever Python is there, and an exception that one raises at the edge of a callback
+        is lost, with a result that ctypes makes up. Here it ends the wait for the other ranks."""
+        assert self._calls is not None
+        failed: List[BaseException] = []
+        ended = threading.Event()
+
+        def create() -> None:
+            try:
+                check(lib.stw_group_create(options, handle))
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                ended.set()
+
+        interrupted: Optional[BaseException] = None
+        threading.Thread(target=create, name="stepwell-group").start()
+        while not ended.is_set():
+            try:
+                ended.wait()
+            except BaseException as error:
+                interrupted = interrupted or error
+                self._calls.failure = self._calls.failure or error
+        if interrupted is not None:
+            if handle.value is not None:  # the others had come all the same
+                lib.stw_group_destroy(handle.value)
+            raise interrupted
+        if failed:
+            own = self._calls.failure
+            raise own if isinstance(own, KeyboardInterrupt) else failed[0]
 
     @classmethod
     def alone(cls) -> "Group":

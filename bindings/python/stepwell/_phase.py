@@ -172,10 +172,18 @@ class Step:
             raise raised(_abi.STW_ERROR_BUSY,
                          f"the aborted step of phase '{phase.name}' still has arrays made from "
                          "its views; delete them first")
-        check(lib.stw_step_begin(phase._use()))
-        phase._open = self
-        self._since = next(runtime._export_numbers)
-        runtime._begun(self)
+        handle, status = phase._use(), None
+        try:
+            status = lib.stw_step_begin(handle)
+            check(status)
+            phase._open = self
+            self._since = next(runtime._export_numbers)
+            runtime._begun(self)
+        except BaseException:  # of a signal's handler as well, wherever it came
+            if status is None or status >= 0:
+                lib.stw_step_abort(handle, None)
+                self._close()
+            raise
 
     def _close(self) -> None:
         self.phase._open = None

@@ -26,6 +26,7 @@ class Listener:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handle: Any = None  # of the runtime that the main thread waits in
+        self.calls = 0           # of waits so far: a signal ends the one that it came in
         self.before = -1         # the program's own wakeup descriptor, served meanwhile
         self.ears, self.mouth = socket.socketpair()
         self.mouth.setblocking(False)
@@ -43,10 +44,13 @@ class Listener:
                 self.end_wait()
 
     def end_wait(self) -> None:
-        # Again and again: the signal may have come just before the wait began.
+        # Again and again: the signal may have come just before the wait began. Not the waits after
+        # it, which are those of a handler, or of what goes on when it has returned.
+        with self.lock:
+            call = self.calls
         while True:
             with self.lock:
-                if self.handle is None:
+                if self.handle is None or self.calls != call:
                     return
                 lib.stw_runtime_interrupt(self.handle)
             time.sleep(AGAIN_SECONDS)
@@ -62,11 +66,45 @@ class Listener:
         try:
             with self.lock:
                 self.handle = handle
+                self.calls += 1
             return function(*arguments)
         finally:
             with self.lock:
                 self.handle = None
             signal.set_wakeup_fd(self.before)
+
+
+class Patience:
+    """The timeout of a call that may be made again: it counts from the first time."""
+
+    def __init__(self, arguments: Tuple[Any, ...], begin: int) -> None:
+        self.arguments, self.begin = arguments, begin
+        structs = [getattr(at, "_obj", at) for at in arguments]  # what byref() was given
+        self.options = [at for at in structs if getattr(at, "timeout_ns", 0)]
+        self.given = [at.timeout_ns for at in self.options]
+
+    def left(self) -> Tuple[Any, ...]:
+        """The arguments with what is left of it: a field of options, or the last of them."""
+        spent = time.monotonic_ns() - self.begin
+        for options, given in zip(self.options, self.given):
+            options.timeout_ns = max(1, given - spent)
+        last = self.arguments[-1]
+        if isinstance(last, Nanoseconds):
+            return (*self.arguments[:-1], Nanoseconds(max(1, last - spent)))
+        return self.arguments
+
+
+class Nanoseconds(int):
+    """A timeout as an argument of its own."""
+
+
+def nanoseconds(seconds: Optional[float]) -> int:
+    """None: the runtime's default, which the library calls 0."""
+    if seconds is None:
+        return 0
+    if not seconds >= 0:
+        raise ValueError(f"a timeout of {seconds} s; it is 0 or more, or inf")
+    return Nanoseconds(max(1, round(min(seconds * 1e9, 2.0**63))))
 
 
 _listener: Optional[Listener] = None
@@ -91,11 +129,14 @@ def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: boo
         global _listener
         if _listener is None:
             _listener = Listener()
+        begin, patience = time.monotonic_ns(), None
         while True:
             asked = runtime._interrupts
             status = _listener.call(runtime._handle, function, arguments)
             if status != _abi.STW_ERROR_INTERRUPTED or not again or asked != runtime._interrupts:
                 return status
+            patience = patience or Patience(arguments, begin)
+            arguments = patience.left()
     finally:
         if not nested:
             runtime._inside.discard(me)

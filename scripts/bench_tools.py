@@ -99,8 +99,8 @@ class Program:
 class HugePages:
     """Huge pages for fio's buffers: those that are free, else reserved here and given back.
 
-    fio with buffers of small pages reads at a third of the speed of some drives, so it is no reference
-    there. Where the pages cannot be had, results say that fio had small ones.
+    fio with buffers of small pages reads at a third of the speed of some drives, so it is no
+    reference there. Where the pages cannot be had, results say that fio had small ones.
     """
 
     POOL = Path("/proc/sys/vm/nr_hugepages")
@@ -128,8 +128,8 @@ class HugePages:
         self.enough = missing <= 0
         if not self.enough:
             say(
-                f"  fio gets buffers of small pages: {self.needed_bytes // MIB} MiB of huge pages are "
-                f"not free; as root: sysctl vm.nr_hugepages={self.needed_bytes // (2 * MIB)}"
+                f"  fio gets buffers of small pages: {self.needed_bytes // MIB} MiB of huge pages "
+                f"are not free; as root: sysctl vm.nr_hugepages={self.needed_bytes // (2 * MIB)}"
             )
         return self
 

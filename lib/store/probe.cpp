@@ -98,8 +98,8 @@ private:
                                  bytes_text(kBufferBytes).c_str(), name_.c_str());
         }
         buffer_ = static_cast<uint8_t *>(memory);
-        // Like the tiers' memory: some drives read into small pages at a third of the speed, and would
-        // be given the settings that are best for those. Where it is refused, small pages will do.
+        // Like the tiers' memory: some drives read into small pages at a third of the speed, and
+        // would be given the settings best for those. Where it is refused, small pages will do.
         (void)madvise(memory, kBufferBytes, MADV_HUGEPAGE);
         // Zeros are what some devices do not store at all.
         uint64_t word = 0x9e3779b97f4a7c15;

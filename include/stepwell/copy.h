@@ -74,12 +74,14 @@ typedef struct stw_reduce_options {
  * A gradient in, from memory that is not ours: added to the tensor, product and sum in fp32,
  * rounded to the tensor's dtype. Contributions are added in the order of the calls, so every bit is
  * the same in every run; the first one to an EMPTY tensor is taken as it is. The zero-copy way is a
- * fetch with STW_REDUCE. local NULL: this rank contributes zeros.
+ * fetch with STW_REDUCE. local NULL: this rank contributes zeros. In a tensor of bf16 or f16 many
+ * small sums vanish beside a large one (256 + 0.5 is 256): sum in F32 where there are many.
  *
  * Ownership: `local` may be overwritten after the return.
  * Threads:   any thread.
  * Blocks:    until it is added, or the timeout passes.
- * Errors:    INVALID, BUSY (an own view is open), BUDGET, IO, CHECKSUM, TIMEOUT.
+ * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), BUSY (an own
+ *            view is open), BUDGET, IO, CHECKSUM, TIMEOUT.
  */
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);

@@ -2,6 +2,8 @@
 // tensor.h and copy.h at the boundary.
 #include "lib/api/check.h"
 
+#include <cmath>
+
 using namespace stepwell;
 using namespace stepwell::api;
 
@@ -245,6 +247,11 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
                                  "options has tier %u, device %u and wire_dtype %u, but one rank "
                                  "sums from host memory and sends nothing: leave them 0",
                                  copy.tier, copy.device, copy.wire_dtype);
+        }
+        if (!std::isfinite(copy.scale)) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "options.scale is %g, which would make all of tensor '%s' that",
+                                 copy.scale, gradient->name.c_str());
         }
         STW_TRY(refuse_read_only(gradient));
         STW_TRY(refuse_unsummable(gradient));

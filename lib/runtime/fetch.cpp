@@ -32,9 +32,10 @@ residency::Access buffer_access(uint32_t access)
 PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
 {
     PlaceId place = residency::kNoPlace;
-    if (tier == STW_TIER_DEFAULT) return nearest_place_;
-    if (tier == STW_TIER_DEVICE && device < host_place_) place = static_cast<PlaceId>(device);
-    if (tier == STW_TIER_HOST) place = host_place_;
+    if (tier == STW_TIER_DEFAULT && device == 0) return nearest_place_;
+    const bool on_device = tier == STW_TIER_DEVICE || tier == STW_TIER_DEFAULT;
+    if (on_device && device < host_place_) place = static_cast<PlaceId>(device);
+    if (tier == STW_TIER_HOST && device == 0) place = host_place_;
     if (tier == STW_TIER_NVME) return engine_->store() ? nvme_place_ : residency::kNoPlace;
     if (place == residency::kNoPlace || !places_[place].memory) return residency::kNoPlace;
     return place;
@@ -80,8 +81,8 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
 }
 
 // A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
-// own. Decided by the order of calls: by contents and open views, not by who is faster. Of several in
-// one call the first alone may be in place.
+// own. Decided by the order of calls: by contents and open views, not by who is faster. Of several
+// in one call the first alone may be in place.
 Status Runtime::prepare_reduces(FetchPlan &plan)
 {
     std::unordered_set<residency::TensorId> earlier;

@@ -4,7 +4,7 @@ import array
 
 import stepwell
 import support
-from support import BLOCK, numpy
+from support import BLOCK, MIB, numpy
 
 F32 = BLOCK // 4
 
@@ -72,6 +72,45 @@ class Tensors(support.Machine):
         half.write(array.array("H", [0x3f80] * 4))
         half.read(out)
         self.assertEqual(out.tolist(), [1] * 4)
+
+    def test_arguments_that_make_no_sense_are_refused_with_their_value(self):
+        t = self.runtime.create("t", (2, 3), "f32")
+        t.fill(1)
+        with support.open_small(self.directory, nvme=()) as other:
+            stranger = other.create("stranger", 4)
+            calls = [
+                (lambda: self.runtime.create("s", (3.5,)), "3.5"),
+                (lambda: self.runtime.create("a\0b", 4), "NUL"),
+                (lambda: self.runtime.create("s", 4, neighbour=-1), "-1"),
+                (lambda: self.runtime.create("s", 4, neighbour=1 << 64), str(1 << 64)),
+                (lambda: t.fetch(device=99), "device 99"),
+                (lambda: t.fetch(timeout=float("nan")), "nan"),
+                (lambda: t.reduce(bytes(24), scale=float("nan")), "nan"),
+                (lambda: t.reduce(bytes(24), scale=float("inf")), "inf"),
+                (lambda: self.runtime.set_budget("host", -1), "-1"),
+                (lambda: self.runtime.destroy([stranger]), "stranger"),
+                (lambda: self.runtime.discard([stranger]), "stranger"),
+                (lambda: self.runtime.advise([stranger], "hot"), "stranger"),
+            ]
+            for call, words in calls:
+                with self.assertRaises(ValueError) as caught:
+                    call()
+                self.assertIn(words, str(caught.exception))
+        for wrong in ({"host_bytes": -1}, {"host_bytes": 1 << 64}, {"devices": -1},
+                      {"nvme": stepwell.Nvme("a\0b", MIB)}, {"name": "a\0b"}):
+            with self.assertRaises(ValueError):
+                support.open_small(self.directory, **wrong)
+        t.fetch(timeout=float("inf")).release()
+
+    @support.needs_numpy
+    def test_shapes_are_compared_and_sizes_may_be_numpys(self):
+        t = self.runtime.create("t", (numpy.int64(2), numpy.uint8(3)), "f32")
+        self.assertEqual(self.runtime.create("s", numpy.int64(5)).shape, (5,))
+        with self.assertRaisesRegex(ValueError, r"\(2, 3\), and what is written \(3, 2\)"):
+            t.write(numpy.zeros((3, 2), "f4"))
+        t.write(numpy.arange(6, dtype="f4"))
+        t.write(numpy.arange(6, dtype="f4").reshape(2, 3))
+        support.open_small(self.directory, nvme=(), host_bytes=numpy.int64(16 * BLOCK)).close()
 
     def test_sizes_that_do_not_fit_are_refused_here(self):
         tensor = self.floats(10, "ten", 0.0)

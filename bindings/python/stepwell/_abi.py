@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from ctypes import (
     CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_uint32, c_uint64,
     c_void_p,
@@ -202,6 +203,7 @@ class Struct(ctypes.Structure):
     """A struct of the ABI. initial() is what its INIT macro is in C."""
 
     _initial_: ClassVar[Dict[str, float]] = {}
+    _kinds_: ClassVar[Dict[str, Any]]
 
     @classmethod
     def initial(cls: Type[S], **values: Any) -> S:
@@ -211,6 +213,30 @@ class Struct(ctypes.Structure):
         for name, value in {**cls._initial_, **values}.items():
             setattr(made, name, value)
         return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """ctypes would take integers modulo 2^n, and end texts at a NUL."""
+        kinds = type(self).__dict__.get("_kinds_")
+        if kinds is None:
+            kinds = type(self)._kinds_ = dict(self._fields_)
+        kind = kinds.get(name)
+        if kind in LIMITS:
+            value = checked(name, value, kind)
+        elif kind is c_char_p and isinstance(value, bytes) and 0 in value:
+            raise ValueError(f"{name} is {value!r}, and a NUL would end it")
+        super().__setattr__(name, value)
+
+
+LIMITS = {c_int32: (-2**31, 2**31), c_uint32: (0, 2**32), c_uint64: (0, 2**64)}
+
+
+def checked(name: str, value: Any, kind: Any = c_uint64) -> int:
+    """An integer of any type, NumPy's as well, where the ABI can hold it."""
+    number = operator.index(value)
+    low, end = LIMITS[kind]
+    if not low <= number < end:
+        raise ValueError(f"{name} is {number}; it can be {low} to {end - 1}")
+    return number
 
 
 stw_log_fn = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p, c_char_p)

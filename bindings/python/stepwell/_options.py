@@ -124,8 +124,8 @@ def _encoded(text: Optional[str]) -> Optional[bytes]:
 
 
 def device_of(value: Union[int, Device, Mapping[str, Any]]) -> _abi.stw_device_options:
-    if isinstance(value, int):
-        value = Device(value)
+    if hasattr(value, "__index__"):  # NumPy's integers too
+        value = Device(value)  # type: ignore[arg-type]
     if isinstance(value, Mapping):
         value = Device(**value)
     if not isinstance(value, Device):

@@ -285,6 +285,9 @@ class Runtime(Fetches, Generations):
                 self._forget(tensor)
 
     def _handles(self, tensors: Sequence[Tensor]) -> Any:
+        for tensor in tensors:
+            if tensor._runtime is not self:
+                raise ValueError(f"{tensor!r} is of another runtime")
         return (ctypes.c_void_p * max(len(tensors), 1))(*(tensor._use() for tensor in tensors))
 
     def evict(self, tensors: Optional[Sequence[Tensor]] = None,
@@ -305,7 +308,7 @@ class Runtime(Fetches, Generations):
         at the return; with an error the old budget holds.
         """
         check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
-                            size, nanoseconds(timeout)))
+                            _abi.checked("size", size), nanoseconds(timeout)))
 
     def set_victim_policy(self, rank: Optional[Rank], *,
                           timeout: Optional[float] = None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -13,6 +15,7 @@ from ._enums import (
     Access, Advice, Allow, Partition, Retain, Role, Scope, State, Tier, number,
 )
 from ._library import lib
+from ._waiting import nanoseconds
 from .errors import check, raised
 
 if TYPE_CHECKING:
@@ -25,15 +28,6 @@ _TENSOR_AT = _request.tensor.offset
 _OF_NOTHING = tuple(bytes(_request.initial(access=int(access))) for access in Access)
 _HEADS = [request[:_TENSOR_AT] for request in _OF_NOTHING]
 _TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
-
-
-def nanoseconds(seconds: Optional[float]) -> int:
-    """None: the runtime's default, which the library calls 0."""
-    if seconds is None:
-        return 0
-    if seconds < 0:
-        raise ValueError(f"a timeout of {seconds} s")
-    return max(1, min(round(seconds * 1e9), 2**64 - 1))
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,14 @@ class TensorSpec:
 
 
 def dimensions_of(shape: Union[int, Sequence[int]]) -> Tuple[int, ...]:
-    dimensions = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    try:
+        sizes = tuple(shape)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = (shape,)  # type: ignore[assignment]
+    try:
+        dimensions = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise ValueError(f"no shape: {shape!r}; sizes are integers") from None
     if len(dimensions) > _abi.STW_DIMENSIONS_MAX:
         raise ValueError(f"{len(dimensions)} dimensions; at most {_abi.STW_DIMENSIONS_MAX}")
     if any(size < 0 or size >= 2**64 for size in dimensions):
@@ -320,6 +321,11 @@ class Tensor:
         """
         handle, memory = self._use(), readable(source, self._dtype)
         self._fits(memory, self._range(begin, count, scope))
+        shape = tuple(getattr(source, "shape", ()))
+        whole = begin == 0 and count in (0, self._elements)
+        if whole and len(shape) > 1 and len(self._shape) > 1 and shape != self._shape:
+            raise ValueError(f"{self._label()} has the shape {self._shape}, and what is written "
+                             f"{shape}; reshape it, or write it flat")
         check(_waiting.call(self._runtime, lib.stw_tensor_write, handle, memory.pointer,
                             self._options(memory, begin, count, timeout, scope)))
 
@@ -369,8 +375,8 @@ class Tensor:
             dtype=0 if memory is None or memory.dtype is None else memory.dtype,
             flags=_abi.STW_REDUCE_MORE * more, scale=scale, timeout_ns=nanoseconds(timeout),
         )
-        if scale == 0:
-            raise ValueError("a scale of 0; do not reduce what is not to be added")
+        if scale == 0 or not math.isfinite(scale):
+            raise ValueError(f"a scale of {scale}; do not reduce what is not to be added")
         check(_waiting.call(self._runtime, lib.stw_reduce, handle,
                             None if memory is None else memory.pointer, options, again=False))
 

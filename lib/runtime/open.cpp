@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cinttypes>
 #include <cstring>
 #include <ctime>
 #include <new>
@@ -197,6 +198,35 @@ observe::LogOptions log_options(const stw_runtime_options &options)
     return log;
 }
 
+// Before tables are made, which have an entry for each block. How much of a machine's memory a tier
+// can have is for its driver to say.
+Status check_size(const std::string &what, uint64_t bytes, uint64_t most)
+{
+    if (bytes <= most) return {};
+    Status status =
+        Status::error(STW_ERROR_MEMORY,
+                      "%s is %" PRIu64 " bytes (%s), and this machine has %s of memory for it; "
+                      "state how much of that the tier may take",
+                      what.c_str(), bytes, bytes_text(bytes).c_str(), bytes_text(most).c_str());
+    status.mutable_detail().needed_bytes = bytes;
+    status.mutable_detail().free_bytes = most;
+    return status;
+}
+
+Status check_sizes(const stw_runtime_options &options)
+{
+    constexpr uint64_t kAddressable = uint64_t{1} << 47;  // of one process, whatever a device has
+    const auto own = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                     static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    STW_TRY(check_size("options.host_bytes", options.host_bytes, own));
+    for (uint32_t i = 0; i < options.device_count; ++i) {
+        const bool elsewhere = device_can(options.devices[i], STW_MEMORY_STREAMS);
+        STW_TRY(check_size("options.devices[" + std::to_string(i) + "].budget_bytes",
+                           options.devices[i].budget_bytes, elsewhere ? kAddressable : own));
+    }
+    return {};
+}
+
 // A group has one runtime, whose calls are the order of its collectives.
 class GroupHold {
 public:
@@ -295,6 +325,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime 
 {
     watch_forks();
     STW_TRY(find_device_drivers(options));
+    STW_TRY(check_sizes(options));
     GroupHold group;
     GroupHold replicas;
     STW_TRY(group.take(options.group));

@@ -141,13 +141,37 @@ static void a_budget_above_the_machines_memory_is_refused(void **state)
     stw_error_info info;
     (void)state;
     wanted.host_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK); /* 16 TiB */
-    refused(&wanted, STW_ERROR_MEMORY, "16.0 TiB");
+    refused(&wanted, STW_ERROR_MEMORY, "16384.0 GiB");
     info = error_numbers();
     assert_int_equal(info.needed_bytes, 16 * 1024 * 1024 * MIB);
     assert_true(info.free_bytes > 0 && info.free_bytes < info.needed_bytes);
     wanted = machine_small();
     wanted.device_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK);
-    refused(&wanted, STW_ERROR_MEMORY, "16.0 TiB");
+    refused(&wanted, STW_ERROR_MEMORY, "16384.0 GiB");
+}
+
+/* -1, SIZE_MAX and their like, for "as much as there is": refused before tables of that size. */
+static void sizes_that_no_machine_has_are_refused_at_once(void **state)
+{
+    const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 2 * MIB, UINT64_C(1) << 63, INT64_MAX,
+                              UINT64_C(1) << 46};
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(sizes); ++i) {
+        stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+        stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+        stw_runtime *runtime = NULL;
+        char words[80];
+        options.host_bytes = sizes[i];
+        sprintf(words, "options.host_bytes is %llu bytes", (unsigned long long)sizes[i]);
+        fails(stw_runtime_open(&options, &runtime), STW_ERROR_MEMORY, words);
+        options.host_bytes = 64 * MIB;
+        device.budget_bytes = sizes[i];
+        options.devices = &device, options.device_count = 1;
+        sprintf(words, "devices[0].budget_bytes is %llu bytes", (unsigned long long)sizes[i]);
+        fails(stw_runtime_open(&options, &runtime), STW_ERROR_MEMORY, words);
+        assert_null(runtime);
+    }
 }
 
 static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void **state)
@@ -336,6 +360,7 @@ int main(void)
         cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
         cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
         cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
+        cmocka_unit_test(sizes_that_no_machine_has_are_refused_at_once),
         cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
         cmocka_unit_test(tables_that_do_not_fit_their_budget_are_refused),
         cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),

@@ -38,6 +38,8 @@ public:
         options.algorithm = STW_OPTIMIZER_ADAMW;
         options.state_policy = &policy;
         must(stw_optimizer_create(runtime, &options, &optimizer_), "stw_optimizer_create");
+        const stw_hyper usual = STW_HYPER_INIT;
+        must(stw_optimizer_set_hyper(optimizer_, 0, &usual), "stw_optimizer_set_hyper");
         for (uint64_t i = 0; i < tensors; ++i) {
             parameters_.push_back(
                 bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, elements_, STW_TIER_DEVICE));

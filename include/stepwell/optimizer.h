@@ -108,14 +108,21 @@ STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
  * copy of them before the first update, and after each update decay x ema + (1 - decay) x the new
  * parameter, in fp32. EMPTY until the first; what is written into it is averaged on from.
  *
+ * A parameter that was written since its last update (write, fill, a write view, a discard and what
+ * follows it, also after a resume) is updated from what was written: its master is made anew from
+ * it, unless the master was written since as well, which then counts. Moments, the average and the
+ * count stay as they are: write or discard those states, or set the count, to begin anew.
+ *
  * Ownership: parameters and gradients must outlive the optimizer.
  * Threads:   one at a time.  Blocks: never.
  * Errors:    INVALID, EXISTS, MISMATCH, BUDGET, NO_SPACE, LIMIT; all or none.
  */
 STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
                                      uint32_t n);
-/* For the next step on: call it every step for a learning-rate schedule. One at a time. Never
- * blocks. */
+/* For the next step on: call it every step for a learning-rate schedule. A step of a parameter
+ * whose group was never given any is INVALID; generations do not keep them. INVALID too, by name
+ * and value: what is not finite, lr, eps or decay below 0, betas outside [0, 1), what the
+ * algorithm lacks. One at a time. Never blocks. */
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
 /* A state as a tensor: "master"; "ema"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD
@@ -123,7 +130,9 @@ STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t pa
  * like any other. NOT_FOUND, INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
-/* Updates done to this parameter (bias correction counts them). */
+/* Updates of this parameter (bias correction counts them), with one that is under way: a step
+ * counts from its verdict on, or from when it is through where nobody asked for one. Set: at most
+ * 2^53; BUSY while a step is pending. */
 STW_API stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t *count_out);
 STW_API stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter,

@@ -135,7 +135,8 @@ STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info
  * neighbour number of its own. BUDGET: no room is left where it would rest. */
 STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
 /* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
- * lengths: one handle, one trace identity. BUSY with views open. Blocks: never. */
+ * lengths: one handle, one trace identity. BUSY with views open, or held by an optimizer. Blocks:
+ * never. */
 STW_API stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape,
                                       uint32_t dimensions);
 /* The contents are dead: no write-back, EMPTY (or zeros) from now on. BUSY with views open. */

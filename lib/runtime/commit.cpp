@@ -221,11 +221,12 @@ Status Runtime::await_claims(const CommitWork &work)
 }
 
 // Under the claims, so that contents stay what they are.
-std::vector<Runtime::BlockRun> Runtime::runs_of(const std::vector<stw_tensor *> &tensors) const
+std::vector<Runtime::BlockRun> Runtime::runs_of(const CommitWork &work) const
 {
     std::vector<BlockRun> runs;
-    for (stw_tensor *tensor : tensors) {
+    for (stw_tensor *tensor : work.tensors) {
         if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        if (work.stale.count(tensor->id) > 0) continue;
         const residency::TensorBlocks lies = core_.blocks_of(tensor->id);
         const uint64_t bytes = core_.spec(tensor->id).bytes;
         for (uint32_t i = 0; i < lies.count; ++i) {
@@ -287,7 +288,8 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
     return status;
 }
 
-store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, const KeptBlocks &kept) const
+store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, bool empty,
+                                             const KeptBlocks &kept) const
 {
     const residency::TensorBlocks lies = core_.blocks_of(tensor.id);
     store::StoredTensor stored;
@@ -296,7 +298,7 @@ store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, const Kep
     stored.bytes = core_.spec(tensor.id).bytes;
     stored.offset = lies.offset;
     if (lies.shares) stored.flags |= store::StoredTensor::kShares;
-    if (core_.contents(tensor.id) == residency::Contents::kEmpty) return stored;
+    if (empty || core_.contents(tensor.id) == residency::Contents::kEmpty) return stored;
     stored.flags |= store::StoredTensor::kHasContents;
     for (uint32_t i = 0; i < lies.count; ++i) {
         const auto block = kept.by_block.find(lies.first + i);
@@ -309,21 +311,24 @@ store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, const Kep
     return stored;
 }
 
+std::vector<Runtime::OptimizerBody *> Runtime::durable_optimizers()
+{
+    std::vector<OptimizerBody *> bodies;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::unique_ptr<OptimizerBody> &body : optimizers_) {
+        if (body->durable && body->handle) bodies.push_back(body.get());
+    }
+    return bodies;
+}
+
 // Of what is updated behind its call the tensor's claim has waited, and the count is behind that.
 std::vector<store::StoredCount> Runtime::count_updates()
 {
     std::vector<store::StoredCount> counts;
-    std::vector<OptimizerBody *> bodies;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (const std::unique_ptr<OptimizerBody> &body : optimizers_) {
-            if (body->durable && body->handle) bodies.push_back(body.get());
-        }
-    }
-    for (OptimizerBody *body : bodies) {
+    for (OptimizerBody *body : durable_optimizers()) {
         std::lock_guard<std::mutex> changes(body->changes);
         for (const stw_tensor *tensor : body->held) {
-            Result<uint64_t> count = body->optimizer->count(tensor->id);
+            Result<uint64_t> count = body->optimizer->completed(tensor->id);
             if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});
         }
     }
@@ -334,6 +339,12 @@ std::vector<store::StoredCount> Runtime::count_updates()
 Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set)
 {
     STW_TRY(await_claims(work));
+    // A master that is older than its parameter would be taken for the newer one after a resume.
+    for (OptimizerBody *body : durable_optimizers()) {
+        std::lock_guard<std::mutex> changes(body->changes);
+        for (const residency::TensorId master : body->optimizer->stale_masters())
+            work.stale.insert(master);
+    }
     std::vector<BlockRun> runs;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -341,7 +352,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
             const auto failed = tensor_errors_.find(tensor->id);
             if (failed != tensor_errors_.end()) return Status(failed->second);
         }
-        runs = runs_of(work.tensors);
+        runs = runs_of(work);
     }
     KeptBlocks kept;
     for (size_t begin = 0; begin < runs.size();) {
@@ -360,7 +371,8 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     manifest.counts = count_updates();
     std::lock_guard<std::mutex> lock(mutex_);
     for (const stw_tensor *tensor : work.tensors) {
-        manifest.tensors.push_back(describe_stored(*tensor, kept));
+        const bool empty = work.stale.count(tensor->id) > 0;
+        manifest.tensors.push_back(describe_stored(*tensor, empty, kept));
     }
     manifest.blocks = std::move(kept.blocks);
     return manifest;

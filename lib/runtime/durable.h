@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace stepwell {
@@ -53,7 +54,8 @@ struct CommitWork {
     residency::ClaimId claim = 0;
     std::string label;
     std::string metadata;
-    Status cause;  // why this rank cannot take part
+    std::unordered_set<residency::TensorId> stale;  // masters older than their parameters
+    Status cause;                                   // why this rank cannot take part
     residency::Instant deadline = residency::kNever;
     bool done = false;
     Status status;

@@ -286,6 +286,7 @@ Status Runtime::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry
     const Sharding *sharding = entry.parameter->sharding.get();
     out.counted = !sharding || sharding->is_sharded() || ranks_->group.rank() == 0;
     out.handle = entry.parameter;
+    out.name = entry.parameter->name.c_str();
     const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
     const update::StateNames names = update::state_names(
         body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);

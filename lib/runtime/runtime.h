@@ -364,6 +364,7 @@ public:
     void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;
+    uint64_t version(residency::TensorId tensor) override;
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;
@@ -457,10 +458,12 @@ private:
     Status await_claims(const CommitWork &work);
     struct BlockRun;
     struct KeptBlocks;
-    std::vector<BlockRun> runs_of(const std::vector<stw_tensor *> &tensors) const;
+    std::vector<BlockRun> runs_of(const CommitWork &work) const;
     Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
                      KeptBlocks *kept);
-    store::StoredTensor describe_stored(const stw_tensor &tensor, const KeptBlocks &kept) const;
+    store::StoredTensor describe_stored(const stw_tensor &tensor, bool empty,
+                                        const KeptBlocks &kept) const;
+    std::vector<OptimizerBody *> durable_optimizers();
     std::vector<store::StoredCount> count_updates();
     void end_commit(CommitWork &work, Status status, uint64_t generation);
     [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors as the program has them: handles, names, shapes, addresses for life.
+#include "lib/runtime/optimizers.h"
 #include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
@@ -560,7 +561,18 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
                              tensor->name.c_str(), bytes_text(tensor->capacity_bytes).c_str(),
                              bytes_text(bytes).c_str());
     }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (tensor->optimizer) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "tensor '%s' belongs to optimizer '%s', whose entries and states "
+                                 "have its elements; destroy that first, or use another tensor",
+                                 tensor->name.c_str(),
+                                 static_cast<OptimizerBody *>(tensor->optimizer)->name.c_str());
+        }
+    }
     STW_TRY(discard(&tensor, 1));
+    std::lock_guard<std::mutex> lock(mutex_);
     tensor->elements = elements;
     tensor->bytes = bytes;
     tensor->dimensions = dimensions;

@@ -71,6 +71,12 @@ residency::Contents Runtime::contents(residency::TensorId tensor)
     return core_.contents(tensor);
 }
 
+uint64_t Runtime::version(residency::TensorId tensor)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return core_.version(tensor);
+}
+
 uint64_t Runtime::pack_offset(residency::TensorId tensor) const
 {
     std::lock_guard<std::mutex> lock(mutex_);

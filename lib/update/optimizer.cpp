@@ -11,11 +11,13 @@
 #include <cinttypes>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <new>
 
 namespace stepwell::update {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr uint32_t kKnownHyperFlags = STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE;
 
 bool is_adam(uint32_t algorithm)
@@ -110,14 +112,15 @@ uint32_t Optimizer::Parts::states_needed(const stw_hyper &hyper) const
 Status Optimizer::Parts::check_entry(const Entry &entry) const
 {
     if (element_bytes(entry.parameter_dtype) == 0 || element_bytes(entry.gradient_dtype) == 0) {
-        return Status::error(STW_ERROR_INVALID,
-                             "Parameter %u has dtype %u, its gradient %u; an optimizer takes F32, "
-                             "F16 and BF16.",
-                             entry.parameter, entry.parameter_dtype, entry.gradient_dtype);
+        return Status::error(
+            STW_ERROR_INVALID,
+            "parameter '%s' has dtype %u, its gradient %u; an optimizer takes F32, "
+            "F16 and BF16",
+            entry.name, entry.parameter_dtype, entry.gradient_dtype);
     }
     if (entry.element_count == 0 || entry.element_begin > UINT64_MAX - entry.element_count) {
-        return Status::error(STW_ERROR_INVALID, "Parameter %u: no elements to update.",
-                             entry.parameter);
+        return Status::error(STW_ERROR_INVALID, "parameter '%s' has no elements to update",
+                             entry.name);
     }
     const uint32_t needed = states_needed(hyper_of(entry.group));
     const uint32_t given = std::min(entry.state_count, kStatesMax);
@@ -127,23 +130,24 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
         (entry.master == kNone) != (entry.parameter_dtype == STW_F32) || entry.parameter == kNone ||
         entry.gradient == kNone) {
         return Status::error(STW_ERROR_INVALID,
-                             "Parameter %u has %u states and %s master; its algorithm needs %u "
-                             "states, and a master unless the parameter is F32.",
-                             entry.parameter, entry.state_count, entry.master == kNone ? "no" : "a",
+                             "parameter '%s' has %u states and %s master; its algorithm needs %u "
+                             "states, and a master unless the parameter is F32",
+                             entry.name, entry.state_count, entry.master == kNone ? "no" : "a",
                              needed);
     }
     const bool narrow = entry.state_dtype == STW_BF16 && custom.update == nullptr;
     if (entry.state_dtype != STW_F32 && !narrow) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "Parameter %u has states of dtype %u; they are F32, or BF16 beside an "
-                             "update of this library's.",
-                             entry.parameter, entry.state_dtype);
+        return Status::error(
+            STW_ERROR_UNSUPPORTED,
+            "parameter '%s' has states of dtype %u; they are F32, or BF16 beside an "
+            "update of this library's",
+            entry.name, entry.state_dtype);
     }
     if ((entry.average == kNone) != (average_decay == 0.0)) {
         return Status::error(
             STW_ERROR_INVALID,
-            "Parameter %u has %s tensor for its moving average, whose decay is %g.",
-            entry.parameter, entry.average == kNone ? "no" : "a", average_decay);
+            "parameter '%s' has %s tensor for its moving average, whose decay is %g", entry.name,
+            entry.average == kNone ? "no" : "a", average_decay);
     }
     return {};
 }
@@ -196,8 +200,8 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
             const TensorId tensor = job->turns[job->turn_count].tensor;
             if (by_tensor.emplace(tensor, job).second) continue;
             return Status::error(STW_ERROR_EXISTS,
-                                 "Tensor %u of parameter %u is in this optimizer already.", tensor,
-                                 entry.parameter);
+                                 "tensor %u of parameter '%s' is in this optimizer already", tensor,
+                                 entry.name);
         }
     }
     grow_to_hold(part_jobs, part_jobs.size() + 1);
@@ -282,22 +286,50 @@ Status Optimizer::add(const Entry *entries, uint32_t n)
 
 // --------------------------------------------------------------------------- hyper-parameters ----
 
+// A custom kernel may read what it likes into them.
 Status Optimizer::Parts::check_hyper(const stw_hyper &hyper) const
 {
-    const double values[] = {hyper.lr,       hyper.beta1,     hyper.beta2,    hyper.eps,
-                             hyper.momentum, hyper.dampening, hyper.lr_decay, hyper.weight_decay};
-    const bool finite = std::all_of(std::begin(values), std::end(values),
-                                    [](double v) { return std::isfinite(v); });
-    const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+    constexpr double kBelowOne = 1.0 - 0x1p-53;
+    const bool ours = algorithm != STW_OPTIMIZER_CUSTOM;
+    const bool sgd = algorithm == STW_OPTIMIZER_SGD;
     const bool averages = is_adam(algorithm) || algorithm == STW_OPTIMIZER_LION;
-    const bool betas = !averages || (is_beta(hyper.beta1) && is_beta(hyper.beta2));
-    if (finite && betas && (hyper.flags & ~kKnownHyperFlags) == 0) return {};
-    return Status::error(
-        STW_ERROR_INVALID,
-        "Hyper-parameters must be finite, betas from 0 to below 1 and flags known: "
-        "lr %g, betas %g and %g, eps %g, weight decay %g, momentum %g, flags 0x%x.",
-        hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay, hyper.momentum,
-        hyper.flags);
+    const struct {
+        const char *name;
+        double value;
+        bool limited;  // from 0 to most
+        double most;
+    } fields[] = {
+        {"lr", hyper.lr, ours, kInfinity},
+        {"beta1", hyper.beta1, averages, kBelowOne},
+        {"beta2", hyper.beta2, averages, kBelowOne},
+        {"eps", hyper.eps, ours, kInfinity},
+        {"weight_decay", hyper.weight_decay, ours, kInfinity},
+        {"momentum", hyper.momentum, ours, sgd ? kInfinity : 0.0},
+        {"dampening", hyper.dampening, ours && !sgd, 0.0},
+        {"lr_decay", hyper.lr_decay, ours, algorithm == STW_OPTIMIZER_ADAGRAD ? kInfinity : 0.0},
+    };
+    for (const auto &field : fields) {
+        const bool outside = field.limited && (field.value < 0.0 || field.value > field.most);
+        if (std::isfinite(field.value) && !outside) continue;
+        const char *takes = !field.limited            ? "a finite value"
+                            : field.most == kInfinity ? "a finite value of at least 0"
+                            : field.most == 0.0       ? "0 alone, as it has no such term"
+                                                      : "a value from 0 to below 1";
+        return Status::error(STW_ERROR_INVALID,
+                             "hyper-parameter %s is %g, and this algorithm takes %s", field.name,
+                             field.value, takes);
+    }
+    if ((hyper.flags & ~kKnownHyperFlags) != 0) {
+        return Status::error(STW_ERROR_INVALID, "hyper-parameter flags 0x%x: this build knows 0x%x",
+                             hyper.flags, kKnownHyperFlags);
+    }
+    if ((hyper.flags & STW_HYPER_NESTEROV) != 0 && ours && hyper.momentum == 0.0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "STW_HYPER_NESTEROV is set with momentum %g: it is a form of SGD's "
+                             "momentum, so give one or leave it out",
+                             hyper.momentum);
+    }
+    return {};
 }
 
 Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
@@ -307,10 +339,11 @@ Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
     for (size_t i = 0; i < parts_->parts.size(); ++i) {
         const ParameterJob &job = *parts_->part_jobs[i];
         if (parts_->parts[i].group != group || job.state_count >= needed) continue;
-        return Status::error(STW_ERROR_INVALID,
-                             "Parameter %u of group %u was added without the %u states that these "
-                             "hyper-parameters need; set momentum before adding parameters.",
-                             job.turns[ParameterJob::kParameter].tensor, group, needed);
+        return Status::error(
+            STW_ERROR_INVALID,
+            "parameter '%s' of group %u was added without the %u states that these "
+            "hyper-parameters need; set momentum before adding parameters",
+            job.name, group, needed);
     }
     parts_->hypers[group] = hyper;
     return {};
@@ -323,7 +356,7 @@ stw_hyper Optimizer::hyper(uint32_t group) const
 
 // -------------------------------------------------------------------------------- step counts ----
 
-Result<uint64_t> Optimizer::count(TensorId parameter) const
+Result<uint64_t> Optimizer::completed(TensorId parameter) const
 {
     const ParameterJob *job = parts_->find(parameter);
     if (job == nullptr) {
@@ -334,12 +367,52 @@ Result<uint64_t> Optimizer::count(TensorId parameter) const
     return job->count;
 }
 
+// The tiers are asked with no lock of ours held, so the update may end meanwhile.
+Result<uint64_t> Optimizer::count(TensorId parameter) const
+{
+    Result<uint64_t> before = completed(parameter);
+    if (!before.ok()) return before;
+    const ParameterJob &job = *parts_->find(parameter);
+    Pipeline::Parts &pipeline = parts_->pipeline;
+    const TensorId gradient = job.layouts[ParameterJob::kGradient].tensor;
+    const bool empty = pipeline.tiers.contents(gradient) == Contents::kEmpty;
+    MutexLock lock(pipeline.mutex);
+    const bool updates = job.phase == StepPhase::kUpdate && !job.empty && !empty;
+    return job.count + (updates && job.count == before.value() ? 1 : 0);
+}
+
+std::vector<TensorId> Optimizer::tensors(TensorId parameter) const
+{
+    std::vector<TensorId> tensors;
+    const ParameterJob *job = parts_->find(parameter);
+    for (uint32_t i = 0; job != nullptr && i < job->turn_count; ++i) {
+        tensors.push_back(job->layouts[i].tensor);
+    }
+    return tensors;
+}
+
+std::vector<TensorId> Optimizer::stale_masters() const
+{
+    std::vector<TensorId> stale;
+    for (const ParameterJob &job : parts_->jobs) {
+        if (job.master_is_stale()) stale.push_back(job.layouts[ParameterJob::kOthers].tensor);
+    }
+    return stale;
+}
+
 Status Optimizer::set_count(TensorId parameter, uint64_t count)
 {
     ParameterJob *job = parts_->find(parameter);
     if (job == nullptr) {
         return Status::error(STW_ERROR_NOT_FOUND, "Tensor %u is no parameter of this optimizer.",
                              parameter);
+    }
+    constexpr uint64_t kCountMax = uint64_t{1} << 53;  // exact as a double
+    if (count > kCountMax) {
+        return Status::error(STW_ERROR_INVALID,
+                             "a count of %" PRIu64 " updates of parameter '%s'; at most %" PRIu64
+                             " can be counted",
+                             count, job->name, kCountMax);
     }
     MutexLock lock(parts_->pipeline.mutex);
     if (parts_->step.active) {

@@ -35,6 +35,7 @@ struct Entry {
     uint64_t element_begin = 0;      // of the parameter, the gradient and all states
     uint64_t element_count = 0;
     stw_tensor *handle = nullptr;  // of the parameter, for the caller's own kernel
+    const char *name = "";         // of the parameter, and lives as long
     bool counted = true;  // in a verdict; what several ranks have alike, one of them counts
 };
 
@@ -95,9 +96,16 @@ public:
     Status set_hyper(uint32_t group, const stw_hyper &hyper);
     // What the group has now; the defaults of STW_HYPER_INIT where nothing was set.
     [[nodiscard]] stw_hyper hyper(uint32_t group) const;
-    // Updates that are through. Setting is BUSY while a step is pending. NOT_FOUND.
+    // Updates that were decided, among them one under way; those that are through. Setting is BUSY
+    // while a step is pending. NOT_FOUND.
     Result<uint64_t> count(TensorId parameter) const;
+    Result<uint64_t> completed(TensorId parameter) const;
     Status set_count(TensorId parameter, uint64_t count);
+    // What an update of the parameter works on at once, a block of each: it, its gradient, states.
+    [[nodiscard]] std::vector<TensorId> tensors(TensorId parameter) const;
+    // fp32 masters that the next update makes anew, since their parameters were written after the
+    // last one. Of parameters that are claimed: nobody writes or updates them meanwhile.
+    [[nodiscard]] std::vector<TensorId> stale_masters() const;
 
     // Waits for a step of this optimizer that is not through yet, then claims all tensors of this
     // one, then waits, where asked to, for the verdict or for the last byte. With a timeout or an

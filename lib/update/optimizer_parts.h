@@ -82,6 +82,9 @@ struct ParameterJob final : Job {
     }
     void end_scan();
     void end_update();
+    // Whether the parameter was written since its last update and the master was not: what was
+    // written is newer than the master. Between updates, or before this one has written.
+    [[nodiscard]] bool master_is_stale() const;
     // Unclaims all its tensors and leaves the step.
     void leave(bool empties_gradient);
     [[nodiscard]] uint32_t average_at() const { return kOthers + (has_master ? 1 : 0); }
@@ -89,6 +92,7 @@ struct ParameterJob final : Job {
 
     Optimizer::Parts &owner;
     stw_tensor *const handle;
+    const char *const name;
     const uint32_t parameter_dtype;
     const uint32_t gradient_dtype;
     const uint32_t state_dtype;
@@ -113,6 +117,8 @@ struct ParameterJob final : Job {
     ParameterJob *next_undecided = nullptr;
     bool fresh_master = false;  // of the update threads: made from the parameter in this step
     bool fresh_average = false;
+    uint64_t parameter_version = 0;  // as its last update left it, or as it was restored
+    uint64_t master_version = 0;
     bool made_master = false;  // by a step before, for the parts there were
     bool made_average = false;
     uint32_t fresh_states = 0;  // bit per state without contents: zeros
@@ -156,6 +162,7 @@ struct Optimizer::Parts {
     // step.cpp
     Status check_options(const StepOptions &options) const;
     Status select(const StepOptions &options);
+    Status check_groups() const;
     void unselect();
     Status begin(const StepOptions &options);
     bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);

@@ -22,6 +22,7 @@ constexpr uint64_t kSliceElements = 8192;
 ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     : owner(optimizer),
       handle(entry.handle),
+      name(entry.name),
       parameter_dtype(entry.parameter_dtype),
       gradient_dtype(entry.gradient_dtype),
       state_dtype(entry.state_dtype),
@@ -212,11 +213,12 @@ Status ParameterJob::opened()
     const TensorId parameter = layouts[kParameter].tensor;
     if (tiers.contents(parameter) == Contents::kEmpty) {
         return Status::error(STW_ERROR_EMPTY,
-                             "Parameter %u has a gradient but was never written; write it before "
-                             "the first step.",
-                             parameter);
+                             "parameter '%s' has a gradient but was never written; write it before "
+                             "the first step",
+                             name);
     }
-    fresh_master = has_master && tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty;
+    fresh_master = has_master && (tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty ||
+                                  master_is_stale());
     fresh_average = has_average && tiers.contents(layouts[average_at()].tensor) == Contents::kEmpty;
     fresh_states = 0;
     for (uint32_t i = 0; i < state_count; ++i) {
@@ -360,9 +362,9 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     if (code < STW_OK) {
         return Status::error(code,
                              "The caller's update of elements %" PRIu64 " to %" PRIu64
-                             " of parameter %u returned an error (%d).",
-                             chunk.element_begin, chunk.element_begin + chunk.element_count,
-                             layouts[kParameter].tensor, code);
+                             " of parameter '%s' returned an error (%d)",
+                             chunk.element_begin, chunk.element_begin + chunk.element_count, name,
+                             code);
     }
     if (has_master) {
         kernels::convert(work.values, parameter_dtype, work.master, STW_F32, chunk.element_count);
@@ -371,6 +373,13 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
         kernels::average(average_of(chunk), work.master, chunk.element_count, owner.average_decay);
     }
     return {};
+}
+
+bool ParameterJob::master_is_stale() const
+{
+    Tiers &tiers = owner.pipeline.tiers;
+    return has_master && tiers.version(layouts[kParameter].tensor) != parameter_version &&
+           tiers.version(layouts[kOthers].tensor) == master_version;
 }
 
 // Parts that come later have to make theirs themselves: the tensor has contents by then.
@@ -432,6 +441,10 @@ void ParameterJob::end_update()
 {
     const bool updated = error.ok() && !empty;
     if (updated) note_made();
+    if (updated && has_master) {
+        parameter_version = owner.pipeline.tiers.version(layouts[kParameter].tensor);
+        master_version = owner.pipeline.tiers.version(layouts[kOthers].tensor);
+    }
     if (!error.ok()) {
         for (uint32_t i = 0; i < turn_count; ++i) {
             if (i != kGradient) owner.pipeline.tiers.fail(layouts[i].tensor, error);
@@ -441,6 +454,7 @@ void ParameterJob::end_update()
     {
         MutexLock lock(owner.pipeline.mutex);
         Step &step = owner.step;
+        phase = StepPhase::kIdle;  // counted, or not to be
         if (updated) {
             ++count;
         } else {

@@ -81,18 +81,36 @@ Status Optimizer::Parts::select(const StepOptions &options)
     for (uint32_t i = 0; i < options.parameter_count; ++i) {
         ParameterJob *job = find(options.parameters[i]);
         if (job == nullptr || job->selected) {
-            const bool twice = job != nullptr;
             unselect();
-            return Status::error(twice ? STW_ERROR_INVALID : STW_ERROR_NOT_FOUND,
-                                 twice ? "Tensor %u is named twice in one step."
-                                       : "Tensor %u is no parameter of this optimizer.",
-                                 options.parameters[i]);
+            if (job == nullptr) {
+                return Status::error(STW_ERROR_NOT_FOUND,
+                                     "tensor %u is no parameter of this optimizer",
+                                     options.parameters[i]);
+            }
+            return Status::error(STW_ERROR_INVALID, "parameter '%s' is named twice in one step",
+                                 job->name);
         }
         job->selected = true;
         chosen.push_back(job);
     }
     std::sort(chosen.begin(), chosen.end(),
               [](const ParameterJob *a, const ParameterJob *b) { return a->index < b->index; });
+    return {};
+}
+
+// Nobody trains by values that nobody gave.
+Status Optimizer::Parts::check_groups() const
+{
+    for (const ParameterJob *job : chosen) {
+        for (const Part *part : job->parts) {
+            if (hypers.count(part->group) > 0) continue;
+            return Status::error(STW_ERROR_INVALID,
+                                 "parameter '%s' is in group %u, which was never given "
+                                 "hyper-parameters: call stw_optimizer_set_hyper for it before the "
+                                 "step, after a resume as well, since a generation has none",
+                                 job->name, part->group);
+        }
+    }
     return {};
 }
 
@@ -314,6 +332,7 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
         while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     }
     STW_TRY(parts_->select(options));
+    if ((options.flags & STW_UPDATE_MEASURE) == 0) STW_TRY(parts_->check_groups());
     STW_TRY(parts_->begin(options));
     MutexLock lock(parts_->pipeline.mutex);
     const Step &step = parts_->step;

@@ -53,6 +53,9 @@ public:
     // Asked while a piece of the tensor is out under a claim, or after a refusal with EMPTY under
     // one: nobody else changes it then.
     virtual Contents contents(TensorId tensor) = 0;
+    // Another number after each change of the contents, 0 before the first since it was made or
+    // restored. A piece that is out for writing counts as a change when it is released.
+    virtual uint64_t version(TensorId tensor) = 0;
 
     // Of each tensor under the claim the version of its contents, another one after each change of
     // them; 0 where somebody may still change them: a view, or an earlier claim. One question for

@@ -210,6 +210,7 @@ static void what_an_optimizer_does_is_replayed(void **state)
     (void)state;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     for (i = 0; i < PARAMETERS; ++i) {
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         weights[i] = entry.parameter = make(runtime, STW_ROLE_PARAM, BLOCKS);

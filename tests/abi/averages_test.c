@@ -187,6 +187,7 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     entry.gradient = tensor_f32(runtime, "w.grad", 8 * BLOCK / 4);
     options.algorithm = STW_OPTIMIZER_LION, options.ema_decay = 0.5;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_optimizer_state(optimizer, entry.parameter, "ema", &found));
     fails(stw_tensor_destroy(&found, 1), STW_ERROR_BUSY, "belongs to an optimizer");
@@ -198,6 +199,7 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     /* Adam's two moments have room, an average beside them has not: none of them stays. */
     options.algorithm = STW_OPTIMIZER_ADAM;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &before));
     fails(stw_optimizer_add(optimizer, &entry, 1), STW_ERROR_BUDGET, "room");
     ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &after));
@@ -205,6 +207,7 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     ok(stw_optimizer_destroy(optimizer));
     options.ema_decay = 0;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     fails(stw_optimizer_state(optimizer, entry.parameter, "ema", &found), STW_ERROR_NOT_FOUND,
           "'ema'");

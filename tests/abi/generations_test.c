@@ -186,6 +186,7 @@ static void updates_go_on_as_if_nothing_had_happened(void **state)
                 entry.parameter = durable(runtime, "p", SMALL);
                 entry.gradient = tensor_f32(runtime, "g", SMALL);
                 ok(stw_optimizer_create(runtime, &options, &optimizer));
+                hyper_usual(optimizer);
                 ok(stw_optimizer_add(optimizer, &entry, 1));
                 if (step == 0) tensor_fill_sequence(entry.parameter, SMALL, 1);
                 ok(stw_optimizer_get_count(optimizer, entry.parameter, &count));

@@ -356,6 +356,7 @@ static void train(stw_runtime *runtime, trained *out)
     entry.gradient = tensor_f32(runtime, "g", COUNT(out->values));
     tensor_fill_sequence(entry.parameter, COUNT(out->values), 1);
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     view = view_get(runtime, entry.gradient, STW_REDUCE);
     assert_int_equal(view.element_count, COUNT(out->values));

@@ -149,6 +149,7 @@ static void optimizers_refuse_tensors_of_another_runtime(void **state)
     (void)state;
     options.algorithm = STW_OPTIMIZER_ADAM;
     ok(stw_optimizer_create(mine, &options, &optimizer));
+    hyper_usual(optimizer);
     entry.parameter = foreign, entry.gradient = gradient;
     fails(stw_optimizer_add(optimizer, &entry, 1), STW_ERROR_INVALID, "another runtime");
     entry.parameter = own, entry.gradient = gradient;

@@ -175,6 +175,7 @@ static void closing_while_an_update_is_pending_waits_for_it(void **state)
     (void)state;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     entry.parameter = tensor_f32(runtime, "w", 30 * BLOCK / 4);
     entry.gradient = tensor_f32(runtime, "g", 30 * BLOCK / 4);
     ok(stw_tensor_fill(entry.parameter, 1, NULL));

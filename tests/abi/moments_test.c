@@ -160,10 +160,12 @@ static void moments_in_bf16_take_half_the_room(void **state)
     entry.gradient = tensor_f32(runtime, "w.grad", 8 * BLOCK / 4);
     options.algorithm = STW_OPTIMIZER_ADAM;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     fails(stw_optimizer_add(optimizer, &entry, 1), STW_ERROR_BUDGET, "room");
     ok(stw_optimizer_destroy(optimizer));
     options.state_dtype = STW_BF16;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_optimizer_destroy(optimizer));
     /* A kernel of the caller's sees fp32. */

@@ -48,6 +48,7 @@ static trainee trainee_open(uint32_t algorithm, uint32_t dtype, const stw_hyper 
     ok(stw_tensor_write(made.parameter, made.scratch, &as_f32));
     options.algorithm = algorithm, options.name = "opt";
     ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
+    hyper_usual(made.optimizer);
     if (hyper) ok(stw_optimizer_set_hyper(made.optimizer, 0, hyper));
     entry.parameter = made.parameter, entry.gradient = made.gradient;
     ok(stw_optimizer_add(made.optimizer, &entry, 1));

@@ -178,6 +178,7 @@ static void a_gradient_in_two_optimizers_is_held_by_the_one_that_stays(void **st
     (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(here.runtime, &options, &other));
+    hyper_usual(other);
     entry.parameter = tensor_f32(here.runtime, "p2", ELEMENTS);
     entry.gradient = here.gradients[0];
     ok(stw_optimizer_add(other, &entry, 1));
@@ -366,6 +367,7 @@ static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
     fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_UNSUPPORTED, "dtype 2");
     options.state_dtype = 0;
     ok(stw_optimizer_create(here.runtime, &options, &adam));
+    hyper_usual(adam);
     entries[0].parameter = fresh, entries[0].gradient = gradient;
     entries[1].parameter = here.parameters[0], entries[1].gradient = here.gradients[0];
     fails(stw_optimizer_add(adam, entries, 2), STW_ERROR_EXISTS, "'p0' is in another optimizer");
@@ -404,6 +406,7 @@ static void a_parameter_never_written_fails_its_update_by_name(void **state)
     (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     entry.parameter = tensor_f32(runtime, "unborn", ELEMENTS);
     entry.gradient = tensor_f32(runtime, "unborn.grad", ELEMENTS);
     ok(stw_optimizer_add(optimizer, &entry, 1));

@@ -317,6 +317,7 @@ static void states_after_a_step(const stw_policy *policy, uint32_t *residence_ou
     ok(stw_tensor_fill(entry.gradient, 2, NULL));
     options.algorithm = STW_OPTIMIZER_ADAMW, options.state_policy = policy;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     update.flags = STW_UPDATE_WAIT;
     ok(stw_optimizer_step(optimizer, &update, NULL));

@@ -253,6 +253,12 @@ stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t be
     return request;
 }
 
+void hyper_usual(stw_optimizer *optimizer)
+{
+    const stw_hyper usual = STW_HYPER_INIT;
+    ok(stw_optimizer_set_hyper(optimizer, 0, &usual));
+}
+
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access)
 {
     return request_range(tensor, access, 0, 0);

@@ -91,6 +91,9 @@ void tensor_to_disk(stw_runtime *runtime, stw_tensor *tensor);
 /* A new one with such a sequence, there. */
 stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elements, float first);
 
+/* Group 0 gets STW_HYPER_INIT. */
+void hyper_usual(stw_optimizer *optimizer);
+
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access);
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin,
                                 uint64_t count);

@@ -192,6 +192,7 @@ static void train(double (*score_of)(const stw_victim *victim), float *result, u
     if (score_of) ok(policy_set(runtime, &mine));
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
     ok(stw_phase_create(runtime, "train", &phase));
     for (i = 0; i < 4; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, elements);

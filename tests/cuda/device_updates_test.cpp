@@ -574,7 +574,9 @@ TEST_F(CudaUpdates, StatesWithoutAPolicyAreWhereTheyFit)
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         options.algorithm = STW_OPTIMIZER_ADAMW;
         stw_optimizer *optimizer = nullptr;
+        const stw_hyper usual = STW_HYPER_INIT;
         ASSERT_EQ(stw_optimizer_create(runtime_, &options, &optimizer), STW_OK);
+        ASSERT_EQ(stw_optimizer_set_hyper(optimizer, 0, &usual), STW_OK);
         stw_tensor *tensors[4];
         stw_optimizer_entry entries[2] = {STW_OPTIMIZER_ENTRY_INIT, STW_OPTIMIZER_ENTRY_INIT};
         for (int i = 0; i < 2; ++i) {

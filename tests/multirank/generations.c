@@ -253,6 +253,7 @@ static void updates_over_ranks_go_on_with_their_counts(struct member *member)
         options.algorithm = STW_OPTIMIZER_ADAMW;
         options.flags = STW_OPTIMIZER_DURABLE;
         SUCCEEDS(stw_optimizer_create(kept.runtime, &options, &optimizer));
+        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
         SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
         if (run == 0) write_all(&kept, member, 1);
         SUCCEEDS(stw_optimizer_get_count(optimizer, kept.sharded, &count));

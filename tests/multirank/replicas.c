@@ -133,6 +133,7 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
     stw_optimizer *optimizer = NULL;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
     SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
     entry.parameter = parameter;
     entry.gradient = gradient;

@@ -38,6 +38,7 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
     options.algorithm = STW_OPTIMIZER_ADAMW;
     options.name = "adam";
     SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
     for (uint32_t i = 0; i < LAYERS; ++i) {
         const char parameter[] = {'p', (char)('0' + i), '\0'};
         const char gradient[] = {'g', (char)('0' + i), '\0'};
@@ -128,6 +129,7 @@ static struct descent descend(struct member *member)
     made.runtime = open_on(made.group, member, 24);
     options.algorithm = STW_OPTIMIZER_SGD;
     SUCCEEDS(stw_optimizer_create(made.runtime, &options, &made.optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(made.optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
     made.parameter = make(made.runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     made.gradient = make(made.runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
     entry.parameter = made.parameter;
@@ -202,6 +204,7 @@ static void hyper_parameters_of_each_group_are_compared(struct member *member)
     stw_optimizer *optimizer = NULL;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
     for (uint32_t i = 0; i < GROUPS; ++i) {
         const char parameter[] = {'p', (char)('0' + i), '\0'};
         const char gradient[] = {'g', (char)('0' + i), '\0'};

@@ -53,6 +53,7 @@ static void train(void)
     }
     options.algorithm = STW_OPTIMIZER_ADAM;
     CHECK(stw_optimizer_create(runtime, &options, &optimizer) == STW_OK);
+    CHECK(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT) == STW_OK);
     entry.parameter = make_tensor(runtime, "w", 2 * BLOCK / 4);
     entry.gradient = make_tensor(runtime, "g", 2 * BLOCK / 4);
     CHECK(stw_tensor_fill(entry.parameter, 1, NULL) == STW_OK);

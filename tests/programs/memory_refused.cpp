@@ -138,7 +138,9 @@ void taking_parameters_in(bool all_after)
     stw_optimizer *optimizer = nullptr;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     options.ema_decay = 0.9;
+    const stw_hyper usual = STW_HYPER_INIT;
     CHECK(stw_optimizer_create(runtime, &options, &optimizer) == STW_OK);
+    CHECK(stw_optimizer_set_hyper(optimizer, 0, &usual) == STW_OK);
     for (long long at = 0;; ++at) {
         stw_tensor_spec specs[2] = {STW_TENSOR_SPEC_INIT, STW_TENSOR_SPEC_INIT};
         const std::string name = "a name too long to lie within a string " + std::to_string(at);

@@ -162,7 +162,9 @@ void World::make_estate(uint32_t actor, uint64_t *state)
     options.algorithm = STW_OPTIMIZER_CUSTOM;
     options.name = prefix.c_str();
     options.custom = &custom;
-    if (stw_optimizer_create(runtime, &options, &mine.optimizer) < 0) {
+    const stw_hyper usual = STW_HYPER_INIT;
+    if (stw_optimizer_create(runtime, &options, &mine.optimizer) < 0 ||
+        stw_optimizer_set_hyper(mine.optimizer, 0, &usual) < 0) {
         fail("optimizer: %s", stw_last_error());
     }
     for (uint32_t i = 0; i < 2; ++i) {

@@ -70,6 +70,7 @@ static void train(const char *driver, float *result)
     make_tensors(runtime, STW_ROLE_GRAD, gradients);
     adam.algorithm = STW_OPTIMIZER_ADAMW;
     check(stw_optimizer_create(runtime, &adam, &optimizer));
+    check(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
     for (i = 0; i < TENSORS; ++i) {
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         entry.parameter = weights[i], entry.gradient = gradients[i];

@@ -57,7 +57,7 @@ public:
     uint64_t pinned_peak_bytes();        // blocks of granted pieces, counted per piece
     uint32_t far_releases(TensorId tensor);
     uint32_t fetches();
-    uint64_t version(TensorId tensor);
+    uint64_t version(TensorId tensor) override;
     PlaceId place_of(uint64_t ticket);
     // Pieces at a device are at addresses that nobody can use but through this.
     static void *device_pointer(void *pointer)

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program may do to an optimizer's tensors and numbers between steps: what it writes counts,
+ * what makes no sense is refused by name and value.
+ */
+#include "support.h"
+
+enum { ELEMENTS = 16384 + 77 }; /* a bit more than one block of 64 KiB in f32 */
+
+typedef struct trainee {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter, *gradient;
+} trainee;
+
+/* SGD with a rate of 1 and gradients of 0 or more: what it does is seen at once. */
+static trainee trainee_make(stw_runtime *runtime, uint32_t dtype, uint32_t flags)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_tensor_spec spec = spec_f32("w", ELEMENTS);
+    trainee made;
+    made.runtime = runtime;
+    spec.dtype = dtype;
+    spec.flags = (flags & STW_OPTIMIZER_DURABLE) ? STW_TENSOR_DURABLE : 0;
+    made.parameter = tensor_make(runtime, &spec);
+    spec = spec_f32("w.grad", ELEMENTS), spec.role = STW_ROLE_GRAD;
+    made.gradient = tensor_make(runtime, &spec);
+    options.algorithm = STW_OPTIMIZER_SGD, options.name = "opt", options.flags = flags;
+    ok(stw_optimizer_create(runtime, &options, &made.optimizer));
+    hyper.lr = 1;
+    ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
+    entry.parameter = made.parameter, entry.gradient = made.gradient;
+    ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    return made;
+}
+
+static void step_by(trainee *here, double gradient)
+{
+    ok(stw_tensor_fill(here->gradient, gradient, NULL));
+    ok(stw_optimizer_step(here->optimizer, NULL, NULL));
+}
+
+static void expect_all(stw_tensor *tensor, float wanted)
+{
+    static float values[ELEMENTS];
+    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+    int i;
+    as_f32.dtype = STW_F32;
+    ok(stw_tensor_read(tensor, values, &as_f32));
+    for (i = 0; i < ELEMENTS; ++i) {
+        if (values[i] != wanted) fail_msg("element %d is %g, not %g", i, values[i], wanted);
+    }
+}
+
+static stw_tensor *master_of(trainee *here)
+{
+    stw_tensor *master = NULL;
+    ok(stw_optimizer_state(here->optimizer, here->parameter, "master", &master));
+    return master;
+}
+
+static void write_half(trainee *here, uint16_t bits)
+{
+    static uint16_t values[ELEMENTS];
+    int i;
+    for (i = 0; i < ELEMENTS; ++i) values[i] = bits;
+    ok(stw_tensor_write(here->parameter, values, NULL));
+}
+
+static void write_view(trainee *here, uint32_t access, uint16_t bits)
+{
+    stw_view view = view_get(here->runtime, here->parameter, access);
+    int i;
+    for (i = 0; i < ELEMENTS; ++i) ((uint16_t *)view.pointer)[i] = bits;
+    view_put(&view);
+}
+
+/* Its fp32 master is made anew from what was written, whichever way that was. */
+static void what_is_written_to_a_parameter_is_updated_next(void **state)
+{
+    static const struct {
+        uint32_t dtype;
+        uint16_t five;
+    } halves[] = {
+        {STW_BF16, 0x40a0},
+        {STW_F16, 0x4500},
+    };
+    size_t i;
+    for (i = 0; i < COUNT(halves); ++i) {
+        stw_runtime *runtime = machine_open(*state);
+        trainee here = trainee_make(runtime, halves[i].dtype, 0);
+        ok(stw_tensor_fill(here.parameter, 1, NULL));
+        step_by(&here, 0);
+        expect_all(here.parameter, 1);
+        write_half(&here, halves[i].five);
+        step_by(&here, 0);
+        expect_all(here.parameter, 5);
+        ok(stw_tensor_fill(here.parameter, 7, NULL));
+        step_by(&here, 1);
+        expect_all(here.parameter, 6);
+        write_view(&here, STW_WRITE, halves[i].five);
+        step_by(&here, 1);
+        expect_all(here.parameter, 4);
+        write_view(&here, STW_READ_WRITE, halves[i].five);
+        step_by(&here, 2);
+        expect_all(here.parameter, 3);
+        ok(stw_runtime_drain(runtime, 0));
+        ok(stw_tensor_discard(&here.parameter, 1));
+        ok(stw_tensor_fill(here.parameter, 8, NULL));
+        step_by(&here, 0);
+        expect_all(here.parameter, 8);
+        expect_all(master_of(&here), 8);
+        machine_close(runtime);
+    }
+}
+
+/* Small steps add up in the master, whose lower bits a bf16 parameter does not have. */
+static void steps_without_a_write_keep_the_masters_bits(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_BF16, 0);
+    int i;
+    ok(stw_tensor_fill(here.parameter, 256, NULL));
+    for (i = 0; i < 8; ++i) step_by(&here, 0.25);
+    expect_all(master_of(&here), 254);
+    expect_all(here.parameter, 254);
+    machine_close(runtime);
+}
+
+/* As a program does that loads a checkpoint of its own. */
+static void a_master_that_was_written_as_well_counts(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_BF16, 0);
+    ok(stw_tensor_fill(here.parameter, 1, NULL));
+    step_by(&here, 0);
+    ok(stw_tensor_fill(here.parameter, 3, NULL));
+    ok(stw_tensor_fill(master_of(&here), 3.0009765625, NULL));
+    step_by(&here, 0);
+    expect_all(master_of(&here), 3.0009765625F);
+    machine_close(runtime);
+}
+
+/* A write before the commit, and one after the resume: each is what the next update begins with. */
+static void writes_around_a_commit_are_not_undone(void **state)
+{
+    machine stored = *(machine *)*state;
+    stw_runtime *runtime;
+    trainee here;
+    float wanted = 5;
+    int round;
+    if (stored.nvme_blocks == 0) return; /* nothing to commit to */
+    stored.store_name = "inputs";
+    for (round = 0; round < 3; ++round) {
+        stored.flags = round > 0 ? STW_RUNTIME_RESUME : STW_RUNTIME_OVERWRITE;
+        runtime = machine_open(&stored);
+        here = trainee_make(runtime, STW_BF16, STW_OPTIMIZER_DURABLE);
+        if (round == 0) {
+            ok(stw_tensor_fill(here.parameter, 1, NULL));
+            step_by(&here, 0);
+            ok(stw_tensor_fill(here.parameter, 5, NULL));
+        } else if (round == 2) {
+            ok(stw_tensor_fill(here.parameter, 7, NULL)), wanted = 7;
+        }
+        if (round > 0) {
+            step_by(&here, 0);
+            expect_all(here.parameter, wanted);
+        }
+        ok(stw_commit(runtime, NULL, NULL));
+        machine_close(runtime);
+    }
+}
+
+static void a_group_without_hyper_parameters_is_not_trained(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_update_options step = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter = tensor_f32(runtime, "layer.w", 100);
+    stw_tensor *gradient = tensor_f32(runtime, "layer.g", 100);
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+    entry.parameter = parameter, entry.gradient = gradient, entry.parameter_group = 7;
+    ok(stw_optimizer_add(optimizer, &entry, 1));
+    ok(stw_tensor_fill(parameter, 1, NULL));
+    ok(stw_tensor_fill(gradient, 1, NULL));
+    fails(stw_optimizer_step(optimizer, NULL, &result), STW_ERROR_INVALID,
+          "parameter 'layer.w' is in group 7");
+    step.flags = STW_UPDATE_MEASURE; /* needs none */
+    ok(stw_optimizer_step(optimizer, &step, &result));
+    assert_float(result.norm, 10);
+    ok(stw_optimizer_set_hyper(optimizer, 7, &hyper));
+    ok(stw_optimizer_step(optimizer, NULL, &result));
+    assert_int_equal(result.updated, 1);
+    machine_close(runtime);
+}
+
+static void numbers_that_make_no_sense_are_refused_with_their_value(void **state)
+{
+    static const struct {
+        uint32_t algorithm;
+        size_t at;
+        double value;
+        const char *words;
+    } cases[] = {
+        {STW_OPTIMIZER_ADAMW, offsetof(stw_hyper, lr), -0.5, "lr is -0.5"},
+        {STW_OPTIMIZER_ADAMW, offsetof(stw_hyper, lr), (double)NAN, "lr is"},
+        {STW_OPTIMIZER_ADAMW, offsetof(stw_hyper, eps), -1, "eps is -1"},
+        {STW_OPTIMIZER_ADAM, offsetof(stw_hyper, weight_decay), -2, "weight_decay is -2"},
+        {STW_OPTIMIZER_ADAM, offsetof(stw_hyper, beta1), 1, "beta1 is 1"},
+        {STW_OPTIMIZER_LION, offsetof(stw_hyper, beta2), -0.1, "beta2 is -0.1"},
+        {STW_OPTIMIZER_LION, offsetof(stw_hyper, beta2), (double)INFINITY, "beta2 is inf"},
+        {STW_OPTIMIZER_ADAMW, offsetof(stw_hyper, momentum), 0.9, "momentum is 0.9"},
+        {STW_OPTIMIZER_SGD, offsetof(stw_hyper, momentum), -0.9, "momentum is -0.9"},
+        {STW_OPTIMIZER_ADAGRAD, offsetof(stw_hyper, lr_decay), -1, "lr_decay is -1"},
+        {STW_OPTIMIZER_SGD, offsetof(stw_hyper, lr_decay), 1, "lr_decay is 1"},
+    };
+    stw_runtime *runtime = machine_open(*state);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer;
+    stw_hyper hyper = STW_HYPER_INIT;
+    size_t i;
+    for (i = 0; i < COUNT(cases); ++i) {
+        stw_hyper wrong = STW_HYPER_INIT;
+        options.algorithm = cases[i].algorithm;
+        memcpy((char *)&wrong + cases[i].at, &cases[i].value, sizeof cases[i].value);
+        ok(stw_optimizer_create(runtime, &options, &optimizer));
+        fails(stw_optimizer_set_hyper(optimizer, 0, &wrong), STW_ERROR_INVALID, cases[i].words);
+        ok(stw_optimizer_destroy(optimizer));
+    }
+    options.algorithm = STW_OPTIMIZER_ADAMW, hyper.flags = STW_HYPER_NESTEROV;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    fails(stw_optimizer_set_hyper(optimizer, 0, &hyper), STW_ERROR_INVALID, "NESTEROV");
+    machine_close(runtime);
+}
+
+static void counts_are_those_of_the_steps_that_were_called(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_F32, 0);
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    uint64_t count = 0, i;
+    ok(stw_tensor_fill(here.parameter, 1, NULL));
+    for (i = 1; i <= 20; ++i) {
+        ok(stw_tensor_fill(here.gradient, 0.5, NULL));
+        ok(stw_optimizer_step(here.optimizer, NULL, &result));
+        ok(stw_optimizer_get_count(here.optimizer, here.parameter, &count));
+        assert_int_equal(count, i);
+    }
+    ok(stw_optimizer_step(here.optimizer, NULL, &result)); /* the gradient is empty */
+    ok(stw_optimizer_get_count(here.optimizer, here.parameter, &count));
+    assert_int_equal(count, 20);
+    ok(stw_runtime_drain(runtime, 0));
+    fails(stw_optimizer_set_count(here.optimizer, here.parameter, UINT64_MAX), STW_ERROR_INVALID,
+          "18446744073709551615");
+    machine_close(runtime);
+}
+
+static void what_an_optimizer_holds_is_not_reshaped(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_BF16, 0);
+    stw_tensor *held[3];
+    const uint64_t fewer = ELEMENTS / 2;
+    int i;
+    held[0] = here.parameter, held[1] = here.gradient, held[2] = master_of(&here);
+    for (i = 0; i < 3; ++i) {
+        fails(stw_tensor_reshape(held[i], &fewer, 1), STW_ERROR_BUSY, "belongs to optimizer 'opt'");
+    }
+    ok(stw_optimizer_destroy(here.optimizer));
+    ok(stw_tensor_reshape(here.gradient, &fewer, 1));
+    machine_close(runtime);
+}
+
+static void sums_and_fetches_look_at_their_numbers(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor *tensor = tensor_f32(runtime, "g", 10);
+    stw_reduce_options sum = STW_REDUCE_OPTIONS_INIT;
+    stw_fetch_request request;
+    stw_view view;
+    float local[10] = {0};
+    ok(stw_tensor_fill(tensor, 1, NULL));
+    sum.scale = (double)NAN;
+    fails(stw_reduce(tensor, local, &sum), STW_ERROR_INVALID, "options.scale is");
+    request = request_of(tensor, STW_READ), request.tier = STW_TIER_DEFAULT, request.device = 99;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "device 99");
+    request.tier = STW_TIER_HOST;
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "device 99");
+    machine_close(runtime);
+}
+
+int main(void)
+{
+    machine now;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(what_is_written_to_a_parameter_is_updated_next, &now),
+        cmocka_unit_test_prestate(steps_without_a_write_keep_the_masters_bits, &now),
+        cmocka_unit_test_prestate(a_master_that_was_written_as_well_counts, &now),
+        cmocka_unit_test_prestate(writes_around_a_commit_are_not_undone, &now),
+        cmocka_unit_test_prestate(a_group_without_hyper_parameters_is_not_trained, &now),
+        cmocka_unit_test_prestate(numbers_that_make_no_sense_are_refused_with_their_value, &now),
+        cmocka_unit_test_prestate(counts_are_those_of_the_steps_that_were_called, &now),
+        cmocka_unit_test_prestate(what_an_optimizer_holds_is_not_reshaped, &now),
+        cmocka_unit_test_prestate(sums_and_fetches_look_at_their_numbers, &now),
+    };
+    return machine_run_each("optimizer inputs", &now, tests);
+}

@@ -2,11 +2,13 @@
 // Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
 // cannot be. One change at a time; memory follows the core's decisions, never the other way round.
 #include "lib/runtime/durable.h"
+#include "lib/runtime/optimizers.h"
 #include "lib/runtime/planning.h"
 #include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 
 #include <algorithm>
+#include <set>
 
 namespace stepwell {
 namespace {
@@ -136,6 +138,41 @@ Status Runtime::check_cpu_room() const
                          "stw_tier_set_budget");
 }
 
+// A parameter is updated a block of each of its tensors at a time, all of them at one place. What
+// shares a block counts once.
+Status Runtime::check_update_room(const OptimizerBody &body,
+                                  const std::vector<stw_tensor *> &parameters) const
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t room = 0;
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const Place &at = places_[place];
+        if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
+        if (at.memory && at.cpu_access) room = std::max(room, core_.usage(place).budget_blocks);
+    }
+    if (room >= update::kPiecesMax) return {};
+    for (const stw_tensor *parameter : parameters) {
+        std::set<residency::BlockId> blocks;
+        for (const residency::TensorId tensor : body.optimizer->tensors(parameter->id)) {
+            blocks.insert(core_.blocks_of(tensor).first);
+        }
+        if (blocks.size() <= room) continue;
+        const uint64_t needed = blocks.size() * block_bytes_;
+        Status status = Status::error(
+            STW_ERROR_BUDGET,
+            "an update of parameter '%s' works on %zu blocks at once, of it, its gradient and "
+            "states: %s needed, and the largest tier that the CPU works in has a budget of %s; "
+            "raise it with stw_tier_set_budget, or open with more",
+            parameter->name.c_str(), blocks.size(), bytes_text(needed).c_str(),
+            bytes_text(room * block_bytes_).c_str());
+        status.mutable_detail().tensor = parameter->name;
+        status.mutable_detail().needed_bytes = needed;
+        status.mutable_detail().free_bytes = room * block_bytes_;
+        return status;
+    }
+    return {};
+}
+
 Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 {
     if (ranks_.body && place == ranks_->place) {
@@ -208,16 +245,17 @@ Status Runtime::shrink(const BudgetChange &change)
     return status;
 }
 
-// A tier without any room cannot serve what was accepted before: updates, sums, copies. Nor can a
-// device that computes, with less than what an update works on at a time.
+// A tier with too little room cannot serve what was accepted before: updates, sums, copies. Nor can
+// a device that computes.
 Status Runtime::wait_for_claims(const BudgetChange &change)
 {
     if (change.place == nvme_place_) return {};
     const Place &at = places_[change.place];
     std::unique_lock<std::mutex> lock(mutex_);
-    const bool last = change.after == 0 && at.cpu_access && !others_work(change.place);
-    const bool computes = change.after < update::kPiecesMax && at.computes;
-    if (!last && !computes) return {};
+    const bool few = change.after < update::kPiecesMax;
+    const bool works = at.cpu_access && !others_work(change.place);
+    const bool last = works && change.after == 0;
+    if (!few || (!works && !at.computes)) return {};
     for (uint32_t index = 0; last && index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
         const ViewSlot &view = views_.slot(index);

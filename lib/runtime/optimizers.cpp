@@ -449,6 +449,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
                                !body.optimizer->count(parameter->id).ok();
         if (!elsewhere) parameters.push_back(parameter->id);
     }
+    STW_TRY(check_update_room(body, options.parameters ? named : body.held));
     update::StepOptions step;
     step.flags = options.flags;
     step.wants_verdict = result_out != nullptr;

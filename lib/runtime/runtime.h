@@ -836,6 +836,8 @@ private:
     Status take_memory_back(const BudgetChange &change);
     [[nodiscard]] uint64_t update_window() const;  // bytes
     [[nodiscard]] Status check_cpu_room() const;
+    [[nodiscard]] Status check_update_room(const OptimizerBody &body,
+                                           const std::vector<stw_tensor *> &parameters) const;
 
     // planning.cpp
     struct PlanPause;

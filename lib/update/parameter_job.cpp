@@ -445,12 +445,13 @@ void ParameterJob::end_update()
         parameter_version = owner.pipeline.tiers.version(layouts[kParameter].tensor);
         master_version = owner.pipeline.tiers.version(layouts[kOthers].tensor);
     }
-    if (!error.ok()) {
+    // Where it had not begun, as there was no room for it, say, all of them are what they were.
+    if (!error.ok() && open) {
         for (uint32_t i = 0; i < turn_count; ++i) {
             if (i != kGradient) owner.pipeline.tiers.fail(layouts[i].tensor, error);
         }
-        owner.pipeline.report(layouts[kParameter].tensor, error);
     }
+    if (!error.ok()) owner.pipeline.report(layouts[kParameter].tensor, error);
     {
         MutexLock lock(owner.pipeline.mutex);
         Step &step = owner.step;

@@ -389,6 +389,86 @@ static void updates_end_before_the_last_room_goes(void **state)
     machine_close(runtime);
 }
 
+/* AdamW of one parameter: it, its gradient and two moments, of three blocks each. */
+static stw_optimizer *four_tensors(stw_runtime *runtime, uint32_t dtype, stw_tensor **parameter,
+                                   stw_tensor **gradient)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_tensor_spec spec = spec_f32("weights", 3 * BLOCK / 4);
+    spec.dtype = dtype;
+    *parameter = tensor_make(runtime, &spec);
+    spec = spec_f32("weights.grad", 3 * BLOCK / 4), spec.role = STW_ROLE_GRAD;
+    *gradient = tensor_make(runtime, &spec);
+    ok(stw_tensor_fill(*parameter, 1, NULL));
+    ok(stw_tensor_fill(*gradient, 0.5, NULL));
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
+    entry.parameter = *parameter, entry.gradient = *gradient;
+    ok(stw_optimizer_add(optimizer, &entry, 1));
+    return optimizer;
+}
+
+static void expect_weights(stw_tensor *parameter, int changed)
+{
+    static float values[3 * BLOCK / 4];
+    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+    as_f32.dtype = STW_F32;
+    ok(stw_tensor_read(parameter, values, &as_f32));
+    assert_int_equal(values[0] != 1, changed);
+    assert_float(values[0], values[3 * BLOCK / 4 - 1]);
+}
+
+/* Two shrinks that were accepted one by one, together below what an update works on. */
+static void a_step_that_has_no_room_is_refused_and_changes_nothing(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *parameter, *gradient;
+    stw_optimizer *optimizer = four_tensors(runtime, STW_F32, &parameter, &gradient);
+    stw_tensor_info info = {.struct_size = sizeof info};
+    uint64_t count = 7;
+    (void)state;
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 2));
+    ok(set_blocks(runtime, STW_TIER_HOST, 0));
+    fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET,
+          "'weights' works on 4 blocks at once");
+    assert_int_equal(error_numbers().needed_bytes, 4 * BLOCK);
+    assert_int_equal(error_numbers().free_bytes, 2 * BLOCK);
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_tensor_info_get(gradient, &info));
+    assert_int_equal(info.state, STW_STATE_VALID);
+    ok(stw_optimizer_get_count(optimizer, parameter, &count));
+    assert_int_equal(count, 0);
+    ok(set_blocks(runtime, STW_TIER_DEVICE, 8));
+    expect_weights(parameter, 0);
+    ok(stw_optimizer_step(optimizer, NULL, NULL));
+    expect_weights(parameter, 1);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+/* The same where budgets were too small at open: four blocks beside staging, five at once. */
+static void an_update_that_never_fits_is_refused_at_its_step(void **state)
+{
+    machine wanted = machine_small();
+    stw_runtime *runtime;
+    stw_tensor *parameter, *gradient;
+    stw_optimizer *optimizer;
+    (void)state;
+    wanted.device_driver = "cpu-discrete", wanted.host_blocks = 12;
+    runtime = machine_open(&wanted);
+    optimizer = four_tensors(runtime, STW_BF16, &parameter, &gradient);
+    fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET,
+          "'weights' works on 5 blocks at once");
+    ok(stw_runtime_drain(runtime, 0));
+    expect_weights(parameter, 0);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +482,8 @@ int main(void)
         cmocka_unit_test(a_view_of_all_that_is_left_fits),
         cmocka_unit_test(budgets_change_under_threads_that_fetch),
         cmocka_unit_test(updates_end_before_the_last_room_goes),
+        cmocka_unit_test(a_step_that_has_no_room_is_refused_and_changes_nothing),
+        cmocka_unit_test(an_update_that_never_fits_is_refused_at_its_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,7 +141,9 @@ BenchRow bench_update()
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     stw_optimizer *optimizer = nullptr;
+    const stw_hyper hyper = STW_HYPER_INIT;
     must(stw_optimizer_create(memory.runtime(), &options, &optimizer));
+    must(stw_optimizer_set_hyper(optimizer, 0, &hyper));
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     entry.parameter = memory.tensor(STW_ROLE_PARAM, kParameters);
     entry.gradient = memory.tensor(STW_ROLE_GRAD, kParameters);

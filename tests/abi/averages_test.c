@@ -56,7 +56,8 @@ static trainee trainee_open(uint32_t algorithm, uint32_t dtype)
     custom.struct_size = sizeof custom, custom.update = descend;
     if (algorithm == STW_OPTIMIZER_CUSTOM) options.custom = &custom;
     ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
-    hyper.lr = 0.05, hyper.momentum = 0.9, hyper.weight_decay = 0.01;
+    hyper.lr = 0.05, hyper.weight_decay = 0.01;
+    hyper.momentum = algorithm == STW_OPTIMIZER_SGD ? 0.9 : 0;
     ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
     return made;
 }

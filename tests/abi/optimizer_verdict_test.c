@@ -151,24 +151,6 @@ static void what_was_only_measured_is_free_when_the_call_returns(void **state)
     pair_close(&here);
 }
 
-static void a_gradient_that_was_made_smaller_is_not_measured_beyond_its_view(void **state)
-{
-    pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
-    stw_update_result result = STW_UPDATE_RESULT_INIT;
-    const uint64_t fewer = 100;
-    stw_view view;
-    (void)state;
-    options.flags = STW_UPDATE_MEASURE;
-    write_gradient(&here, 0, 3), write_gradient(&here, 1, 4);
-    ok(stw_optimizer_step(here.optimizer, &options, &result));
-    ok(stw_tensor_reshape(here.gradients[0], &fewer, 1));
-    view = view_get(here.runtime, here.gradients[0], STW_WRITE);
-    memset(view.pointer, 0, fewer * sizeof(float));
-    view_put(&view);
-    pair_close(&here);
-}
-
 static void a_gradient_in_two_optimizers_is_held_by_the_one_that_stays(void **state)
 {
     pair here = pair_open();
@@ -425,7 +407,6 @@ int main(void)
         cmocka_unit_test(norm_and_clip_are_of_all_scaled_gradients_together),
         cmocka_unit_test(a_gradient_is_measured_by_who_writes_it),
         cmocka_unit_test(what_was_only_measured_is_free_when_the_call_returns),
-        cmocka_unit_test(a_gradient_that_was_made_smaller_is_not_measured_beyond_its_view),
         cmocka_unit_test(a_gradient_in_two_optimizers_is_held_by_the_one_that_stays),
         cmocka_unit_test(the_infinity_norm_is_the_largest),
         cmocka_unit_test(a_nan_skips_the_whole_step_and_is_counted),

@@ -477,6 +477,7 @@ TEST(Optimizer, TellsStatesCountsAndVerdicts)
     entry.parameter = weights.get();
     entry.gradient = gradient.get();
     optimizer.add({entry});
+    optimizer.set_hyper(0, STW_HYPER_INIT);
     optimizer.set_count(weights, 9);
     stw_update_options step = STW_UPDATE_OPTIONS_INIT;
     step.flags = STW_UPDATE_WAIT;

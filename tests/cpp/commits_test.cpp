@@ -56,7 +56,9 @@ stw::Optimizer durable_adam(const stw::Runtime &runtime)
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     options.algorithm = STW_OPTIMIZER_ADAM;
     options.flags = STW_OPTIMIZER_DURABLE;
-    return stw::Optimizer::create(runtime, options).value();
+    stw::Optimizer optimizer = stw::Optimizer::create(runtime, options).value();
+    optimizer.set_hyper(0, STW_HYPER_INIT);
+    return optimizer;
 }
 
 std::vector<float> contents(stw::TensorRef tensor)

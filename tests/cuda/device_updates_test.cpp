@@ -180,7 +180,7 @@ protected:
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 0.01;
         hyper.weight_decay = 0.1;
-        hyper.momentum = 0.9;
+        hyper.momentum = setting.algorithm == STW_OPTIMIZER_SGD ? 0.9 : 0.0;
         EXPECT_EQ(stw_optimizer_set_hyper(optimizer, 0, &hyper), STW_OK);
         return optimizer;
     }

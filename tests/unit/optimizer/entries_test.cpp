@@ -141,15 +141,17 @@ TEST(Entries, MomentumNeedsItsState)
     World world(conditions);
     const Entry entry = world.make(kShape, false);
     EXPECT_EQ(add(world, {entry}), STW_OK);
-    EXPECT_EQ(world.optimizer->set_hyper(0, some_hyper()).code(), STW_ERROR_INVALID);
-    stw_hyper plain = some_hyper();
+    EXPECT_EQ(world.optimizer->set_hyper(0, some_hyper(STW_OPTIMIZER_SGD)).code(),
+              STW_ERROR_INVALID);
+    stw_hyper plain = some_hyper(STW_OPTIMIZER_SGD);
     plain.momentum = 0.0;
     ASSERT_TRUE(world.optimizer->set_hyper(0, plain).ok());
     ASSERT_TRUE(world.step_and_wait().ok());
     world.expect_update(entry, plain, 1, 1.0);
     world.expect_same(entry);
     EXPECT_EQ(state_names(STW_OPTIMIZER_SGD, plain, nullptr).count, 0u);
-    EXPECT_STREQ(state_names(STW_OPTIMIZER_SGD, some_hyper(), nullptr).names[0], "momentum");
+    EXPECT_STREQ(state_names(STW_OPTIMIZER_SGD, some_hyper(STW_OPTIMIZER_SGD), nullptr).names[0],
+                 "momentum");
     EXPECT_STREQ(state_names(STW_OPTIMIZER_ADAMW, plain, nullptr).names[1], "exp_avg_sq");
 }
 

@@ -85,6 +85,7 @@ public:
             Optimizer::create(*pipeline, setup.algorithm, setup.custom, setup.average_decay);
         EXPECT_TRUE(made.ok());
         optimizer = made.take();
+        give_hyper(*optimizer);
     }
     ~World()
     {
@@ -93,6 +94,15 @@ public:
         EXPECT_TRUE(pipeline->close(UINT64_MAX).ok());
         EXPECT_EQ(tiers.faults(), "");
         EXPECT_EQ(devices.faults(), "");
+    }
+
+    // Groups of tests that set none of their own.
+    static void give_hyper(Optimizer &to)
+    {
+        const stw_hyper usual = STW_HYPER_INIT;
+        for (uint32_t group = 0; group < 8; ++group) {
+            EXPECT_TRUE(to.set_hyper(group, usual).ok());
+        }
     }
 
     // Gradients and parameters have random contents; nothing else has.
@@ -238,13 +248,15 @@ private:
     const Conditions setup_;
 };
 
-inline stw_hyper some_hyper()
+inline stw_hyper some_hyper(uint32_t algorithm = STW_OPTIMIZER_ADAMW)
 {
     stw_hyper hyper = STW_HYPER_INIT;
     hyper.lr = 0.013;
     hyper.weight_decay = 0.07;
-    hyper.momentum = 0.9;
-    hyper.dampening = 0.1;
+    if (algorithm == STW_OPTIMIZER_SGD) {
+        hyper.momentum = 0.9;
+        hyper.dampening = 0.1;
+    }
     return hyper;
 }
 

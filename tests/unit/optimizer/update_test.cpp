@@ -21,7 +21,7 @@ void train(const Conditions &setup)
     SCOPED_TRACE("seed " + std::to_string(setup.seed) + ", threads " +
                  std::to_string(setup.threads) + ", window " + std::to_string(setup.window_blocks));
     World world(setup);
-    stw_hyper hyper = some_hyper();
+    stw_hyper hyper = some_hyper(setup.algorithm);
     ASSERT_TRUE(world.optimizer->set_hyper(0, hyper).ok());
     std::vector<Entry> entries;
     for (const Shape &shape : kShapes) entries.push_back(world.add(shape));

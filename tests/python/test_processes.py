@@ -275,7 +275,12 @@ class Signals(unittest.TestCase):
             self.assertIs(patience.left()[1], options)
             self.assertLessEqual(options.timeout_ns, 9 * 10**11)
         self.assertGreater(options.timeout_ns, 8 * 10**11)
+        silent = stepwell._abi.stw_copy_options.initial()
+        stepwell._waiting.Patience((1, silent), begun, 10**12).left()
+        self.assertLessEqual(silent.timeout_ns, 9 * 10**11)
         nanoseconds = stepwell._waiting.nanoseconds
+        patience = stepwell._waiting.Patience((1, nanoseconds(None)), begun, 10**12)
+        self.assertLessEqual(patience.left()[1], 9 * 10**11)
         patience = stepwell._waiting.Patience((1, nanoseconds(1000.0)), begun)
         self.assertLessEqual(patience.left()[1], 9 * 10**11)
         self.assertEqual(nanoseconds(float("inf")), 2**63)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import signal
 import threading
 import warnings
 from typing import Any, Dict, List, Optional, Protocol, Union
@@ -183,13 +184,21 @@ class Group:
                 ended.set()
 
         interrupted: Optional[BaseException] = None
-        threading.Thread(target=create, name="stepwell-group").start()
+        # Nothing is raised between the start and the wait: the thread would go on by itself.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            threading.Thread(target=create, name="stepwell-group").start()
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         while not ended.is_set():
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 ended.wait()
             except BaseException as error:
                 interrupted = interrupted or error
                 self._calls.failure = self._calls.failure or error
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupted is not None:
             if handle.value is not None:  # the others had come all the same
                 lib.stw_group_destroy(handle.value)

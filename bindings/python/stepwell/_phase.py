@@ -180,7 +180,8 @@ class Step:
             self._since = next(runtime._export_numbers)
             runtime._begun(self)
         except BaseException:  # of a signal's handler as well, wherever it came
-            if status is None or status >= 0:
+            others = phase._open not in (None, self)
+            if not others and (status is None or status >= 0):
                 lib.stw_step_abort(handle, None)
                 self._close()
             raise

@@ -115,6 +115,7 @@ class Runtime(Fetches, Generations):
             store_name=None if store_name is None else store_name.encode(),
             resume_generation=resume_generation, generations_kept=generations_kept,
         )
+        self._timeout_ns = options.timeout_ns  # of waits that say nothing; 0: the library's own
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)
 

@@ -77,20 +77,20 @@ class Listener:
 class Patience:
     """The timeout of a call that may be made again: it counts from the first time."""
 
-    def __init__(self, arguments: Tuple[Any, ...], begin: int) -> None:
-        self.arguments, self.begin = arguments, begin
+    def __init__(self, arguments: Tuple[Any, ...], begin: int, default: int = 0) -> None:
+        self.arguments, self.begin, self.default = arguments, begin, default
         structs = [getattr(at, "_obj", at) for at in arguments]  # what byref() was given
-        self.options = [at for at in structs if getattr(at, "timeout_ns", 0)]
-        self.given = [at.timeout_ns for at in self.options]
+        self.options = [at for at in structs if getattr(at, "timeout_ns", None) is not None]
+        self.given = [at.timeout_ns or default for at in self.options]
 
     def left(self) -> Tuple[Any, ...]:
         """The arguments with what is left of it: a field of options, or the last of them."""
         spent = time.monotonic_ns() - self.begin
         for options, given in zip(self.options, self.given):
-            options.timeout_ns = max(1, given - spent)
-        last = self.arguments[-1]
-        if isinstance(last, Nanoseconds):
-            return (*self.arguments[:-1], Nanoseconds(max(1, last - spent)))
+            options.timeout_ns = given and max(1, given - spent)
+        given = self.arguments[-1]
+        if isinstance(given, Nanoseconds) and (given or self.default):
+            return (*self.arguments[:-1], Nanoseconds(max(1, (given or self.default) - spent)))
         return self.arguments
 
 
@@ -101,7 +101,7 @@ class Nanoseconds(int):
 def nanoseconds(seconds: Optional[float]) -> int:
     """None: the runtime's default, which the library calls 0."""
     if seconds is None:
-        return 0
+        return Nanoseconds(0)
     if not seconds >= 0:
         raise ValueError(f"a timeout of {seconds} s; it is 0 or more, or inf")
     return Nanoseconds(max(1, round(min(seconds * 1e9, 2.0**63))))
@@ -135,7 +135,7 @@ def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: boo
             status = _listener.call(runtime._handle, function, arguments)
             if status != _abi.STW_ERROR_INTERRUPTED or not again or asked != runtime._interrupts:
                 return status
-            patience = patience or Patience(arguments, begin)
+            patience = patience or Patience(arguments, begin, runtime._timeout_ns)
             arguments = patience.left()
     finally:
         if not nested:

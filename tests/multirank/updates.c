@@ -173,7 +173,7 @@ static void ranks_that_step_otherwise_are_told(struct member *member)
         update.flags = attempt == 1 && odd ? STW_UPDATE_SKIP_NONFINITE : 0;
         update.gradient_scale = odd ? 1.0 : 0.0; /* which is the same */
         hyper.lr = attempt == 2 && odd ? 0.5 : 0.25;
-        hyper.lr_decay = attempt == 3 && odd ? 0.125 : 0;
+        hyper.dampening = attempt == 3 && odd ? 0.125 : 0;
         SUCCEEDS(stw_optimizer_set_hyper(at.optimizer, 0, &hyper));
         if (attempt == 4) break;
         HOLDS(stw_optimizer_step(at.optimizer, &update, &result) == STW_ERROR_MISMATCH);

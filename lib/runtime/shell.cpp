@@ -294,7 +294,7 @@ void Runtime::run_timer()
                                           "the wait was ended by stw_runtime_interrupt"),
                             out);
             }
-            if (pipeline_) pipeline_->interrupt();
+            if (pipeline_) pipeline_->interrupt(interrupted);
         });
     }
 }

@@ -119,7 +119,7 @@ protected:
 // A call that waits.
 struct Waiter {
     uint64_t deadline_ns = 0;
-    uint64_t interrupts = 0;
+    uint64_t begin_ns = 0;
 };
 
 struct Pipeline::Parts {
@@ -221,7 +221,7 @@ struct Pipeline::Parts {
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
-    uint64_t interrupts STW_GUARDED_BY(mutex) = 0;
+    uint64_t interrupted_ns STW_GUARDED_BY(mutex) = 0;  // waits that began up to then end
     uint64_t next_measure STW_GUARDED_BY(mutex) = 1;
     std::atomic<uint32_t> measures{0};  // that are wanted; changed with the mutex held
     uint32_t accumulations STW_GUARDED_BY(mutex) = 0;

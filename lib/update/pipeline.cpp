@@ -191,12 +191,12 @@ void Pipeline::Parts::report(TensorId tensor, const Status &cause)
 Waiter Pipeline::Parts::waiter(uint64_t timeout_ns) const
 {
     const uint64_t now = wait_clock_ns();
-    return {timeout_ns < UINT64_MAX - now ? now + timeout_ns : UINT64_MAX, interrupts};
+    return {timeout_ns < UINT64_MAX - now ? now + timeout_ns : UINT64_MAX, now};
 }
 
 Status Pipeline::Parts::sleep(const Waiter &waiter)
 {
-    if (interrupts != waiter.interrupts) {
+    if (waiter.begin_ns <= interrupted_ns) {
         return Status::error(STW_ERROR_INTERRUPTED,
                              "The wait for updates was interrupted; they go on.");
     }
@@ -299,10 +299,10 @@ Status Pipeline::drain(uint64_t timeout_ns)
     return {};
 }
 
-void Pipeline::interrupt()
+void Pipeline::interrupt(uint64_t at_ns)
 {
     MutexLock lock(parts_->mutex);
-    ++parts_->interrupts;
+    parts_->interrupted_ns = std::max(parts_->interrupted_ns, at_ns);
     parts_->changed.notify_all();
 }
 

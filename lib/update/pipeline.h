@@ -116,9 +116,9 @@ public:
 
     // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
     Status drain(uint64_t timeout_ns);
-    // Every call that waits in this pipeline now returns INTERRUPTED. Takes the leaf lock, so not
-    // from a signal handler. The work goes on.
-    void interrupt();
+    // Every call that began to wait in this pipeline up to that instant, of wait_clock_ns(), returns
+    // INTERRUPTED. Takes the leaf lock, so not from a signal handler. The work goes on.
+    void interrupt(uint64_t at_ns);
     // No new chunk begins; those in flight are waited for. What could not begin or end is failed
     // with CLOSED and unclaimed. After TIMEOUT close may be called again. Fetches that still wait
     // have to be answered for it to end. INTERRUPTED.

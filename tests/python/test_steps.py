@@ -273,6 +273,16 @@ class Optimizers(support.Machine):
             with self.assertRaisesRegex(stepwell.BusyError, "belongs to optimizer 'opt'"):
                 held.reshape(4)
 
+    def test_counts_that_cannot_be_are_refused_with_their_value(self):
+        weights, gradient = self.pair("w", 8)
+        optimizer = self.runtime.adamw()
+        optimizer.add(weights, gradient)
+        for wrong in (-1, 1 << 53 | 1, 1 << 64, (1 << 64) + 5):
+            with self.assertRaisesRegex(ValueError, str(wrong)):
+                optimizer.set_count(weights, wrong)
+        optimizer.set_count(weights, 1 << 53)
+        self.assertEqual(optimizer.count(weights), 1 << 53)
+
     def test_hyper_parameters_that_make_no_sense_are_refused(self):
         for algorithm, wrong in (("adamw", {"lr": -1.0}), ("adam", {"beta1": 1.0}),
                                  ("lion", {"eps": float("nan")}), ("adamw", {"momentum": 0.5}),

@@ -253,6 +253,26 @@ TEST(Pipeline, ATimeoutEndsTheCallAndNotTheStep)
     world.expect_same(entry);
 }
 
+TEST(Pipeline, AnInterruptThatComesLateEndsNoWaitThatBeganAfterIt)
+{
+    World world({});
+    const Entry entry = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    const uint64_t before = wait_clock_ns() - 1;
+    std::atomic<bool> ended{false};
+    std::thread late([&] {
+        while (!ended) world.pipeline->interrupt(before);
+    });
+    EXPECT_EQ(world.optimizer->wait(20'000'000).code(), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(world.pipeline->drain(20'000'000).code(), STW_ERROR_TIMEOUT);
+    ended = true;
+    late.join();
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+}
+
 TEST(Pipeline, InterruptEndsTheWait)
 {
     World world({});
@@ -264,7 +284,8 @@ TEST(Pipeline, InterruptEndsTheWait)
         ended = true;
     });
     world.tiers.wait_asked(1);
-    while (!ended) world.pipeline->interrupt();  // until one came after it began to wait
+    // Until one came after it began to wait.
+    while (!ended) world.pipeline->interrupt(wait_clock_ns());
     waiting.join();
     world.tiers.resume();
     ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());  // an old interrupt is over

@@ -151,7 +151,12 @@ Status Runtime::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked a
                                Waiter &waiter, residency::FetchAsked *asked_out)
 {
     const bool reads = asked.requests[0].access == residency::Access::kRead;
-    if (ranks_->on_device && reads && core_.spec(tensor.id).policy.home == ranks_->place) {
+    bool here = ranks_->on_device && reads;
+    if (here) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        here = core_.spec(tensor.id).policy.home == ranks_->place;
+    }
+    if (here) {
         *asked_out = asked;
         asked_out->flags = residency::kFetchTry;
         asked_out->requests[0].place = ranks_->place;

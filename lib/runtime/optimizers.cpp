@@ -209,7 +209,10 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
                                                 : uint32_t{STW_PARTITION_REPLICATED};
         spec.partition_multiple = sharding->multiple;
     }
-    spec.neighbour = core_.spec(parameter->id).neighbour;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        spec.neighbour = core_.spec(parameter->id).neighbour;
+    }
     stw_policy on_device = STW_POLICY_INIT;
     if (body.has_policy) spec.policy = &body.policy;
     if (home != residency::kNoPlace) {
@@ -220,7 +223,10 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     OwnedState state{parameter, name, nullptr};
     grow_to_hold(body.states, body.states.size() + 1);
     STW_TRY(create_tensors(&spec, 1, &state.tensor));
-    state.tensor->optimizer = &body;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        state.tensor->optimizer = &body;
+    }
     *id_out = state.tensor->id;
     body.states.push_back(std::move(state));
     return {};
@@ -324,9 +330,8 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
         std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
         update::Entry made;
         STW_TRY(make_entry(body, entry, &made));
-        // Of a tensor with fewer elements than ranks some have nothing to update.
-        const bool elsewhere = entry.parameter->sharding && made.element_count == 0;
-        if (!elsewhere) wanted.push_back(made);
+        // Of an empty tensor, or on some ranks of one with few elements, there is nothing to update.
+        if (made.element_count > 0) wanted.push_back(made);
         held.push_back(entry.parameter);
         held.push_back(entry.gradient);
         if (!entry.parameter->sharding) continue;
@@ -347,6 +352,7 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     }
     body.shared_groups.merge(shared_groups);
     body.shared_hash = shared_hash;
+    std::lock_guard<std::mutex> lock(mutex_);
     for (stw_tensor *tensor : held) {
         tensor->optimizer = &body;
         body.held.push_back(tensor);
@@ -445,9 +451,10 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
                                         (options.parameters ? options.parameter_count : 0));
     std::vector<residency::TensorId> parameters;
     for (const stw_tensor *parameter : named) {
-        const bool elsewhere = parameter->sharding && parameter->optimizer == &body &&
-                               !body.optimizer->count(parameter->id).ok();
-        if (!elsewhere) parameters.push_back(parameter->id);
+        const bool may_be_empty = parameter->sharding || parameter->elements == 0;
+        const bool empty = may_be_empty && parameter->optimizer == &body &&
+                           !body.optimizer->count(parameter->id).ok();
+        if (!empty) parameters.push_back(parameter->id);
     }
     STW_TRY(check_update_room(body, options.parameters ? named : body.held));
     update::StepOptions step;

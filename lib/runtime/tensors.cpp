@@ -249,6 +249,28 @@ std::string Runtime::words_of(const stw_tensor &tensor) const
     return spec_words(tensor.dtype, tensor.dimensions, tensor.shape, "local", 0);
 }
 
+namespace {
+
+// Before another thread can find it.
+void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
+                 std::unique_ptr<Sharding> sharding, stw_tensor *tensor)
+{
+    tensor->name = spec.name ? spec.name : "";
+    tensor->flags = spec.flags;
+    tensor->elements = elements;
+    tensor->bytes = bytes;
+    tensor->capacity_bytes = bytes;
+    tensor->shard_begin = sharding ? sharding->shard.begin : 0;
+    tensor->sharding = std::move(sharding);
+    tensor->dtype = spec.dtype;
+    tensor->element_bits = stw_dtype_bits(spec.dtype);
+    tensor->role = spec.role;
+    tensor->dimensions = spec.dimensions;
+    std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
+}
+
+}  // namespace
+
 Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
 {
     uint64_t elements = 0;
@@ -266,9 +288,8 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.align_bytes = spec.align_bytes ? spec.align_bytes : 256;
     wanted.role = spec.role;
     wanted.neighbour = spec.neighbour;
-    // A rank that has nothing of the tensor has nothing to write before it is read either.
-    wanted.reads_zero =
-        (spec.flags & STW_TENSOR_ZERO) != 0 || (sharding && sharding->shard.count == 0);
+    // Where there is nothing of a tensor there is nothing to write before it is read either.
+    wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding.get()));
@@ -281,8 +302,11 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     const std::string words = sharding
                                   ? sharding->words
                                   : spec_words(spec.dtype, spec.dimensions, spec.shape, "local", 0);
-    std::string handle_name = name;
-    const auto give = [](stw_tensor *unused) { tensor_pool.give(unused); };
+    const auto give = [](stw_tensor *unused) {
+        unused->sharding.reset();
+        unused->name.clear();
+        tensor_pool.give(unused);
+    };
     std::unique_ptr<stw_tensor, decltype(give)> tensor(tensor_pool.take(), give);
     if (!tensor) {
         return Status::error(STW_ERROR_LIMIT,
@@ -290,7 +314,9 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
                              "destroy tensors that are not needed",
                              tensor_pool.objects_max());
     }
-    tensor->flags = spec.flags;
+    const bool copies = sharding && !sharding->is_sharded();
+    const uint64_t same = copies ? hash_of(name) * 0x100000001b3 ^ sharding->spec : 0;
+    fill_handle(spec, elements, bytes, std::move(sharding), tensor.get());
     Status status;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -298,8 +324,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
             status = register_tensor(wanted, words, tensor.get());
-            const bool copies = sharding && !sharding->is_sharded();
-            const uint64_t same = copies ? hash_of(name) * 0x100000001b3 ^ sharding->spec : 0;
             if (status.ok()) note_copies(tensor->id, same);
         }
     }
@@ -307,17 +331,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
         status.mutable_detail().tensor = name;
         return status;
     }
-    tensor->elements = elements;
-    tensor->bytes = bytes;
-    tensor->capacity_bytes = bytes;
-    tensor->shard_begin = sharding ? sharding->shard.begin : 0;
-    tensor->sharding = std::move(sharding);
-    tensor->dtype = spec.dtype;
-    tensor->element_bits = stw_dtype_bits(spec.dtype);
-    tensor->name = std::move(handle_name);
-    tensor->role = spec.role;
-    tensor->dimensions = spec.dimensions;
-    std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
     *tensor_out = tensor.release();
     return {};
 }

@@ -279,6 +279,39 @@ static void what_an_optimizer_holds_is_not_reshaped(void **state)
     machine_close(runtime);
 }
 
+/* As on many ranks, some of which have nothing of a small tensor. */
+static void an_empty_tensor_is_fetched_and_trained(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_F32, 0);
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_update_options only = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_tensor_spec spec = spec_f32("nothing", 8);
+    stw_fetch_request request;
+    stw_view view;
+    spec.dimensions = 2, spec.shape[1] = 0;
+    entry.parameter = tensor_make(runtime, &spec);
+    spec.name = "nothing.grad", spec.role = STW_ROLE_GRAD;
+    entry.gradient = tensor_make(runtime, &spec);
+    request = request_of(entry.parameter, STW_READ);
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    assert_int_equal(view.element_count, 0);
+    view_put(&view);
+    ok(stw_tensor_fill(entry.parameter, 1, NULL));
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    view_put(&view);
+    ok(stw_optimizer_add(here.optimizer, &entry, 1));
+    ok(stw_tensor_fill(here.parameter, 1, NULL));
+    step_by(&here, 0.5);
+    expect_all(here.parameter, 0.5F);
+    only.parameters = &entry.parameter, only.parameter_count = 1;
+    ok(stw_optimizer_step(here.optimizer, &only, &result));
+    only.parameters = &here.gradient;
+    fails(stw_optimizer_step(here.optimizer, &only, &result), STW_ERROR_NOT_FOUND, "no parameter");
+    machine_close(runtime);
+}
+
 static void sums_and_fetches_look_at_their_numbers(void **state)
 {
     stw_runtime *runtime = machine_open(*state);
@@ -309,6 +342,7 @@ int main(void)
         cmocka_unit_test_prestate(numbers_that_make_no_sense_are_refused_with_their_value, &now),
         cmocka_unit_test_prestate(counts_are_those_of_the_steps_that_were_called, &now),
         cmocka_unit_test_prestate(what_an_optimizer_holds_is_not_reshaped, &now),
+        cmocka_unit_test_prestate(an_empty_tensor_is_fetched_and_trained, &now),
         cmocka_unit_test_prestate(sums_and_fetches_look_at_their_numbers, &now),
     };
     return machine_run_each("optimizer inputs", &now, tests);

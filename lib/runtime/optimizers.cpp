@@ -330,7 +330,7 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
         std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
         update::Entry made;
         STW_TRY(make_entry(body, entry, &made));
-        // Of an empty tensor, or on some ranks of one with few elements, there is nothing to update.
+        // Of an empty tensor, or on some ranks of a small one, there is nothing to update.
         if (made.element_count > 0) wanted.push_back(made);
         held.push_back(entry.parameter);
         held.push_back(entry.gradient);

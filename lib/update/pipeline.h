@@ -116,7 +116,7 @@ public:
 
     // Until nothing is pending. TIMEOUT, INTERRUPTED. Failures of the work itself went to failed().
     Status drain(uint64_t timeout_ns);
-    // Every call that began to wait in this pipeline up to that instant, of wait_clock_ns(), returns
+    // Every call that began to wait in this pipeline up to that instant of wait_clock_ns() returns
     // INTERRUPTED. Takes the leaf lock, so not from a signal handler. The work goes on.
     void interrupt(uint64_t at_ns);
     // No new chunk begins; those in flight are waited for. What could not begin or end is failed

@@ -177,6 +177,11 @@ typedef struct stw_update_result {
  * one clip: MEASURE each, then pass the scale times the coefficient. A step that is still under way
  * is waited for first.
  *
+ * An update that fails behind the call fails its parameter and states alone, as each may be half
+ * new: fetches get the cause until all of it is written again. One that could not begin (its
+ * gradient cannot be read) changes nothing: the parameter is VALID, but fetches, commits and later
+ * steps get the cause until it is written or stw_runtime_clear_error takes what it has as it is.
+ *
  * Ownership: none.  Threads: one at a time.
  * Blocks:    result_out NULL: for the optimizer's last step only. Else until the verdict (norm and
  *            skip known); with STW_UPDATE_WAIT until the last byte, on a device that updates until

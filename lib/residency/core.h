@@ -43,6 +43,9 @@ public:
     Status set_policy(TensorId tensor, const Policy &policy);
     // Marks what an update or a reduce could not complete; reads are refused with `cause`.
     void fail(TensorId tensor, const Status &cause);
+    // Marks what an update did not begin on: its contents are those of before, and reads are refused
+    // with `cause` until forgive() or a whole write.
+    void miss(TensorId tensor, const Status &cause);
     void mark_valid(TensorId tensor);  // written whole, piece by piece: heals what had failed
 
     // ---- fetch and release ---------------------------------------------------------------------
@@ -88,7 +91,8 @@ public:
     uint64_t evict(TensorId tensor, PlaceId place, Commands &out);
     // Every block with newest bytes only in memory starts for its farthest tier; how many are left.
     uint64_t write_back_all(Commands &out);
-    // Errors of write-back so far are forgiven; the blocks may be tried again.
+    // Errors of write-back so far are forgiven, and the blocks may be tried again; what an update
+    // missed is read as it is.
     void forgive();
 
     // ---- live budgets (budget.cpp) -------------------------------------------------------------

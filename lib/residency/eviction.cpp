@@ -360,6 +360,10 @@ uint64_t Core::write_back_all(Commands &out)
 void Core::forgive()
 {
     for (Block &block : blocks_) block.write_failed = false;
+    for (TensorId id = 0; id < tensors_.size(); ++id) {
+        Tensor &tensor = tensors_[id];
+        if (tensor.contents == Contents::kValid) tensor.cause = Status();
+    }
     may_write_back_ = true;
 }
 

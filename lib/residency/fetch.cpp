@@ -473,7 +473,7 @@ void Core::end_write(const Release &release, Commands &out)
     }
     // A part that is whole again does not heal the rest.
     const bool whole = release.byte_begin == 0 && release.byte_count >= tensor.spec.bytes;
-    if (tensor.contents == Contents::kFailed && !whole) return;
+    if (!tensor.cause.ok() && !whole) return;
     set_contents(release.tensor, Contents::kValid);
     tensor.cause = Status();
 }

@@ -91,7 +91,7 @@ Status Core::readable(const Fetch &fetch) const
             return Status::error(STW_ERROR_EXISTS, "tensor '%s' has contents",
                                  tensor.spec.name.c_str());
         }
-        if (tensor.contents == Contents::kFailed) return tensor.cause;
+        if (!tensor.cause.ok()) return tensor.cause;
         // The library itself may fill what is empty piece by piece.
         const bool fills = request.access == Access::kReadWrite &&
                            (fetch.asked.claim != 0 || (fetch.asked.flags & kFetchInternal) != 0);
@@ -300,8 +300,8 @@ void Core::update_gate(TensorId id, PlaceId place)
 {
     const Tensor &tensor = tensors_[id];
     if (is_nvme(place) || !exists(place)) return;
-    const bool free = tensor.alive && tensor.contents == Contents::kValid && !tensor.writer &&
-                      tensor.claim() == 0 && tensor.waiting == 0;
+    const bool free = tensor.alive && tensor.contents == Contents::kValid && tensor.cause.ok() &&
+                      !tensor.writer && tensor.claim() == 0 && tensor.waiting == 0;
     if (free && lies_whole(id, place)) {
         const Grant here = location(id, place);
         door(id, place).offset.store(here.slot * config_.block_bytes + here.slot_offset,

@@ -114,7 +114,7 @@ struct Tensor {
     bool writer = false;
     bool alive = false;
     Contents contents = Contents::kEmpty;
-    Status cause;  // of kFailed
+    Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it
 
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
 };

@@ -519,6 +519,14 @@ void Core::fail(TensorId id, const Status &cause)
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 
+void Core::miss(TensorId id, const Status &cause)
+{
+    Tensor &tensor = tensors_[id];
+    if (tensor.contents != Contents::kValid) return;
+    tensor.cause = cause;
+    for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
+}
+
 void Core::mark_valid(TensorId id)
 {
     set_contents(id, Contents::kValid);

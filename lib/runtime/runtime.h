@@ -361,6 +361,7 @@ public:
     void unclaim(residency::ClaimId claim, residency::TensorId tensor) override;
     void unclaim_empty(residency::ClaimId claim, residency::TensorId tensor) override;
     void fail(residency::TensorId tensor, const Status &cause) override;
+    void miss(residency::TensorId tensor, const Status &cause) override;
     void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;

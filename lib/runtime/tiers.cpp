@@ -53,6 +53,11 @@ void Runtime::fail(residency::TensorId tensor, const Status &cause)
     });
 }
 
+void Runtime::miss(residency::TensorId tensor, const Status &cause)
+{
+    act([&](Core &core, Commands &) { core.miss(tensor, cause); });
+}
+
 void Runtime::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                        uint64_t *versions_out)
 {

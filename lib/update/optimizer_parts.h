@@ -82,6 +82,7 @@ struct ParameterJob final : Job {
     }
     void end_scan();
     void end_update();
+    void tell_failure();
     // Whether the parameter was written since its last update and the master was not: what was
     // written is newer than the master. Between updates, or before this one has written.
     [[nodiscard]] bool master_is_stale() const;

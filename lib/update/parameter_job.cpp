@@ -445,13 +445,7 @@ void ParameterJob::end_update()
         parameter_version = owner.pipeline.tiers.version(layouts[kParameter].tensor);
         master_version = owner.pipeline.tiers.version(layouts[kOthers].tensor);
     }
-    // Where it had not begun, as there was no room for it, say, all of them are what they were.
-    if (!error.ok() && open) {
-        for (uint32_t i = 0; i < turn_count; ++i) {
-            if (i != kGradient) owner.pipeline.tiers.fail(layouts[i].tensor, error);
-        }
-    }
-    if (!error.ok()) owner.pipeline.report(layouts[kParameter].tensor, error);
+    if (!error.ok()) tell_failure();
     {
         MutexLock lock(owner.pipeline.mutex);
         Step &step = owner.step;
@@ -465,6 +459,26 @@ void ParameterJob::end_update()
         if (!error.ok() && step.failure.ok()) step.failure = error;
     }
     leave(updated && (owner.step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
+}
+
+// Where it had not begun, as its gradient cannot be read, say, all of them are what they were. That
+// is not what the program asked for either, so the parameter is not read as if it were.
+void ParameterJob::tell_failure()
+{
+    Tiers &tiers = owner.pipeline.tiers;
+    if (open) {
+        for (uint32_t i = 0; i < turn_count; ++i) {
+            if (i != kGradient) tiers.fail(layouts[i].tensor, error);
+        }
+    } else {
+        ErrorDetail &detail = error.mutable_detail();
+        detail.sentence = format_text(
+            "the update of '%s' did not begin, and what it has is of before the step; write all of "
+            "it, or clear the errors to go on with that. The cause was: %s",
+            name, detail.sentence.c_str());
+        tiers.miss(layouts[kParameter].tensor, error);
+    }
+    owner.pipeline.report(layouts[kParameter].tensor, error);
 }
 
 void ParameterJob::leave(bool empties_gradient)

@@ -217,6 +217,55 @@ static void wrong_bytes_are_never_handed_out(void **state)
     expect_checksum("at=write:1:misdirect");
 }
 
+static void expect_first(stw_tensor *tensor, int changed)
+{
+    float first[4] = {0, 0, 0, 0};
+    stw_copy_options four = STW_COPY_OPTIONS_INIT;
+    four.element_count = 4;
+    ok(stw_tensor_read(tensor, first, &four));
+    assert_int_equal(first[0] != 2, changed);
+}
+
+/* The gradient is no good, so nothing of the parameter changes, and nobody takes that for the step
+ * that was asked for: not who fetches it next, nor a later step, until somebody says so. */
+static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(void **state)
+{
+    machine wanted = machine_with(
+        "at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip;at=read:5:flip;"
+        "at=read:6:flip;at=read:7:flip;at=read:8:flip");
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *gradient = tensor_on_disk(runtime, "weights.grad", BLOCK / 4, 1);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_tensor_spec spec = spec_f32("weights", BLOCK / 4);
+    stw_tensor *parameter = tensor_make(runtime, &spec);
+    stw_fetch_request request = request_of(parameter, STW_READ);
+    stw_tensor_info info = {.struct_size = sizeof info};
+    stw_optimizer *optimizer = NULL;
+    stw_view view;
+    (void)state;
+    ok(stw_tensor_fill(parameter, 2, NULL));
+    options.algorithm = STW_OPTIMIZER_SGD;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
+    entry.parameter = parameter, entry.gradient = gradient;
+    ok(stw_optimizer_add(optimizer, &entry, 1));
+    ok(stw_optimizer_step(optimizer, NULL, NULL));
+    fails(stw_runtime_drain(runtime, 0), STW_ERROR_CHECKSUM, "update of 'weights' did not begin");
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "did not begin");
+    ok(stw_tensor_info_get(parameter, &info));
+    assert_int_equal(info.state, STW_STATE_VALID);
+    ok(stw_runtime_clear_error(runtime));
+    expect_first(parameter, 0);
+    do {
+        ok(stw_optimizer_step(optimizer, NULL, NULL));
+        if (stw_runtime_drain(runtime, 0) == STW_OK) break;
+    } while (stw_runtime_clear_error(runtime) == STW_OK);
+    expect_first(parameter, 1);
+    ok(stw_optimizer_destroy(optimizer));
+    close_with_errors(runtime);
+}
+
 static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
 {
     machine wanted = machine_with("at=write:2:lost");
@@ -355,6 +404,7 @@ int main(void)
         cmocka_unit_test(short_counts_are_not_seen),
         cmocka_unit_test(one_flip_on_the_way_is_healed),
         cmocka_unit_test(wrong_bytes_are_never_handed_out),
+        cmocka_unit_test(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing),
         cmocka_unit_test(a_lost_overwrite_is_not_taken_for_the_new_bytes),
         cmocka_unit_test(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again),
         cmocka_unit_test(a_wait_ends_no_more_than_a_tenth_after_its_timeout),

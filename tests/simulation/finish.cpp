@@ -76,7 +76,7 @@ void Program::finish()
     if (shrinking_ != kNoPlace) end_shrinking(shrinks_from_);
     settle();
     if (journal_.failed()) return;
-    machine_.core.forgive();
+    forgive();
     read_everything();
     if (journal_.failed()) return;
     for (PlaceId place = 0; place < setup_.config.places.size(); place++) {

@@ -26,7 +26,7 @@ std::string Model::justify(const ModelFetch &fetch, const Status &status) const
         const Request &request = asked.requests[i];
         const ModelTensor &tensor = tensors.at(request.tensor);
         hurt = hurt || machine_.hurt(tensor.pack);
-        failed = failed || tensor.contents == Contents::kFailed;
+        failed = failed || tensor.contents == Contents::kFailed || tensor.missed;
         const bool reads = request.access == Access::kRead ||
                            (request.access == Access::kReadWrite && asked.claim == 0);
         unreadable = unreadable || (reads && !tensor.readable());

@@ -84,8 +84,9 @@ void Model::check_exclusion(const ModelView &view)
         request.access == Access::kWrite ||
         (request.access == Access::kWriteEmpty && tensor.contents == Contents::kEmpty);
     if (!fills && !writes && !tensor.readable()) {
-        journal_.fail("tensor %u: a view of contents in state %d", request.tensor,
-                      static_cast<int>(tensor.contents));
+        journal_.fail("tensor %u: a view of contents in state %d%s", request.tensor,
+                      static_cast<int>(tensor.contents),
+                      tensor.missed ? " that an update missed" : "");
     }
 }
 
@@ -204,6 +205,7 @@ void Model::close(ModelView &view, End end)
     // Part of a failed tensor does not heal the rest.
     const bool whole = view.request.byte_count == tensor.spec.bytes;
     if (tensor.contents == Contents::kEmpty || whole) tensor.contents = Contents::kValid;
+    if (whole) tensor.missed = false;
     for (size_t i = 0; i < view.written.size(); i++) {
         if (view.written[i] != kAnything) tensor.newest[first + i] = view.written[i];
     }

@@ -13,6 +13,7 @@ struct ModelTensor {
     bool alive = false;
     TensorSpec spec;
     Contents contents = Contents::kEmpty;
+    bool missed = false;  // by an update: not read until it is written whole or all is forgiven
     std::vector<Stamp> newest;  // a stamp per piece; kAnything where nobody wrote
     PackId pack = 0;
     uint64_t pack_offset = 0;
@@ -22,10 +23,11 @@ struct ModelTensor {
     uint32_t hints = 0;                               // and of prefetches
     std::vector<std::pair<ClaimId, FetchId>> claims;  // in order; the last fetch asked before each
 
-    [[nodiscard]] bool readable() const { return contents == Contents::kValid; }
+    [[nodiscard]] bool readable() const { return contents == Contents::kValid && !missed; }
     void forget_contents(Contents now)
     {
         contents = now;
+        missed = false;
         newest.assign(newest.size(), now == Contents::kValid ? kZeros : kAnything);
     }
 };

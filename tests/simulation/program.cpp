@@ -196,7 +196,7 @@ void Program::hint()
 {
     if (machine_.write_faults > 0 && random_.chance(30)) {
         journal_.line("forgive");
-        machine_.core.forgive();
+        forgive();
         machine_.write_faults = 0;
     }
     const TensorId id = any_tensor();
@@ -205,6 +205,12 @@ void Program::hint()
     if ((setup_.viewable & (1u << place)) == 0) return;
     machine_.core.release_hint(id, place, random_.chance(50), machine_.now(), out_);
     execute();
+}
+
+void Program::forgive()
+{
+    machine_.core.forgive();
+    for (auto &[id, tensor] : model_.tensors) tensor.missed = false;
 }
 
 // What an update or a reduce does to a tensor it could not complete.

@@ -64,6 +64,7 @@ private:
     void evict();
     void change_policy();
     void hint();
+    void forgive();
     void pass_time();
     void fail_one();
 

@@ -52,7 +52,7 @@ void Actor::commit(Owned &owned, stw_status status, uint64_t value, uint64_t dis
     if (status < 0) return;
     owned.floor.store(value);
     if (owned.empties.load() & 1) owned.empties.fetch_add(1);
-    owned.trusted.store(distrust);
+    if (distrust % 2 == 0) owned.trusted.store(distrust);
 }
 
 void Actor::write_own(Owned &owned)

@@ -190,8 +190,11 @@ bool World::is_fault(stw_status status) const
 
 void World::clear_errors()
 {
+    // Odd while errors go: what fails meanwhile may be told to nobody.
+    std::lock_guard<std::mutex> lock(clears_mutex_);
     distrust.fetch_add(1);
     if (stw_runtime_clear_error(runtime) < 0) fail("clear_error: %s", stw_last_error());
+    distrust.fetch_add(1);
 }
 
 void World::check_budgets()

@@ -131,6 +131,7 @@ private:
     void watch();
     void print_report();
 
+    std::mutex clears_mutex_;
     std::mutex parcels_mutex_;
     std::condition_variable parcels_wake_;
     std::vector<Parcel> parcels_;

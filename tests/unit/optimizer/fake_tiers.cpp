@@ -140,6 +140,12 @@ stw_status FakeTiers::failed(TensorId tensor)
     return tensors_[tensor].contents == Contents::kFailed ? tensors_[tensor].cause.code() : STW_OK;
 }
 
+Status FakeTiers::missed(TensorId tensor)
+{
+    MutexLock lock(mutex_);
+    return tensors_[tensor].contents == Contents::kValid ? tensors_[tensor].cause : Status();
+}
+
 uint64_t FakeTiers::pinned_peak_bytes()
 {
     MutexLock lock(mutex_);
@@ -229,6 +235,15 @@ void FakeTiers::fail(TensorId id, const Status &cause)
     tensor.contents = Contents::kFailed;
     tensor.cause = cause;
     events_.push_back({Event::kFail, id, 0, residency::Class::kIdle, 0});
+}
+
+void FakeTiers::miss(TensorId id, const Status &cause)
+{
+    MutexLock lock(mutex_);
+    Tensor &tensor = tensors_[id];
+    if (tensor.out > 0) fault("a tensor is missed while pieces of it are out");
+    if (tensor.claims.empty()) fault("a tensor is missed that is not claimed");
+    if (tensor.contents == Contents::kValid) tensor.cause = cause;
 }
 
 void FakeTiers::versions(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t *versions_out)
@@ -324,7 +339,7 @@ void FakeTiers::grant(Answer &answer)
             refusal->first < piece.byte_begin + piece.byte_count) {
             answer.status = Status::error(refusal->second, "refused by the test");
             tensor.refusals.erase(refusal);
-        } else if (tensor.contents == Contents::kFailed) {
+        } else if (!tensor.cause.ok()) {
             answer.status = tensor.cause;
         } else if (tensor.contents == Contents::kEmpty && piece.access == Access::kRead) {
             answer.status = Status::error(STW_ERROR_EMPTY, "tensor %u is empty", piece.tensor);

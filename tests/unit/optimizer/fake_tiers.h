@@ -54,6 +54,7 @@ public:
     std::string faults();
     bool claimed(TensorId tensor);
     stw_status failed(TensorId tensor);  // the code, OK if it is not
+    Status missed(TensorId tensor);      // why its last update did not begin, OK if it did
     uint64_t pinned_peak_bytes();        // blocks of granted pieces, counted per piece
     uint32_t far_releases(TensorId tensor);
     uint32_t fetches();
@@ -69,6 +70,7 @@ public:
     void unclaim(ClaimId claim, TensorId tensor) override;
     void unclaim_empty(ClaimId claim, TensorId tensor) override;
     void fail(TensorId tensor, const Status &cause) override;
+    void miss(TensorId tensor, const Status &cause) override;
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;

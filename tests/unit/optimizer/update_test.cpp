@@ -250,6 +250,27 @@ TEST(Update, FailedChunkFailsItsTensorAlone)
     EXPECT_EQ(result.updated, 3u);
 }
 
+// Nothing is half done, and yet nobody takes it for what the step was to make of it.
+TEST(Update, AnUpdateThatDoesNotBeginChangesNothingAndIsTold)
+{
+    World world({});
+    const Entry bad = world.add({30000, STW_BF16, STW_F32, 0});
+    const Entry good = world.add({9000, STW_F32, STW_F32, 0});
+    world.tiers.refuse(bad.gradient, 0, STW_ERROR_CHECKSUM);
+    EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_CHECKSUM);
+    world.expect_update(good, STW_HYPER_INIT, 1, 1.0);
+    world.expect_same(bad);
+    world.expect_same(good);
+    EXPECT_EQ(world.tiers.failed(bad.parameter), STW_OK);
+    EXPECT_EQ(world.tiers.missed(bad.parameter).code(), STW_ERROR_CHECKSUM);
+    EXPECT_NE(std::string(world.tiers.missed(bad.parameter).sentence()).find("did not begin"),
+              std::string::npos);
+    EXPECT_EQ(world.tiers.missed(good.parameter).code(), STW_OK);
+    EXPECT_EQ(world.optimizer->count(bad.parameter).value(), 0u);
+    ASSERT_EQ(world.failures.size(), 1u);
+    EXPECT_EQ(world.failures[0].tensor, bad.parameter);
+}
+
 TEST(Update, ParameterWithoutContentsIsAnError)
 {
     World world({});

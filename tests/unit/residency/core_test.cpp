@@ -382,6 +382,29 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
     EXPECT_TRUE(granted(outside));
 }
 
+TEST_F(CoreTest, WhatAnUpdateMissedIsNotReadUntilForgivenOrWritten)
+{
+    open(2, 0, 16);
+    const TensorId a = create("a", kBlock);
+    fill(a);
+    const ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, a);
+    const FetchId waits = ask(a, Access::kRead);
+    core_->miss(a, Status::error(STW_ERROR_CHECKSUM, "the gradient cannot be read"));
+    unclaim(claim, a);
+    EXPECT_EQ(refusal(waits), STW_ERROR_CHECKSUM);
+    EXPECT_EQ(refusal(ask(a, Access::kRead)), STW_ERROR_CHECKSUM);
+    EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
+    EXPECT_EQ(core_->contents(a), Contents::kValid);
+    core_->forgive();
+    const FetchId old = ask(a, Access::kRead);
+    EXPECT_TRUE(granted(old));
+    release(old);
+    core_->miss(a, Status::error(STW_ERROR_CHECKSUM, "the gradient cannot be read"));
+    fill(a);
+    EXPECT_TRUE(granted(ask(a, Access::kRead)));
+}
+
 // Else an update of a thousand small tensors would write their block a thousand times.
 TEST_F(CoreTest, ASharedBlockIsWrittenBackEarlyWhenTheLastUpdateInItIsOver)
 {

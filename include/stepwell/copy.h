@@ -74,8 +74,10 @@ typedef struct stw_reduce_options {
  * A gradient in, from memory that is not ours: added to the tensor, product and sum in fp32,
  * rounded to the tensor's dtype. Contributions are added in the order of the calls, so every bit is
  * the same in every run; the first one to an EMPTY tensor is taken as it is. The zero-copy way is a
- * fetch with STW_REDUCE. local NULL: this rank contributes zeros. In a tensor of bf16 or f16 many
- * small sums vanish beside a large one (256 + 0.5 is 256): sum in F32 where there are many.
+ * fetch with STW_REDUCE. local NULL: this rank has no gradient, and joins in for the others' sake
+ * (with MORE: does nothing). Where no rank has one, an EMPTY tensor stays EMPTY, and its update is
+ * one without gradient: no decay, no count. A view of zeros is a gradient. In a tensor of bf16 or
+ * f16 many small sums vanish beside a large one (256 + 0.5 is 256): sum many in F32.
  *
  * Ownership: `local` may be overwritten after the return.
  * Threads:   any thread.

@@ -351,6 +351,8 @@ Status Runtime::read_whole(stw_tensor *tensor, void *destination, collective::Ra
 Status Runtime::reduce_over_ranks(stw_tensor *gradient, const void *local,
                                   const stw_reduce_options &options)
 {
+    const bool more = (options.flags & STW_REDUCE_MORE) != 0;
+    if (!local && more) return sticky_error(gradient->id);
     Range range;
     range.tensor = gradient;
     range.access = STW_REDUCE;
@@ -369,8 +371,8 @@ Status Runtime::reduce_over_ranks(stw_tensor *gradient, const void *local,
                             options.dtype ? options.dtype : gradient->dtype, range.element_count,
                             options.scale != 0.0 ? options.scale : 1.0);
     }
-    const bool more = (options.flags & STW_REDUCE_MORE) != 0;
-    return release(&view, 1, STW_STREAM_SYNCED, more ? uint32_t{STW_RELEASE_MORE} : 0);
+    const uint32_t flags = (more ? uint32_t{STW_RELEASE_MORE} : 0) | (local ? 0 : kReleaseNothing);
+    return release(&view, 1, STW_STREAM_SYNCED, flags);
 }
 
 // One version, whole: a fetch into the caller's memory that waits for room.
@@ -425,28 +427,24 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 {
     STW_TRY(check_dtype(gradient, options.dtype));
     if (gradient->sharding) return reduce_over_ranks(gradient, local, options);
+    if (!local) return sticky_error(gradient->id);
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
     const double scale = options.scale != 0.0 ? options.scale : 1.0;
     const char *from = static_cast<const char *>(local);
     bool asked = false;
     kernels::Reduce mode = kernels::Reduce::kAdd;
-    Status status =
-        each_chunk(gradient, residency::Access::kReadWrite, true, 0, gradient->elements,
-                   options.timeout_ns, [&](void *chunk, uint64_t at, uint64_t n) {
-                       // Empty counts as nothing: the first contribution is taken as it is.
-                       if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {
-                           mode = kernels::Reduce::kFirst;
-                       }
-                       asked = true;
-                       if (from) {
-                           kernels::accumulate(mode, chunk, gradient->dtype, from + at * size,
-                                               dtype, n, scale);
-                       } else if (mode == kernels::Reduce::kFirst) {
-                           std::memset(chunk, 0, n * gradient->element_bits / 8);
-                       }
-                       return Status();
-                   });
+    Status status = each_chunk(
+        gradient, residency::Access::kReadWrite, true, 0, gradient->elements, options.timeout_ns,
+        [&](void *chunk, uint64_t at, uint64_t n) {
+            // Empty counts as nothing: the first contribution is taken as it is.
+            if (!asked && contents(gradient->id) == residency::Contents::kEmpty) {
+                mode = kernels::Reduce::kFirst;
+            }
+            asked = true;
+            kernels::accumulate(mode, chunk, gradient->dtype, from + at * size, dtype, n, scale);
+            return Status();
+        });
     if (!status.ok()) return status;
     std::lock_guard<std::mutex> lock(mutex_);
     note_reduced(gradient, current_step());

@@ -62,6 +62,7 @@ struct Collective {
     residency::TensorId source = residency::kNone;
     residency::TensorId sums = residency::kNone;
     bool adds = false;  // the pipeline adds them to the shard, and drops them
+    bool gives = true;  // this rank has a gradient
     Status cause;       // this rank cannot take part
     // kVerdict
     update::Optimizer *optimizer = nullptr;
@@ -128,6 +129,7 @@ collective::Group *replicas_of(const stw_runtime_options &options);
 struct SumAgreed {
     uint64_t count = 0;  // the least of counts[0]
     bool alike = true;   // in counts[1]
+    bool given = false;  // by some rank, counts[3]
 };
 
 }  // namespace stepwell

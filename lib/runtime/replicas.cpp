@@ -19,6 +19,7 @@ SumAgreed agreed_of(const std::vector<collective::Record> &ranks)
         agreed.count = std::min(agreed.count, rank.counts[0]);
         // counts[2]: the ranks of another group were not alike.
         agreed.alike = agreed.alike && rank.counts[1] == ranks[0].counts[1] && rank.counts[2] == 0;
+        agreed.given = agreed.given || rank.counts[3] != 0;
     }
     return agreed;
 }
@@ -64,6 +65,7 @@ Status Runtime::agree_sum(collective::Record mine, SumAgreed *agreed)
     if (!ranks_->replicas) return status;
     mine.counts[0] = agreed->count;
     mine.counts[2] = agreed->alike ? 0 : 1;
+    mine.counts[3] = agreed->given ? 1 : 0;
     if (!status.ok()) collective::set_status(mine, status);
     Status replicas = ranks_->replicas->agree(mine, ranks);
     *agreed = agreed_of(ranks);

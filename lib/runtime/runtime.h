@@ -48,6 +48,8 @@
 namespace stepwell {
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
+// Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
+constexpr uint32_t kReleaseNothing = 1u << 31;
 
 // One tier with its ordinal, as the shell has it; places of the core have the same numbers.
 struct Place {
@@ -771,7 +773,8 @@ private:
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes);
     Status release_sum(const ViewSlot &view, uint32_t flags);
     void drop_partial(residency::TensorId tensor, Commands &out);
-    Status queue_reduce(stw_tensor *tensor, residency::TensorId source, const Status &cause);
+    Status queue_reduce(stw_tensor *tensor, residency::TensorId source, bool gives,
+                        const Status &cause);
     Status agree_sum(collective::Record mine, SumAgreed *agreed);
     Status sum_over_ranks(residency::TensorId tensor, char *source, char *sums, uint64_t elements,
                           uint32_t dtype);

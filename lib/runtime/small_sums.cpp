@@ -47,7 +47,7 @@ uint64_t source_bytes(const Collective &sum)
 
 bool SmallSums::is_small(const Collective &sum)
 {
-    return sum.kind == Collective::Kind::kReduce && sum.cause.ok() &&
+    return sum.kind == Collective::Kind::kReduce && sum.cause.ok() && sum.gives &&
            source_bytes(sum) <= collective::kBucketBytes / collective::kSmallShare;
 }
 

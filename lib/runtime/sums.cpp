@@ -40,7 +40,8 @@ Result<TensorId> Runtime::make_buffer(const stw_tensor &tensor, uint64_t bytes)
 }
 
 // A buffer that a REDUCE added into. With MORE it stays with what this rank has of the sum;
-// without, that goes out to all ranks, in the order of releases.
+// without, that goes out to all ranks, in the order of releases. Of one with nothing in it only the
+// memory is wanted, where this rank has no sum yet.
 Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
 {
     stw_tensor *tensor = view.tensor;
@@ -54,15 +55,18 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     const bool more = (flags & STW_RELEASE_MORE) != 0;
     const bool all =
         view.dtype == 0 && view.byte_count == sharding.elements() * (tensor->element_bits / 8);
+    const bool nothing = (flags & kReleaseNothing) != 0;
     TensorId source = residency::kNone;
     bool adds = false;
+    bool gives = true;
     Status status;
     act([&](Core &core, Commands &out) {
         core.release(release, now(), out);
         drops |= ranks_stopped();
         if (drops) return;
-        note_reduced(tensor, view.step);
+        if (!nothing) note_reduced(tensor, view.step);
         adds = sharding.partial != residency::kNone || !all;
+        gives = !nothing || sharding.partial != residency::kNone;
         if (!adds) {
             sharding.partial = view.scratch;
         } else if (sharding.partial == residency::kNone) {
@@ -78,13 +82,13 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
         drop_scratch(view.scratch);
         return status;
     }
-    if (adds && view.byte_count == 0) {
+    if (adds && (nothing || view.byte_count == 0)) {
         drop_scratch(view.scratch);
     } else if (adds) {
         status = accumulate(view, source, sharding.padded_elements());
     }
     if (more) return status;
-    Status queued = queue_reduce(tensor, source, status);
+    Status queued = queue_reduce(tensor, source, gives, status);
     return status.ok() ? queued : status;
 }
 
@@ -102,14 +106,16 @@ void Runtime::drop_partial(TensorId tensor, Commands &out)
 }
 
 // The collective, and behind it the sum into the shard: both under claims taken here, so that what
-// is called later sees all of it. `cause`: this rank has nothing to give, and the others hear why.
-Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, const Status &cause)
+// is called later sees all of it. `gives`: not for the others' sake alone. `cause`: this rank
+// cannot take part, and the others hear why.
+Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, const Status &cause)
 {
     const bool sharded = tensor->sharding->is_sharded();
     auto next = std::make_unique<Collective>();
     next->kind = Collective::Kind::kReduce;
     next->tensors.push_back(tensor);
     next->source = source;
+    next->gives = gives;
     next->cause = cause;
     Status status;
     act([&](Core &core, Commands &out) {
@@ -176,6 +182,7 @@ void Runtime::run_reduce(Collective &work)
         tensor.sharding->is_sharded() ? collective::Kind::kReduce : collective::Kind::kSum;
     collective::Record mine = record_of(kind, work.tensors, status);
     mine.counts[0] = together.size();
+    mine.counts[3] = work.gives ? 1 : 0;
     SumAgreed agreed;
     status = agree_sum(mine, &agreed);
     char *source = status.ok() ? bytes_at(work.source, waiter.grants[0]) : nullptr;
@@ -187,14 +194,16 @@ void Runtime::run_reduce(Collective &work)
         give_pieces(waiter, asked, sharded);
         return run_sums(std::move(sums), put);
     }
-    if (status.ok()) {
+    const bool nothing = status.ok() && !agreed.given;
+    if (status.ok() && !nothing) {
         char *sums = sharded ? bytes_at(work.sums, waiter.grants[1]) : source;
         const uint64_t elements = sharded ? partition.shard_elements : partition.elements;
         status = sum_over_ranks(tensor.id, source, sums, elements, tensor.dtype);
     }
     // What the engine may still read or write is nobody's any more; its claims stay.
     if (ranks_->holds_memory()) return fail(tensor.id, status);
-    if (taken) give_pieces(waiter, asked, !status.ok());
+    // The sum of nothing is no contents, and adds nothing to the gradient.
+    if (taken) give_pieces(waiter, asked, !status.ok() || nothing);
     end_reduce(work, status);
 }
 

@@ -197,7 +197,11 @@ Status AccumulateJob::run(Chunk &chunk)
 void AccumulateJob::end()
 {
     const std::unique_ptr<AccumulateJob> self(this);
-    const Status status = std::move(error);
+    Status status = std::move(error);
+    // No rank had a gradient: there is nothing to add.
+    const bool nothing = status.code() == STW_ERROR_EMPTY && !only_zeros() &&
+                         pipeline.tiers.contents(sum.scratch) == Contents::kEmpty;
+    if (nothing) status = Status();
     if (!status.ok()) {
         pipeline.tiers.fail(sum.gradient, status);
         pipeline.report(sum.gradient, status);

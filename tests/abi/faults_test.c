@@ -230,9 +230,9 @@ static void expect_first(stw_tensor *tensor, int changed)
  * that was asked for: not who fetches it next, nor a later step, until somebody says so. */
 static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(void **state)
 {
-    machine wanted = machine_with(
-        "at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip;at=read:5:flip;"
-        "at=read:6:flip;at=read:7:flip;at=read:8:flip");
+    machine wanted =
+        machine_with("at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip;at=read:5:flip;"
+                     "at=read:6:flip;at=read:7:flip;at=read:8:flip");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *gradient = tensor_on_disk(runtime, "weights.grad", BLOCK / 4, 1);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;

@@ -262,10 +262,74 @@ static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct m
     end(at.runtime, at.group, member);
 }
 
+/* Who adds to expert `e` in a step, as nobody's tokens went to some of them. */
+enum { NOBODY, ONE, ALL, ONE_BEFORE, NOBODY_TWICE, WAYS };
+
+static void give(stw_tensor *gradient, uint32_t way, uint64_t elements, uint32_t rank)
+{
+    stw_reduce_options more = STW_REDUCE_OPTIONS_INIT;
+    float *ones = malloc(elements * sizeof *ones);
+    for (uint64_t k = 0; k < elements; ++k) ones[k] = 1;
+    more.flags = STW_REDUCE_MORE;
+    if (way == ONE_BEFORE) SUCCEEDS(stw_reduce(gradient, rank == 1 ? ones : NULL, &more));
+    if (way == NOBODY_TWICE) SUCCEEDS(stw_reduce(gradient, NULL, &more));
+    SUCCEEDS(stw_reduce(gradient, way == ALL || (way == ONE && rank == 0) ? ones : NULL, NULL));
+    free(ones);
+}
+
+/* An expert that nobody used has no gradient: no decay, no count, on one rank as on several. */
+static void what_no_rank_has_a_gradient_for_is_left_alone(struct member *member)
+{
+    enum { KINDS = 3, EXPERTS = WAYS * KINDS, STEPS_OF_EXPERTS = 2 };
+    static const uint64_t sizes[KINDS] = {500, 60000, 700}; /* alone, and together with others */
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 24);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_tensor *parameters[EXPERTS];
+    stw_tensor *gradients[EXPERTS];
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    for (uint32_t i = 0; i < EXPERTS; ++i) {
+        const char parameter[] = {'p', (char)('a' + i), '\0'};
+        const char gradient[] = {'g', (char)('a' + i), '\0'};
+        const uint32_t partition = i / WAYS == 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        parameters[i] = make(runtime, parameter, sizes[i / WAYS], STW_ROLE_PARAM, partition);
+        gradients[i] = make(runtime, gradient, sizes[i / WAYS], STW_ROLE_GRAD, partition);
+        SUCCEEDS(stw_tensor_fill(parameters[i], 1.0, NULL));
+        entry.parameter = parameters[i], entry.gradient = gradients[i];
+        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    for (uint32_t step = 1; step <= STEPS_OF_EXPERTS; ++step) {
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        for (uint32_t i = 0; i < EXPERTS; ++i) {
+            give(gradients[i], i % WAYS, sizes[i / WAYS], member->rank);
+        }
+        update.flags = STW_UPDATE_WAIT;
+        update.clip_norm = 1.0;
+        SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+        HOLDS(result.without_gradient == 2 * KINDS && result.updated == 3 * KINDS);
+        for (uint32_t i = 0; i < EXPERTS; ++i) {
+            const bool used = i % WAYS != NOBODY && i % WAYS != NOBODY_TWICE;
+            uint64_t count = 9;
+            SUCCEEDS(stw_optimizer_get_count(optimizer, parameters[i], &count));
+            HOLDS(count == (used ? step : 0));
+            stw_view weights = fetch(runtime, parameters[i], STW_READ, STW_WHOLE);
+            HOLDS((((const float *)weights.pointer)[sizes[i / WAYS] - 1] != 1.0F) == used);
+            let_go(&weights, 0);
+        }
+    }
+    end(runtime, group, member);
+}
+
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
         CLAIM(training_has_the_bits_of_one_rank),
+        CLAIM(what_no_rank_has_a_gradient_for_is_left_alone),
         CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
         CLAIM(ranks_that_step_otherwise_are_told),
         CLAIM(hyper_parameters_of_each_group_are_compared),

@@ -173,6 +173,8 @@ class Tensors(support.Machine):
     @support.needs_numpy
     def test_sums_are_added_and_discarded(self):
         tensor = self.floats(6, "g")
+        tensor.reduce(None)
+        self.assertEqual(tensor.info().state, stepwell.State.EMPTY)
         tensor.reduce(numpy.ones(6, numpy.float32), scale=2.0)
         tensor.reduce(numpy.ones(6, numpy.float32))
         tensor.reduce(None)

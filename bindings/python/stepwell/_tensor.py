@@ -361,7 +361,8 @@ class Tensor:
 
     def reduce(self, local: Any = None, *, scale: float = 1.0, more: bool = False,
                timeout: Optional[float] = None) -> None:
-        """Add an array to all of the tensor; None adds zeros. Blocks until it is added.
+        """Add an array to all of the tensor. Blocks until it is added. None: this rank has no
+        gradient. Where no rank has one the tensor stays empty, and its parameter is not updated.
 
         more: further micro-batches come before the sums of the ranks are added.
 

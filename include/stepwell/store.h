@@ -14,9 +14,13 @@ extern "C" {
 
 enum { STW_LABEL_BYTES_MAX = 255, STW_METADATA_BYTES_MAX = 1048576 };
 
+enum { /* stw_commit_options.flags */
+    STW_COMMIT_COMPLETE = 1 /* NOT_FOUND where a tensor of the resumed generation was not created
+                               again, rather than leave it out */
+};
 typedef struct stw_commit_options {
     uint32_t struct_size;
-    uint32_t flags;          /* none yet */
+    uint32_t flags;          /* STW_COMMIT_* */
     const char *label;       /* at most STW_LABEL_BYTES_MAX bytes; NULL: none */
     const void *metadata;    /* the program's own: step, random state, place in its data; copied.
                                 Each rank has its own, and finds that again */
@@ -29,12 +33,15 @@ typedef struct stw_commit_options {
  * Make the present contents of all durable tensors a generation: updates, sums and writes asked for
  * before the call are in it, later ones are not. What was not written since the last one is not
  * written again. COLLECTIVE: it is one on all ranks or on none. A tensor that was never written is
- * in it as empty. Whoever uses a durable tensor meanwhile waits until the call has returned.
+ * in it as empty. Whoever uses a durable tensor meanwhile waits until the call has returned. What
+ * the resumed generation has and the program has not created again since is not in the new one: the
+ * log warns of each, once.
  *
  * Ownership: none.
  * Threads:   any thread; one call at a time (BUSY).
  * Blocks:    until it is on stable storage on all ranks, or timeout_ns.
- * Errors:    INVALID, BUSY (a durable tensor has an open view: the sentence names it), LIMIT
+ * Errors:    INVALID, BUSY (a durable tensor has an open view: the sentence names it), NOT_FOUND
+ *            (only with STW_COMMIT_COMPLETE, which refuses on all ranks what one leaves out), LIMIT
  *            (metadata and names take more than the store has for them), IO, CHECKSUM, NO_SPACE,
  *            MEMORY; SYNC (a flush failed: no more are taken before the store is opened again);
  *            PEER, ORDER, MISMATCH, or what kept another rank from it; TIMEOUT, INTERRUPTED. After
@@ -54,6 +61,8 @@ typedef struct stw_generation_info {
     uint64_t metadata_bytes;
     uint64_t time_unix_ns;   /* when this rank's part was written */
     char label[STW_LABEL_BYTES_MAX + 1];
+    uint64_t left_out;       /* tensors of the resumed generation that this rank had not created
+                                again when it committed the first one behind it */
 } stw_generation_info;
 
 /**

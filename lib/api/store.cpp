@@ -15,7 +15,7 @@ stw_status stw_commit(stw_runtime *runtime, const stw_commit_options *options,
         STW_TRY(enter(runtime));
         stw_commit_options copy = STW_COMMIT_OPTIONS_INIT;
         if (options) STW_TRY(take(&copy, options, "options"));
-        STW_TRY(check_flags(copy.flags, 0, "options.flags"));
+        STW_TRY(check_flags(copy.flags, STW_COMMIT_COMPLETE, "options.flags"));
         if (copy.label && strnlen(copy.label, STW_LABEL_BYTES_MAX + 1) > STW_LABEL_BYTES_MAX) {
             return Status::error(STW_ERROR_INVALID, "options.label is longer than %d bytes",
                                  STW_LABEL_BYTES_MAX);

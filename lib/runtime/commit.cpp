@@ -107,6 +107,7 @@ Status Runtime::begin_commit(const std::shared_ptr<CommitWork> &work)
         }
         durable_->commits = true;
         work->cause = durable_view_open();
+        note_left_out(work.get());
         if (work->cause.ok()) work->claim = core.claim(true);
         for (const stw_tensor *tensor : work->tensors) {
             if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
@@ -125,6 +126,7 @@ Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_o
                              name_.c_str());
     }
     auto work = std::make_shared<CommitWork>();
+    work->complete = (options.flags & STW_COMMIT_COMPLETE) != 0;
     work->label = options.label ? options.label : "";
     work->metadata.assign(static_cast<const char *>(options.metadata),
                           options.metadata ? options.metadata_bytes : 0);
@@ -366,6 +368,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     }
     store::Manifest manifest;
     manifest.time_unix_ns = unix_time_ns();
+    manifest.left_out = work.left_out;
     manifest.label = std::move(work.label);
     manifest.metadata = std::move(work.metadata);
     manifest.counts = count_updates();
@@ -415,6 +418,7 @@ Status Runtime::generation_info(uint64_t generation, stw_generation_info *info_o
     info.bytes = found->bytes;
     info.metadata_bytes = found->metadata.size();
     info.time_unix_ns = found->time_unix_ns;
+    info.left_out = found->left_out;
     const size_t length = std::min<size_t>(found->label.size(), STW_LABEL_BYTES_MAX);
     std::memcpy(info.label, found->label.data(), length);
     std::memcpy(info_out, &info, info.struct_size);

@@ -28,9 +28,15 @@ struct Runtime::Durable {
     struct Entry {
         store::StoredTensor tensor;
         bool taken = false;
+        bool told = false;  // that it is left out
+    };
+    struct Count {
+        uint64_t count = 0;
+        bool taken = false;
+        bool told = false;
     };
     std::map<std::string, Entry, std::less<>> tensors;
-    std::map<std::string, uint64_t, std::less<>> counts;
+    std::map<std::string, Count, std::less<>> counts;
     std::vector<store::Placement> blocks;
     std::vector<residency::PackId> packs;  // by block, of those that tensors share; kNone: none yet
     std::unordered_map<residency::PackId, uint32_t> blocks_of_packs;  // the reverse
@@ -56,6 +62,8 @@ struct CommitWork {
     std::string metadata;
     std::unordered_set<residency::TensorId> stale;  // masters older than their parameters
     Status cause;                                   // why this rank cannot take part
+    bool complete = false;                          // nothing that was resumed may be left out
+    uint32_t left_out = 0;
     residency::Instant deadline = residency::kNever;
     bool done = false;
     Status status;

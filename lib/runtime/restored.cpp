@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <set>
+#include <string_view>
 #include <utility>
 
 namespace stepwell {
@@ -74,7 +76,7 @@ void Runtime::expect_tensors(store::Manifest manifest)
         durable_->tensors[std::move(name)].tensor = std::move(tensor);
     }
     for (store::StoredCount &count : manifest.counts) {
-        durable_->counts[std::move(count.name)] = count.count;
+        durable_->counts[std::move(count.name)].count = count.count;
     }
     for (const auto &[name, slots] : durable_->generations->slots_by_tensor()) {
         durable_->not_made[name] = slots;
@@ -121,6 +123,47 @@ void Runtime::note_kept(const CommitWork &work)
     durable_->counts.clear();
     durable_->blocks_of_packs.clear();
     withhold_kept();
+}
+
+// Under the lock, before a commit: what the resumed generation has and the next one will not, as
+// the program has not made it again. What it made and destroyed is left out as it wanted.
+void Runtime::note_left_out(CommitWork *work)
+{
+    std::set<std::string_view> made;
+    for (const stw_tensor *tensor : work->tensors) made.insert(tensor->name);
+    const uint64_t resumed = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
+    const std::string *first = nullptr;
+    for (auto &[name, entry] : durable_->tensors) {
+        const bool there = (entry.tensor.flags & store::StoredTensor::kHasContents) != 0;
+        if (!there || entry.taken || made.count(name) > 0) continue;
+        ++work->left_out;
+        if (!first) first = &name;
+        if (std::exchange(entry.told, true)) continue;
+        log_lines_.push_back(
+            {STW_LOG_WARNING, "commit",
+             format_text("durable tensor '%s' of generation %" PRIu64
+                         ", which was resumed, was not created again, so the next one leaves it "
+                         "out",
+                         name.c_str(), resumed)});
+    }
+    for (auto &[name, count] : durable_->counts) {
+        if (count.count == 0 || count.taken || std::exchange(count.told, true)) continue;
+        log_lines_.push_back(
+            {STW_LOG_WARNING, "commit",
+             format_text("the updates of '%s' (optimizer and parameter), %" PRIu64
+                         " in generation %" PRIu64
+                         ", which was resumed, were not asked for by stw_optimizer_add, so the "
+                         "next one leaves their number out",
+                         name.c_str(), count.count, resumed)});
+    }
+    if (!work->complete || work->left_out == 0 || !work->cause.ok()) return;
+    work->cause = Status::error(
+        STW_ERROR_NOT_FOUND,
+        "%u durable tensors of generation %" PRIu64
+        ", which was resumed, were not created again, '%s' the first; create them, or commit "
+        "without STW_COMMIT_COMPLETE to leave them out",
+        work->left_out, resumed, first->c_str());
+    work->cause.mutable_detail().tensor = *first;
 }
 
 // Under the lock. Null: nothing of it is to be found.
@@ -231,7 +274,9 @@ uint64_t Runtime::restored_count(const std::string &name)
     std::lock_guard<std::mutex> lock(mutex_);
     if (!durable_.body) return 0;
     const auto found = durable_->counts.find(name);
-    return found == durable_->counts.end() ? 0 : found->second;
+    if (found == durable_->counts.end()) return 0;
+    found->second.taken = true;
+    return found->second.count;
 }
 
 }  // namespace stepwell

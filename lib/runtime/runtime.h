@@ -450,6 +450,7 @@ private:
     void withhold_kept();
     void note_gone(uint64_t blocks);
     void note_kept(const CommitWork &work);
+    void note_left_out(CommitWork *work);
     uint64_t restored_count(const std::string &name);
 
     // commit.cpp

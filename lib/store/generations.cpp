@@ -43,6 +43,7 @@ GenerationInfo info_of(const Manifest &manifest)
     info.time_unix_ns = manifest.time_unix_ns;
     info.tensors = manifest.tensors.size();
     for (const StoredTensor &tensor : manifest.tensors) info.bytes += tensor.bytes;
+    info.left_out = manifest.left_out;
     info.label = manifest.label;
     info.metadata = manifest.metadata;
     return info;

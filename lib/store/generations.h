@@ -45,6 +45,7 @@ struct GenerationInfo {
     uint64_t time_unix_ns = 0;
     uint64_t tensors = 0;
     uint64_t bytes = 0;
+    uint32_t left_out = 0;
     std::string label;
     std::string metadata;
 };

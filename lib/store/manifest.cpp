@@ -174,7 +174,7 @@ std::vector<uint8_t> encode(const Manifest &manifest, const Uuid &uuid)
     Writer out;
     out.put_bytes(kMagic, sizeof kMagic);
     out.put<uint32_t>(kVersion);
-    out.put<uint32_t>(0);
+    out.put<uint32_t>(manifest.left_out);
     out.put<uint64_t>(0);
     out.put_bytes(uuid.data(), uuid.size());
     out.put<uint64_t>(manifest.id.number);
@@ -241,12 +241,13 @@ Result<Manifest> decode_manifest(const uint8_t *bytes, uint64_t size, const Uuid
     Reader reader(bytes + 8, size - 8 - kSumBytes);
     if (reader.get<uint32_t>() != kVersion)
         return refuse(name, "this build does not read its format version");
-    if (reader.get<uint32_t>() != 0) return refuse(name, "a reserved field is not zero");
+    const auto left_out = reader.get<uint32_t>();
     (void)reader.get<uint64_t>();
     if (std::memcmp(bytes + 24, uuid.data(), uuid.size()) != 0)
         return refuse(name, "it is another store's");
     for (size_t i = 0; i < uuid.size() / 8; ++i) (void)reader.get<uint64_t>();
     Manifest manifest;
+    manifest.left_out = left_out;
     manifest.id.number = reader.get<uint64_t>();
     manifest.id.token = reader.get<uint64_t>();
     manifest.time_unix_ns = reader.get<uint64_t>();

@@ -70,6 +70,7 @@ struct Manifest {
     GenerationId id;
     std::vector<GenerationId> kept;  // the newest first, without itself
     uint64_t time_unix_ns = 0;
+    uint32_t left_out = 0;  // tensors of the generation before that were not made again
     std::string label;
     std::string metadata;
     std::vector<Placement> blocks;

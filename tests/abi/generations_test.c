@@ -115,6 +115,56 @@ static void what_was_committed_is_found_again(void **state)
     machine_close(runtime);
 }
 
+static stw_generation_info newest(stw_runtime *runtime)
+{
+    stw_generation_info info = {.struct_size = sizeof info};
+    ok(stw_generation_get(runtime, 0, &info));
+    return info;
+}
+
+/* A program that forgets one loses it with the generations that are kept: not without a word. */
+static void what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all(void **state)
+{
+    stw_runtime *runtime = make();
+    stw_commit_options complete = STW_COMMIT_OPTIONS_INIT;
+    stw_tensor *gone;
+    uint64_t generation = 0;
+    (void)state;
+    complete.flags = STW_COMMIT_COMPLETE;
+    tensor_fill_sequence(durable(runtime, "kept", SMALL), SMALL, 1);
+    tensor_fill_sequence(durable(runtime, "forgotten", LARGE), LARGE, 2);
+    tensor_fill_sequence(durable(runtime, "dropped", SMALL), SMALL, 3);
+    durable(runtime, "never written", SMALL);
+    ok(stw_commit(runtime, &complete, &generation));
+    assert_int_equal(newest(runtime).left_out, 0);
+    machine_close(runtime);
+
+    runtime = resume();
+    log_reset();
+    tensor_expect_sequence(durable(runtime, "kept", SMALL), SMALL, 1);
+    gone = durable(runtime, "dropped", SMALL);
+    ok(stw_tensor_destroy(&gone, 1)); /* as the program wants it */
+    fails(stw_commit(runtime, &complete, &generation), STW_ERROR_NOT_FOUND, "'forgotten'");
+    assert_string_equal(error_numbers().tensor, "forgotten");
+    assert_int_equal(newest(runtime).generation, 1);
+    assert_int_equal(times_logged("'forgotten' of generation 1"), 1);
+    assert_int_equal(times_logged("leaves it out"), 1);
+    ok(stw_commit(runtime, NULL, &generation));
+    assert_int_equal(times_logged("leaves it out"), 1);
+    assert_int_equal(newest(runtime).left_out, 1);
+    ok(stw_commit(runtime, &complete, &generation)); /* its generation has no such tensor */
+    assert_int_equal(newest(runtime).left_out, 0);
+    machine_close(runtime);
+
+    runtime = resume();
+    stw_generation_info info = {.struct_size = sizeof info};
+    ok(stw_generation_get(runtime, 2, &info));
+    assert_int_equal(info.left_out, 1); /* it stays known */
+    durable(runtime, "kept", SMALL);
+    ok(stw_commit(runtime, &complete, &generation));
+    machine_close(runtime);
+}
+
 static void a_generation_can_be_gone_on_with(void **state)
 {
     int round;
@@ -719,6 +769,7 @@ int main(void)
 #define cmocka_unit_test_here(name)                                                                \
     cmocka_unit_test_setup_teardown(name, make_directory, remove_directory)
         cmocka_unit_test_here(what_was_committed_is_found_again),
+        cmocka_unit_test_here(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all),
         cmocka_unit_test_here(a_generation_can_be_gone_on_with),
         cmocka_unit_test_here(an_older_generation_is_resumed_by_its_number),
         cmocka_unit_test_here(updates_go_on_as_if_nothing_had_happened),

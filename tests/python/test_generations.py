@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generations: what was committed is back in another runtime, and in another process."""
+import logging
 import os
 import signal
 import subprocess
@@ -78,6 +79,20 @@ class RoundTrips(Stored):
             self.assertFalse(other.restored)
             self.assertEqual(tensor.info().state, stepwell.State.VALID)
             self.assertEqual(floats_of(tensor), [0.5] * COUNT)
+
+    def test_a_commit_is_complete_or_says_what_it_leaves_out(self):
+        self.committed(0.5)
+        logger = logging.getLogger("stepwell-generations")
+        with self.open(resume=True, log=logger) as runtime:
+            runtime.create("v", 4, durable=True).fill(1)
+            with self.assertLogs(logger, "WARNING") as lines:
+                self.refused(stepwell.NotFoundError, "'w'", lambda: runtime.commit(complete=True))
+            self.assertIn("'w' of generation 1", "".join(lines.output))
+            self.assertEqual(runtime.generation().generation, 1)
+            runtime.commit()
+            self.assertEqual(runtime.generation().left_out, 1)
+            runtime.commit(complete=True)
+            self.assertEqual(runtime.generation().left_out, 0)
 
     def test_one_may_be_resumed_by_its_number(self):
         self.committed(1.0, 2.0, 3.0, generations_kept=3)

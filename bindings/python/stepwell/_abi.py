@@ -195,6 +195,7 @@ STW_VICTIM_SHARED = 2
 STW_HOST_ZERO = 1
 STW_LABEL_BYTES_MAX = 255
 STW_METADATA_BYTES_MAX = 1048576
+STW_COMMIT_COMPLETE = 1
 
 S = TypeVar("S", bound="Struct")
 
@@ -744,6 +745,7 @@ class stw_generation_info(Struct):
         ("metadata_bytes", c_uint64),
         ("time_unix_ns", c_uint64),
         ("label", c_char * (STW_LABEL_BYTES_MAX + 1)),
+        ("left_out", c_uint64),
     ]
 
 

@@ -23,6 +23,7 @@ class GenerationInfo(NamedTuple):
     tensor_bytes: int  # of them, on this rank
     ranks: int         # that have a part of it
     time_unix_ns: int  # when this rank's part was written
+    left_out: int      # tensors of the resumed generation that had not been created again
 
 
 def flags_of(resume: Resume, overwrite: bool) -> Tuple[int, int]:
@@ -44,13 +45,14 @@ class Generations:
         raise NotImplementedError
 
     def commit(self, label: Optional[str] = None, metadata: Any = b"", *,
-               timeout: Optional[float] = None) -> int:
+               complete: bool = False, timeout: Optional[float] = None) -> int:
         """Make the present contents of all durable tensors a generation, and return its number.
 
         Blocks until it is on stable storage, on all ranks of a group, all of which call it. label,
         metadata: text of at most LABEL_BYTES_MAX bytes, and bytes of the program's own, at most
         METADATA_BYTES_MAX, that generation() gives back. Busy while views of durable tensors are
-        open.
+        open. What the resumed generation has and was not created again is not in the new one: a
+        warning names it, or complete=True refuses (NotFoundError).
 
         Not begun anew after Ctrl-C: other ranks may have voted on it already.
         """
@@ -59,6 +61,7 @@ class Generations:
             label=None if label is None else label.encode(),
             metadata=ctypes.cast(kept, ctypes.c_void_p).value if kept else None,
             metadata_bytes=len(kept), timeout_ns=nanoseconds(timeout),
+            flags=_abi.STW_COMMIT_COMPLETE * complete,
         )
         made = ctypes.c_uint64()
         check(_waiting.call(self, lib.stw_commit, self._use(), options, made, again=False))
@@ -75,4 +78,5 @@ class Generations:
         check(lib.stw_generation_metadata(self._use(), info.generation, buffer,
                                           info.metadata_bytes, count))
         return GenerationInfo(info.generation, info.label.decode("utf-8", "replace"), buffer.raw,
-                              info.tensors, info.bytes, info.ranks, info.time_unix_ns)
+                              info.tensors, info.bytes, info.ranks, info.time_unix_ns,
+                              info.left_out)

@@ -17,7 +17,7 @@ using Bytes = std::vector<uint8_t>;
 
 // Offsets of the layout in manifest.h.
 constexpr uint64_t kVersionAt = 8;
-constexpr uint64_t kReservedAt = 12;
+constexpr uint64_t kLeftOutAt = 12;
 constexpr uint64_t kSizeAt = 16;
 constexpr uint64_t kUuidAt = 24;
 constexpr uint64_t kKeptAt = 64;
@@ -58,6 +58,7 @@ Manifest sample()
     manifest.id = {7, 0xfedcba9876543210ull};
     manifest.kept = {{6, 61}, {4, 41}};
     manifest.time_unix_ns = 1'700'000'000'000'000'001ull;
+    manifest.left_out = 5;
     manifest.label = "epoch 3";
     manifest.metadata = std::string("step\0 42\n", 9);
     for (uint32_t i = 0; i < 3; ++i) manifest.blocks.push_back(block(i));
@@ -139,6 +140,7 @@ void expect_same(const Manifest &left, const Manifest &right)
     EXPECT_EQ(left.id, right.id);
     EXPECT_EQ(left.kept, right.kept);
     EXPECT_EQ(left.time_unix_ns, right.time_unix_ns);
+    EXPECT_EQ(left.left_out, right.left_out);
     EXPECT_EQ(left.label, right.label);
     EXPECT_EQ(left.metadata, right.metadata);
     EXPECT_EQ(left.tensors, right.tensors);
@@ -177,7 +179,7 @@ TEST(Manifest, LayoutIsLittleEndianAtFixedOffsets)
     const Bytes bytes = encode(sample(), uuid());
     EXPECT_EQ(std::memcmp(bytes.data(), "STWGEN\r\n", 8), 0);
     EXPECT_EQ(get(bytes, kVersionAt, 4), 1u);
-    EXPECT_EQ(get(bytes, kReservedAt, 4), 0u);
+    EXPECT_EQ(get(bytes, kLeftOutAt, 4), 5u);
     EXPECT_EQ(get(bytes, kSizeAt, 8), bytes.size());
     EXPECT_EQ(std::memcmp(&bytes[kUuidAt], uuid().data(), 16), 0);
     EXPECT_EQ(get(bytes, 40, 8), sample().id.number);
@@ -269,7 +271,6 @@ TEST(Manifest, AnotherVersionIsRefused)
 {
     expect_refused(with(kVersionAt, 2, 4), "format version");
     expect_refused(with(kVersionAt, 0, 4), "format version");
-    expect_refused(with(kReservedAt, 1, 4), "a reserved field is not zero");
 }
 
 TEST(Manifest, AnotherStoresIsRefused)

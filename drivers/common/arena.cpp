@@ -50,6 +50,18 @@ uint64_t arena_alignment(const stw_memory_options &options)
     return std::max<uint64_t>(kHugePageBytes, options.block_bytes);
 }
 
+stw_status refuse_addresses(stw_status status, uint64_t bytes, const char *whose,
+                            stw_driver_error *error_out)
+{
+    const int cause = errno;
+    const AddressRoom room = address_room();
+    const bool limited = room.limit_bytes != UINT64_MAX;
+    return fail(error_out, status, {cause, bytes, limited ? room.left_bytes() : 0},
+                "The kernel refuses %s of addresses for %s%s; raise %s, or lower the budgets.",
+                bytes_text(bytes).c_str(), whose, address_text(room).c_str(),
+                limited ? "ulimit -v" : "vm.overcommit_memory or vm.max_map_count");
+}
+
 stw_status reserve_arena(const char *driver, const stw_memory_options &options, bool huge,
                          Arena *arena_out, stw_driver_error *error_out)
 {
@@ -57,11 +69,11 @@ stw_status reserve_arena(const char *driver, const stw_memory_options &options, 
     if (const stw_status status = check_memory_room(bytes, driver, memory_room(), error_out))
         return status;
     Arena arena;
-    if (!arena.mapping.map(bytes, arena_alignment(options), PROT_READ | PROT_WRITE, 0))
-        return fail(error_out, STW_ERROR_MEMORY, {errno, bytes, 0},
-                    "The kernel refuses %s of addresses for the %s memory (ulimit -v, "
-                    "vm.overcommit_memory).",
-                    bytes_text(bytes).c_str(), driver);
+    if (!arena.mapping.map(bytes, arena_alignment(options), PROT_READ | PROT_WRITE, 0)) {
+        const std::string whose = std::string("the ") + driver + " memory";
+        return refuse_addresses(STW_ERROR_MEMORY, bytes + arena_alignment(options), whose.c_str(),
+                                error_out);
+    }
     char *base = arena.mapping.base();
     // Pages under I/O must not become the child's when the program forks.
     madvise(base, bytes, MADV_DONTFORK);

@@ -52,6 +52,9 @@ struct Arena {
 
 // Of a driver's memory: a block and a huge page both start at their own multiple.
 uint64_t arena_alignment(const stw_memory_options &options);
+// After an mmap failed, with the numbers of ulimit -v if there is one.
+stw_status refuse_addresses(stw_status status, uint64_t bytes, const char *whose,
+                            stw_driver_error *error_out);
 // Addresses only, and only for memory that the machine has. With `huge` the kernel is asked for
 // huge pages.
 stw_status reserve_arena(const char *driver, const stw_memory_options &options, bool huge,

@@ -40,7 +40,7 @@ constexpr CgroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_byt
                                    "total_inactive_file"};
 constexpr CgroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
-// One line of /proc/self/mountinfo that mounts a hierarchy with memory limits.
+// One line of /proc/self/mountinfo that mounts a hierarchy with limits of a controller.
 struct CgroupMount {
     std::string_view root;  // the cgroup that is shown at `point`
     std::string_view point;
@@ -71,8 +71,8 @@ std::optional<std::string> own_cgroup(std::string_view text, bool version2)
     while (!text.empty()) {
         std::string_view line = next_part(&text, '\n');
         next_part(&line, ':');  // hierarchy
-        const std::string controllers = "," + std::string(next_part(&line, ':')) + ",";
-        if (version2 ? controllers == ",," : controllers.find(",memory,") != std::string::npos)
+        const std::string_view controllers = next_part(&line, ':');
+        if (version2 ? controllers.empty() : has_word(controllers, controller))
             return std::string(line);
     }
     return std::nullopt;
@@ -100,14 +100,13 @@ void look_at_cgroup(const std::string &directory, const CgroupFiles &files, Memo
 
 // A limit of any ancestor binds too.
 void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::string cgroup,
-                       MemoryRoom *room)
+                       Look &&look)
 {
     if (mount.root != "/") {  // in a container the mount shows a part of the tree
         const bool inside = cgroup.starts_with(mount.root) && (cgroup.size() == mount.root.size() ||
                                                                cgroup[mount.root.size()] == '/');
         cgroup.erase(0, inside ? mount.root.size() : cgroup.size());
     }
-    const CgroupFiles &files = mount.version2 ? kVersion2 : kVersion1;
     const std::string top = root + std::string(mount.point);
     for (;;) {
         while (cgroup.ends_with('/')) cgroup.pop_back();

@@ -57,9 +57,8 @@ stw_status open_map(const stw_memory_options &options, CpuMemory *memory,
     Mapping addresses;
     if (places > 0 &&
         !addresses.map(places * block, arena_alignment(options), PROT_NONE, MAP_NORESERVE))
-        return fail(error_out, STW_ERROR_LIMIT, {errno, places * block, 0},
-                    "The kernel refuses %s of addresses for tensors (ulimit -v).",
-                    bytes_text(places * block).c_str());
+        return refuse_addresses(STW_ERROR_LIMIT, places * block + arena_alignment(options),
+                                "tensors", error_out);
     // A program that locks all its future pages would have locked these too.
     munlock(memory->arena.mapping.base(), memory->arena.mapping.bytes());
     if (places > 0) munlock(addresses.base(), addresses.bytes());

@@ -69,7 +69,9 @@ class WholeGathers {
 public:
     WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0,
                  uint32_t ahead_max = 0)
-        : core_(core), place_(place), ledger_(budget_blocks, bucket_bytes, ahead_max)
+        : core_(core),
+          place_(place),
+          ledger_(budget_blocks, bucket_bytes, ahead_max, core.block_bytes())
     {
     }
 

@@ -35,6 +35,7 @@ public:
     }
     [[nodiscard]] uint32_t whole_slots() const { return whole_slots_; }
     [[nodiscard]] uint32_t used() const { return used_ + used_whole_; }
+    [[nodiscard]] uint32_t used_ordinary() const { return used_; }
     [[nodiscard]] uint32_t peak() const { return peak_; }
     [[nodiscard]] uint64_t metadata_bytes() const
     {

@@ -14,13 +14,16 @@ Status Core::may_shrink(PlaceId place, uint32_t blocks) const
     const uint64_t needed = uint64_t{promised_[place]} + arenas_[place].whole_slots();
     if (blocks >= needed) return {};
     const uint64_t block = config_.block_bytes;
+    const uint64_t aside = config_.places[place].aside_bytes;
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "%s cannot shrink to %s: %s of its budget of %s are promised to tensors that may rest "
-        "nowhere farther; allow them another tier, destroy some, or leave the tier %s",
-        place_name(place).c_str(), bytes_text(blocks * block).c_str(),
-        bytes_text(needed * block).c_str(), bytes_text(arenas_[place].budget() * block).c_str(),
-        bytes_text(needed * block).c_str());
+        "%s cannot shrink to %s: of its budget it needs %s; allow tensors another tier, or destroy "
+        "some",
+        place_name(place).c_str(), bytes_text(aside + blocks * block).c_str(),
+        sum_text({{aside, "for staging and scratch"},
+                  {arenas_[place].whole_slots() * block, "for gathered wholes"},
+                  {promised_[place] * block, "promised to tensors that may rest nowhere farther"}})
+            .c_str());
     ErrorDetail &detail = status.mutable_detail();
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);
     detail.device = config_.places[place].device;
@@ -60,12 +63,18 @@ Status Core::shrink_refusal(PlaceId place, uint32_t blocks) const
 {
     const uint64_t block = config_.block_bytes;
     const uint64_t pinned = pinned_blocks(place, false, nullptr);
-    const char *why = pinned > blocks ? "; release views" : ", or no other tier may take the rest";
+    const uint64_t wholes = arenas_[place].whole_slots();
+    const uint64_t others = arenas_[place].used_ordinary() - pinned;
+    const uint64_t aside = config_.places[place].aside_bytes;
     Status status = Status::error(
-        STW_ERROR_BUDGET,
-        "%s cannot shrink to %s: it holds %s, of which %s is pinned by open views%s",
-        place_name(place).c_str(), bytes_text(blocks * block).c_str(),
-        bytes_text(arenas_[place].used() * block).c_str(), bytes_text(pinned * block).c_str(), why);
+        STW_ERROR_BUDGET, "%s cannot shrink to %s: it holds %s; %s", place_name(place).c_str(),
+        bytes_text(aside + blocks * block).c_str(),
+        sum_text({{aside, "for staging and scratch"},
+                  {wholes * block, "for gathered wholes"},
+                  {pinned * block, "pinned by open views"},
+                  {others * block, "that no other tier takes"}})
+            .c_str(),
+        pinned + wholes > blocks ? "release views" : "make room in the tiers behind it");
     ErrorDetail &detail = status.mutable_detail();
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);
     detail.device = config_.places[place].device;

@@ -414,6 +414,7 @@ private:
     [[nodiscard]] bool room_will_come(PlaceId place) const;
     [[nodiscard]] uint64_t next_use(BlockId block) const;
     Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;
+    [[nodiscard]] bool asks_for_wholes(const Fetch &fetch, PlaceId place) const;
 
     // moves.cpp: transfers and what they change
     void start_fill(Fetch &fetch, Target &target, Commands &out);

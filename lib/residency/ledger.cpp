@@ -11,20 +11,17 @@ namespace {
 // A whole of at most one part in so many of a bucket is small.
 constexpr uint64_t kSmallShare = 32;
 
-unsigned long long number(uint64_t value)
-{
-    return value;
-}
-
 }  // namespace
 
 Result<WholeId> WholeLedger::add(std::string name, uint32_t blocks, uint64_t bytes)
 {
     if (blocks > budget_blocks_) {
-        return Status::error(STW_ERROR_BUDGET,
-                             "tensor \"%s\": gathered it takes %u blocks, the agreed part of the "
-                             "device budget is %llu; raise it, or fetch the tensor by ranges",
-                             name.c_str(), blocks, number(budget_blocks_));
+        return Status::error(
+            STW_ERROR_BUDGET,
+            "tensor '%s' cannot be gathered: %s needed; whole_bytes %s; raise it "
+            "on all ranks, or fetch the tensor by ranges",
+            name.c_str(), bytes_text(blocks * block_bytes_).c_str(),
+            sum_text({{budget_blocks_ * block_bytes_, "for all that is gathered"}}).c_str());
     }
     Whole whole;
     whole.name = std::move(name);
@@ -90,13 +87,15 @@ Status WholeLedger::make_room(WholeId first_asked, uint64_t needed_blocks, uint6
 {
     kept_blocks += used_blocks_ - loose_blocks_;
     if (needed_blocks + kept_blocks > budget_blocks_) {
+        const uint64_t left = budget_blocks_ - std::min(budget_blocks_, kept_blocks);
         return Status::error(
             STW_ERROR_BUDGET,
-            "gathering \"%s\" and what is fetched with it takes %llu blocks; the "
-            "agreed part of the device budget is %llu, %llu of them pinned by open "
-            "views",
-            wholes_[first_asked].name.c_str(), number(needed_blocks), number(budget_blocks_),
-            number(kept_blocks));
+            "tensor '%s' and what is fetched with it cannot be gathered: %s needed; whole_bytes "
+            "%s; release views, or raise it on all ranks",
+            wholes_[first_asked].name.c_str(), bytes_text(needed_blocks * block_bytes_).c_str(),
+            sum_text({{kept_blocks * block_bytes_, "in use or fetched with it"},
+                      {left * block_bytes_, "free or not in use"}})
+                .c_str());
     }
     // Call numbers and ids: the order is total and the same on all ranks.
     uint64_t used = used_blocks_;

@@ -38,8 +38,13 @@ class WholeLedger {
 public:
     // bucket_bytes: of one collective that small wholes of a call share; 0: none do.
     // ahead_max: so many of the fetches that will follow are looked at; 0: none is gathered ahead.
-    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0, uint32_t ahead_max = 0)
-        : budget_blocks_(budget_blocks), bucket_bytes_(bucket_bytes), ahead_max_(ahead_max)
+    // block_bytes: for sentences.
+    explicit WholeLedger(uint64_t budget_blocks, uint64_t bucket_bytes = 0, uint32_t ahead_max = 0,
+                         uint64_t block_bytes = 1)
+        : budget_blocks_(budget_blocks),
+          bucket_bytes_(bucket_bytes),
+          ahead_max_(ahead_max),
+          block_bytes_(block_bytes)
     {
     }
 
@@ -114,6 +119,7 @@ private:
     uint64_t budget_blocks_;
     uint64_t bucket_bytes_;
     uint32_t ahead_max_;
+    uint64_t block_bytes_;
     Foresight foresight_;
     uint64_t learned_at_ = 0;  // the last call that it knows
     // There and not pinned, by when it was used: what may be dropped, in this order.

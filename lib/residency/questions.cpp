@@ -313,9 +313,10 @@ std::string Core::describe_waiting(size_t lines_max) const
 {
     std::string text;
     for (const auto &[key, waiting] : queue_) {
-        if (lines_max-- == 0) return text + "...\n";
+        if (lines_max-- == 0) return text + "; ...";
         const Fetch &fetch = *waiting;
-        text += format_text("fetch %llu", static_cast<unsigned long long>(fetch.id));
+        text += format_text("%sfetch %llu", text.empty() ? "" : "; ",
+                            static_cast<unsigned long long>(fetch.id));
         for (const Request &request : fetch.asked.requests) {
             text += format_text(" '%s'", tensors_[request.tensor].spec.name.c_str());
         }
@@ -323,7 +324,7 @@ std::string Core::describe_waiting(size_t lines_max) const
                 : (fetch.asked.flags & kFetchInternal) != 0 ? ", the library's own,"
                                                             : "";
         text += fetch.lacks == Lacks::kRoom ? " waits for room" : " waits for its locks";
-        text += describe_conflict(fetch) + "\n";
+        text += describe_conflict(fetch);
     }
     return text;
 }

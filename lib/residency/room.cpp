@@ -264,34 +264,63 @@ bool Core::room_will_come(PlaceId place) const
     return false;
 }
 
+// What the budget of a place is taken by, of which a fetch needs so much. A place that shrinks may
+// hold more than its budget: then that is what it holds.
 Status Core::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const
 {
     const uint64_t block = config_.block_bytes;
     const Arena &arena = arenas_[place];
-    const uint32_t pinned =
-        pinned_blocks(place, false, &fetch) + pinned_blocks(place, true, &fetch);
-    const char *failed = "";
+    const bool whole = asks_for_wholes(fetch, place);
+    uint64_t pinned = 0;
+    uint64_t others = 0;
+    bool failed = false;
     for (BlockId at = coldest_[place]; at != kNone; at = replica(at, place).hotter) {
-        if (blocks_[at].write_failed)
-            failed = " (some blocks stay because their write-back failed)";
+        const Pack &pack = packs_[blocks_[at].pack];
+        failed |= blocks_[at].write_failed;
+        if (pack.agreed != whole || is_own(at, place, fetch)) continue;
+        ++(is_pinned(at, place) || pack.pinned_home == place ? pinned : others);
     }
+    const uint64_t budget = whole ? arena.whole_slots() : arena.budget();
+    const uint64_t kept = whole ? 0 : arena.whole_slots();
+    const uint64_t taken = kept + pinned + others;
+    const uint64_t left = budget > taken ? budget - taken : 0;
+    const uint64_t aside = whole || budget == 0 ? 0 : config_.places[place].aside_bytes;
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
-    Status status = Status::error(
-        STW_ERROR_BUDGET,
-        "%s cannot hold the fetch of tensor '%s' (%zu requests): %s needed, budget %s, of which %s "
-        "is free and %s is pinned by open views%s; release views, fetch a smaller range, or raise "
-        "the budget",
-        place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
-        bytes_text(needed * block).c_str(), bytes_text(arena.budget() * block).c_str(),
-        bytes_text(arena.free() * block).c_str(), bytes_text(pinned * block).c_str(), failed);
+    Status status =
+        Status::error(STW_ERROR_BUDGET,
+                      "%s cannot hold the fetch of tensor '%s' (%zu requests): %s needed; %s %s%s; "
+                      "release views, "
+                      "fetch a smaller range, or raise the budget",
+                      place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
+                      bytes_text(needed * block).c_str(),
+                      whole            ? "whole_bytes"
+                      : taken > budget ? "it shrinks and holds"
+                                       : "budget",
+                      sum_text({{aside, "for staging and scratch"},
+                                {kept * block, "for gathered wholes"},
+                                {pinned * block, "pinned by open views"},
+                                {others * block, "of other tensors"},
+                                {left * block, "free or its own"}})
+                          .c_str(),
+                      failed ? " (some blocks stay because their write-back failed)" : "");
     ErrorDetail &detail = status.mutable_detail();
     detail.tensor = name;
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);
     detail.device = config_.places[place].device;
     detail.needed_bytes = needed * block;
-    detail.free_bytes = arena.free() * block;
+    detail.free_bytes = arena.free(whole) * block;
     detail.pinned_bytes = pinned * block;
     return status;
+}
+
+// Gathered wholes have room of their own, and are asked for by themselves.
+bool Core::asks_for_wholes(const Fetch &fetch, PlaceId place) const
+{
+    for (const Request &request : fetch.asked.requests) {
+        const Pack &pack = packs_[tensors_[request.tensor].pack];
+        if (request.place == place || request.place >= places()) return pack.agreed;
+    }
+    return false;
 }
 
 }  // namespace stepwell::residency

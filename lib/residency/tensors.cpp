@@ -45,27 +45,30 @@ Core::~Core() = default;
 
 Status Core::can_promise(PlaceId place, uint32_t blocks) const
 {
-    const uint32_t budget = arenas_[place].budget() - arenas_[place].whole_slots();
+    const uint32_t wholes = arenas_[place].whole_slots();
+    const uint32_t budget = arenas_[place].budget() - wholes;
     const uint32_t withheld = is_nvme(place) ? withheld_ : 0;
     const uint64_t taken = uint64_t{promised_[place]} + withheld;
     if (blocks + taken <= budget) return {};
     const uint64_t block = config_.block_bytes;
-    const std::string kept =
-        withheld == 0 ? std::string()
-                      : format_text(", and %s are kept for generations of tensors that are gone",
-                                    bytes_text(withheld * block).c_str());
+    const uint64_t left = taken < budget ? budget - taken : 0;
+    const uint64_t aside = arenas_[place].budget() > 0 ? config_.places[place].aside_bytes : 0;
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "%s cannot promise room: %s needed, %s of its budget of %s is promised to other "
-        "tensors%s; raise the budget, allow another tier, or destroy what is not needed",
+        "%s cannot promise room: %s needed; budget %s; raise the budget, allow another tier, or "
+        "destroy what is not needed",
         place_name(place).c_str(), bytes_text(blocks * block).c_str(),
-        bytes_text(promised_[place] * block).c_str(), bytes_text(budget * block).c_str(),
-        kept.c_str());
+        sum_text({{aside, "for staging and scratch"},
+                  {wholes * block, "for gathered wholes"},
+                  {promised_[place] * block, "promised to other tensors"},
+                  {withheld * block, "kept for generations of tensors that are gone or frozen"},
+                  {left * block, "left"}})
+            .c_str());
     ErrorDetail &detail = status.mutable_detail();
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);
     detail.device = config_.places[place].device;
     detail.needed_bytes = blocks * block;
-    detail.free_bytes = taken < budget ? (budget - taken) * block : 0;
+    detail.free_bytes = left * block;
     return status;
 }
 

@@ -38,6 +38,7 @@ struct PlaceConfig {
     uint32_t device = 0;
     uint32_t blocks = 0;        // budget; 0: no such tier, routes skip it
     uint32_t whole_blocks = 0;  // of these, kept for gathered wholes (agreed between ranks)
+    uint64_t aside_bytes = 0;   // of the budget as given, which the core has nothing of
     bool cpu_access = false;    // kernels and storage may touch it
     bool direct = false;        // storage may, and kernels of the CPU may not
     bool maps = false;          // blocks are mapped at an address of the tensor's own

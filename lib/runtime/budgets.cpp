@@ -112,11 +112,13 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
     if (blocks < floor && !nothing) {
         return Status::error(
             STW_ERROR_BUDGET,
-            "%s cannot do with %s: staging and scratch memory take %s, and an update works on up "
-            "to %u blocks of %s at a time; leave it %s%s",
+            "%s cannot do with %s: it needs %s, as an update works on up to %u blocks of %s at a "
+            "time; leave it that%s",
             core_.place_name(place).c_str(), bytes_text(bytes).c_str(),
-            bytes_text(kept_bytes).c_str(), update::kPiecesMax, bytes_text(block_bytes_).c_str(),
-            bytes_text(floor * block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");
+            sum_text({{kept * block_bytes_, "for staging and scratch"},
+                      {(floor - kept) * block_bytes_, "to work in"}})
+                .c_str(),
+            update::kPiecesMax, bytes_text(block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");
     }
     *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : kept));
     return {};
@@ -161,10 +163,9 @@ Status Runtime::check_update_room(const OptimizerBody &body,
         Status status = Status::error(
             STW_ERROR_BUDGET,
             "an update of parameter '%s' works on %zu blocks at once, of it, its gradient and "
-            "states: %s needed, and the largest tier that the CPU works in has a budget of %s; "
-            "raise it with stw_tier_set_budget, or open with more",
+            "states: %s needed; budget %s; raise it with stw_tier_set_budget, or open with more",
             parameter->name.c_str(), blocks.size(), bytes_text(needed).c_str(),
-            bytes_text(room * block_bytes_).c_str());
+            sum_text({{room * block_bytes_, "of the largest tier that the CPU works in"}}).c_str());
         status.mutable_detail().tensor = parameter->name;
         status.mutable_detail().needed_bytes = needed;
         status.mutable_detail().free_bytes = room * block_bytes_;

@@ -50,13 +50,12 @@ Status Runtime::wholes_fit(std::vector<const stw_tensor *> &tensors) const
     }
     const uint64_t budget = ranks_->gathers.ledger().budget_blocks();
     if (blocks <= budget) return {};
-    Status status = Status::error(STW_ERROR_BUDGET,
-                                  "%zu tensors ('%s' is one) take %s gathered, and %s of the "
-                                  "nearest tier are kept for wholes; "
-                                  "raise whole_bytes on all ranks, or fetch fewer at once",
-                                  tensors.size(), tensors[0]->name.c_str(),
-                                  bytes_text(blocks * block_bytes_).c_str(),
-                                  bytes_text(budget * block_bytes_).c_str());
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "%zu tensors ('%s' is one) cannot be gathered at once: %s needed; whole_bytes %s; raise it "
+        "on all ranks, or fetch fewer at once",
+        tensors.size(), tensors[0]->name.c_str(), bytes_text(blocks * block_bytes_).c_str(),
+        sum_text({{budget * block_bytes_, "for all that is gathered"}}).c_str());
     status.mutable_detail().needed_bytes = blocks * block_bytes_;
     status.mutable_detail().free_bytes = budget * block_bytes_;
     return status;

@@ -56,14 +56,26 @@ Status Runtime::open_metadata(const stw_runtime_options &options)
     if (fixed <= metadata_budget_ - metadata_budget_ / 4) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "metadata_bytes is %s, but the tables for these budgets take %s before the first tensor "
-        "(%s of them for views_max), and a quarter is kept for the learned order of accesses; "
-        "raise it to %s or more, or lower views_max",
-        bytes_text(metadata_budget_).c_str(), bytes_text(fixed).c_str(),
-        bytes_text(views_.metadata_bytes()).c_str(), bytes_text(fixed + fixed / 3 + 1).c_str());
+        "the tables for these budgets have no room before the first tensor: %s needed (%s of them "
+        "for views_max); metadata_bytes %s; raise it to %s or more, or lower views_max",
+        bytes_text(fixed).c_str(), bytes_text(views_.metadata_bytes()).c_str(),
+        sum_text({{metadata_budget_ / 4, "kept for the learned order of accesses"},
+                  {metadata_budget_ - metadata_budget_ / 4, "for tables"}})
+            .c_str(),
+        bytes_text(fixed + fixed / 3 + 1).c_str());
     status.mutable_detail().needed_bytes = fixed + fixed / 3 + 1;
     status.mutable_detail().free_bytes = metadata_budget_;
     return status;
+}
+
+// Under the lock: what the tables may take, as a sum.
+std::string Runtime::metadata_text() const
+{
+    const uint64_t taken = metadata_taken();
+    const uint64_t order = trace_.limit() + plan_bytes_max_;
+    return sum_text({{taken - order, "used"},
+                     {order, "kept for the learned order of accesses"},
+                     {metadata_budget_ - std::min(metadata_budget_, taken), "free"}});
 }
 
 // Under the lock: may a tensor more be made? Asked before anything is.
@@ -80,12 +92,9 @@ Status Runtime::metadata_room(const residency::TensorSpec &spec) const
     if (growth <= free) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "the tables of the library have no room for it: %s more needed, metadata_bytes is %s, of "
-        "which %s is used and %s is kept for the learned order of accesses; raise metadata_bytes "
+        "the tables of the library have no room for it: %s needed; metadata_bytes %s; raise it "
         "when opening the runtime, or make fewer and larger tensors",
-        bytes_text(growth).c_str(), bytes_text(metadata_budget_).c_str(),
-        bytes_text(taken - trace_.limit() - plan_bytes_max_).c_str(),
-        bytes_text(trace_.limit() + plan_bytes_max_).c_str());
+        bytes_text(growth).c_str(), metadata_text().c_str());
     status.mutable_detail().needed_bytes = growth;
     status.mutable_detail().free_bytes = free;
     return status;

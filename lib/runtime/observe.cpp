@@ -231,17 +231,34 @@ std::string Runtime::describe_views(uint32_t lines_max)
     std::string text;
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
-        if (lines_max-- == 0) return text + "...\n";
+        if (lines_max-- == 0) return text + "; ...";
         const ViewSlot &view = views_.slot(index);
         const uint32_t owner = view.owner;
         const bool sleeps = std::any_of(sleepers_.begin(), sleepers_.end(),
                                         [&](const auto &at) { return at.owner == owner; });
-        text += format_text("'%s' to %s, of thread %u%s%s\n", view.tensor->name.c_str(),
-                            view.access == STW_READ ? "read" : "write", owner,
-                            view.exported ? ", exported to DLPack" : "",
+        text += format_text("%s'%s' to %s, of thread %u%s%s", text.empty() ? "" : "; ",
+                            view.tensor->name.c_str(), view.access == STW_READ ? "read" : "write",
+                            owner, view.exported ? ", exported to DLPack" : "",
                             sleeps ? ", which waits itself" : "");
     }
     return text;
+}
+
+// A timeout of the library's own work: what that waits for, and who has it.
+Status Runtime::tell_waiting(Status status)
+{
+    constexpr uint32_t kEach = 4;
+    if (status.code() != STW_ERROR_TIMEOUT) return status;
+    const std::string transfers = engine_->describe_in_flight(kEach);
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::string &sentence = status.mutable_detail().sentence;
+    const auto add = [&](const char *what, const std::string &text) {
+        if (!text.empty()) sentence += format_text("; %s: %s", what, text.c_str());
+    };
+    add("in flight", transfers);
+    add("waiting", core_.describe_waiting(kEach));
+    add("open views", describe_views(kEach));
+    return status;
 }
 
 // What was in the way when a timeout passed. What a device still owes is a warning, however few
@@ -261,8 +278,8 @@ void Runtime::log_timeout(const Status &status)
     const uint32_t level = device ? STW_LOG_WARNING : STW_LOG_INFO;
     log_.print(level, "timeout", "%s In flight: %s", status.sentence(),
                engine_->describe_in_flight(kLinesMax).c_str());
-    if (!waiting.empty()) log_.print(level, "timeout", "Waiting:\n%s", waiting.c_str());
-    if (!views.empty()) log_.print(level, "timeout", "Open views:\n%s", views.c_str());
+    if (!waiting.empty()) log_.print(level, "timeout", "Waiting: %s", waiting.c_str());
+    if (!views.empty()) log_.print(level, "timeout", "Open views: %s", views.c_str());
 }
 
 void Runtime::report_drivers(report::ReportData &data)

@@ -145,6 +145,7 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     const uint64_t kept = staging_blocks_of(options) + scratch_blocks_of(options);
     const uint64_t blocks = options.host_bytes / block;
     host.blocks = static_cast<uint32_t>(blocks > kept ? blocks - kept : 0);
+    host.aside_bytes = kept * block;
     host.cpu_access = true;
     host.whole_blocks = static_cast<uint32_t>(wholes);
     config.places.push_back(host);
@@ -152,6 +153,7 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     for (residency::PlaceConfig &place : config.places) {
         if (place.blocks == 0) continue;
         place.blocks -= std::min(place.blocks, static_cast<uint32_t>(bucket_blocks));
+        place.aside_bytes += bucket_blocks * block;
         break;
     }
     residency::PlaceConfig nvme;
@@ -605,7 +607,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     close_ranks();
     if (pins_) pins_->stop();
-    if (pipeline_) STW_TRY(pipeline_->close(timeout_ns));
+    if (pipeline_) STW_TRY(tell_waiting(pipeline_->close(timeout_ns)));
     stop_copier();
     planner_.stop();
     if (timer_.joinable()) {
@@ -638,10 +640,10 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
                 return Status::error(STW_ERROR_BUSY,
                                      "the runtime '%s' has %u open views, %u operations and %llu "
                                      "pieces of stw_host_alloc; release and free them first, or "
-                                     "close with STW_CLOSE_DEFERRED:\n%s",
+                                     "close with STW_CLOSE_DEFERRED%s%s",
                                      name_.c_str(), open, operations_,
                                      static_cast<unsigned long long>(pieces),
-                                     describe_views(8).c_str());
+                                     open > 0 ? "; views: " : "", describe_views(8).c_str());
             }
             STW_TRY(await_callbacks(lock, deadline));
         } while (operations_ > 0 || views_.open_views() != open || scratch_pieces() != pieces);

@@ -476,7 +476,7 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
         add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());
     }
     log_timeout(status);
-    if (!status.ok()) return status;
+    if (!status.ok()) return tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);
     std::lock_guard<std::mutex> lock(mutex_);
     updates_.steps += 1;

@@ -317,10 +317,10 @@ Status Runtime::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
     }
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "the declared step of phase '%s' takes %s of the %s that are kept for the order of "
-        "accesses; declare fewer entries, or raise metadata_bytes when opening the runtime",
+        "the declared step of phase '%s' is too long: %s needed; its part of metadata_bytes %s; "
+        "declare fewer entries, or raise metadata_bytes when opening the runtime",
         mine.name.c_str(), bytes_text(events * schedule::Learned::kEventBytesMax).c_str(),
-        bytes_text(trace_.limit()).c_str());
+        sum_text({{trace_.limit(), "kept for the order of accesses"}}).c_str());
     status.mutable_detail().needed_bytes = events * schedule::Learned::kEventBytesMax;
     status.mutable_detail().free_bytes = trace_.limit();
     return status;

@@ -546,6 +546,7 @@ private:
                   bool until_answered);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
+    [[nodiscard]] Status tell_waiting(Status status);
     void log_timeout(const Status &status);
     std::string describe_views(uint32_t lines_max);
     Status fill_views(Waiter &waiter, stw_view *views_out);
@@ -797,6 +798,7 @@ private:
     // metadata.cpp
     static uint64_t name_bytes(size_t length);
     [[nodiscard]] uint64_t metadata_bytes() const;
+    [[nodiscard]] std::string metadata_text() const;
     [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const;
 
     // tensors.cpp

@@ -44,10 +44,9 @@ Status Runtime::check_policy_room() const
     if (needed <= free) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "snapshots of %u tensors for a victim policy take %s, but of metadata_bytes, %s, only %s "
-        "is free; raise it when opening the runtime, or make fewer and larger tensors",
-        core_.tensor_ids(), bytes_text(needed).c_str(), bytes_text(metadata_budget_).c_str(),
-        bytes_text(free).c_str());
+        "snapshots of %u tensors for a victim policy have no room: %s needed; metadata_bytes %s; "
+        "raise it when opening the runtime, or make fewer and larger tensors",
+        core_.tensor_ids(), bytes_text(needed).c_str(), metadata_text().c_str());
     status.mutable_detail().needed_bytes = needed;
     status.mutable_detail().free_bytes = free;
     return status;

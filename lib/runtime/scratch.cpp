@@ -46,12 +46,11 @@ Status Scratch::refusal(uint64_t bytes, uint64_t align_bytes) const
         arena_ ? "" : format_text(" (%s in one piece)", bytes_text(slabs_.largest_bytes()).c_str());
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "host_scratch_bytes cannot hold %s more, aligned to %" PRIu64
-        ": of %s, %s is given out in %" PRIu64
-        " pieces and %s is free%s; give pieces back with stw_host_free, or raise it when opening "
-        "the runtime",
-        bytes_text(bytes).c_str(), align_bytes, bytes_text(bytes_).c_str(),
-        bytes_text(used_bytes_).c_str(), pieces_, bytes_text(free).c_str(), longest.c_str());
+        "host_scratch_bytes cannot hold it: %s needed, aligned to %" PRIu64
+        "; host_scratch_bytes %s%s, in %" PRIu64
+        " pieces; give pieces back with stw_host_free, or raise it when opening the runtime",
+        bytes_text(bytes).c_str(), align_bytes,
+        sum_text({{used_bytes_, "given out"}, {free, "free"}}).c_str(), longest.c_str(), pieces_);
     ErrorDetail &detail = status.mutable_detail();
     detail.tier = STW_TIER_HOST;
     detail.needed_bytes = bytes;

@@ -352,7 +352,7 @@ Status Runtime::drain(uint64_t timeout_ns)
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
     STW_TRY(drain_ranks(begin, deadline));
-    if (pipeline_) STW_TRY(pipeline_->drain(timeout(timeout_ns)));
+    if (pipeline_) STW_TRY(tell_waiting(pipeline_->drain(timeout(timeout_ns))));
     std::unique_lock<std::mutex> lock(mutex_);
     // Between two of its chunks a copy waits for nothing.
     while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty() ||
@@ -362,11 +362,11 @@ Status Runtime::drain(uint64_t timeout_ns)
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
             "%u transfers, %u fetches and %zu copies were still under way when the timeout of %.3f "
-            "s passed:\n%s",
+            "s passed",
             core_.transfers_in_flight(), core_.waiting_fetches(), snapshots_.size(),
-            static_cast<double>(timeout(timeout_ns)) * 1e-9,
-            engine_->describe_in_flight(16).c_str());
+            static_cast<double>(timeout(timeout_ns)) * 1e-9);
         lock.unlock();
+        status = tell_waiting(std::move(status));
         log_.line(STW_LOG_WARNING, "timeout", status.sentence());
         return status;
     }

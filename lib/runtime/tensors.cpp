@@ -129,8 +129,10 @@ try {
     if (metadata_taken() + bytes > metadata_budget_) {
         return Status::error(STW_ERROR_BUDGET,
                              "the tables of the library have no room for the address of tensor "
-                             "'%s', %s; raise metadata_bytes when opening the runtime",
-                             core_.spec(id).name.c_str(), bytes_text(bytes).c_str());
+                             "'%s': %s needed; metadata_bytes %s; raise it when opening the "
+                             "runtime",
+                             core_.spec(id).name.c_str(), bytes_text(bytes).c_str(),
+                             metadata_text().c_str());
     }
     auto shown = std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(),
                                                at.slot_memory.get(), block_bytes_, at.shows_runs);
@@ -438,8 +440,10 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
     act([&](Core &core, Commands &out) {
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
             if (tensors[i]->optimizer) {
-                status = Status::error(STW_ERROR_BUSY, "tensor '%s' belongs to an optimizer",
-                                       tensors[i]->name.c_str());
+                status = Status::error(
+                    STW_ERROR_BUSY, "tensor '%s' belongs to optimizer '%s'; destroy that first",
+                    tensors[i]->name.c_str(),
+                    static_cast<OptimizerBody *>(tensors[i]->optimizer)->name.c_str());
             } else {
                 status = core.may_destroy(tensors[i]->id, out);
             }

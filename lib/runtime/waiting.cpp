@@ -99,9 +99,9 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
         constexpr uint32_t kLinesMax = 16;
         if (log_.wants(STW_LOG_INFO)) {
             log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Waiting:\n" + core_.describe_waiting(kLinesMax)});
+                {STW_LOG_INFO, "deadlock", "Waiting: " + core_.describe_waiting(kLinesMax)});
             log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Open views:\n" + describe_views(kLinesMax)});
+                {STW_LOG_INFO, "deadlock", "Open views: " + describe_views(kLinesMax)});
         }
         Commands out;
         core_.cancel(fetch, core_.deadlock_refusal(fetch), out);

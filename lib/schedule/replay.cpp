@@ -195,7 +195,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
         if (next == kNever) {
             return Status::error(
                 STW_ERROR_INVALID,
-                "the step cannot go on after %llu ns: nothing is in flight and\n%s",
+                "the step cannot go on after %llu ns: nothing is in flight, and %s",
                 static_cast<unsigned long long>(now - result_.begin),
                 core.describe_waiting(8).c_str());
         }

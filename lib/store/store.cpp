@@ -15,11 +15,6 @@ namespace {
 
 constexpr uint32_t kNowhere = UINT32_MAX;
 
-unsigned long long wide(uint64_t value)
-{
-    return value;
-}
-
 }  // namespace
 
 uint32_t Store::path_of(uint32_t at) const
@@ -85,10 +80,12 @@ Result<uint32_t> Store::slot_to_write(BlockId block)
     const uint32_t path = choose_path();
     if (path == kNowhere) {
         return Status::error(STW_ERROR_BUDGET,
-                             "The nvme tier has no slot for block %u: all %llu slots of %s are in "
-                             "use%s; give it more bytes.",
-                             block, wide(slots_.size()), bytes_text(block_bytes_).c_str(),
-                             stays_ ? " or kept for generations" : "");
+                             "The nvme tier has no slot for block %u: %s needed; budget %s; give "
+                             "it more bytes.",
+                             block, bytes_text(block_bytes_).c_str(),
+                             sum_text({{slots_.size() * block_bytes_,
+                                        stays_ ? "in use or kept for generations" : "in use"}})
+                                 .c_str());
     }
     const uint32_t at = paths_[path].first + striping_[path].free.back();
     striping_[path].free.pop_back();

@@ -90,4 +90,18 @@ std::string bytes_text(uint64_t bytes)
     return format_text("%llu bytes", static_cast<unsigned long long>(bytes));
 }
 
+std::string sum_text(std::initializer_list<BytesPart> parts)
+{
+    uint64_t sum = 0;
+    std::string text;
+    for (const BytesPart &part : parts) {
+        sum += part.bytes;
+        const bool last = &part == parts.end() - 1;
+        if (part.bytes == 0 && !last) continue;
+        text += format_text("%s%s %s", text.empty() ? " = " : " + ", bytes_text(part.bytes).c_str(),
+                            part.of);
+    }
+    return bytes_text(sum) + text;
+}
+
 }  // namespace stepwell

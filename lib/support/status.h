@@ -7,6 +7,7 @@
 #include <stepwell/status.h>
 
 #include <cstdarg>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,6 +73,13 @@ std::string format_text(const char *format, ...) __attribute__((format(printf, 1
 std::string format_text_list(const char *format, va_list arguments);
 // "12.6 MiB", "512 bytes": sizes in sentences.
 std::string bytes_text(uint64_t bytes);
+// "10.0 MiB = 4.0 MiB pinned by views + 6.0 MiB free": what a limit is taken by, so that whoever is
+// refused can add it up. Parts of nothing are left out, but for the last, which is what is left.
+struct BytesPart {
+    uint64_t bytes;
+    const char *of;
+};
+std::string sum_text(std::initializer_list<BytesPart> parts);
 
 template <class T> class [[nodiscard]] Result {
 public:

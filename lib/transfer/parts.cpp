@@ -369,8 +369,10 @@ std::string Engine::Parts::describe(uint32_t lines_max) const
     std::sort(lines.begin(), lines.end(),
               [](const Line &a, const Line &b) { return a.sequence < b.sequence; });
     std::string all;
-    for (size_t i = 0; i < lines.size() && i < lines_max; ++i) all += lines[i].text + "\n";
-    if (lines.size() > lines_max) all += format_text("and %zu more\n", lines.size() - lines_max);
+    for (size_t i = 0; i < lines.size() && i < lines_max; ++i) {
+        all += (i > 0 ? "; " : "") + lines[i].text;
+    }
+    if (lines.size() > lines_max) all += format_text("; and %zu more", lines.size() - lines_max);
     return all;
 }
 

@@ -182,7 +182,6 @@ struct Pipeline::Parts {
     [[nodiscard]] Waiter waiter(uint64_t timeout_ns) const STW_REQUIRES(mutex);
     // One wait for a change; the caller looks again. TIMEOUT, INTERRUPTED.
     Status sleep(const Waiter &waiter) STW_REQUIRES(mutex);
-    [[nodiscard]] std::string in_flight_text(uint32_t lines_max) const STW_REQUIRES(mutex);
 
     struct Queue {
         Turn *first = nullptr;

@@ -201,35 +201,13 @@ Status Pipeline::Parts::sleep(const Waiter &waiter)
                              "The wait for updates was interrupted; they go on.");
     }
     if (wait_clock_ns() >= waiter.deadline_ns) {
-        constexpr uint32_t kLinesMax = 4;
         return Status::error(STW_ERROR_TIMEOUT,
-                             "The timeout passed while %" PRIu64 " tensors wait for an update or a "
-                             "sum; they go on. In flight: %s",
-                             totals.jobs, in_flight_text(kLinesMax).c_str());
+                             "The timeout passed while %" PRIu64
+                             " updates and sums were under way; they go on",
+                             totals.jobs);
     }
     changed.wait_until(mutex, waiter.deadline_ns);
     return {};
-}
-
-std::string Pipeline::Parts::in_flight_text(uint32_t lines_max) const
-{
-    std::string text;
-    uint32_t lines = 0;
-    for (const Chunk &chunk : chunks) {
-        if (chunk.job == nullptr) continue;
-        if (lines++ == lines_max) {
-            text += "...\n";
-            break;
-        }
-        text += format_text("tensor %u, elements %" PRIu64 " to %" PRIu64 ", %s%s\n",
-                            chunk.pieces[0].tensor, chunk.element_begin,
-                            chunk.element_begin + chunk.element_count,
-                            chunk.begun      ? "on a device"
-                            : chunk.answered ? "at work"
-                                             : "waits for its bytes",
-                            chunk.opens ? " (first of its phase)" : "");
-    }
-    return text.empty() ? "nothing\n" : text;
 }
 
 // ------------------------------------------------------------------------------- the pipeline ----
@@ -324,12 +302,6 @@ PipelineStats Pipeline::stats() const
 {
     MutexLock lock(parts_->mutex);
     return parts_->totals;
-}
-
-std::string Pipeline::describe_in_flight(uint32_t lines_max) const
-{
-    MutexLock lock(parts_->mutex);
-    return parts_->in_flight_text(lines_max);
 }
 
 }  // namespace stepwell::update

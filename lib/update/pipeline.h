@@ -125,8 +125,6 @@ public:
     Status close(uint64_t timeout_ns);
 
     [[nodiscard]] PipelineStats stats() const;
-    // One line per tensor at work, at most lines_max: what a timeout shows.
-    [[nodiscard]] std::string describe_in_flight(uint32_t lines_max) const;
 
     // The inside, for optimizers.
     struct Parts;

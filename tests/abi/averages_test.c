@@ -191,7 +191,7 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_optimizer_state(optimizer, entry.parameter, "ema", &found));
-    fails(stw_tensor_destroy(&found, 1), STW_ERROR_BUSY, "belongs to an optimizer");
+    fails(stw_tensor_destroy(&found, 1), STW_ERROR_BUSY, "belongs to optimizer");
     view = view_get(runtime, found, STW_WRITE);
     fails(stw_optimizer_destroy(optimizer), STW_ERROR_BUSY, "open views");
     view_put(&view);

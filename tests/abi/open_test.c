@@ -150,6 +150,42 @@ static void a_budget_above_the_machines_memory_is_refused(void **state)
     refused(&wanted, STW_ERROR_MEMORY, "16384.0 GiB");
 }
 
+static uint64_t mapped_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu", &pages), 1);
+    fclose(file);
+    return pages * 4096;
+}
+
+/* As in a shell after `ulimit -v`. */
+static void addresses_that_a_limit_refuses_are_told_with_its_numbers(void **state)
+{
+    machine wanted = machine_small();
+    struct rlimit before, small;
+    stw_runtime *runtime = NULL;
+    stw_status status;
+    (void)state;
+    if (mapped_bytes() >> 40) {
+        print_message("a sanitizer has mapped terabytes: no limit can be set\n");
+        skip();
+    }
+    wanted.host_blocks = (uint32_t)(512 * MIB / BLOCK);
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    small = before;
+    small.rlim_cur = mapped_bytes() + 256 * MIB;
+    assert_int_equal(setrlimit(RLIMIT_AS, &small), 0);
+    status = machine_try_open(&wanted, &runtime);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    fails(status, STW_ERROR_MEMORY, "ulimit -v is ");
+    assert_non_null(strstr(stw_last_error(), " in use + "));
+    assert_null(runtime);
+    assert_true(error_numbers().needed_bytes >= 512 * MIB);
+    assert_true(error_numbers().free_bytes <= 256 * MIB);
+}
+
 /* -1, SIZE_MAX and their like, for "as much as there is": refused before tables of that size. */
 static void sizes_that_no_machine_has_are_refused_at_once(void **state)
 {
@@ -196,7 +232,7 @@ static void tables_that_do_not_fit_their_budget_are_refused(void **state)
     machine wanted = machine_small();
     (void)state;
     wanted.metadata_bytes = 512 * KIB;
-    refused(&wanted, STW_ERROR_BUDGET, "metadata_bytes is 512.0 KiB, but the tables");
+    refused(&wanted, STW_ERROR_BUDGET, "metadata_bytes 512.0 KiB = ");
     assert_true(error_numbers().needed_bytes > wanted.metadata_bytes);
     wanted.metadata_bytes = error_numbers().needed_bytes;
     machine_close(machine_open(&wanted));
@@ -360,6 +396,7 @@ int main(void)
         cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
         cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
         cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
+        cmocka_unit_test(addresses_that_a_limit_refuses_are_told_with_its_numbers),
         cmocka_unit_test(sizes_that_no_machine_has_are_refused_at_once),
         cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
         cmocka_unit_test(tables_that_do_not_fit_their_budget_are_refused),

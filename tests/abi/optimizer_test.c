@@ -378,7 +378,7 @@ static void destroying_with_a_view_of_a_state_is_busy_and_changes_nothing(void *
     fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "open views");
     view_put(&view);
     /* Its own still, and it works. */
-    fails(stw_tensor_destroy(&moment, 1), STW_ERROR_BUSY, "belongs to an optimizer");
+    fails(stw_tensor_destroy(&moment, 1), STW_ERROR_BUSY, "belongs to optimizer");
     give_gradient(&here, 1);
     ok(stw_optimizer_step(here.optimizer, NULL, NULL));
     trainee_close(&here);

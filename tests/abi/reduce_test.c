@@ -261,6 +261,7 @@ static int run_on(const char *name, machine *wanted)
         cmocka_unit_test_prestate(only_three_dtypes_are_summed, wanted),
         cmocka_unit_test_prestate(one_call_fetches_a_gradient_several_times, wanted),
         cmocka_unit_test_prestate(gradients_are_not_written_to_disk_while_there_is_room, wanted),
+        cmocka_unit_test_prestate(sums_in_half_precision_are_named_in_the_report, wanted),
         cmocka_unit_test_prestate(sums_survive_eviction_between_micro_batches, wanted),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);

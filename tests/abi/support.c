@@ -5,6 +5,8 @@
  */
 #include "support.h"
 
+#include "../support/budget_sentence.h"
+
 #include <dirent.h>
 #include <pthread.h>
 #include <time.h>
@@ -314,7 +316,13 @@ void check_ok(stw_status status, const char *call, const char *file, int line)
 void check_fails(stw_status status, stw_status code, const char *words, const char *call,
                  const char *file, int line)
 {
-    if (status == code && strstr(stw_last_error(), words)) return;
+    const char *sentence = stw_last_error();
+    const char *wrong = status == STW_ERROR_BUDGET ? budget_sentence_wrong(sentence) : NULL;
+    if (strchr(sentence, '\n') || (*sentence && sentence[strlen(sentence) - 1] == ':')) {
+        wrong = "it is not one sentence";
+    }
+    if (status == code && strstr(stw_last_error(), words) && wrong == NULL) return;
+    if (wrong) print_error("wrong in what follows: %s\n", wrong);
     print_error("%s\n  is %d (%s): %s\n  and should be %d (%s) with '%s' in its sentence\n", call,
                 (int)status, stw_status_string(status), stw_last_error(), (int)code,
                 stw_status_string(code), words);

@@ -137,7 +137,7 @@ static void room_that_another_thread_holds_is_waited_for_when_asked(void **state
     /* Without the flag: at once, with the arithmetic. */
     fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_BUDGET);
-    assert_non_null(strstr(here.sentence, "384.0 KiB is pinned"));
+    assert_non_null(strstr(here.sentence, "384.0 KiB pinned"));
     here.flags = STW_FETCH_WAIT_ROOM;
     ask_elsewhere(&here);
     view_put(&view);

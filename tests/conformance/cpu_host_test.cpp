@@ -148,10 +148,8 @@ public:
         std::filesystem::create_directories(whole.parent_path());
         std::ofstream(whole) << text;
     }
-    stepwell::drivers::MemoryRoom room() const
-    {
-        return stepwell::drivers::memory_room(directory_.path());
-    }
+    stepwell::drivers::MemoryRoom room() const { return stepwell::drivers::memory_room(root()); }
+    std::string root() const { return directory_.path(); }
 
 private:
     Directory directory_;

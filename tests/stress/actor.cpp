@@ -2,6 +2,8 @@
 // What one actor does next, which outcomes are errors, and the calls that are no fetch.
 #include "actor.h"
 
+#include "../support/budget_sentence.h"
+
 namespace stress {
 
 Actor::Actor(World &world, uint32_t number)
@@ -15,6 +17,8 @@ Actor::Actor(World &world, uint32_t number)
 bool Actor::accept(const char *what, stw_status status, bool empty_allowed)
 {
     if (status >= 0) return true;
+    const char *wrong = status == STW_ERROR_BUDGET ? budget_sentence_wrong(stw_last_error()) : NULL;
+    if (wrong) world_.fail("actor %u: %s: %s in '%s'", number_, what, wrong, stw_last_error());
     Counters &counters = world_.counters;
     const bool crowded = world_.features.holds_more;
     if (status == STW_ERROR_BUSY && crowded) {

@@ -143,8 +143,8 @@ TEST_F(CoreTest, TheRefusalSaysTheArithmetic)
     EXPECT_THAT(status.sentence(), HasSubstr("tensor 'weights'"));
     EXPECT_THAT(status.sentence(), HasSubstr("8192 bytes needed"));
     EXPECT_THAT(status.sentence(), HasSubstr("budget 16.0 KiB"));
-    EXPECT_THAT(status.sentence(), HasSubstr("4096 bytes is free"));
-    EXPECT_THAT(status.sentence(), HasSubstr("12.0 KiB is pinned by open views"));
+    EXPECT_THAT(status.sentence(), HasSubstr("+ 4096 bytes free or its own"));
+    EXPECT_THAT(status.sentence(), HasSubstr("= 12.0 KiB pinned by open views"));
     EXPECT_EQ(status.detail()->needed_bytes, 2 * kBlock);
     EXPECT_EQ(status.detail()->pinned_bytes, 3 * kBlock);
 }

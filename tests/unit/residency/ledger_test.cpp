@@ -57,8 +57,8 @@ TEST_F(LedgerTest, WhatOpenCallsPinIsNotDroppedAndTheRefusalChangesNothing)
     ASSERT_TRUE(ledger_.fetch({a}, Access::kRead).status.ok());
     const WholeDecision refused = ledger_.fetch({b}, Access::kRead);
     EXPECT_EQ(refused.status.code(), STW_ERROR_BUDGET);
-    EXPECT_THAT(refused.status.sentence(), HasSubstr("takes 2 blocks"));
-    EXPECT_THAT(refused.status.sentence(), HasSubstr("is 4, 3 of them pinned"));
+    EXPECT_THAT(refused.status.sentence(), HasSubstr("2 bytes needed"));
+    EXPECT_THAT(refused.status.sentence(), HasSubstr("4 bytes = 3 bytes in use"));
     EXPECT_THAT(refused.drops, IsEmpty());
     EXPECT_TRUE(ledger_.present(a));
     EXPECT_FALSE(ledger_.present(b));
@@ -108,7 +108,7 @@ TEST_F(LedgerTest, WhatCanNeverBeGatheredIsRefusedWhenItIsAdded)
     Result<WholeId> big = ledger_.add("big", 5);
     ASSERT_FALSE(big.ok());
     EXPECT_EQ(big.status().code(), STW_ERROR_BUDGET);
-    EXPECT_THAT(big.status().sentence(), HasSubstr("takes 5 blocks"));
+    EXPECT_THAT(big.status().sentence(), HasSubstr("5 bytes needed"));
 }
 
 TEST(BucketTest, SmallWholesOfOneCallShareACollectiveUpToTheBucketSize)

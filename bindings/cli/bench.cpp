@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench.h"
 
+#include "cgroup.h"
 #include "raw_drive.h"
 #include "text.h"
 
@@ -124,7 +125,7 @@ BenchRow bench_hit()
 // Bytes read and written a second, by as many threads as update.
 double copy_rate(std::vector<char> *from, std::vector<char> *to)
 {
-    const size_t n = std::max(1U, std::thread::hardware_concurrency());
+    const size_t n = update_threads(read_cgroups("").processor);
     const size_t part = from->size() / n;
     const double begin = now_s();
     std::vector<std::thread> threads;

@@ -4,7 +4,11 @@
 #include "mounts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
+#include <thread>
+
+#include <sched.h>
 
 namespace stepwell::cli {
 
@@ -125,6 +129,16 @@ void look_at_processor(const Hierarchy &hierarchy, CgroupProcessor *processor)
 }
 
 }  // namespace
+
+uint32_t update_threads(const CgroupProcessor &processor)
+{
+    cpu_set_t set;
+    uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cores = static_cast<uint32_t>(CPU_COUNT(&set));
+    const double quota = std::ceil(processor.cores);
+    if (quota > 0 && quota < cores) cores = static_cast<uint32_t>(quota);
+    return std::max(1U, cores);
+}
 
 Cgroups read_cgroups(const std::string &root)
 {

@@ -30,6 +30,9 @@ struct Cgroups {
     CgroupProcessor processor;
 };
 
+// So many threads update in a runtime that this process opens by itself.
+uint32_t update_threads(const CgroupProcessor &processor);
+
 // Directories and files in the answer are named without `root`.
 Cgroups read_cgroups(const std::string &root);
 

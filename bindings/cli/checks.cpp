@@ -214,7 +214,8 @@ Check check_processor_quota(const System &system)
                   : group.cores > 0
                       ? std::string(cores) + " cores (" + printable(group.directory) + ")"
                       : "unlimited";
-    check.needed = std::to_string(system.cores) + " cores, as many as update threads are started";
+    check.needed =
+        std::to_string(system.cores) + " cores; with less, as many threads update as the quota has";
     check.warn = check.as_root = group.cores > 0 && group.cores < static_cast<double>(system.cores);
     if (check.warn)
         check.remedy = std::string(group.version == 2 ? "echo max > " : "echo -1 > ") +

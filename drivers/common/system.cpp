@@ -47,7 +47,12 @@ struct CgroupMount {
     bool version2;
 };
 
-bool parse_cgroup_mount(std::string_view line, CgroupMount *mount_out)
+bool has_word(std::string_view list, std::string_view word)
+{
+    return ("," + std::string(list) + ",").find("," + std::string(word) + ",") != std::string::npos;
+}
+
+bool parse_cgroup_mount(std::string_view line, std::string_view controller, CgroupMount *mount_out)
 {
     const size_t dash = line.find(" - ");
     if (dash == std::string_view::npos) return false;
@@ -55,9 +60,7 @@ bool parse_cgroup_mount(std::string_view line, CgroupMount *mount_out)
     const std::string_view type = next_part(&tail, ' ');
     next_part(&tail, ' ');  // source
     mount_out->version2 = type == "cgroup2";
-    if (!mount_out->version2 &&
-        (type != "cgroup" || ("," + std::string(tail) + ",").find(",memory,") == std::string::npos))
-        return false;
+    if (!mount_out->version2 && (type != "cgroup" || !has_word(tail, controller))) return false;
     std::string_view head = line.substr(0, dash);
     for (int field = 0; field < 3; ++field) next_part(&head, ' ');
     mount_out->root = next_part(&head, ' ');
@@ -66,7 +69,8 @@ bool parse_cgroup_mount(std::string_view line, CgroupMount *mount_out)
 }
 
 // Where /proc/self/cgroup puts this process in one hierarchy.
-std::optional<std::string> own_cgroup(std::string_view text, bool version2)
+std::optional<std::string> own_cgroup(std::string_view text, std::string_view controller,
+                                      bool version2)
 {
     while (!text.empty()) {
         std::string_view line = next_part(&text, '\n');
@@ -98,7 +102,28 @@ void look_at_cgroup(const std::string &directory, const CgroupFiles &files, Memo
     room->cgroup = directory;
 }
 
-// A limit of any ancestor binds too.
+// "150000 100000": microseconds of processor in each period; "max" or -1 is no limit.
+void look_at_quota(const std::string &directory, bool version2, ProcessorRoom *room)
+{
+    const std::string text = version2 ? read_text(directory + "/cpu.max")
+                                      : read_text(directory + "/cpu.cfs_quota_us") + " " +
+                                            read_text(directory + "/cpu.cfs_period_us");
+    uint64_t numbers[2] = {};
+    size_t count = 0;
+    for (std::string_view rest = text; !rest.empty();) {
+        const size_t end = std::min(rest.find_first_of(" \n"), rest.size());
+        const std::string_view word = rest.substr(0, end);
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+        if (word.empty()) continue;
+        if (count == 2 || !parse_number(word, &numbers[count++])) return;
+    }
+    if (count < 2 || numbers[1] == 0) return;
+    const double cores = static_cast<double>(numbers[0]) / static_cast<double>(numbers[1]);
+    if (room->cores == 0 || cores < room->cores) *room = {cores, directory};
+}
+
+// Calls look(directory, version2) for a cgroup and all above it, whose limits bind too.
+template <class Look>
 void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::string cgroup,
                        Look &&look)
 {
@@ -110,10 +135,24 @@ void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::s
     const std::string top = root + std::string(mount.point);
     for (;;) {
         while (cgroup.ends_with('/')) cgroup.pop_back();
-        look_at_cgroup(top + cgroup, files, room);
+        look(top + cgroup, mount.version2);
         if (cgroup.empty()) return;
         const size_t slash = cgroup.rfind('/');
         cgroup.erase(slash == std::string::npos ? 0 : slash);
+    }
+}
+
+template <class Look>
+void each_cgroup(const std::string &root, std::string_view controller, Look &&look)
+{
+    const std::string cgroups = read_text(root + "/proc/self/cgroup");
+    const std::string mounts = read_text(root + "/proc/self/mountinfo");
+    std::string_view rest = mounts;
+    while (!rest.empty()) {
+        CgroupMount mount = {};
+        if (!parse_cgroup_mount(next_part(&rest, '\n'), controller, &mount)) continue;
+        if (auto cgroup = own_cgroup(cgroups, controller, mount.version2))
+            look_at_hierarchy(root, mount, std::move(*cgroup), look);
     }
 }
 
@@ -152,18 +191,40 @@ MemoryRoom memory_room(const std::string &root)
     MemoryRoom room;
     if (const auto kib = number_after(read_text(root + "/proc/meminfo"), "MemAvailable:"))
         room.available_bytes = *kib * 1024;
-    const std::string cgroups = read_text(root + "/proc/self/cgroup");
-    const std::string mounts = read_text(root + "/proc/self/mountinfo");
-    std::string_view rest = mounts;
-    while (!rest.empty()) {
-        CgroupMount mount = {};
-        if (!parse_cgroup_mount(next_part(&rest, '\n'), &mount)) continue;
-        if (auto cgroup = own_cgroup(cgroups, mount.version2))
-            look_at_hierarchy(root, mount, std::move(*cgroup), &room);
-    }
+    each_cgroup(root, "memory", [&](const std::string &directory, bool version2) {
+        look_at_cgroup(directory, version2 ? kVersion2 : kVersion1, &room);
+    });
     room.bytes = room.available_bytes;
     if (!room.cgroup.empty())
         room.bytes = std::min(room.bytes, room.cgroup_limit_bytes - room.cgroup_used_bytes);
+    return room;
+}
+
+AddressRoom address_room(const std::string &root)
+{
+    constexpr uint64_t kPageBytes = 4096;
+    AddressRoom room;
+    const auto limit = number_after(read_text(root + "/proc/self/limits"), "Max address space");
+    if (limit) room.limit_bytes = *limit;
+    room.used_bytes = number_after(read_text(root + "/proc/self/statm"), "").value_or(0);
+    room.used_bytes *= kPageBytes;
+    return room;
+}
+
+std::string address_text(const AddressRoom &room)
+{
+    if (room.limit_bytes == UINT64_MAX) return "";
+    return " (ulimit -v is " + bytes_text(room.limit_bytes) + " = " +
+           bytes_text(room.limit_bytes - room.left_bytes()) + " in use + " +
+           bytes_text(room.left_bytes()) + " left)";
+}
+
+ProcessorRoom processor_room(const std::string &root)
+{
+    ProcessorRoom room;
+    each_cgroup(root, "cpu", [&](const std::string &directory, bool version2) {
+        look_at_quota(directory, version2, &room);
+    });
     return room;
 }
 

@@ -27,6 +27,28 @@ struct MemoryRoom {
 // `root` is put before /proc and /sys, so that a test can show another machine.
 MemoryRoom memory_room(const std::string &root = "");
 
+// What this process may still map under RLIMIT_AS (ulimit -v).
+struct AddressRoom {
+    uint64_t limit_bytes = UINT64_MAX;  // none
+    uint64_t used_bytes = 0;
+
+    [[nodiscard]] uint64_t left_bytes() const
+    {
+        if (limit_bytes == UINT64_MAX) return UINT64_MAX;
+        return limit_bytes - (used_bytes < limit_bytes ? used_bytes : limit_bytes);
+    }
+};
+AddressRoom address_room(const std::string &root = "");
+// For a sentence: " (ulimit -v is 4.0 GiB = 1.0 GiB in use + 3.0 GiB left)".
+std::string address_text(const AddressRoom &room);
+
+// What a cgroup leaves this process of the processors: 1.5 for a quota of 150 ms in each 100 ms.
+struct ProcessorRoom {
+    double cores = 0;    // 0: no cgroup has a limit
+    std::string cgroup;  // the directory of the tightest one
+};
+ProcessorRoom processor_room(const std::string &root = "");
+
 // Refuses before anything is touched: over a cgroup limit the kernel kills instead of refusing.
 stw_status check_memory_room(uint64_t asked_bytes, const char *driver, const MemoryRoom &room,
                              stw_driver_error *error_out);

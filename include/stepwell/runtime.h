@@ -73,7 +73,8 @@ typedef struct stw_runtime_options {
     uint32_t nvme_count;               /* at most 8 */
     uint64_t host_bytes;               /* budget of the host tier of this process */
     uint32_t preset;                   /* STW_PRESET_* */
-    uint32_t thread_count;             /* update kernels; 0: the cores given to this process */
+    uint32_t thread_count;             /* update kernels; 0: this rank's part of the processors it
+                                          may run on, or of its cgroup's quota if that is less */
     uint64_t timeout_ns;               /* default of every wait; 0: 300 s */
     uint32_t tensors_max;              /* 0: 131072 */
     uint32_t views_max;                /* open at once; 0: 65536 */

@@ -6,6 +6,8 @@
 #include "lib/collective/read_board.h"
 #include "lib/support/assert.h"
 
+#include <stepwell/driver.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -22,7 +24,9 @@ struct Hello {
     uint64_t host_bytes;
     uint64_t node_host_bytes;
     uint64_t shared_block_bytes;
+    Processors processors;
 };
+static_assert(sizeof(Hello) <= STW_EXCHANGE_BYTES_MAX);
 
 // What a rank did, and if it failed why.
 struct Outcome {
@@ -187,7 +191,8 @@ struct Node::Joining {
     {
         const Hello hello{kSegmentLayout,          options.host,
                           options.process,         options.host_bytes,
-                          options.node_host_bytes, options.shared_block_bytes};
+                          options.node_host_bytes, options.shared_block_bytes,
+                          options.processors};
         STW_TRY(options.exchange(&hello, hellos.data(), sizeof hello));
         return check_hellos(hellos);
     }
@@ -253,6 +258,7 @@ Result<std::unique_ptr<Node>> Node::join(const NodeOptions &options)
     node->ranks_ = ranks_beside(joining.hellos, options.rank);
     for (const uint32_t rank : node->ranks_) {
         node->processes_.push_back(joining.hellos[rank].process);
+        node->processors_.push_back(joining.hellos[rank].processors);
     }
     node->index_ = node->index_of(options.rank);
     node->host_bytes_ = host_bytes_of(joining.hellos, node->ranks_);

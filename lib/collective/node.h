@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/collective/process.h"
+#include "lib/collective/processors.h"
 #include "lib/collective/segment.h"
 #include "lib/support/status.h"
 
@@ -24,6 +25,7 @@ struct NodeOptions {
     uint64_t node_host_bytes = 0;  // of all ranks of the host together; 0: no limit
     // Of blocks that it would read from its disk for the others, and they for it; 0: of none.
     uint64_t shared_block_bytes = 0;
+    Processors processors;
     // `bytes` of each rank to all, in rank order; blocks, at most as long as the caller's timeout.
     std::function<Status(const void *record, void *records, uint32_t bytes)> exchange;
     HostId host = this_host();
@@ -57,6 +59,8 @@ public:
     [[nodiscard]] uint32_t index() const { return index_; }
     // Host bytes of all of them together, as at join, and of the board.
     [[nodiscard]] uint64_t host_bytes() const { return host_bytes_; }
+    // What each of ranks() may run on.
+    [[nodiscard]] const std::vector<Processors> &processors() const { return processors_; }
 
     // This rank begins collective `number`; the text is cut at kStandingBytesMax. One thread at a
     // time. Never blocks; no system call.
@@ -88,6 +92,7 @@ private:
     RankSlot *own_ = nullptr;  // in segment_
     std::vector<uint32_t> ranks_;
     std::vector<ProcessId> processes_;  // as ranks_
+    std::vector<Processors> processors_;
     uint32_t index_ = 0;
     uint64_t host_bytes_ = 0;
     uint64_t board_block_bytes_ = 0;

@@ -250,6 +250,7 @@ void write_all(JsonWriter &json, const ReportData &data)
     json.member("block_bytes", data.block_bytes);
     json.member("elapsed_ns", data.elapsed_ns);
     json.member("threads", data.threads);
+    json.member("threads_why", data.threads_why);
     write_list(json, "tiers", data.tiers, [&](const TierReport &tier) { write_tier(json, tier); });
     write_list(json, "links", data.links,
                [&](const LinkReport &link) { write_link(json, link, data.elapsed_ns); });
@@ -269,6 +270,13 @@ void write_all(JsonWriter &json, const ReportData &data)
     write_plans(json, data);
     json.key("update");
     write_update(json, data.update);
+    write_list(json, "half_sums", data.half_sums, [&](const HalfSumReport &sum) {
+        json.begin_object();
+        json.member("tensor", sum.tensor);
+        json.member("dtype", dtype_name(sum.dtype));
+        json.member("contributions", sum.contributions);
+        json.end_object();
+    });
     json.key("waste");
     write_waste(json, data);
     json.key("errors");

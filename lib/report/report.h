@@ -154,12 +154,20 @@ struct PlanReport {
     std::vector<PlannedTurnReport> turns;  // those of a plan of steps that differ: none
 };
 
+// Sums that round to half precision at each contribution.
+struct HalfSumReport {
+    std::string tensor;
+    uint32_t dtype = 0;
+    uint64_t contributions = 0;  // since it was made
+};
+
 struct ReportData {
     std::string name;
     std::string version;
     uint64_t block_bytes = 0;
     uint64_t elapsed_ns = 0;  // since open
-    uint32_t threads = 0;
+    uint32_t threads = 0;     // that update
+    std::string threads_why;  // so many
     std::vector<TierReport> tiers;
     std::vector<LinkReport> links;
     std::vector<DriverReport> drivers;
@@ -168,6 +176,7 @@ struct ReportData {
     std::vector<PlanReport> plans;
     uint64_t planning_ns = 0;  // of the processor, since open
     UpdateReport update;
+    std::vector<HalfSumReport> half_sums;
     std::vector<ErrorReport> errors;
     uint64_t errors_total = 0;  // background errors since open; `errors` keeps the first ones
     std::vector<WasteReport> waste;

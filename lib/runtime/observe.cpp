@@ -332,6 +332,7 @@ void Runtime::fill_report(report::ReportData &data)
     data.block_bytes = block_bytes_;
     data.elapsed_ns = now() - opened_ns_;
     data.threads = update_threads_;
+    data.threads_why = update_threads_why_;
     for (PlaceId place = 0; place <= nvme_place_; ++place) {
         const Place &at = places_[place];
         report::TierReport tier;

@@ -13,7 +13,6 @@
 
 #include "drivers/registry.h"
 
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -174,13 +173,6 @@ uint64_t address_bytes_of(const residency::Config &config)
     const uint64_t spread = blocks * (1 + static_cast<uint64_t>(std::bit_width(blocks)));
     return std::min(spread, std::max(kAddressBytes / config.block_bytes, 2 * blocks)) *
            config.block_bytes;
-}
-
-uint32_t cores_of_process()
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
 // A failing disk may fail every block: so many lines of a topic in a second, the rest is counted.
@@ -448,7 +440,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     expect_bandwidths(tuning);
     profile_ = tuning.take_report();
     STW_TRY(open_metadata(options));
-    STW_TRY(open_update(options.thread_count ? options.thread_count : cores_of_process()));
+    STW_TRY(open_update(options.thread_count));
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
     open_stats(options);

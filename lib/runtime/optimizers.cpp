@@ -2,6 +2,7 @@
 // Optimizers as the program has them: states become tensors with names of their own, parameters
 // keep whose they are. The arithmetic, the order and the streaming are update/'s.
 #include "lib/runtime/optimizers.h"
+#include "lib/runtime/processors.h"
 #include "lib/runtime/ranks.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/assert.h"
@@ -47,11 +48,19 @@ uint64_t Runtime::update_window() const
     return std::max<uint64_t>(room / 2, 4) * block_bytes_;
 }
 
-Status Runtime::open_update(uint32_t threads)
+// `asked`: 0, as many as this rank has of the host's processors.
+Status Runtime::open_update(uint32_t asked)
 {
+    UpdateThreads threads{asked, "as asked for, thread_count"};
+    if (asked == 0 && ranks_.body) {
+        const collective::Node &node = ranks_->host ? *ranks_->host : *ranks_->node;
+        threads = update_threads(node.processors(), node.index());
+    } else if (asked == 0) {
+        threads = update_threads({own_processors()}, 0);
+    }
     update::PipelineOptions options;
     options.tiers = this;
-    options.thread_count = std::min(threads, update::kThreadsMax);
+    options.thread_count = std::min(threads.count, update::kThreadsMax);
     options.window_bytes = update_window();
     options.device_windows = device_windows();
     if (!options.device_windows.empty()) options.devices = this;
@@ -71,6 +80,7 @@ Status Runtime::open_update(uint32_t threads)
         static_cast<Runtime *>(user)->timeline_->record(span);
     };
     update_threads_ = options.thread_count;
+    update_threads_why_ = std::move(threads.why);
     Result<std::unique_ptr<update::Pipeline>> opened = update::Pipeline::open(options);
     if (!opened.ok()) return std::move(opened.status());
     pipeline_ = opened.take();

@@ -4,6 +4,7 @@
 
 #include "lib/collective/bucket.h"
 #include "lib/runtime/optimizers.h"
+#include "lib/runtime/processors.h"
 #include "lib/support/assert.h"
 #include "lib/support/signals.h"
 
@@ -92,6 +93,7 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
     node.host_bytes = options.host_bytes;
     node.node_host_bytes = options.node_host_bytes;
     node.shared_block_bytes = options.nvme_count > 0 ? block_bytes_ : 0;
+    node.processors = own_processors();
     node.exchange = [&group](const void *record, void *records, uint32_t bytes) {
         return group.exchange(record, records, bytes);
     };

@@ -475,7 +475,7 @@ private:
     void expect_bandwidths(const Tuning &tuning);
     void open_scratch(uint64_t bytes);
     Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
-    Status open_update(uint32_t threads);
+    Status open_update(uint32_t asked);
     Status open_metadata(const stw_runtime_options &options);
     Status close_tiers(uint64_t timeout_ns);
     residency::Policy default_policy(uint32_t role) const;
@@ -957,6 +957,7 @@ private:
     uint32_t preset_;
     uint32_t operations_max_;
     uint32_t update_threads_ = 0;
+    std::string update_threads_why_;
     residency::Instant opened_ns_ = 0;
     report::UpdateReport updates_;
     report::ProfileReport profile_;

@@ -201,6 +201,53 @@ TEST(MemoryRoom, Version1InAContainerIsFoundThroughItsMount)
     EXPECT_EQ(machine.room().bytes, uint64_t{9000000} * 1024);
 }
 
+TEST(ProcessorRoom, TheTightestQuotaBinds)
+{
+    FakeMachine machine;
+    const auto room = [&] { return stepwell::drivers::processor_room(machine.root()); };
+    machine.file("/proc/self/cgroup", "0::/job/step\n");
+    machine.file("/proc/self/mountinfo",
+                 "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+    EXPECT_EQ(room().cores, 0);
+    machine.file("/sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+    EXPECT_EQ(room().cores, 0);
+    machine.file("/sys/fs/cgroup/job/cpu.max", "250000 100000\n");
+    EXPECT_EQ(room().cores, 2.5);
+    machine.file("/sys/fs/cgroup/job/step/cpu.max", "300000 50000\n");
+    EXPECT_EQ(room().cores, 2.5);
+    EXPECT_NE(room().cgroup.find("/job"), std::string::npos);
+}
+
+TEST(ProcessorRoom, AQuotaOfVersion1IsFoundThroughItsMount)
+{
+    FakeMachine machine;
+    const auto room = [&] { return stepwell::drivers::processor_room(machine.root()); };
+    machine.file("/proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n0::/\n");
+    machine.file("/proc/self/mountinfo",
+                 "31 24 0:27 /docker/x /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu,cpuacct\n");
+    machine.file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    machine.file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(room().cores, 0);
+    machine.file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000\n");
+    EXPECT_EQ(room().cores, 1.5);
+}
+
+TEST(AddressRoom, ALimitIsToldAsASum)
+{
+    FakeMachine machine;
+    machine.file("/proc/self/statm", "262144 100 50 1 0 200 0\n");
+    machine.file("/proc/self/limits",
+                 "Limit                     Soft Limit           Hard Limit           Units\n"
+                 "Max address space         unlimited            unlimited            bytes\n");
+    EXPECT_EQ(stepwell::drivers::address_text(stepwell::drivers::address_room(machine.root())), "");
+    machine.file("/proc/self/limits",
+                 "Max address space         8589934592           unlimited            bytes\n");
+    const auto room = stepwell::drivers::address_room(machine.root());
+    EXPECT_EQ(room.left_bytes(), uint64_t{7} << 30);
+    EXPECT_EQ(stepwell::drivers::address_text(room),
+              " (ulimit -v is 8.0 GiB = 1.0 GiB in use + 7.0 GiB left)");
+}
+
 // "/jobs" does not lie in "/job".
 TEST(MemoryRoom, AGroupBesideTheMountsRootIsNotInside)
 {

@@ -94,9 +94,39 @@ static void a_step_counts_what_moved_between_ranks(struct member *member)
     end(runtime, group, member);
 }
 
+/* Not each as if it had the host for itself. */
+static void update_threads_are_the_ranks_part_of_the_host(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *runtime = NULL;
+    char path[4096];
+    char words[64];
+    char *text;
+    options.host_bytes = 64 * BLOCK;
+    options.block_bytes = BLOCK;
+    options.whole_bytes = 8 * BLOCK;
+    options.group = group;
+    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    snprintf(path, sizeof path, "%s/threads.json", member->directory);
+    SUCCEEDS(stw_report_write(runtime, path));
+    text = text_of(path);
+    snprintf(words, sizeof words, ", %u ranks on the host: ", member->size);
+    HOLDS(strstr(text, words) != NULL);
+    if (strstr(text, "a quota of") == NULL) {
+        const long processors = strtol(strstr(text, "\"threads_why\": \"") + 16, NULL, 10);
+        const long own = processors / (long)member->size;
+        snprintf(words, sizeof words, "\"threads\": %ld,", own > 1 ? own : 1);
+        HOLDS(processors > 0 && strstr(text, words) != NULL);
+    }
+    free(text);
+    end(runtime, group, member);
+}
+
 int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
+        CLAIM(update_threads_are_the_ranks_part_of_the_host),
         CLAIM(a_step_counts_what_moved_between_ranks),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);

@@ -47,7 +47,7 @@ enum { /* stw_tensor_spec.flags */
     STW_TENSOR_DURABLE = 1,  /* part of generations (stw_commit), found again by name: it has one,
                                 may live at nvme, and the runtime has a store_name */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
-    STW_TENSOR_READ_ONLY = 4, /* frozen: written only by stw_tensor_write */
+    STW_TENSOR_READ_ONLY = 4, /* frozen, see stw_tensor_freeze: written only by stw_tensor_write */
     STW_TENSOR_FIXED_ADDRESS = 8 /* one address at each device for life, see stw_tensor_address;
                                     on `cpu` every tensor has one. It has blocks of its own. For
                                     what is sharded over ranks INVALID where a device's memory
@@ -97,6 +97,7 @@ typedef struct stw_tensor_info {
     uint64_t version;             /* +1 per completed write or update */
     uint64_t open_views;
     const char *name;             /* valid while the tensor lives */
+    uint64_t frozen;              /* 1: as STW_TENSOR_READ_ONLY */
 } stw_tensor_info;
 
 /**
@@ -134,6 +135,20 @@ STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info
  * a tensor that shares its block with others, as what shares a block has one policy: give it a
  * neighbour number of its own. BUDGET: no room is left where it would rest. */
 STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
+/**
+ * Freeze (1) a tensor, as STW_TENSOR_READ_ONLY does at its creation, or let it be written again
+ * (0). What is frozen is written by stw_tensor_write alone, and steps of its optimizer leave it as
+ * it is; updates and views that were asked for before go on. What is durable and frozen is written
+ * before a generation has it and not after: no write, no discard. Where it shares its block with
+ * nobody one copy of it is promised at nvme then, not 1 + generations_kept; those that generations
+ * have from before keep their room until they are dropped. Over ranks it is a local call, made by
+ * all of them.
+ *
+ * Ownership: none.  Threads: any thread.  Blocks: never.
+ * Errors:    INVALID (a state of an optimizer), BUDGET (0: no room for the copies that writes need;
+ *            it stays frozen).
+ */
+STW_API stw_status stw_tensor_freeze(stw_tensor *tensor, uint32_t frozen);
 /* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
  * lengths: one handle, one trace identity. BUSY with views open, or held by an optimizer. Blocks:
  * never. */

@@ -155,6 +155,15 @@ stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy)
     });
 }
 
+stw_status stw_tensor_freeze(stw_tensor *tensor, uint32_t frozen)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(tensor));
+        if (frozen > 1) return Status::error(STW_ERROR_INVALID, "frozen is %u, not 0 or 1", frozen);
+        return tensor->runtime->body->freeze(tensor, frozen == 1);
+    });
+}
+
 stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions)
 {
     return guard([&]() -> Status {

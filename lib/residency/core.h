@@ -41,6 +41,13 @@ public:
     Status may_destroy(TensorId tensor, Commands &out);  // OK, or the BUSY that destroy would say
     Status discard(TensorId tensor, Commands &out);
     Status set_policy(TensorId tensor, const Policy &policy);
+    // Of what is frozen one copy is promised where it is durable and shares its blocks with nobody.
+    // BUDGET: what is to be written again needs more; changes nothing then.
+    Status freeze(TensorId tensor, bool frozen);
+    [[nodiscard]] bool is_frozen(TensorId tensor) const
+    {
+        return packs_[tensors_[tensor].pack].frozen;
+    }
     // Marks what an update or a reduce could not complete; reads are refused with `cause`.
     void fail(TensorId tensor, const Status &cause);
     // Marks what an update did not begin on: its contents are those of before, and reads are
@@ -246,7 +253,7 @@ private:
     Status promise(Pack &pack);
     [[nodiscard]] uint32_t promised_blocks(const Pack &pack, PlaceId place) const
     {
-        const bool copies = pack.key.durable && is_nvme(place);
+        const bool copies = pack.key.durable && !pack.frozen && is_nvme(place);
         return pack.blocks * (copies ? config_.durable_copies : 1);
     }
     [[nodiscard]] PlaceId place_to_promise(const Pack &pack) const;

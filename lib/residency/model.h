@@ -67,6 +67,7 @@ struct Pack {
     bool shared = false;
     bool dead = false;  // waits for its last transfer
     bool agreed = false;
+    bool frozen = false;  // written once: of what is durable no second copy comes
     Advice advice = Advice::kNormal;
     PlaceId promised = kNoPlace;
     PlaceId promised_home = kNoPlace;  // of what is pinned there, unless it is the same

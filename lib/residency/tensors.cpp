@@ -221,6 +221,7 @@ Result<PackId> Core::new_pack(const TensorSpec &spec, const PackKey &key, bool s
     pack.blocks = static_cast<uint32_t>(blocks);
     pack.shared = shared;
     pack.agreed = spec.agreed;
+    pack.frozen = spec.read_only && !shared;
     pack.key = key;
     if (spec.policy.retention == Retention::kPin) pack.pinned_home = spec.policy.home;
     pack.tensors.reserve(1);
@@ -491,6 +492,26 @@ Status Core::set_policy(TensorId id, const Policy &policy)
         open_packs_.find({pack.key.role, pack.key.neighbour, before, pack.key.durable});
     if (open != open_packs_.end() && open->second == tensor.pack) open_packs_.erase(open);
     tensor.spec.policy = policy;
+    return {};
+}
+
+Status Core::freeze(TensorId id, bool frozen)
+{
+    Tensor &tensor = tensors_[id];
+    Pack &pack = packs_[tensor.pack];
+    if (!pack.shared && pack.frozen != frozen) {
+        const PlaceId promised = pack.promised;
+        const PlaceId promised_home = pack.promised_home;
+        unpromise(pack);
+        pack.frozen = frozen;
+        Status status = promise(pack);
+        if (!status.ok()) {
+            pack.frozen = !frozen;
+            keep_promise(pack, promised, promised_home);
+            return status;
+        }
+    }
+    tensor.spec.read_only = frozen;
     return {};
 }
 

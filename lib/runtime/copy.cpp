@@ -305,6 +305,10 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
     collective::Range asked;
     collective::Range part;
     STW_TRY(resolve_copy(*tensor, options, &asked, &part));
+    if (durable_.body) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        STW_TRY(check_thawed(*tensor));
+    }
     STW_TRY(change_shards(tensor));
     const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;

@@ -46,11 +46,12 @@ struct Runtime::Durable {
     // that have them are dropped.
     struct Gone {
         uint64_t blocks = 0;
-        uint64_t until = 0;  // a generation of that number is committed
+        uint64_t until = 0;                         // a generation of that number is committed
+        residency::PackId pack = residency::kNone;  // what is frozen since; kNone: nothing is left
     };
     std::map<std::string, uint64_t, std::less<>> not_made;
     std::vector<Gone> gone;
-    std::unordered_map<residency::PackId, uint32_t> packs_kept;  // and their blocks
+    std::unordered_map<residency::PackId, uint64_t> packs_kept;  // and how many slots at most
     bool unused = false;  // nothing was ever committed to what is there
 };
 

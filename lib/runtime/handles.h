@@ -55,19 +55,21 @@ struct stw_tensor {
     // --- not of a hit ---
     std::string name;
     uint32_t role = 0;
-    uint32_t flags = 0;
+    std::atomic<uint32_t> flags{0};  // READ_ONLY changes under the runtime's lock
     uint32_t dimensions = 0;
     uint64_t shape[8] = {};
     uint64_t capacity_bytes = 0;     // as created; reshape may use less
     stw_tensor *previous = nullptr;  // in order of creation, under the runtime's lock
     stw_tensor *next = nullptr;
-    uint64_t serial = 0;        // counts creations; the order of stw_tensor_next
-    uint64_t last_use = 0;      // number of the access, 0: none; under the runtime's lock
-    uint64_t created_ns = 0;    // what happened to its number before was another tensor's
-    bool moved = false;         // since it was last used, as the core knows
-    bool restored = false;      // the contents came from a generation
-    bool trained = false;       // counted in Runtime::trained_bytes_
-    void *optimizer = nullptr;  // that holds it
+    uint64_t serial = 0;         // counts creations; the order of stw_tensor_next
+    uint64_t last_use = 0;       // number of the access, 0: none; under the runtime's lock
+    uint64_t created_ns = 0;     // what happened to its number before was another tensor's
+    bool moved = false;          // since it was last used, as the core knows
+    bool restored = false;       // the contents came from a generation
+    bool kept = false;           // a generation has contents of it
+    uint64_t contributions = 0;  // to sums in it, since it was made
+    bool trained = false;        // counted in Runtime::trained_bytes_
+    void *optimizer = nullptr;   // that holds it
 };
 
 struct stw_group {

@@ -448,7 +448,41 @@ void fill_result(const update::StepResult &from, stw_update_result *result_out)
     std::memcpy(result_out, &result, result.struct_size);
 }
 
+bool is_frozen(const stw_tensor *tensor)
+{
+    return (tensor->flags & STW_TENSOR_READ_ONLY) != 0;
+}
+
+Status check_none_frozen(const std::vector<stw_tensor *> &parameters)
+{
+    const auto frozen = std::find_if(parameters.begin(), parameters.end(), is_frozen);
+    if (frozen == parameters.end()) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "parameter '%s' is frozen; leave it out of the step, or let it be written "
+                         "again with stw_tensor_freeze",
+                         (*frozen)->name.c_str());
+}
+
 }  // namespace
+
+// Whether the step is of some parameters alone: those that the program names, or those that are not
+// frozen since they were added.
+bool Runtime::name_parameters(const OptimizerBody &body, const stw_update_options &options,
+                              std::vector<stw_tensor *> *named)
+{
+    if (options.parameters) {
+        named->assign(options.parameters, options.parameters + options.parameter_count);
+        return true;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::none_of(body.held.begin(), body.held.end(), is_frozen)) return false;
+    std::set<const stw_tensor *> seen;  // there may be an entry for each part
+    for (size_t i = 0; i < body.held.size(); i += 2) {
+        stw_tensor *parameter = body.held[i];
+        if (!is_frozen(parameter) && seen.insert(parameter).second) named->push_back(parameter);
+    }
+    return true;
+}
 
 Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
                                stw_update_result *result_out)
@@ -456,21 +490,22 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     STW_TRY(check_cpu_room());
     STW_TRY(write_all_zeros());
     OptimizerBody &body = body_of(optimizer);
-    std::vector<stw_tensor *> named(options.parameters,
-                                    options.parameters +
-                                        (options.parameters ? options.parameter_count : 0));
+    std::vector<stw_tensor *> named;
+    const bool some = name_parameters(body, options, &named);
     std::vector<residency::TensorId> parameters;
+    parameters.reserve(named.size() + 1);  // not null: of no parameter is not of all
     for (const stw_tensor *parameter : named) {
         const bool may_be_empty = parameter->sharding || parameter->elements == 0;
         const bool empty = may_be_empty && parameter->optimizer == &body &&
                            !body.optimizer->count(parameter->id).ok();
         if (!empty) parameters.push_back(parameter->id);
     }
-    STW_TRY(check_update_room(body, options.parameters ? named : body.held));
+    if (options.parameters) STW_TRY(check_none_frozen(named));
+    STW_TRY(check_update_room(body, some ? named : body.held));
     update::StepOptions step;
     step.flags = options.flags;
     step.wants_verdict = result_out != nullptr;
-    step.parameters = options.parameters ? parameters.data() : nullptr;
+    step.parameters = some ? parameters.data() : nullptr;
     step.parameter_count = static_cast<uint32_t>(parameters.size());
     step.gradient_scale = options.gradient_scale;
     step.clip_norm = options.clip_norm;
@@ -478,9 +513,8 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     step.timeout_ns = timeout(options.timeout_ns);
     update::StepResult result;
     const residency::Instant begin = now();
-    Status status = ranks_.body
-                        ? step_on_ranks(body, options.parameters ? named : body.held, step, &result)
-                        : body.optimizer->step(step, &result);
+    Status status = ranks_.body ? step_on_ranks(body, some ? named : body.held, step, &result)
+                                : body.optimizer->step(step, &result);
     if (result_out) {
         std::lock_guard<std::mutex> lock(mutex_);
         add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());

@@ -22,7 +22,7 @@ struct Runtime::OptimizerBody {
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
-    std::vector<stw_tensor *> held;
+    std::vector<stw_tensor *> held;    // a parameter, its gradient, and so on
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
     std::mutex changes;                // what it holds; a commit reads counts on another thread

@@ -41,15 +41,25 @@ Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const
                                       stw_tensor *tensor)
 {
     tensor->restored = false;
+    tensor->kept = false;
     if (!wanted.durable) return core_.create(wanted);
     const auto waits = durable_->not_made.find(wanted.name);
     const bool waited = waits != durable_->not_made.end();
     const uint64_t slots = waited ? std::exchange(waits->second, 0) : 0;
     if (slots > 0) withhold_kept();
     Result<TensorId> made = make_durable(wanted, words, tensor);
-    if (made.ok() || slots == 0) return made;
-    waits->second = slots;
-    withhold_kept();
+    if (slots == 0) return made;
+    if (!made.ok()) {
+        waits->second = slots;
+        withhold_kept();
+        return made;
+    }
+    // The promise of what is frozen covers one copy, and it was not always that.
+    const uint64_t covered = core_.pack_blocks(made.value());
+    if (core_.is_frozen(made.value()) && slots > covered) {
+        note_gone(slots - covered, core_.pack_of(made.value()));
+        withhold_kept();
+    }
     return made;
 }
 
@@ -63,6 +73,7 @@ Result<TensorId> Runtime::make_durable(const residency::TensorSpec &wanted,
     if (!made.ok()) return made;
     take_restored(wanted.name, true);
     tensor->restored = true;
+    tensor->kept = true;
     return made;
 }
 
@@ -97,12 +108,71 @@ void Runtime::withhold_kept()
     core_.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
 }
 
-// Under the lock: what is kept of something that goes now is kept until so many more are committed.
-void Runtime::note_gone(uint64_t blocks)
+// Under the lock: what is kept of something that goes now, or that no promise covers from now on,
+// is kept until so many more are committed. One that is on its way has it, too.
+void Runtime::note_gone(uint64_t blocks, residency::PackId pack)
 {
-    if (blocks == 0 || durable_->infos.empty()) return;
-    const uint64_t newest = durable_->infos.front().id.number;
-    durable_->gone.push_back({blocks, newest + durable_->generations->kept_max()});
+    if (blocks == 0 || (durable_->infos.empty() && !durable_->commits)) return;
+    uint64_t newest = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
+    if (durable_->commits) ++newest;
+    durable_->gone.push_back({blocks, newest + durable_->generations->kept_max(), pack});
+}
+
+// Under the lock: slots that generations keep of its blocks at most.
+uint64_t Runtime::kept_slots(TensorId tensor) const
+{
+    const uint64_t blocks = core_.pack_blocks(tensor);
+    return core_.is_frozen(tensor) ? blocks : blocks * durable_->generations->kept_max();
+}
+
+// Under the lock. What was committed while it could be written is there in as many copies as before
+// until the generations that have it are dropped; when it is written again its promise covers them.
+Status Runtime::freeze_durable(TensorId tensor, bool frozen)
+{
+    const residency::PackId pack = core_.pack_of(tensor);
+    const auto kept = durable_->packs_kept.find(pack);
+    if (frozen) {
+        const bool was = core_.is_frozen(tensor);
+        const uint64_t copies = kept_slots(tensor);
+        STW_TRY(core_.freeze(tensor, true));
+        if (was || !core_.is_frozen(tensor)) return {};
+        if (kept != durable_->packs_kept.end() || durable_->commits) note_gone(copies, pack);
+    } else {
+        std::vector<Durable::Gone> covered;
+        std::erase_if(durable_->gone, [&](const Durable::Gone &gone) {
+            if (gone.pack == pack) covered.push_back(gone);
+            return gone.pack == pack;
+        });
+        withhold_kept();
+        Status status = core_.freeze(tensor, false);
+        if (!status.ok()) {
+            durable_->gone.insert(durable_->gone.end(), covered.begin(), covered.end());
+            withhold_kept();
+            return status;
+        }
+    }
+    if (kept != durable_->packs_kept.end()) kept->second = kept_slots(tensor);
+    withhold_kept();
+    return {};
+}
+
+// Under the lock: what is frozen has one copy, which a generation may have.
+Status Runtime::check_thawed(const stw_tensor &tensor) const
+{
+    constexpr uint32_t kBoth = STW_TENSOR_READ_ONLY | STW_TENSOR_DURABLE;
+    if ((tensor.flags & kBoth) != kBoth) return {};
+    if (tensor.kept) {
+        return Status::error(STW_ERROR_INVALID,
+                             "tensor '%s' is frozen and durable, and a generation has what it "
+                             "holds, of which there is one copy; let it be written again with "
+                             "stw_tensor_freeze",
+                             tensor.name.c_str());
+    }
+    if (!durable_->commits) return {};
+    return Status::error(STW_ERROR_BUSY,
+                         "tensor '%s' is frozen and durable, and a commit is under way that may "
+                         "have what it holds; write it before or behind that",
+                         tensor.name.c_str());
 }
 
 // Under the lock, of a commit that was one.
@@ -116,8 +186,10 @@ void Runtime::note_kept(const CommitWork &work)
             {not_made, work.generation - 1 + durable_->generations->kept_max()});
     }
     durable_->not_made.clear();
-    for (const stw_tensor *tensor : work.tensors) {
-        durable_->packs_kept[core_.pack_of(tensor->id)] = core_.pack_blocks(tensor->id);
+    for (stw_tensor *tensor : work.tensors) {
+        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        tensor->kept = true;
+        durable_->packs_kept[core_.pack_of(tensor->id)] = kept_slots(tensor->id);
     }
     durable_->tensors.clear();
     durable_->counts.clear();
@@ -245,7 +317,7 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
         for (const residency::PackId freed : out.freed_packs) release_pack(freed);
         return status;
     }
-    if (!joined) durable_->packs_kept[pack] = core_.pack_blocks(made.value());
+    if (!joined) durable_->packs_kept[pack] = kept_slots(made.value());
     if (stored.shares && !joined) {
         durable_->packs[there.blocks[0]] = pack;
         durable_->blocks_of_packs[pack] = there.blocks[0];
@@ -257,9 +329,12 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
 void Runtime::forget_pack(residency::PackId pack)
 {
     if (!durable_.body) return;
+    for (Durable::Gone &gone : durable_->gone) {
+        if (gone.pack == pack) gone.pack = residency::kNone;
+    }
     const auto kept = durable_->packs_kept.find(pack);
     if (kept != durable_->packs_kept.end()) {
-        note_gone(uint64_t{kept->second} * durable_->generations->kept_max());
+        note_gone(kept->second);
         durable_->packs_kept.erase(kept);
         withhold_kept();
     }

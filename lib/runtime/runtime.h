@@ -235,6 +235,7 @@ public:
     Status next_tensor(stw_tensor *previous, stw_tensor **next_out);
     Status tensor_info(stw_tensor *tensor, stw_tensor_info *info_out);
     Status set_policy(stw_tensor *tensor, const stw_policy &policy);
+    Status freeze(stw_tensor *tensor, bool frozen);
     Status reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions);
     Status discard(stw_tensor *const *tensors, uint32_t n);
     Status advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
@@ -448,7 +449,10 @@ private:
                                                const store::StoredTensor &there);
     void forget_pack(residency::PackId pack);
     void withhold_kept();
-    void note_gone(uint64_t blocks);
+    void note_gone(uint64_t blocks, residency::PackId pack = residency::kNone);
+    [[nodiscard]] uint64_t kept_slots(residency::TensorId tensor) const;
+    Status freeze_durable(residency::TensorId tensor, bool frozen);
+    [[nodiscard]] Status check_thawed(const stw_tensor &tensor) const;
     void note_kept(const CommitWork &work);
     void note_left_out(CommitWork *work);
     uint64_t restored_count(const std::string &name);
@@ -501,6 +505,7 @@ private:
         call_out(calls, lines);
     }
     void forget_blocks(Commands &out);
+    Status discard_one(stw_tensor *tensor, Commands &out, Core &core);
     void execute(Commands &out, std::vector<Waiter *> &calls);
     // With no lock held: both are foreign code.
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
@@ -843,6 +848,8 @@ private:
     Status take_memory_back(const BudgetChange &change);
     [[nodiscard]] uint64_t update_window() const;  // bytes
     [[nodiscard]] Status check_cpu_room() const;
+    bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
+                         std::vector<stw_tensor *> *named);
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,
                                            const std::vector<stw_tensor *> &parameters) const;
 

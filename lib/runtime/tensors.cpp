@@ -533,6 +533,7 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
         info.open_views += views_.is_open(index) && views_.slot(index).tensor == tensor;
     }
     info.name = tensor->name.c_str();
+    info.frozen = (tensor->flags & STW_TENSOR_READ_ONLY) != 0 ? 1 : 0;
     std::memcpy(info_out, &info, std::min<size_t>(info_out->struct_size, sizeof info));
     return {};
 }
@@ -548,6 +549,26 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
     std::lock_guard<std::mutex> lock(mutex_);
     ++policies_changed_;
     return core_.set_policy(tensor->id, wanted);
+}
+
+Status Runtime::freeze(stw_tensor *tensor, bool frozen)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto *body = static_cast<const OptimizerBody *>(tensor->optimizer)) {
+        const auto &held = body->held;
+        if (frozen && std::find(held.begin(), held.end(), tensor) == held.end()) {
+            return Status::error(
+                STW_ERROR_INVALID,
+                "tensor '%s' is a state of optimizer '%s', which writes it; freeze "
+                "its parameter instead",
+                tensor->name.c_str(), body->name.c_str());
+        }
+    }
+    const uint32_t flags = tensor->flags & ~uint32_t{STW_TENSOR_READ_ONLY};
+    const bool durable = (flags & STW_TENSOR_DURABLE) != 0;
+    STW_TRY(durable ? freeze_durable(tensor->id, frozen) : core_.freeze(tensor->id, frozen));
+    tensor->flags = flags | (frozen ? STW_TENSOR_READ_ONLY : 0);
+    return {};
 }
 
 Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions)
@@ -578,22 +599,39 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
                              tensor->name.c_str(), bytes_text(tensor->capacity_bytes).c_str(),
                              bytes_text(bytes).c_str());
     }
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
+    // At once with the discard: an optimizer may be about to take it.
+    Status status;
+    act([&](Core &core, Commands &out) {
+        drain_hits();
         if (tensor->optimizer) {
-            return Status::error(STW_ERROR_BUSY,
-                                 "tensor '%s' belongs to optimizer '%s', whose entries and states "
-                                 "have its elements; destroy that first, or use another tensor",
-                                 tensor->name.c_str(),
-                                 static_cast<OptimizerBody *>(tensor->optimizer)->name.c_str());
+            status = Status::error(STW_ERROR_BUSY,
+                                   "tensor '%s' belongs to optimizer '%s', whose entries and "
+                                   "states have its elements; destroy that first, or use another "
+                                   "tensor",
+                                   tensor->name.c_str(),
+                                   static_cast<OptimizerBody *>(tensor->optimizer)->name.c_str());
+            return;
         }
-    }
-    STW_TRY(discard(&tensor, 1));
-    std::lock_guard<std::mutex> lock(mutex_);
-    tensor->elements = elements;
-    tensor->bytes = bytes;
-    tensor->dimensions = dimensions;
-    std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
+        status = discard_one(tensor, out, core);
+        if (!status.ok()) return;
+        tensor->elements = elements;
+        tensor->bytes = bytes;
+        tensor->dimensions = dimensions;
+        std::copy(std::begin(spec.shape), std::end(spec.shape), std::begin(tensor->shape));
+    });
+    return status;
+}
+
+// Under the lock.
+Status Runtime::discard_one(stw_tensor *tensor, Commands &out, Core &core)
+{
+    STW_TRY(check_thawed(*tensor));
+    STW_TRY(write_shards(tensor, out));
+    drop_partial(tensor->id, out);
+    STW_TRY(core.discard(tensor->id, out));
+    note_discard(schedule::Lane::kProgram, tensor->id);
+    tensor_errors_.erase(tensor->id);
+    note_zeros(tensor->id);
     return {};
 }
 
@@ -604,13 +642,8 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
     act([&](Core &core, Commands &out) {
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
-            Status status = write_shards(tensors[i], out);
-            drop_partial(tensors[i]->id, out);
-            if (status.ok()) status = core.discard(tensors[i]->id, out);
-            if (status.ok()) note_discard(schedule::Lane::kProgram, tensors[i]->id);
+            Status status = discard_one(tensors[i], out, core);
             if (first.ok() && !status.ok()) first = std::move(status);
-            tensor_errors_.erase(tensors[i]->id);
-            note_zeros(tensors[i]->id);
         }
     });
     return first;

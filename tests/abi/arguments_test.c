@@ -36,6 +36,7 @@ static void null_handles_are_refused_everywhere(void **state)
     fails(stw_tensor_next(NULL, NULL, NULL), STW_ERROR_CLOSED, "not open");
     fails(stw_tensor_info_get(NULL, NULL), STW_ERROR_INVALID, "tensor handle");
     fails(stw_tensor_set_policy(NULL, NULL), STW_ERROR_INVALID, "tensor handle");
+    fails(stw_tensor_freeze(NULL, 1), STW_ERROR_INVALID, "tensor handle");
     fails(stw_tensor_reshape(NULL, NULL, 0), STW_ERROR_INVALID, "tensor handle");
     fails(stw_tensor_discard(NULL, 0), STW_ERROR_INVALID, "no tensors");
     fails(stw_tensor_address(NULL, 0, NULL, NULL), STW_ERROR_INVALID, "tensor handle");
@@ -117,6 +118,7 @@ static void null_arguments_of_a_live_runtime_are_refused(void **state)
     fails(stw_tensor_next(runtime, NULL, NULL), STW_ERROR_INVALID, "next_out is null");
     fails(stw_tensor_info_get(tensor, NULL), STW_ERROR_INVALID, "info_out is null");
     fails(stw_tensor_set_policy(tensor, NULL), STW_ERROR_INVALID, "policy is null");
+    fails(stw_tensor_freeze(tensor, 2), STW_ERROR_INVALID, "frozen is 2");
     fails(stw_tensor_reshape(tensor, NULL, 1), STW_ERROR_INVALID, "shape is null");
     fails(stw_tensor_address(tensor, 0, NULL, &bytes), STW_ERROR_INVALID, "null");
     fails(stw_fetch(runtime, NULL, NULL, 1, &view), STW_ERROR_INVALID, "no requests");

@@ -599,6 +599,121 @@ static void options_that_make_no_sense_are_refused(void **state)
     machine_close(runtime);
 }
 
+/* Blocks that a tensor which is made now may have. */
+static uint32_t room_left(stw_runtime *runtime)
+{
+    uint32_t blocks;
+    for (blocks = 512; blocks > 0; --blocks) {
+        stw_tensor_spec spec = spec_f32(NULL, (uint64_t)blocks * BLOCK / 4);
+        stw_tensor *tensor = NULL;
+        if (stw_tensor_create(runtime, &spec, 1, &tensor) < 0) continue;
+        ok(stw_tensor_destroy(&tensor, 1));
+        break;
+    }
+    return blocks;
+}
+
+/* A base model of 110 blocks: three copies of it do not fit, one does. */
+static void of_what_is_frozen_one_copy_is_kept(void **state)
+{
+    enum { BASE = 110 * 16384 };
+    stw_tensor_spec spec = spec_f32("base", BASE);
+    stw_tensor *base = NULL;
+    stw_tensor *adapter;
+    stw_runtime *runtime = make();
+    const uint32_t all = room_left(runtime);
+    float value = 0;
+    int i;
+    (void)state;
+    assert_in_range(all, 256, 329);
+    spec.flags = STW_TENSOR_DURABLE;
+    fails(stw_tensor_create(runtime, &spec, 1, &base), STW_ERROR_BUDGET, "promise");
+    spec.flags |= STW_TENSOR_READ_ONLY;
+    ok(stw_tensor_create(runtime, &spec, 1, &base));
+    adapter = durable(runtime, "adapter", LARGE);
+    assert_int_equal(room_left(runtime), all - 110 - 3 * 4);
+    commit(runtime); /* as it was not written, it can be afterwards */
+    tensor_fill_sequence(base, BASE, 1);
+    tensor_fill_sequence(base, BASE, 7);
+    for (i = 0; i < 5; ++i) {
+        tensor_fill_sequence(adapter, LARGE, (float)i);
+        commit(runtime);
+        fails(stw_tensor_write(base, &value, NULL), STW_ERROR_INVALID, "stw_tensor_freeze");
+        fails(stw_tensor_discard(&base, 1), STW_ERROR_INVALID, "'base' is frozen");
+    }
+    fails(stw_tensor_freeze(base, 0), STW_ERROR_BUDGET, "promise");
+    tensor_to_disk(runtime, base);
+    tensor_expect_sequence(base, BASE, 7);
+    machine_close(runtime);
+
+    runtime = resume();
+    ok(stw_tensor_create(runtime, &spec, 1, &base));
+    assert_int_equal(restored(base), 1);
+    adapter = durable(runtime, "adapter", LARGE);
+    assert_int_equal(room_left(runtime), all - 110 - 3 * 4);
+    fails(stw_tensor_write(base, &value, NULL), STW_ERROR_INVALID, "stw_tensor_freeze");
+    tensor_expect_sequence(base, BASE, 7);
+    tensor_expect_sequence(adapter, LARGE, 4);
+    commit(runtime);
+    tensor_expect_sequence(base, BASE, 7);
+    machine_close(runtime);
+}
+
+/* What was committed before it was frozen keeps its room until the generations are dropped. */
+static void what_is_frozen_later_gives_its_copies_back_behind_their_generations(void **state)
+{
+    enum { LAYER = 60 * 16384, REST = 150 * 16384 };
+    stw_runtime *runtime = make();
+    const uint32_t all = room_left(runtime);
+    stw_tensor_spec spec = spec_f32("rest", REST);
+    stw_tensor *layer = durable(runtime, "layer", LAYER);
+    stw_tensor *rest = NULL;
+    int round;
+    (void)state;
+    for (round = 1; round <= 2; ++round) {
+        tensor_fill_sequence(layer, LAYER, (float)round);
+        commit(runtime);
+    }
+    tensor_fill_sequence(layer, LAYER, 3);
+    fails(stw_tensor_create(runtime, &spec, 1, &rest), STW_ERROR_BUDGET, "promise");
+    ok(stw_tensor_freeze(layer, 1));
+    ok(stw_tensor_freeze(layer, 1));
+    assert_int_equal(room_left(runtime), all - 3 * 60);
+    fails(stw_tensor_create(runtime, &spec, 1, &rest), STW_ERROR_BUDGET, "for generations");
+    ok(stw_tensor_freeze(layer, 0)); /* its copies are its own again, so this needs no more */
+    assert_int_equal(room_left(runtime), all - 3 * 60);
+    tensor_fill_sequence(layer, LAYER, 4);
+    ok(stw_tensor_freeze(layer, 1));
+    for (round = 0; round < 2; ++round) {
+        fails(stw_tensor_create(runtime, &spec, 1, &rest), STW_ERROR_BUDGET, "for generations");
+        commit(runtime);
+    }
+    ok(stw_tensor_create(runtime, &spec, 1, &rest));
+    tensor_fill_sequence(rest, REST, 0);
+    fails(stw_tensor_freeze(layer, 0), STW_ERROR_BUDGET, "promise");
+    tensor_to_disk(runtime, rest);
+    tensor_expect_sequence(layer, LAYER, 4);
+    machine_close(runtime);
+
+    runtime = resume(); /* as one that is written again, which now has room: rest was scratch */
+    layer = durable(runtime, "layer", LAYER);
+    tensor_expect_sequence(layer, LAYER, 4);
+    tensor_fill_sequence(layer, LAYER, 5);
+    commit(runtime);
+    machine_close(runtime);
+    runtime = resume(); /* and frozen with two copies in generations */
+    spec = spec_f32("layer", LAYER), spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_READ_ONLY;
+    ok(stw_tensor_create(runtime, &spec, 1, &layer));
+    assert_int_equal(room_left(runtime), all - 2 * 60);
+    spec = spec_f32("rest", 200 * 16384);
+    fails(stw_tensor_create(runtime, &spec, 1, &rest), STW_ERROR_BUDGET, "for generations");
+    commit(runtime);
+    commit(runtime);
+    ok(stw_tensor_create(runtime, &spec, 1, &rest));
+    tensor_expect_sequence(layer, LAYER, 5);
+    machine_close(runtime);
+}
+
 /* Kept generations are promised room for when a tensor is made, so that no write finds none. */
 static void room_is_promised_for_all_that_is_kept(void **state)
 {
@@ -785,6 +900,8 @@ int main(void)
         cmocka_unit_test_here(what_differs_from_the_store_is_refused_with_both),
         cmocka_unit_test_here(creation_that_is_undone_leaves_what_is_stored),
         cmocka_unit_test_here(options_that_make_no_sense_are_refused),
+        cmocka_unit_test_here(of_what_is_frozen_one_copy_is_kept),
+        cmocka_unit_test_here(what_is_frozen_later_gives_its_copies_back_behind_their_generations),
         cmocka_unit_test_here(room_is_promised_for_all_that_is_kept),
         cmocka_unit_test_here(slots_of_what_is_gone_are_promised_to_nobody),
         cmocka_unit_test_here(a_commit_writes_only_what_has_changed),

@@ -20,6 +20,7 @@ static void a_destroyed_tensor_is_refused_by_every_function(void **state)
     ok(stw_tensor_destroy(&dead, 1));
     fails(stw_tensor_destroy(&dead, 1), STW_ERROR_INVALID, "was destroyed");
     fails(stw_tensor_info_get(dead, &info), STW_ERROR_INVALID, "was destroyed");
+    fails(stw_tensor_freeze(dead, 1), STW_ERROR_INVALID, "was destroyed");
     fails(stw_tensor_reshape(dead, &shape, 1), STW_ERROR_INVALID, "was destroyed");
     fails(stw_tensor_discard(&dead, 1), STW_ERROR_INVALID, "was destroyed");
     fails(stw_tensor_read(dead, &value, NULL), STW_ERROR_INVALID, "was destroyed");

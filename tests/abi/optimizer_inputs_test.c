@@ -323,6 +323,65 @@ static void what_an_optimizer_holds_is_not_reshaped(void **state)
     machine_close(runtime);
 }
 
+/* A view that is open keeps its update waiting, and with it a drain and a step. */
+static void a_wait_for_an_update_says_who_is_in_the_way(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_F32, 0);
+    stw_fetch_request reads = request_of(here.parameter, STW_READ);
+    stw_update_options waits = STW_UPDATE_OPTIONS_INIT;
+    stw_view view;
+    ok(stw_tensor_fill(here.parameter, 8, NULL));
+    ok(stw_fetch(runtime, NULL, &reads, 1, &view));
+    step_by(&here, 1);
+    fails(stw_runtime_drain(runtime, 50 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
+          "tensor 'w': 1 views to read it are open");
+    assert_non_null(strstr(stw_last_error(), "open views: 'w' to read, of thread"));
+    waits.flags = STW_UPDATE_WAIT, waits.timeout_ns = 50 * MILLISECOND_NS;
+    fails(stw_optimizer_step(here.optimizer, &waits, NULL), STW_ERROR_TIMEOUT,
+          "tensor 'w': 1 views to read it are open");
+    ok(stw_release(&view, 1, STW_STREAM_HOST, 0));
+    ok(stw_runtime_drain(runtime, 0));
+    expect_all(here.parameter, 7);
+    machine_close(runtime);
+}
+
+/* Layers are frozen and let go again while their optimizer stays. */
+static void steps_leave_what_is_frozen_as_it_is(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_BF16, 0);
+    stw_fetch_request writes = request_of(here.parameter, STW_READ_WRITE);
+    stw_update_options only = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_tensor_info info = {.struct_size = sizeof info};
+    stw_view view;
+    uint64_t count = 0;
+    ok(stw_tensor_fill(here.parameter, 8, NULL));
+    step_by(&here, 1);
+    ok(stw_tensor_freeze(here.parameter, 1)); /* the step that was called goes on */
+    step_by(&here, 1);
+    ok(stw_optimizer_step(here.optimizer, NULL, &result));
+    assert_int_equal(result.updated, 0);
+    expect_all(here.parameter, 7);
+    ok(stw_tensor_info_get(here.parameter, &info));
+    assert_int_equal(info.frozen, 1);
+    ok(stw_optimizer_get_count(here.optimizer, here.parameter, &count));
+    assert_int_equal(count, 1);
+    only.parameters = &here.parameter, only.parameter_count = 1;
+    fails(stw_optimizer_step(here.optimizer, &only, NULL), STW_ERROR_INVALID, "'w' is frozen");
+    fails(stw_fetch(runtime, NULL, &writes, 1, &view), STW_ERROR_INVALID, "'w' is read-only");
+    fails(stw_tensor_fill(here.parameter, 1, NULL), STW_ERROR_INVALID, "'w' is read-only");
+    fails(stw_tensor_freeze(master_of(&here), 1), STW_ERROR_INVALID, "a state of optimizer 'opt'");
+    ok(stw_tensor_freeze(here.parameter, 0));
+    ok(stw_optimizer_step(here.optimizer, &only, &result)); /* of the gradient that was there */
+    assert_int_equal(result.updated, 1);
+    expect_all(here.parameter, 6);
+    ok(stw_tensor_info_get(here.parameter, &info));
+    assert_int_equal(info.frozen, 0);
+    machine_close(runtime);
+}
+
 /* As on many ranks, some of which have nothing of a small tensor. */
 static void an_empty_tensor_is_fetched_and_trained(void **state)
 {
@@ -388,6 +447,8 @@ int main(void)
         cmocka_unit_test_prestate(steps_look_at_their_numbers, &now),
         cmocka_unit_test_prestate(counts_are_those_of_the_steps_that_were_called, &now),
         cmocka_unit_test_prestate(what_an_optimizer_holds_is_not_reshaped, &now),
+        cmocka_unit_test_prestate(a_wait_for_an_update_says_who_is_in_the_way, &now),
+        cmocka_unit_test_prestate(steps_leave_what_is_frozen_as_it_is, &now),
         cmocka_unit_test_prestate(an_empty_tensor_is_fetched_and_trained, &now),
         cmocka_unit_test_prestate(sums_and_fetches_look_at_their_numbers, &now),
     };

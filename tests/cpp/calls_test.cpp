@@ -316,6 +316,13 @@ TEST(Tensor, IsReshapedAdvisedAndGivenAPolicy)
                   (void)stw::Views::fetch(runtime, {stw::want(tensor, STW_READ, STW_TIER_DEVICE)});
               }),
               STW_ERROR_INVALID);
+    tensor.freeze();
+    EXPECT_EQ(tensor.info().value().frozen, 1u);
+    EXPECT_EQ(code_of([&] {
+                  (void)stw::Views::fetch(runtime, {stw::want(tensor, STW_WRITE, STW_TIER_HOST)});
+              }),
+              STW_ERROR_INVALID);
+    tensor.freeze(false);
     tensor.reshape({100, 20});
     const stw_tensor_info info = tensor.info().value();
     EXPECT_EQ(info.dimensions, 2u);

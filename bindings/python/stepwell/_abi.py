@@ -430,6 +430,7 @@ class stw_tensor_info(Struct):
         ("version", c_uint64),
         ("open_views", c_uint64),
         ("name", c_char_p),
+        ("frozen", c_uint64),
     ]
 
 
@@ -857,6 +858,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_tensor_set_policy": (c_int32, [
         c_void_p, POINTER(stw_policy)
+    ]),
+    "stw_tensor_freeze": (c_int32, [
+        c_void_p, c_uint32
     ]),
     "stw_tensor_reshape": (c_int32, [
         c_void_p, POINTER(c_uint64), c_uint32

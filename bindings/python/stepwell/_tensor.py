@@ -121,6 +121,7 @@ class TensorInfo(NamedTuple):
     open_views: int
     partition: Partition
     restored: bool  # the contents came from a generation: do not initialise it
+    frozen: bool    # read_only=True, or Tensor.freeze()
 
 
 class Request:
@@ -236,7 +237,7 @@ class Tensor:
             Role(info.role), tuple(info.shape[:info.dimensions]), info.elements,
             Allow(info.residence), info.shard_begin, info.shard_elements, info.shard_bytes,
             info.whole_bytes, info.version, info.open_views, Partition(info.partition),
-            bool(info.restored),
+            bool(info.restored), bool(info.frozen),
         )
 
     def address(self, device: int = 0) -> Tuple[int, int]:
@@ -411,6 +412,14 @@ class Tensor:
         check(lib.stw_tensor_reshape(self._use(), sizes, len(dimensions)))
         info = self.info()
         self._shape, self._elements = info.shape, info.elements
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Not written from now on but by write(), as with read_only=True; False: written again.
+
+        Steps of its optimizer leave it as it is. What is durable and frozen is not written once a
+        generation has it, so nvme keeps one copy. Never blocks.
+        """
+        check(lib.stw_tensor_freeze(self._use(), int(bool(frozen))))
 
     def set_policy(self, policy: Policy) -> None:
         """From the next decision on. Never blocks."""

@@ -64,6 +64,11 @@ public:
     {
         return Status(stw_tensor_set_policy(handle(), &policy));
     }
+    /// Not written from now on but by write(), or written again. Errors: as stw_tensor_freeze().
+    Status freeze(bool frozen = true)
+    {
+        return Status(stw_tensor_freeze(handle(), frozen ? 1 : 0));
+    }
     /// STW_ADVICE_*. Never blocks.
     Status advise(uint32_t advice)
     {

@@ -20,11 +20,13 @@ constexpr uint64_t kBlock = 4096;
 class CoreTest : public testing::Test {
 protected:
     // Device and nvme with a host in between; 0: no such tier.
-    void open(uint32_t device_blocks, uint32_t host_blocks, uint32_t nvme_blocks, bool maps = true)
+    void open(uint32_t device_blocks, uint32_t host_blocks, uint32_t nvme_blocks, bool maps = true,
+              uint32_t copies = 1)
     {
         Config config;
         config.block_bytes = kBlock;
         config.tensors_max = 128;
+        config.durable_copies = copies;
         PlaceConfig device;
         device.tier = Tier::kDevice;
         device.blocks = device_blocks;

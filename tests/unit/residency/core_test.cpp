@@ -272,6 +272,30 @@ TEST_F(CoreTest, ATimeoutUndoesTheFetch)
     EXPECT_EQ(core_->usage(kDevice).used_blocks, 0u);
 }
 
+TEST_F(CoreTest, OfWhatIsFrozenOneCopyIsPromised)
+{
+    open(2, 0, 16, true, 3);
+    TensorSpec wanted = spec("large", 4 * kBlock);
+    wanted.durable = true;
+    const TensorId large = create(wanted);
+    wanted.name = "small", wanted.bytes = 100;
+    const TensorId small = create(wanted);
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 15u);
+    EXPECT_TRUE(core_->freeze(large, true).ok());
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 7u);
+    EXPECT_TRUE(core_->freeze(small, true).ok());  // its block may have neighbours to be written
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 7u);
+    const TensorId other = create("other", 2 * kBlock);
+    EXPECT_EQ(core_->freeze(large, false).code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 9u);
+    EXPECT_EQ(core_->check(), "");
+    Commands out;
+    EXPECT_TRUE(core_->destroy(other, out).ok());
+    EXPECT_TRUE(core_->freeze(large, false).ok());
+    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 15u);
+    EXPECT_EQ(core_->check(), "");
+}
+
 // ---- faults ------------------------------------------------------------------------------------
 
 TEST_F(CoreTest, AFailedWriteBackKeepsTheBytesAndIsReported)

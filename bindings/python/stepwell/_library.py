@@ -54,7 +54,25 @@ def with_prototypes(library: ctypes.CDLL, path: str) -> ctypes.CDLL:
             raise ImportError(f"{path} is older than this package: it has no {name}") from None
         function.restype = result
         function.argtypes = arguments
+        setattr(library, name, _checking(name, function, arguments))
     return library
+
+
+def _checking(name: str, function: Any, arguments: Any) -> Any:
+    """ctypes would take integers modulo 2^n."""
+    numbers = [(i, kind) for i, kind in enumerate(arguments) if kind in _abi.LIMITS]
+    if not numbers:
+        return function
+
+    def call(*given: Any) -> Any:
+        values = list(given)
+        for i, kind in numbers:
+            if i < len(values) and not isinstance(values[i], kind):
+                values[i] = _abi.checked(f"argument {i + 1} of {name}", values[i], kind)
+        return function(*values)
+
+    call.__name__ = name
+    return call
 
 
 lib = load()

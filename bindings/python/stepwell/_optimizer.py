@@ -209,8 +209,7 @@ class Optimizer:
         return count.value
 
     def set_count(self, parameter: Tensor, count: int) -> None:
-        check(lib.stw_optimizer_set_count(self._use(), parameter._use(),
-                                          _abi.checked("count", count)))
+        check(lib.stw_optimizer_set_count(self._use(), parameter._use(), count))
 
     def destroy(self) -> None:
         """End it and its states. Busy in the middle of a step: Runtime.drain() waits for it."""

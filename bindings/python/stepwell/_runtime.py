@@ -309,7 +309,7 @@ class Runtime(Fetches, Generations):
         at the return; with an error the old budget holds.
         """
         check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
-                            _abi.checked("size", size), nanoseconds(timeout)))
+                            size, nanoseconds(timeout)))
 
     def set_victim_policy(self, rank: Optional[Rank], *,
                           timeout: Optional[float] = None) -> None:

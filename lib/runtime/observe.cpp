@@ -360,6 +360,10 @@ void Runtime::fill_report(report::ReportData &data)
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = update_threads_;
+    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        if (tensor->contributions == 0 || tensor->dtype == STW_F32) continue;
+        data.half_sums.push_back({tensor->name, tensor->dtype, tensor->contributions});
+    }
     for (uint32_t i = 0; i < phases_.size(); ++i) {
         report::PhaseReport phase;
         phase.name = phases_[i]->name;

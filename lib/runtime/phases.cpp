@@ -148,6 +148,7 @@ void Runtime::close_step(Phase &phase)
 
 void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
 {
+    ++gradient->contributions;
     if (step == 0) return;
     Phase &phase = *phases_[(step >> 32) - 1];
     if (phase.step == step) phase.reduced.push_back(gradient->id);

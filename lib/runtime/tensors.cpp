@@ -262,6 +262,7 @@ void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
     tensor->elements = elements;
     tensor->bytes = bytes;
     tensor->capacity_bytes = bytes;
+    tensor->contributions = 0;
     tensor->shard_begin = sharding ? sharding->shard.begin : 0;
     tensor->sharding = std::move(sharding);
     tensor->dtype = spec.dtype;

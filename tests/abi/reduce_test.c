@@ -250,6 +250,41 @@ static void sums_survive_eviction_between_micro_batches(void **state)
     machine_close(runtime);
 }
 
+/* 256 + 0.5 is 256 in bf16: it stays so, and the report says where it can happen. */
+static void sums_in_half_precision_are_named_in_the_report(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_tensor_spec spec = spec_f32("half.grad", 8);
+    stw_tensor *half, *full = tensor_f32(runtime, "full.grad", 8);
+    const float large[8] = {256, 256, 256, 256, 256, 256, 256, 256}, small[8] = {0.5F};
+    stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
+    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+    static char text[1 << 20];
+    float sums[8];
+    FILE *file;
+    int i;
+    spec.dtype = STW_BF16, spec.role = STW_ROLE_GRAD;
+    half = tensor_make(runtime, &spec);
+    options.dtype = as_f32.dtype = STW_F32;
+    ok(stw_reduce(half, large, &options));
+    for (i = 0; i < 10; ++i) ok(stw_reduce(half, small, &options));
+    ok(stw_reduce(full, large, NULL));
+    ok(stw_tensor_read(half, sums, &as_f32));
+    assert_float(sums[0], 256);
+    ok(stw_report_write(runtime, "half-sums.json"));
+    file = fopen("half-sums.json", "r");
+    assert_non_null(file);
+    assert_true(fread(text, 1, sizeof text - 1, file) > 0);
+    fclose(file);
+    remove("half-sums.json");
+    assert_non_null(strstr(text, "\"half_sums\""));
+    assert_non_null(strstr(text, "\"half.grad\""));
+    assert_non_null(strstr(text, "\"contributions\": 11"));
+    assert_null(strstr(strstr(text, "\"half_sums\""), "\"contributions\": 1,"));
+    assert_null(strstr(strstr(text, "\"half_sums\""), "\"contributions\": 1}"));
+    machine_close(runtime);
+}
+
 static int run_on(const char *name, machine *wanted)
 {
     const struct CMUnitTest tests[] = {

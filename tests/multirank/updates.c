@@ -262,6 +262,54 @@ static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct m
     end(at.runtime, at.group, member);
 }
 
+/* Each rank has the master of its slice, and each sees what was written to it. */
+static void what_is_written_between_steps_is_updated_next(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 24);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_hyper hyper = STW_HYPER_INIT;
+    const float sum = (float)member->size;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    hyper.lr = 1;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+    spec.name = "p", spec.role = STW_ROLE_PARAM, spec.dtype = STW_BF16;
+    spec.partition = STW_PARTITION_SHARDED, spec.dimensions = 1, spec.shape[0] = N;
+    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &entry.parameter));
+    entry.gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    SUCCEEDS(stw_tensor_fill(entry.parameter, 16.0, NULL));
+    for (int round = 0; round < 4; ++round) {
+        float wanted = 16.0F - sum;
+        stw_view view = fetch(runtime, entry.gradient, STW_REDUCE, STW_WHOLE);
+        for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
+        let_go(&view, 0);
+        if (round == 1) SUCCEEDS(stw_tensor_fill(entry.parameter, 100.0, NULL));
+        if (round == 2) {
+            view = fetch(runtime, entry.parameter, STW_WRITE, STW_WHOLE); /* each its slice */
+            for (uint64_t k = 0; k < N; ++k) ((uint16_t *)view.pointer)[k] = 0x4200; /* 32 */
+            let_go(&view, 0);
+        }
+        if (round == 1) wanted = 100.0F - sum;
+        if (round == 2) wanted = 32.0F - sum;
+        if (round == 3) wanted = 32.0F - 2 * sum;
+        SUCCEEDS(stw_optimizer_step(optimizer, NULL, NULL));
+        view = fetch(runtime, entry.parameter, STW_READ, STW_WHOLE);
+        for (uint64_t k = 0; k < N; k += N - 1) {
+            const uint32_t bits = (uint32_t)((const uint16_t *)view.pointer)[k] << 16;
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            HOLDS(value == wanted);
+        }
+        let_go(&view, 0);
+    }
+    end(runtime, group, member);
+}
+
 /* Who adds to expert `e` in a step, as nobody's tokens went to some of them. */
 enum { NOBODY, ONE, ALL, ONE_BEFORE, NOBODY_TWICE, WAYS };
 
@@ -329,6 +377,7 @@ int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
         CLAIM(training_has_the_bits_of_one_rank),
+        CLAIM(what_is_written_between_steps_is_updated_next),
         CLAIM(what_no_rank_has_a_gradient_for_is_left_alone),
         CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
         CLAIM(ranks_that_step_otherwise_are_told),

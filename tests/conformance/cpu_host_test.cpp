@@ -245,7 +245,8 @@ TEST(AddressRoom, ALimitIsToldAsASum)
     const auto room = stepwell::drivers::address_room(machine.root());
     EXPECT_EQ(room.left_bytes(), uint64_t{7} << 30);
     EXPECT_EQ(stepwell::drivers::address_text(room),
-              " (ulimit -v is 8.0 GiB = 1.0 GiB in use + 7.0 GiB left)");
+              " (ulimit -v is 8.0 GiB (8589934592 bytes) = 1.0 GiB (1073741824 bytes) in use + "
+              "7.0 GiB (7516192768 bytes) left)");
 }
 
 // "/jobs" does not lie in "/job".

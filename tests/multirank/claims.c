@@ -82,7 +82,7 @@ static void what_is_gathered_stays_until_room_or_a_write_needs_it(struct member 
     HOLDS(strstr(stw_last_error(), "cannot be gathered") != NULL);
     HOLDS(stw_fetch_fits(runtime, &request, 1) == STW_ERROR_BUDGET);
     HOLDS(budget_sentence_wrong(stw_last_error()) == NULL);
-    HOLDS(strstr(stw_last_error(), "kept for wholes") != NULL);
+    HOLDS(strstr(stw_last_error(), "cannot be gathered at once") != NULL);
     request.tensor = a;
     SUCCEEDS(stw_fetch_fits(runtime, &request, 1));
     expect_whole(runtime, a, n, 1);

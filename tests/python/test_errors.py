@@ -26,7 +26,7 @@ class Errors(support.Machine):
         self.assertEqual((error.status, error.code), (-4, "ERROR_BUDGET"))
         self.assertGreater(error.needed_bytes, error.free_bytes)
         self.assertEqual((error.pinned_bytes, error.pinned_views), (6 * BLOCK, 1))
-        self.assertIn("384.0 KiB is pinned", str(error))
+        self.assertIn("384.0 KiB pinned", str(error))
         self.assertEqual(str(error), error.sentence)
 
     def test_classes_are_those_a_program_would_catch(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generations: what was committed is back in another runtime, and in another process."""
+import array
 import logging
 import os
 import signal
@@ -93,6 +94,22 @@ class RoundTrips(Stored):
             self.assertEqual(runtime.generation().left_out, 1)
             runtime.commit(complete=True)
             self.assertEqual(runtime.generation().left_out, 0)
+
+    def test_what_is_frozen_is_written_before_a_generation_has_it(self):
+        with self.open() as runtime:
+            base = runtime.create("base", COUNT, durable=True, read_only=True)
+            self.assertTrue(base.info().frozen)
+            base.write(array.array("f", [2.5] * COUNT))
+            runtime.commit()
+            self.refused(stepwell.InvalidError, "frozen",
+                         lambda: base.write(array.array("f", [3.0] * COUNT)))
+            self.refused(stepwell.InvalidError, "frozen", base.discard)
+            base.freeze(False)
+            self.assertFalse(base.info().frozen)
+            base.fill(3.0)
+            base.freeze()
+            self.refused(stepwell.InvalidError, "read-only", lambda: base.fill(4.0))
+            self.assertEqual(floats_of(base), [3.0] * COUNT)
 
     def test_one_may_be_resumed_by_its_number(self):
         self.committed(1.0, 2.0, 3.0, generations_kept=3)

@@ -244,7 +244,8 @@ TEST(Pipeline, ATimeoutEndsTheCallAndNotTheStep)
     options.timeout_ns = 1000;
     const Status status = world.optimizer->step(options, nullptr);
     EXPECT_EQ(status.code(), STW_ERROR_TIMEOUT);
-    EXPECT_NE(std::string(status.sentence()).find("updates and sums were under way"), std::string::npos);
+    EXPECT_NE(std::string(status.sentence()).find("updates and sums were under way"),
+              std::string::npos);
     EXPECT_TRUE(world.tiers.claimed(entry.parameter));
     EXPECT_EQ(world.pipeline->drain(1000).code(), STW_ERROR_TIMEOUT);
     world.tiers.resume();

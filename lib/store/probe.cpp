@@ -22,7 +22,7 @@ constexpr uint64_t kRequestBytes[] = {512 << 10, 1 << 20, 2 << 20};
 constexpr uint32_t kDepths[] = {4, 16, 32};
 constexpr uint32_t kRounds = 2;
 constexpr uint32_t kDepthMax = 32;
-constexpr Requests kUsual = {1 << 20, 32};
+constexpr Requests kUsual = {2 << 20, 16};
 constexpr uint64_t kNearlyBest = 80;  // of 100: so short a look is not to be trusted with less
 constexpr uint64_t kPatienceNs = 30'000'000'000;
 constexpr uint64_t kPollNs = 100'000'000;
@@ -129,13 +129,13 @@ private:
     // From here on the region is what was written.
     Status fill(uint64_t until_ns)
     {
-        const Requests usual = {std::min(kUsual.bytes, block_bytes_), std::min(8u, depth_)};
+        const Requests small = {std::min<uint64_t>(1 << 20, block_bytes_), std::min(8u, depth_)};
         const uint64_t wanted = region_bytes_;
         Sample sample;
         at_ = 0;
         const uint64_t begin_ns = now();
         STW_TRY(
-            stream(STW_IO_WRITE, usual, until_ns - std::min(until_ns, begin_ns), sample, wanted));
+            stream(STW_IO_WRITE, small, until_ns - std::min(until_ns, begin_ns), sample, wanted));
         const uint64_t unit = std::min(kRequestBytes[2], block_bytes_);
         region_bytes_ = std::min(wanted, sample.bytes) / unit * unit;
         if (region_bytes_ >= std::max(kRegionBytesMin, unit)) return {};

@@ -22,6 +22,7 @@ constexpr uint32_t kRefusalsMax = 2000;      // of these one after the other, wi
 constexpr uint32_t kAgainsMax = 1000;        // EAGAIN and EINTR of one request
 constexpr uint64_t kSharedNs = 250'000;      // before looking again whether another has read
 constexpr uint32_t kSharedMax = 16;          // blocks that wait for others
+constexpr uint64_t kSealedMax = 8;           // blocks to be written that are ready ahead
 
 unsigned long long wide(uint64_t value)
 {
@@ -41,6 +42,8 @@ StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
       writes_(parts.store->requests(path, false)),
       reads_(parts.store->requests(path, true))
 {
+    const uint64_t queue_bytes = uint64_t{writes_.depth} * writes_.bytes;
+    sealed_max_ = std::clamp<uint64_t>(queue_bytes / store_.block_bytes(), 1, kSealedMax);
     requests_.resize(depth_);
     done_.resize(depth_);
     free_.reserve(depth_);
@@ -83,7 +86,7 @@ bool StorageThread::wait_for_work()
     PathQueues &queues = *parts_.paths[path_];
     queues.waiting = false;
     wait_ns_ = 0;
-    if (!settling_.empty()) return true;
+    if (!settling_.empty() || began_ahead_) return true;
     if (full_) {
         wait_ns_ = in_flight_ > 0 && !busy_ ? kIdleNs : kRefusedNs;
         return true;
@@ -241,12 +244,17 @@ bool StorageThread::is_full(bool reads) const
     return free_.empty() || flying_[reads ? 1 : 0] >= (reads ? reads_ : writes_).depth;
 }
 
-// The device's queue is full: have one more block ready for the moment it is not.
+// The device's queue is full: have more ready for the moment it is not, one block a turn. A read
+// needs little. Of writes as many as the queue takes: devices tend to be through with much of what
+// they have at once, and would wait for the checksum of each that follows.
 void StorageThread::begin_ahead()
 {
-    if (!settling_.empty() || !begun_.empty()) return;
-    const bool reads = is_full(true);
-    const bool writes = is_full(false);
+    began_ahead_ = false;
+    if (!settling_.empty()) return;
+    const auto sealed = static_cast<uint64_t>(std::count_if(
+        begun_.begin(), begun_.end(), [](const Task *task) { return is_write(*task); }));
+    const bool reads = begun_.size() == sealed && is_full(true);
+    const bool writes = sealed < sealed_max_ && is_full(false);
     if (!reads && !writes) return;
     Task *next = nullptr;
     {
@@ -257,6 +265,7 @@ void StorageThread::begin_ahead()
         next = more_urgent(read, writes ? queues.writes.best() : nullptr);
         if (next != nullptr) take(*next, queues);
     }
+    began_ahead_ = next != nullptr;
     if (next != nullptr) begin(*next);
 }
 

@@ -97,6 +97,8 @@ private:
     std::vector<uint32_t> sending_;
     std::vector<stw_io> batch_;
     std::vector<stw_io_done> done_;
+    uint64_t sealed_max_ = 1;
+    bool began_ahead_ = false;      // there may be more
     std::vector<Task *> begun_;     // with bytes that were not yet handed out
     std::vector<Task *> settling_;  // all requests are back
     std::vector<Task *> shared_;    // another process reads them, or has

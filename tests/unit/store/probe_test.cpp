@@ -88,10 +88,10 @@ TEST(Probe, KeepsWhatIsUsualWhereNothingIsClearlyFaster)
     });
     Result<Probed> found = probe.run();
     ASSERT_TRUE(found.ok()) << found.status().sentence();
-    EXPECT_EQ(found.value().reads.bytes, 1u << 20);
-    EXPECT_EQ(found.value().reads.depth, 32u);
-    EXPECT_EQ(found.value().writes.bytes, 1u << 20);
-    EXPECT_EQ(found.value().writes.depth, 32u);
+    EXPECT_EQ(found.value().reads.bytes, 2u << 20);
+    EXPECT_EQ(found.value().reads.depth, 16u);
+    EXPECT_EQ(found.value().writes.bytes, 2u << 20);
+    EXPECT_EQ(found.value().writes.depth, 16u);
 }
 
 TEST(Probe, TakesTheTimeItIsGivenAndNoMoreThanAFewRequestsBeyond)

@@ -141,7 +141,7 @@ class HugePages:
 class Fio:
     """fio on one file of the directory under test, made once and overwritten after that."""
 
-    BUFFER_BYTES = 160 * MIB  # of the deepest queue of the largest blocks of a grid, and fio's own
+    BUFFER_BYTES = 544 * MIB  # of the deepest queue, and fio's own
 
     def __init__(self, directory, file_bytes, mix_read_percent=50):
         self.path = Path(directory) / "stepwell-bench-fio"

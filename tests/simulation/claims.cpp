@@ -44,7 +44,8 @@ void Program::next_tensor(Claim &claim)
     const bool empties = first &&
                          tensor.readers + tensor.writers + tensor.fetches + tensor.hints == 0 &&
                          random_.chance(20);
-    if (first && tensor.readers + tensor.writers == 0 && tensor.readable() && random_.chance(20)) {
+    const bool alone = first && !machine_.core.in_use(id) && tensor.readable();
+    if (alone && random_.chance(20)) {
         // Whoever waits for the claim is told, as is who asks afterwards.
         journal_.line("an update misses tensor %u", id);
         machine_.core.miss(id, Status::error(STW_ERROR_SYNC, "a simulated update did not begin"));

@@ -41,7 +41,8 @@ public:
     {
         return Status(stw_tensor_fill(handle(), value, &options));
     }
-    /// Adds memory of the caller's to all of it; null adds zeros. Blocks until it is added.
+    /// Adds memory of the caller's to all of it; null: this rank has no gradient. Blocks until it
+    /// is added.
     Status reduce(const void *local) { return Status(stw_reduce(handle(), local, nullptr)); }
     Status reduce(const void *local, const stw_reduce_options &options)
     {

@@ -77,8 +77,9 @@ Status no_views_at(const stw_fetch_request &request)
         "tensor '%s' cannot be fetched at tier %u (%s), device %u: no such tier has "
         "a budget of at least one block (%s); open the runtime with one, or "
         "fetch at another tier",
-        name, request.tier, report::tier_name(request.tier), request.device,
-        bytes_text(request.tensor->runtime->body->block_bytes()).c_str());
+        name, request.tier,
+        request.tier == STW_TIER_DEFAULT ? "the default one" : report::tier_name(request.tier),
+        request.device, bytes_text(request.tensor->runtime->body->block_bytes()).c_str());
 }
 
 // Before `into` was there; such a request asks for a pin.

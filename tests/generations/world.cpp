@@ -412,10 +412,11 @@ std::string World::run()
         for (uint32_t i = 0; i < ranks_.size() && !troubled_ && failure_.empty(); ++i) {
             troubled_ |= is_off(ranks_[i]);
         }
-        // The program may go on for a while before it learns that it has to be started again.
+        // The program may go on for a while before it learns that it has to be started again; not
+        // where the power is off, and with it what would have ended the commit.
         const bool late = troubled_ && draw(2) == 0;
         for (Rank &rank : ranks_) {
-            if (late && failure_.empty()) work(rank);
+            if (late && failure_.empty() && !is_off(rank)) work(rank);
         }
         if (failure_.empty() && (troubled_ || draw(3) == 0)) reopen();
     }

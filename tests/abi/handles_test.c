@@ -5,6 +5,8 @@
  */
 #include "support.h"
 
+#include <pthread.h>
+
 static void a_destroyed_tensor_is_refused_by_every_function(void **state)
 {
     machine small = machine_small();
@@ -192,12 +194,73 @@ static void views_of_two_runtimes_end_in_one_call(void **state)
     machine_close(other);
 }
 
+enum { FOUND = 300 };
+typedef struct finder {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    int wrong;
+} finder;
+
+/* Takes each tensor as soon as its name is there, and makes states beside those that are created
+ * meanwhile. */
+static void *find_and_train(void *argument)
+{
+    finder *here = argument;
+    int i;
+    for (i = 0; i < FOUND; ++i) {
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        stw_tensor_info info = {.struct_size = sizeof info};
+        char name[2][32];
+        sprintf(name[0], "weight %d", i);
+        sprintf(name[1], "gradient %d", i);
+        while (stw_tensor_find(here->runtime, name[0], &entry.parameter) != STW_OK) {}
+        here->wrong += stw_tensor_info_get(entry.parameter, &info) != STW_OK;
+        here->wrong += info.elements != (uint64_t)(i + 1) || info.shape[0] != info.elements ||
+                       strcmp(info.name, name[0]) != 0 || info.role != STW_ROLE_PARAM;
+        while (stw_tensor_find(here->runtime, name[1], &entry.gradient) != STW_OK) {}
+        here->wrong += stw_optimizer_add(here->optimizer, &entry, 1) != STW_OK;
+    }
+    return NULL;
+}
+
+static void a_tensor_is_complete_when_another_thread_finds_it(void **state)
+{
+    machine small = machine_small();
+    stw_runtime *runtime;
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    finder here = {NULL, NULL, 0};
+    pthread_t thread;
+    int i;
+    (void)state;
+    small.nvme_blocks = 2048;
+    runtime = machine_open(&small);
+    here.runtime = runtime;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &here.optimizer));
+    assert_int_equal(pthread_create(&thread, NULL, find_and_train, &here), 0);
+    for (i = 0; i < FOUND; ++i) {
+        stw_tensor_spec specs[2];
+        stw_tensor *made[2];
+        char name[2][32];
+        sprintf(name[0], "weight %d", i);
+        sprintf(name[1], "gradient %d", i);
+        specs[0] = spec_f32(name[0], (uint64_t)i + 1);
+        specs[1] = spec_f32(name[1], (uint64_t)i + 1), specs[1].role = STW_ROLE_GRAD;
+        ok(stw_tensor_create(runtime, specs, 2, made));
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(here.wrong, 0);
+    ok(stw_optimizer_destroy(here.optimizer));
+    machine_close(runtime);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_destroyed_tensor_is_refused_by_every_function),
         cmocka_unit_test(destroyed_phases_optimizers_and_operations_are_refused),
         cmocka_unit_test(handles_of_a_closed_runtime_stay_dead_when_another_opens),
+        cmocka_unit_test(a_tensor_is_complete_when_another_thread_finds_it),
         cmocka_unit_test(things_of_another_runtime_are_refused),
         cmocka_unit_test(optimizers_refuse_tensors_of_another_runtime),
         cmocka_unit_test(views_of_two_runtimes_end_in_one_call),

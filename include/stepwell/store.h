@@ -33,9 +33,9 @@ typedef struct stw_commit_options {
  * Make the present contents of all durable tensors a generation: updates, sums and writes asked for
  * before the call are in it, later ones are not. What was not written since the last one is not
  * written again. COLLECTIVE: it is one on all ranks or on none. A tensor that was never written is
- * in it as empty. Whoever uses a durable tensor meanwhile waits until the call has returned. What
- * the resumed generation has and the program has not created again since is not in the new one: the
- * log warns of each, once.
+ * in it as empty. Uses of a durable tensor wait until the call has returned. A tensor of the
+ * resumed generation that the program has not created again is not in the new one: the log warns
+ * of each, once.
  *
  * Ownership: none.
  * Threads:   any thread; one call at a time (BUSY).

@@ -50,8 +50,8 @@ public:
     }
     // Marks what an update or a reduce could not complete; reads are refused with `cause`.
     void fail(TensorId tensor, const Status &cause);
-    // Marks what an update did not begin on: its contents are those of before, and reads are
-    // refused with `cause` until forgive() or a whole write.
+    // Marks a tensor whose update never began: its contents are unchanged, and reads are refused
+    // with `cause` until forgive() or a whole write.
     void miss(TensorId tensor, const Status &cause);
     void mark_valid(TensorId tensor);  // written whole, piece by piece: heals what had failed
 

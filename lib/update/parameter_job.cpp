@@ -461,8 +461,8 @@ void ParameterJob::end_update()
     leave(updated && (owner.step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
 }
 
-// Where it had not begun, as its gradient cannot be read, say, all of them are what they were. That
-// is not what the program asked for either, so the parameter is not read as if it were.
+// An update that never began (its gradient cannot be read, for example) leaves its tensors
+// unchanged. The parameter is then one step behind, so reads of it are refused.
 void ParameterJob::tell_failure()
 {
     Tiers &tiers = owner.pipeline.tiers;
@@ -473,8 +473,8 @@ void ParameterJob::tell_failure()
     } else {
         ErrorDetail &detail = error.mutable_detail();
         detail.sentence = format_text(
-            "the update of '%s' did not begin, and what it has is of before the step; write all of "
-            "it, or clear the errors to go on with that. The cause was: %s",
+            "the update of '%s' did not begin, so its contents are those from before the step; "
+            "write all of it, or clear the errors to continue with them. The cause was: %s",
             name, detail.sentence.c_str());
         tiers.miss(layouts[kParameter].tensor, error);
     }

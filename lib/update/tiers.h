@@ -50,8 +50,8 @@ public:
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.
     virtual void fail(TensorId tensor, const Status &cause) = 0;
-    // An update of the tensor did not begin: the contents stay, and whoever reads them is told the
-    // cause until the program clears its errors. As fail() otherwise.
+    // An update of the tensor did not begin: the contents are unchanged, and reads are refused with
+    // the cause until the program clears its errors. Otherwise as fail().
     virtual void miss(TensorId tensor, const Status &cause) = 0;
     // Asked while a piece of the tensor is out under a claim, or after a refusal with EMPTY under
     // one: nobody else changes it then.

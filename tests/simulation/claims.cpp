@@ -46,7 +46,7 @@ void Program::next_tensor(Claim &claim)
                          random_.chance(20);
     const bool alone = first && !machine_.core.in_use(id) && tensor.readable();
     if (alone && random_.chance(20)) {
-        // Whoever waits for the claim is told, as is who asks afterwards.
+        // Fetches that wait for the claim are refused, and so are later ones.
         journal_.line("an update misses tensor %u", id);
         machine_.core.miss(id, Status::error(STW_ERROR_SYNC, "a simulated update did not begin"));
         tensor.missed = true;

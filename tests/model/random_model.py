@@ -168,7 +168,7 @@ def power(base, exponent):
 class Program:
     """One random program. Room for its tensors is always there, so that no call may be refused."""
 
-    DEVICE, HOST, NVME = 12, 24, 320  # blocks
+    DEVICE, HOST, NVME = 12, 24, 512  # blocks
 
     def __init__(self, seed, directory):
         self.random = random.Random(seed)
@@ -280,9 +280,13 @@ class Program:
         values = self.values(tensor.dtype, tensor.elements)
         if self.random.random() < 0.5 and self.runtime.fits([tensor.tensor.request("reduce")]):
             with tensor.tensor.fetch("reduce") as view:
-                view.numpy().reshape(-1)[:] += values if tensor.dtype != "bf16" else 0
+                added = view.numpy().reshape(-1)
                 if tensor.dtype == "bf16":
-                    view.numpy().reshape(-1)[:] = values
+                    added[:] = values
+                else:
+                    added[:] += values
+                    values = values + STORED[tensor.dtype](0)  # -0.0 beside the view's 0.0 is 0.0
+                del added
         else:
             tensor.tensor.reduce(values)
         if tensor.values is None:

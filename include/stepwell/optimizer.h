@@ -132,7 +132,8 @@ STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *par
                                        const char *state, stw_tensor **tensor_out);
 /* Updates of this parameter (bias correction counts them), with one that is under way: a step
  * counts from its verdict on, or from when it is through where nobody asked for one. Set: at most
- * 2^53; BUSY while a step is pending. */
+ * 2^53; BUSY while a step is pending. Always 0 where there is nothing of it to update: it is empty,
+ * or other ranks have all of its elements. NOT_FOUND: no parameter of this optimizer. */
 STW_API stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t *count_out);
 STW_API stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter,

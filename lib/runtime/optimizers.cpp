@@ -420,9 +420,29 @@ Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                          parameter->name.c_str(), state);
 }
 
+// Whether there is something of a parameter to update here: an empty one has no elements, and of a
+// small one other ranks may have them all.
+Status Runtime::find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
+                               bool *updated_here) const
+{
+    *updated_here = !body.optimizer->tensors(parameter->id).empty();
+    if (*updated_here) return {};
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < body.held.size(); i += 2) {
+        if (body.held[i] == parameter) return {};
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "tensor '%s' is no parameter of optimizer '%s'",
+                         parameter->name.c_str(), body.name.c_str());
+}
+
 Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out)
 {
-    Result<uint64_t> count = body_of(optimizer).optimizer->count(parameter->id);
+    const OptimizerBody &body = body_of(optimizer);
+    bool updated_here = false;
+    STW_TRY(find_parameter(body, parameter, &updated_here));
+    *count_out = 0;
+    if (!updated_here) return {};
+    Result<uint64_t> count = body.optimizer->count(parameter->id);
     if (!count.ok()) return std::move(count.status());
     *count_out = count.value();
     return {};
@@ -430,7 +450,10 @@ Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint6
 
 Status Runtime::set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count)
 {
-    return body_of(optimizer).optimizer->set_count(parameter->id, count);
+    OptimizerBody &body = body_of(optimizer);
+    bool updated_here = false;
+    STW_TRY(find_parameter(body, parameter, &updated_here));
+    return updated_here ? body.optimizer->set_count(parameter->id, count) : Status();
 }
 
 namespace {
@@ -495,10 +518,9 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     std::vector<residency::TensorId> parameters;
     parameters.reserve(named.size() + 1);  // not null: of no parameter is not of all
     for (const stw_tensor *parameter : named) {
-        const bool may_be_empty = parameter->sharding || parameter->elements == 0;
-        const bool empty = may_be_empty && parameter->optimizer == &body &&
-                           !body.optimizer->count(parameter->id).ok();
-        if (!empty) parameters.push_back(parameter->id);
+        bool updated_here = false;
+        STW_TRY(find_parameter(body, parameter, &updated_here));
+        if (updated_here) parameters.push_back(parameter->id);
     }
     if (options.parameters) STW_TRY(check_none_frozen(named));
     STW_TRY(check_update_room(body, some ? named : body.held));

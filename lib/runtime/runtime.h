@@ -850,6 +850,8 @@ private:
     [[nodiscard]] Status check_cpu_room() const;
     bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
                          std::vector<stw_tensor *> *named);
+    [[nodiscard]] Status find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
+                                        bool *updated_here) const;
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,
                                            const std::vector<stw_tensor *> &parameters) const;
 

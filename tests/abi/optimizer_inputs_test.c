@@ -393,6 +393,7 @@ static void an_empty_tensor_is_fetched_and_trained(void **state)
     stw_tensor_spec spec = spec_f32("nothing", 8);
     stw_fetch_request request;
     stw_view view;
+    uint64_t count = 1;
     spec.dimensions = 2, spec.shape[1] = 0;
     entry.parameter = tensor_make(runtime, &spec);
     spec.name = "nothing.grad", spec.role = STW_ROLE_GRAD;
@@ -412,6 +413,14 @@ static void an_empty_tensor_is_fetched_and_trained(void **state)
     ok(stw_optimizer_step(here.optimizer, &only, &result));
     only.parameters = &here.gradient;
     fails(stw_optimizer_step(here.optimizer, &only, &result), STW_ERROR_NOT_FOUND, "no parameter");
+    ok(stw_optimizer_set_count(here.optimizer, entry.parameter, 7));
+    ok(stw_optimizer_get_count(here.optimizer, entry.parameter, &count));
+    assert_int_equal(count, 0);
+    only.parameters = &entry.gradient; /* it is in the optimizer, but as a gradient */
+    fails(stw_optimizer_step(here.optimizer, &only, &result), STW_ERROR_NOT_FOUND,
+          "tensor 'nothing.grad' is no parameter");
+    fails(stw_optimizer_get_count(here.optimizer, entry.gradient, &count), STW_ERROR_NOT_FOUND,
+          "tensor 'nothing.grad' is no parameter");
     machine_close(runtime);
 }
 

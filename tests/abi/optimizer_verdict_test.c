@@ -275,7 +275,7 @@ static void a_subset_is_updated_alone(void **state)
     fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID, "twice");
     twice[1] = here.gradients[0];
     fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_NOT_FOUND,
-          "no parameter of this optimizer");
+          "no parameter of optimizer");
     pair_close(&here);
 }
 

@@ -88,6 +88,13 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
         SUCCEEDS(stw_tensor_read(parameters[i], out->values[i], NULL));
     }
     SUCCEEDS(stw_runtime_drain(runtime, 0));
+    for (uint32_t i = 0; i < LAYERS; ++i) {
+        stw_tensor_info info = {.struct_size = sizeof info};
+        uint64_t count = 99;
+        SUCCEEDS(stw_tensor_info_get(parameters[i], &info));
+        SUCCEEDS(stw_optimizer_get_count(optimizer, parameters[i], &count));
+        HOLDS(count == (info.shard_elements > 0 ? STEPS : 0)); /* of three elements, a rank has none */
+    }
 }
 
 static void training_has_the_bits_of_one_rank(struct member *member)

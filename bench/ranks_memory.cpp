@@ -19,13 +19,13 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kSizes[] = {16 * kMiB, 32 * kMiB, 64 * kMiB};  // of wholes
-constexpr uint64_t kBlock = STW_BLOCK_2M;
+constexpr uint64_t kMemoryBlock = STW_BLOCK_2M;
 
 // Memory of plain MPI, with huge pages like the library's own.
 class Buffer {
 public:
     explicit Buffer(uint64_t bytes)
-        : memory_(static_cast<float *>(std::aligned_alloc(kBlock, bytes)))
+        : memory_(static_cast<float *>(std::aligned_alloc(kMemoryBlock, bytes)))
     {
         if (!memory_) give_up("no memory for the reference");
         (void)madvise(memory_.get(), bytes, MADV_HUGEPAGE);
@@ -82,7 +82,7 @@ void in_turn(const Job &job, const char *what, uint64_t bytes, uint64_t rounds,
 void measure_all_gather(Job &job, const RanksOptions &options)
 {
     for (const uint64_t bytes : kSizes) {
-        stw_runtime *runtime = open_in_memory(job, 2 * bytes + 64 * kBlock, bytes);
+        stw_runtime *runtime = open_in_memory(job, 2 * bytes + 64 * kMemoryBlock, bytes);
         const uint64_t elements = bytes / sizeof(float);
         stw_tensor *tensor = create_part(runtime, "w", STW_ROLE_PARAM, elements, STW_TIER_DEVICE,
                                          STW_PARTITION_SHARDED);
@@ -117,7 +117,7 @@ void measure_all_gather(Job &job, const RanksOptions &options)
 void measure_reduce_scatter(Job &job, const RanksOptions &options)
 {
     for (const uint64_t bytes : kSizes) {
-        stw_runtime *runtime = open_in_memory(job, 4 * bytes + 64 * kBlock, bytes);
+        stw_runtime *runtime = open_in_memory(job, 4 * bytes + 64 * kMemoryBlock, bytes);
         const uint64_t elements = bytes / sizeof(float);
         stw_tensor *tensor = create_part(runtime, "g", STW_ROLE_GRAD, elements, STW_TIER_DEVICE,
                                          STW_PARTITION_SHARDED);

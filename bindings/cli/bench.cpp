@@ -24,18 +24,18 @@ constexpr uint64_t kParameters = 8 << 20;
 constexpr uint64_t kBytesAParameter = 28;  // AdamW: reads 16, writes 12
 
 // A runtime with a host tier alone.
-class Memory {
+class HostRuntime {
 public:
-    explicit Memory(uint64_t host_bytes)
+    explicit HostRuntime(uint64_t host_bytes)
     {
         stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
         options.name = "stepwell bench";
         options.host_bytes = host_bytes;
         must(stw_runtime_open(&options, &runtime_));
     }
-    ~Memory() { stw_runtime_close(runtime_, STW_CLOSE_DEFERRED, 0); }
-    Memory(const Memory &) = delete;
-    Memory &operator=(const Memory &) = delete;
+    ~HostRuntime() { stw_runtime_close(runtime_, STW_CLOSE_DEFERRED, 0); }
+    HostRuntime(const HostRuntime &) = delete;
+    HostRuntime &operator=(const HostRuntime &) = delete;
 
     stw_tensor *tensor(uint32_t role, uint64_t elements)
     {
@@ -100,7 +100,7 @@ std::vector<BenchRow> bench_nvme(const BenchOptions &options, const Progress &pr
 
 BenchRow bench_hit()
 {
-    Memory memory(16 << 20);
+    HostRuntime memory(16 << 20);
     stw_tensor *tensor = memory.tensor(STW_ROLE_PARAM, 1 << 18);
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
@@ -138,7 +138,7 @@ double copy_rate(std::vector<char> *from, std::vector<char> *to)
 
 BenchRow bench_update()
 {
-    Memory memory(4 * kParameters * sizeof(float) + (64 << 20));
+    HostRuntime memory(4 * kParameters * sizeof(float) + (64 << 20));
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     stw_optimizer *optimizer = nullptr;
@@ -165,7 +165,7 @@ BenchRow bench_update()
     return row;
 }
 
-std::string number(double value)
+std::string short_number(double value)
 {
     char text[32];
     std::snprintf(text, sizeof text, "%.3g", value);
@@ -190,9 +190,10 @@ std::string bench_text(const std::vector<BenchRow> &rows)
     std::vector<std::vector<std::string>> cells = {
         {"bench", "value", "reference", "against", "ratio", "spread"}};
     for (const BenchRow &row : rows)
-        cells.push_back({row.name, number(row.value) + " " + row.unit, number(row.reference_value),
-                         row.reference, number(row.ratio.median),
-                         number(row.ratio.least) + " - " + number(row.ratio.most)});
+        cells.push_back({row.name, short_number(row.value) + " " + row.unit,
+                         short_number(row.reference_value), row.reference,
+                         short_number(row.ratio.median),
+                         short_number(row.ratio.least) + " - " + short_number(row.ratio.most)});
     std::vector<size_t> widths(cells[0].size());
     for (const auto &line : cells)
         for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Info for a reader: a section per subject, a line per value, the remedy below what needs one.
 #include "info.h"
+#include "text.h"
 
 #include <algorithm>
 
@@ -9,12 +10,6 @@ namespace stepwell::cli {
 namespace {
 
 constexpr size_t kNameColumns = 17;
-
-std::string padded(std::string text, size_t columns)
-{
-    text.resize(std::max(text.size() + 1, columns), ' ');
-    return text;
-}
 
 std::string line(const char *name, const std::string &value)
 {

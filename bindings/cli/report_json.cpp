@@ -19,7 +19,7 @@ namespace stepwell::cli {
 
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 // "n": a number that is not negative and below 2^64; "c": one without a fraction; "i": an integer;
 // "n?": a number or null; "n2": a list of at least two such numbers; "s", "b": text, truth. "?key"
@@ -92,19 +92,19 @@ struct Fault {
 
 constexpr double kNumberMax = 0x1p64;
 
-bool is_number(const Json &value)
+bool is_number(const SortedJson &value)
 {
     // The parser's own comparison takes large integers for negative ones.
     return value.is_number_unsigned() ||
            (value.is_number() && value.get<double>() >= 0 && value.get<double>() < kNumberMax);
 }
 
-bool is_count(const Json &value)
+bool is_count(const SortedJson &value)
 {
     return is_number(value) && value.get<double>() == std::floor(value.get<double>());
 }
 
-std::string kind_words(const Json &value)
+std::string kind_words(const SortedJson &value)
 {
     if (value.is_null()) return "null";
     if (value.is_boolean()) return "true or false";
@@ -117,7 +117,7 @@ std::string kind_words(const Json &value)
     return number < 0 ? "negative" : number >= kNumberMax ? "2^64 or more" : value.dump();
 }
 
-bool fits_word(const Json &value, const std::string &word)
+bool fits_word(const SortedJson &value, const std::string &word)
 {
     if (word == "n") return is_number(value);
     if (word == "c") return is_count(value);
@@ -130,7 +130,7 @@ bool fits_word(const Json &value, const std::string &word)
            std::all_of(value.begin(), value.end(), is_number);
 }
 
-std::string wanted_words(const Json &schema)
+std::string wanted_words(const SortedJson &schema)
 {
     if (schema.is_object()) return "an object";
     if (schema.is_array()) return "a list";
@@ -145,7 +145,7 @@ std::string wanted_words(const Json &schema)
 }
 
 // True where all is right.
-bool fits(const Json &value, const Json &schema, Fault *fault)
+bool fits(const SortedJson &value, const SortedJson &schema, Fault *fault)
 {
     const bool right = schema.is_object()  ? value.is_object()
                        : schema.is_array() ? value.is_array()
@@ -178,13 +178,13 @@ bool fits(const Json &value, const Json &schema, Fault *fault)
     return true;
 }
 
-bool names_its_tensors(const Json &window, Path path, Fault *fault)
+bool names_its_tensors(const SortedJson &window, Path path, Fault *fault)
 {
     const auto tensors = static_cast<double>(window["tensors"].size());
     for (size_t lane = 0; lane < window["lanes"].size(); ++lane) {
-        const Json &spans = window["lanes"][lane]["spans"];
+        const SortedJson &spans = window["lanes"][lane]["spans"];
         for (size_t i = 0; i < spans.size(); ++i) {
-            const Json &tensor = spans[i][4];
+            const SortedJson &tensor = spans[i][4];
             if (is_count(tensor) && tensor.get<double>() < tensors) continue;
             for (const std::string &part :
                  {std::string("lanes"), std::to_string(lane), std::string("spans"),
@@ -198,7 +198,7 @@ bool names_its_tensors(const Json &window, Path path, Fault *fault)
     return true;
 }
 
-bool ends_after_it_begins(const Json &span, Path path, Fault *fault)
+bool ends_after_it_begins(const SortedJson &span, Path path, Fault *fault)
 {
     if (span["end_ns"].get<double>() >= span["begin_ns"].get<double>()) return true;
     path.emplace_back("end_ns");
@@ -208,10 +208,10 @@ bool ends_after_it_begins(const Json &span, Path path, Fault *fault)
 
 // What no table says: a phase that had steps tells of the last one, spans name tensors, and what
 // ends has begun.
-bool fits_together(const Json &report, Fault *fault)
+bool fits_together(const SortedJson &report, Fault *fault)
 {
     for (size_t i = 0; i < report["phases"].size(); ++i) {
-        const Json &phase = report["phases"][i];
+        const SortedJson &phase = report["phases"][i];
         if (phase["steps"] == 0) continue;
         for (const char *key : {"last", "last_bound"}) {
             if (phase.contains(key)) continue;
@@ -221,7 +221,7 @@ bool fits_together(const Json &report, Fault *fault)
         }
     }
     if (!report.contains("history")) return true;
-    const Json &history = report["history"];
+    const SortedJson &history = report["history"];
     for (size_t i = 0; i < history["steps"].size(); ++i) {
         const Path path = {"history", "steps", std::to_string(i)};
         if (!ends_after_it_begins(history["steps"][i], path, fault)) return false;
@@ -231,7 +231,7 @@ bool fits_together(const Json &report, Fault *fault)
         !ends_after_it_begins(history["window"], window, fault))
         return false;
     if (!history.contains("older_windows")) return true;
-    const Json &older = history["older_windows"];
+    const SortedJson &older = history["older_windows"];
     for (size_t i = 0; i < older.size(); ++i) {
         const Path path = {"history", "older_windows", std::to_string(i)};
         if (!names_its_tensors(older[i], path, fault) ||
@@ -271,7 +271,7 @@ struct CountedText {
 
 // How many characters the parser had taken when it had the value at a path, or a key of an object
 // for the second time, whichever is first.
-class PlaceFinder final : public nlohmann::json_sax<Json> {
+class PlaceFinder final : public nlohmann::json_sax<SortedJson> {
 public:
     PlaceFinder(Path wanted, const size_t *count) : wanted_(std::move(wanted)), count_(count) {}
     [[nodiscard]] size_t place() const { return place_; }
@@ -360,7 +360,7 @@ PlaceFinder found_in(const std::string &text, Path path)
     PlaceFinder finder(std::move(path), &count);
     const CountedText begin{text.data(), &count};
     const CountedText end{text.data() + text.size(), &count};
-    (void)Json::sax_parse(begin, end, &finder);
+    (void)SortedJson::sax_parse(begin, end, &finder);
     return finder;
 }
 
@@ -380,7 +380,7 @@ std::string why_twice(const std::string &file, const std::string &text)
 }
 
 std::string refusal(const std::string &file, const std::string &text, const Fault &fault,
-                    const Json &report)
+                    const SortedJson &report)
 {
     std::string words = "'" + printable(file) + "' is no report of stw_report_write: at " +
                         place_words(text, place_of(text, fault.path)) + " ";
@@ -408,10 +408,10 @@ CheckedReport check_report(const std::string &file, const std::string &text)
                         ": a byte is zero.";
         return checked;
     }
-    Json report;
+    SortedJson report;
     try {
-        report = Json::parse(text);
-    } catch (const Json::parse_error &error) {
+        report = SortedJson::parse(text);
+    } catch (const SortedJson::parse_error &error) {
         std::string cause = error.what();
         const size_t colon = cause.find(": ");
         if (colon != std::string::npos) cause.erase(0, colon + 2);
@@ -419,7 +419,7 @@ CheckedReport check_report(const std::string &file, const std::string &text)
                         place_words(text, error.byte > 0 ? error.byte - 1 : 0) + ": " +
                         printable(cause) + ".";
         return checked;
-    } catch (const Json::exception &error) {
+    } catch (const SortedJson::exception &error) {
         checked.error =
             "'" + printable(file) + "' is not JSON: " + printable(parser_words(error.what())) + ".";
         return checked;
@@ -427,7 +427,7 @@ CheckedReport check_report(const std::string &file, const std::string &text)
     checked.error = why_twice(file, text);
     if (!checked.error.empty()) return checked;
     Fault fault;
-    if (!fits(report, Json::parse(kSchema), &fault) || !fits_together(report, &fault)) {
+    if (!fits(report, SortedJson::parse(kSchema), &fault) || !fits_together(report, &fault)) {
         checked.error = refusal(file, text, fault, report);
         return checked;
     }
@@ -440,7 +440,8 @@ CheckedReport check_report(const std::string &file, const std::string &text)
     }
     checked.runtime = report["runtime"];
     Fault plan_fault{{"plan"}, ""};
-    if (report.contains("plan") && !fits(report["plan"], Json::parse(kPlanSchema), &plan_fault)) {
+    if (report.contains("plan") &&
+        !fits(report["plan"], SortedJson::parse(kPlanSchema), &plan_fault)) {
         checked.plan_error = "The plan of this report cannot be shown: at " +
                              place_words(text, place_of(text, plan_fault.path)) + " '" +
                              path_words(plan_fault.path) + "' " + plan_fault.words + ".";

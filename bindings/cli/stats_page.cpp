@@ -21,7 +21,7 @@ namespace stepwell::cli {
 
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr uint64_t kMagic = 0x3147415453505453;
 constexpr size_t kPageBytes = 32768;
@@ -106,7 +106,8 @@ bool read_once(int file, std::string *text_out)
 }
 
 // Nothing for a page that is not of this process.
-std::optional<Json> read_page(const std::string &path, const Process &process, std::string *error)
+std::optional<SortedJson> read_page(const std::string &path, const Process &process,
+                                    std::string *error)
 {
     const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (file < 0) {
@@ -126,8 +127,8 @@ std::optional<Json> read_page(const std::string &path, const Process &process, s
         *error = "it was being written each time it was looked at";
         return std::nullopt;
     }
-    Json page = Json::parse(text, nullptr, false);
-    if (!page.is_object() || page.value("process_start", Json()) != process.start)
+    SortedJson page = SortedJson::parse(text, nullptr, false);
+    if (!page.is_object() || page.value("process_start", SortedJson()) != process.start)
         return std::nullopt;
     if (page.value("format", 0u) > kFormatMax) {
         *error = "its format is newer than this stepwell; use that of the library";

@@ -98,6 +98,12 @@ uint64_t count_list(std::string_view text)
     return count;
 }
 
+std::string padded(std::string text, size_t columns)
+{
+    text.resize(std::max(text.size() + 1, columns), ' ');
+    return text;
+}
+
 std::string bytes_text(uint64_t bytes)
 {
     if (bytes == kNoLimit) return "unlimited";

@@ -32,6 +32,8 @@ std::string chosen_word(std::string_view text);
 // How many numbers "0-3,8" names.
 uint64_t count_list(std::string_view text);
 
+// At least one space behind it.
+std::string padded(std::string text, size_t columns);
 std::string bytes_text(uint64_t bytes);  // "23.5 GiB"; "unlimited" for kNoLimit
 // Control characters would do to a terminal what a file's name wants.
 std::string printable(std::string_view text);

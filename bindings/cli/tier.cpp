@@ -11,7 +11,7 @@ namespace stepwell::cli {
 namespace {
 
 constexpr uint64_t kSecondNs = 1'000'000'000;
-constexpr uint64_t kBlockBytes = 2 << 20;
+constexpr uint64_t kTierBlockBytes = 2 << 20;
 constexpr uint64_t kAhead = 12;  // tensors asked for, of 20 that the host tier holds
 
 uint64_t link_bytes(stw_runtime *runtime, uint32_t link)
@@ -47,7 +47,7 @@ Tier::Tier(const TierOptions &wanted)
     const uint64_t tensors = std::max<uint64_t>(1, wanted.bytes / kTensorBytes);
     std::vector<stw_nvme_options> nvme;
     // Blocks go to the faster drive first: each has room for more than its share.
-    const uint64_t room = tensors * kTensorBytes + 8 * kBlockBytes;
+    const uint64_t room = tensors * kTensorBytes + 8 * kTierBlockBytes;
     for (const std::string &directory : wanted.directories) {
         stw_nvme_options one = STW_NVME_OPTIONS_INIT;
         one.path = directory.c_str();

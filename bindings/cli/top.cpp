@@ -20,7 +20,7 @@ namespace stepwell::cli {
 
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr int kPeriodMs = 1000;
 constexpr int kShown = 0;
@@ -41,7 +41,7 @@ std::string time_text(double ns)
     return rounded(ns / 1e3) + " us";
 }
 
-std::string rate_text(const Json &rate, const char *unit)
+std::string rate_text(const SortedJson &rate, const char *unit)
 {
     return rate.is_number() ? rounded(rate.get<double>()) + unit : "-";
 }
@@ -80,10 +80,10 @@ std::string numbered(const std::string &name, uint64_t device)
     return device == 0 ? name : name + " " + std::to_string(device);
 }
 
-std::string tiers_text(const Json &page)
+std::string tiers_text(const SortedJson &page)
 {
     std::vector<Row> rows = {{"tier", "", "used", "budget", "peak", "pinned", "evictions"}};
-    for (const Json &tier : page.at("tiers")) {
+    for (const SortedJson &tier : page.at("tiers")) {
         const uint64_t used = tier.at("used_bytes");
         const uint64_t budget = tier.at("budget_bytes");
         const double share =
@@ -96,13 +96,13 @@ std::string tiers_text(const Json &page)
     return table_text(rows);
 }
 
-std::string links_text(const Json &page)
+std::string links_text(const SortedJson &page)
 {
     std::vector<Row> rows = {{"link", "MiB/s", "of the link", "total", "transfers", "errors"}};
-    for (const Json &link : page.at("links")) {
+    for (const SortedJson &link : page.at("links")) {
         const uint64_t bytes = link.at("bytes");
         if (bytes == 0) continue;
-        const Json &rate = link.at("bytes_per_s");
+        const SortedJson &rate = link.at("bytes_per_s");
         const double can = link.at("measured_bytes_per_s");
         const bool known = rate.is_number() && can > 0;
         rows.push_back({numbered(link.at("link"), link.at("device")),
@@ -114,9 +114,9 @@ std::string links_text(const Json &page)
     return rows.size() > 1 ? table_text(rows) : "nothing has moved over a link\n";
 }
 
-std::string waits_text(const Json &page)
+std::string waits_text(const SortedJson &page)
 {
-    const Json &stalls = page.at("stalls");
+    const SortedJson &stalls = page.at("stalls");
     std::string text = "waited " + time_text(stalls.at("total_ns")) + " in " +
                        std::to_string(stalls.at("waits").get<uint64_t>()) + " waits";
     if (stalls.at("ns_per_s").is_number())
@@ -129,16 +129,16 @@ std::string waits_text(const Json &page)
 }
 
 // What no schedule of the last step would have been faster than, where a plan knew.
-std::string least_text(const Json &phase)
+std::string least_text(const SortedJson &phase)
 {
     const uint64_t ns = phase.value("last_least_ns", uint64_t{0});
     return ns > 0 ? time_text(ns) : "-";
 }
 
-std::string phases_text(const Json &page)
+std::string phases_text(const SortedJson &page)
 {
     std::vector<Row> rows = {{"phase", "steps", "", "last step", "bound", "least", "waited"}};
-    for (const Json &phase : page.at("phases"))
+    for (const SortedJson &phase : page.at("phases"))
         rows.push_back({printable(phase.at("name").get<std::string>()),
                         std::to_string(phase.at("steps").get<uint64_t>()),
                         phase.at("open").get<bool>() ? "in a step" : "",
@@ -154,9 +154,9 @@ std::string look(const TopOptions &options, std::string *error)
     *error = pages.error;
     std::string text;
     try {
-        for (const Json &page : pages.runtimes)
+        for (const SortedJson &page : pages.runtimes)
             text += options.json ? page.dump() + "\n" : (text.empty() ? "" : "\n") + top_text(page);
-    } catch (const Json::exception &) {
+    } catch (const SortedJson::exception &) {
         *error = "The statistics page of process " + std::to_string(options.process) +
                  " lacks what this stepwell looks for; use the stepwell of its library.";
         return "";
@@ -179,7 +179,7 @@ bool wait_beside(int process)
 
 }  // namespace
 
-std::string top_text(const Json &page)
+std::string top_text(const SortedJson &page)
 {
     std::string text = printable(page.at("runtime").get<std::string>()) + ", process " +
                        std::to_string(page.at("process").get<uint64_t>()) + ", open for " +

@@ -13,14 +13,8 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr size_t kNameColumns = 21;
+constexpr size_t kFigureColumns = 21;
 constexpr size_t kBarColumns = 24;
-
-std::string padded(std::string text, size_t columns)
-{
-    text.resize(std::max(text.size() + 1, columns), ' ');
-    return text;
-}
 
 std::string number(double value)
 {
@@ -31,7 +25,7 @@ std::string number(double value)
 
 std::string figure_line(const char *name, const Figure &figure, const std::string &more)
 {
-    return "  " + padded(name, kNameColumns) + padded(number(figure.median / 1e9), 8) +
+    return "  " + padded(name, kFigureColumns) + padded(number(figure.median / 1e9), 8) +
            padded(number(figure.least / 1e9) + " - " + number(figure.most / 1e9), 16) + more + "\n";
 }
 
@@ -47,8 +41,8 @@ std::string chosen_line(const char *name, const ChosenSetting &chosen, const Fig
 
 std::string tuned_text(const Tuned &tuned)
 {
-    std::string text =
-        padded("GB/s", kNameColumns + 2) + "median  spread          request   in flight untuned\n";
+    std::string text = padded("GB/s", kFigureColumns + 2) +
+                       "median  spread          request   in flight untuned\n";
     for (const TunedDirectory &directory : tuned.directories) {
         text += "directory " + printable(directory.path) + ", " + directory.identity.file_system +
                 ", driver " + directory.read.setting.driver + "\n";

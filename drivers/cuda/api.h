@@ -14,6 +14,11 @@ using ContextHandle = void *;        // CUcontext
 using ModuleHandle = void *;         // CUmodule
 using FunctionHandle = void *;       // CUfunction
 
+[[nodiscard]] inline Address address_of(const void *pointer)
+{
+    return reinterpret_cast<Address>(pointer);
+}
+
 enum Result : int {
     kSuccess = 0,
     kOutOfMemory = 2,

@@ -8,8 +8,6 @@ namespace stepwell::drivers::cuda {
 
 namespace {
 
-constexpr const char *kName = "cuda";
-
 DeviceMemory *of(stw_memory *memory)
 {
     return reinterpret_cast<DeviceMemory *>(memory);
@@ -18,7 +16,7 @@ DeviceMemory *of(stw_memory *memory)
 stw_status cuda_open(const stw_services *, const stw_memory_options *options,
                      stw_memory **memory_out, stw_driver_error *error_out)
 {
-    if (const stw_status status = check_memory_size(kName, options, error_out)) return status;
+    if (const stw_status status = check_memory_size(kDriver, options, error_out)) return status;
     return open_handle<DeviceMemory>(memory_out, error_out,
                                      [&](std::unique_ptr<DeviceMemory> *made) {
                                          return DeviceMemory::open(*options, made, error_out);
@@ -163,14 +161,14 @@ stw_status cuda_release_shown(stw_memory *memory, void *address, uint64_t bytes,
 
 stw_status cuda_shares_host(const stw_memory_options *options, uint32_t *shares_out)
 {
-    if (const stw_status status = check_memory_size(kName, options, nullptr)) return status;
+    if (const stw_status status = check_memory_size(kDriver, options, nullptr)) return status;
     return guard_open(nullptr, [&] { return DeviceMemory::shares_host(*options, shares_out); });
 }
 
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
-    kName,
+    kDriver,
     STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
         STW_MEMORY_CAN_SHOW | STW_MEMORY_MAY_SHARE,
     cuda_open,

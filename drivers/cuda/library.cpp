@@ -8,7 +8,7 @@ namespace stepwell::drivers::cuda {
 
 namespace {
 
-constexpr const char *kName = "libcuda.so.1";
+constexpr const char *kLibrary = "libcuda.so.1";
 constexpr int kVersionMin = 11000;
 constexpr int kVersionBatch = 12080;
 constexpr int kVersionBatch2 = 13000;
@@ -112,7 +112,7 @@ stw_status Library::status_of(int error)
 
 stw_status load(Library *library_out, stw_driver_error *error_out)
 {
-    void *handle = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+    void *handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
         const char *why = dlerror();
         return fail(error_out, STW_ERROR_UNSUPPORTED, {},
@@ -123,7 +123,7 @@ stw_status load(Library *library_out, stw_driver_error *error_out)
         return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                     "'%s' has no function %s, so it is too old; a driver of CUDA 11 is the oldest "
                     "that can be used.",
-                    kName, lacks);
+                    kLibrary, lacks);
     take(handle, &library_out->mapping);
     const int error = library_out->api.init(0);
     if (error != kSuccess)

@@ -9,15 +9,6 @@
 
 namespace stepwell::drivers::cuda {
 
-namespace {
-
-Address address_of(const void *pointer)
-{
-    return reinterpret_cast<Address>(pointer);
-}
-
-}  // namespace
-
 stw_status DeviceMemory::open(const stw_memory_options &options,
                               std::unique_ptr<DeviceMemory> *memory_out,
                               stw_driver_error *error_out)

@@ -14,7 +14,6 @@ namespace stepwell::drivers::cuda {
 
 namespace {
 
-constexpr const char *kName = "cuda";
 constexpr int kNodesMax = 1024;
 constexpr int kPreferred = 1;  // MPOL_PREFERRED
 
@@ -48,8 +47,8 @@ stw_status read_options(const stw_memory_options &options, Options *options_out,
         else if (arena && value == "permanent")
             options_out->permanent = true;
         else
-            return unknown_option(kName, option, "unified=auto|on|off and arena=shrinks|permanent",
-                                  error_out);
+            return unknown_option(kDriver, option,
+                                  "unified=auto|on|off and arena=shrinks|permanent", error_out);
     }
     return STW_OK;
 }
@@ -121,10 +120,10 @@ stw_status SharedArena::open(const stw_memory_options &options, int node,
 {
     node_ = node;
     memory_.block_bytes = options.block_bytes;
-    if (const stw_status status = reserve_arena(kName, options, true, &memory_.arena, error_out))
+    if (const stw_status status = reserve_arena(kDriver, options, true, &memory_.arena, error_out))
         return status;
     bind();
-    if (const stw_status status = populate_arena(kName, memory_.arena, error_out)) return status;
+    if (const stw_status status = populate_arena(kDriver, memory_.arena, error_out)) return status;
     return check_node(0, static_cast<uint32_t>(options.bytes / options.block_bytes), error_out);
 }
 
@@ -135,7 +134,8 @@ stw_status SharedArena::give_back(uint32_t first, uint32_t count)
 
 stw_status SharedArena::take_back(uint32_t first, uint32_t count, stw_driver_error *error_out)
 {
-    if (const stw_status status = memory_.take_back(kName, first, count, error_out)) return status;
+    if (const stw_status status = memory_.take_back(kDriver, first, count, error_out))
+        return status;
     const stw_status status = check_node(first, count, error_out);
     if (status != STW_OK) memory_.give_back(first, count);
     return status;

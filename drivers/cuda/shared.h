@@ -14,6 +14,8 @@
 
 namespace stepwell::drivers::cuda {
 
+constexpr const char *kDriver = "cuda";
+
 enum class Unified : uint8_t { kAuto, kOn, kOff };
 
 struct Options {

@@ -6,15 +6,6 @@
 
 namespace stepwell::drivers::cuda {
 
-namespace {
-
-Address address_of(const void *pointer)
-{
-    return reinterpret_cast<Address>(pointer);
-}
-
-}  // namespace
-
 Shown::~Shown()
 {
     const MutexLock lock(mutex_);

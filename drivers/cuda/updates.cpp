@@ -15,11 +15,6 @@ namespace {
 constexpr uint64_t kRunBytesMax = uint64_t{kScanElements} * sizeof(float);
 constexpr uint64_t kResultBytes = sizeof(double) + sizeof(ScanCounts);  // of a run
 
-Address address_of(const void *pointer)
-{
-    return reinterpret_cast<Address>(pointer);
-}
-
 uint64_t bytes_of(uint32_t dtype, uint64_t count)
 {
     return count * (dtype == STW_F32 ? 4 : 2);

@@ -8,9 +8,12 @@
 
 #include <stepwell/driver.h>
 
+#include <cstdint>
 #include <string>
 
 namespace stepwell::drivers {
+
+constexpr uint64_t kSecond = 1'000'000'000;  // ns
 
 // What an error of MPI is to the library.
 stw_status mpi_status(int code);

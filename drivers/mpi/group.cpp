@@ -14,7 +14,6 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint64_t kTimeoutDefaultNs = 300 * kSecond;
 // Works in flight of one group: as many as have tags of their own, below the least bound on tags
 // that MPI promises, 32767. An exchange has the tag behind those of a reduction.

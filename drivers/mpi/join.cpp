@@ -13,7 +13,6 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint32_t kSpins = 1000;  // before a wait sleeps
 constexpr std::chrono::microseconds kSleep(50);
 

@@ -2,22 +2,11 @@
 // Paths to disks, disks to counts in the node's memory.
 #include "lib/collective/disk_share.h"
 
+#include "lib/collective/process.h"
+
 #include <sys/stat.h>
 
-#include <ctime>
-
 namespace stepwell::collective {
-namespace {
-
-// The clock that all processes of a host have in common; the program's own may be another.
-uint64_t monotonic_ns()
-{
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
-}  // namespace
 
 uint64_t disk_of(const std::string &path)
 {

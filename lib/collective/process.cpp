@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 namespace stepwell::collective {
 namespace {
@@ -28,7 +29,7 @@ ssize_t read_file(const char *path, char *text, size_t capacity)
     if (file < 0) return -1;
     const ssize_t n = read(file, text, capacity - 1);
     const int os_errno = errno;
-    close(file);
+    ::close(file);
     errno = os_errno;
     if (n >= 0) text[n] = '\0';
     return n;
@@ -118,6 +119,13 @@ Life life_of(const ProcessId &process)
     case 'Z': return found.threads > 1 ? Life::kRuns : Life::kGone;
     default: return Life::kRuns;
     }
+}
+
+uint64_t monotonic_ns()
+{
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
 }  // namespace stepwell::collective

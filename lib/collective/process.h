@@ -39,4 +39,7 @@ enum class Life : uint8_t {
 };
 Life life_of(const ProcessId &process);
 
+// The clock that all processes of a host have in common; the program's own may be another.
+uint64_t monotonic_ns();
+
 }  // namespace stepwell::collective

@@ -20,7 +20,7 @@ namespace stepwell::collective {
 namespace {
 
 constexpr uint32_t kReadsMax = 16;  // of a text that changes meanwhile
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kBoardAlign = 4096;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -46,7 +46,7 @@ struct File {
     explicit File(int opened) : fd(opened) {}
     ~File()
     {
-        if (fd >= 0) close(fd);
+        if (fd >= 0) ::close(fd);
     }
     File(const File &) = delete;
     File &operator=(const File &) = delete;
@@ -112,7 +112,7 @@ void Segment::lay_out(uint32_t ranks, uint64_t board_bytes)
     ranks_ = ranks;
     board_bytes_ = board_bytes;
     bytes_ = sizeof(Header) + ranks * (sizeof(RankSlot) + kHostDisksMax * sizeof(FairLane));
-    const uint64_t board_at = (bytes_ + kPage - 1) / kPage * kPage;
+    const uint64_t board_at = (bytes_ + kBoardAlign - 1) / kBoardAlign * kBoardAlign;
     if (board_bytes > 0) bytes_ = board_at + board_bytes;
     if (!memory_) return;
     slots_ = reinterpret_cast<RankSlot *>(static_cast<uint8_t *>(memory_) + sizeof(Header));

@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/collective/shared_reads.h"
 
-#include <ctime>
+#include "lib/collective/process.h"
 
 namespace stepwell::collective {
-namespace {
-
-// The clock that all processes of a host have in common; the program's own may be another.
-uint64_t monotonic_ns()
-{
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
-}  // namespace
 
 std::unique_ptr<SharedReads> SharedReads::open(const Node &node, const BoardLimits &limits)
 {

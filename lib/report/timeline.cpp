@@ -43,11 +43,11 @@ const char *category(SpanKind kind)
     return kNames[order_of(kind)];
 }
 
-struct LaneKey {
+struct TraceLane {
     uint32_t order;
     uint32_t lane;
     uint32_t device;
-    bool operator<(const LaneKey &other) const
+    bool operator<(const TraceLane &other) const
     {
         return std::tie(order, lane, device) < std::tie(other.order, other.lane, other.device);
     }
@@ -64,8 +64,8 @@ public:
     void write();
 
 private:
-    [[nodiscard]] static LaneKey key_of(const Span &span);
-    [[nodiscard]] std::string lane_name(const LaneKey &key) const;
+    [[nodiscard]] static TraceLane key_of(const Span &span);
+    [[nodiscard]] std::string lane_name(const TraceLane &key) const;
     [[nodiscard]] std::string phase_name(uint32_t lane) const;
     [[nodiscard]] uint64_t since_origin(uint64_t ns) const
     {
@@ -80,10 +80,10 @@ private:
 
     JsonWriter &json_;
     const TimelineData &data_;
-    std::map<LaneKey, Lane> lanes_;
+    std::map<TraceLane, Lane> lanes_;
 };
 
-LaneKey TraceWriter::key_of(const Span &span)
+TraceLane TraceWriter::key_of(const Span &span)
 {
     const bool has_device = span.kind == SpanKind::kTransfer || span.kind == SpanKind::kTierBytes;
     return {order_of(span.kind), span.lane, has_device ? span.detail : 0};
@@ -95,7 +95,7 @@ std::string TraceWriter::phase_name(uint32_t lane) const
     return format_text("phase %u", lane);
 }
 
-std::string TraceWriter::lane_name(const LaneKey &key) const
+std::string TraceWriter::lane_name(const TraceLane &key) const
 {
     std::string name;
     switch (key.order) {
@@ -127,7 +127,7 @@ uint32_t TraceWriter::row_of(Lane &lane, const Span &span)
 
 uint64_t TraceWriter::write_span(const Span &span)
 {
-    const LaneKey key = key_of(span);
+    const TraceLane key = key_of(span);
     Lane &lane = lanes_[key];
     const uint64_t thread = uint64_t{lane.number} * kRowNumbers + row_of(lane, span) + 1;
     json_.begin_object();

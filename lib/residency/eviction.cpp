@@ -9,9 +9,9 @@
 namespace stepwell::residency {
 namespace {
 
-constexpr uint32_t kVisitedMax = 4096;   // of the list of recency, per choice
-constexpr uint32_t kReserveShare = 8;    // of a place: less free than that is little room
-constexpr uint32_t kCandidatesMax = 64;  // compared by their next use
+constexpr uint32_t kRecencyVisitsMax = 4096;  // of the list of recency, per choice
+constexpr uint32_t kReserveShare = 8;         // of a place: less free than that is little room
+constexpr uint32_t kCandidatesMax = 64;       // compared by their next use
 
 }  // namespace
 
@@ -81,7 +81,7 @@ BlockId Core::pick_victim(PlaceId place, const Fetch &fetch)
     uint32_t visited = 0;
     uint32_t candidates = 0;
     BlockId block = coldest_[place];
-    for (; block != kNone && visited < kVisitedMax;
+    for (; block != kNone && visited < kRecencyVisitsMax;
          block = replica(block, place).hotter, ++visited) {
         if (!is_movable(block, place, &fetch)) continue;
         const Rank rank = rank_of(blocks_[block].pack, place);

@@ -16,11 +16,6 @@ namespace {
 
 constexpr size_t kChunksAhead = 8;
 
-bool is_float(uint32_t dtype)
-{
-    return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
-}
-
 template <class Integer> bool fill_integers(void *destination, uint64_t count, double value)
 {
     const auto converted = static_cast<Integer>(value);
@@ -31,7 +26,7 @@ template <class Integer> bool fill_integers(void *destination, uint64_t count, d
 
 bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double value)
 {
-    if (is_float(dtype)) {
+    if (update::is_float(dtype)) {
         kernels::fill(destination, dtype, count, value);
         return true;
     }
@@ -74,7 +69,7 @@ Status half_written(const stw_tensor &tensor, const Status &cause)
 Status Runtime::check_dtype(const stw_tensor *tensor, uint32_t dtype)
 {
     if (dtype == 0 || dtype == tensor->dtype) return {};
-    if (is_float(dtype) && is_float(tensor->dtype)) return {};
+    if (update::is_float(dtype) && update::is_float(tensor->dtype)) return {};
     if (stw_dtype_bits(dtype) == 0) {
         return Status::error(STW_ERROR_INVALID, "tensor '%s': dtype %u is not known",
                              tensor->name.c_str(), dtype);

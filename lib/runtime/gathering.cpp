@@ -15,7 +15,7 @@ using residency::Access;
 
 namespace {
 
-constexpr uint64_t kBucketBytes = collective::kBucketBytes;
+using collective::kBucketBytes;
 
 // How the tensors of one gather lie in what each rank gives.
 struct Layout {

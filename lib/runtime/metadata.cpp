@@ -9,14 +9,14 @@ namespace {
 
 constexpr uint64_t kNameBytes = 32;         // of a tensor's name, for the derived budget
 constexpr uint64_t kNameCopies = 3;         // handle, core, list of names
-constexpr uint64_t kNodeBytes = 96;         // of the list of names, with the allocator's share
+constexpr uint64_t kNameNodeBytes = 96;     // of the list of names, with the allocator's share
 constexpr uint64_t kOtherBytes = 8u << 20;  // what is in flight: transfers, fetches, operations
 
 }  // namespace
 
 uint64_t Runtime::name_bytes(size_t length)
 {
-    return length == 0 ? 0 : kNodeBytes + kNameCopies * (length + 1);
+    return length == 0 ? 0 : kNameNodeBytes + kNameCopies * (length + 1);
 }
 
 // Under the lock. The table of views counts whole: it may become that by hits, which ask nobody.

@@ -16,11 +16,6 @@
 namespace stepwell {
 namespace {
 
-bool is_float(uint32_t dtype)
-{
-    return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
-}
-
 bool lie_alike(const stw_tensor &a, const stw_tensor &b)
 {
     if (!a.sharding || !b.sharding) return !a.sharding && !b.sharding;
@@ -250,7 +245,7 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
         return mismatch(parameter, "its optimizer is durable, and states are found again by the "
                                    "name of their parameter, which has none");
     }
-    if (!is_float(parameter->dtype) || !is_float(gradient->dtype)) {
+    if (!update::is_float(parameter->dtype) || !update::is_float(gradient->dtype)) {
         return mismatch(parameter, "parameters and gradients are f32, f16 or bf16");
     }
     if (parameter->elements != gradient->elements) {

@@ -18,7 +18,7 @@ namespace {
 
 using residency::PlaceId;
 
-constexpr uint64_t kBucketBytes = collective::kBucketBytes;
+using collective::kBucketBytes;
 // Fetches that follow, gathered while the program works on what it has: the next layer, and the one
 // behind it where layers take turns of two tensors.
 constexpr uint32_t kAheadMax = 2;

@@ -16,10 +16,10 @@ namespace {
 
 using residency::PlaceId;
 
-constexpr uint64_t kPartWork = 4096;   // blocks and tensors looked at under the lock, in one go
-constexpr uint32_t kEvictedShare = 8;  // of a place's blocks: scores are old then
-constexpr uint64_t kPauseFactor = 7;   // of the time it held the lock: an eighth of all at most
-constexpr uint64_t kNodeBytes = 16;    // of an allocation
+constexpr uint64_t kPartWork = 4096;      // blocks and tensors looked at under the lock, in one go
+constexpr uint32_t kEvictedShare = 8;     // of a place's blocks: scores are old then
+constexpr uint64_t kPauseFactor = 7;      // of the time it held the lock: an eighth of all at most
+constexpr uint64_t kScoreNodeBytes = 16;  // of an allocation
 
 }  // namespace
 
@@ -34,7 +34,7 @@ uint64_t Runtime::policy_bytes(uint64_t tensors) const
 {
     constexpr uint64_t kEntry =
         sizeof(stw_victim) + sizeof(VictimTable::Named) + sizeof(double) + sizeof(residency::Score);
-    return tensors * (2 * kEntry + (host_place_ + 1) * (residency::kRankBytes + kNodeBytes));
+    return tensors * (2 * kEntry + (host_place_ + 1) * (residency::kRankBytes + kScoreNodeBytes));
 }
 
 Status Runtime::check_policy_room() const

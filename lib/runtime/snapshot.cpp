@@ -12,7 +12,7 @@
 namespace stepwell {
 namespace {
 
-constexpr size_t kChunksAhead = 8;
+constexpr size_t kReadsAhead = 8;
 
 SnapshotPart part_of(const Range &range)
 {
@@ -235,7 +235,7 @@ void Runtime::ask_ahead(Snapshot &work, Core &core, Commands &out)
         hinted = {work.next.part, next};
     }
     while (!work.hints.empty() && !core.is_waiting(work.hints.front())) work.hints.pop_front();
-    while (work.hints.size() < kChunksAhead) {
+    while (work.hints.size() < kReadsAhead) {
         if (hinted.at == work.parts[hinted.part].end) {
             if (hinted.part + 1 == work.parts.size()) return;
             ++hinted.part;

@@ -4,6 +4,7 @@
 #include "lib/schedule/bound.h"
 
 #include "lib/schedule/fewest.h"
+#include "lib/schedule/uses.h"
 
 #include <algorithm>
 #include <array>
@@ -18,11 +19,6 @@ using residency::TensorId;
 
 constexpr size_t kCutsMin = 256;
 constexpr size_t kWorkMax = size_t{1} << 22;  // cuts times events, where there are more cuts
-
-bool dies(const Event &event)
-{
-    return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
-}
 
 // Over all links into the place, or out of it.
 double ns_of(const Machine &machine, PlaceId place, bool in, uint64_t bytes)

@@ -3,6 +3,8 @@
 // cost is left out: tensors of which parts are used alone or that another lane changes.
 #include "lib/schedule/fewest.h"
 
+#include "lib/schedule/uses.h"
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -13,11 +15,6 @@ namespace {
 using residency::Access;
 using residency::PlaceId;
 using residency::TensorId;
-
-bool dies(const Event &event)
-{
-    return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
-}
 
 bool reads(const Event &event)
 {

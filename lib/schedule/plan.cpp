@@ -15,7 +15,7 @@ using residency::kNone;
 using residency::TensorId;
 
 constexpr uint64_t kBlocksMax = 4096;  // of all tensors; more take longer and tell little more
-constexpr size_t kWarmSteps = 2;       // before the one that is expected
+constexpr size_t kStepsBefore = 2;     // before the one that is expected
 constexpr size_t kSpansMax = 4096;     // kept of a link
 constexpr size_t kJudgedAnew = 4;      // of an earlier plan's
 
@@ -191,7 +191,7 @@ Status Plan::expect(const Step &step, Stop stop)
     replay.set_policy(policy.get());
     replay.set_prefetcher(&ahead);
     replay.set_recording(true);
-    for (size_t i = 0; i <= kWarmSteps; ++i) {
+    for (size_t i = 0; i <= kStepsBefore; ++i) {
         Result<StepResult> result = replay.step(step);
         if (!result.ok()) return std::move(result.status());
         expected_ = result.take();

@@ -15,7 +15,7 @@ using residency::PlaceId;
 using residency::Request;
 
 // The last events of a lane that use a tensor and that change it.
-struct LastUse {
+struct LaneUse {
     size_t any = kNoEvent;
     size_t change = kNoEvent;
     bool writes = false;  // what it has fetched and not released
@@ -31,11 +31,11 @@ void Replay::Impl::find_orders(const Step &step)
         return event.lane != step.front().lane;
     });
     if (!beside) return;
-    std::vector<std::array<LastUse, kLanes>> uses(open_.size());
+    std::vector<std::array<LaneUse, kLanes>> uses(open_.size());
     for (size_t i = 0; i < step.size(); ++i) {
         const Event &event = step[i];
-        LastUse &mine = uses[event.tensor][static_cast<size_t>(event.lane)];
-        const LastUse &other = uses[event.tensor][1 - static_cast<size_t>(event.lane)];
+        LaneUse &mine = uses[event.tensor][static_cast<size_t>(event.lane)];
+        const LaneUse &other = uses[event.tensor][1 - static_cast<size_t>(event.lane)];
         if (event.act == Act::kFetch) mine.writes = event.access != Access::kRead;
         const bool changes =
             mine.writes || event.act == Act::kDiscard || event.hint == Hint::kDiscard;

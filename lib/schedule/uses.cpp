@@ -34,11 +34,11 @@ Uses::Uses(const Step &step, size_t tensors)
             uses.push_back(use);
             continue;
         }
-        const bool dies = event.act == Act::kDiscard || event.hint == Hint::kDiscard;
+        const bool is_last = dies(event);
         if (uses.empty()) continue;
         if (event.act == Act::kRelease && open[event.tensor] > 0) --open[event.tensor];
         uses.back().release = i;
-        uses.back().dies |= dies;
+        uses.back().dies |= is_last;
     }
 }
 

@@ -22,6 +22,12 @@ struct Use {
     bool dies = false;    // nothing is there after
 };
 
+// Nothing of the tensor is there after it.
+[[nodiscard]] inline bool dies(const Event &event)
+{
+    return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
+}
+
 class Uses {
 public:
     Uses() = default;

@@ -22,7 +22,7 @@ void World::take_bandwidths(Rank &rank)
     const auto speed = [this](Route route) {
         double slowest = 0;
         for (const Link &link : machine_.links) {
-            if ((link.routes & (1u << static_cast<uint32_t>(route))) == 0) continue;
+            if ((link.routes & route_bit(route)) == 0) continue;
             const double share = link.bytes_per_s * link.stripes / machine_.sharers(link.per);
             slowest = slowest == 0 ? share : std::min(slowest, share);
         }

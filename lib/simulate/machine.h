@@ -8,9 +8,16 @@
 
 namespace stepwell::simulate {
 
+constexpr double kNsPerSecond = 1e9;
+
 // A way between two tiers; a link may serve several, as a drive that reads or writes does.
 enum class Route : uint8_t { kNvmeToHost, kHostToNvme, kHostToDevice, kDeviceToHost };
 constexpr uint32_t kRoutes = 4;
+
+[[nodiscard]] constexpr uint32_t route_bit(Route route)
+{
+    return 1u << static_cast<uint32_t>(route);
+}
 
 // One of it for each of these; its bandwidth is divided among the GPUs that use it at the time.
 enum class Per : uint8_t { kGpu, kSwitch, kSocket, kNode };

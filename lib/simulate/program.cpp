@@ -13,11 +13,9 @@ namespace {
 using residency::Access;
 using residency::kNone;
 
-constexpr double kNs = 1e9;
-
 uint64_t ns(double seconds)
 {
-    return static_cast<uint64_t>(std::ceil(seconds * kNs));
+    return static_cast<uint64_t>(std::ceil(seconds * kNsPerSecond));
 }
 
 class Writer {

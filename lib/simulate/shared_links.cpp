@@ -13,7 +13,6 @@ namespace {
 
 constexpr uint32_t kNoJob = UINT32_MAX;
 constexpr uint32_t kNoSeat = UINT32_MAX;
-constexpr double kNs = 1e9;
 
 }  // namespace
 
@@ -203,7 +202,7 @@ void SharedLinks::flush(Instant now)
         instance.dirty = false;
         const Kind &kind = kinds_[instance.link];
         const double active = static_cast<double>(instance.served) * kind.weight;
-        const double share = kind.link.bytes_per_s * kind.link.stripes / kNs / active;
+        const double share = kind.link.bytes_per_s * kind.link.stripes / kNsPerSecond / active;
         for (const uint32_t at : instance.seats) {
             Seat &seat = seats_[at];
             if (seat.job == kNoJob || seat.share == share) continue;

@@ -9,7 +9,6 @@ namespace {
 // The first fills caches and is learned from; the second begins with updates, which is learned as
 // well; the third is the first that finds what was brought ahead for it; the fourth is measured.
 constexpr uint32_t kSteps = 4;
-constexpr double kNs = 1e9;
 
 void add_links(const World &world, const Machine &machine, uint32_t ranks, Answer *answer)
 {
@@ -29,11 +28,11 @@ void add_links(const World &world, const Machine &machine, uint32_t ranks, Answe
 void add_times(const World &world, const Model &model, const Options &options, Answer *answer)
 {
     const RankResult &rank = world.result(0);
-    answer->step_s = static_cast<double>(rank.step_ns) / kNs;
+    answer->step_s = static_cast<double>(rank.step_ns) / kNsPerSecond;
     answer->gathers = rank.gathers;
     answer->flops_per_gpu = model.step_flops() / answer->step_s;
     for (uint32_t cause = 0; cause < kCauses; ++cause)
-        answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNs;
+        answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNsPerSecond;
     for (PlaceId place = 0; place < kSimulatedPlaces; ++place)
         answer->peak_bytes[place] = rank.peak_blocks[place] * answer->block_bytes;
     for (uint32_t i = 0; i < (options.folded ? 1 : answer->ranks); ++i)
@@ -87,7 +86,7 @@ Result<Answer> simulate(const Model &model, const Machine &machine, const Option
     Answer answer;
     answer.ranks = ranks;
     answer.parameters = model.parameters();
-    answer.compute_s = static_cast<double>(program.compute_ns) / kNs;
+    answer.compute_s = static_cast<double>(program.compute_ns) / kNsPerSecond;
     answer.bound = bound_of(layout, model, used);
     answer.budgets = budgets;
     answer.block_bytes = layout.block_bytes;

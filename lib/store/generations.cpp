@@ -16,7 +16,7 @@ namespace {
 
 // FORMAT OF THE FILE, version 1: 64 KiB of header (magic, version, regions, UUID, bytes of a
 // region; their checksum), then the regions.
-constexpr uint8_t kMagic[8] = {'S', 'T', 'W', 'K', 'E', 'P', '\r', '\n'};
+constexpr uint8_t kKeepMagic[8] = {'S', 'T', 'W', 'K', 'E', 'P', '\r', '\n'};
 constexpr uint64_t kHeaderBytes = 64 << 10;
 constexpr uint32_t kNoRegion = UINT32_MAX;
 constexpr const char *kWhat = "the generations";
@@ -156,7 +156,7 @@ uint64_t Generations::offset_of(uint32_t region) const
 Status Generations::write_header()
 {
     Header header{};
-    std::memcpy(header.magic, kMagic, sizeof kMagic);
+    std::memcpy(header.magic, kKeepMagic, sizeof kKeepMagic);
     header.version = 1;
     header.regions = static_cast<uint32_t>(regions_.size());
     std::memcpy(header.uuid, store_.uuid().data(), sizeof header.uuid);
@@ -179,7 +179,7 @@ Status Generations::read_header()
                              "generation.",
                              options_.name.c_str(), path_.c_str());
     }
-    const bool whole = std::memcmp(header.magic, kMagic, sizeof kMagic) == 0 &&
+    const bool whole = std::memcmp(header.magic, kKeepMagic, sizeof kKeepMagic) == 0 &&
                        header.sum == sum_of(header) && header.version == 1;
     if (!whole || header.regions != regions_.size() || header.region_bytes != region_bytes_) {
         return Status::error(STW_ERROR_FORMAT,

@@ -11,7 +11,7 @@ namespace stepwell::store {
 
 namespace {
 
-constexpr uint8_t kMagic[8] = {'S', 'T', 'W', 'G', 'E', 'N', '\r', '\n'};
+constexpr uint8_t kManifestMagic[8] = {'S', 'T', 'W', 'G', 'E', 'N', '\r', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kSumBytes = 8;
 constexpr uint64_t kKeptBytes = 16;
@@ -172,7 +172,7 @@ uint64_t stored_bytes(size_t name, size_t words, uint64_t blocks)
 std::vector<uint8_t> encode(const Manifest &manifest, const Uuid &uuid)
 {
     Writer out;
-    out.put_bytes(kMagic, sizeof kMagic);
+    out.put_bytes(kManifestMagic, sizeof kManifestMagic);
     out.put<uint32_t>(kVersion);
     out.put<uint32_t>(manifest.left_out);
     out.put<uint64_t>(0);
@@ -218,7 +218,7 @@ std::vector<uint8_t> encode(const Manifest &manifest, const Uuid &uuid)
 
 uint64_t manifest_bytes(const uint8_t *header, uint64_t most)
 {
-    if (std::memcmp(header, kMagic, sizeof kMagic) != 0) return 0;
+    if (std::memcmp(header, kManifestMagic, sizeof kManifestMagic) != 0) return 0;
     Reader reader(header + 16, 8);
     const auto size = reader.get<uint64_t>();
     return size < kManifestHeaderBytes + kSumBytes || size > most ? 0 : size;
@@ -226,7 +226,7 @@ uint64_t manifest_bytes(const uint8_t *header, uint64_t most)
 
 bool is_of_store(const uint8_t *header, const Uuid &uuid)
 {
-    return std::memcmp(header, kMagic, sizeof kMagic) == 0 &&
+    return std::memcmp(header, kManifestMagic, sizeof kManifestMagic) == 0 &&
            std::memcmp(header + 24, uuid.data(), uuid.size()) == 0;
 }
 

@@ -15,7 +15,7 @@ namespace stepwell::store {
 
 namespace {
 
-constexpr uint64_t kBufferBytes = 8 << 20;  // all requests share it: nobody looks at the bytes
+constexpr uint64_t kProbeBufferBytes = 8 << 20;  // all requests share it: nobody looks at the bytes
 constexpr uint64_t kRegionBytesMax = 256 << 20;
 constexpr uint64_t kRegionBytesMin = 16 << 20;
 constexpr uint64_t kRequestBytes[] = {512 << 10, 1 << 20, 2 << 20};
@@ -25,7 +25,7 @@ constexpr uint32_t kDepthMax = 32;
 constexpr Requests kUsual = {2 << 20, 16};
 constexpr uint64_t kNearlyBest = 80;  // of 100: so short a look is not to be trusted with less
 constexpr uint64_t kPatienceNs = 30'000'000'000;
-constexpr uint64_t kPollNs = 100'000'000;
+constexpr uint64_t kProbePollNs = 100'000'000;
 constexpr uint64_t kSecondNs = 1'000'000'000;
 
 struct Sample {
@@ -64,7 +64,7 @@ public:
     ~Probe()
     {
         // What is still with the device keeps its memory.
-        if (buffer_ && in_flight_ == 0) munmap(buffer_, kBufferBytes);
+        if (buffer_ && in_flight_ == 0) munmap(buffer_, kProbeBufferBytes);
     }
 
     Result<Probed> run(uint64_t time_ns)
@@ -91,19 +91,19 @@ private:
 
     Status take_buffer()
     {
-        void *memory =
-            mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *memory = mmap(nullptr, kProbeBufferBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
             return Status::error(STW_ERROR_MEMORY, "no %s of memory to probe '%s' with",
-                                 bytes_text(kBufferBytes).c_str(), name_.c_str());
+                                 bytes_text(kProbeBufferBytes).c_str(), name_.c_str());
         }
         buffer_ = static_cast<uint8_t *>(memory);
         // Like the tiers' memory: some drives read into small pages at a third of the speed, and
         // would be given the settings best for those. Where it is refused, small pages will do.
-        (void)madvise(memory, kBufferBytes, MADV_HUGEPAGE);
+        (void)madvise(memory, kProbeBufferBytes, MADV_HUGEPAGE);
         // Zeros are what some devices do not store at all.
         uint64_t word = 0x9e3779b97f4a7c15;
-        for (uint64_t at = 0; at < kBufferBytes; at += sizeof word) {
+        for (uint64_t at = 0; at < kProbeBufferBytes; at += sizeof word) {
             word ^= word << 13, word ^= word >> 7, word ^= word << 17;
             __builtin_memcpy(buffer_ + at, &word, sizeof word);
         }
@@ -180,7 +180,7 @@ private:
         if (at_ + bytes > region_bytes_) at_ = 0;
         stw_io io{};
         io.tag = (number_ << 32) | kProbeTag;
-        io.data = buffer_ + number_ % (kBufferBytes / bytes) * bytes;
+        io.data = buffer_ + number_ % (kProbeBufferBytes / bytes) * bytes;
         io.offset_bytes = kReservedBytes + at_;
         io.bytes = bytes;
         io.kind = kind;
@@ -201,7 +201,7 @@ private:
     Status collect(uint64_t request_bytes, Sample &sample)
     {
         std::array<stw_io_done, kDepthMax> done{};
-        const uint32_t n = ops_.poll(storage_, done.data(), kDepthMax, kPollNs);
+        const uint32_t n = ops_.poll(storage_, done.data(), kDepthMax, kProbePollNs);
         Status status;
         for (uint32_t i = 0; i < n; ++i) {
             --in_flight_;

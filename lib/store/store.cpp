@@ -13,8 +13,6 @@ namespace stepwell::store {
 
 namespace {
 
-constexpr uint32_t kNowhere = UINT32_MAX;
-
 }  // namespace
 
 uint32_t Store::path_of(uint32_t at) const

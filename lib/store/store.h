@@ -80,6 +80,8 @@ struct PathStats {
 // THREADS. seal, sum, content and the questions about paths: any thread, no lock. begin_*, end_*,
 // forget, path_*, stats: any thread, under the store's own short lock. open and close: one thread,
 // nothing else running. A storage handle is used by one thread at a time, by its driver's rules.
+constexpr uint32_t kNowhere = UINT32_MAX;  // no slot, no path
+
 class Store {
 public:
     // Bytes a path takes for that many blocks, its superblock included.

@@ -11,8 +11,6 @@ namespace stepwell::store {
 
 namespace {
 
-constexpr uint32_t kNowhere = UINT32_MAX;
-
 uint8_t bit(uint32_t set)
 {
     STW_ASSERT(set < kKeepsMax);

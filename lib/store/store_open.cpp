@@ -23,11 +23,6 @@ namespace stepwell::store {
 
 namespace {
 
-unsigned long long wide(uint64_t value)
-{
-    return value;
-}
-
 Status driver_status(stw_status code, const stw_driver_error &error, const std::string &name)
 {
     ErrorDetail detail;

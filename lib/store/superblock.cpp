@@ -10,7 +10,7 @@ namespace stepwell::store {
 
 namespace {
 
-constexpr uint8_t kMagic[8] = {'S', 'T', 'W', 'E', 'L', 'L', '\r', '\n'};
+constexpr uint8_t kSuperblockMagic[8] = {'S', 'T', 'W', 'E', 'L', 'L', '\r', '\n'};
 constexpr uint64_t kZerosAt = 80;
 constexpr uint64_t kSumAt = kSuperblockBytes - 8;
 
@@ -36,7 +36,7 @@ Status refuse(const char *name, const char *field, uint64_t found, const char *w
 
 Status check_frame(const uint8_t *bytes, const char *name)
 {
-    if (std::memcmp(bytes, kMagic, sizeof kMagic) != 0) {
+    if (std::memcmp(bytes, kSuperblockMagic, sizeof kSuperblockMagic) != 0) {
         return Status::error(STW_ERROR_FORMAT, "'%s' holds no Stepwell store: no magic.", name);
     }
     const auto version = get<uint32_t>(bytes + 8);
@@ -97,7 +97,7 @@ Status check_fields(const Superblock &superblock, uint64_t path_bytes, const cha
 void encode(const Superblock &superblock, uint8_t *out)
 {
     std::memset(out, 0, kSuperblockBytes);
-    std::memcpy(out, kMagic, sizeof kMagic);
+    std::memcpy(out, kSuperblockMagic, sizeof kSuperblockMagic);
     put<uint32_t>(out + 8, kFormatVersion);
     put<uint32_t>(out + 12, kSuperblockBytes);
     std::memcpy(out + 16, superblock.uuid.data(), superblock.uuid.size());

@@ -13,11 +13,6 @@ constexpr uint32_t kRetriesMax = 64;       // of a request that moves nothing, o
 constexpr uint64_t kPollNs = 100'000'000;  // waits are cut into these, to look at the time
 constexpr uint64_t kBufferBytes = 1ull << 20;
 
-unsigned long long wide(uint64_t value)
-{
-    return value;
-}
-
 }  // namespace
 
 SyncIo::SyncIo(const stw_storage_ops &ops, stw_storage *storage, const stw_services &services,

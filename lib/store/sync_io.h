@@ -13,6 +13,12 @@
 
 namespace stepwell::store {
 
+// For %llu.
+[[nodiscard]] inline unsigned long long wide(uint64_t value)
+{
+    return value;
+}
+
 class SyncIo {
 public:
     // `what` is read or written, in sentences; borrowed, as the rest.

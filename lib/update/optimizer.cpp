@@ -17,7 +17,6 @@
 namespace stepwell::update {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr uint32_t kKnownHyperFlags = STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE;
 
 bool is_adam(uint32_t algorithm)

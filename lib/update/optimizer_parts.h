@@ -8,11 +8,14 @@
 #include "lib/update/parts.h"
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <unordered_map>
 #include <vector>
 
 namespace stepwell::update {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // An entry: a range of a parameter with one group's hyper-parameters.
 struct Part {

@@ -59,7 +59,11 @@ struct PipelineStats {
     uint64_t jobs = 0;  // tensors that wait for their update or sum now
 };
 
-uint32_t element_bytes(uint32_t dtype);  // 0: not a dtype of the kernels
+uint32_t element_bytes(uint32_t dtype);             // 0: not a dtype of the kernels
+[[nodiscard]] inline bool is_float(uint32_t dtype)  // of parameters and gradients
+{
+    return dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16;
+}
 
 // A contribution to a gradient, summed in the order of the calls.
 struct Accumulation {

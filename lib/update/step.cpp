@@ -14,7 +14,6 @@
 namespace stepwell::update {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr uint32_t kKnownFlags =
     STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS | STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
 

@@ -11,14 +11,14 @@
 namespace conformance {
 namespace {
 
-constexpr uint32_t kBlock = 64 << 10;
+constexpr uint32_t kStreamBlock = 64 << 10;
 
 class StreamsConformance : public testing::TestWithParam<MemoryCase> {
 protected:
     void SetUp() override
     {
         if (!memory_.can(STW_MEMORY_STREAMS)) GTEST_SKIP() << "consumers have no streams";
-        ASSERT_EQ(memory_.open(4 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
+        ASSERT_EQ(memory_.open(4 * kMiB, kStreamBlock, 0), STW_OK) << memory_.sentence();
     }
     uint64_t mark(void *stream)
     {

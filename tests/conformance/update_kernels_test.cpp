@@ -14,7 +14,7 @@ namespace {
 
 namespace kernels = stepwell::kernels;
 
-constexpr uint32_t kBlock = 256 << 10;
+constexpr uint32_t kKernelBlock = 256 << 10;
 
 uint64_t bytes_of(uint32_t dtype, uint64_t count)
 {
@@ -32,7 +32,7 @@ protected:
     void SetUp() override
     {
         if (!memory_.can(STW_MEMORY_UPDATES)) GTEST_SKIP() << "the device computes no updates";
-        ASSERT_EQ(memory_.open(8 * kMiB, kBlock, 0), STW_OK) << memory_.sentence();
+        ASSERT_EQ(memory_.open(8 * kMiB, kKernelBlock, 0), STW_OK) << memory_.sentence();
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         const stw_status opened = ops().update_stream(memory_.get(), &stream_, &error);
         if (opened == STW_ERROR_UNSUPPORTED) GTEST_SKIP() << error.sentence;

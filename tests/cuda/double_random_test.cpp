@@ -16,20 +16,20 @@
 namespace stepwell::cuda_double {
 namespace {
 
-constexpr size_t kBytes = 512;
+constexpr size_t kRandomBytes = 512;
 constexpr size_t kStreams = 4;
 constexpr size_t kBuffers = 6;
 
 enum class Kind { kPinned, kAllocated, kMapped };
 constexpr size_t kKinds = 3;
-constexpr size_t kGranule = size_t{2} << 20;
+constexpr size_t kRandomGranule = size_t{2} << 20;
 
 // Memory, what it should hold, and the events behind its last write and the reads on each stream.
 struct Buffer {
     Address address = 0;
     Kind kind = Kind::kPinned;
     Handle handle = 0;  // of what is mapped
-    std::array<unsigned char, kBytes> expected{};
+    std::array<unsigned char, kRandomBytes> expected{};
     void *written = nullptr;
     std::array<void *, kStreams> read{};
 };
@@ -71,10 +71,10 @@ private:
         properties.type = kAllocationPinned;
         properties.location = {kLocationDevice, 0};
         const AccessDescription access{{kLocationDevice, 0}, kAccessReadWrite};
-        cuMemCreate(&buffer.handle, kGranule, &properties, 0);
-        cuMemAddressReserve(&buffer.address, kGranule, 0, 0, 0);
-        cuMemMap(buffer.address, kGranule, 0, buffer.handle, 0);
-        cuMemSetAccess(buffer.address, kGranule, &access, 1);
+        cuMemCreate(&buffer.handle, kRandomGranule, &properties, 0);
+        cuMemAddressReserve(&buffer.address, kRandomGranule, 0, 0, 0);
+        cuMemMap(buffer.address, kRandomGranule, 0, buffer.handle, 0);
+        cuMemSetAccess(buffer.address, kRandomGranule, &access, 1);
     }
 
     static void open(Buffer &buffer, Kind kind)
@@ -82,14 +82,14 @@ private:
         buffer.kind = kind;
         void *host = nullptr;
         if (kind == Kind::kAllocated)
-            cuMemAlloc_v2(&buffer.address, kBytes);
+            cuMemAlloc_v2(&buffer.address, kRandomBytes);
         else if (kind == Kind::kMapped)
             map(buffer);
-        else if (cuMemHostAlloc(&host, kBytes, 0) == kSuccess)
+        else if (cuMemHostAlloc(&host, kRandomBytes, 0) == kSuccess)
             buffer.address = reinterpret_cast<uintptr_t>(host);
         cuEventCreate(&buffer.written, kEventDisableTiming);
         for (void *&event : buffer.read) cuEventCreate(&event, kEventDisableTiming);
-        std::memset(bytes_of(buffer), 0, kBytes);
+        std::memset(bytes_of(buffer), 0, kRandomBytes);
         buffer.expected.fill(0);
     }
 
@@ -98,9 +98,9 @@ private:
         if (buffer.kind == Kind::kAllocated) {
             cuMemFree_v2(buffer.address);
         } else if (buffer.kind == Kind::kMapped) {
-            cuMemUnmap(buffer.address, kGranule);
+            cuMemUnmap(buffer.address, kRandomGranule);
             cuMemRelease(buffer.handle);
-            cuMemAddressFree(buffer.address, kGranule);
+            cuMemAddressFree(buffer.address, kRandomGranule);
         } else {
             cuMemFreeHost(reinterpret_cast<void *>(buffer.address));
         }
@@ -124,7 +124,7 @@ private:
         Buffer &buffer = buffers_[draw(kBuffers)];
         if (buffer.kind == Kind::kPinned) return;
         void *stream = streams_[draw(kStreams)];
-        const size_t begin = draw(kBytes), bytes = 1 + draw(kBytes - begin);
+        const size_t begin = draw(kRandomBytes), bytes = 1 + draw(kRandomBytes - begin);
         const auto value = static_cast<unsigned char>(draw(256));
         before_writing(stream, buffer);
         cuMemsetD8Async(buffer.address + begin, value, bytes, stream);
@@ -137,8 +137,9 @@ private:
         Buffer &to = buffers_[draw(kBuffers)], &from = buffers_[draw(kBuffers)];
         if (&to == &from) return;
         const uint32_t on = draw(kStreams);
-        const size_t bytes = 1 + draw(kBytes);
-        const size_t to_begin = draw(kBytes - bytes + 1), from_begin = draw(kBytes - bytes + 1);
+        const size_t bytes = 1 + draw(kRandomBytes);
+        const size_t to_begin = draw(kRandomBytes - bytes + 1),
+                     from_begin = draw(kRandomBytes - bytes + 1);
         before_reading(streams_[on], from);
         before_writing(streams_[on], to);
         cuMemcpyAsync(to.address + to_begin, from.address + from_begin, bytes, streams_[on]);
@@ -152,9 +153,9 @@ private:
     void look(const Buffer &buffer)
     {
         cuEventSynchronize(buffer.written);
-        stw_double_host_reads(buffer.address, kBytes);
+        stw_double_host_reads(buffer.address, kRandomBytes);
         if (leave_out_ == 0) {
-            EXPECT_EQ(std::memcmp(bytes_of(buffer), buffer.expected.data(), kBytes), 0);
+            EXPECT_EQ(std::memcmp(bytes_of(buffer), buffer.expected.data(), kRandomBytes), 0);
         }
     }
 
@@ -164,9 +165,9 @@ private:
         if (buffer.kind != Kind::kPinned) return;
         cuEventSynchronize(buffer.written);
         for (void *event : buffer.read) cuEventSynchronize(event);
-        stw_double_host_writes(buffer.address, kBytes);
+        stw_double_host_writes(buffer.address, kRandomBytes);
         for (unsigned char &byte : buffer.expected) byte = static_cast<unsigned char>(draw(256));
-        if (leave_out_ == 0) std::memcpy(bytes_of(buffer), buffer.expected.data(), kBytes);
+        if (leave_out_ == 0) std::memcpy(bytes_of(buffer), buffer.expected.data(), kRandomBytes);
     }
 
     void renew()

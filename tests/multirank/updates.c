@@ -93,7 +93,8 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
         uint64_t count = 99;
         SUCCEEDS(stw_tensor_info_get(parameters[i], &info));
         SUCCEEDS(stw_optimizer_get_count(optimizer, parameters[i], &count));
-        HOLDS(count == (info.shard_elements > 0 ? STEPS : 0)); /* of three elements, a rank has none */
+        HOLDS(count ==
+              (info.shard_elements > 0 ? STEPS : 0)); /* of three elements, a rank has none */
     }
 }
 

@@ -45,11 +45,6 @@ struct Command {
     bool plants = false;
 };
 
-unsigned long long number(uint64_t value)
-{
-    return value;
-}
-
 bool number_behind(int *at, int argc, char **argv, const char *name, uint64_t *out)
 {
     if (std::strcmp(argv[*at], name) != 0 || *at + 1 >= argc) return false;

@@ -11,11 +11,6 @@ bool moves_bytes(const Transfer &transfer)
     return transfer.kind == TransferKind::kMove || transfer.kind == TransferKind::kRelocate;
 }
 
-unsigned long long number(uint64_t value)
-{
-    return value;
-}
-
 }  // namespace
 
 Memory::Memory(const Config &config, Journal &journal) : journal_(journal)

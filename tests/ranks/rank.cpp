@@ -10,11 +10,6 @@ namespace {
 constexpr Instant kNoLinkNs = 2000;  // of what moves no bytes over a link
 constexpr Instant kHangNs = 60'000'000;
 
-unsigned long long number(uint64_t value)
-{
-    return value;
-}
-
 }  // namespace
 
 Rank::Rank(World &world, uint32_t number, uint64_t seed)

@@ -15,6 +15,12 @@ namespace stepwell::ranks {
 using namespace residency;
 using simulation::Random;
 
+// For %llu.
+inline unsigned long long number(uint64_t value)
+{
+    return value;
+}
+
 constexpr uint64_t kBlockBytes = 2ull << 20;
 constexpr uint32_t kPieces = 4;  // of a block; tensors end on them
 constexpr uint64_t kPieceBytes = kBlockBytes / kPieces;

@@ -7,9 +7,18 @@
 #include "lib/simulate/machine.h"
 #include "lib/simulate/model.h"
 
+#include <cmath>
 #include <string>
 
 namespace stepwell::cli {
+
+constexpr double kParametersMax = 1e16;
+constexpr double kRateMax = 1e16;  // bytes per second
+
+[[nodiscard]] inline uint64_t rounded(double value)
+{
+    return static_cast<uint64_t>(std::llround(value));
+}
 
 simulate::Model parse_model(const Located &root, const std::string &file);
 simulate::Machine parse_machine(const Located &root, const std::string &file);

@@ -19,24 +19,13 @@ constexpr uint64_t kStripesMax = 1024;
 constexpr double kBytesMin = 1e6;
 constexpr double kBytesMax = 1e18;
 constexpr double kRateMin = 1e3;
-constexpr double kRateMax = 1e16;
 constexpr double kFlopsMin = 1e6;
 constexpr double kFlopsMax = 1e21;
 constexpr double kLatencyMax = 10;  // seconds
 
-uint64_t rounded(double value)
-{
-    return static_cast<uint64_t>(std::llround(value));
-}
-
 uint64_t latency_ns(Keys &keys)
 {
     return rounded(1e9 * keys.quantity_or("latency", Unit::kSeconds, 0, kLatencyMax, 0));
-}
-
-uint32_t bit(Route route)
-{
-    return 1u << static_cast<uint32_t>(route);
 }
 
 Link read_link(Keys &keys)
@@ -44,12 +33,12 @@ Link read_link(Keys &keys)
     Link link;
     link.name = keys.word("name");
     const uint32_t routes[] = {
-        bit(Route::kNvmeToHost),
-        bit(Route::kHostToNvme),
-        bit(Route::kNvmeToHost) | bit(Route::kHostToNvme),
-        bit(Route::kHostToDevice),
-        bit(Route::kDeviceToHost),
-        bit(Route::kHostToDevice) | bit(Route::kDeviceToHost),
+        route_bit(Route::kNvmeToHost),
+        route_bit(Route::kHostToNvme),
+        route_bit(Route::kNvmeToHost) | route_bit(Route::kHostToNvme),
+        route_bit(Route::kHostToDevice),
+        route_bit(Route::kDeviceToHost),
+        route_bit(Route::kHostToDevice) | route_bit(Route::kDeviceToHost),
     };
     link.routes = routes[keys.choice("route", {"nvme>host", "host>nvme", "nvme<>host",
                                                "host>device", "device>host", "host<>device"})];

@@ -19,14 +19,8 @@ constexpr double kBatchMax = 1e6;
 constexpr uint64_t kElementBytesMax = 8;
 constexpr uint64_t kStateBytesMax = 64;
 constexpr uint64_t kParallelMax = 65'536;
-constexpr double kParametersMax = 1e16;
-constexpr double kFlopsMax = 1e24;
-constexpr double kBytesMax = 1e17;
-
-uint64_t rounded(double value)
-{
-    return static_cast<uint64_t>(std::llround(value));
-}
+constexpr double kLayerFlopsMax = 1e24;
+constexpr double kTensorBytesMax = 1e17;
 
 Home home(Keys &keys, const char *key)
 {
@@ -53,7 +47,7 @@ void read_transformer(Keys keys, Model *model)
     const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
     const double wide = 16 * hidden + 2 * static_cast<double>(transformer.heads) *
                                           static_cast<double>(transformer.sequence);
-    if (tokens * static_cast<double>(transformer.blocks_per_checkpoint) * wide > kBytesMax)
+    if (tokens * static_cast<double>(transformer.blocks_per_checkpoint) * wide > kTensorBytesMax)
         keys.refuse("batch_per_gpu", "makes more than 1e17 bytes of activations");
     keys.source();
     keys.done();
@@ -67,8 +61,9 @@ Layer read_layer(Keys &keys, uint64_t parameter_bytes)
     Layer layer;
     layer.name = keys.word("name");
     layer.count = keys.whole_or("count", 1, kLayersMax, 1);
-    layer.checkpoint_bytes = rounded(keys.quantity_or("checkpoint", Unit::kBytes, 0, kBytesMax, 0));
-    const double flops = keys.quantity("forward", Unit::kFlops, 1, kFlopsMax);
+    layer.checkpoint_bytes =
+        rounded(keys.quantity_or("checkpoint", Unit::kBytes, 0, kTensorBytesMax, 0));
+    const double flops = keys.quantity("forward", Unit::kFlops, 1, kLayerFlopsMax);
     double all = 0;
     for (Keys &tensor : keys.objects("tensors")) {
         simulate::Part part;
@@ -77,8 +72,8 @@ Layer read_layer(Keys &keys, uint64_t parameter_bytes)
             part.parameters =
                 rounded(tensor.quantity("parameters", Unit::kCount, 1, kParametersMax));
         else
-            part.parameters =
-                rounded(tensor.quantity("size", Unit::kBytes, 1, kBytesMax)) / parameter_bytes;
+            part.parameters = rounded(tensor.quantity("size", Unit::kBytes, 1, kTensorBytesMax)) /
+                              parameter_bytes;
         if (part.parameters == 0) tensor.refuse("size", "is less than one parameter");
         tensor.source();
         tensor.done();
@@ -134,7 +129,8 @@ Model parse_model(const Located &root, const std::string &file)
     if (keys.has("transformer")) {
         read_transformer(keys.object("transformer"), &model);
     } else {
-        model.working_bytes = rounded(keys.quantity_or("working", Unit::kBytes, 0, kBytesMax, 0));
+        model.working_bytes =
+            rounded(keys.quantity_or("working", Unit::kBytes, 0, kTensorBytesMax, 0));
         double parameters = 0;
         uint64_t tiles = 0;
         for (Keys &layer : keys.objects("layers")) {

@@ -21,7 +21,6 @@ using simulate::Machine;
 using simulate::Per;
 using simulate::Route;
 
-constexpr double kRateMax = 1e16;
 constexpr const char *kKind = "stepwell machine profile";
 
 const Located *member(const Located &object, const char *key)
@@ -50,11 +49,6 @@ Link link_of(const char *name, uint32_t routes, double bytes_per_s)
     link.bytes_per_s = bytes_per_s;
     link.per = Per::kNode;
     return link;
-}
-
-uint32_t bit(Route route)
-{
-    return 1u << static_cast<uint32_t>(route);
 }
 
 double rate(Keys keys)
@@ -130,11 +124,12 @@ Machine read_profile(const std::string &file, const std::string &gpu_memory,
     machine.host_bytes_per_s = copy;
     machine.device_bytes_per_s = copy;
     machine.links = {
-        link_of("nvme read", bit(Route::kNvmeToHost), drives.read),
-        link_of("nvme write", bit(Route::kHostToNvme), drives.write),
-        link_of("nvme", bit(Route::kNvmeToHost) | bit(Route::kHostToNvme), drives.mixed),
-        link_of("copy in", bit(Route::kHostToDevice), copy),
-        link_of("copy out", bit(Route::kDeviceToHost), copy),
+        link_of("nvme read", route_bit(Route::kNvmeToHost), drives.read),
+        link_of("nvme write", route_bit(Route::kHostToNvme), drives.write),
+        link_of("nvme", route_bit(Route::kNvmeToHost) | route_bit(Route::kHostToNvme),
+                drives.mixed),
+        link_of("copy in", route_bit(Route::kHostToDevice), copy),
+        link_of("copy out", route_bit(Route::kDeviceToHost), copy),
     };
     return machine;
 }

@@ -21,7 +21,6 @@ using simulate::Model;
 
 constexpr const char *kThisHost = "this-host";
 constexpr size_t kPointsMax = 64;
-constexpr double kParametersMax = 1e16;
 constexpr double kRanksMax = 1e9;
 
 struct Sweep {

@@ -7,11 +7,6 @@
 namespace stepwell::cuda_double {
 namespace {
 
-Address as_address(const void *pointer)
-{
-    return reinterpret_cast<uintptr_t>(pointer);
-}
-
 // Memory goes away. What may still use it does nothing from now on, so that a misuse is a sentence
 // and no crash.
 void take_away(Call &call, Address address, uint64_t bytes)

@@ -211,11 +211,6 @@ int copy_batch(Call &call, const Batch &batch, void *handle)
     return submit(call, *stream, std::move(plan));
 }
 
-Address as_address(const void *pointer)
-{
-    return reinterpret_cast<uintptr_t>(pointer);
-}
-
 }  // namespace
 
 extern "C" {

@@ -22,6 +22,11 @@
 
 namespace stepwell::cuda_double {
 
+inline Address as_address(const void *pointer)
+{
+    return reinterpret_cast<uintptr_t>(pointer);
+}
+
 struct Event {
     Context *context = nullptr;
     bool timed = true;

@@ -17,15 +17,15 @@ using testing::Exchange;
 using testing::ForkedRank;
 using testing::Shared;
 
-constexpr uint32_t kRanks = 4;
+constexpr uint32_t kSharers = 4;
 constexpr uint64_t kDisk = 77;
 constexpr uint64_t kRequest = 4096;
 constexpr uint64_t kLead = 16 * kRequest;
 constexpr uint64_t kWork = 4000 * kRequest;
 
 struct Progress {
-    std::atomic<uint64_t> taken[kRanks];
-    std::atomic<bool> works[kRanks];
+    std::atomic<uint64_t> taken[kSharers];
+    std::atomic<bool> works[kSharers];
     std::atomic<uint64_t> apart_bytes;
 };
 
@@ -51,7 +51,7 @@ void ask(DiskShares &shares, uint32_t rank, Progress &progress, uint64_t work)
         }
         taken += kRequest;
         uint64_t slowest = taken;
-        for (uint32_t i = 0; i < kRanks; ++i) {
+        for (uint32_t i = 0; i < kSharers; ++i) {
             const uint64_t other = progress.taken[i];
             if (progress.works[i]) slowest = std::min(slowest, other);
         }
@@ -66,13 +66,13 @@ void ask(DiskShares &shares, uint32_t rank, Progress &progress, uint64_t work)
 
 TEST(DiskShares, ProcessesStayWithinTheLead)
 {
-    Exchange exchange(kRanks);
+    Exchange exchange(kSharers);
     Shared<Progress> progress;
     std::vector<std::unique_ptr<ForkedRank>> ranks;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (uint32_t rank = 0; rank < kSharers; ++rank) {
         progress->works[rank] = true;
         ranks.push_back(std::make_unique<ForkedRank>([&, rank] {
-            std::unique_ptr<Node> node = join(exchange, rank, kRanks);
+            std::unique_ptr<Node> node = join(exchange, rank, kSharers);
             if (!node) _exit(1);
             auto shares = DiskShares::open(*node, {kDisk}, {kLead, 60'000'000'000});
             if (!shares || !shares->take(0, kRequest)) _exit(2);
@@ -81,26 +81,26 @@ TEST(DiskShares, ProcessesStayWithinTheLead)
         }));
     }
     for (auto &rank : ranks) EXPECT_EQ(rank->wait(), 0);
-    for (uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(progress->taken[rank], kWork);
+    for (uint32_t rank = 0; rank < kSharers; ++rank) EXPECT_EQ(progress->taken[rank], kWork);
     // One request more at the begin and one not yet told; another rank may be between the two.
-    EXPECT_LE(progress->apart_bytes, kLead + (kRanks + 2) * kRequest);
+    EXPECT_LE(progress->apart_bytes, kLead + (kSharers + 2) * kRequest);
 }
 
 TEST(DiskShares, ARankThatIsKilledOrStoppedHoldsUpNobodyForLong)
 {
-    Exchange exchange(kRanks);
-    Exchange all(kRanks + 1);  // and this process
-    Exchange living(kRanks - 1);
+    Exchange exchange(kSharers);
+    Exchange all(kSharers + 1);  // and this process
+    Exchange living(kSharers - 1);
     Shared<Progress> progress;
     const FairLimits limits{kLead, 1'000'000};
     const auto stays = [&](uint32_t rank) {
-        std::unique_ptr<Node> node = join(exchange, rank, kRanks);
+        std::unique_ptr<Node> node = join(exchange, rank, kSharers);
         auto shares = DiskShares::open(*node, {kDisk}, limits);
         all.meet();
         for (;;) (void)shares->take(0, kRequest);  // wants some until its end
     };
     const auto works = [&](uint32_t rank) {
-        std::unique_ptr<Node> node = join(exchange, rank, kRanks);
+        std::unique_ptr<Node> node = join(exchange, rank, kSharers);
         auto shares = DiskShares::open(*node, {kDisk}, limits);
         all.meet();
         living.meet();  // the others are not

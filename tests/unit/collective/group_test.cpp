@@ -16,7 +16,7 @@
 namespace stepwell::collective {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Rank 0 of two. Every work has the same id, as an engine may give it.
 struct Engine {
@@ -104,7 +104,7 @@ stw_status abort(void *user)
     return of(user).abort;
 }
 
-class GroupTest : public testing::Test {
+class GroupTest : public ::testing::Test {
 protected:
     Result<std::unique_ptr<Group>> join(uint64_t timeout_ns = 60'000'000'000)
     {

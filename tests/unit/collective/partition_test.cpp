@@ -59,7 +59,7 @@ TEST(Partition, EachElementHasOneRankAndShardsAreEqualMultiples)
                     for (const uint64_t align : {0u, 1u, 8u, 64u}) {
                         const Partition at =
                             made({elements, bits, ranks, Mode::kSharded, multiple, align});
-                        SCOPED_TRACE(testing::Message()
+                        SCOPED_TRACE(::testing::Message()
                                      << elements << " on " << ranks << ", multiple " << multiple
                                      << ", bits " << bits << ", align " << align);
                         ASSERT_NO_FATAL_FAILURE(expect_like_a_loop(at));
@@ -241,8 +241,8 @@ TEST(Resharding, EachElementMovesExactlyOnceForAllPairsOfWorlds)
                 for (const uint64_t multiple : {0u, 1u, 4u, 5u}) {
                     for (const Mode mode : {Mode::kSharded, Mode::kReplicated}) {
                         for (const Mode to_mode : {Mode::kSharded, Mode::kReplicated}) {
-                            SCOPED_TRACE(testing::Message() << elements << " from " << n << " to "
-                                                            << m << ", multiple " << multiple);
+                            SCOPED_TRACE(::testing::Message() << elements << " from " << n << " to "
+                                                              << m << ", multiple " << multiple);
                             ASSERT_NO_FATAL_FAILURE(
                                 expect_moved(made({elements, 8, n, mode, multiple, 0}),
                                              made({elements, 8, m, to_mode, multiple, 4})));

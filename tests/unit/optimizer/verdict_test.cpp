@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const Shape kShapes[] = {
+const Shape kVerdictShapes[] = {
     {30000, STW_F32, STW_F32, 0},  {20001, STW_BF16, STW_BF16, 2048},   {5, STW_F32, STW_F32, 64},
     {50000, STW_F32, STW_F16, 64}, {9000, STW_F16, STW_F32, 12 * 1024},
 };
@@ -43,7 +43,7 @@ TEST(Verdict, NormIsTheSameWhateverTheOrderOfCompletions)
         conditions.window_blocks = 3 + order * 5;
         World world(conditions);  // one seed: the same numbers
         std::vector<Entry> entries;
-        for (const Shape &shape : kShapes) entries.push_back(world.add(shape));
+        for (const Shape &shape : kVerdictShapes) entries.push_back(world.add(shape));
         StepOptions options;
         options.flags = STW_UPDATE_MEASURE;
         options.gradient_scale = 0.125;
@@ -95,7 +95,7 @@ TEST(Verdict, ClipScalesTheUpdate)
     for (const double norm_type : {0.0, kInfinity}) {
         World world({});
         std::vector<Entry> entries;
-        for (const Shape &shape : kShapes) entries.push_back(world.add(shape));
+        for (const Shape &shape : kVerdictShapes) entries.push_back(world.add(shape));
         StepOptions options;
         options.gradient_scale = 0.5;
         options.clip_norm = 0.75;

@@ -17,7 +17,7 @@ using observe::SpanKind;
 
 constexpr uint32_t kThread = 3;
 
-json written(const std::vector<Span> &spans)
+json written_flows(const std::vector<Span> &spans)
 {
     TimelineData data;
     data.tensors = {{"a", 0}, {"b", 0}};
@@ -107,8 +107,8 @@ std::vector<Slice> computations(const json &events)
 
 TEST(Flows, AFetchThatWaitedHasAnArrowToTheComputationAfterIt)
 {
-    const json events = written({transfer(20'000, 50'000, 0), wait(10'000, 60'000),
-                                 use(10'000, 61'000, 0), step(0, 100'000)});
+    const json events = written_flows({transfer(20'000, 50'000, 0), wait(10'000, 60'000),
+                                       use(10'000, 61'000, 0), step(0, 100'000)});
     EXPECT_EQ(arrows(events), std::vector<std::string>{"nvme_to_host > compute"});
     const std::vector<Slice> compute = computations(events);
     ASSERT_EQ(compute.size(), 2u) << "before the wait and after it";
@@ -120,7 +120,7 @@ TEST(Flows, AFetchThatWaitedHasAnArrowToTheComputationAfterIt)
 
 TEST(Flows, OfManyBlocksTheLastOnEachLinkHasTheArrow)
 {
-    const json events = written(
+    const json events = written_flows(
         {transfer(1'000, 2'000, 0), transfer(2'000, 9'000, 0), transfer(3'000, 4'000, 1),
          transfer(9'000, 9'500, 0, STW_LINK_HOST_TO_DEVICE), use(500, 10'000, 0), step(0, 20'000)});
     EXPECT_EQ(arrows(events),
@@ -134,30 +134,30 @@ TEST(Flows, OfManyBlocksTheLastOnEachLinkHasTheArrow)
 
 TEST(Flows, WhatWasNotUsedOrLeftTheDeviceHasNone)
 {
-    EXPECT_TRUE(
-        arrows(written({transfer(1'000, 2'000, 0), use(0, 3'000, 1), step(0, 9'000)})).empty());
-    EXPECT_TRUE(arrows(written({transfer(1'000, 2'000, 0, STW_LINK_HOST_TO_NVME), use(0, 3'000, 0),
-                                step(0, 9'000)}))
+    EXPECT_TRUE(arrows(written_flows({transfer(1'000, 2'000, 0), use(0, 3'000, 1), step(0, 9'000)}))
                     .empty());
-    EXPECT_TRUE(arrows(written({transfer(1'000, 2'000, 0), use(0, 3'000, 0)})).empty())
+    EXPECT_TRUE(arrows(written_flows({transfer(1'000, 2'000, 0, STW_LINK_HOST_TO_NVME),
+                                      use(0, 3'000, 0), step(0, 9'000)}))
+                    .empty());
+    EXPECT_TRUE(arrows(written_flows({transfer(1'000, 2'000, 0), use(0, 3'000, 0)})).empty())
         << "outside of steps nothing says what is computed";
-    EXPECT_TRUE(
-        arrows(written({transfer(4'000, 5'000, 0), use(0, 3'000, 0), step(0, 9'000)})).empty())
+    EXPECT_TRUE(arrows(written_flows({transfer(4'000, 5'000, 0), use(0, 3'000, 0), step(0, 9'000)}))
+                    .empty())
         << "what came after the use";
 }
 
 TEST(Flows, AnArrivalIsUsedFirstOnce)
 {
-    const json events = written(
+    const json events = written_flows(
         {transfer(1'000, 2'000, 0), use(0, 3'000, 0), use(3'000, 5'000, 0), step(0, 9'000)});
     EXPECT_EQ(arrows(events).size(), 1u);
 }
 
 TEST(Flows, EachThreadWaitsAndComputesForItself)
 {
-    const json events =
-        written({transfer(1'000, 2'000, 0), transfer(1'000, 3'000, 1), wait(0, 4'000, 1),
-                 wait(500, 6'000, 2), use(0, 4'100, 0, 1), use(500, 6'100, 1, 2), step(0, 9'000)});
+    const json events = written_flows({transfer(1'000, 2'000, 0), transfer(1'000, 3'000, 1),
+                                       wait(0, 4'000, 1), wait(500, 6'000, 2), use(0, 4'100, 0, 1),
+                                       use(500, 6'100, 1, 2), step(0, 9'000)});
     EXPECT_EQ(arrows(events).size(), 2u);
     const std::vector<Slice> compute = computations(events);
     ASSERT_EQ(compute.size(), 3u);
@@ -181,7 +181,7 @@ TEST(Flows, ManyOfThemKeepTheRules)
         if (random(2) == 0) spans.push_back(use(at, at + long_ns + random(300), tensor));
     }
     for (uint64_t i = 0; i < 20; ++i) spans.push_back(step(i * 100'000, i * 100'000 + 90'000));
-    const std::vector<std::string> list = arrows(written(spans));
+    const std::vector<std::string> list = arrows(written_flows(spans));
     EXPECT_GT(list.size(), 50u);
     for (const std::string &arrow : list) EXPECT_EQ(arrow, "nvme_to_host > compute");
 }

@@ -17,7 +17,7 @@ using observe::Stall;
 
 constexpr uint64_t kMs = 1'000'000;
 
-json written(const HistoryData &history)
+json written_history(const HistoryData &history)
 {
     ReportData data;
     data.history = history;
@@ -27,8 +27,8 @@ json written(const HistoryData &history)
     return file.parsed()["history"];
 }
 
-Span transfer(uint64_t start_ns, uint64_t end_ns, uint32_t tensor, uint64_t bytes,
-              uint16_t link = STW_LINK_NVME_TO_HOST)
+Span transfer_of(uint64_t start_ns, uint64_t end_ns, uint32_t tensor, uint64_t bytes,
+                 uint16_t link = STW_LINK_NVME_TO_HOST)
 {
     return {start_ns, end_ns, observe::transfer_id(7, tensor), bytes, SpanKind::kTransfer, link, 0};
 }
@@ -49,7 +49,7 @@ TEST(History, AStepThatAPlanDroveSaysWhichAndWhatNoScheduleBeats)
     data.steps.push_back(step(3, 1100, 2100));
     data.steps.back().stats.least_ns = 750;
     data.steps.back().way = 0xab;
-    const json history = written(data);
+    const json history = written_history(data);
     EXPECT_EQ(history["steps"][0]["least_ns"], 750);
     EXPECT_EQ(history["steps"][0]["way"], "00000000000000ab");
 }
@@ -70,7 +70,7 @@ TEST(History, AStepHasItsCostsAndItsBytesByLink)
     record.bound.link_bytes[STW_LINK_HOST_TO_NVME] = 4096;
     data.steps.push_back(record);
     data.steps_total = 3;
-    const json history = written(data);
+    const json history = written_history(data);
     EXPECT_EQ(history["steps_total"], 3);
     const json &first = history["steps"][0];
     EXPECT_EQ(first["phase"], 1);
@@ -95,7 +95,7 @@ TEST(History, TensorsThatWaitedStandInTheOrderOfWhatTheyCost)
     data.stalls.add("short", Stall::kNvme, 1);
     data.stalls.add("</script>", Stall::kNvme, 5);
     data.stalls.add("</script>", Stall::kUpdate, 6);
-    const json stalls = written(data)["stalls"];
+    const json stalls = written_history(data)["stalls"];
     ASSERT_EQ(stalls["tensors"].size(), 2u);
     EXPECT_EQ(stalls["tensors"][0]["tensor"], "</script>");
     EXPECT_EQ(stalls["tensors"][0]["waits"], 2);
@@ -112,13 +112,13 @@ TEST(History, TransfersOfATensorThatFollowEachOtherAreOneSpan)
     data.steps.push_back(step(1, 0, 100 * kMs));
     data.tensors = {{"a", 0}, {"b", 0}};
     data.timeline.spans = {
-        transfer(1 * kMs, 3 * kMs, 0, 10),
-        transfer(2 * kMs, 4 * kMs, 1, 5),
-        transfer(3 * kMs, 6 * kMs, 0, 20),
-        transfer(40 * kMs, 41 * kMs, 0, 40),
-        transfer(1 * kMs, 2 * kMs, 0, 3, STW_LINK_HOST_TO_DEVICE),
+        transfer_of(1 * kMs, 3 * kMs, 0, 10),
+        transfer_of(2 * kMs, 4 * kMs, 1, 5),
+        transfer_of(3 * kMs, 6 * kMs, 0, 20),
+        transfer_of(40 * kMs, 41 * kMs, 0, 40),
+        transfer_of(1 * kMs, 2 * kMs, 0, 3, STW_LINK_HOST_TO_DEVICE),
     };
-    const json window = written(data)["window"];
+    const json window = written_history(data)["window"];
     EXPECT_EQ(window["tensors"], json({"a", "b"}));
     ASSERT_EQ(window["lanes"].size(), 2u);
     EXPECT_EQ(window["lanes"][0]["lane"], "nvme_to_host");
@@ -140,7 +140,7 @@ TEST(History, WaitsStayApartAndUpdatesOfAllThreadsAreOneLane)
         {1, 5, 0, 0, SpanKind::kUpdate, 0, 0},
         {2, 6, 0, 0, SpanKind::kUpdate, 1, 0},
     };
-    const json lanes = written(data)["window"]["lanes"];
+    const json lanes = written_history(data)["window"]["lanes"];
     ASSERT_EQ(lanes.size(), 2u);
     EXPECT_EQ(lanes[0]["kind"], "stall");
     EXPECT_EQ(lanes[0]["lane"], "room");
@@ -154,8 +154,9 @@ TEST(History, ANumberThatIsUsedAgainDoesNotLendItsNameToThePast)
     HistoryData data;
     data.steps.push_back(step(1, 0, 100));
     data.tensors = {{"new", 50}};
-    data.timeline.spans = {transfer(10, 20, 0, 1), transfer(60, 70, 0, 1), transfer(80, 90, 99, 1)};
-    const json window = written(data)["window"];
+    data.timeline.spans = {transfer_of(10, 20, 0, 1), transfer_of(60, 70, 0, 1),
+                           transfer_of(80, 90, 99, 1)};
+    const json window = written_history(data)["window"];
     EXPECT_EQ(window["tensors"], json({"", "new"}));
     EXPECT_EQ(window["lanes"][0]["spans"].size(), 2u) << "no name twice: the library's own";
 }
@@ -170,23 +171,23 @@ TEST(History, StepsWithTooManySpansOrLostOnesAreNotDrawn)
     for (uint32_t i = 0; i < 20000; ++i) {
         data.tensors[i].name = std::to_string(i);
         const uint64_t start = i < 10000 ? i : 3000 * kMs + i;
-        data.timeline.spans.push_back(transfer(start, start + 1, i, 1));
+        data.timeline.spans.push_back(transfer_of(start, start + 1, i, 1));
     }
-    json window = written(data)["window"];
+    json window = written_history(data)["window"];
     EXPECT_EQ(window["steps"], 3) << "with the first step they would be 20,000";
     EXPECT_EQ(window["whole"], true);
     EXPECT_EQ(window["lanes"][0]["spans"].size(), 10000u);
 
     data.timeline.spans.clear();
     data.timeline.lost = 1;
-    data.timeline.spans.push_back(transfer(2500 * kMs, 2600 * kMs, 1, 1));
-    data.timeline.spans.push_back(transfer(3500 * kMs, 3600 * kMs, 1, 1));
-    window = written(data)["window"];
+    data.timeline.spans.push_back(transfer_of(2500 * kMs, 2600 * kMs, 1, 1));
+    data.timeline.spans.push_back(transfer_of(3500 * kMs, 3600 * kMs, 1, 1));
+    window = written_history(data)["window"];
     EXPECT_EQ(window["steps"], 1) << "of the third step something was lost";
     EXPECT_EQ(window["begin_ns"], 3000 * kMs);
     EXPECT_EQ(window["whole"], true);
     data.timeline.spans.erase(data.timeline.spans.begin());
-    EXPECT_EQ(written(data)["window"]["whole"], false);
+    EXPECT_EQ(written_history(data)["window"]["whole"], false);
 }
 
 // Training, then text a step for each letter: both are drawn, and no window twice.
@@ -198,11 +199,11 @@ TEST(History, APhaseThatEndedIsDrawnFromAnOlderWindow)
         const uint64_t begin = 10 * kMs * data.steps.size();
         data.steps.push_back(step(data.steps.size(), begin, begin + 9 * kMs));
         data.steps.back().phase = phase;
-        data.timeline.spans.push_back(transfer(begin, begin + kMs, tensor, 10 + phase));
+        data.timeline.spans.push_back(transfer_of(begin, begin + kMs, tensor, 10 + phase));
     };
     for (int i = 0; i < 8; ++i) add(i % 2 == 0 ? 5 : 6, 0);
     for (int i = 0; i < 20; ++i) add(7, 1);
-    json history = written(data);
+    json history = written_history(data);
     EXPECT_EQ(history["window"]["begin_ns"], 220 * kMs);
     ASSERT_EQ(history["older_windows"].size(), 1u) << "5 and 6 take turns in one";
     const json older = history["older_windows"][0];
@@ -214,11 +215,11 @@ TEST(History, APhaseThatEndedIsDrawnFromAnOlderWindow)
 
     data.timeline.lost = 1;  // up to the seventh step
     data.timeline.spans.erase(data.timeline.spans.begin(), data.timeline.spans.begin() + 6);
-    history = written(data);
+    history = written_history(data);
     ASSERT_EQ(history["older_windows"].size(), 1u);
     EXPECT_EQ(history["older_windows"][0]["begin_ns"], 70 * kMs);
     data.timeline.spans.erase(data.timeline.spans.begin(), data.timeline.spans.begin() + 4);
-    EXPECT_EQ(written(data)["older_windows"], json::array()) << "nothing of them is whole";
+    EXPECT_EQ(written_history(data)["older_windows"], json::array()) << "nothing of them is whole";
 }
 
 TEST(History, SamplesAreThinnedAndThePeakStays)
@@ -228,7 +229,7 @@ TEST(History, SamplesAreThinnedAndThePeakStays)
         const uint64_t bytes = i == 31111 ? 1000 : i % 10;
         data.timeline.spans.push_back({i, i, 0, bytes, SpanKind::kTierBytes, STW_TIER_HOST, 0});
     }
-    const json tier = written(data)["tiers"][0];
+    const json tier = written_history(data)["tiers"][0];
     EXPECT_EQ(tier["tier"], "host");
     EXPECT_LE(tier["samples"].size(), kSamplesDrawn);
     EXPECT_GT(tier["samples"].size(), kSamplesDrawn / 4);

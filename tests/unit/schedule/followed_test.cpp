@@ -13,8 +13,6 @@ using residency::kNone;
 using residency::TensorId;
 using testing::HasSubstr;
 
-constexpr uint64_t kMs = 1'000'000;
-
 PlanQuestion question_of(uint32_t device_blocks, uint32_t tensors)
 {
     PlanQuestion question;

@@ -2,6 +2,7 @@
 // What is proposed for prefetching, on a real core whose transfers a test ends by hand.
 #include "lib/schedule/lookahead.h"
 #include "tests/unit/residency/core_fixture.h"
+#include "tests/unit/schedule/time.h"
 
 namespace stepwell::schedule {
 namespace {
@@ -19,7 +20,6 @@ using residency::kNvme;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr Instant kMs = 1'000'000;
 constexpr uint64_t kBytesPerS = kBlock * 1000;  // a block takes 1 ms
 
 // A list of uses, and the policy that knows it.

@@ -4,6 +4,7 @@
 #include "lib/schedule/lookahead.h"
 #include "lib/schedule/trace.h"
 #include "tests/unit/residency/core_fixture.h"
+#include "tests/unit/schedule/time.h"
 
 namespace stepwell::schedule {
 namespace {
@@ -21,8 +22,6 @@ using residency::kNever;
 using residency::kNvme;
 using residency::TensorId;
 using residency::Transfer;
-
-constexpr Instant kMs = 1'000'000;
 
 struct Cost {
     Instant step_ns = 0;

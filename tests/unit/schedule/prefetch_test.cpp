@@ -11,8 +11,6 @@ namespace {
 using residency::Access;
 using residency::Instant;
 
-constexpr Instant kMs = 1'000'000;
-
 class PrefetchTest : public ReplayTest {
 protected:
     // Tensors of a block each.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/schedule/replay.h"
+#include "tests/unit/schedule/time.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

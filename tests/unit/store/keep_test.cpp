@@ -20,7 +20,7 @@ using generations::Disk;
 using stepwell::testing::fake_services;
 using stepwell::testing::FakeStorage;
 
-constexpr uint64_t kBlock = 4096;
+constexpr uint64_t kKeptBlock = 4096;
 using Bytes = std::vector<uint8_t>;
 using Slot = std::pair<uint32_t, uint32_t>;  // path and number
 
@@ -29,7 +29,7 @@ StoreOptions options_of(uint64_t blocks)
     StoreOptions options;
     options.services = fake_services();
     options.name = "store";
-    options.block_bytes = kBlock;
+    options.block_bytes = kKeptBlock;
     options.blocks = blocks;
     return options;
 }
@@ -59,9 +59,9 @@ std::unique_ptr<Store> open_named(std::vector<Disk> &disks, uint64_t blocks, Sta
     return take(Store::open(options));
 }
 
-int64_t move(Store &store, const Placement &place, void *data, uint32_t kind)
+int64_t move_kept(Store &store, const Placement &place, void *data, uint32_t kind)
 {
-    stw_io io{1, data, place.offset, kBlock, kind, 0};
+    stw_io io{1, data, place.offset, kKeptBlock, kind, 0};
     uint32_t accepted = 0;
     stw_io_done done{};
     EXPECT_EQ(store.ops(place.path).submit(store.storage(place.path), &io, 1, &accepted), STW_OK);
@@ -72,12 +72,12 @@ int64_t move(Store &store, const Placement &place, void *data, uint32_t kind)
 // All of the block is `value`.
 Placement write(Store &store, BlockId block, uint8_t value)
 {
-    Result<Placement> place = store.begin_write(block, kBlock);
+    Result<Placement> place = store.begin_write(block, kKeptBlock);
     EXPECT_TRUE(place.ok()) << place.status().sentence();
     if (!place.ok()) return {};
-    Bytes bytes(kBlock, value);
+    Bytes bytes(kKeptBlock, value);
     store.seal(place.value(), bytes.data());
-    EXPECT_EQ(move(store, place.value(), bytes.data(), STW_IO_WRITE), int64_t{kBlock});
+    EXPECT_EQ(move_kept(store, place.value(), bytes.data(), STW_IO_WRITE), int64_t{kKeptBlock});
     store.end_write(place.value(), true);
     return place.value();
 }
@@ -92,9 +92,9 @@ Placement keep(Store &store, BlockId block, uint32_t set)
 // Whether what lies there is `value` throughout, and sums to what the placement says.
 bool has(Store &store, const Placement &place, uint8_t value)
 {
-    Bytes bytes(kBlock);
-    if (move(store, place, bytes.data(), STW_IO_READ) != int64_t{kBlock}) return false;
-    return bytes == Bytes(kBlock, value) && store.sum(place, bytes.data()) == place.sum;
+    Bytes bytes(kKeptBlock);
+    if (move_kept(store, place, bytes.data(), STW_IO_READ) != int64_t{kKeptBlock}) return false;
+    return bytes == Bytes(kKeptBlock, value) && store.sum(place, bytes.data()) == place.sum;
 }
 
 Slot slot_of(const Placement &place)
@@ -177,7 +177,7 @@ TEST(Keep, AForgottenBlockFreesItsSlotOnlyAtTheDrop)
     store->forget(1);
     EXPECT_FALSE(store->holds(1));
     EXPECT_EQ(store->used_slots(), 1u);
-    EXPECT_EQ(store->begin_write(2, kBlock).status().code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(store->begin_write(2, kKeptBlock).status().code(), STW_ERROR_BUDGET);
     EXPECT_TRUE(has(*store, kept, 11));
     store->drop(0);
     EXPECT_EQ(store->used_slots(), 0u);
@@ -211,7 +211,7 @@ TEST(Keep, ABlockThatIsNotWrittenCannotBeKept)
     ASSERT_NE(store, nullptr);
     EXPECT_EQ(store->keep(1, 0).status().code(), STW_ERROR_INTERNAL) << "never written";
     EXPECT_EQ(store->keep(100, 0).status().code(), STW_ERROR_INTERNAL) << "no such number yet";
-    Result<Placement> writing = store->begin_write(1, kBlock);
+    Result<Placement> writing = store->begin_write(1, kKeptBlock);
     ASSERT_TRUE(writing.ok());
     EXPECT_EQ(store->keep(1, 0).status().code(), STW_ERROR_INTERNAL) << "being written";
     store->end_write(writing.value(), false);
@@ -235,7 +235,7 @@ TEST(Keep, ADroppedSlotIsFreeOnlyWhenItsReaderEnds)
     ASSERT_TRUE(reading.ok());
     store->forget(1);
     store->drop(0);
-    EXPECT_EQ(store->begin_write(2, kBlock).status().code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(store->begin_write(2, kKeptBlock).status().code(), STW_ERROR_BUDGET);
     store->end_read(reading.value());
     EXPECT_EQ(store->used_slots(), 0u);
     write(*store, 2, 12);
@@ -248,7 +248,7 @@ TEST(Keep, AWriteThatFailsLosesTheBlockAndNotWhatIsKept)
     ASSERT_NE(store, nullptr);
     write(*store, 1, 11);
     const Placement kept = keep(*store, 1, 0);
-    Result<Placement> again = store->begin_write(1, kBlock);
+    Result<Placement> again = store->begin_write(1, kKeptBlock);
     ASSERT_TRUE(again.ok());
     store->end_write(again.value(), false);
     EXPECT_FALSE(store->holds(1));
@@ -267,7 +267,7 @@ TEST(Keep, AFullStoreSaysThatSomeOfItIsKept)
         write(*store, block, 11);
         keep(*store, block, 0);
     }
-    Result<Placement> more = store->begin_write(1, kBlock);
+    Result<Placement> more = store->begin_write(1, kKeptBlock);
     ASSERT_EQ(more.status().code(), STW_ERROR_BUDGET);
     const char *sentence = more.status().sentence();
     EXPECT_NE(std::strstr(sentence, "8192 bytes = 8192 bytes in use or kept"), nullptr) << sentence;
@@ -286,7 +286,7 @@ TEST(Keep, AFullScratchStoreSaysNothingOfGenerations)
     auto store = open_scratch(disk, 1);
     ASSERT_NE(store, nullptr);
     write(*store, 0, 11);
-    Result<Placement> more = store->begin_write(1, kBlock);
+    Result<Placement> more = store->begin_write(1, kKeptBlock);
     ASSERT_EQ(more.status().code(), STW_ERROR_BUDGET);
     EXPECT_EQ(std::strstr(more.status().sentence(), "generation"), nullptr);
 }
@@ -363,7 +363,7 @@ Placement entry(uint32_t path, uint32_t slot)
     place.slot = slot;
     place.sealed_as = 7;
     place.generation = 3;
-    place.bytes = kBlock;
+    place.bytes = kKeptBlock;
     place.sum = 99;
     return place;
 }
@@ -416,7 +416,7 @@ TEST(Keep, LoadRefusesBytesThatNoBlockHas)
     std::vector<Disk> disks{Disk(1)};
     auto store = open_named(disks, 4, Stay::kCreate);
     ASSERT_NE(store, nullptr);
-    for (const uint64_t bytes : {UINT64_C(0), kBlock + 1, UINT64_C(1) << 32}) {
+    for (const uint64_t bytes : {UINT64_C(0), kKeptBlock + 1, UINT64_C(1) << 32}) {
         Placement place = entry(0, 1);
         place.bytes = bytes;
         EXPECT_EQ(store->load(place, 0).code(), STW_ERROR_FORMAT) << bytes;
@@ -439,7 +439,7 @@ TEST(Keep, LoadedFreesAllThatNothingKeepsAndNothingElse)
     for (BlockId block = 0; block < 4; ++block) given.insert(slot_of(write(*store, block, 1)));
     EXPECT_EQ(given.size(), 4u);
     for (const Slot &slot : kept) EXPECT_EQ(given.count(slot), 0u);
-    EXPECT_EQ(store->begin_write(4, kBlock).status().code(), STW_ERROR_BUDGET);
+    EXPECT_EQ(store->begin_write(4, kKeptBlock).status().code(), STW_ERROR_BUDGET);
     store->drop(0);
     EXPECT_EQ(kept.count(slot_of(write(*store, 4, 1))), 1u);
 }

@@ -14,8 +14,8 @@ namespace {
 
 using stepwell::testing::FakeStorage;
 
-constexpr uint64_t kBlock = 2 << 20;
-constexpr uint64_t kSlots = 16;
+constexpr uint64_t kProbeBlock = 2 << 20;
+constexpr uint64_t kProbeSlots = 16;
 constexpr uint64_t kTimeNs = 2'000'000'000;
 
 // Time passes with requests alone, as long as the disk needs for them, and a little when asked for:
@@ -45,8 +45,8 @@ public:
     {
         StoreOptions options;
         options.services = &kServices;
-        options.block_bytes = kBlock;
-        options.blocks = kSlots;
+        options.block_bytes = kProbeBlock;
+        options.blocks = kProbeSlots;
         options.paths.push_back({&FakeStorage::ops(), "/disk", disk_.options(), 0});
         Result<std::unique_ptr<Store>> opened = Store::open(options);
         EXPECT_TRUE(opened.ok()) << opened.status().sentence();
@@ -114,7 +114,7 @@ TEST(Probe, StaysInTheSlotsWithinTheDepthAndAligned)
         EXPECT_EQ(probe.disk().misaligned, 0u);
         for (const stw_io &io : probe.disk().log) {
             EXPECT_GE(io.offset_bytes, kReservedBytes);
-            EXPECT_LE(io.offset_bytes + io.bytes, kReservedBytes + kSlots * kBlock);
+            EXPECT_LE(io.offset_bytes + io.bytes, kReservedBytes + kProbeSlots * kProbeBlock);
         }
     });
 }

@@ -17,13 +17,13 @@ namespace {
 using stepwell::testing::fake_services;
 using stepwell::testing::FakeStorage;
 
-constexpr uint64_t kBlock = 65536;
+constexpr uint64_t kStoreBlock = 65536;
 
 StoreOptions options_for(std::vector<FakeStorage> &disks, uint64_t blocks)
 {
     StoreOptions options;
     options.services = fake_services();
-    options.block_bytes = kBlock;
+    options.block_bytes = kStoreBlock;
     options.blocks = blocks;
     options.uuid[0] = 42;
     for (FakeStorage &disk : disks) {
@@ -43,7 +43,7 @@ std::unique_ptr<Store> open_store(std::vector<FakeStorage> &disks, uint64_t bloc
 
 Placement write(Store &store, BlockId block)
 {
-    Result<Placement> place = store.begin_write(block, kBlock);
+    Result<Placement> place = store.begin_write(block, kStoreBlock);
     EXPECT_TRUE(place.ok()) << place.status().sentence();
     if (!place.ok()) return {};
     store.end_write(place.value(), true);
@@ -70,16 +70,16 @@ TEST(Store, BlocksGoWhereBandwidthIsExpected)
 
 TEST(Store, CapacityIsBlocksPlusASuperblockPerPath)
 {
-    EXPECT_EQ(Store::path_bytes(10, kBlock), kReservedBytes + 10 * kBlock);
-    EXPECT_EQ(Store::blocks_in(2 * kReservedBytes + 5 * kBlock + 1, kBlock, 2), 5u);
-    EXPECT_EQ(Store::blocks_in(2 * kReservedBytes, kBlock, 2), 0u);
-    EXPECT_EQ(Store::blocks_in(1, kBlock, 2), 0u);
+    EXPECT_EQ(Store::path_bytes(10, kStoreBlock), kReservedBytes + 10 * kStoreBlock);
+    EXPECT_EQ(Store::blocks_in(2 * kReservedBytes + 5 * kStoreBlock + 1, kStoreBlock, 2), 5u);
+    EXPECT_EQ(Store::blocks_in(2 * kReservedBytes, kStoreBlock, 2), 0u);
+    EXPECT_EQ(Store::blocks_in(1, kStoreBlock, 2), 0u);
     std::vector<FakeStorage> disks(3);
     auto store = open_store(disks, 10);
     ASSERT_NE(store, nullptr);
-    EXPECT_EQ(store->reserved_bytes(), 3 * kReservedBytes + 10 * kBlock);
-    EXPECT_EQ(disks[0].medium.size(), kReservedBytes + 4 * kBlock);
-    EXPECT_EQ(disks[2].medium.size(), kReservedBytes + 3 * kBlock);
+    EXPECT_EQ(store->reserved_bytes(), 3 * kReservedBytes + 10 * kStoreBlock);
+    EXPECT_EQ(disks[0].medium.size(), kReservedBytes + 4 * kStoreBlock);
+    EXPECT_EQ(disks[2].medium.size(), kReservedBytes + 3 * kStoreBlock);
 }
 
 TEST(Store, EveryPathCarriesItsSuperblock)
@@ -106,7 +106,7 @@ TEST(Store, OpenPassesOnTheDriversSentenceAndNumbers)
     ASSERT_FALSE(store.ok());
     EXPECT_EQ(store.status().code(), STW_ERROR_NO_SPACE);
     EXPECT_STREQ(store.status().sentence(), "/disk1 is full: 1310720 bytes.");
-    EXPECT_EQ(store.status().detail()->needed_bytes, kReservedBytes + 4 * kBlock);
+    EXPECT_EQ(store.status().detail()->needed_bytes, kReservedBytes + 4 * kStoreBlock);
     EXPECT_TRUE(disks[0].wait_closed()) << "what was open stays open";
 }
 
@@ -158,10 +158,10 @@ TEST(Store, SlotsAreDisjointAndAFullStoreSaysSo)
     for (BlockId block = 0; block < 7; ++block) {
         const Placement place = write(*store, block);
         EXPECT_TRUE(seen.emplace(std::pair{place.path, place.offset}, block).second);
-        EXPECT_LE(place.offset + kBlock, disks[place.path].medium.size());
+        EXPECT_LE(place.offset + kStoreBlock, disks[place.path].medium.size());
     }
     EXPECT_EQ(store->used_slots(), 7u);
-    Result<Placement> more = store->begin_write(7, kBlock);
+    Result<Placement> more = store->begin_write(7, kStoreBlock);
     ASSERT_FALSE(more.ok());
     EXPECT_EQ(more.status().code(), STW_ERROR_BUDGET);
 }
@@ -191,14 +191,14 @@ TEST(Store, ASlotInUseIsNotReusedBeforeItsUserEnds)
     store->forget(1);
     const Placement other = write(*store, 1);
     EXPECT_NE(other.offset, reading.value().offset);
-    EXPECT_FALSE(store->begin_write(2, kBlock).ok());
+    EXPECT_FALSE(store->begin_write(2, kStoreBlock).ok());
     store->end_read(reading.value());
     EXPECT_EQ(write(*store, 2).offset, reading.value().offset);
 
-    Result<Placement> writing = store->begin_write(1, kBlock);
+    Result<Placement> writing = store->begin_write(1, kStoreBlock);
     ASSERT_TRUE(writing.ok());
     store->forget(1);
-    EXPECT_FALSE(store->begin_write(3, kBlock).ok());
+    EXPECT_FALSE(store->begin_write(3, kStoreBlock).ok());
     store->end_write(writing.value(), true);
     EXPECT_FALSE(store->holds(1));
     EXPECT_EQ(write(*store, 3).offset, writing.value().offset);
@@ -210,10 +210,10 @@ TEST(Store, ABlockWhoseWriteFailedCannotBeRead)
     auto store = open_store(disks, 2);
     ASSERT_NE(store, nullptr);
     write(*store, 1);
-    Result<Placement> again = store->begin_write(1, kBlock);
+    Result<Placement> again = store->begin_write(1, kStoreBlock);
     ASSERT_TRUE(again.ok());
     EXPECT_FALSE(store->begin_read(1).ok()) << "readable while it is written";
-    EXPECT_FALSE(store->begin_write(1, kBlock).ok()) << "written twice at once";
+    EXPECT_FALSE(store->begin_write(1, kStoreBlock).ok()) << "written twice at once";
     store->end_write(again.value(), false);
     EXPECT_FALSE(store->begin_read(1).ok());
     write(*store, 1);
@@ -288,7 +288,7 @@ TEST(Store, TheSumIsBoundToStoreBlockSlotGenerationAndLength)
     options.uuid[0] = 43;
     Result<std::unique_ptr<Store>> other = Store::open(options);
     ASSERT_TRUE(store != nullptr && other.ok());
-    std::vector<uint8_t> bytes(kBlock, 7);
+    std::vector<uint8_t> bytes(kStoreBlock, 7);
     Placement place = write(*store, 3);
     store->seal(place, bytes.data());
     EXPECT_EQ(store->sum(place, bytes.data()), place.sum);
@@ -303,7 +303,7 @@ TEST(Store, TheSumIsBoundToStoreBlockSlotGenerationAndLength)
     EXPECT_TRUE(differs([](Placement &p) { p.path ^= 1; }));
     EXPECT_TRUE(differs([](Placement &p) { ++p.generation; }));
     EXPECT_TRUE(differs([](Placement &p) { --p.bytes; }));
-    bytes[kBlock - 1] = 8;
+    bytes[kStoreBlock - 1] = 8;
     EXPECT_NE(store->sum(place, bytes.data()), place.sum);
 }
 
@@ -316,7 +316,7 @@ TEST(Store, TheSameBytesHaveOneContentWhereverTheyLie)
     options.uuid[0] = 43;
     Result<std::unique_ptr<Store>> other = Store::open(options);
     ASSERT_TRUE(store != nullptr && other.ok());
-    std::vector<uint8_t> bytes(kBlock, 7);
+    std::vector<uint8_t> bytes(kStoreBlock, 7);
     Placement here = write(*store, 3);
     Placement there = write(*other.value(), 5);
     store->seal(here, bytes.data());

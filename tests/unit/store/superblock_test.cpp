@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kPathBytes = kReservedBytes + 64 * 65536;
 
-Superblock sample()
+Superblock superblock_of()
 {
     Superblock superblock;
     for (uint8_t i = 0; i < 16; ++i) superblock.uuid[i] = static_cast<uint8_t>(i + 1);
@@ -25,9 +25,9 @@ Superblock sample()
     return superblock;
 }
 
-struct Bytes {
+struct SuperblockBytes {
     uint8_t bytes[kSuperblockBytes];
-    Bytes() { encode(sample(), bytes); }
+    SuperblockBytes() { encode(superblock_of(), bytes); }
     void put(uint64_t at, uint64_t value, uint32_t size)
     {
         for (uint32_t i = 0; i < size; ++i) bytes[at + i] = static_cast<uint8_t>(value >> (8 * i));
@@ -48,15 +48,15 @@ struct Bytes {
 
 TEST(Superblock, RoundTripKeepsEveryField)
 {
-    Bytes image;
+    SuperblockBytes image;
     Result<Superblock> result = decode(image.bytes, kPathBytes, "/disk");
     ASSERT_TRUE(result.ok()) << result.status().sentence();
-    EXPECT_EQ(result.value(), sample());
+    EXPECT_EQ(result.value(), superblock_of());
 }
 
 TEST(Superblock, LayoutIsLittleEndianAtFixedOffsets)
 {
-    const Bytes image;
+    const SuperblockBytes image;
     EXPECT_EQ(std::memcmp(image.bytes, "STWELL\r\n", 8), 0);
     EXPECT_EQ(image.bytes[8], kFormatVersion);
     EXPECT_EQ(image.bytes[16], 1);
@@ -70,7 +70,7 @@ TEST(Superblock, LayoutIsLittleEndianAtFixedOffsets)
 TEST(Superblock, EveryFlippedBitIsFound)
 {
     for (uint64_t bit = 0; bit < kSuperblockBytes * 8; ++bit) {
-        Bytes image;
+        SuperblockBytes image;
         image.bytes[bit / 8] = static_cast<uint8_t>(image.bytes[bit / 8] ^ (1u << (bit % 8)));
         ASSERT_EQ(image.read().code(), STW_ERROR_FORMAT) << "bit " << bit;
     }
@@ -102,7 +102,7 @@ TEST(Superblock, EachFieldThatMakesNoSenseIsRefusedByName)
         {4087, 1, 1, "reserved byte"},
     };
     for (const auto &field : cases) {
-        Bytes image;
+        SuperblockBytes image;
         const Status status = image.with(field.at, field.value, field.size);
         EXPECT_EQ(status.code(), STW_ERROR_FORMAT) << field.says;
         EXPECT_NE(std::strstr(status.sentence(), field.says), nullptr) << status.sentence();

@@ -85,8 +85,8 @@ private:
 };
 
 // Blocks 0..n-1 are in the store.
-struct Filled {
-    explicit Filled(RigOptions options, uint32_t n = 8)
+struct FilledDisks {
+    explicit FilledDisks(RigOptions options, uint32_t n = 8)
     {
         share.options(options);
         rig = std::make_unique<Rig>(options);
@@ -118,7 +118,7 @@ struct Filled {
 
 TEST(EngineShare, NoRequestGoesBeforeItMay)
 {
-    Filled at({.io_bytes = kBlock / 4});
+    FilledDisks at({.io_bytes = kBlock / 4});
     at.share.allow(kBlock / 4 * 5);
     at.read_all();
     // It goes on asking, and sends nothing meanwhile.
@@ -133,7 +133,7 @@ TEST(EngineShare, NoRequestGoesBeforeItMay)
 
 TEST(EngineShare, EachByteIsAskedForOnceWhateverIsSentAgain)
 {
-    Filled at({.depth = 4, .io_bytes = kBlock / 4});
+    FilledDisks at({.depth = 4, .io_bytes = kBlock / 4});
     at.disk().with_lock([&] {
         at.disk().script = [turn = 0](FakeStorage &disk, const stw_io &io) mutable {
             ++turn;
@@ -154,7 +154,7 @@ TEST(EngineShare, EachByteIsAskedForOnceWhateverIsSentAgain)
 TEST(EngineShare, APathRestsOnlyWhenNothingIsLeftToSend)
 {
     // One read at a time: the path's own queue is full at each turn, and still more is to come.
-    Filled at({.depth = 16, .reads = {kBlock, 1}});
+    FilledDisks at({.depth = 16, .reads = {kBlock, 1}});
     at.share.allow(UINT64_MAX);
     at.read_all();
     ASSERT_TRUE(at.rig->wait_all(8 + 8));
@@ -164,7 +164,7 @@ TEST(EngineShare, APathRestsOnlyWhenNothingIsLeftToSend)
 
 TEST(EngineShare, EachPathAsksForItself)
 {
-    Filled at({.paths = 2});
+    FilledDisks at({.paths = 2});
     at.share.allow(UINT64_MAX);
     at.read_all();
     ASSERT_TRUE(at.rig->wait_all(8 + 8));
@@ -174,7 +174,7 @@ TEST(EngineShare, EachPathAsksForItself)
 
 TEST(EngineShare, AnEngineThatClosesAsksNobody)
 {
-    Filled at({});
+    FilledDisks at({});
     at.share.allow(0);
     at.read_all();
     ASSERT_TRUE(at.share.wait_refusals(1));

@@ -16,6 +16,8 @@
 #include <thread>
 #include <tuple>
 
+#include <dlfcn.h>
+
 #include <nlohmann/json.hpp>
 
 namespace stepwell::cli {
@@ -229,9 +231,16 @@ std::vector<Driver> untried_storage_drivers()
     return drivers;
 }
 
-const char *module_directory()
+const std::string &module_directory()
 {
-    return STEPWELL_MODULE_DIRECTORY;
+    static const std::string directory = [] {
+        Dl_info library{};
+        std::error_code failed;
+        if (!dladdr(reinterpret_cast<void *>(&stw_version_string), &library)) return std::string();
+        return std::string(std::filesystem::canonical(library.dli_fname, failed).parent_path() /
+                           "stepwell");
+    }();
+    return directory;
 }
 
 std::vector<Driver> find_modules(const std::string &directory)

@@ -43,7 +43,7 @@ std::vector<Driver> untried_storage_drivers();
 // with the reason why it cannot be used. Storage drivers are loaded and not tried.
 std::vector<Driver> find_modules(const std::string &directory);
 // Where the library looks.
-const char *module_directory();
+const std::string &module_directory();
 StorageDrivers try_storage_drivers(const std::string &path);
 
 // "drivers" of a report: the entry of kind "storage". Nothing when the text is no report.

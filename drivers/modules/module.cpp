@@ -7,7 +7,9 @@
 #include "drivers/modules/table.h"
 
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 #include <dlfcn.h>
 
@@ -18,6 +20,26 @@ namespace {
 constexpr size_t kNameMax = 31;  // what stw_device_info has room for
 constexpr const char *kEntry = "stw_driver_module_get";
 using Entry = const stw_driver_module *(*)();
+
+// By what the kernel has mapped here: the loader may know the library by a path relative to a
+// working directory that was left.
+std::string beside_the_library()
+{
+    const auto here = reinterpret_cast<uintptr_t>(&beside_the_library);
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        unsigned long begin = 0;
+        unsigned long end = 0;
+        const size_t path = line.find('/');
+        if (path == std::string::npos || std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) {
+            continue;
+        }
+        if (begin <= here && here < end) {
+            return line.substr(path, line.rfind('/') - path) + "/stepwell";
+        }
+    }
+    return {};
+}
 
 // What dlopen would read as something else than this very file.
 stw_status check_path(const std::string &path, stw_driver_error *error_out)
@@ -112,9 +134,10 @@ stw_status Module::load(const std::string &path, Module *module_out, stw_driver_
     return STW_OK;
 }
 
-const char *module_directory()
+const std::string &module_directory()
 {
-    return STEPWELL_MODULE_DIRECTORY;
+    static const std::string directory = beside_the_library();
+    return directory;
 }
 
 bool is_module_name(std::string_view name)
@@ -128,6 +151,7 @@ bool is_module_name(std::string_view name)
 
 std::string module_path(const std::string &directory, const std::string &name)
 {
+    if (directory.empty()) return {};
     const std::unique_ptr<char, void (*)(void *)> real(realpath(directory.c_str(), nullptr),
                                                        std::free);
     return (real ? real.get() : directory) + "/libstepwell-" + name + ".so";

@@ -43,8 +43,9 @@ private:
     stw_driver_module table_ = {};
 };
 
-// Where names are looked for: <libdir>/stepwell of this build, and nowhere else.
-const char *module_directory();
+// Where names are looked for: the folder "stepwell" beside the library itself, and nowhere else. ""
+// where /proc is not mounted.
+const std::string &module_directory();
 // The name is fit for a file name and for every place that shows it.
 bool is_module_name(std::string_view name);
 // The file of a module of that name. Links on the way to the directory itself are resolved: it is

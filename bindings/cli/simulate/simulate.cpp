@@ -78,15 +78,10 @@ std::string found_file(const std::string &name, const std::string &kind)
     std::error_code ignored;
     if (name.find('/') != std::string::npos || is_there(name)) return name;
     const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-    const std::filesystem::path places[] = {
-        program / ".." / "share" / "stepwell" / (kind + "s"),
-        std::filesystem::path(STEPWELL_DATA_DIRECTORY) / (kind + "s"),
-    };
-    for (const std::filesystem::path &place : places)
-        for (const char *ending : {"", ".json"})
-            if (is_there(place / (name + ending))) return place / (name + ending);
-    std::string names = names_in(places[0]);
-    if (names.empty()) names = names_in(places[1]);
+    const std::filesystem::path place = program / STEPWELL_DATA_FROM_PROGRAM / (kind + "s");
+    for (const char *ending : {"", ".json"})
+        if (is_there(place / (name + ending))) return place / (name + ending);
+    const std::string names = names_in(place);
     const std::string hint = names.empty() ? "and no examples are installed beside this command"
                                            : "and the examples are " + names;
     throw Refused("There is no " + kind + " file '" + printable(name) + "' here, " + hint +

@@ -111,6 +111,11 @@ void print_model(const Options &options, const ModelSize &size, const Arithmetic
     std::fflush(stdout);
 }
 
+void stop_if(const std::string &wrong)
+{
+    if (!wrong.empty()) give_up(wrong.c_str());
+}
+
 // The step that comes next, which is all that a run knows beside its tensors: batches and learning
 // rates follow from it. 0: nothing was kept.
 uint32_t resumed_step(const Options &options, stw_runtime *runtime)
@@ -155,11 +160,14 @@ std::vector<StepRecord> train(const Options &options, const Text &text, stw_runt
     const size_t mine = tokens.size() / ranks.size() * ranks.rank();
     std::vector<StepRecord> records;
     records.reserve(options.steps_to_run());
+    LossFile losses;
+    if (!options.losses_path.empty()) stop_if(losses.open(options.losses_path));
     for (uint32_t step = first; step < options.steps_to_run(); ++step) {
         text.batch(options.seed, step, options.batch, options.sequence, tokens.data(),
                    targets.data());
         records.push_back(
             trainer.step(schedule, step, tokens.data() + mine, targets.data() + mine));
+        stop_if(losses.add(records.back().loss));
         if (!options.quiet) print_progress(options, step, records.back());
         if (keeps_after(options, step)) commit(runtime, step + 1);
     }
@@ -169,11 +177,8 @@ std::vector<StepRecord> train(const Options &options, const Text &text, stw_runt
 void write_files(const Options &options, const ModelSize &size, stw_runtime *runtime,
                  const std::vector<StepRecord> &records, const Summary &summary)
 {
-    std::string wrong;
-    if (!options.losses_path.empty()) wrong = write_losses(options.losses_path, records);
-    if (wrong.empty() && !options.json_path.empty())
-        wrong = write_json(options.json_path, options, size, records, summary);
-    if (!wrong.empty()) give_up(wrong.c_str());
+    if (!options.json_path.empty())
+        stop_if(write_json(options.json_path, options, size, records, summary));
     if (!options.timeline_path.empty())
         must(stw_timeline_write(runtime, options.timeline_path.c_str()));
     if (!options.report_path.empty()) must(stw_report_write(runtime, options.report_path.c_str()));
@@ -204,8 +209,8 @@ void run(Options options)
                                         options.activations_in_stepwell, !options.store.empty()};
     const ModelSize size = model_size(model_options);
     Text text;
-    const std::string wrong = text.load(options.text, options.sequence);
-    if (!wrong.empty()) give_up(wrong.c_str());
+    stop_if(text.load(options.text, options.sequence));
+    stop_if(check_outputs(options));
     const std::unique_ptr<Arithmetic> arithmetic =
         make_arithmetic(options, shape, options.activations_in_stepwell ? 0 : options.layers);
     complete_budgets(options, size, *arithmetic, ranks.size());

@@ -257,12 +257,37 @@ void print_summary(const Options &options, const Summary &summary)
                 summary.peak_resident_bytes <= summary.resident_limit_bytes ? "within" : "OVER");
 }
 
-std::string write_losses(const std::string &path, const std::vector<StepRecord> &records)
+LossFile::~LossFile()
 {
-    JsonFile file(path);
-    if (file.get() == nullptr) return cannot_write(path);
-    for (const StepRecord &record : records) std::fprintf(file.get(), "%a\n", record.loss);
-    return file.close() ? "" : cannot_write(path);
+    if (file_ != nullptr) std::fclose(file_);
+}
+
+std::string LossFile::open(const std::string &path)
+{
+    path_ = path;
+    file_ = std::fopen(path.c_str(), "w");
+    return file_ != nullptr ? "" : cannot_write(path);
+}
+
+std::string LossFile::add(double loss)
+{
+    if (file_ == nullptr) return "";
+    const bool written = std::fprintf(file_, "%a\n", loss) > 0 && std::fflush(file_) == 0;
+    return written ? "" : cannot_write(path_);
+}
+
+std::string check_outputs(const Options &options)
+{
+    for (const std::string *path :
+         {&options.losses_path, &options.json_path, &options.timeline_path, &options.report_path}) {
+        if (path->empty()) continue;
+        const bool there = access(path->c_str(), F_OK) == 0;
+        std::FILE *file = std::fopen(path->c_str(), "a");
+        if (file == nullptr) return cannot_write(*path);
+        std::fclose(file);
+        if (!there) std::remove(path->c_str());
+    }
+    return "";
 }
 
 std::string write_json(const std::string &path, const Options &options, const ModelSize &size,

@@ -53,8 +53,26 @@ Summary summarise(stw_runtime *runtime, const Options &options,
                   const std::vector<StepRecord> &records, const Arithmetic &arithmetic);
 void print_summary(const Options &options, const Summary &summary);
 
-// "" or the sentence for the user.
-std::string write_losses(const std::string &path, const std::vector<StepRecord> &records);
+// The losses, one hex float a line: each is in the file as soon as its step is over.
+class LossFile {
+public:
+    LossFile() = default;
+    ~LossFile();
+    LossFile(const LossFile &) = delete;
+    LossFile &operator=(const LossFile &) = delete;
+
+    // Both: "" or the sentence for the user.
+    std::string open(const std::string &path);
+    std::string add(double loss);
+
+private:
+    std::string path_;
+    std::FILE *file_ = nullptr;
+};
+
+// "" or the sentence for the user. The first: whether all files of a run can be written, which is
+// looked at before it begins.
+std::string check_outputs(const Options &options);
 std::string write_json(const std::string &path, const Options &options, const ModelSize &size,
                        const std::vector<StepRecord> &records, const Summary &summary);
 

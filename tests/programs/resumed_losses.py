@@ -51,6 +51,9 @@ def main():
                                stdout=subprocess.PIPE).stdout
         through = (folder / "through").read_text().split()
         resumed = (folder / "resumed").read_text().split()
+        killed = (folder / "killed").read_text().split()
+        if len(killed) < KILLED_AFTER or killed != through[:len(killed)]:
+            sys.exit(f"the run that was killed left {killed} of {through}")
         if "resumed      at step" not in again:
             sys.exit(f"the second run began anew:\n{again}")
         first = STEPS - len(resumed)
@@ -62,6 +65,12 @@ def main():
                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         if over.returncode == 0 or "is at step 12 and the run ends there" not in over.stderr:
             sys.exit(f"a run that is over was not told so: {over.stderr}")
+        nowhere = subprocess.run(
+            command(program, folder, "nowhere", [f"--json={folder}/no/where.json"]), check=False,
+            text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        said = f"cannot write {folder}/no/where.json: No such file or directory"
+        if nowhere.returncode == 0 or said not in nowhere.stderr or "step" in nowhere.stdout:
+            sys.exit(f"a report that cannot be written: {nowhere.stdout}{nowhere.stderr}")
     print(f"resumed at step {first}: {len(resumed)} losses are those of the run through")
 
 

@@ -105,6 +105,8 @@ class Tensors(support.Machine):
                       {"nvme": stepwell.Nvme("a\0b", MIB)}, {"name": "a\0b"}):
             with self.assertRaises(ValueError):
                 support.open_small(self.directory, **wrong)
+        with self.assertRaisesRegex(TypeError, "host_bytes is '16MiB', and no integer"):
+            support.open_small(self.directory, host_bytes="16MiB")
         t.fetch(timeout=float("inf")).release()
 
     @support.needs_numpy

@@ -233,7 +233,10 @@ LIMITS = {c_int32: (-2**31, 2**31), c_uint32: (0, 2**32), c_uint64: (0, 2**64)}
 
 def checked(name: str, value: Any, kind: Any = c_uint64) -> int:
     """An integer of any type, NumPy's as well, where the ABI can hold it."""
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, and no integer") from None
     low, end = LIMITS[kind]
     if not low <= number < end:
         raise ValueError(f"{name} is {number}; it can be {low} to {end - 1}")

@@ -64,7 +64,8 @@ class HostMemory:
     def numpy(self, dtype: Any = "u8", shape: Union[None, int, Sequence[int]] = None) -> Any:
         """As an array of this dtype; by default one dimension, as many elements as fit."""
         if numpy is None:
-            raise ImportError("HostMemory.numpy() needs NumPy; HostMemory.bytes does not")
+            raise ImportError("HostMemory.numpy() needs NumPy (pip install numpy); "
+                              "HostMemory.bytes does not")
         kind = NUMPY_DTYPES[dtype_of(dtype)]
         array = numpy.frombuffer(self.bytes, kind, self.nbytes // kind.itemsize)
         if shape is None:

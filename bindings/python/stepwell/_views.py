@@ -226,7 +226,7 @@ class _Window:
         uint8): the bits; .view() of another dtype's package shows the numbers.
         """
         if numpy is None:
-            raise ImportError("View.numpy() needs NumPy; View.bytes does not")
+            raise ImportError("View.numpy() needs NumPy (pip install numpy); View.bytes does not")
         view = self._struct()
         tensor = self.tensor
         dtype = NUMPY_DTYPES[self._item._dtype]

@@ -43,12 +43,16 @@ carries_the_library() {
     same "stepwell" "$("$HOME/stepwell-env/bin/pip" list --format=freeze |
         sed 's/==.*//' | grep -vxE 'pip|setuptools|wheel|pkg[-_]resources')"
     "$python" "$source/examples/small/threads.py"
+    # Licences travel, and the page of the package leads nowhere that is not there.
+    local about=("$HOME"/stepwell-env/lib/python3*/site-packages/stepwell-*.dist-info)
+    ls "${about[0]}/licenses/LICENSE" "${about[0]}/licenses/NOTICE"
+    if grep -nE '\]\((\.|docs/|[A-Z]+\.md)' "${about[0]}/METADATA"; then return 1; fi
 }
 
 check "the README has at most three commands" few_commands
 if ! python3 -m venv "$work/venv" >"$work/said" 2>&1; then
     skip "they run" "python3 makes no environments here (python3-venv)"
-elif ! "$work/venv/bin/pip" download -q --no-deps -d "$work/found" 'meson-python >= 0.13' \
+elif ! "$work/venv/bin/pip" download -q --no-deps -d "$work/found" 'meson-python >= 0.18' \
     >"$work/said" 2>&1; then
     skip "they run" "pip finds no meson-python: it has no package index here"
 else

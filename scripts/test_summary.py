@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up the logs of `meson test` and close with "N passed, N failed, N skipped".
+"""Sum up the logs of `meson test`, say where the time went, and close with "N passed, N failed,
+N skipped".
 
 A program that tells its cases apart (GoogleTest, TAP, cmocka's own output) counts with each of
 them; any other counts as one. A program that died counts as one failure more than it had time to
@@ -24,6 +25,7 @@ TAP = re.compile(r"^(ok|not ok)\b(?: \d+)?(.*)$", re.M)
 TAP_SKIP = re.compile(r"#\s*skip\b\s*(.*)$", re.I)
 CMOCKA_PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)\.", re.M)
 CMOCKA_FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
+SLOWEST = 10
 CMOCKA_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) test\(s\)", re.M)
 
 
@@ -127,11 +129,38 @@ def summarise(label, path, failures):
     return counts
 
 
+def target_seconds(build):
+    """(seconds, target) of what ninja built last in a directory, by its own log."""
+    log = build / ".ninja_log"
+    if not log.exists():
+        return []
+    seconds = {}
+    for line in log.read_text().splitlines()[1:]:
+        begin, end, _, output, *_ = line.split("\t")
+        seconds[output] = (int(end) - int(begin)) / 1000
+    return [(spent, output) for output, spent in seconds.items()]
+
+
+def show_slowest(what, spent):
+    total = sum(seconds for seconds, _ in spent)
+    print(f"  {what}: {len(spent)}, {total:.0f} s one after the other; the slowest:")
+    for seconds, name in sorted(spent, reverse=True)[:SLOWEST]:
+        print(f"    {seconds:6.1f} s  {name}")
+
+
+def show_times(label, path):
+    entries = read_log(path) if Path(path).exists() else []
+    tests = [(entry["duration"], entry["name"].split(" / ")[-1]) for entry in entries]
+    show_slowest(f"tests of {label}", tests)
+    show_slowest(f"targets of {label}", target_seconds(Path(path).parent.parent))
+
+
 def main(arguments):
     total, failures = Counter(), []
     for argument in arguments:
         label, _, path = argument.partition("=")
         total += summarise(label, path, failures)
+        show_times(label, path)
     for label, name, result in failures:
         print(f"  failed: {label}: {name} {result}".rstrip())
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")

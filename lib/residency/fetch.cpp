@@ -512,10 +512,11 @@ void Core::tick(Instant now, Commands &out)
         const TensorId tensor = fetch.asked.requests.front().tensor;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
-            "the fetch of tensor '%s' (%zu requests) timed out while it waited for %s%s; %zu "
+            "the fetch of tensor '%s' (%zu request%s) timed out while it waited for %s%s; %zu "
             "transfers are in flight and %zu fetches wait",
-            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(), what,
-            describe_conflict(fetch).c_str(), flights_.size(), queue_.size());
+            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(),
+            plural(fetch.asked.requests.size()), what, describe_conflict(fetch).c_str(),
+            flights_.size(), queue_.size());
         status.mutable_detail().tensor = tensors_[tensor].spec.name;
         refuse(id, std::move(status), out);
     }

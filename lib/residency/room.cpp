@@ -286,23 +286,23 @@ Status Core::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) 
     const uint64_t left = budget > taken ? budget - taken : 0;
     const uint64_t aside = whole || budget == 0 ? 0 : config_.places[place].aside_bytes;
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
-    Status status =
-        Status::error(STW_ERROR_BUDGET,
-                      "%s cannot hold the fetch of tensor '%s' (%zu requests): %s needed; %s %s%s; "
-                      "release views, "
-                      "fetch a smaller range, or raise the budget",
-                      place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
-                      bytes_text(needed * block).c_str(),
-                      whole            ? "whole_bytes"
-                      : taken > budget ? "it shrinks and holds"
-                                       : "budget",
-                      sum_text({{aside, "for staging and scratch"},
-                                {kept * block, "for gathered wholes"},
-                                {pinned * block, "pinned by open views"},
-                                {others * block, "of other tensors"},
-                                {left * block, "free or its own"}})
-                          .c_str(),
-                      failed ? " (some blocks stay because their write-back failed)" : "");
+    Status status = Status::error(
+        STW_ERROR_BUDGET,
+        "%s cannot hold the fetch of tensor '%s' (%zu request%s): %s needed; %s %s%s; "
+        "%sfetch a smaller range, or raise the budget",
+        place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
+        plural(fetch.asked.requests.size()), bytes_text(needed * block).c_str(),
+        whole            ? "whole_bytes"
+        : taken > budget ? "it shrinks and holds"
+                         : "budget",
+        sum_text({{aside, "for staging and scratch"},
+                  {kept * block, "for gathered wholes"},
+                  {pinned * block, "pinned by open views"},
+                  {others * block, "of other tensors"},
+                  {left * block, "free or its own"}})
+            .c_str(),
+        failed ? " (some blocks stay because their write-back failed)" : "",
+        pinned > 0 ? "release views, " : "");
     ErrorDetail &detail = status.mutable_detail();
     detail.tensor = name;
     detail.tier = static_cast<uint32_t>(config_.places[place].tier);

@@ -73,6 +73,11 @@ std::string format_text(const char *format, ...) __attribute__((format(printf, 1
 std::string format_text_list(const char *format, va_list arguments);
 // "12.6 MiB", "512 bytes": sizes in sentences.
 std::string bytes_text(uint64_t bytes);
+// "1 request", "2 requests".
+inline const char *plural(size_t count)
+{
+    return count == 1 ? "" : "s";
+}
 // "10.0 MiB = 4.0 MiB pinned by views + 6.0 MiB free": the parts that make up a limit, for the
 // sentence of a refusal. Parts of 0 bytes are left out, except the last, which is the free rest.
 struct BytesPart {

@@ -299,7 +299,7 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
     assert_true(clock_ns() - begin >= 300 * MILLISECOND_NS);
     assert_true(clock_ns() - begin < 1000 * MILLISECOND_NS);
     assert_non_null(strstr(stw_last_error(), "in flight"));
-    assert_int_equal(times_logged("the fetch of tensor 'slow' (1 requests) timed out"), 1);
+    assert_int_equal(times_logged("the fetch of tensor 'slow' (1 request) timed out"), 1);
     assert_true(logged("In flight: "));
     begin = clock_ns();
     fails(stw_runtime_close(runtime, 0, 100 * MILLISECOND_NS), STW_ERROR_TIMEOUT, "under way");

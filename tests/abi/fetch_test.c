@@ -102,7 +102,8 @@ static void one_impossible_request_pins_nothing(void **state)
     requests[0] = request_of(fine, STW_READ_WRITE), requests[1] = request_of(blank, STW_READ);
     fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_EMPTY, "'blank'");
     requests[1] = request_of(large, STW_WRITE);
-    fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_BUDGET, "needed");
+    fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_BUDGET, "(2 requests)");
+    assert_null(strstr(stw_last_error(), "release views")); /* there are none */
     ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
     assert_int_equal(stats.open_views, 0);
     assert_int_equal(stats.pinned_bytes, 0);
@@ -187,7 +188,9 @@ static void pinned_room_is_a_budget_error_with_the_arithmetic(void **state)
         request = request_of(wanted, STW_WRITE);
         fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUDGET, "'wanted'");
         assert_non_null(strstr(stw_last_error(), "192.0 KiB needed"));
+        assert_non_null(strstr(stw_last_error(), "'wanted' (1 request)"));
         assert_non_null(strstr(stw_last_error(), "pinned by open views"));
+        assert_non_null(strstr(stw_last_error(), "release views"));
         info = error_numbers();
         assert_int_equal(info.needed_bytes, 3 * BLOCK);
         assert_int_equal(info.pinned_bytes, (blocks - 2) * BLOCK);

@@ -128,8 +128,10 @@ Outcome run(const Options &options, bool many)
         idle = rank.step() ? 0 : idle + 1;
         if (rank.progress() != before) moved_at = round;
         const uint32_t patience = (plan.slow.empty() ? 64 : 2048) * plan.ranks;
-        // Survivors wait for one that is gone until their timeout; their own work goes on.
-        if (plan.dies != UINT32_MAX && !fabric.broken() && round - moved_at > 4 * patience) {
+        // Survivors wait for one that is gone until their timeout; their own work goes on, or there
+        // is none left.
+        const bool waits = plan.dies != UINT32_MAX && !fabric.broken();
+        if (waits && (round - moved_at > 4 * patience || idle > patience)) {
             fabric.break_down();
             idle = 0;
         }

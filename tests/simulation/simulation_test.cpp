@@ -70,6 +70,15 @@ TEST(SimulationQuick, ManyRanksWithDelaysAndFaultsNeverHang)
     run_seeds(25, run_many_ranks);
 }
 
+// Survivors of this seed have made all their calls when the last collective waits for a rank that is
+// gone.
+TEST(SimulationQuick, RanksWithNothingElseToDoTimeOutOnOneThatIsGone)
+{
+    Options options;
+    options.seed = 1702;
+    EXPECT_EQ(run_many_ranks(options).failure, "");
+}
+
 TEST(SimulationQuick, RandomProgramsNeverLoseTheNewestBytes)
 {
     run_seeds(50, run_program);

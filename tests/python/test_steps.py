@@ -7,6 +7,7 @@ import os
 import pathlib
 import shlex
 import subprocess
+import sys
 
 import stepwell
 import support
@@ -471,7 +472,63 @@ class Kernels(support.Machine):
         self.assertEqual(caught.exception.tensor, "w")
         self.runtime.clear_error()
 
-    def test_a_python_function_is_wrapped_by_who_means_it(self):
+    @support.needs_numpy
+    def test_a_python_function_updates_arrays(self):
+        def momentum(piece):
+            speed = piece.states["speed"]
+            speed *= 0.5
+            if piece.step == 1:
+                speed += piece.gradient
+                piece.values -= numpy.float32(piece.lr) * speed
+            else:  # assigned, not changed in place
+                piece.states["speed"] = speed + piece.gradient
+                piece.values = piece.values - numpy.float32(0.5) * piece.states["speed"]
+            numbers.append((piece.begin, len(piece.values)))
+
+        for dtype, gradient_dtype in (("f32", "f32"), ("bf16", "bf16"), ("f16", "f32")):
+            with self.subTest(dtype=dtype):
+                numbers = []
+                w = self.runtime.create(f"w.{dtype}", F32 + 5, dtype)
+                g = self.runtime.create(f"g.{dtype}", F32 + 5, gradient_dtype, role="grad")
+                optimizer = self.runtime.custom(momentum, ["speed"], stepwell.Hyper(lr=0.25),
+                                                name=f"o.{dtype}")
+                optimizer.add(w, g)
+                w.fill(100)
+                for gradient in (8, 4):
+                    g.fill(gradient)
+                    optimizer.step(scale=0.5, wait=True)
+                # 100 - 0.25 * 4, then - 0.5 * (0.5 * 4 + 2)
+                values = w.read()
+                values = values.view(numpy.uint16).astype(numpy.uint32) << 16 \
+                    if dtype == "bf16" else values.astype(numpy.float32).view(numpy.uint32)
+                self.assertTrue((values.view(numpy.float32) == 97).all())
+                self.assertTrue((optimizer.state(w, "speed").read() == 4).all())
+                self.assertEqual(sum(count for _, count in numbers), 2 * (F32 + 5))
+                self.assertEqual(optimizer.count(w), 2)
+
+    @support.needs_numpy
+    def test_what_an_update_in_python_raises_fails_it(self):
+        def raises(piece):
+            raise ZeroDivisionError(f"of {len(piece.values)}")
+
+        weights, gradient = self.pair()
+        optimizer = self.runtime.custom(raises)
+        optimizer.add(weights, gradient)
+        weights.fill(1)
+        gradient.fill(1)
+        said = []
+        hook, sys.excepthook = sys.excepthook, lambda kind, *_: said.append(kind)
+        try:
+            optimizer.step()
+            with self.assertRaises(stepwell.InvalidError) as caught:
+                self.runtime.drain()
+        finally:
+            sys.excepthook = hook
+        self.assertEqual(caught.exception.tensor, "w")
+        self.assertIn(ZeroDivisionError, said)
+        self.runtime.clear_error()
+
+    def test_a_kernel_of_the_c_api_may_be_pythons(self):
         weights, gradient = self.pair()
         seen = []
 
@@ -481,8 +538,8 @@ class Kernels(support.Machine):
             return 0
 
         with self.assertRaises(TypeError) as caught:
-            self.runtime.custom(kernel)
-        self.assertIn("is no C function", str(caught.exception))
+            self.runtime.custom("kernel")
+        self.assertIn("'kernel' is no function", str(caught.exception))
         optimizer = self.runtime.custom(stepwell.UpdateKernel(kernel))
         optimizer.add(weights, gradient)
         del kernel  # the runtime has it

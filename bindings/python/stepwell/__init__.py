@@ -25,6 +25,7 @@ from ._group import Group
 from ._library import lib as _lib
 from ._memory import HostMemory
 from ._operation import Operation
+from ._custom import UpdatePiece
 from ._optimizer import Hyper, Optimizer, UpdateChunk, UpdateKernel, UpdateResult
 from ._options import Device, DeviceInfo, DriverInfo, LinkStats, Nvme, TierStats, driver_info
 from ._phase import Phase, PlanAdvice, PlannedFetch, Step, StepStats
@@ -47,7 +48,8 @@ __all__ = [
     "Nvme", "Operation", "Optimizer", "Partition", "Phase", "PlanAdvice", "PlanAdviceKind",
     "PlannedFetch", "Policy", "Preset", "READ", "READ_WRITE", "REDUCE", "Release", "Request",
     "Retain", "Role", "Runtime", "Scope", "State", "Step", "StepStats", "Stream", "Tensor",
-    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel", "UpdateResult",
+    "TensorInfo", "TensorSpec", "Tier", "TierStats", "UpdateChunk", "UpdateKernel", "UpdatePiece",
+    "UpdateResult",
     "Victim", "View", "Views", "WRITE", "driver_info", "errors", "last_error", "status_string",
     *errors.__all__,
 ]

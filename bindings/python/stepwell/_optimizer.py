@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _waiting
+from ._custom import Pairs, kernel_over_arrays
 from ._dtypes import dtype_of
 from ._library import lib
 from ._tensor import Policy, Tensor, nanoseconds
@@ -39,9 +40,8 @@ def kernel_of(update: Any) -> Any:
         return UpdateKernel(update)
     if isinstance(update, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         return ctypes.cast(update, UpdateKernel)
-    raise TypeError(f"{update!r} is no C function: a function of ctypes, or an address. All "
-                    "threads of an update call it at once, and Python has one lock for them; where "
-                    "that is meant, UpdateKernel(function) makes one of Python's")
+    raise TypeError(f"{update!r} is no function: a Python function of one UpdatePiece, a C function "
+                    "of ctypes, or the address of one")
 
 
 class Custom(NamedTuple):
@@ -116,6 +116,7 @@ class Optimizer:
         self._runtime = runtime
         self._handle: Optional[int] = None
         self.algorithm = algorithm
+        self._dtypes: Pairs = {}
         policy = state_policy._struct() if state_policy is not None else None
         options = _abi.stw_optimizer_options.initial(
             algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
@@ -125,6 +126,9 @@ class Optimizer:
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)
         if custom is not None:
+            if callable(custom.update) and not isinstance(custom.update, ctypes._CFuncPtr):
+                kernel = kernel_over_arrays(custom.update, custom.states, self._dtypes)
+                custom = custom._replace(update=UpdateKernel(kernel))
             own = custom._struct()
             options.custom = ctypes.pointer(own)
             runtime._kernels.append((own.update, custom))  # called until the runtime's end
@@ -155,6 +159,7 @@ class Optimizer:
             at.parameter_group = group
             at.parameter, at.gradient = parameter._use(), gradient._use()
             at.element_begin, at.element_count = begin, count
+            self._dtypes[at.parameter] = (int(parameter.dtype), int(gradient.dtype))
         check(lib.stw_optimizer_add(self._use(), array, len(entries)))
 
     def set_hyper(self, hyper: Hyper, group: int = 0) -> None:

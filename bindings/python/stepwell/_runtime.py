@@ -395,9 +395,11 @@ class Runtime(Fetches, Generations):
 
     def custom(self, update: Any, states: Sequence[str] = (), hyper: Hyper = Hyper(), *,
                user: Union[int, ctypes.c_void_p, None] = None, **details: Any) -> Optimizer:
-        """An algorithm of the program's own: a C function for each element range, from ctypes or as
-        an address (of numba's cfunc, say). states: names of its fp32 arrays; user: its first
-        argument. See UpdateKernel.
+        """An algorithm of the program's own, called for one range of elements after the other.
+
+        update: a Python function of an UpdatePiece, over NumPy arrays; or, with no lock of Python's
+        between the threads, a C function of UpdateKernel's type: from ctypes, or an address (of
+        numba's cfunc, say). states: names of its fp32 arrays; user: a C function's first argument.
         """
         return Optimizer(self, "custom", hyper, custom=Custom(update, tuple(states), user),
                          **details)

@@ -70,8 +70,8 @@ TEST(SimulationQuick, ManyRanksWithDelaysAndFaultsNeverHang)
     run_seeds(25, run_many_ranks);
 }
 
-// Survivors of this seed have made all their calls when the last collective waits for a rank that is
-// gone.
+// Survivors of this seed have made all their calls when the last collective waits for a rank that
+// is gone.
 TEST(SimulationQuick, RanksWithNothingElseToDoTimeOutOnOneThatIsGone)
 {
     Options options;

@@ -40,8 +40,8 @@ def kernel_of(update: Any) -> Any:
         return UpdateKernel(update)
     if isinstance(update, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         return ctypes.cast(update, UpdateKernel)
-    raise TypeError(f"{update!r} is no function: a Python function of one UpdatePiece, a C function "
-                    "of ctypes, or the address of one")
+    raise TypeError(f"{update!r} is no function: a Python function of one UpdatePiece, a C "
+                    "function of ctypes, or the address of one")
 
 
 class Custom(NamedTuple):

@@ -234,13 +234,13 @@ class Page(unittest.TestCase):
         numbers = self.value("[...document.querySelectorAll('.summary data')].map((d) => "
                              "Number(d.value))")
         gap = middle["wall_ns"] - middle["bound_ns"]
-        self.assertEqual(numbers[:2], [middle["wall_ns"], middle["bound_ns"]])
-        self.assertAlmostEqual(numbers[2], gap / middle["bound_ns"])
-        self.assertEqual(numbers[3:], [gap, middle["stall_ns"]["total"],
-                                       middle["stall_ns"]["update"]])
+        self.assertEqual([numbers[0], numbers[2]], [middle["wall_ns"], middle["bound_ns"]])
+        self.assertAlmostEqual(numbers[1], gap / middle["bound_ns"])
+        self.assertEqual(numbers[3:], [middle["stall_ns"]["total"], middle["stall_ns"]["update"]])
         words = self.value("document.querySelector('.summary').textContent")
-        self.assertIn("train: step 1.00 s, bound 800 ms, gap 25.", words)
-        self.assertIn("set by the link nvme \u2192 host", words)
+        self.assertRegex(words, r"train: a step took 1\.00 s, 25\.\d % more than the 800 ms that "
+                                "the link nvme \u2192 host needs for it at least; the program waited")
+        self.assertEqual(words.count(". "), 0)  # one sentence
 
     def test_names_of_the_run_are_text(self):
         self.show(report())
@@ -321,10 +321,12 @@ class Page(unittest.TestCase):
             said.append((self.value("document.querySelector('.readout').textContent"),
                          self.value("document.querySelectorAll('svg path.plan').length")))
         for (words, _), expected in zip(said, (400, 500, 400, 500, 101)):
-            self.assertIn(f"The plan expected {expected} ms for this step", words)
+            self.assertIn(f"The plan expected {expected} ms for this step; it took ", words)
+            self.assertRegex(words, r", (as|[\d.,]+ % (longer|less) than) expected\.$")
         self.assertEqual([count for _, count in said], [2, 2, 2, 2, 0])
-        words = self.value("document.querySelector('.summary[data-phase=\"0\"]').textContent")
-        self.assertIn("no schedule of this step is faster than 700 ms: it took 43.3 % more", words)
+        words = self.value("document.querySelector('.least[data-phase=\"0\"]').textContent")
+        self.assertIn("With the computing that this step had, no other order of transfers takes "
+                      "less than 700 ms; this one took 43.3 % more.", words)
         self.assertIn("for the 3 steps", self.value("document.body.textContent"))
 
     def test_the_bound_is_that_of_the_last_steps_and_says_what_the_bars_are_of(self):

@@ -44,34 +44,36 @@ function summary(phase) {
     const text = element('p', {class: 'summary', 'data-phase': phase.number});
     text.append(
         element('strong', null, phase.name === '' ? 'phase ' + phase.number : phase.name),
-        ': step ', value(step.wall_ns, time(step.wall_ns)), ', bound ',
-        value(step.bound_ns, time(step.bound_ns)), ', gap ',
+        ': a step took ', value(step.wall_ns, time(step.wall_ns)), ', ',
         value(
             step.bound_ns > 0 ? gap / step.bound_ns : 0,
             step.bound_ns > 0 ? percent(gap / step.bound_ns) : '0 %'),
-        ` (${what}). `);
-    text.append(
-        'The bound is set by ',
-        step.bound_by === 'compute' ? 'compute' : 'the link ' + linkWords(step.bound_by), '. ');
-    if (step.least_ns > 0)
-        text.append(
-            'Whatever is moved when, no schedule of this step is faster than ',
-            value(step.least_ns, time(step.least_ns)), ': it took ',
-            value(
-                Math.max(0, step.wall_ns / step.least_ns - 1),
-                percent(Math.max(0, step.wall_ns / step.least_ns - 1))),
-            ' more. ');
+        ' more than the ', value(step.bound_ns, time(step.bound_ns)), ' that ',
+        step.bound_by === 'compute' ? 'its computing' : 'the link ' + linkWords(step.bound_by),
+        ' needs for it at least');
     if (step.stall_ns.total === 0 || gap === 0) {
-        text.append('Nothing was lost to waiting.');
+        text.append(', and nothing was lost to waiting');
     } else {
         const cause = largestStall(step.stall_ns);
         text.append(
-            value(gap, time(gap)),
-            ' more than the bytes that moved, bandwidths and compute force; the program waited ',
-            value(step.stall_ns.total, time(step.stall_ns.total)), ', most of it for ',
-            CAUSE_WORDS[cause], ' (', value(step.stall_ns[cause], time(step.stall_ns[cause])),
-            ').');
+            '; the program waited ', value(step.stall_ns.total, time(step.stall_ns.total)),
+            ', most of it for ', CAUSE_WORDS[cause], ' (',
+            value(step.stall_ns[cause], time(step.stall_ns[cause])), ')');
     }
+    text.append(` (${what}).`);
+    return text;
+}
+// Two bounds: of the bytes as they were moved, and of whatever else might have been moved.
+const sameBounds = (step) => Math.abs(step.least_ns - step.bound_ns) <= 0.01 * step.bound_ns;
+function otherSchedules(phase) {
+    const {step} = typical(phase);
+    const text = element('p', {class: 'least', 'data-phase': phase.number});
+    const more = Math.max(0, step.wall_ns / step.least_ns - 1);
+    text.append(
+        'With the computing that this step had, no other order of transfers takes less than ',
+        value(step.least_ns, time(step.least_ns)), '; this one took ',
+        value(more, percent(more)), ' more.');
+    if (sameBounds(step)) text.append(' That is the bound as well: what was moved was not too much.');
     return text;
 }
 const tile = (name, exact, words, note) => element(
@@ -87,6 +89,7 @@ const overview = section(
 for (const phase of phases) {
     overview.append(summary(phase));
     const moved = typical(phase).step;
+    if (moved.least_ns > 0) overview.append(otherSchedules(phase));
     const links = moved.link_bytes;
     const read = links ? links.nvme_to_host + links.nvme_to_device : moved.bytes.nvme_read;
     const write = links ? links.host_to_nvme + links.device_to_nvme : moved.bytes.nvme_write;
@@ -99,8 +102,9 @@ for (const phase of phases) {
         tile(
             'Bound', moved.bound_ns, time(moved.bound_ns),
             'set by ' + (moved.bound_by === 'compute' ? 'compute' : linkWords(moved.bound_by))),
-        ...(moved.least_ns > 0 ? [tile(
-            'Lower bound', moved.least_ns, time(moved.least_ns), 'of any schedule of it')] : []),
+        ...(moved.least_ns > 0 && !sameBounds(moved) ? [tile(
+            'Lower bound', moved.least_ns, time(moved.least_ns),
+            'if other bytes had been moved')] : []),
         tile(
             'Waiting', moved.stall_ns.total, time(moved.stall_ns.total), 'of all threads together'),
         tile('Read from NVMe', read, bytes(read), 'in that step'),

@@ -162,7 +162,7 @@ function timeline(windows) {
         chosen = null;
         readout.textContent = predicted ?
             `The plan expected ${time(predicted.step_ns)} for this step; it took ${
-                time(step.wall_ns)}.` :
+                time(step.wall_ns)}, ${beside(step.wall_ns, predicted.step_ns)}.` :
             'No bar is chosen.';
     }
     function say() {

@@ -50,6 +50,12 @@ function time(ns) {
 const short = (words) =>
     words.replace(/(\.\d*?)0+ /, '$1 ').replace('. ', ' ').replace(/^0 .*/, '0');
 const percent = (share) => three(share * 100) + ' %';
+const beside = (took, expected) => {
+    const more = expected > 0 ? took / expected - 1 : 0;
+    return Math.abs(more) < 0.01 ? 'as expected' :
+        more > 0 ? `${percent(more)} longer than expected` :
+                   `${percent(-more)} less than expected`;
+};
 const count = (v) => String(v).replace(/\B(?=(\d{3})+$)/g, '\u202f');
 const linkWords = (link) =>
     link === 'within_tier' ? 'within a tier' :

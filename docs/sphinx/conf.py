@@ -11,7 +11,7 @@ version = release = (HERE / "version").read_text(encoding="utf-8").strip()
 
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["docs/sphinx", "examples/data"]
+exclude_patterns = ["bindings/python/README.md", "docs/sphinx", "examples/data"]
 # A link to a heading of a page is what a forge makes of the heading.
 myst_heading_anchors = 4
 highlight_language = "none"

@@ -239,7 +239,7 @@ class Page(unittest.TestCase):
         self.assertEqual(numbers[3:], [middle["stall_ns"]["total"], middle["stall_ns"]["update"]])
         words = self.value("document.querySelector('.summary').textContent")
         self.assertRegex(words, r"train: a step took 1\.00 s, 25\.\d % more than the 800 ms that "
-                                "the link nvme \u2192 host needs for it at least; the program waited")
+                                "the link nvme \u2192 host needs for it at least; the program wait")
         self.assertEqual(words.count(". "), 0)  # one sentence
 
     def test_names_of_the_run_are_text(self):

@@ -101,7 +101,9 @@ subproject() {
 driver_built() {
     cp -r "$source/examples/drivers/zstd" "$work/zstd"
     same "" "$(installed --libs stepwell-driver | tr -d ' ')"
-    same "$root$prefix/include" "$(realpath "$(installed --cflags-only-I stepwell-driver | sed 's/^-I//')")"
+    local headers
+    headers=$(installed --cflags stepwell-driver | tr -d ' ')
+    same "$root$prefix/include" "$(realpath "${headers#-I}")"
     same "$library/stepwell" "$(realpath -m "$(installed --variable=moduledir stepwell-driver)")"
     PKG_CONFIG_LIBDIR=$library/pkgconfig:$(pkg-config --variable pc_path pkg-config) \
         meson setup "$work/zstd/build" "$work/zstd" --prefix "$prefix" -Dwerror=true

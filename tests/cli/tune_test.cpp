@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr uint32_t kMiB = 1 << 20;
+constexpr uint32_t kRequestMiB = 1 << 20;
 
 Tried tried(const char *driver, uint32_t request, uint32_t depth, std::vector<double> reads,
             std::vector<double> writes)
@@ -37,8 +37,9 @@ Tuned some_results()
     directory.path = "/data";
     directory.mount = "/";
     directory.identity = {"6.18", "A processor", 2, "254:1", "ext4", "0123"};
-    choose({tried("aio", kMiB, 32, {1e9}, {1e9}), tried("aio", 2 * kMiB, 8, {3e9, 2e9, 4e9}, {5e8}),
-            tried("aio", kMiB / 2, 16, {1e9}, {2e9})},
+    choose({tried("aio", kRequestMiB, 32, {1e9}, {1e9}),
+            tried("aio", 2 * kRequestMiB, 8, {3e9, 2e9, 4e9}, {5e8}),
+            tried("aio", kRequestMiB / 2, 16, {1e9}, {2e9})},
            &directory);
     directory.mixed_read = figure_of({6e8});
     directory.mixed_write = figure_of({7e8});
@@ -52,26 +53,28 @@ TEST(Tune, EachDirectionGetsTheSettingWithTheBestMedian)
 {
     const Tuned tuned = some_results();
     const TunedDirectory &found = tuned.directories[0];
-    EXPECT_EQ(found.read.setting.request_bytes, 2 * kMiB);
+    EXPECT_EQ(found.read.setting.request_bytes, 2 * kRequestMiB);
     EXPECT_EQ(found.read.setting.queue_depth, 8u);
     EXPECT_DOUBLE_EQ(found.read.rate.median, 3e9);
     EXPECT_DOUBLE_EQ(found.read.rate.least, 2e9);
     EXPECT_DOUBLE_EQ(found.read.rate.most, 4e9);
     EXPECT_EQ(found.read.rate.rounds, 3u);
-    EXPECT_EQ(found.write.setting.request_bytes, kMiB / 2);
+    EXPECT_EQ(found.write.setting.request_bytes, kRequestMiB / 2);
     EXPECT_DOUBLE_EQ(found.usual_write.median, 1e9);
 }
 
 TEST(Tune, WhatIsUsualStaysWhereNothingIsClearlyBetter)
 {
     TunedDirectory found;
-    choose({tried("aio", 2 * kMiB, 8, {1.1e9}, {1.2e9}), tried("aio", kMiB, 32, {1e9}, {1e9})},
+    choose({tried("aio", 2 * kRequestMiB, 8, {1.1e9}, {1.2e9}),
+            tried("aio", kRequestMiB, 32, {1e9}, {1e9})},
            &found);
     EXPECT_EQ(found.read.setting.queue_depth, 32u);
     EXPECT_EQ(found.write.setting.queue_depth, 8u);
     const std::vector<double> flat = {1e9, 1e9, 1e9, 1e9};
-    choose({tried("aio", 2 * kMiB, 8, {1.1e9, 1.1e9, 1.1e9, 1.1e9}, {1.04e9, 1.04e9, 1e9, 1.1e9}),
-            tried("aio", kMiB, 32, flat, flat)},
+    choose({tried("aio", 2 * kRequestMiB, 8, {1.1e9, 1.1e9, 1.1e9, 1.1e9},
+                  {1.04e9, 1.04e9, 1e9, 1.1e9}),
+            tried("aio", kRequestMiB, 32, flat, flat)},
            &found);
     EXPECT_EQ(found.read.setting.queue_depth, 8u);
     EXPECT_EQ(found.write.setting.queue_depth, 32u);
@@ -80,7 +83,8 @@ TEST(Tune, WhatIsUsualStaysWhereNothingIsClearlyBetter)
 TEST(Tune, MoreBytesInFlightNeedToBeOnlyALittleBetter)
 {
     TunedDirectory found;
-    choose({tried("aio", kMiB, 64, {1.02e9}, {1.0e9}), tried("aio", kMiB, 32, {1e9}, {1e9})},
+    choose({tried("aio", kRequestMiB, 64, {1.02e9}, {1.0e9}),
+            tried("aio", kRequestMiB, 32, {1e9}, {1e9})},
            &found);
     EXPECT_EQ(found.read.setting.queue_depth, 64u);
     EXPECT_EQ(found.write.setting.queue_depth, 32u);
@@ -90,8 +94,8 @@ TEST(Tune, ADiskThatChangesItsSpeedBetweenRoundsDecidesNothing)
 {
     // By its median the first is ahead; in most rounds it was a little slower.
     TunedDirectory found;
-    choose({tried("aio", 2 * kMiB, 8, {0.95e9, 0.96e9, 2.8e9, 2.85e9, 2.9e9}, {1e9}),
-            tried("aio", kMiB, 32, {1e9, 1e9, 2e9, 3e9, 3e9}, {1e9})},
+    choose({tried("aio", 2 * kRequestMiB, 8, {0.95e9, 0.96e9, 2.8e9, 2.85e9, 2.9e9}, {1e9}),
+            tried("aio", kRequestMiB, 32, {1e9, 1e9, 2e9, 3e9, 3e9}, {1e9})},
            &found);
     EXPECT_EQ(found.read.setting.queue_depth, 32u);
 }
@@ -99,15 +103,17 @@ TEST(Tune, ADiskThatChangesItsSpeedBetweenRoundsDecidesNothing)
 TEST(Tune, OneDriverServesBothDirections)
 {
     TunedDirectory found;
-    choose({tried("aio", kMiB, 32, {1e9}, {1e9}), tried("posix", kMiB, 16, {1.5e9}, {0.2e9})},
+    choose({tried("aio", kRequestMiB, 32, {1e9}, {1e9}),
+            tried("posix", kRequestMiB, 16, {1.5e9}, {0.2e9})},
            &found);
     EXPECT_EQ(found.read.setting.driver, "aio");
     EXPECT_EQ(found.write.setting.driver, "aio");
-    choose({tried("aio", kMiB, 32, {1e9}, {1e9}), tried("posix", kMiB, 16, {1.5e9}, {0.9e9})},
+    choose({tried("aio", kRequestMiB, 32, {1e9}, {1e9}),
+            tried("posix", kRequestMiB, 16, {1.5e9}, {0.9e9})},
            &found);
     EXPECT_EQ(found.read.setting.driver, "posix");
     EXPECT_EQ(found.write.setting.driver, "posix");
-    choose({tried("posix", kMiB, 16, {1e9}, {1e9})}, &found);
+    choose({tried("posix", kRequestMiB, 16, {1e9}, {1e9})}, &found);
     EXPECT_EQ(found.read.setting.driver, "posix");
 }
 
@@ -115,7 +121,7 @@ TEST(Tune, TheFirstSettingIsTheUsualOneAndAllDiffer)
 {
     const std::vector<Setting> settings = settings_tried();
     EXPECT_EQ(settings[0].driver, "aio");
-    EXPECT_EQ(settings[0].request_bytes, kMiB);
+    EXPECT_EQ(settings[0].request_bytes, kRequestMiB);
     EXPECT_EQ(settings[0].queue_depth, 32u);
     for (size_t i = 0; i < settings.size(); ++i) {
         for (size_t j = 0; j < i; ++j)
@@ -137,7 +143,7 @@ TEST(Tune, TheProfileHasWhatTheLibraryReads)
     EXPECT_EQ(directory["path"], "/data");
     EXPECT_EQ(directory["driver"], "aio");
     EXPECT_EQ(directory["read"]["bytes_per_s"], 3'000'000'000u);
-    EXPECT_EQ(directory["read"]["request_bytes"], 2 * kMiB);
+    EXPECT_EQ(directory["read"]["request_bytes"], 2 * kRequestMiB);
     EXPECT_EQ(directory["read"]["spread_bytes_per_s"], (json{2'000'000'000u, 4'000'000'000u}));
     EXPECT_EQ(directory["write"]["queue_depth"], 16);
     EXPECT_EQ(directory["write"]["usual_bytes_per_s"], 1'000'000'000u);
@@ -195,12 +201,12 @@ TEST(Tune, WhatIsNotADiskOrTooFullIsRefused)
     directory.file_system = "ext4";
     directory.total_bytes = uint64_t{1} << 40;
     directory.available_bytes = uint64_t{1} << 30;
-    EXPECT_EQ(why_not_tuned(directory, 256 * kMiB), "");
+    EXPECT_EQ(why_not_tuned(directory, 256 * kRequestMiB), "");
     EXPECT_THAT(why_not_tuned(directory, uint64_t{1} << 30), HasSubstr("has 1 GiB available"));
     directory.is_memory = true;
-    EXPECT_THAT(why_not_tuned(directory, 256 * kMiB), HasSubstr("which is memory"));
+    EXPECT_THAT(why_not_tuned(directory, 256 * kRequestMiB), HasSubstr("which is memory"));
     directory.error = "'/d' does not exist.";
-    EXPECT_EQ(why_not_tuned(directory, 256 * kMiB), "'/d' does not exist.");
+    EXPECT_EQ(why_not_tuned(directory, 256 * kRequestMiB), "'/d' does not exist.");
 }
 
 // A disk whose passes all take the same time, longer than they were told where it is slow.

@@ -41,7 +41,8 @@ typedef struct stw_update_chunk {
     uint32_t struct_size;
     uint32_t state_count;
     stw_tensor *parameter;
-    void *values;            /* the parameter in its dtype; written when it is not the master */
+    void *values;            /* the parameter in its dtype; afterwards the library rounds the master
+                                into it, where they are two */
     float *master;           /* fp32; the parameter itself when it is fp32 */
     const void *gradient;    /* in the gradient's dtype; multiply by gradient_scale */
     float *const *states;    /* state_count arrays of fp32 */

@@ -420,7 +420,7 @@ Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
 Status Runtime::find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
                                bool *updated_here) const
 {
-    *updated_here = !body.optimizer->tensors(parameter->id).empty();
+    *updated_here = body.optimizer->has(parameter->id);
     if (*updated_here) return {};
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < body.held.size(); i += 2) {

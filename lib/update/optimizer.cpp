@@ -390,6 +390,11 @@ std::vector<TensorId> Optimizer::tensors(TensorId parameter) const
     return tensors;
 }
 
+bool Optimizer::has(TensorId parameter) const
+{
+    return parts_->find(parameter) != nullptr;
+}
+
 std::vector<TensorId> Optimizer::stale_masters() const
 {
     std::vector<TensorId> stale;

@@ -103,6 +103,7 @@ public:
     Status set_count(TensorId parameter, uint64_t count);
     // What an update of the parameter works on at once, a block of each: it, its gradient, states.
     [[nodiscard]] std::vector<TensorId> tensors(TensorId parameter) const;
+    [[nodiscard]] bool has(TensorId parameter) const;
     // fp32 masters that the next update makes anew, since their parameters were written after the
     // last one. Of parameters that are claimed: nobody writes or updates them meanwhile.
     [[nodiscard]] std::vector<TensorId> stale_masters() const;

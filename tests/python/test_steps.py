@@ -507,6 +507,29 @@ class Kernels(support.Machine):
                 self.assertEqual(optimizer.count(w), 2)
 
     @support.needs_numpy
+    def test_an_update_in_python_rounds_as_the_library_does(self):
+        def descent(piece):
+            piece.values += piece.gradient * numpy.float32(-piece.lr)
+
+        values = numpy.random.default_rng(7).standard_normal((2, F32 + 5)).astype(numpy.float32)
+        for dtype in ("f32", "bf16", "f16"):
+            with self.subTest(dtype=dtype):
+                results = []
+                for name in ("sgd", "custom"):
+                    w = self.runtime.create(f"{name}.{dtype}", F32 + 5, dtype)
+                    g = self.runtime.create(f"{name}.{dtype}.g", F32 + 5, "f32", role="grad")
+                    hyper = stepwell.Hyper(lr=0.3)
+                    optimizer = (self.runtime.sgd(hyper, name=f"a.{dtype}") if name == "sgd" else
+                                 self.runtime.custom(descent, hyper=hyper, name=f"b.{dtype}"))
+                    optimizer.add(w, g)
+                    w.fill(0.75)
+                    for gradient in values:
+                        g.write(gradient)
+                        optimizer.step(wait=True)
+                    results.append(bytes(w.read()))
+                self.assertEqual(results[0], results[1])
+
+    @support.needs_numpy
     def test_what_an_update_in_python_raises_fails_it(self):
         def raises(piece):
             raise ZeroDivisionError(f"of {len(piece.values)}")

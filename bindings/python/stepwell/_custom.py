@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, Sequence
 from . import _abi
 from ._dtypes import Dtype, numpy
 
-# Dtypes of (parameter, gradient), by the parameter's handle.
-Pairs = Dict[int, "tuple[int, int]"]
+# Dtypes of gradients, by their parameter's handle.
+GradientDtypes = Dict[int, int]
 
 
 @dataclass
@@ -23,7 +23,7 @@ class UpdatePiece:
     in.
     """
 
-    values: Any               # of a bf16 or f16 parameter its master, which is rounded afterwards
+    values: Any               # of a bf16 or f16 parameter its master, which the library rounds
     gradient: Any
     states: Dict[str, Any]
     begin: int                # first element, of the flattened tensor
@@ -48,32 +48,20 @@ def widened(address: int, count: int, dtype: int) -> Any:
     return bits.view(numpy.float32)
 
 
-def narrow(values: Any, address: int, dtype: int) -> None:
-    """To nearest even, as the library's own updates do."""
-    if dtype == Dtype.F16:
-        array_at(address, len(values), numpy.float16)[:] = values
-        return
-    bits = values.view(numpy.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    quiet = numpy.where(numpy.isnan(values), (bits >> 16) | 0x40, rounded)
-    array_at(address, len(values), numpy.uint16)[:] = quiet.astype(numpy.uint16)
-
-
 def kernel_over_arrays(function: Callable[[UpdatePiece], Any], states: Sequence[str],
-                       pairs: Pairs) -> Callable[[Any, Any], int]:
-    """The kernel of the C API that calls it. What it raises fails the update, and is told as
-    exceptions in threads are."""
+                       dtypes: GradientDtypes) -> Callable[[Any, Any], int]:
+    """A kernel of the C API that calls the function. An exception fails the update and is passed to
+    sys.excepthook."""
     if numpy is None:
         raise ImportError("an update in Python needs NumPy (pip install numpy)")
 
     def kernel(_user: Any, pointer: Any) -> int:
         try:
             chunk = pointer.contents
-            dtype, gradient_dtype = pairs[chunk.parameter]
             count, hyper = chunk.element_count, chunk.hyper.contents
             master = ctypes.cast(chunk.master, ctypes.c_void_p).value
             values = array_at(master, count, numpy.float32)
-            gradient = widened(chunk.gradient, count, gradient_dtype)
+            gradient = widened(chunk.gradient, count, dtypes[chunk.parameter])
             gradient *= numpy.float32(chunk.gradient_scale)
             arrays = {
                 name: array_at(ctypes.cast(chunk.states[at], ctypes.c_void_p).value, count,
@@ -88,10 +76,8 @@ def kernel_over_arrays(function: Callable[[UpdatePiece], Any], states: Sequence[
             for name, array in arrays.items():
                 if piece.states[name] is not array:
                     array[:] = piece.states[name]
-            if dtype != Dtype.F32:
-                narrow(values, chunk.values, dtype)
             return _abi.STW_OK
-        except BaseException:  # nothing may be taken for done
+        except BaseException:  # ctypes would ignore it and return 0
             sys.excepthook(*sys.exc_info())
             return _abi.STW_ERROR_INVALID
 

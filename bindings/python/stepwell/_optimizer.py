@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _waiting
-from ._custom import Pairs, kernel_over_arrays
+from ._custom import GradientDtypes, kernel_over_arrays
 from ._dtypes import dtype_of
 from ._library import lib
 from ._tensor import Policy, Tensor, nanoseconds
@@ -116,7 +116,7 @@ class Optimizer:
         self._runtime = runtime
         self._handle: Optional[int] = None
         self.algorithm = algorithm
-        self._dtypes: Pairs = {}
+        self._dtypes: GradientDtypes = {}
         policy = state_policy._struct() if state_policy is not None else None
         options = _abi.stw_optimizer_options.initial(
             algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
@@ -159,7 +159,7 @@ class Optimizer:
             at.parameter_group = group
             at.parameter, at.gradient = parameter._use(), gradient._use()
             at.element_begin, at.element_count = begin, count
-            self._dtypes[at.parameter] = (int(parameter.dtype), int(gradient.dtype))
+            self._dtypes[at.parameter] = int(gradient.dtype)
         check(lib.stw_optimizer_add(self._use(), array, len(entries)))
 
     def set_hyper(self, hyper: Hyper, group: int = 0) -> None:

@@ -10,8 +10,12 @@ number of ranks that divides the batches.
 import sys
 
 import stepwell
-import torch
-import torch.distributed
+
+try:
+    import torch
+    import torch.distributed
+except ImportError:
+    sys.exit("ranks.py needs PyTorch: pip install torch")
 
 MIB = 1 << 20
 N, BATCHES, STEPS = 512, 8, 5

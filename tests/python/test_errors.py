@@ -2,6 +2,9 @@
 """Failures: their class, the library's sentence, its numbers; and the log."""
 import logging
 import os
+import pathlib
+import subprocess
+import sys
 import unittest
 
 import stepwell
@@ -118,6 +121,17 @@ class Background(unittest.TestCase):
         logger = logging.Logger("stepwell-test", logging.DEBUG)
         logger.addHandler(Keep())
         return logger
+
+
+class Examples(unittest.TestCase):
+    def test_ranks_without_torch_says_what_to_install(self):
+        example = pathlib.Path(__file__).resolve().parents[2] / "examples/small/ranks.py"
+        script = ("import runpy, sys; sys.modules['torch'] = None; "
+                  f"runpy.run_path({str(example)!r}, run_name='__main__')")
+        done = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "ranks.py needs PyTorch: pip install torch\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 usage: scripts/bench_build.py [--json FILE]
 
 Wall time, and processor time of all that a command started. Packages are installed before, so that
-no download counts. Takes about 45 minutes on two cores, and 3 GB below build/.
+no download counts. Takes about 45 minutes on two cores.
 """
 
 import argparse

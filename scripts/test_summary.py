@@ -25,8 +25,8 @@ TAP = re.compile(r"^(ok|not ok)\b(?: \d+)?(.*)$", re.M)
 TAP_SKIP = re.compile(r"#\s*skip\b\s*(.*)$", re.I)
 CMOCKA_PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)\.", re.M)
 CMOCKA_FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
-SLOWEST = 10
 CMOCKA_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) test\(s\)", re.M)
+SLOWEST = 10  # tests and targets that are listed
 
 
 def last_number(pattern, text):
@@ -130,7 +130,7 @@ def summarise(label, path, failures):
 
 
 def target_seconds(build):
-    """(seconds, target) of what ninja built last in a directory, by its own log."""
+    """(seconds, target) of each target when ninja built it last, by its own log."""
     log = build / ".ninja_log"
     if not log.exists():
         return []

@@ -20,4 +20,11 @@ for command in setup demo test bench lint install docs wheel bundle package; do
 done
 check "./dev demo --steps 3 -h" helps demo --steps 3 -h
 check "./dev --help" helps --help
+says_what_is_wrong() {
+    if (cd "$work" && ./dev demo --steps 0) >"$work/wrong" 2>&1; then return 1; fi
+    cat "$work/wrong"
+    grep -F -- "--steps is 0; it is at least 1" "$work/wrong"
+    [[ ! -e $work/build ]]
+}
+check "./dev demo says what is wrong before it builds" says_what_is_wrong
 done_testing

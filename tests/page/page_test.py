@@ -239,7 +239,8 @@ class Page(unittest.TestCase):
         self.assertEqual(numbers[3:], [middle["stall_ns"]["total"], middle["stall_ns"]["update"]])
         words = self.value("document.querySelector('.summary').textContent")
         self.assertRegex(words, r"train: a step took 1\.00 s, 25\.\d % more than the 800 ms that "
-                                "the link nvme \u2192 host needs for it at least; the program wait")
+                                "the link nvme \u2192 host needs for it at least; the program "
+                                "waited")
         self.assertEqual(words.count(". "), 0)  # one sentence
 
     def test_names_of_the_run_are_text(self):
@@ -328,6 +329,18 @@ class Page(unittest.TestCase):
         self.assertIn("With the computing that this step had, no other order of transfers takes "
                       "less than 700 ms; this one took 43.3 % more.", words)
         self.assertIn("for the 3 steps", self.value("document.body.textContent"))
+
+    def test_two_bounds_of_one_value_are_shown_as_one(self):
+        data = report()
+        tiles = "[...document.querySelectorAll('.tiles dt')].map((d) => d.textContent)"
+        steps = [step for step in data["history"]["steps"] if step["planned"]]
+        for least, shown in ((0.995, False), (0.9, True)):
+            for step in steps:
+                step["least_ns"] = int(least * step["bound_ns"])
+            self.show(data)
+            self.assertEqual("Lower bound" in self.value(tiles), shown)
+            words = self.value("document.querySelector('.least').textContent")
+            self.assertEqual("That is the bound as well" in words, not shown)
 
     def test_the_bound_is_that_of_the_last_steps_and_says_what_the_bars_are_of(self):
         data = report()

@@ -104,8 +104,8 @@ static void *end_it(void *microseconds)
     return NULL;
 }
 
-/* Each generation that is one is told to the parent: also the one that was found, since two in a
- * row may be committed by processes that do not live to tell it. */
+/* Reports each committed generation to the parent, and first the one that was found at open: its
+ * process may have been killed between the commit and its report. */
 static void commit_for_ever(int told, uint64_t reported, long wait_us)
 {
     struct steps steps;

@@ -2,8 +2,6 @@
 // Names, texts and sizes that need no runtime.
 #include "lib/api/check.h"
 
-#include "stepwell_revision.h"
-
 const char *stw_status_string(stw_status status)
 {
 #define STW_STATUS_TEXT(name, value, text)                                                         \
@@ -13,16 +11,6 @@ const char *stw_status_string(stw_status status)
     default: return "a status this version does not know";
     }
 #undef STW_STATUS_TEXT
-}
-
-const char *stw_version_string(void)
-{
-    return STEPWELL_VERSION "+" STEPWELL_REVISION;
-}
-
-uint32_t stw_abi_version(void)
-{
-    return STEPWELL_ABI_MAJOR;
 }
 
 uint32_t stw_dtype_bits(uint32_t dtype)

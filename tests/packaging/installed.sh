@@ -19,7 +19,8 @@ root=$work/root
 library=$root$prefix/$libdir
 install_tree() {
     meson install -C "$build" --no-rebuild --destdir "$root"
-    [[ -f $library/libstepwell.so.0 && -f $root$prefix/include/stepwell/stepwell.hpp ]]
+    [[ -f $library/libstepwell.so.0 && -f $root$prefix/include/stepwell/stepwell.hpp &&
+        -f $root$prefix/share/man/man3/stw_fetch.3 ]]
 }
 installed() { PKG_CONFIG_LIBDIR=$library/pkgconfig pkg-config "$@"; }
 uninstalled() { PKG_CONFIG_LIBDIR=$build/meson-uninstalled pkg-config "$@"; }

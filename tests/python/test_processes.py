@@ -104,9 +104,15 @@ with support.open_small(directory.name, nvme=slow, store_name="s", probe=False) 
 """
 
 # Ctrl-C while the other rank of a group does not come.
+# The handler of a signal may run in any thread; the main one is not woken by it then.
 JOINS = """
-import os, signal, threading, time
+import signal, threading
 import stepwell
+ready = threading.Event()
+def signalled():
+    ready.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=signalled).start()
 class Engine:
     polls = 0
     def all_gather(self, shard, whole): return 1
@@ -115,7 +121,7 @@ class Engine:
     def poll(self, work):
         self.polls += 1
         if self.polls == 100:
-            os.kill(os.getpid(), signal.SIGINT)
+            ready.set()
         return False
 engine = Engine()
 try:

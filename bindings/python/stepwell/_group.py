@@ -9,7 +9,7 @@ import threading
 import warnings
 from typing import Any, Dict, List, Optional, Protocol, Union
 
-from . import _abi, _life
+from . import _abi, _life, _waiting
 from ._dtypes import ITEM_BYTES, Dtype
 from ._library import lib
 from ._tensor import nanoseconds
@@ -194,7 +194,8 @@ class Group:
         while not ended.is_set():
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                ended.wait()
+                # A signal that came just before, or to another thread, does not end the wait.
+                ended.wait(_waiting.AGAIN_SECONDS)
             except BaseException as error:
                 interrupted = interrupted or error
                 self._calls.failure = self._calls.failure or error

@@ -23,7 +23,8 @@ Check check_file_system(const Directory &directory)
                             printable(mount.point);
     check.needed = "ext4 or xfs on a disk of this machine";
     if (directory.is_memory)
-        check.value += "; it is memory, and a tier there would save none";
+        check.value +=
+            "; it is memory, and a tier there would use up the memory that the budgets limit";
     else if (directory.copies_on_write)
         check.value += "; it copies on write: space that was reserved is not promised";
     else if (directory.is_remote)

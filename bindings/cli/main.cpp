@@ -42,10 +42,7 @@ int run_info(const Options &options)
     setenv("HWLOC_HIDE_ERRORS", "2", 0);
     const Info info = gather_info(options.paths, "");
     const bool printed = print(options.json ? info_json(info) : info_text(info));
-    const std::vector<std::string> errors = info.errors();
-    for (const std::string &error : errors)
-        std::fprintf(stderr, "stepwell info: %s\n", error.c_str());
-    return printed && errors.empty() ? EXIT_SUCCESS : kExitFailed;
+    return printed && info.errors().empty() ? EXIT_SUCCESS : kExitFailed;
 }
 
 // All that can be refused is, before a second is spent on measuring.

@@ -424,7 +424,8 @@ std::string why_not_tuned(const Directory &directory, uint64_t bytes)
     const std::string name = "'" + printable(directory.path) + "'";
     if (directory.is_memory)
         return name + " is on " + directory.file_system +
-               ", which is memory: a tier there would save none. Give a directory on a disk.";
+               ", which is memory: a tier there would use up the memory that the budgets limit. "
+               "Give a directory on a disk.";
     if (directory.total_bytes > 0 && directory.available_bytes < bytes + kTuneBytesMore)
         return name + " has " + bytes_text(directory.available_bytes) + " available, and " +
                bytes_text(bytes + kTuneBytesMore) +

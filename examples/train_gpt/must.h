@@ -6,6 +6,8 @@
 #ifndef TRAIN_GPT_MUST_H
 #define TRAIN_GPT_MUST_H
 
+#include "options.h"
+
 #include <stepwell/stepwell.h>
 
 #include <cstdio>
@@ -23,7 +25,7 @@ namespace train_gpt {
 // The status of an stw_ call. Below 0 it is an error, and stw_last_error() has the whole sentence.
 inline stw_status must(stw_status status)
 {
-    if (status < 0) give_up(stw_last_error());
+    if (status < 0) give_up(in_own_words(stw_last_error()).c_str());
     return status;
 }
 

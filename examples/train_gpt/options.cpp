@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <string_view>
+#include <utility>
 
 #ifndef TRAIN_GPT_DEFAULT_TEXT
 #define TRAIN_GPT_DEFAULT_TEXT "examples/data/kjv-genesis-to-deuteronomy.txt"
@@ -143,6 +145,13 @@ std::string check_together(const Options &options)
     if (options.block_bytes != 0 && options.block_bytes != 65536 && options.block_bytes != 524288 &&
         options.block_bytes != 2097152)
         return "--block-bytes is 64KiB, 512KiB or 2MiB";
+    const uint64_t block = options.block_bytes != 0 ? options.block_bytes : 2097152;
+    for (const auto &[name, bytes] : {std::pair{"--device-bytes", options.device_bytes},
+                                      std::pair{"--host-bytes", options.host_bytes}}) {
+        if (bytes != 0 && bytes < block)
+            return name + (" is " + std::to_string(bytes)) + " bytes, less than one block of " +
+                   std::to_string(block) + "; give more, as in 64MiB";
+    }
     if (options.sample_bytes != 0 && options.prompt.empty())
         return "--prompt is empty; the model needs at least one byte to go on from";
     return "";
@@ -177,6 +186,24 @@ std::string parse_bytes(const std::string &text, uint64_t *bytes_out)
     return wrong;
 }
 
+std::string in_own_words(std::string sentence)
+{
+    constexpr const char *kNames[][2] = {{"options.devices[0].budget_bytes", "--device-bytes"},
+                                         {"options.host_bytes", "--host-bytes"},
+                                         {"whole_bytes", "--whole-bytes"},
+                                         {"a device's budget_bytes", "--device-bytes"},
+                                         {"host_bytes", "--host-bytes"}};
+    for (const auto &[theirs, ours] : kNames) {
+        const std::string_view name = ours;
+        size_t at = 0;
+        while ((at = sentence.find(theirs, at)) != std::string::npos) {
+            sentence.replace(at, std::string_view(theirs).size(), name);
+            at += name.size();
+        }
+    }
+    return sentence;
+}
+
 Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code_out)
 {
     Options &options = *options_out;
@@ -192,7 +219,7 @@ Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code
         const std::string wrong = check_together(options);
         if (!wrong.empty()) throw CLI::ValidationError(wrong);
     } catch (const CLI::ParseError &error) {
-        *exit_code_out = app.exit(error);
+        *exit_code_out = app.exit(error) == 0 ? 0 : 2;
         return Parsed::kExit;
     }
     if (!options.in_memory && !options.nvme.empty()) {

@@ -54,6 +54,8 @@ struct Options {
     }
 };
 
+// A sentence of the library, which names its own options, with those of the command line.
+std::string in_own_words(std::string sentence);
 // "64MiB", "1.5 GB", "4096" to bytes. "" on success, else the sentence for the user.
 std::string parse_bytes(const std::string &text, uint64_t *bytes_out);
 

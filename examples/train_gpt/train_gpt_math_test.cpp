@@ -17,6 +17,8 @@
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
+#include <string>
+#include <vector>
 
 namespace train_gpt {
 namespace {
@@ -460,6 +462,33 @@ TEST(OptionsTest, SizesHaveUnits)
         EXPECT_NE(parse_bytes(wrong, &bytes), "") << wrong;
         EXPECT_EQ(bytes, 7u) << wrong;
     }
+}
+
+TEST(OptionsTest, AWrongCommandLineIsStatus2)
+{
+    const char *lines[][3] = {
+        {"--bogus", "--in-memory", "not expected: --bogus"},
+        {"--heads=7", "--in-memory", "not a multiple of --heads 7"},
+        {"--nvme=.", "--device-bytes=64", "--device-bytes is 64 bytes, less than one block"},
+        {"--nvme=.", "--host-bytes=64KiB", "--host-bytes is 65536 bytes, less than one block"},
+    };
+    for (const auto &[first, second, words] : lines) {
+        Options options;
+        int status = -1;
+        std::vector<char *> arguments;
+        std::vector<std::string> texts = {"train_gpt", first, second};
+        for (std::string &text : texts) arguments.push_back(text.data());
+        testing::internal::CaptureStderr();
+        EXPECT_EQ(parse_options(3, arguments.data(), &options, &status), Parsed::kExit) << words;
+        EXPECT_NE(testing::internal::GetCapturedStderr().find(words), std::string::npos) << words;
+        EXPECT_EQ(status, 2) << words;
+    }
+}
+
+TEST(OptionsTest, TheLibrarysOptionsAreThoseOfTheCommandLine)
+{
+    EXPECT_EQ(in_own_words("options.host_bytes is 1, set host_bytes or a device's budget_bytes"),
+              "--host-bytes is 1, set --host-bytes or --device-bytes");
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ typedef struct stw_device_options {
     const char *driver;     /* NULL: "cpu". "cpu-discrete" behaves like a device across a bus:
                                storage and update kernels never touch its memory directly. Or a
                                module: its name, or its absolute path (docs/drivers.md) */
-    uint64_t budget_bytes;  /* 0, or less than a block: no device tier, compute reads the host
-                               tier. The most that stw_tier_set_budget can give it later */
+    uint64_t budget_bytes;  /* a block at least, or 0: no device tier, compute reads the host tier.
+                               The most that stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
     const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
 } stw_device_options;
@@ -71,7 +71,8 @@ typedef struct stw_runtime_options {
     const stw_nvme_options *nvme;      /* one entry per directory; blocks are striped over them */
     uint32_t device_count;             /* at most 4 */
     uint32_t nvme_count;               /* at most 8 */
-    uint64_t host_bytes;               /* budget of the host tier of this process */
+    uint64_t host_bytes;               /* budget of the host tier of this process: a block at least,
+                                          or 0: no host tier */
     uint32_t preset;                   /* STW_PRESET_* */
     uint32_t thread_count;             /* update kernels; 0: this rank's part of the processors it
                                           may run on, or of its cgroup's quota if that is less */

@@ -61,7 +61,7 @@ Status find_device_drivers(const stw_runtime_options &options)
 {
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const stw_memory_ops *ops = nullptr;
-        if (options.devices[i].budget_bytes < block_bytes_of(options)) continue;
+        if (options.devices[i].budget_bytes == 0) continue;
         STW_TRY(
             find_driver(driver_of(options.devices[i]), format_text("devices[%u].driver", i), &ops));
     }
@@ -82,7 +82,7 @@ bool shares_host(const stw_runtime_options &options, uint32_t index)
     const stw_device_options &device = options.devices[index];
     const stw_memory_ops *ops = nullptr;
     const uint64_t block = block_bytes_of(options);
-    if (device.budget_bytes < block || drivers::find_driver(driver_of(device), &ops, nullptr) < 0 ||
+    if (device.budget_bytes == 0 || drivers::find_driver(driver_of(device), &ops, nullptr) < 0 ||
         (ops->capabilities & STW_MEMORY_MAY_SHARE) == 0) {
         return false;
     }
@@ -194,8 +194,14 @@ observe::LogOptions log_options(const stw_runtime_options &options)
 
 // Before tables are made, which have an entry for each block. How much of a machine's memory a tier
 // can have is for its driver to say.
-Status check_size(const std::string &what, uint64_t bytes, uint64_t most)
+Status check_size(const std::string &what, uint64_t bytes, uint64_t block, uint64_t most)
 {
+    if (bytes > 0 && bytes < block) {
+        return Status::error(STW_ERROR_INVALID,
+                             "%s is %" PRIu64 " bytes, less than one block of %s; give a block at "
+                             "least, or 0 for no such tier",
+                             what.c_str(), bytes, bytes_text(block).c_str());
+    }
     if (bytes <= most) return {};
     Status status =
         Status::error(STW_ERROR_MEMORY,
@@ -212,11 +218,13 @@ Status check_sizes(const stw_runtime_options &options)
     constexpr uint64_t kAddressable = uint64_t{1} << 47;  // of one process, whatever a device has
     const auto own = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                      static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    STW_TRY(check_size("options.host_bytes", options.host_bytes, own));
+    const uint64_t block = block_bytes_of(options);
+    STW_TRY(check_size("options.host_bytes", options.host_bytes, block, own));
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const bool elsewhere = device_can(options.devices[i], STW_MEMORY_STREAMS);
         STW_TRY(check_size("options.devices[" + std::to_string(i) + "].budget_bytes",
-                           options.devices[i].budget_bytes, elsewhere ? kAddressable : own));
+                           options.devices[i].budget_bytes, block,
+                           elsewhere ? kAddressable : own));
     }
     return {};
 }
@@ -255,7 +263,7 @@ uint64_t Runtime::bucket_blocks(const stw_runtime_options &options)
     if (!group || !group->body || group->body->size() == 1 || !group->body->stream()) return 0;
     const uint64_t block = block_bytes_of(options);
     for (uint32_t i = 0; i < options.device_count; ++i) {
-        if (options.devices[i].budget_bytes < block) continue;
+        if (options.devices[i].budget_bytes == 0) continue;
         if (!device_can(options.devices[i], STW_MEMORY_STREAMS)) return 0;
         return (2 * collective::kBucketBytes + block - 1) / block;
     }
@@ -318,8 +326,8 @@ Runtime::~Runtime()
 Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime *handle)
 {
     watch_forks();
-    STW_TRY(find_device_drivers(options));
     STW_TRY(check_sizes(options));
+    STW_TRY(find_device_drivers(options));
     GroupHold group;
     GroupHold replicas;
     STW_TRY(group.take(options.group));

@@ -210,6 +210,24 @@ static void sizes_that_no_machine_has_are_refused_at_once(void **state)
     }
 }
 
+static void a_budget_of_less_than_a_block_is_refused(void **state)
+{
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    stw_runtime *runtime = NULL;
+    (void)state;
+    options.block_bytes = BLOCK;
+    options.host_bytes = 64;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID,
+          "options.host_bytes is 64 bytes, less than one block of ");
+    options.host_bytes = 64 * MIB;
+    device.budget_bytes = BLOCK - 1;
+    options.devices = &device, options.device_count = 1;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID,
+          "options.devices[0].budget_bytes is ");
+    assert_null(runtime);
+}
+
 static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void **state)
 {
     machine wanted = machine_small();
@@ -396,6 +414,7 @@ int main(void)
         cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
         cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
         cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
+        cmocka_unit_test(a_budget_of_less_than_a_block_is_refused),
         cmocka_unit_test(addresses_that_a_limit_refuses_are_told_with_its_numbers),
         cmocka_unit_test(sizes_that_no_machine_has_are_refused_at_once),
         cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),

@@ -253,7 +253,7 @@ TEST(Program, ADirectoryThatRefusesDirectIoIsToldSo)
     EXPECT_EQ(entry_of(path["checks"], "file_system")["facts"]["type"], "ramfs");
 }
 
-TEST(Program, WhatIsMissingOrNoDirectoryIsToldAfterAllElseWithStatus1)
+TEST(Program, WhatIsMissingOrNoDirectoryIsToldOnceWithStatus1)
 {
     const Here here;
     const std::string missing = here.path() + "/missing";
@@ -262,8 +262,9 @@ TEST(Program, WhatIsMissingOrNoDirectoryIsToldAfterAllElseWithStatus1)
     EXPECT_THAT(result.out, HasSubstr("directory " + here.path() + "\n"));
     EXPECT_THAT(result.out, HasSubstr("mkdir -p " + missing));
     EXPECT_THAT(result.out, HasSubstr(", 2 errors\n"));
-    EXPECT_EQ(result.err, "stepwell info: '" + missing + "' does not exist.\n" +
-                              "stepwell info: '/proc/version' is not a directory.\n");
+    EXPECT_THAT(result.out, HasSubstr("error '" + missing + "' does not exist.\n"));
+    EXPECT_THAT(result.out, HasSubstr("error '/proc/version' is not a directory.\n"));
+    EXPECT_EQ(result.err, "");
 }
 
 TEST(Program, AReadOnlyDirectoryIsToldWithStatus1)
@@ -275,7 +276,7 @@ TEST(Program, AReadOnlyDirectoryIsToldWithStatus1)
     });
     SKIP_WITHOUT_MOUNTS(result);
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("is mounted read-only."));
+    EXPECT_THAT(result.out, HasSubstr("is mounted read-only."));
 }
 
 TEST(Program, AFullDirectoryIsToldWithStatus1)
@@ -284,7 +285,7 @@ TEST(Program, AFullDirectoryIsToldWithStatus1)
     const Outcome result = run_mounted({"info", here.path()}, here.path(), "tmpfs", "size=512k");
     SKIP_WITHOUT_MOUNTS(result);
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("is full: 512 KiB are available"));
+    EXPECT_THAT(result.out, HasSubstr("is full: 512 KiB are available"));
 }
 
 TEST(Program, ADirectoryOfSomebodyElseIsToldWithStatus1)
@@ -297,7 +298,7 @@ TEST(Program, ADirectoryOfSomebodyElseIsToldWithStatus1)
     if (result.status == 126 || result.out.empty())
         GTEST_SKIP() << "another user may not come to the build directory";
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("is not writable for this user."));
+    EXPECT_THAT(result.out, HasSubstr("is not writable for this user."));
 }
 
 TEST(Program, ALinkIsToldAndItsTargetLookedAt)

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A page is read by system calls, not mapped: whatever its owner does to the file, this program
-// goes on. Whose page it is says its owner in the file system and the start of the process in its
-// text, since anybody may write into /dev/shm and numbers of processes come again.
+// goes on. A child of fork has the descriptor of its parent's page; the text says whose it is.
 #include "stats_page.h"
 
 #include "text.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -61,31 +59,24 @@ std::optional<Process> find_process(uint64_t number)
     return Process{number, about.st_uid, parse_number(words[kStart]).value_or(0)};
 }
 
+// In the order in which they were made, unless descriptors were closed in between.
 std::vector<std::string> paths_of(const Process &process)
 {
-    std::vector<std::string> folders;
-    const char *own = std::getenv("XDG_RUNTIME_DIR");
-    if (own && *own == '/') folders.emplace_back(own);
-    folders.push_back("/run/user/" + std::to_string(process.user));
-    folders.emplace_back("/dev/shm");
-    std::vector<std::pair<uint64_t, std::string>> found;
-    const std::string begin = "stepwell-" + std::to_string(process.number) + "-";
-    for (const std::string &folder : folders) {
-        std::error_code error;
-        for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
-             at.increment(error)) {
-            const std::string name = at->path().filename();
-            if (name.rfind(begin, 0) != 0 || at->path().extension() != ".stats") continue;
-            const std::string_view serial(name.data() + begin.size(),
-                                          name.size() - begin.size() - 6);
-            if (const auto number = parse_number(serial)) found.emplace_back(*number, at->path());
-        }
+    const std::string folder = "/proc/" + std::to_string(process.number) + "/fd";
+    std::vector<uint64_t> found;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+         at.increment(error)) {
+        std::error_code gone;
+        const std::string target = std::filesystem::read_symlink(at->path(), gone);
+        if (target.rfind("/memfd:stepwell-stats", 0) != 0) continue;
+        if (const auto number = parse_number(at->path().filename().string()))
+            found.push_back(*number);
     }
     std::sort(found.begin(), found.end());
-    found.erase(std::unique(found.begin(), found.end()), found.end());
     std::vector<std::string> paths;
     paths.reserve(found.size());
-    for (const auto &[serial, path] : found) paths.push_back(path);
+    for (const uint64_t number : found) paths.push_back(folder + "/" + std::to_string(number));
     return paths;
 }
 
@@ -109,14 +100,13 @@ bool read_once(int file, std::string *text_out)
 std::optional<SortedJson> read_page(const std::string &path, const Process &process,
                                     std::string *error)
 {
-    const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (file < 0) {
         if (errno != ENOENT) *error = std::strerror(errno);
         return std::nullopt;
     }
     struct stat about;
     const bool theirs = fstat(file, &about) == 0 && S_ISREG(about.st_mode) &&
-                        about.st_uid == process.user &&
                         static_cast<size_t>(about.st_size) == kPageBytes;
     std::string text;
     bool whole = false;
@@ -161,10 +151,7 @@ StatsPages read_stats_pages(uint64_t number)
     } else if (!error.empty()) {
         pages.error = name_of(*process) + ": " + error + ".";
     } else {
-        pages.error = name_of(*process) +
-                      " has no statistics page; its program asks for one with "
-                      "STW_RUNTIME_STATS_PAGE, or start it with STEPWELL_STATS_PAGE=1 in its "
-                      "environment.";
+        pages.error = name_of(*process) + " has no runtime of Stepwell open.";
     }
     return pages;
 }

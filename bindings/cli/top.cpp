@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <csignal>
 #include <vector>
 
@@ -23,18 +22,22 @@ namespace {
 using SortedJson = nlohmann::json;
 
 constexpr int kPeriodMs = 1000;
+constexpr size_t kColumns = 60;
 constexpr int kShown = 0;
 constexpr int kFailed = 1;
 
 std::string rounded(double value)
 {
+    if (value == 0) return "0";
     char text[32];
     std::snprintf(text, sizeof text, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : "%.2f", value);
     return text;
 }
 
+// What never ran took no time, and is no "0.00 us".
 std::string time_text(double ns)
 {
+    if (ns == 0) return "-";
     if (ns >= 120e9) return rounded(ns / 60e9) + " min";
     if (ns >= 1e9) return rounded(ns / 1e9) + " s";
     if (ns >= 1e6) return rounded(ns / 1e6) + " ms";
@@ -44,13 +47,6 @@ std::string time_text(double ns)
 std::string rate_text(const SortedJson &rate, const char *unit)
 {
     return rate.is_number() ? rounded(rate.get<double>()) + unit : "-";
-}
-
-std::string bar(double share)
-{
-    constexpr size_t kCells = 20;
-    const auto full = static_cast<size_t>(std::lround(std::clamp(share, 0.0, 1.0) * kCells));
-    return "[" + std::string(full, '#') + std::string(kCells - full, '.') + "]";
 }
 
 using Row = std::vector<std::string>;
@@ -82,68 +78,82 @@ std::string numbered(const std::string &name, uint64_t device)
 
 std::string tiers_text(const SortedJson &page)
 {
-    std::vector<Row> rows = {{"tier", "", "used", "budget", "peak", "pinned", "evictions"}};
-    for (const SortedJson &tier : page.at("tiers")) {
-        const uint64_t used = tier.at("used_bytes");
-        const uint64_t budget = tier.at("budget_bytes");
-        const double share =
-            budget > 0 ? static_cast<double>(used) / static_cast<double>(budget) : 0;
-        rows.push_back({numbered(tier.at("tier"), tier.at("device")), bar(share), bytes_text(used),
-                        bytes_text(budget), bytes_text(tier.at("peak_bytes")),
-                        bytes_text(tier.at("pinned_bytes")),
+    std::vector<Row> rows = {{"tier", "used", "budget", "peak", "pinned", "evictions"}};
+    for (const SortedJson &tier : page.at("tiers"))
+        rows.push_back({numbered(tier.at("tier"), tier.at("device")),
+                        bytes_text(tier.at("used_bytes")), bytes_text(tier.at("budget_bytes")),
+                        bytes_text(tier.at("peak_bytes")), bytes_text(tier.at("pinned_bytes")),
                         std::to_string(tier.at("evictions").get<uint64_t>())});
-    }
     return table_text(rows);
+}
+
+std::string mib_text(const SortedJson &bytes_per_s)
+{
+    const bool known = bytes_per_s.is_number() && bytes_per_s.get<double>() > 0;
+    return known ? rounded(bytes_per_s.get<double>() / 0x1p20) : "-";
 }
 
 std::string links_text(const SortedJson &page)
 {
-    std::vector<Row> rows = {{"link", "MiB/s", "of the link", "total", "transfers", "errors"}};
+    std::vector<Row> rows = {{"link", "MiB/s now", "measured", "moved", "transfers"}};
+    std::string errors;
     for (const SortedJson &link : page.at("links")) {
         const uint64_t bytes = link.at("bytes");
+        const uint64_t failed = link.at("errors");
+        const std::string name = numbered(link.at("link"), link.at("device"));
+        if (failed > 0) errors += name + ": " + std::to_string(failed) + " transfers failed\n";
         if (bytes == 0) continue;
-        const SortedJson &rate = link.at("bytes_per_s");
-        const double can = link.at("measured_bytes_per_s");
-        const bool known = rate.is_number() && can > 0;
-        rows.push_back({numbered(link.at("link"), link.at("device")),
-                        rate.is_number() ? rounded(rate.get<double>() / 0x1p20) : "-",
-                        known ? rounded(100 * rate.get<double>() / can) + " %" : "-",
-                        bytes_text(bytes), std::to_string(link.at("transfers").get<uint64_t>()),
-                        std::to_string(link.at("errors").get<uint64_t>())});
+        rows.push_back({name, mib_text(link.at("bytes_per_s")),
+                        mib_text(link.at("measured_bytes_per_s")), bytes_text(bytes),
+                        std::to_string(link.at("transfers").get<uint64_t>())});
     }
-    return rows.size() > 1 ? table_text(rows) : "nothing has moved over a link\n";
+    return (rows.size() > 1 ? table_text(rows) : "nothing has moved over a link\n") + errors;
+}
+
+// As many to a line as fit.
+std::string list_text(const std::vector<std::string> &items)
+{
+    std::string text;
+    size_t line = 0;
+    for (const std::string &item : items) {
+        const bool fits = line > 0 && line + 2 + item.size() <= kColumns;
+        if (line > 0) text += fits ? ", " : ",\n";
+        if (!fits) text += "  ";
+        line = fits ? line + 2 + item.size() : 2 + item.size();
+        text += item;
+    }
+    return text.empty() ? "" : text + "\n";
 }
 
 std::string waits_text(const SortedJson &page)
 {
     const SortedJson &stalls = page.at("stalls");
+    if (stalls.at("waits").get<uint64_t>() == 0) return "no fetch has waited\n";
     std::string text = "waited " + time_text(stalls.at("total_ns")) + " in " +
                        std::to_string(stalls.at("waits").get<uint64_t>()) + " waits";
     if (stalls.at("ns_per_s").is_number())
-        text += ", now " + rounded(stalls.at("ns_per_s").get<double>() / 1e7) + " % of one thread";
+        text += ", now " + rounded(stalls.at("ns_per_s").get<double>() / 1e7) + " % of a thread";
+    std::vector<std::string> causes;
     for (const char *cause : {"nvme", "host_device", "collective", "room", "update"}) {
         const double ns = stalls.at(std::string(cause) + "_ns");
-        if (ns > 0) text += std::string("; ") + cause + " " + time_text(ns);
+        if (ns > 0) causes.push_back(std::string(cause) + " " + time_text(ns));
     }
-    return text + "\n";
-}
-
-// What no schedule of the last step would have been faster than, where a plan knew.
-std::string least_text(const SortedJson &phase)
-{
-    const uint64_t ns = phase.value("last_least_ns", uint64_t{0});
-    return ns > 0 ? time_text(ns) : "-";
+    return text + "\n" + list_text(causes);
 }
 
 std::string phases_text(const SortedJson &page)
 {
-    std::vector<Row> rows = {{"phase", "steps", "", "last step", "bound", "least", "waited"}};
-    for (const SortedJson &phase : page.at("phases"))
-        rows.push_back({printable(phase.at("name").get<std::string>()),
-                        std::to_string(phase.at("steps").get<uint64_t>()),
-                        phase.at("open").get<bool>() ? "in a step" : "",
-                        time_text(phase.at("last_wall_ns")), time_text(phase.at("last_bound_ns")),
-                        least_text(phase), time_text(phase.at("last_stall_ns"))});
+    std::vector<Row> rows = {{"phase", "step", "took", "waited", "bound", "least"}};
+    for (const SortedJson &phase : page.at("phases")) {
+        const uint64_t steps = phase.at("steps");
+        const std::string step = phase.at("open").get<bool>() ? std::to_string(steps + 1) + " runs"
+                                 : steps > 0                  ? std::to_string(steps) + " done"
+                                                              : "-";
+        rows.push_back({printable(phase.at("name").get<std::string>()), step,
+                        time_text(phase.at("last_wall_ns")), time_text(phase.at("last_stall_ns")),
+                        time_text(phase.at("last_bound_ns")),
+                        time_text(phase.value("last_least_ns", uint64_t{0}))});
+    }
     return rows.size() > 1 ? "\n" + table_text(rows) : "";
 }
 
@@ -183,7 +193,7 @@ std::string top_text(const SortedJson &page)
 {
     std::string text = printable(page.at("runtime").get<std::string>()) + ", process " +
                        std::to_string(page.at("process").get<uint64_t>()) + ", open for " +
-                       time_text(page.at("elapsed_ns")) + ", Stepwell " +
+                       time_text(page.at("elapsed_ns")) + "\nStepwell " +
                        printable(page.at("version").get<std::string>()) + "\n\n";
     text += tiers_text(page) + "\n" + links_text(page) + "\n";
     text += "hits " + std::to_string(page.at("hits").get<uint64_t>()) + " (" +
@@ -193,7 +203,7 @@ std::string top_text(const SortedJson &page)
     text += waits_text(page);
     text += "now " + std::to_string(page.at("transfers_in_flight").get<uint64_t>()) +
             " transfers in flight, " + std::to_string(page.at("waiting_fetches").get<uint64_t>()) +
-            " fetches wait; " + std::to_string(page.at("updates").get<uint64_t>()) +
+            " fetches wait\n" + std::to_string(page.at("updates").get<uint64_t>()) +
             " optimizer steps, " + std::to_string(page.at("errors").get<uint64_t>()) + " errors\n";
     return text + phases_text(page);
 }

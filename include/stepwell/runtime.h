@@ -55,9 +55,6 @@ enum { /* stw_runtime_options.flags */
                                   RESUME it is EXISTS. With both it is resumed, and made anew only
                                   where nothing can ever have been committed to it */
     STW_RUNTIME_NO_PROBE = 4, /* measure no directory; use nothing an earlier open measured */
-    STW_RUNTIME_STATS_PAGE = 8, /* a page of statistics that `stepwell top` reads while the process
-                                   runs: no names of tensors, mode 0600, gone at close. Also by
-                                   STEPWELL_STATS_PAGE=1 in the environment */
     STW_RUNTIME_NO_PLAN = 16 /* what steps did before says nothing of the next: no prefetch and no
                                 early write-back by it, the least recently used leaves first;
                                 stw_step_stats.planned stays 0. To measure what the plan gives */

@@ -223,8 +223,7 @@ Status check_sizes(const stw_runtime_options &options)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const bool elsewhere = device_can(options.devices[i], STW_MEMORY_STREAMS);
         STW_TRY(check_size("options.devices[" + std::to_string(i) + "].budget_bytes",
-                           options.devices[i].budget_bytes, block,
-                           elsewhere ? kAddressable : own));
+                           options.devices[i].budget_bytes, block, elsewhere ? kAddressable : own));
     }
     return {};
 }
@@ -451,7 +450,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     STW_TRY(open_update(options.thread_count));
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
-    open_stats(options);
+    open_stats();
     const SignalsBlocked signals;
     timer_ = std::thread([this] { run_timer(); });
     return {};

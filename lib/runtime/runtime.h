@@ -952,7 +952,7 @@ private:
     void report_waste(report::ReportData &data) const;
     void report_history(report::HistoryData &data) const;
     // stats.cpp
-    void open_stats(const stw_runtime_options &options);
+    void open_stats();
     void publish_stats();
     [[nodiscard]] std::vector<report::TensorName> tensor_names() const;
     bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics page of a runtime that was asked for one: filled once a second by the thread of
-// the timer, from totals that are kept anyway. Hits cost nothing for it.
+// The statistics page of a runtime: filled once a second by the thread of the timer, from totals
+// that are kept anyway. Hits cost nothing for it.
 #include "lib/report/live.h"
 #include "lib/runtime/phases.h"
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/stats_page.h"
 
 #include <unistd.h>
-
-#include <cstdlib>
-#include <cstring>
 
 namespace stepwell {
 
@@ -28,12 +25,9 @@ Runtime::StatsOwner::StatsOwner() = default;
 Runtime::StatsOwner::~StatsOwner() = default;
 
 // A page that cannot be had is no reason not to train.
-void Runtime::open_stats(const stw_runtime_options &options)
+void Runtime::open_stats()
 {
-    const char *wanted = secure_getenv("STEPWELL_STATS_PAGE");
-    const bool by_environment = wanted && std::strcmp(wanted, "1") == 0;
-    if ((options.flags & STW_RUNTIME_STATS_PAGE) == 0 && !by_environment) return;
-    Result<std::unique_ptr<StatsPage>> page = StatsPage::create(serial_);
+    Result<std::unique_ptr<StatsPage>> page = StatsPage::create();
     if (!page.ok()) {
         log_.print(STW_LOG_WARNING, "stats", "%s", page.status().sentence());
         return;

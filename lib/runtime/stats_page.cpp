@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics page as a file in memory. Its room is taken when it is made: a write to it later
-// cannot fail, whatever else fills that file system.
+// The statistics page as a file in memory without a name. Its room is taken when it is made: a
+// write to it later cannot fail.
 #include "lib/runtime/stats_page.h"
 
 #include <fcntl.h>
@@ -15,64 +15,32 @@
 
 namespace stepwell {
 
-namespace {
-
-std::string page_directory()
-{
-    const char *directory = secure_getenv("XDG_RUNTIME_DIR");
-    if (directory && *directory == '/' && access(directory, W_OK | X_OK) == 0) return directory;
-    return "/dev/shm";
-}
-
-}  // namespace
-
-Status StatsPage::error(const char *what, int os_errno) const
-{
-    stw_status code = STW_ERROR_IO;
-    if (os_errno == EACCES || os_errno == EPERM || os_errno == EROFS) code = STW_ERROR_PERMISSION;
-    if (os_errno == ENOSPC || os_errno == EDQUOT) code = STW_ERROR_NO_SPACE;
-    if (os_errno == EMFILE || os_errno == ENFILE) code = STW_ERROR_LIMIT;
-    return Status::os_error(code, os_errno,
-                            "There is no statistics page for 'stepwell top': %s '%s' failed.", what,
-                            path_.c_str());
-}
-
-Result<std::unique_ptr<StatsPage>> StatsPage::create(uint64_t runtime_serial)
+Result<std::unique_ptr<StatsPage>> StatsPage::create()
 {
     std::unique_ptr<StatsPage> page(new StatsPage());
-    page->process_ = getpid();
-    const std::string path =
-        page_directory() + format_text("/stepwell-%d-%llu.stats", page->process_,
-                                       static_cast<unsigned long long>(runtime_serial));
-    // What is there is of a dead process that had this number.
-    unlink(path.c_str());
-    const int file =
-        open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
-    page->path_ = path;
-    if (file < 0) {
-        const int os_errno = errno;
-        Status status = page->error("creating", os_errno);
-        page->path_.clear();
-        return status;
-    }
-    const int cause = posix_fallocate(file, 0, kStatsPageBytes);
-    void *memory = MAP_FAILED;
-    if (cause == 0) {
-        memory = mmap(nullptr, kStatsPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    }
-    const int os_errno = cause == 0 ? errno : cause;
-    close(file);
-    if (memory == MAP_FAILED) return page->error("taking memory for", os_errno);
+    const auto failed = [](const char *what, int os_errno) {
+        return Status::os_error(
+            os_errno == EMFILE || os_errno == ENFILE ? STW_ERROR_LIMIT : STW_ERROR_MEMORY, os_errno,
+            "There is no statistics page for 'stepwell top': %s failed", what);
+    };
+    page->file_ = memfd_create(kStatsPageName, MFD_CLOEXEC);
+    if (page->file_ < 0) return failed("memfd_create", errno);
+    const int cause = posix_fallocate(page->file_, 0, kStatsPageBytes);
+    if (cause != 0) return failed("taking its memory", cause);
+    void *memory =
+        mmap(nullptr, kStatsPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page->file_, 0);
+    if (memory == MAP_FAILED) return failed("mapping it", errno);
     madvise(memory, kStatsPageBytes, MADV_DONTFORK);
+    page->process_ = getpid();
     page->layout_ = new (memory) Layout{};
     return page;
 }
 
 StatsPage::~StatsPage()
 {
-    if (process_ != getpid()) return;
-    if (!path_.empty()) unlink(path_.c_str());
-    if (layout_) munmap(layout_, kStatsPageBytes);
+    if (file_ >= 0) close(file_);
+    // A child of fork does not have the mapping.
+    if (layout_ && process_ == getpid()) munmap(layout_, kStatsPageBytes);
 }
 
 // As in the timeline: release and acquire on every word, so that whoever sees one word of a later

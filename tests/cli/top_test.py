@@ -7,11 +7,9 @@ usage: top_test.py COMMAND
 """
 import json
 import os
-import pathlib
-import stat
+import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 COMMAND = sys.argv.pop(1)
@@ -36,8 +34,10 @@ for line in sys.stdin:
     if line.strip() == "fork":
         child = os.fork()
         if child == 0:
-            sys.exit(0)
-        os.waitpid(child, 0)
+            sys.stdin.readline()
+            os._exit(0)
+        print(child, flush=True)
+        continue
     if line.strip() == "close":
         runtime.close()
     print("done", flush=True)
@@ -47,11 +47,10 @@ for line in sys.stdin:
 class Child:
     """A process with a runtime, that does what it is told."""
 
-    def __init__(self, how, directory):
+    def __init__(self):
         self.process = subprocess.Popen(
             [sys.executable, "-B", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, "XDG_RUNTIME_DIR": directory,
-                            "STEPWELL_STATS_PAGE": "1" if how == "page" else "0"})
+            text=True)
         assert self.process.stdout.readline() == "ready\n"
 
     def tell(self, word):
@@ -70,20 +69,13 @@ class Child:
 
 
 class Top(unittest.TestCase):
-    def setUp(self):
-        self.scratch = tempfile.TemporaryDirectory(prefix="stepwell-top-")
-        self.directory = self.scratch.name
-        self.addCleanup(self.scratch.cleanup)
-
     def top(self, *words, **how):
         return subprocess.run([COMMAND, "top", *words], stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.PIPE, check=False, timeout=60,
-                              env={**os.environ, "XDG_RUNTIME_DIR": self.directory}, **how)
+                              stderr=subprocess.PIPE, check=False, timeout=60, **how)
 
     def watch(self, process):
         return subprocess.Popen([COMMAND, "top", str(process), "--json"], text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env={**os.environ, "XDG_RUNTIME_DIR": self.directory})
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def refused(self, *words, **how):
         result = self.top(*words, **how)
@@ -91,11 +83,8 @@ class Top(unittest.TestCase):
         self.assertEqual(result.stderr.count("\n"), 1, "one sentence")
         return result.stderr
 
-    def pages(self):
-        return list(pathlib.Path(self.directory).iterdir())
-
     def test_the_numbers_of_a_running_process_are_shown(self):
-        with Child("page", self.directory) as child:
+        with Child() as child:
             with self.watch(child.process.pid) as watch:
                 # A page a second; the one after the hits has them all.
                 for line in watch.stdout:
@@ -116,32 +105,32 @@ class Top(unittest.TestCase):
             self.assertIn(f"process {child.process.pid}, open for", text.stdout)
             self.assertIn(f"hits {HITS} (", text.stdout)
             self.assertIn("2 MiB  16 MiB", text.stdout)
+            self.assertIn("  1 done  ", text.stdout)
+            self.assertNotIn("0.00 us", text.stdout)
+            self.assertLessEqual(max(map(len, text.stdout.splitlines())), 60, text.stdout)
             self.assertNotIn("\033", text.stdout, "a name moves no cursor")
 
-    def test_a_page_is_private_and_goes_at_close(self):
-        with Child("page", self.directory) as child:
-            (page,) = self.pages()
-            self.assertEqual(stat.S_IMODE(page.stat().st_mode), 0o600)
-            child.tell("fork")
-            self.assertEqual(self.pages(), [page], "a child of fork does not take it away")
+    def test_a_page_goes_with_the_runtime_and_is_no_childs(self):
+        with Child() as child:
+            child.process.stdin.write("fork\n")
+            child.process.stdin.flush()
+            forked = child.process.stdout.readline().strip()
+            self.assertIn("has no runtime of Stepwell open", self.refused(forked, "--once"))
+            os.kill(int(forked), signal.SIGKILL)
             with self.watch(child.process.pid) as watch:
                 self.assertIn("hits", watch.stdout.readline())
                 child.tell("close")
-                self.assertEqual(self.pages(), [])
                 _, said = watch.communicate(timeout=60)
             self.assertEqual(watch.returncode, 0)
             self.assertEqual(said, f"stepwell top: Process {child.process.pid} has closed its "
                                    "runtime.\n")
 
-    def test_without_a_page_it_says_how_to_have_one(self):
-        with Child("none", self.directory) as child:
-            self.assertEqual(self.pages(), [], "nobody asked")
-            said = self.refused(str(child.process.pid), "--once")
-            self.assertIn(f"Process {child.process.pid} has no statistics page", said)
-            self.assertIn("STEPWELL_STATS_PAGE=1", said)
+    def test_a_process_without_the_library_is_one_sentence(self):
+        self.assertEqual(self.refused(str(os.getpid()), "--once"),
+                         f"stepwell top: Process {os.getpid()} has no runtime of Stepwell open.\n")
 
     def test_a_process_that_ends_while_it_is_shown_is_one_sentence(self):
-        with Child("page", self.directory) as child:
+        with Child() as child:
             with self.watch(child.process.pid) as watch:
                 self.assertIn("hits", watch.stdout.readline())
                 child.process.kill()
@@ -149,7 +138,6 @@ class Top(unittest.TestCase):
                 _, said = watch.communicate(timeout=60)
             self.assertEqual(watch.returncode, 0)
             self.assertEqual(said, f"stepwell top: Process {child.process.pid} has ended.\n")
-            self.assertEqual(len(self.pages()), 1, "what a killed process leaves")
             self.assertIn("There is no process", self.refused(str(child.process.pid), "--once"))
 
     def test_no_such_process(self):
@@ -162,25 +150,28 @@ class Top(unittest.TestCase):
             subprocess.run([COMMAND, "version"], user=65534, check=True, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
             self.skipTest(f"another user cannot run the command where it was built: {error}")
-        os.chmod(self.directory, 0o711)
-        with Child("page", self.directory) as child:
+        with Child() as child:
             said = self.refused(str(child.process.pid), "--once", user=65534)
             self.assertIn("belongs to the user with number 0; run stepwell top as that user.", said)
 
-    def test_pages_that_are_not_of_the_process_are_not_shown(self):
-        with Child("none", self.directory) as child, Child("page", self.directory) as other:
-            whole = self.pages()[0].read_bytes()
-            mine = pathlib.Path(self.directory) / f"stepwell-{child.process.pid}-1.stats"
-            mine.write_bytes(whole)  # of a process that had this number before
-            self.assertIn("has no statistics page", self.refused(str(child.process.pid)))
-            mine.write_bytes(whole[:8] + (7).to_bytes(8, "little") + whole[16:])
-            self.assertIn("being written each time", self.refused(str(child.process.pid)))
-            mine.write_bytes(b"short")
-            self.assertIn("has no statistics page", self.refused(str(child.process.pid)))
-            mine.unlink()
-            mine.symlink_to(next(page for page in self.pages()
-                                 if str(other.process.pid) in page.name))
-            self.assertIn("cannot be read", self.refused(str(child.process.pid)))
+    def test_pages_that_are_not_of_this_stepwell_are_not_shown(self):
+        page = os.memfd_create("stepwell-stats")
+        me = str(os.getpid())
+        self.addCleanup(os.close, page)
+        self.assertIn("has no runtime", self.refused(me), "too short")
+        os.ftruncate(page, 32768)
+        head = (0x3147415453505453).to_bytes(8, "little")
+        os.pwrite(page, head + (7).to_bytes(8, "little"), 0)
+        self.assertIn("being written each time", self.refused(me))
+        with open("/proc/self/stat", encoding="utf-8") as stat:
+            start = int(stat.read().rsplit(")", 1)[1].split()[19])
+        for told, said in (({"process_start": start + 1}, "has no runtime"),
+                           ({"process_start": start, "format": 2}, "its format is newer"),
+                           ({"process_start": start, "format": 1}, "lacks what this stepwell")):
+            text = json.dumps(told).encode()
+            os.pwrite(page, head + (8).to_bytes(8, "little") + len(text).to_bytes(8, "little")
+                      + text, 0)
+            self.assertIn(said, self.refused(me))
 
 
 if __name__ == "__main__":

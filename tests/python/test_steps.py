@@ -39,24 +39,6 @@ class Steps(support.Machine):
         with self.assertRaises(stepwell.ClosedError):
             self.phase.step().begin()
 
-    def test_a_page_of_statistics_is_there_while_the_runtime_is_open(self):
-        directory = pathlib.Path(self.directory)
-        before = os.environ.get("XDG_RUNTIME_DIR")
-        os.environ["XDG_RUNTIME_DIR"] = str(directory.resolve())
-        try:
-            options = {"host_bytes": 16 << 20, "profile": "", "probe": False}
-            with stepwell.Runtime(stats_page=True, **options):
-                (page,) = directory.glob("stepwell-*.stats")
-                self.assertEqual(page.stat().st_mode & 0o777, 0o600)
-            self.assertFalse(page.exists())
-            with stepwell.Runtime(**options):
-                self.assertEqual(list(directory.glob("stepwell-*.stats")), [])
-        finally:
-            if before is None:
-                del os.environ["XDG_RUNTIME_DIR"]
-            else:
-                os.environ["XDG_RUNTIME_DIR"] = before
-
     def test_advice_says_what_another_order_would_save(self):
         weights = [self.floats(4 * F32, f"w{i}", 1.0) for i in range(8)]
         for weight in weights:

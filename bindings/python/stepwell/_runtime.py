@@ -47,11 +47,10 @@ class Runtime(Fetches, Generations):
     dicts; nvme: Nvme or dicts. log: a logging.Logger, or a function of (level, topic, line) with a
     level of the logging module; it is called on threads of the library and may call nothing here
     that blocks. profile: a machine profile of `stepwell tune`, "" for none, None for what the
-    library finds; probe=False: no directory is measured at open. stats_page: `stepwell top` can
-    show this process while it runs. plan=False: what steps did before says nothing of the
-    next. group: ranks that tensors lie over, all of which open a runtime on it; it has one at a
-    time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is gathered;
-    node_host_bytes: what the host tiers of all ranks of one host may come to. replica_group: the
+    library finds; probe=False: no directory is measured at open. plan=False: what steps did before
+    says nothing of the next. group: ranks that tensors lie over, all of which open a runtime on it;
+    it has one at a time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is
+    gathered; node_host_bytes: what the host tiers of all ranks of one host may come to. replica_group: the
     ranks that hold the same shards in other groups; sums go over both.
 
     store_name: durable tensors stay, in files of that name in the directories of nvme. resume: True
@@ -69,7 +68,7 @@ class Runtime(Fetches, Generations):
                  log: Log = None, log_level: Optional[int] = None,
                  metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
-                 probe: bool = True, plan: bool = True, stats_page: bool = False,
+                 probe: bool = True, plan: bool = True,
                  group: Optional[Group] = None, whole_bytes: int = 0,
                  node_host_bytes: int = 0, replica_group: Optional[Group] = None,
                  store_name: Optional[str] = None, resume: Resume = False,
@@ -107,8 +106,7 @@ class Runtime(Fetches, Generations):
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
             profile_path=None if profile is None else os.fsencode(profile),
             flags=ways | (0 if probe else _abi.STW_RUNTIME_NO_PROBE)
-            | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
-            | (_abi.STW_RUNTIME_STATS_PAGE if stats_page else 0),
+            | (0 if plan else _abi.STW_RUNTIME_NO_PLAN),
             host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
             whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
             replica_group=None if replica_group is None else replica_group._use(),

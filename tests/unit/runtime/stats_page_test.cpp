@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The statistics page: readers that follow docs/command.md see whole texts alone, whatever is being
-// written; the file is private, where it should be, and goes with the object.
+// written; the file has no name, and goes with the object.
 #include "lib/runtime/stats_page.h"
 
 #include <gtest/gtest.h>
@@ -10,36 +10,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <thread>
 #include <utility>
 
 namespace stepwell {
 namespace {
-
-// XDG_RUNTIME_DIR of the test's own, as long as this lives.
-class RuntimeDirectory {
-public:
-    RuntimeDirectory()
-    {
-        std::string pattern = std::filesystem::temp_directory_path() / "stepwell-page-XXXXXX";
-        EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-        path_ = pattern;
-        setenv("XDG_RUNTIME_DIR", path_.c_str(), 1);
-    }
-    ~RuntimeDirectory()
-    {
-        unsetenv("XDG_RUNTIME_DIR");
-        std::filesystem::remove_all(path_);
-    }
-    RuntimeDirectory(const RuntimeDirectory &) = delete;
-    RuntimeDirectory &operator=(const RuntimeDirectory &) = delete;
-    [[nodiscard]] const std::filesystem::path &path() const { return path_; }
-
-private:
-    std::filesystem::path path_;
-};
 
 struct Head {
     uint64_t magic;
@@ -61,50 +37,31 @@ bool read_page(int file, std::string *text_out)
     return after.sequence == before.sequence;
 }
 
-TEST(StatsPage, IsAPrivateFileThatGoesWithTheObject)
+// As other processes see it.
+std::string link_of(int file)
 {
-    const RuntimeDirectory directory;
-    auto page = StatsPage::create(7);
+    return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file));
+}
+
+TEST(StatsPage, IsAFileWithoutANameThatGoesWithTheObject)
+{
+    auto page = StatsPage::create();
     ASSERT_TRUE(page.ok()) << page.status().sentence();
-    const std::string path = page.value()->path();
-    EXPECT_EQ(path, directory.path() / ("stepwell-" + std::to_string(getpid()) + "-7.stats"));
+    const int file = page.value()->file();
+    EXPECT_EQ(link_of(file), "/memfd:stepwell-stats (deleted)");
     struct stat about;
-    ASSERT_EQ(stat(path.c_str(), &about), 0);
-    EXPECT_EQ(about.st_mode & 07777, 0600u);
+    ASSERT_EQ(fstat(file, &about), 0);
     EXPECT_EQ(about.st_size, kStatsPageBytes);
+    EXPECT_EQ(fcntl(file, F_GETFD), FD_CLOEXEC) << "a program that is started has no page of ours";
     page.take().reset();
-    EXPECT_FALSE(std::filesystem::exists(path));
-}
-
-TEST(StatsPage, WhatADeadProcessLeftUnderTheNameIsReplaced)
-{
-    const RuntimeDirectory directory;
-    const std::filesystem::path elsewhere = directory.path() / "elsewhere";
-    const std::filesystem::path name =
-        directory.path() / ("stepwell-" + std::to_string(getpid()) + "-8.stats");
-    std::filesystem::create_symlink(elsewhere, name);
-    auto page = StatsPage::create(8);
-    ASSERT_TRUE(page.ok()) << page.status().sentence();
-    EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(name)));
-    EXPECT_FALSE(std::filesystem::exists(elsewhere)) << "a link is not followed";
-}
-
-TEST(StatsPage, WithoutARuntimeDirectoryItIsInSharedMemory)
-{
-    if (access("/dev/shm", W_OK | X_OK) != 0) GTEST_SKIP() << "/dev/shm may not be written here";
-    setenv("XDG_RUNTIME_DIR", "/nonexistent-directory", 1);
-    auto page = StatsPage::create(9);
-    unsetenv("XDG_RUNTIME_DIR");
-    ASSERT_TRUE(page.ok()) << page.status().sentence();
-    EXPECT_EQ(page.value()->path().rfind("/dev/shm/", 0), 0u);
+    EXPECT_EQ(fcntl(file, F_GETFD), -1);
 }
 
 TEST(StatsPage, ATextThatIsTooLongLeavesTheOneBefore)
 {
-    const RuntimeDirectory directory;
-    auto page = StatsPage::create(1);
+    auto page = StatsPage::create();
     ASSERT_TRUE(page.ok());
-    const int file = open(page.value()->path().c_str(), O_RDONLY | O_CLOEXEC);
+    const int file = page.value()->file();
     std::string text;
     EXPECT_FALSE(read_page(file, &text)) << "nothing was published yet";
     EXPECT_TRUE(page.value()->publish("short"));
@@ -112,15 +69,13 @@ TEST(StatsPage, ATextThatIsTooLongLeavesTheOneBefore)
     EXPECT_TRUE(read_page(file, &text));
     EXPECT_EQ(text, "short");
     EXPECT_TRUE(page.value()->publish(std::string(kStatsPageBytes - sizeof(Head), 'x')));
-    close(file);
 }
 
 TEST(StatsPage, AReaderBesideTheWriterSeesWholeTexts)
 {
-    const RuntimeDirectory directory;
-    auto page = StatsPage::create(2);
+    auto page = StatsPage::create();
     ASSERT_TRUE(page.ok());
-    const int file = open(page.value()->path().c_str(), O_RDONLY | O_CLOEXEC);
+    const int file = page.value()->file();
     std::atomic<bool> stop{false};
     // Texts of one letter each, of many lengths.
     std::thread writer([&] {
@@ -140,7 +95,6 @@ TEST(StatsPage, AReaderBesideTheWriterSeesWholeTexts)
     }
     stop.store(true);
     writer.join();
-    close(file);
     EXPECT_GE(texts, 50u) << "the writer was not beside the reader";
 }
 

@@ -27,6 +27,9 @@ driver or on this machine is skipped, with the reason.
   -o, --options TEXT    what a storage driver is opened with, "key=value;key=value"
   -m, --memory-options TEXT
                         what a memory driver is opened with
+  -e, --memory-elsewhere
+                        its memory is not this machine's RAM: the test of what is more than
+                        there is asks it for 1 PiB, not for 8 GiB more than is available
   -f, --filter PATTERN  only the tests whose names match: names with * and ?, separated by ':',
                         after a '-' those to leave out
   -l, --list            name the tests and run none
@@ -42,6 +45,7 @@ struct Arguments {
     std::string memory_options;
     std::vector<std::string> directories;
     std::string filter = "*";
+    bool memory_elsewhere = false;
     bool list = false;
 };
 
@@ -65,16 +69,18 @@ void read_arguments(int count, char **words)
     const option known[] = {{"directory", required_argument, nullptr, 'd'},
                             {"options", required_argument, nullptr, 'o'},
                             {"memory-options", required_argument, nullptr, 'm'},
+                            {"memory-elsewhere", no_argument, nullptr, 'e'},
                             {"filter", required_argument, nullptr, 'f'},
                             {"list", no_argument, nullptr, 'l'},
                             {"help", no_argument, nullptr, 'h'},
                             {"version", no_argument, nullptr, kVersion},
                             {nullptr, 0, nullptr, 0}};
-    for (int c; (c = getopt_long(count, words, "d:o:m:f:lh", known, nullptr)) != -1;) {
+    for (int c; (c = getopt_long(count, words, "d:o:m:ef:lh", known, nullptr)) != -1;) {
         switch (c) {
         case 'd': arguments.directories.emplace_back(optarg); break;
         case 'o': arguments.options = optarg; break;
         case 'm': arguments.memory_options = optarg; break;
+        case 'e': arguments.memory_elsewhere = true; break;
         case 'f': arguments.filter = optarg; break;
         case 'l': arguments.list = true; break;
         case 'h': std::fputs(kUsage, stdout); std::exit(0);
@@ -144,7 +150,8 @@ std::vector<StorageCase> storage_cases()
 std::vector<MemoryCase> memory_cases()
 {
     if (drivers.memory == nullptr) return {};
-    return {{label_of(drivers.memory->name), drivers.memory, arguments.memory_options}};
+    return {{label_of(drivers.memory->name), drivers.memory, arguments.memory_options,
+             arguments.memory_elsewhere}};
 }
 
 }  // namespace conformance

@@ -33,6 +33,8 @@ expect "each directory is a run of its own" 0 "StorageConformance.InfoSaysWhatWa
 expect "nothing is left in them" 0 "" --filter '*Info*' --directory one "$ram"
 rmdir one two || number=0
 expect "memory drivers are there too" 0 "MemoryConformance" --list "$ram"
+expect "memory that is elsewhere is asked for more than any machine has" 0 \
+    "Asks for 1048584.0 GiB" --memory-elsewhere --filter '*OverAvailable*' "$ram"
 expect "a module of older headers passes" 0 "[  PASSED  ]" libstepwell-older.so
 expect "a module of newer headers passes" 0 "[  PASSED  ]" libstepwell-newer.so
 expect "a test that fails is status 1" 1 "has no option 'colour=blue'" --options colour=blue "$ram"

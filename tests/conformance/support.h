@@ -92,6 +92,7 @@ struct MemoryCase {
     std::string label;
     const stw_memory_ops *ops;
     std::string options = {};
+    bool elsewhere = false;  // not the RAM of this machine, though the CPU reaches it
 };
 inline std::ostream &operator<<(std::ostream &out, const MemoryCase &one)
 {

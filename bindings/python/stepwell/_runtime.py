@@ -50,8 +50,8 @@ class Runtime(Fetches, Generations):
     library finds; probe=False: no directory is measured at open. plan=False: what steps did before
     says nothing of the next. group: ranks that tensors lie over, all of which open a runtime on it;
     it has one at a time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is
-    gathered; node_host_bytes: what the host tiers of all ranks of one host may come to. replica_group: the
-    ranks that hold the same shards in other groups; sums go over both.
+    gathered; node_host_bytes: what the host tiers of all ranks of one host may come to.
+    replica_group: the ranks that hold the same shards in other groups; sums go over both.
 
     store_name: durable tensors stay, in files of that name in the directories of nvme. resume: True
     for the newest generation there, or its number; overwrite: a store that is there goes, and with

@@ -10,7 +10,7 @@ import sys
 try:
     import numpy
 except ImportError:
-    sys.exit("update.py needs NumPy (python3-numpy)")
+    sys.exit("update.py needs NumPy: pip install numpy, or the package python3-numpy")
 
 import stepwell
 

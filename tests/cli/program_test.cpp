@@ -319,7 +319,7 @@ TEST(Program, ALinkToNothingIsToldWithStatus1)
     ASSERT_EQ(symlink("nowhere", link.c_str()), 0);
     const Outcome result = run({"info", link});
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("is a symbolic link to nothing."));
+    EXPECT_THAT(result.out, HasSubstr("is a symbolic link to nothing."));
 }
 
 // ---------------------------------------------------------------------------------------- tune --

@@ -205,6 +205,12 @@ PROGRAM
     grep -q '"ended": "SIGTERM"' "$safe/results/summary.json"
     packed conformance.log
 }
+# With a stand-in for PyTorch, and the double must see nothing that is out of order.
+steps_beside_pytorch() {
+    on_double STW_CUDA_DOUBLE=delay_us=200,exit=9 \
+        PYTHONPATH="$moved/python:$source/tests/packaging/stand_in:$source/tests/python" \
+        python3 -B "$moved/torch_step.py" "$moved/modules/libstepwell-cuda.so"
+}
 collects_over_ranks() {
     on_double LD_LIBRARY_PATH="$safe/double:$safe/site/nvidia/nccl/lib" \
         STW_CUDA_DOUBLE=devices=4,exit=9 \
@@ -250,6 +256,7 @@ else
     check "nothing is measured on a device that is lost" stops_when_the_device_is_lost
     check "what there is no time for is named" names_what_there_is_no_time_for
     check "what it has is packed when it is ended" packs_when_it_is_ended
+    check "the step beside PyTorch is right on a stand-in for it" steps_beside_pytorch
     check "four ranks collect over four devices" collects_over_ranks
     check "ranks without NCCL are a skip that says so" skips_ranks_without_nccl
     check "direct reads without cuFile are a skip that says so" skips_direct_reads_without_cufile

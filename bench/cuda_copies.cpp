@@ -265,10 +265,10 @@ void measure_copies(const DriverCalls &calls, const Setup &setup, bench::Results
     const struct {
         const char *name;
         uint64_t bytes;
-    } sizes[] = {{"64k", kSmallBytes},
-                 {"1m", uint64_t{1} << 20},
+    } sizes[] = {{"2m", uint64_t{2} << 20},
                  {"16m", uint64_t{16} << 20},
-                 {"256m", uint64_t{256} << 20}};
+                 {"256m", uint64_t{256} << 20},
+                 {"64k", kSmallBytes}};
     for (const auto &size : sizes)
         if (size.bytes <= setup.size_max)
             measure_size(calls, setup, size.bytes, size.name, results);

@@ -75,6 +75,17 @@ void Results::step(const std::string &name, const std::string &against, double w
     add(begin_of(name, median(ours), "ms", against, ratios) + rest);
 }
 
+void Results::plain(const std::string &name, double value, const char *unit, double wanted,
+                    Limit limit)
+{
+    const bool most = limit == Limit::kAtMost;
+    const double ratio = most ? wanted / value : value / wanted;
+    char against[64];
+    std::snprintf(against, sizeof against, "at %s %.4g", most ? "most" : "least", wanted);
+    add(begin_of(name, value, unit, against, {ratio}) +
+        (ratio >= 1 ? ", \"wanted\": 1, \"ok\": true}" : ", \"wanted\": 1, \"ok\": false}"));
+}
+
 void Results::add(const std::string &line)
 {
     lines_.push_back(line);

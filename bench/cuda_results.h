@@ -15,6 +15,9 @@ struct Pair {  // seconds, measured one right after the other
     double reference = 0;
 };
 
+// Of a figure without a reference.
+enum class Limit { kAtLeast, kAtMost };
+
 class Results {
 public:
     // Each figure is printed and, with a path, written as soon as it is there: whoever stops the
@@ -32,6 +35,9 @@ public:
     // else must hold.
     void step(const std::string &name, const std::string &against, double wanted, bool ok,
               const std::vector<Pair> &pairs);
+
+    // One number against what is known of other machines.
+    void plain(const std::string &name, double value, const char *unit, double wanted, Limit limit);
 
 private:
     void add(const std::string &line);

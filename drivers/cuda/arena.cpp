@@ -18,11 +18,11 @@ constexpr uint64_t kLargestPiece = uint64_t{64} << 20;
 
 }  // namespace
 
-int Arena::open(uint64_t bytes, uint64_t block_bytes, bool permanent)
+int Arena::open(uint64_t bytes, uint64_t block_bytes, Pieces pieces)
 {
     bytes_ = bytes;
     block_bytes_ = block_bytes;
-    permanent_ = permanent;
+    pieces_ = pieces;
     return can_map() ? open_mapped() : open_plain();
 }
 
@@ -94,7 +94,7 @@ int Arena::open_mapped()
     const MutexLock lock(mutex_);
     handles_.assign(bytes_ / block_bytes_, 0);
     const int error = open_pieces();
-    if (permanent_)
+    if (is_permanent())
         add_remark("The memory of this device is permanent: its budget cannot change. "
                    "arena=shrinks gives memory back.");
     return error == kSuccess ? allow(base_, bytes_) : error;
@@ -115,7 +115,8 @@ int Arena::open_pieces()
 
 uint64_t Arena::largest_piece() const
 {
-    return is_permanent() ? std::max(kLargestPiece, block_bytes_) : block_bytes_;
+    if (!is_permanent()) return block_bytes_;
+    return pieces_ == Pieces::kOne ? bytes_ : std::max(kLargestPiece, block_bytes_);
 }
 
 // Of the largest size first; what is left at the end is cut into halves of it, from the largest on.

@@ -29,7 +29,7 @@ public:
     Arena &operator=(const Arena &) = delete;
     ~Arena();  // nothing uses it any more
 
-    int open(uint64_t bytes, uint64_t block_bytes, bool permanent);  // CUDA's error
+    int open(uint64_t bytes, uint64_t block_bytes, Pieces pieces);  // CUDA's error
     stw_status open_shared(const stw_memory_options &options, int node,
                            stw_driver_error *error_out);
 
@@ -44,8 +44,9 @@ public:
     // Its memory can be seen at other addresses too.
     bool is_mapped() const { return reserved_ != 0; }
     // In large handles, where they can be seen at other addresses; nothing is given back.
-    bool is_permanent() const { return permanent_ && is_mapped(); }
-    bool stays() const { return !shared_ && (permanent_ || reserved_ == 0); }
+    bool is_permanent() const { return pieces_ != Pieces::kBlocks && is_mapped(); }
+    bool stays() const { return !shared_ && (pieces_ != Pieces::kBlocks || reserved_ == 0); }
+    bool is_one_handle() const { return pieces_ == Pieces::kOne && stays(); }
     // The blocks of one handle: they are mapped together.
     struct Piece {
         uint32_t first = 0;
@@ -84,7 +85,7 @@ private:
     std::string remark_;
     uint64_t bytes_ = 0;
     uint64_t block_bytes_ = 0;
-    bool permanent_ = false;
+    Pieces pieces_ = Pieces::kBlocks;
     std::unique_ptr<SharedArena> shared_;
     Address allocated_ = 0;  // of cuMemAlloc
     Address reserved_ = 0;   // of cuMemAddressReserve

@@ -64,7 +64,7 @@ stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_drive
     arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
     shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
     if (sharing.shares) return arena_->open_shared(options, sharing.node, error_out);
-    const int error = arena_->open(options.bytes, options.block_bytes, wished.permanent);
+    const int error = arena_->open(options.bytes, options.block_bytes, wished.pieces);
     if (error == kSuccess && !sharing.remark.empty()) arena_->add_remark(sharing.remark);
     if (error == kSuccess) return STW_OK;
     size_t free_bytes = 0;
@@ -99,6 +99,7 @@ void DeviceMemory::info(stw_memory_info *info_out) const
     info.huge_pages = arena_->huge_pages();
     if (arena_->stays()) info.flags |= STW_MEMORY_STAYS;
     if (arena_->is_permanent()) info.flags |= STW_MEMORY_SHOWS_RUNS;
+    if (arena_->is_one_handle()) info.flags |= STW_MEMORY_ONE_HANDLE;
     copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
 }

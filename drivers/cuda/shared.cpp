@@ -43,12 +43,15 @@ stw_status read_options(const stw_memory_options &options, Options *options_out,
         else if (unified && value == "off")
             options_out->unified = Unified::kOff;
         else if (arena && value == "shrinks")
-            options_out->permanent = false;
+            options_out->pieces = Pieces::kBlocks;
         else if (arena && value == "permanent")
-            options_out->permanent = true;
+            options_out->pieces = Pieces::kLarge;
+        else if (arena && value == "registered")
+            options_out->pieces = Pieces::kOne;
         else
             return unknown_option(kDriver, option,
-                                  "unified=auto|on|off and arena=shrinks|permanent", error_out);
+                                  "unified=auto|on|off and arena=shrinks|permanent|registered",
+                                  error_out);
     }
     return STW_OK;
 }

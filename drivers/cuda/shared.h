@@ -17,10 +17,13 @@ namespace stepwell::drivers::cuda {
 constexpr const char *kDriver = "cuda";
 
 enum class Unified : uint8_t { kAuto, kOn, kOff };
+// Of an arena whose memory can be placed: a handle for each block, which can go back
+// (arena=shrinks), few large ones (permanent), or one, which other ranks may know (registered).
+enum class Pieces : uint8_t { kBlocks, kLarge, kOne };
 
 struct Options {
     Unified unified = Unified::kAuto;
-    bool permanent = false;  // arena=permanent
+    Pieces pieces = Pieces::kBlocks;
 };
 
 struct Sharing {

@@ -45,6 +45,7 @@ struct NcclConfig {
 };
 inline constexpr unsigned kNcclMagic = 0xCAFEBEEF;
 inline constexpr int kNcclVersionMin = 21400;
+inline constexpr int kNcclRegisterMin = 22300;  // before it only what NVLink SHARP reaches
 
 struct NcclApi {
     int (*get_version)(int *version);
@@ -65,7 +66,7 @@ struct NcclApi {
                           ncclComm_t comm, void *stream);
     int (*all_reduce)(const void *from, void *to, size_t count, int type, int operation,
                       ncclComm_t comm, void *stream);
-    // Since 2.19; null before.
+    // Null before 2.19.
     int (*comm_register)(ncclComm_t comm, void *memory, size_t bytes, void **handle);
     int (*comm_deregister)(ncclComm_t comm, void *handle);
 };

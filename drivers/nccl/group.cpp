@@ -258,9 +258,11 @@ stw_status NcclGroup::refuse(stw_driver_error *error_out) const
 
 stw_status NcclGroup::register_memory(void *base, uint64_t bytes, stw_driver_error *error_out)
 {
-    if (libraries_.nccl.comm_register == nullptr || libraries_.nccl.comm_deregister == nullptr)
+    if (libraries_.nccl.comm_register == nullptr || libraries_.nccl.comm_deregister == nullptr ||
+        libraries_.nccl_version < kNcclRegisterMin)
         return fail(error_out, STW_ERROR_UNSUPPORTED, {},
-                    "NCCL %s registers no memory; 2.19 is the first that does.",
+                    "NCCL %s is not asked to register memory; 2.23 is the first that reaches it by "
+                    "more than NVLink SHARP.",
                     libraries_.version_text().c_str());
     const Device::Scope scope(*device_);
     void *handle = nullptr;

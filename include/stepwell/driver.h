@@ -180,8 +180,10 @@ typedef struct stw_memory_info {
 enum { /* stw_memory_info.flags */
     STW_MEMORY_STAYS = 1,     /* nothing is given back: give_back is UNSUPPORTED, and who knows
                                  where the memory is may keep it */
-    STW_MEMORY_SHOWS_RUNS = 2 /* what is seen in one reserved range lies there as in the arena, side
-                                 by side: see show */
+    STW_MEMORY_SHOWS_RUNS = 2, /* what is seen in one reserved range lies there as in the arena,
+                                 side by side: see show */
+    STW_MEMORY_ONE_HANDLE = 4 /* with STAYS: the options ask for an arena of one allocation that a
+                                 group of ranks may register */
 };
 
 enum { /* stw_memory_ops.capabilities */
@@ -501,8 +503,10 @@ typedef struct stw_collective_ops {
      * started any more. */
     stw_status (*abort)(stw_collective *collective);
     /* STW_COLLECTIVE_CAN_REGISTER. No collective is in flight; no call waits for others. ------- */
-    /* The range stays mapped as it is until it is registered no more. UNSUPPORTED, with the reason:
-     * this engine has nothing of the kind; collectives there go as they do without. */
+    /* The range is one allocation and stays mapped as it is until it is registered no more.
+     * UNSUPPORTED, with the reason: this engine has nothing of the kind; collectives there go as
+     * they do without. The library takes it back before a collective uses the range where any rank
+     * of the group has none. */
     stw_status (*register_memory)(stw_collective *collective, void *base, uint64_t bytes,
                                   stw_driver_error *error_out);
     /* Of the same range. Also after abort. */

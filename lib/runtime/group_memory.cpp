@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace stepwell {
 
@@ -55,16 +56,30 @@ Status Runtime::open_group_memory()
     ranks.arena_bytes = info.bytes;
     ranks.device_bucket = at.base + used;
     ranks.device_bucket_bytes = info.bytes - used;
-    // Memory that may go back to the system while ranks know where it is is not shown to them.
-    if (at.slot_memory) {
-        log_.print(STW_LOG_INFO, ranks.group.driver(),
-                   "Device %u is not registered with the group: its memory can be given back.",
-                   at.device);
-        return {};
+    return register_group_memory((info.flags & STW_MEMORY_ONE_HANDLE) != 0);
+}
+
+// On all ranks or on none: an engine may leave it undefined what a collective does whose memory is
+// registered on some of them. So even a rank that was not asked to says so.
+Status Runtime::register_group_memory(bool asked)
+{
+    Ranks &ranks = *ranks_.body;
+    collective::Group &group = ranks.group;
+    if (asked) {
+        const Status status = group.register_memory(places_[ranks.place].base, ranks.arena_bytes);
+        ranks.registered = status.ok();
+        if (!status.ok()) log_.print(STW_LOG_WARNING, group.driver(), "%s", status.sentence());
     }
-    const Status status = ranks.group.register_memory(at.base, info.bytes);
-    ranks.registered = status.ok();
-    if (!status.ok()) log_.print(STW_LOG_INFO, ranks.group.driver(), "%s", status.sentence());
+    const auto mine = static_cast<char>(ranks.registered);
+    std::vector<char> all(group.size());
+    STW_TRY(group.exchange(&mine, all.data(), sizeof mine));
+    const auto other = std::find(all.begin(), all.end(), 0);
+    if (!ranks.registered || other == all.end()) return {};
+    leave_group_memory();
+    log_.print(STW_LOG_WARNING, group.driver(),
+               "No memory is registered with the group: rank %u has none. Give the device of every "
+               "rank the same options.",
+               static_cast<uint32_t>(other - all.begin()));
     return {};
 }
 

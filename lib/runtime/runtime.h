@@ -709,6 +709,7 @@ private:
     // group_memory.cpp: of the CPU, or of a device with streams
     static uint64_t bucket_blocks(const stw_runtime_options &options);
     Status open_group_memory();
+    Status register_group_memory(bool asked);
     void leave_group_memory();
     [[nodiscard]] bool is_of_group(const void *memory) const;
     Status move_bytes(void *to, const void *from, uint64_t bytes);

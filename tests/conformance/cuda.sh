@@ -20,7 +20,7 @@ fi
 grep -q "colour=blue" "$work/said"
 for seed in 1 2 3; do
     for unified in 0 1; do
-        for arena in shrinks permanent; do
+        for arena in shrinks permanent registered; do
             STW_CUDA_DOUBLE="seed=$seed,delay_us=50,unified=$unified,exit=3" \
                 "$program" --memory-options "arena=$arena" "$work/$(basename "$module")"
         done

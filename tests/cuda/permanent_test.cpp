@@ -127,7 +127,7 @@ TEST_F(CudaPermanent, AnUnknownWayIsRefused)
     options.devices = &device, options.device_count = 1;
     options.host_bytes = 8 * kBlock;
     EXPECT_EQ(stw_runtime_open(&options, &runtime_), STW_ERROR_INVALID);
-    EXPECT_TRUE(said("arena=shrinks|permanent")) << stw_last_error();
+    EXPECT_TRUE(said("arena=shrinks|permanent|registered")) << stw_last_error();
     runtime_ = nullptr;
 }
 

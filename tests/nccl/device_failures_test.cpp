@@ -90,20 +90,6 @@ TEST_F(DeviceFailures, AGroupThatNcclRefusesSaysWhy)
     });
 }
 
-TEST_F(DeviceFailures, WithoutARegistrationCollectivesGoOn)
-{
-    run(2, [](Rank &rank) {
-        choose("fail=ncclCommRegister:0:3");
-        rank.open("", 24, 48);
-        if (testing::Test::HasFailure()) return;
-        stw_tensor *tensor = written(rank, "t", 100'000);
-        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, value);
-        EXPECT_GT(stw_nccl_double_calls("ncclCommRegister"), 0u);
-        EXPECT_EQ(stw_nccl_double_in_registered(), 0u);
-        rank.end();
-    });
-}
-
 TEST_F(DeviceFailures, ACollectiveThatNcclRefusesEndsTheGroup)
 {
     run(2, [](Rank &rank) {

@@ -4,6 +4,7 @@
 #include "tests/nccl/ranks_rig.h"
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 
@@ -217,40 +218,58 @@ TEST_F(Ranks, AShardedTensorHasNoFixedAddress)
     });
 }
 
-// With blocks of 64 KiB the arena stays what it is, so NCCL may know all of it.
-TEST_F(Ranks, MemoryThatNeverGoesBackIsRegistered)
+// A tensor is gathered; how many of its collectives were in memory that NCCL knew.
+uint64_t gathers_in_registered(Rank &rank)
 {
-    run(2, [](Rank &rank) {
-        rank.open(seed_of(rank, 5), 8, 24);
-        if (testing::Test::HasFailure()) return;
-        stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
-        rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
-        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
-        EXPECT_GT(stw_nccl_double_in_registered(), 0u);
-        rank.end();
-    });
+    stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
+    rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
+    rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
+    return stw_nccl_double_in_registered();
 }
 
-TEST_F(Ranks, APermanentArenaIsRegisteredAndHasNoOtherAddresses)
+// The double refuses memory of several handles, which is reached at wrong addresses.
+TEST_F(Ranks, MemoryIsRegisteredWhereThatIsAskedForInOneHandle)
 {
-    for (const bool permanent : {true, false}) {
-        SCOPED_TRACE(permanent);
-        run(2, [permanent](Rank &rank) {
-            rank.block_bytes = STW_BLOCK_2M;
-            rank.device_options = permanent ? "arena=permanent" : "arena=shrinks";
-            rank.begin(seed_of(rank, 6));
-            ASSERT_EQ(rank.try_open(4, 20), STW_OK) << stw_last_error();
-            stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
-            rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
-            rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
-            EXPECT_EQ(stw_nccl_double_in_registered() > 0, permanent);
-            EXPECT_EQ(make_fixed(rank, "fixed", STW_PARTITION_LOCAL),
-                      permanent ? STW_ERROR_INVALID : STW_OK)
-                << stw_last_error();
-            if (permanent) {
-                EXPECT_NE(std::strstr(stw_last_error(), "registered with the group"), nullptr)
+    for (const std::string arena : {"", "arena=permanent", "arena=registered"}) {
+        for (const uint64_t block : {uint64_t{STW_BLOCK_64K}, uint64_t{STW_BLOCK_2M}}) {
+            SCOPED_TRACE(arena + " in blocks of " + std::to_string(block));
+            run(2, [&](Rank &rank) {
+                const bool asked = arena == "arena=registered";
+                rank.block_bytes = block;
+                rank.device_options = arena;
+                rank.begin(seed_of(rank, 5));
+                ASSERT_EQ(rank.try_open((uint64_t{8} << 20) / block, (uint64_t{40} << 20) / block),
+                          STW_OK)
                     << stw_last_error();
+                EXPECT_EQ(gathers_in_registered(rank) > 0, asked);
+                EXPECT_EQ(stw_nccl_double_calls("ncclCommRegister"), asked ? 1u : 0u);
+                if (asked && block == STW_BLOCK_2M) {
+                    EXPECT_EQ(stw_double_calls("cuMemCreate"), 1u);
+                    EXPECT_EQ(make_fixed(rank, "fixed", STW_PARTITION_LOCAL), STW_ERROR_INVALID);
+                    EXPECT_NE(std::strstr(stw_last_error(), "registered with the group"), nullptr)
+                        << stw_last_error();
+                }
+                rank.end();
+            });
+        }
+    }
+}
+
+// NCCL refuses it on one of them, is too old there, or one is not asked to: then none has it.
+TEST_F(Ranks, MemoryIsRegisteredOnAllRanksOrOnNone)
+{
+    for (const std::string what : {"fail=ncclCommRegister:0:3", "version=22105", ""}) {
+        SCOPED_TRACE(what);
+        run(3, [&](Rank &rank) {
+            const bool differs = rank.rank == 1;
+            if (differs) {
+                ASSERT_EQ(setenv("STW_NCCL_DOUBLE", what.c_str(), 1), 0);
             }
+            if (!differs || !what.empty()) rank.device_options = "arena=registered";
+            rank.open(seed_of(rank, 6), 8, 24);
+            if (testing::Test::HasFailure()) return;
+            EXPECT_EQ(gathers_in_registered(rank), 0u);
+            EXPECT_EQ(stw_nccl_double_calls("ncclCommDeregister"), differs ? 0u : 1u);
             rank.end();
         });
     }

@@ -60,6 +60,7 @@ TEST_P(LentCommunicator, GathersAndSumsAndStaysTheProgramsOwn)
 {
     run(GetParam(), [](Rank &rank) {
         rank.lends = true;
+        rank.device_options = "arena=registered";
         rank.open("", 24, 48);
         if (testing::Test::HasFailure()) return;
         stw_tensor *param = rank.make("p", 100'001, STW_ROLE_PARAM);

@@ -91,7 +91,8 @@ int collect(const char *function, Asked asked, void *handle)
         const uint64_t all = bytes * static_cast<uint64_t>(comm.ranks());
         const uint64_t from = asked.kind == Kind::kReduceScatter ? all : bytes;
         const uint64_t to = asked.kind == Kind::kAllGather ? all : bytes;
-        if (comm.covers(asked.from, from) && comm.covers(asked.to, to)) ++state().in_registered;
+        asked.registered = comm.covers(asked.from, from) && comm.covers(asked.to, to);
+        if (asked.registered) ++state().in_registered;
         return comm.start(asked);
     });
 }
@@ -99,6 +100,18 @@ int collect(const char *function, Asked asked, void *handle)
 uint64_t address(const void *pointer)
 {
     return reinterpret_cast<uint64_t>(pointer);
+}
+
+// NCCL knows of a range what its first byte belongs to, and reaches the rest of it at addresses that
+// are another memory's.
+bool is_one_allocation(uint64_t begin, uint64_t bytes)
+{
+    using cuda_double::cuPointerGetAttribute;
+    uint64_t start = 0;
+    size_t size = 0;
+    return cuPointerGetAttribute(&start, cuda_double::kPointerRangeStart, begin) == 0 &&
+           cuPointerGetAttribute(&size, cuda_double::kPointerRangeSize, begin) == 0 &&
+           begin + bytes <= start + size;
 }
 
 }  // namespace
@@ -222,6 +235,7 @@ STW_EXPORT int ncclCommRegister(ncclComm_t handle, void *memory, size_t bytes, v
 {
     return enter("ncclCommRegister", handle, [&](Communicator &comm) -> int {
         if (!comm.joined() || memory == nullptr || bytes == 0) return kNcclInvalidArgument;
+        if (!is_one_allocation(address(memory), bytes)) return kNcclInvalidUsage;
         *registered = comm.add(address(memory), bytes);
         return kNcclSuccess;
     });

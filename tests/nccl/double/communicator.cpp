@@ -113,7 +113,7 @@ int Communicator::enqueue(const Asked &asked)
     const uint64_t all = bytes * static_cast<uint64_t>(ranks());
     auto step = std::make_unique<Step>();
     step->comm = shared_from_this();
-    step->called = {static_cast<uint32_t>(asked.kind), asked.type, asked.count};
+    step->called = {static_cast<uint32_t>(asked.kind), asked.type, asked.count, asked.registered};
     step->number = started_;
     step->from = asked.from;
     step->to = asked.to;
@@ -181,7 +181,9 @@ void Communicator::get(void *user, void *(*alias)(uint64_t))
     const bool alike =
         segment.all([&](const RankState &rank) { return rank.called[number % 2] == step->called; });
     if (!comm.over() && !alike)
-        comm.break_with(kNcclInvalidUsage, "ranks called for different collectives");
+        comm.break_with(kNcclInvalidUsage,
+                        "ranks called for different collectives, or with memory that not all have "
+                        "registered");
     if (!comm.over()) {
         const uint64_t bytes = step->called.count * bytes_of_type(step->called.type);
         const bool scatters = step->called.kind == static_cast<uint32_t>(Kind::kReduceScatter);

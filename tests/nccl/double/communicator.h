@@ -20,6 +20,7 @@ struct Asked {
     uint64_t count = 0;  // as the caller gave it
     int type = 0;
     void *stream = nullptr;
+    bool registered = false;  // all that it reads and writes
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {

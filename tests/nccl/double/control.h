@@ -7,12 +7,13 @@
  * Sums are taken in rank order, 0 first, in f32 (f64 for double), and rounded once: as host groups
  * take them, and not as NCCL does, which has an order of its own.
  *
- * What NCCL leaves undefined is an error here: ranks that call for different collectives, a call
- * while the last one is still being launched, a handle that was given back. A rank that is gone is
- * waited for, until the communicator is aborted.
+ * What NCCL leaves undefined is an error here: ranks that call for different collectives, or in
+ * memory that some of them have registered and others not, a call while the last one is still being
+ * launched, a handle that was given back, registered memory of several handles. A rank that is gone
+ * is waited for, until the communicator is aborted.
  *
  * STW_NCCL_DOUBLE holds options, "key=value" with commas between:
- *   version=22105  what ncclGetVersion says
+ *   version=22304  what ncclGetVersion says
  *   init=2         so often ncclCommGetAsyncError says "in progress" when all ranks have joined
  *   launch=1       so often it says so of every second collective, before that is on its stream
  *   notices=0      1: a process that is gone is found, and the others get ncclRemoteError

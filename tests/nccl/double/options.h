@@ -17,7 +17,7 @@ struct Failure {
 };
 
 struct Options {
-    int version = 22105;
+    int version = 22304;
     int init = 2;
     int launch = 1;
     bool notices = false;

@@ -18,6 +18,7 @@ struct Called {
     uint32_t kind = 0;
     int type = 0;
     uint64_t count = 0;
+    bool registered = false;  // all that it reads and writes
     bool operator==(const Called &other) const = default;
 };
 

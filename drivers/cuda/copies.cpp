@@ -111,9 +111,11 @@ int Copies::one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copi
     return error;
 }
 
-int Copies::after(uint64_t mark)
+int Copies::after(uint64_t mark, uint32_t copies)
 {
     for (Lane *lane : {&in_, &out_}) {
+        const uint32_t its = lane == &in_ ? STW_COPIES_IN : STW_COPIES_OUT;
+        if ((copies & its) == 0) continue;
         const MutexLock lock(lane->mutex);
         if (const int error = marks_.wait(lane->stream, mark)) return error;
     }

@@ -201,6 +201,11 @@ enum { /* stw_memory_ops.capabilities */
                                    shares_host */
 };
 
+enum { /* of copies_after */
+    STW_COPIES_IN = 1, /* into this memory or inside of it, and zeros */
+    STW_COPIES_OUT = 2 /* out of it */
+};
+
 /*
  * What a device computes under STW_MEMORY_UPDATES has the bits of the library's own kernels, as a
  * tensor may be updated on either side: + - x / and sqrt in f32 (sums of squares in f64), each
@@ -342,8 +347,9 @@ typedef struct stw_memory_ops {
      * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
      * DEVICE: the device is lost. INVALID: the stream records a graph. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
-    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device. */
-    stw_status (*copies_after)(stw_memory *memory, uint64_t mark);
+    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device: of
+     * these STW_COPIES_*, one or both. The others must not wait for it, or they are slow. */
+    stw_status (*copies_after)(stw_memory *memory, uint64_t mark, uint32_t copies);
     /* Work that is enqueued on the stream from now on comes behind the mark. Errors as mark. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
     /* Host memory that copies go to and from: they need no buffer of the driver's between, and run

@@ -587,7 +587,7 @@ private:
     static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                  bool writes);
     static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                bool writes);
+                                bool writes, bool into);
     static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                    uint64_t mark);
     static void device_ordered(void *user, residency::TransferId transfer);
@@ -714,7 +714,7 @@ private:
     Status move_bytes(void *to, const void *from, uint64_t bytes);
     Status zero_bytes(void *memory, uint64_t bytes);
     std::function<Status(void *, const void *, uint64_t)> mover();
-    Status order_copy(const void *memory, uint64_t bytes, bool writes);
+    Status order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies);
     Status order_group(const void *memory, uint64_t bytes, bool writes);
     Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
                           residency::FetchAsked *asked_out);

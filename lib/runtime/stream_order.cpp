@@ -93,7 +93,8 @@ Status Runtime::begin_streams(const Waiter &waiter)
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
-        if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
+        if (range.access == STW_REDUCE)
+            STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));
         STW_TRY(at.streams->begin(id, slots, writes));
     }
     if (is_absent(plan)) return {};
@@ -173,14 +174,14 @@ Status Runtime::device_shows(void *user, const transfer::Job &job)
 }
 
 Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                              bool writes)
+                              bool writes, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
     const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
     const SlotRange slots = runtime->slots_of(at, pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return at.streams->before_copy(slots, writes);
+    return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
 }
 
 Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,

@@ -194,7 +194,7 @@ void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
     for (Task *task : batch) {
         const Sides sides = sides_of(*task);
         task->status = order_copy(sides.device, sides.into ? sides.target : sides.source,
-                                  task->job.transfer.bytes, sides.into);
+                                  task->job.transfer.bytes, sides.into, sides.into);
     }
     batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
     if (batch.empty()) return;
@@ -327,7 +327,7 @@ Status Engine::Parts::copy_bytes(Task &task) const
     case TransferKind::kMap: return {};
     case TransferKind::kZero: {
         const Memory &memory = options.memories[job.to_memory];
-        STW_TRY(order_copy(job.to_memory, job.to_pointer, bytes, true));
+        STW_TRY(order_copy(job.to_memory, job.to_pointer, bytes, true, true));
         const stw_status code = memory.ops->zero(memory.memory, job.to_pointer, bytes);
         if (code >= 0) return {};
         return Status::error(code,
@@ -341,11 +341,11 @@ Status Engine::Parts::copy_bytes(Task &task) const
     return move_bytes(task, job.to_memory, job.to_pointer, job.from_memory, job.from_pointer);
 }
 
-Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes,
-                                 bool writes) const
+Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                                 bool into) const
 {
     if (options.order.before == nullptr || options.memories[memory].cpu_access) return {};
-    return options.order.before(options.order.user, memory, pointer, bytes, writes);
+    return options.order.before(options.order.user, memory, pointer, bytes, writes, into);
 }
 
 // A memory copies inside itself and to and from host memory, so of two memories the one that
@@ -358,8 +358,13 @@ Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, ui
     const residency::Transfer &transfer = task.job.transfer;
     const Memory &mover = into.cpu_access ? out_of : into;
     // Of a staged move the other side is the ring's, which has the number of the device too.
-    if (task.route != Route::kReadStaged) STW_TRY(order_copy(from, source, transfer.bytes, false));
-    if (task.route != Route::kWriteStaged) STW_TRY(order_copy(to, target, transfer.bytes, true));
+    // Between two memories that the CPU cannot reach each has its own part; inside of one all is of
+    // those into it.
+    const bool inside = to == from && task.route == Route::kCopy;
+    if (task.route != Route::kReadStaged)
+        STW_TRY(order_copy(from, source, transfer.bytes, false, inside));
+    if (task.route != Route::kWriteStaged)
+        STW_TRY(order_copy(to, target, transfer.bytes, true, true));
     const stw_status code = to != from && !into.cpu_access && !out_of.cpu_access
                                 ? bounce(into, static_cast<char *>(target), out_of,
                                          static_cast<const char *>(source), transfer.bytes)

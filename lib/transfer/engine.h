@@ -100,9 +100,10 @@ struct Memory {
 // no lock held; they must not call the engine. Null: there is no such memory.
 struct DeviceOrder {
     void *user = nullptr;
-    // Bytes are about to be read or, with `writes`, written. An error fails the job.
-    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                     bool writes) = nullptr;
+    // Bytes are about to be read or, with `writes`, written, by a copy into the memory or, without
+    // `into`, out of it. An error fails the job.
+    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                     bool into) = nullptr;
     // Around what starts copies between the memory and the host. `mark`: behind them; null: none
     // was started, or they are over.
     void (*hold)(void *user, uint32_t memory) = nullptr;

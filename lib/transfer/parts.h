@@ -134,7 +134,8 @@ struct Engine::Parts {
     [[nodiscard]] bool go_together(const Task &first, const Task &next) const;
     [[nodiscard]] Sides sides_of(const Task &task) const;
     Status copy_bytes(Task &task) const;
-    Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) const;
+    Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                      bool into) const;
     Status map_block(const Task &task) const;
     Status show_block(const Task &task) const;
     bool show_started(Task &task, const Sides &sides);

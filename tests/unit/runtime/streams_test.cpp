@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which copies of a device are made to wait for which marks, by the calls of a driver that does
+// nothing.
+#include "lib/runtime/streams.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace stepwell {
+namespace {
+
+// What it was told of copies: the mark, and which of them wait for it.
+struct Told {
+    uint64_t marks = 0;
+    std::vector<std::pair<uint64_t, uint32_t>> copies;
+};
+
+Told &told_of(stw_memory *memory)
+{
+    return *reinterpret_cast<Told *>(memory);
+}
+
+stw_memory_ops telling_ops()
+{
+    stw_memory_ops made{};
+    made.struct_size = sizeof made;
+    made.name = "told";
+    made.check_stream = [](stw_memory *, void *, stw_driver_error *) -> stw_status {
+        return STW_OK;
+    };
+    made.mark = [](stw_memory *memory, void *, uint64_t *mark_out) -> stw_status {
+        *mark_out = ++told_of(memory).marks;
+        return STW_OK;
+    };
+    made.copies_after = [](stw_memory *memory, uint64_t mark, uint32_t copies) -> stw_status {
+        told_of(memory).copies.emplace_back(mark, copies);
+        return STW_OK;
+    };
+    made.stream_after = [](stw_memory *, void *, uint64_t) -> stw_status { return STW_OK; };
+    return made;
+}
+
+class StreamsOfADevice : public testing::Test {
+protected:
+    // The stream leaves the slot behind, written.
+    void release(void *stream, residency::Slot slot)
+    {
+        const Result<DeviceStreams::Id> id = streams.id_of(stream);
+        ASSERT_TRUE(id.ok());
+        ASSERT_TRUE(streams.begin(id.value(), {slot, 1}, true).ok());
+        streams.end(id.value(), {slot, 1}, true);
+    }
+    using Copies = std::vector<std::pair<uint64_t, uint32_t>>;
+
+    Told told;
+    const stw_memory_ops ops = telling_ops();
+    DeviceStreams streams{&ops, reinterpret_cast<stw_memory *>(&told), 8, "device 0"};
+    int first = 0;  // its address is a stream
+};
+
+TEST_F(StreamsOfADevice, ACopyOutThatWaitsHoldsUpNoCopyIn)
+{
+    release(&first, 0);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies, (Copies{{1, STW_COPIES_OUT}}));
+    ASSERT_TRUE(streams.before_copy({1, 1}, true, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.copies.size(), 1u);
+}
+
+TEST_F(StreamsOfADevice, ADirectionThatWaitedSpeaksForItselfAlone)
+{
+    release(&first, 0);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies.size(), 1u) << "once is enough";
+    ASSERT_TRUE(streams.before_copy({0, 1}, true, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.copies, (Copies{{1, STW_COPIES_OUT}, {1, STW_COPIES_IN}}));
+}
+
+// What is brought and taken away again before it has arrived.
+TEST_F(StreamsOfADevice, ACopyOutComesBehindTheCopyIn)
+{
+    ASSERT_TRUE(streams.before_copy({3, 1}, true, STW_COPIES_IN).ok());
+    streams.copy_started({3, 1}, 77);
+    ASSERT_TRUE(streams.before_copy({3, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies, (Copies{{77, STW_COPIES_OUT}}));
+}
+
+}  // namespace
+}  // namespace stepwell

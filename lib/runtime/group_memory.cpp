@@ -106,7 +106,7 @@ Status Runtime::move_bytes(void *to, const void *from, uint64_t bytes)
     const uint32_t copies = is_of_group(to) ? STW_COPIES_IN : STW_COPIES_OUT;
     STW_TRY(order_copy(from, bytes, false, copies));
     STW_TRY(order_copy(to, bytes, true, copies));
-    if (pins_) pins_->begin(at.memory);
+    if (pins_) pins_->begin(at.memory, is_of_group(to));
     const stw_status code = at.ops->copy(at.memory, to, from, bytes);
     if (pins_) pins_->end(at.memory, is_of_group(to), nullptr);
     if (code == STW_OK) return {};

@@ -36,9 +36,12 @@ HostPins::HostPins(Options options)
       registered_(std::make_unique<std::atomic<int>[]>(blocks_))
 {
     for (const Device &device : options.devices) {
-        copies_.emplace_back();
-        copies_.back().ops = device.ops;
-        copies_.back().memory = device.memory;
+        for (const bool into : {true, false}) {
+            copies_.emplace_back();
+            copies_.back().ops = device.ops;
+            copies_.back().memory = device.memory;
+            copies_.back().into = into;
+        }
         const bool known =
             std::any_of(registrars_.begin(), registrars_.end(),
                         [&](const Registrar &other) { return other.device.ops == device.ops; });
@@ -188,23 +191,23 @@ void HostPins::refuse(Registrar &registrar, const stw_driver_error &error)
 
 // ------------------------------------------------------------------------------------ copies ----
 
-HostPins::Copies *HostPins::copies_of(const stw_memory *memory)
+HostPins::Copies *HostPins::copies_of(const stw_memory *memory, bool into)
 {
     for (Copies &copies : copies_)
-        if (copies.memory == memory) return &copies;
+        if (copies.memory == memory && copies.into == into) return &copies;
     return nullptr;
 }
 
-void HostPins::begin(const stw_memory *memory)
+void HostPins::begin(const stw_memory *memory, bool into)
 {
-    if (Copies *copies = copies_of(memory)) copies->mutex.lock();
+    if (Copies *copies = copies_of(memory, into)) copies->mutex.lock();
 }
 
 void HostPins::end(const stw_memory *memory, bool into, const uint64_t *mark)
 {
-    Copies *copies = copies_of(memory);
+    Copies *copies = copies_of(memory, into);
     if (copies == nullptr) return;
-    if (mark != nullptr) (into ? copies->up : copies->down) = *mark;
+    if (mark != nullptr) copies->last = *mark;
     copies->mutex.unlock();
 }
 
@@ -225,10 +228,8 @@ bool HostPins::is_registered(const void *pointer) const
 // Under the locks of all copies. A device that is lost copies nothing any more.
 void HostPins::await_copies()
 {
-    for (Copies &copies : copies_) {
-        for (const std::optional<uint64_t> &mark : {copies.up, copies.down})
-            if (mark) (void)copies.ops->wait(copies.memory, *mark);
-    }
+    for (Copies &copies : copies_)
+        if (copies.last) (void)copies.ops->wait(copies.memory, *copies.last);
 }
 
 // ----------------------------------------------------------------------------------- budgets ----

@@ -593,7 +593,7 @@ private:
     static void device_ordered(void *user, residency::TransferId transfer);
     static void device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                uint64_t number);
-    static void device_hold(void *user, uint32_t memory);
+    static void device_hold(void *user, uint32_t memory, bool into);
     static bool device_registered(void *user, const void *pointer);
     static void device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark);
     void pin_host_memory();

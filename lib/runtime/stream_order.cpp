@@ -219,10 +219,10 @@ void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, u
     at.streams->copy_arrived(runtime->slots_of(at, pointer, bytes), number);
 }
 
-void Runtime::device_hold(void *user, uint32_t memory)
+void Runtime::device_hold(void *user, uint32_t memory, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory);
+    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory, into);
 }
 
 void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark)

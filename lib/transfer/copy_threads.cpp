@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copy threads: memory to memory, zeros, maps without I/O, and the memory side of staged moves.
 // They wait for work on a condition and for nothing else: never for storage or for a ring slot.
+// What is enqueued on a device is waited for by a thread beside the one that enqueues, so neither
+// directions nor devices ever wait for each other.
 #include "lib/transfer/parts.h"
 
 #include <algorithm>
@@ -30,59 +32,86 @@ stw_status bounce(const Memory &into, char *target, const Memory &out_of, const 
 
 }  // namespace
 
-Task *Engine::Parts::best_copy() const
+Task *Engine::Parts::best_copy(const CopyLane &lane) const
 {
-    return more_urgent(copies.best(), write_ring.empty() ? nullptr : staged_writes.best());
+    return more_urgent(lane.copies.best(),
+                       write_ring.empty() ? nullptr : lane.staged_writes.best());
 }
 
-void Engine::Parts::take_copy(Task &task)
+void Engine::Parts::take_copy(CopyLane &lane, Task &task)
 {
-    if (task.queue == &staged_writes) {
-        staged_writes.remove(task);
+    if (task.queue == &lane.staged_writes) {
+        lane.staged_writes.remove(task);
         take_ring(task, write_ring);
     } else {
-        copies.remove(task);
+        lane.copies.remove(task);
     }
     task.begun = true;
     task.stage = Stage::kCopy;
 }
 
 // What is queued at the moment: nothing waits for a batch to fill.
-void Engine::Parts::next_copies(Batch &batch)
+void Engine::Parts::next_copies(CopyLane &lane, Batch &batch)
 {
     batch.clear();
+    if (lane.started.batches >= kStartedMax) return;
     uint64_t bytes = 0;
     while (batch.size() < kBatchMax && bytes < kBatchBytes) {
-        Task *task = best_copy();
-        if (task == nullptr || (!batch.empty() && !go_together(*batch.front(), *task))) return;
-        take_copy(*task);
+        Task *task = best_copy(lane);
+        if (task == nullptr || (!batch.empty() && !may_batch(*task))) return;
+        take_copy(lane, *task);
         batch.push_back(task);
         bytes += task->job.transfer.bytes;
         if (!may_batch(*task)) return;
     }
 }
 
-void Engine::Parts::copy_main()
+void Engine::Parts::copy_main(CopyLane &lane)
 {
     Outbox outbox;
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
-    Started started;
-    started.tasks.reserve(uint64_t{kStartedMax + 1} * kBatchMax);
     Batch batch;
     batch.reserve(kBatchMax);
     for (;;) {
         {
             MutexLock lock(mutex);
-            for (next_copies(batch); batch.empty() && started.tasks.empty() && !thread_ends();
-                 next_copies(batch))
-                copy_ready.wait(mutex);
+            for (next_copies(lane, batch); batch.empty() && !thread_ends();
+                 next_copies(lane, batch))
+                lane.ready.wait(mutex);
         }
-        const bool idle = batch.empty();
-        if (idle && started.tasks.empty()) break;
-        run_copies(batch, started, outbox);
-        // A device goes on while more is enqueued; only what is left over is waited for.
-        if (idle || started.batches > kStartedMax) await_copies(started, outbox);
+        if (batch.empty()) break;
+        run_copies(lane, batch, outbox);
+        flush(outbox);
+    }
+    thread_gone();
+}
+
+void Engine::Parts::oldest_copies(const CopyLane &lane, Batch &batch) const
+{
+    batch.clear();
+    for (Task *task : lane.started.tasks) {
+        if (!batch.empty() && batch.front()->mark != task->mark) return;
+        batch.push_back(task);
+    }
+}
+
+void Engine::Parts::arrive_main(CopyLane &lane)
+{
+    Outbox outbox;
+    outbox.tasks.reserve(kOutboxMax);
+    outbox.list.reserve(kOutboxMax);
+    Batch batch;
+    batch.reserve(kBatchMax);
+    for (;;) {
+        {
+            MutexLock lock(mutex);
+            for (oldest_copies(lane, batch); batch.empty() && !thread_ends();
+                 oldest_copies(lane, batch))
+                lane.begun.wait(mutex);
+        }
+        if (batch.empty()) break;
+        await_copies(lane, batch, outbox);
         flush(outbox);
     }
     thread_gone();
@@ -102,13 +131,13 @@ bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
     return false;
 }
 
-void Engine::Parts::run_copies(Batch &batch, Started &started, Outbox &outbox)
+void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
 {
     const auto over = [&](Task *task) { return !prepare_copy(*task, outbox); };
     batch.erase(std::remove_if(batch.begin(), batch.end(), over), batch.end());
     if (batch.empty()) return;
     if (may_start(*batch.front())) {
-        start_copies(batch, started, outbox);
+        start_copies(lane, batch, outbox);
         return;
     }
     Task &task = *batch.front();  // alone
@@ -159,8 +188,15 @@ bool Engine::Parts::may_start(const Task &task) const
         !options.memories[job.from_memory].cpu_access) {
         return false;
     }
-    const Memory &memory = options.memories[sides_of(task).device];
-    return !memory.cpu_access && (memory.ops->capabilities & STW_MEMORY_STREAMS) != 0;
+    return options.memories[sides_of(task).device].has_streams();
+}
+
+// Kept apart where one would wait for a device that the other one has nothing to do with.
+CopyLane &Engine::Parts::lane_of(const Task &task)
+{
+    if (!may_start(task)) return *lanes.front();
+    const Sides sides = sides_of(task);
+    return *lanes[lanes_of[sides.device] + (sides.into ? 0 : 1)];
 }
 
 bool Engine::Parts::may_batch(const Task &task) const
@@ -169,22 +205,8 @@ bool Engine::Parts::may_batch(const Task &task) const
     return (options.memories[sides_of(task).device].ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
 }
 
-bool Engine::Parts::go_together(const Task &first, const Task &next) const
-{
-    if (!may_batch(next)) return false;
-    const Sides a = sides_of(first);
-    const Sides b = sides_of(next);
-    return a.device == b.device && a.into == b.into;
-}
-
-// They have one mark.
-bool Engine::Parts::are_together(const Task &a, const Task &b) const
-{
-    return a.mark == b.mark && sides_of(a).device == sides_of(b).device;
-}
-
 // All in one direction of one device; what fails is over, the rest is behind the others.
-void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
+void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
 {
     const auto failed = [&](Task *task) {
         if (task->status.ok()) return false;
@@ -200,21 +222,32 @@ void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
     if (batch.empty()) return;
     enqueue_copies(batch);
     batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
-    const DeviceOrder &order = options.order;
-    for (Task *task : batch) {
+    const auto goes_unseen = [&](Task *task) {
         const Sides sides = sides_of(*task);
-        if (sides.into && !show_started(*task, sides)) {
-            end_copy(*task, outbox);
-            continue;
-        }
-        if (started.tasks.empty() || !are_together(*started.tasks.back(), *task)) ++started.batches;
-        started.tasks.push_back(task);
-        if (!sides.into) continue;
-        if (enter_hook()) {
-            order.ordered(order.user, task->job.transfer.id);
-            leave_hook();
-        }
+        if (!sides.into || show_started(*task, sides)) return false;
+        end_copy(*task, outbox);
+        return true;
+    };
+    batch.erase(std::remove_if(batch.begin(), batch.end(), goes_unseen), batch.end());
+    const DeviceOrder &order = options.order;
+    for (const Task *task : batch) {
+        if (!sides_of(*task).into || !enter_hook()) continue;
+        order.ordered(order.user, task->job.transfer.id);
+        leave_hook();
     }
+    hand_over(lane, batch);
+}
+
+// To the lane's other thread, which completes them: nobody hears of that before `ordered`.
+void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
+{
+    MutexLock lock(mutex);
+    Started &started = lane.started;
+    for (Task *task : batch) {
+        if (started.tasks.empty() || started.tasks.back()->mark != task->mark) ++started.batches;
+        started.tasks.push_back(task);
+    }
+    lane.begun.notify_one();
 }
 
 // What it brings is seen where its tensor is from now on. False: it is not, and the copy is over.
@@ -239,7 +272,7 @@ void Engine::Parts::enqueue_copies(Batch &batch)
     const DeviceOrder &order = options.order;
     std::array<stw_memory_copy, kBatchMax> list{};
     uint64_t *mark = nullptr;
-    order.hold(order.user, first.device);
+    order.hold(order.user, first.device, first.into);
     bool together = batch.size() > 1;
     for (size_t i = 0; i < batch.size(); ++i) {
         const Sides sides = sides_of(*batch[i]);
@@ -264,26 +297,28 @@ void Engine::Parts::enqueue_copies(Batch &batch)
     order.let_go(order.user, first.device, first.into, mark);
 }
 
-// The oldest, and what is behind the same mark.
-void Engine::Parts::await_copies(Started &started, Outbox &outbox)
+// All behind one mark.
+void Engine::Parts::await_copies(CopyLane &lane, const Batch &batch, Outbox &outbox)
 {
-    const Task &oldest = *started.tasks.front();
-    const Memory &memory = options.memories[sides_of(oldest).device];
-    const stw_status code = memory.ops->wait(memory.memory, oldest.mark);
-    const auto end = std::find_if(started.tasks.begin(), started.tasks.end(),
-                                  [&](const Task *task) { return !are_together(oldest, *task); });
-    for (auto each = started.tasks.begin(); each != end; ++each) {
-        Task &task = **each;
-        const Sides sides = sides_of(task);
-        if (code < 0) task.status = copy_failed(task, code);
+    const Task &first = *batch.front();
+    const Memory &memory = options.memories[sides_of(first).device];
+    const stw_status code = memory.ops->wait(memory.memory, first.mark);
+    {
+        MutexLock lock(mutex);
+        const auto begin = lane.started.tasks.begin();
+        lane.started.tasks.erase(begin, begin + static_cast<ptrdiff_t>(batch.size()));
+        --lane.started.batches;
+        lane.ready.notify_one();
+    }
+    for (Task *task : batch) {
+        const Sides sides = sides_of(*task);
+        if (code < 0) task->status = copy_failed(*task, code);
         if (code >= 0 && sides.into) {
             options.order.arrived(options.order.user, sides.device, sides.target,
-                                  task.job.transfer.bytes, task.order_number);
+                                  task->job.transfer.bytes, task->order_number);
         }
-        end_copy(task, outbox);
+        end_copy(*task, outbox);
     }
-    started.tasks.erase(started.tasks.begin(), end);
-    --started.batches;
 }
 
 // ------------------------------------------------------------------------------- and the rest --

@@ -208,6 +208,20 @@ TEST_F(DoubleTime, ACallWaitsWhereTheQueueIsFull)
     EXPECT_EQ(stw_double_blocked(), 0u);
 }
 
+TEST_F(DoubleTime, WhichStreamComesAfterWhichIsTold)
+{
+    stw_double_hold(work);
+    EXPECT_EQ(stw_double_compute(work, 1), kSuccess);
+    EXPECT_EQ(cuEventRecord(done, work), kSuccess);
+    EXPECT_EQ(stw_double_comes_after(in, work), 0);
+    EXPECT_EQ(cuStreamWaitEvent(in, done, 0), kSuccess);
+    EXPECT_EQ(stw_double_comes_after(in, work), 1);
+    EXPECT_EQ(stw_double_comes_after(out, work), 0);
+    stw_double_let_go(work, 0);
+    EXPECT_EQ(cuStreamSynchronize(work), kSuccess);
+    EXPECT_EQ(stw_double_comes_after(out, work), 1);
+}
+
 TEST_F(DoubleTime, CostsThatAreNotKnownAreRefused)
 {
     for (const char *options : {"cost=copy_ns", "cost=copy:3", "cost=copy_ns:many"})

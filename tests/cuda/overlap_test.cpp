@@ -88,5 +88,61 @@ TEST_F(CudaOverlap, ADirectionThatWaitsForAStreamHoldsUpNoOther)
     }
 }
 
+// The consumer's stream does nothing at all, and what was used on it is to leave.
+TEST_F(CudaRuntime, AnEvictionThatWaitsForAStreamHoldsUpNoFetch)
+{
+    open("seed=1", 24, 64);
+    wait_registered();
+    stw_tensor *leaves = make("leaves", 8 * kBlock / 4);
+    stw_tensor *comes = make("comes", 8 * kBlock / 4);
+    stw_view view;
+    for (stw_tensor *tensor : {leaves, comes})
+        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+    ASSERT_EQ(fetch(leaves, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    stw_double_hold(streams_[0]);
+    enqueue(view, streams_[0], 0, 7, true);
+    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    stw_double_calls_reset();
+    std::thread evicts([&] {
+        EXPECT_EQ(stw_evict(runtime_, &leaves, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
+            << stw_last_error();
+    });
+    while (stw_double_calls("cuMemcpyDtoHAsync_v2") == 0 &&
+           stw_double_calls("cuMemcpyBatchAsync_v2") == 0)
+        std::this_thread::yield();
+    EXPECT_EQ(fetch(comes, STW_READ_WRITE, streams_[1], &view), STW_OK) << stw_last_error();
+    EXPECT_EQ(stw_double_comes_after(streams_[1], streams_[0]), 0);
+    EXPECT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    stw_double_let_go(streams_[0], 0);
+    evicts.join();
+    expect_all(leaves, 8 * kBlock / 4, 7);
+}
+
+// A step of training: each tensor is brought, written by a kernel and taken away, on links and a
+// device that all take as long. In virtual time.
+TEST_F(CudaRuntime, KernelsAndBothDirectionsOverlap)
+{
+    constexpr uint64_t kTensors = 12, kBlocks = 16, kRounds = 3;
+    constexpr uint64_t kNs = kBlocks * kBlock;  // of its copy, at 1000 MB/s
+    open("seed=1,cost=up_mb_per_s:1000,cost=down_mb_per_s:1000", 4 * kBlocks, 20 * kBlocks);
+    wait_registered();
+    std::vector<stw_tensor *> tensors;
+    for (uint64_t i = 0; i < kTensors; ++i)
+        tensors.push_back(make("t" + std::to_string(i), kBlocks * kBlock / 4));
+    for (stw_tensor *tensor : tensors)
+        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+    const uint64_t begin = stw_double_settle();
+    for (uint64_t i = 0; i < kRounds * kTensors; ++i) {
+        stw_view view;
+        ASSERT_EQ(fetch(tensors[i % kTensors], STW_READ_WRITE, streams_[0], &view), STW_OK)
+            << stw_last_error();
+        ASSERT_EQ(stw_double_compute(streams_[0], kNs), 0);
+        ASSERT_EQ(stw_release(&view, 1, streams_[0], STW_RELEASE_FAR), STW_OK);
+    }
+    for (stw_tensor *tensor : tensors)
+        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+    EXPECT_LT(stw_double_settle() - begin, kRounds * kTensors * kNs * 4 / 3);
+}
+
 }  // namespace
 }  // namespace stepwell

@@ -261,6 +261,17 @@ int stw_double_engine_totals(int device, int engine, stw_double_engine *totals_o
     return 0;
 }
 
+int stw_double_comes_after(void *handle, void *other_handle)
+{
+    Control control;
+    const Stream *stream = control.stream(handle);
+    const Stream *other = control.stream(other_handle);
+    if (stream == nullptr || other == nullptr || other->last == nullptr) return 1;
+    Clock clock = stream->clock;
+    clock.join(control.state.tracker.host());
+    return clock.covers(other->last->epoch) ? 1 : 0;
+}
+
 uint64_t stw_double_blocked(void)
 {
     Control control;

@@ -100,6 +100,9 @@ STW_DOUBLE_API uint64_t stw_double_pending(void *stream);
  * not ended: only CUDA calls tell it that. */
 STW_DOUBLE_API void stw_double_drain(void);
 
+/* 1 where what is enqueued on the stream next comes after all that was enqueued on the other one by
+ * now, by what streams, events and the host's waits say; 0 where it need not. */
+STW_DOUBLE_API int stw_double_comes_after(void *stream, void *other);
 /* Calls that wait now because a stream's queue is full. */
 STW_DOUBLE_API uint64_t stw_double_blocked(void);
 
@@ -108,7 +111,8 @@ STW_DOUBLE_API uint64_t stw_double_blocked(void);
  * Of the calling thread: behind its last call and what it waited for. Threads of the library have
  * times of their own, which meet where they use one stream. */
 STW_DOUBLE_API uint64_t stw_double_time(void);
-/* All threads go on from the end of all work that was enqueued; returns that time. */
+/* All threads go on from the end of all work that was enqueued; returns that time. Without it a
+ * thread that was told by another one that something is over knows no time of it: a lower bound. */
 STW_DOUBLE_API uint64_t stw_double_settle(void);
 /* Enqueue a kernel that touches nothing and takes so long. Returns a CUDA error. */
 STW_DOUBLE_API int stw_double_compute(void *stream, uint64_t ns);

@@ -192,7 +192,7 @@ TEST_F(HostPinsTest, CopiesOfAllDevicesAreWaitedForBeforeARangeGoes)
     HostPins pins(options_);
     settle(pins);
     const uint64_t mark = 77;
-    pins.begin(options_.devices[1].memory);
+    pins.begin(options_.devices[1].memory, true);
     pins.end(options_.devices[1].memory, true, &mark);
     EXPECT_EQ(other_.waited, 0u);
     pins.release(3, 1);

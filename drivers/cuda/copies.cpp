@@ -8,6 +8,15 @@ namespace stepwell::drivers::cuda {
 namespace {
 
 constexpr uint32_t kAtOnce = 64;  // copies of one call
+// On the average, for one call to cost less than one for each: a large copy hides its own.
+constexpr uint64_t kSmallBytes = 512 << 10;
+
+bool are_small(const stw_memory_copy *copies, uint32_t n)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; ++i) bytes += copies[i].bytes;
+    return bytes <= n * kSmallBytes;
+}
 
 }  // namespace
 
@@ -77,7 +86,7 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;
-    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr))
+    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr) || !are_small(copies, n))
         return one_by_one(up, stream, copies, n);
     Address to[kAtOnce];
     Address from[kAtOnce];

@@ -194,7 +194,7 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_UPDATES = 16,    /* the device computes updates, only together with STREAMS:
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
-    STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; small copies cost less together: copies_start */
+    STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; copies cost less together: copies_start */
     STW_MEMORY_CAN_SHOW = 64,   /* blocks can be seen at an address of a tensor's own as well:
                                    reserve_shown, show, release_shown */
     STW_MEMORY_MAY_SHARE = 128  /* with STREAMS; HOST_ACCESS as well with some of its devices:

@@ -33,7 +33,8 @@ HostPins::HostPins(Options options)
       log_(*options.log),
       now_ns_(std::move(options.now_ns)),
       gone_(blocks_),
-      registered_(std::make_unique<std::atomic<int>[]>(blocks_))
+      registered_(std::make_unique<std::atomic<int>[]>(blocks_)),
+      begins_(std::make_unique<std::atomic<int>[]>(blocks_))
 {
     for (const Device &device : options.devices) {
         for (const bool into : {true, false}) {
@@ -213,16 +214,33 @@ void HostPins::end(const stw_memory *memory, bool into, const uint64_t *mark)
 
 void HostPins::note(Range range, int change)
 {
+    begins_[range.first].fetch_add(change, std::memory_order_relaxed);
     for (uint32_t block = range.first; block < range.first + range.count; ++block)
-        registered_[block].fetch_add(change, std::memory_order_relaxed);
+        registered_[block].fetch_add(change, std::memory_order_release);
+}
+
+uint64_t HostPins::block_of(const void *pointer) const
+{
+    return static_cast<uint64_t>(static_cast<const char *>(pointer) - base_) / block_bytes_;
+}
+
+bool HostPins::is_registered(uint64_t block) const
+{
+    return block < blocks_ && registered_[block].load(std::memory_order_acquire) ==
+                                  static_cast<int>(registrars_.size());
 }
 
 bool HostPins::is_registered(const void *pointer) const
 {
-    const auto block =
-        static_cast<uint64_t>(static_cast<const char *>(pointer) - base_) / block_bytes_;
-    return block < blocks_ && registered_[block].load(std::memory_order_relaxed) ==
-                                  static_cast<int>(registrars_.size());
+    return is_registered(block_of(pointer));
+}
+
+// Where a range begins is written before that it is registered.
+bool HostPins::is_joined(const void *pointer) const
+{
+    const uint64_t block = block_of(pointer);
+    return block > 0 && is_registered(block) && is_registered(block - 1) &&
+           begins_[block].load(std::memory_order_relaxed) == 0;
 }
 
 // Under the locks of all copies. A device that is lost copies nothing any more.

@@ -68,6 +68,8 @@ public:
     void end(const stw_memory *memory, bool into, const uint64_t *mark);
     // Between the two: this block is registered, with all drivers.
     [[nodiscard]] bool is_registered(const void *pointer) const;
+    // And so is the block before it, at once with it: no copy may cross a border of what is.
+    [[nodiscard]] bool is_joined(const void *pointer) const;
 
     // While one lives nothing is registered anew.
     class Pause {
@@ -126,6 +128,8 @@ private:
     void note(Range range, int change);
     void await_copies();
     void make_slabs(Registrar &registrar);
+    [[nodiscard]] uint64_t block_of(const void *pointer) const;
+    [[nodiscard]] bool is_registered(uint64_t block) const;
     [[nodiscard]] uint64_t bytes_of(Range range) const { return range.count * block_bytes_; }
     [[nodiscard]] void *at(Range range) const { return base_ + range.first * block_bytes_; }
     Copies *copies_of(const stw_memory *memory, bool into);
@@ -146,6 +150,8 @@ private:
     std::vector<bool> gone_;
     // By block: with how many drivers. Fewer only under the locks of copies.
     std::unique_ptr<std::atomic<int>[]> registered_;
+    // By block: how many of the ranges that are registered begin there.
+    std::unique_ptr<std::atomic<int>[]> begins_;
     Range busy_;  // being registered, without the lock
     uint32_t pauses_ = 0;
     bool stops_ = false;

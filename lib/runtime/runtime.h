@@ -595,6 +595,7 @@ private:
                                uint64_t number);
     static void device_hold(void *user, uint32_t memory, bool into);
     static bool device_registered(void *user, const void *pointer);
+    static bool device_joined(void *user, const void *pointer);
     static void device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark);
     void pin_host_memory();
 

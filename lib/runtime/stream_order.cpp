@@ -237,6 +237,12 @@ bool Runtime::device_registered(void *user, const void *pointer)
     return runtime->pins_ && runtime->pins_->is_registered(pointer);
 }
 
+bool Runtime::device_joined(void *user, const void *pointer)
+{
+    const auto *runtime = static_cast<Runtime *>(user);
+    return runtime->pins_ && runtime->pins_->is_joined(pointer);
+}
+
 // Copies between the host tier and a device with streams then need no buffer between.
 void Runtime::pin_host_memory()
 {

@@ -136,6 +136,11 @@ Status DeviceStreams::end_epoch(Id id)
 void DeviceStreams::keep_mark(Id id, Mark mark)
 {
     std::array<Mark, kMarksKept> &marks = streams_[id].marks;
+    // Copies that were started together have one.
+    if (marks.back().epoch != 0 && marks.back().number == mark.number) {
+        marks.back() = mark;
+        return;
+    }
     std::rotate(marks.begin(), marks.begin() + 1, marks.end());
     marks.back() = mark;
 }

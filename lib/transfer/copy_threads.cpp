@@ -54,15 +54,16 @@ void Engine::Parts::take_copy(CopyLane &lane, Task &task)
 void Engine::Parts::next_copies(CopyLane &lane, Batch &batch)
 {
     batch.clear();
-    if (lane.started.batches >= kStartedMax) return;
+    if (lane.started.batches >= kStartedMax || lane.started.bytes >= kStartedBytes) return;
     uint64_t bytes = 0;
     while (batch.size() < kBatchMax && bytes < kBatchBytes) {
         Task *task = best_copy(lane);
-        if (task == nullptr || (!batch.empty() && !may_batch(*task))) return;
+        if (task == nullptr) return;
+        if (!batch.empty() && task->urgency != batch.front()->urgency) return;
         take_copy(lane, *task);
         batch.push_back(task);
         bytes += task->job.transfer.bytes;
-        if (!may_batch(*task)) return;
+        if (!may_start(*task)) return;
     }
 }
 
@@ -199,12 +200,6 @@ CopyLane &Engine::Parts::lane_of(const Task &task)
     return *lanes[lanes_of[sides.device] + (sides.into ? 0 : 1)];
 }
 
-bool Engine::Parts::may_batch(const Task &task) const
-{
-    if (!may_start(task) || task.job.transfer.bytes > kSmallBytes) return false;
-    return (options.memories[sides_of(task).device].ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
-}
-
 // All in one direction of one device; what fails is over, the rest is behind the others.
 void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
 {
@@ -246,6 +241,7 @@ void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
     for (Task *task : batch) {
         if (started.tasks.empty() || started.tasks.back()->mark != task->mark) ++started.batches;
         started.tasks.push_back(task);
+        started.bytes += task->job.transfer.bytes;
     }
     lane.begun.notify_one();
 }
@@ -264,6 +260,34 @@ bool Engine::Parts::show_started(Task &task, const Sides &sides)
     return false;
 }
 
+// Blocks that lie side by side at both ends are one copy, whatever blocks they are.
+uint32_t Engine::Parts::join_copies(Batch &batch, stw_memory_copy *list, uint32_t *copy_of) const
+{
+    const bool into = sides_of(*batch.front()).into;
+    const DeviceOrder &order = options.order;
+    std::sort(batch.begin(), batch.end(), [this](const Task *a, const Task *b) {
+        return sides_of(*a).target < sides_of(*b).target;
+    });
+    uint32_t n = 0;
+    for (size_t i = 0; i < batch.size(); ++i) {
+        const Sides sides = sides_of(*batch[i]);
+        const uint64_t bytes = batch[i]->job.transfer.bytes;
+        stw_memory_copy *const before = n > 0 ? &list[n - 1] : nullptr;
+        const bool beside =
+            before != nullptr &&
+            static_cast<const char *>(before->destination) + before->bytes == sides.target &&
+            static_cast<const char *>(before->source) + before->bytes == sides.source &&
+            order.joined(order.user, into ? sides.source : sides.target);
+        if (beside) {
+            before->bytes += bytes;
+        } else {
+            list[n++] = {sides.target, sides.source, bytes};
+        }
+        copy_of[i] = n - 1;
+    }
+    return n;
+}
+
 // In one call where that is possible: between the hooks nothing is registered no more.
 void Engine::Parts::enqueue_copies(Batch &batch)
 {
@@ -271,30 +295,27 @@ void Engine::Parts::enqueue_copies(Batch &batch)
     const Memory &memory = options.memories[first.device];
     const DeviceOrder &order = options.order;
     std::array<stw_memory_copy, kBatchMax> list{};
-    uint64_t *mark = nullptr;
+    std::array<uint32_t, kBatchMax> copy_of{};
     order.hold(order.user, first.device, first.into);
-    bool together = batch.size() > 1;
+    const uint32_t n = join_copies(batch, list.data(), copy_of.data());
+    bool together = n > 1 && (memory.ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
+    for (uint32_t i = 0; together && i < n; ++i)
+        together = order.registered(order.user, first.into ? list[i].source : list[i].destination);
+    std::array<uint64_t, kBatchMax> marks{};
+    std::array<stw_status, kBatchMax> codes{};
+    const uint64_t *last = nullptr;
+    for (uint32_t at = 0; at < n; at += together ? n : 1) {
+        codes[at] = together ? memory.ops->copies_start(memory.memory, list.data(), n, &marks[at])
+                             : memory.ops->copy_start(memory.memory, list[at].destination,
+                                                      list[at].source, list[at].bytes, &marks[at]);
+        if (codes[at] >= 0) last = &marks[at];
+    }
+    order.let_go(order.user, first.device, first.into, last);
     for (size_t i = 0; i < batch.size(); ++i) {
-        const Sides sides = sides_of(*batch[i]);
-        list[i] = {sides.target, sides.source, batch[i]->job.transfer.bytes};
-        together =
-            together && order.registered(order.user, sides.into ? sides.source : sides.target);
+        const uint32_t at = together ? 0 : copy_of[i];
+        batch[i]->mark = marks[at];
+        if (codes[at] < 0) batch[i]->status = copy_failed(*batch[i], codes[at]);
     }
-    const auto n = static_cast<uint32_t>(batch.size());
-    const uint32_t at_once = together ? n : 1;
-    for (uint32_t at = 0; at < n; at += at_once) {
-        uint64_t behind = 0;
-        const stw_status code =
-            together ? memory.ops->copies_start(memory.memory, list.data(), n, &behind)
-                     : memory.ops->copy_start(memory.memory, list[at].destination, list[at].source,
-                                              list[at].bytes, &behind);
-        for (uint32_t i = at; i < at + at_once; ++i) {
-            batch[i]->mark = behind;
-            if (code < 0) batch[i]->status = copy_failed(*batch[i], code);
-        }
-        if (code >= 0) mark = &batch[at]->mark;
-    }
-    order.let_go(order.user, first.device, first.into, mark);
 }
 
 // All behind one mark.
@@ -308,6 +329,7 @@ void Engine::Parts::await_copies(CopyLane &lane, const Batch &batch, Outbox &out
         const auto begin = lane.started.tasks.begin();
         lane.started.tasks.erase(begin, begin + static_cast<ptrdiff_t>(batch.size()));
         --lane.started.batches;
+        for (const Task *task : batch) lane.started.bytes -= task->job.transfer.bytes;
         lane.ready.notify_one();
     }
     for (Task *task : batch) {

@@ -116,6 +116,8 @@ struct DeviceOrder {
     void (*let_go)(void *user, uint32_t memory, bool into, const uint64_t *mark) = nullptr;
     // Between the two: this block of the host's memory needs no buffer of the driver's.
     bool (*registered)(void *user, const void *pointer) = nullptr;
+    // And so does the block before it, in one copy with this one.
+    bool (*joined)(void *user, const void *pointer) = nullptr;
     // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
     uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                         uint64_t mark) = nullptr;

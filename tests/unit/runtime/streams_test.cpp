@@ -16,6 +16,7 @@ namespace {
 struct Told {
     uint64_t marks = 0;
     std::vector<std::pair<uint64_t, uint32_t>> copies;
+    uint64_t streams = 0;  // the last mark that one was made to wait for
 };
 
 Told &told_of(stw_memory *memory)
@@ -39,7 +40,10 @@ stw_memory_ops telling_ops()
         told_of(memory).copies.emplace_back(mark, copies);
         return STW_OK;
     };
-    made.stream_after = [](stw_memory *, void *, uint64_t) -> stw_status { return STW_OK; };
+    made.stream_after = [](stw_memory *memory, void *, uint64_t mark) -> stw_status {
+        told_of(memory).streams = mark;
+        return STW_OK;
+    };
     return made;
 }
 
@@ -57,7 +61,7 @@ protected:
 
     Told told;
     const stw_memory_ops ops = telling_ops();
-    DeviceStreams streams{&ops, reinterpret_cast<stw_memory *>(&told), 8, "device 0"};
+    DeviceStreams streams{&ops, reinterpret_cast<stw_memory *>(&told), 128, "device 0"};
     int first = 0;  // its address is a stream
 };
 
@@ -87,6 +91,17 @@ TEST_F(StreamsOfADevice, ACopyOutComesBehindTheCopyIn)
     streams.copy_started({3, 1}, 77);
     ASSERT_TRUE(streams.before_copy({3, 1}, false, STW_COPIES_OUT).ok());
     EXPECT_EQ(told.copies, (Copies{{77, STW_COPIES_OUT}}));
+}
+
+// More of them than marks are kept.
+TEST_F(StreamsOfADevice, CopiesThatWereStartedTogetherHaveOneMark)
+{
+    for (residency::Slot slot = 0; slot < 128; ++slot)
+        streams.copy_started({slot, 1}, slot < 64 ? 70 : 71);
+    const Result<DeviceStreams::Id> id = streams.id_of(&first);
+    ASSERT_TRUE(id.ok());
+    ASSERT_TRUE(streams.begin(id.value(), {0, 1}, false).ok());
+    EXPECT_EQ(told.streams, 70u) << "not what came after it";
 }
 
 }  // namespace

@@ -131,6 +131,13 @@ protected:
         options.order.hold = [](void *, uint32_t, bool) {};
         options.order.let_go = [](void *, uint32_t, bool, const uint64_t *) {};
         options.order.registered = [](void *, const void *) { return true; };
+        options.order.joined = [](void *user, const void *pointer) {
+            // Borders are at the blocks that it says.
+            const auto *self = static_cast<EngineLanes *>(user);
+            const char *base = self->arenas_[kHostMemory].data();
+            const auto at = static_cast<uint64_t>(static_cast<const char *>(pointer) - base);
+            return at / kBlock % self->border_ != 0;
+        };
         options.order.started = [](void *, uint32_t, const void *, uint64_t, uint64_t) {
             return uint64_t{1};
         };
@@ -196,6 +203,7 @@ protected:
     FakeMemory host_;
     std::unique_ptr<Engine> engine_;
     std::atomic<uint32_t> ordered_{0};
+    std::atomic<uint64_t> border_{1 << 20};
     uint64_t last_id_ = 0;
     Mutex mutex_;
     Condition changed_;
@@ -246,6 +254,57 @@ TEST_F(EngineLanes, ADirectionHasAMaximumUnderWay)
     EXPECT_EQ(ordered_, 30u);
     MutexLock lock(devices_[0].mutex);
     EXPECT_LE(devices_[0].peak, 8);
+}
+
+TEST_F(EngineLanes, BlocksThatLieSideBySideAtBothEndsAreOneCopy)
+{
+    std::vector<Job> jobs;
+    for (uint32_t i = 64; i > 0; --i) jobs.push_back(in(i));
+    for (uint32_t i = 0; i < 4; ++i) jobs.push_back(job(kHostMemory, 100 + i, 0, 100 + 2 * i));
+    for (uint32_t i = 0; i < 4; ++i) jobs.push_back(job(kHostMemory, 120 + 2 * i, 0, 120 + i));
+    submit(jobs);
+    ASSERT_TRUE(wait_done(jobs));
+    const std::vector<StreamDevice::Started> all = devices_[0].all();
+    ASSERT_EQ(all.size(), 1u) << "with one mark";
+    ASSERT_EQ(all[0].copies.size(), 9u);
+    EXPECT_EQ(all[0].copies[0].bytes, 64 * kBlock);
+    EXPECT_EQ(all[0].copies[0].source, arenas_[kHostMemory].data() + kBlock);
+}
+
+TEST_F(EngineLanes, NoCopyCrossesABorderOfTheHostsMemory)
+{
+    border_ = 32;
+    std::vector<Job> jobs;
+    for (uint32_t i = 10; i < 100; ++i) jobs.push_back(out(i));
+    submit(jobs);
+    ASSERT_TRUE(wait_done(jobs));
+    const std::vector<StreamDevice::Started> all = devices_[0].all();
+    ASSERT_EQ(all.size(), 1u);
+    std::vector<uint64_t> blocks;
+    for (const stw_memory_copy &copy : all[0].copies) blocks.push_back(copy.bytes / kBlock);
+    EXPECT_EQ(blocks, (std::vector<uint64_t>{22, 32, 32, 4}));
+}
+
+TEST_F(EngineLanes, WhatIsUrgentIsBehindTwoBatchesAtMost)
+{
+    devices_[0].hold(true, false);
+    std::vector<Job> jobs;
+    for (uint32_t i = 0; i < 599; ++i) jobs.push_back(in(i));
+    submit(jobs);
+    ASSERT_TRUE(devices_[0].wait_started(2));
+    jobs.push_back(job(kHostMemory, 599, 0, 599, Class::kDemand));
+    submit({jobs.back()});
+    devices_[0].pass();
+    ASSERT_TRUE(wait_done(jobs));
+    const std::vector<StreamDevice::Started> all = devices_[0].all();
+    ASSERT_EQ(all.size(), 4u) << "and no class with another";
+    uint64_t bytes[4] = {};
+    for (size_t i = 0; i < 4; ++i)
+        for (const stw_memory_copy &copy : all[i].copies) bytes[i] += copy.bytes;
+    EXPECT_EQ(bytes[0], 256 * kBlock);
+    EXPECT_EQ(bytes[1], 256 * kBlock);
+    EXPECT_EQ(bytes[2], kBlock);
+    EXPECT_EQ(bytes[3], 87 * kBlock);
 }
 
 }  // namespace

@@ -372,7 +372,7 @@ public:
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;
-    void release(uint64_t ticket, uint32_t far_pieces) override;
+    void release(uint64_t ticket, uint64_t far_pieces) override;
     void updates_wait() override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;

@@ -371,6 +371,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
     constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
     place.shows = (place.ops->capabilities & kShows) == kShows;
+    if (place.shows) place.shown = std::make_unique<ShownTotals>();
     place.shows_runs = place.shows && (info.flags & STW_MEMORY_SHOWS_RUNS) != 0;
     place.shrinks = (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 &&
                     (info.flags & STW_MEMORY_STAYS) == 0;

@@ -64,6 +64,7 @@ struct Place {
     bool maps = false;
     bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
     bool shows_runs = false;                  // ... of its whole alone
+    std::unique_ptr<ShownTotals> shown;       // null: it shows nothing
     bool shrinks = false;                     // its memory can go back to the system
     std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
     std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink

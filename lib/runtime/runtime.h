@@ -589,6 +589,8 @@ private:
                                  bool writes);
     static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                 bool writes, bool into);
+    static bool device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                             bool writes, bool into);
     static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                    uint64_t mark);
     static void device_ordered(void *user, residency::TransferId transfer);

@@ -184,6 +184,16 @@ Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, 
     return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
 }
 
+bool Runtime::device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                           bool writes, bool into)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
+    if (!at.streams || bytes == 0) return false;
+    const uint32_t copies = into ? STW_COPIES_IN : STW_COPIES_OUT;
+    return at.streams->would_wait(runtime->slots_of(at, pointer, bytes), writes, copies);
+}
+
 Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                bool writes)
 {

@@ -338,6 +338,15 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
     return {};
 }
 
+bool DeviceStreams::would_wait(SlotRange slots, bool writes, uint32_t copies)
+{
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Needs needs = needs_of(slots, writes);
+    for (Id id = 1; id < needs.size(); ++id)
+        if (needs[id] > streams_[id].copies_behind[copies == STW_COPIES_OUT]) return true;
+    return false;
+}
+
 Status DeviceStreams::before_copy(SlotRange slots, bool writes, uint32_t copies)
 {
     STW_TRY(order_copies(slots, writes, copies));

@@ -71,6 +71,8 @@ public:
     // A copy out of the slots or, with `writes`, into them is about to begin, and is of these
     // (STW_COPIES_IN or _OUT). The others wait for nothing.
     Status before_copy(SlotRange slots, bool writes, uint32_t copies);
+    // Whether that would make those copies wait for what they do not wait for yet.
+    [[nodiscard]] bool would_wait(SlotRange slots, bool writes, uint32_t copies);
     // As before_copy, of what storage does there itself: what has to be over is when this returns.
     // Waits for the device. DEVICE.
     Status await(SlotRange slots, bool writes);

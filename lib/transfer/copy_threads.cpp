@@ -72,8 +72,9 @@ void Engine::Parts::copy_main(CopyLane &lane)
     Outbox outbox;
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
-    Batch batch;
+    Batch batch, rest;
     batch.reserve(kBatchMax);
+    rest.reserve(kBatchMax);
     for (;;) {
         {
             MutexLock lock(mutex);
@@ -82,7 +83,7 @@ void Engine::Parts::copy_main(CopyLane &lane)
                 lane.ready.wait(mutex);
         }
         if (batch.empty()) break;
-        run_copies(lane, batch, outbox);
+        run_copies(lane, batch, rest, outbox);
         flush(outbox);
     }
     thread_gone();
@@ -132,13 +133,15 @@ bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
     return false;
 }
 
-void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
+void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox &outbox)
 {
     const auto over = [&](Task *task) { return !prepare_copy(*task, outbox); };
     batch.erase(std::remove_if(batch.begin(), batch.end(), over), batch.end());
     if (batch.empty()) return;
     if (may_start(*batch.front())) {
+        set_waiting_apart(batch, rest);
         start_copies(lane, batch, outbox);
+        if (!rest.empty()) start_copies(lane, rest, outbox);
         return;
     }
     Task &task = *batch.front();  // alone
@@ -198,6 +201,23 @@ CopyLane &Engine::Parts::lane_of(const Task &task)
     if (!may_start(task)) return *lanes.front();
     const Sides sides = sides_of(task);
     return *lanes[lanes_of[sides.device] + (sides.into ? 0 : 1)];
+}
+
+void Engine::Parts::set_waiting_apart(Batch &batch, Batch &rest) const
+{
+    rest.clear();
+    if (batch.size() == 1) return;
+    const auto waits = [this](const Task *task) {
+        const Sides sides = sides_of(*task);
+        return options.order.waits(options.order.user, sides.device,
+                                   sides.into ? sides.target : sides.source,
+                                   task->job.transfer.bytes, sides.into, sides.into);
+    };
+    const auto first = std::stable_partition(batch.begin(), batch.end(),
+                                             [&](const Task *task) { return !waits(task); });
+    if (first == batch.begin()) return;
+    rest.assign(first, batch.end());
+    batch.erase(first, batch.end());
 }
 
 // All in one direction of one device; what fails is over, the rest is behind the others.

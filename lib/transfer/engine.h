@@ -110,6 +110,9 @@ struct DeviceOrder {
     // `into`, out of it. An error fails the job.
     Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                      bool into) = nullptr;
+    // Whether `before` would make such copies wait for work on streams that they do not wait for yet.
+    bool (*waits)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                  bool into) = nullptr;
     // Around what starts copies between the memory and the host. `mark`: behind them; null: none
     // was started, or they are over.
     void (*hold)(void *user, uint32_t memory, bool into) = nullptr;

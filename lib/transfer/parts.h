@@ -136,7 +136,10 @@ struct Engine::Parts {
     void cancel(const std::vector<Task *> &waiting);
 
     // Copy threads, without the lock.
-    void run_copies(CopyLane &lane, Batch &batch, Outbox &outbox);
+    void run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox &outbox);
+    // Moves those that would have to wait for work on streams out of a batch of which others need
+    // not.
+    void set_waiting_apart(Batch &batch, Batch &rest) const;
     bool prepare_copy(Task &task, Outbox &outbox);
     void end_copy(Task &task, Outbox &outbox);
     Status copy_failed(const Task &task, stw_status code) const;

@@ -93,6 +93,17 @@ TEST_F(StreamsOfADevice, ACopyOutComesBehindTheCopyIn)
     EXPECT_EQ(told.copies, (Copies{{77, STW_COPIES_OUT}}));
 }
 
+TEST_F(StreamsOfADevice, WhichCopiesWouldHaveToWaitIsKnown)
+{
+    release(&first, 0);
+    EXPECT_TRUE(streams.would_wait({0, 2}, false, STW_COPIES_OUT));
+    EXPECT_FALSE(streams.would_wait({1, 1}, true, STW_COPIES_OUT));
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_FALSE(streams.would_wait({0, 2}, false, STW_COPIES_OUT)) << "they do";
+    EXPECT_TRUE(streams.would_wait({0, 2}, true, STW_COPIES_IN));
+    EXPECT_EQ(told.copies.size(), 1u);
+}
+
 // More of them than marks are kept.
 TEST_F(StreamsOfADevice, CopiesThatWereStartedTogetherHaveOneMark)
 {

@@ -128,6 +128,9 @@ protected:
         options.order.before = [](void *, uint32_t, const void *, uint64_t, bool, bool) {
             return Status();
         };
+        options.order.waits = [](void *user, uint32_t, const void *pointer, uint64_t, bool, bool) {
+            return static_cast<EngineLanes *>(user)->waits_ == pointer;
+        };
         options.order.hold = [](void *, uint32_t, bool) {};
         options.order.let_go = [](void *, uint32_t, bool, const uint64_t *) {};
         options.order.registered = [](void *, const void *) { return true; };
@@ -204,6 +207,7 @@ protected:
     std::unique_ptr<Engine> engine_;
     std::atomic<uint32_t> ordered_{0};
     std::atomic<uint64_t> border_{1 << 20};
+    std::atomic<const void *> waits_{nullptr};  // a copy from or to there, for work on a stream
     uint64_t last_id_ = 0;
     Mutex mutex_;
     Condition changed_;
@@ -269,6 +273,21 @@ TEST_F(EngineLanes, BlocksThatLieSideBySideAtBothEndsAreOneCopy)
     ASSERT_EQ(all[0].copies.size(), 9u);
     EXPECT_EQ(all[0].copies[0].bytes, 64 * kBlock);
     EXPECT_EQ(all[0].copies[0].source, arenas_[kHostMemory].data() + kBlock);
+}
+
+TEST_F(EngineLanes, WhatHasToWaitForAStreamIsBehindWhatNeedNot)
+{
+    waits_ = arenas_[0].data() + 3 * kBlock;
+    std::vector<Job> jobs;
+    for (uint32_t i = 0; i < 8; ++i) jobs.push_back(in(i));
+    submit(jobs);
+    ASSERT_TRUE(wait_done(jobs));
+    const std::vector<StreamDevice::Started> all = devices_[0].all();
+    ASSERT_EQ(all.size(), 2u);
+    ASSERT_EQ(all[0].copies.size(), 2u);
+    EXPECT_EQ(all[0].copies[0].bytes, 3 * kBlock);
+    EXPECT_EQ(all[0].copies[1].bytes, 4 * kBlock);
+    EXPECT_EQ(all[1].copies[0].destination, waits_);
 }
 
 TEST_F(EngineLanes, NoCopyCrossesABorderOfTheHostsMemory)

@@ -8,6 +8,15 @@ namespace stepwell::drivers::cuda {
 namespace {
 
 constexpr uint32_t kAtOnce = 64;  // copies of one call
+// On the average, for one call to cost less than one for each: a large copy hides its own.
+constexpr uint64_t kSmallBytes = 512 << 10;
+
+bool are_small(const stw_memory_copy *copies, uint32_t n)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; ++i) bytes += copies[i].bytes;
+    return bytes <= n * kSmallBytes;
+}
 
 }  // namespace
 
@@ -77,7 +86,7 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;
-    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr))
+    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr) || !are_small(copies, n))
         return one_by_one(up, stream, copies, n);
     Address to[kAtOnce];
     Address from[kAtOnce];
@@ -111,9 +120,11 @@ int Copies::one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copi
     return error;
 }
 
-int Copies::after(uint64_t mark)
+int Copies::after(uint64_t mark, uint32_t copies)
 {
     for (Lane *lane : {&in_, &out_}) {
+        const uint32_t its = lane == &in_ ? STW_COPIES_IN : STW_COPIES_OUT;
+        if ((copies & its) == 0) continue;
         const MutexLock lock(lane->mutex);
         if (const int error = marks_.wait(lane->stream, mark)) return error;
     }

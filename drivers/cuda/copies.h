@@ -31,8 +31,8 @@ public:
     // All up or all down, in no order; the mark is behind all of them. On an error nothing of them
     // is under way any more.
     int several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
-    // What is begun from now on comes behind the mark.
-    int after(uint64_t mark);
+    // What is begun from now on of these (STW_COPIES_*) comes behind the mark.
+    int after(uint64_t mark, uint32_t copies);
     // Behind all that was begun, and behind what that came after: one for each direction.
     int mark(std::vector<uint64_t> *marks_out);
 

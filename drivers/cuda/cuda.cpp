@@ -54,9 +54,9 @@ stw_status cuda_mark(stw_memory *memory, void *stream, uint64_t *mark_out)
     return guard_open(nullptr, [&] { return of(memory)->mark(stream, mark_out); });
 }
 
-stw_status cuda_copies_after(stw_memory *memory, uint64_t mark)
+stw_status cuda_copies_after(stw_memory *memory, uint64_t mark, uint32_t copies)
 {
-    return guard_open(nullptr, [&] { return of(memory)->copies_after(mark); });
+    return guard_open(nullptr, [&] { return of(memory)->copies_after(mark, copies); });
 }
 
 stw_status cuda_stream_after(stw_memory *memory, void *stream, uint64_t mark)

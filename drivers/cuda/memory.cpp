@@ -184,10 +184,10 @@ stw_status DeviceMemory::mark(void *stream, uint64_t *mark_out)
     return Library::status_of(marks_->make(stream, mark_out));
 }
 
-stw_status DeviceMemory::copies_after(uint64_t mark)
+stw_status DeviceMemory::copies_after(uint64_t mark, uint32_t copies)
 {
     const Context::Scope scope(*context_);
-    return Library::status_of(copies_->after(mark));
+    return Library::status_of(copies_->after(mark, copies));
 }
 
 stw_status DeviceMemory::stream_after(void *stream, uint64_t mark)

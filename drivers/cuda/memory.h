@@ -31,7 +31,7 @@ public:
     stw_status zero(void *destination, uint64_t bytes);
     stw_status check_stream(void *stream, stw_driver_error *error_out);
     stw_status mark(void *stream, uint64_t *mark_out);
-    stw_status copies_after(uint64_t mark);
+    stw_status copies_after(uint64_t mark, uint32_t copies);
     stw_status stream_after(void *stream, uint64_t mark);
     stw_status pin_host(void *base, uint64_t bytes, stw_driver_error *error_out);
     void unpin_host(void *base);

@@ -196,11 +196,16 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_UPDATES = 16,    /* the device computes updates, only together with STREAMS:
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
-    STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; small copies cost less together: copies_start */
+    STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; copies cost less together: copies_start */
     STW_MEMORY_CAN_SHOW = 64,   /* blocks can be seen at an address of a tensor's own as well:
                                    reserve_shown, show, release_shown */
     STW_MEMORY_MAY_SHARE = 128  /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
+};
+
+enum { /* of copies_after */
+    STW_COPIES_IN = 1, /* into this memory or inside of it, and zeros */
+    STW_COPIES_OUT = 2 /* out of it */
 };
 
 /*
@@ -344,8 +349,9 @@ typedef struct stw_memory_ops {
      * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
      * DEVICE: the device is lost. INVALID: the stream records a graph. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
-    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device. */
-    stw_status (*copies_after)(stw_memory *memory, uint64_t mark);
+    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device: of
+     * these STW_COPIES_*, one or both. The others must not wait for it, or they are slow. */
+    stw_status (*copies_after)(stw_memory *memory, uint64_t mark, uint32_t copies);
     /* Work that is enqueued on the stream from now on comes behind the mark. Errors as mark. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
     /* Host memory that copies go to and from: they need no buffer of the driver's between, and run

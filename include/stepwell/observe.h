@@ -37,10 +37,12 @@ typedef struct stw_tier_stats {
     uint64_t registering_bytes; /* host tier: still to be, by a thread of its own */
     uint64_t registered_ns;     /* host tier: what registering has taken so far */
     uint64_t refused_slabs;     /* host tier: of 256 MiB, that were refused */
+    uint64_t remapped_bytes;    /* device tier: mapped at fixed addresses of tensors so far */
+    uint64_t remapped_ns;       /* what that took, with waits for work on what was seen there */
 } stw_tier_stats;
 #define STW_TIER_STATS_INIT                                                                        \
     { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,             \
-      0, 0, 0, 0 }
+      0, 0, 0, 0, 0, 0 }
 
 /* Moves from one device of a process to another are on no link of these. */
 enum { /* link */

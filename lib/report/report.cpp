@@ -55,6 +55,8 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("registering_bytes", stats.registering_bytes);
     json.member("registered_ns", stats.registered_ns);
     json.member("refused_slabs", stats.refused_slabs);
+    json.member("remapped_bytes", stats.remapped_bytes);
+    json.member("remapped_ns", stats.remapped_ns);
     json.member("scratch_bytes", stats.scratch_bytes);
     json.member("scratch_used_bytes", stats.scratch_used_bytes);
     json.member("scratch_allocator", tier.scratch_allocator);

@@ -72,7 +72,7 @@ bool Runtime::others_work(PlaceId place) const
 {
     for (PlaceId other = 0; other <= host_place_; ++other) {
         if (other == place || !places_[other].memory || !places_[other].cpu_access) continue;
-        if (core_.usage(other).budget_blocks >= update::kPiecesMax) return true;
+        if (core_.usage(other).budget_blocks >= update::kPiecesNeeded) return true;
     }
     return false;
 }
@@ -107,7 +107,7 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
         return status;
     }
     const bool works = place != nvme_place_ && places_[place].cpu_access && !others_work(place);
-    const uint64_t floor = std::min<uint64_t>(most, kept + (works ? update::kPiecesMax : 0u));
+    const uint64_t floor = std::min<uint64_t>(most, kept + (works ? update::kPiecesNeeded : 0u));
     const bool nothing = blocks == 0 && kept == 0;
     if (blocks < floor && !nothing) {
         return Status::error(
@@ -118,7 +118,8 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
             sum_text({{kept * block_bytes_, "for staging and scratch"},
                       {(floor - kept) * block_bytes_, "to work in"}})
                 .c_str(),
-            update::kPiecesMax, bytes_text(block_bytes_).c_str(), kept == 0 ? ", or nothing" : "");
+            update::kPiecesNeeded, bytes_text(block_bytes_).c_str(),
+            kept == 0 ? ", or nothing" : "");
     }
     *blocks_out = static_cast<uint32_t>(blocks - (nothing ? 0 : kept));
     return {};
@@ -152,7 +153,7 @@ Status Runtime::check_update_room(const OptimizerBody &body,
         if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
         if (at.memory && at.cpu_access) room = std::max(room, core_.usage(place).budget_blocks);
     }
-    if (room >= update::kPiecesMax) return {};
+    if (room >= update::kPiecesNeeded) return {};
     for (const stw_tensor *parameter : parameters) {
         std::set<residency::BlockId> blocks;
         for (const residency::TensorId tensor : body.optimizer->tensors(parameter->id)) {
@@ -253,7 +254,7 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
     if (change.place == nvme_place_) return {};
     const Place &at = places_[change.place];
     std::unique_lock<std::mutex> lock(mutex_);
-    const bool few = change.after < update::kPiecesMax;
+    const bool few = change.after < update::kPiecesNeeded;
     const bool works = at.cpu_access && !others_work(change.place);
     const bool last = works && change.after == 0;
     if (!few || (!works && !at.computes)) return {};

@@ -55,7 +55,7 @@ PlaceId Runtime::place_for(uint32_t algorithm, const residency::TensorId *kept, 
     std::lock_guard<std::mutex> lock(mutex_);
     const PlaceId place = core_.spec(kept[0]).policy.home;
     if (place >= host_place_ || !places_[place].computes) return residency::kAnyCpuPlace;
-    if (places_[place].update_blocks < update::kPiecesMax) return residency::kAnyCpuPlace;
+    if (places_[place].update_blocks < update::kPiecesNeeded) return residency::kAnyCpuPlace;
     const bool known = algorithm < 32 && (places_[place].algorithms >> algorithm & 1) != 0;
     if (algorithm != kSum && !known) return residency::kAnyCpuPlace;
     const auto may_be_there = [&](residency::TensorId tensor) {

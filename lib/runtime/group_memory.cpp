@@ -99,13 +99,14 @@ bool Runtime::is_of_group(const void *memory) const
 
 // What a copy of ours does there comes behind all that others have enqueued. It is over before
 // anybody else is told, so nobody comes behind it, and who else uses a block goes on in his order.
-Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes)
+Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies)
 {
     if (!is_of_group(memory)) return {};
     const Place &at = places_[ranks_->place];
     const SlotRange slots = slots_of(at, memory, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return writes ? at.streams->copies_behind(slots) : at.streams->before_copy(slots, false);
+    return writes ? at.streams->copies_behind(slots, copies)
+                  : at.streams->before_copy(slots, false, copies);
 }
 
 // As memcpy, wherever each of the two lies.
@@ -117,9 +118,10 @@ Status Runtime::move_bytes(void *to, const void *from, uint64_t bytes)
         return {};
     }
     const Place &at = places_[ranks_->place];
-    STW_TRY(order_copy(from, bytes, false));
-    STW_TRY(order_copy(to, bytes, true));
-    if (pins_) pins_->begin(at.memory);
+    const uint32_t copies = is_of_group(to) ? STW_COPIES_IN : STW_COPIES_OUT;
+    STW_TRY(order_copy(from, bytes, false, copies));
+    STW_TRY(order_copy(to, bytes, true, copies));
+    if (pins_) pins_->begin(at.memory, is_of_group(to));
     const stw_status code = at.ops->copy(at.memory, to, from, bytes);
     if (pins_) pins_->end(at.memory, is_of_group(to), nullptr);
     if (code == STW_OK) return {};
@@ -141,7 +143,7 @@ Status Runtime::zero_bytes(void *memory, uint64_t bytes)
         return {};
     }
     const Place &at = places_[ranks_->place];
-    STW_TRY(order_copy(memory, bytes, true));
+    STW_TRY(order_copy(memory, bytes, true, STW_COPIES_IN));
     const stw_status code = at.ops->zero(at.memory, memory, bytes);
     if (code == STW_OK) return {};
     return Status::error(code, "%s were not set to zero for a collective: device %u is lost",

@@ -33,12 +33,16 @@ HostPins::HostPins(Options options)
       log_(*options.log),
       now_ns_(std::move(options.now_ns)),
       gone_(blocks_),
-      registered_(std::make_unique<std::atomic<int>[]>(blocks_))
+      registered_(std::make_unique<std::atomic<int>[]>(blocks_)),
+      begins_(std::make_unique<std::atomic<int>[]>(blocks_))
 {
     for (const Device &device : options.devices) {
-        copies_.emplace_back();
-        copies_.back().ops = device.ops;
-        copies_.back().memory = device.memory;
+        for (const bool into : {true, false}) {
+            copies_.emplace_back();
+            copies_.back().ops = device.ops;
+            copies_.back().memory = device.memory;
+            copies_.back().into = into;
+        }
         const bool known =
             std::any_of(registrars_.begin(), registrars_.end(),
                         [&](const Registrar &other) { return other.device.ops == device.ops; });
@@ -188,47 +192,62 @@ void HostPins::refuse(Registrar &registrar, const stw_driver_error &error)
 
 // ------------------------------------------------------------------------------------ copies ----
 
-HostPins::Copies *HostPins::copies_of(const stw_memory *memory)
+HostPins::Copies *HostPins::copies_of(const stw_memory *memory, bool into)
 {
     for (Copies &copies : copies_)
-        if (copies.memory == memory) return &copies;
+        if (copies.memory == memory && copies.into == into) return &copies;
     return nullptr;
 }
 
-void HostPins::begin(const stw_memory *memory)
+void HostPins::begin(const stw_memory *memory, bool into)
 {
-    if (Copies *copies = copies_of(memory)) copies->mutex.lock();
+    if (Copies *copies = copies_of(memory, into)) copies->mutex.lock();
 }
 
 void HostPins::end(const stw_memory *memory, bool into, const uint64_t *mark)
 {
-    Copies *copies = copies_of(memory);
+    Copies *copies = copies_of(memory, into);
     if (copies == nullptr) return;
-    if (mark != nullptr) (into ? copies->up : copies->down) = *mark;
+    if (mark != nullptr) copies->last = *mark;
     copies->mutex.unlock();
 }
 
 void HostPins::note(Range range, int change)
 {
+    begins_[range.first].fetch_add(change, std::memory_order_relaxed);
     for (uint32_t block = range.first; block < range.first + range.count; ++block)
-        registered_[block].fetch_add(change, std::memory_order_relaxed);
+        registered_[block].fetch_add(change, std::memory_order_release);
+}
+
+uint64_t HostPins::block_of(const void *pointer) const
+{
+    return static_cast<uint64_t>(static_cast<const char *>(pointer) - base_) / block_bytes_;
+}
+
+bool HostPins::is_registered(uint64_t block) const
+{
+    return block < blocks_ && registered_[block].load(std::memory_order_acquire) ==
+                                  static_cast<int>(registrars_.size());
 }
 
 bool HostPins::is_registered(const void *pointer) const
 {
-    const auto block =
-        static_cast<uint64_t>(static_cast<const char *>(pointer) - base_) / block_bytes_;
-    return block < blocks_ && registered_[block].load(std::memory_order_relaxed) ==
-                                  static_cast<int>(registrars_.size());
+    return is_registered(block_of(pointer));
+}
+
+// Where a range begins is written before that it is registered.
+bool HostPins::is_joined(const void *pointer) const
+{
+    const uint64_t block = block_of(pointer);
+    return block > 0 && is_registered(block) && is_registered(block - 1) &&
+           begins_[block].load(std::memory_order_relaxed) == 0;
 }
 
 // Under the locks of all copies. A device that is lost copies nothing any more.
 void HostPins::await_copies()
 {
-    for (Copies &copies : copies_) {
-        for (const std::optional<uint64_t> &mark : {copies.up, copies.down})
-            if (mark) (void)copies.ops->wait(copies.memory, *mark);
-    }
+    for (Copies &copies : copies_)
+        if (copies.last) (void)copies.ops->wait(copies.memory, *copies.last);
 }
 
 // ----------------------------------------------------------------------------------- budgets ----

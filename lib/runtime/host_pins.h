@@ -60,13 +60,16 @@ public:
     // Ends the thread behind the slab that it is at. Once; nothing is registered from then on.
     void stop();
 
-    // Around what starts copies between the tier and a device: a range that is to be registered no
-    // more waits for them. `mark`: the driver's, behind those into the device or out of it; null:
-    // none was started, or they are over. A thread is between the two for one device at a time.
-    void begin(const stw_memory *memory);
+    // Around what starts copies between the tier and a device, into it or out of it: a range that is
+    // to be registered no more waits for them. `mark`: the driver's, behind them; null: none was
+    // started, or they are over. A thread is between the two for one device and direction at a
+    // time.
+    void begin(const stw_memory *memory, bool into);
     void end(const stw_memory *memory, bool into, const uint64_t *mark);
     // Between the two: this block is registered, with all drivers.
     [[nodiscard]] bool is_registered(const void *pointer) const;
+    // And so is the block before it, at once with it: no copy may cross a border of what is.
+    [[nodiscard]] bool is_joined(const void *pointer) const;
 
     // While one lives nothing is registered anew.
     class Pause {
@@ -110,9 +113,9 @@ private:
     struct Copies {
         stw_memory *memory = nullptr;
         const stw_memory_ops *ops = nullptr;
+        bool into = false;
         std::mutex mutex;
-        std::optional<uint64_t> up;  // the last marks
-        std::optional<uint64_t> down;
+        std::optional<uint64_t> last;  // mark
     };
 
     void run();
@@ -125,9 +128,11 @@ private:
     void note(Range range, int change);
     void await_copies();
     void make_slabs(Registrar &registrar);
+    [[nodiscard]] uint64_t block_of(const void *pointer) const;
+    [[nodiscard]] bool is_registered(uint64_t block) const;
     [[nodiscard]] uint64_t bytes_of(Range range) const { return range.count * block_bytes_; }
     [[nodiscard]] void *at(Range range) const { return base_ + range.first * block_bytes_; }
-    Copies *copies_of(const stw_memory *memory);
+    Copies *copies_of(const stw_memory *memory, bool into);
 
     char *const base_;
     const uint64_t block_bytes_;
@@ -145,6 +150,8 @@ private:
     std::vector<bool> gone_;
     // By block: with how many drivers. Fewer only under the locks of copies.
     std::unique_ptr<std::atomic<int>[]> registered_;
+    // By block: how many of the ranges that are registered begin there.
+    std::unique_ptr<std::atomic<int>[]> begins_;
     Range busy_;  // being registered, without the lock
     uint32_t pauses_ = 0;
     bool stops_ = false;

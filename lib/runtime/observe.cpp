@@ -72,6 +72,10 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.registered_ns = pins.ns;
         stats.refused_slabs = pins.refused;
     }
+    if (const ShownTotals *shown = places_[place].shown.get()) {
+        stats.remapped_bytes = shown->bytes;
+        stats.remapped_ns = shown->ns;
+    }
     const uint64_t kept = host ? kept_bytes() : 0;
     stats.budget_bytes = usage.budget_blocks * block_bytes_ + kept;
     stats.used_bytes = usage.used_blocks * block_bytes_ + kept;

@@ -378,6 +378,7 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
     constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
     place.shows = (place.ops->capabilities & kShows) == kShows;
+    if (place.shows) place.shown = std::make_unique<ShownTotals>();
     place.shows_runs = place.shows && (info.flags & STW_MEMORY_SHOWS_RUNS) != 0;
     place.shrinks = (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 &&
                     (info.flags & STW_MEMORY_STAYS) == 0;
@@ -592,9 +593,9 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.order = {
-        this,           device_before, device_hold,    device_let_go,  device_registered,
-        device_started, device_shows,  device_ordered, device_arrived, device_awaited};
+    options.order = {this,          device_before,     device_waits,   device_hold,
+                     device_let_go, device_registered, device_joined,  device_started,
+                     device_shows,  device_ordered,    device_arrived, device_awaited};
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

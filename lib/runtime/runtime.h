@@ -64,6 +64,7 @@ struct Place {
     bool maps = false;
     bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
     bool shows_runs = false;                  // ... of its whole alone
+    std::unique_ptr<ShownTotals> shown;       // null: it shows nothing
     bool shrinks = false;                     // its memory can go back to the system
     std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
     std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
@@ -372,7 +373,7 @@ public:
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;
-    void release(uint64_t ticket, uint32_t far_pieces) override;
+    void release(uint64_t ticket, uint64_t far_pieces) override;
     void updates_wait() override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
@@ -587,14 +588,17 @@ private:
     static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                  bool writes);
     static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                bool writes);
+                                bool writes, bool into);
+    static bool device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                             bool writes, bool into);
     static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                    uint64_t mark);
     static void device_ordered(void *user, residency::TransferId transfer);
     static void device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                uint64_t number);
-    static void device_hold(void *user, uint32_t memory);
+    static void device_hold(void *user, uint32_t memory, bool into);
     static bool device_registered(void *user, const void *pointer);
+    static bool device_joined(void *user, const void *pointer);
     static void device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark);
     void pin_host_memory();
 
@@ -715,7 +719,7 @@ private:
     Status move_bytes(void *to, const void *from, uint64_t bytes);
     Status zero_bytes(void *memory, uint64_t bytes);
     std::function<Status(void *, const void *, uint64_t)> mover();
-    Status order_copy(const void *memory, uint64_t bytes, bool writes);
+    Status order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies);
     Status order_group(const void *memory, uint64_t bytes, bool writes);
     Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
                           residency::FetchAsked *asked_out);

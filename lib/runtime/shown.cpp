@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/shown.h"
 
+#include "lib/support/thread_annotations.h"
+
 #include <new>
 #include <vector>
 
@@ -9,13 +11,15 @@ namespace stepwell {
 using residency::Slot;
 
 ShownTensor::ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
-                         const SlotMemory *slots, uint64_t block_bytes, bool as_runs)
+                         const SlotMemory *slots, uint64_t block_bytes, bool as_runs,
+                         ShownTotals *totals)
     : ops_(ops),
       memory_(memory),
       streams_(streams),
       slots_(slots),
       block_bytes_(block_bytes),
-      as_runs_(as_runs)
+      as_runs_(as_runs),
+      totals_(totals)
 {
 }
 
@@ -75,9 +79,12 @@ try {
     std::vector<uint64_t> words(slots.count);
     for (uint32_t i = 0; i < slots.count; ++i) words[i] = word_of(slots.first + i);
     if (as_runs_) forget_other_runs(slots.first - index);
+    const uint64_t begin_ns = wait_clock_ns();
     const stw_status code =
         ops_->show(memory_, slots.first, slots.count, address_ + index * block_bytes_,
                    marks.numbers.data(), marks.count);
+    totals_->ns += wait_clock_ns() - begin_ns;
+    if (code >= 0) totals_->bytes += slots.count * block_bytes_;
     for (uint32_t i = 0; i < slots.count; ++i) {
         if (code < 0 && shows(index + i, {slots.first + i, 1})) continue;
         shown_[index + i].store(code < 0 ? 0 : words[i], std::memory_order_release);

@@ -15,13 +15,19 @@
 
 namespace stepwell {
 
+// What it took at one device.
+struct ShownTotals {
+    std::atomic<uint64_t> bytes{0};
+    std::atomic<uint64_t> ns{0};
+};
+
 // Any thread, several at once.
 class ShownTensor {
 public:
     // `ops` have STW_MEMORY_CAN_SHOW and STW_MEMORY_STREAMS; all of it is borrowed.
     // As runs: what is seen of the tensor lies side by side, see STW_MEMORY_SHOWS_RUNS.
     ShownTensor(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
-                const SlotMemory *slots, uint64_t block_bytes, bool as_runs);
+                const SlotMemory *slots, uint64_t block_bytes, bool as_runs, ShownTotals *totals);
     ShownTensor(const ShownTensor &) = delete;
     ShownTensor &operator=(const ShownTensor &) = delete;
     ~ShownTensor();  // the work that end() saw ends first, nobody waits for that
@@ -59,6 +65,7 @@ private:
     const SlotMemory *const slots_;  // null: memory stays
     const uint64_t block_bytes_;
     const bool as_runs_;
+    ShownTotals *const totals_;
     uint32_t blocks_ = 0;
     char *address_ = nullptr;
     std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block

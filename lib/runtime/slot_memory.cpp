@@ -110,7 +110,8 @@ Status SlotMemory::do_step(const Step &step, const std::function<Status()> &go_o
 {
     if (!step.gives) return take_back(step.slot);
     const SlotRange slots{step.slot, 1};
-    STW_TRY(streams_->copies_behind(slots));
+    // The driver waits for both directions, so one of them will do: the one that brings nothing.
+    STW_TRY(streams_->copies_behind(slots, STW_COPIES_OUT));
     for (;;) {
         const stw_status code = ops_->give_back(memory_, step.slot, 1);
         if (code >= 0) {

@@ -93,7 +93,8 @@ Status Runtime::begin_streams(const Waiter &waiter)
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
-        if (range.access == STW_REDUCE) STW_TRY(at.streams->before_copy(slots, true));
+        if (range.access == STW_REDUCE)
+            STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));
         STW_TRY(at.streams->begin(id, slots, writes));
     }
     if (is_absent(plan)) return {};
@@ -173,14 +174,24 @@ Status Runtime::device_shows(void *user, const transfer::Job &job)
 }
 
 Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                              bool writes)
+                              bool writes, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
     const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
     const SlotRange slots = runtime->slots_of(at, pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return at.streams->before_copy(slots, writes);
+    return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
+}
+
+bool Runtime::device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
+                           bool writes, bool into)
+{
+    auto *runtime = static_cast<Runtime *>(user);
+    const Place &at = runtime->places_[memory];
+    if (!at.streams || bytes == 0) return false;
+    const uint32_t copies = into ? STW_COPIES_IN : STW_COPIES_OUT;
+    return at.streams->would_wait(runtime->slots_of(at, pointer, bytes), writes, copies);
 }
 
 Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
@@ -218,10 +229,10 @@ void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, u
     at.streams->copy_arrived(runtime->slots_of(at, pointer, bytes), number);
 }
 
-void Runtime::device_hold(void *user, uint32_t memory)
+void Runtime::device_hold(void *user, uint32_t memory, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory);
+    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory, into);
 }
 
 void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark)
@@ -234,6 +245,12 @@ bool Runtime::device_registered(void *user, const void *pointer)
 {
     const auto *runtime = static_cast<Runtime *>(user);
     return runtime->pins_ && runtime->pins_->is_registered(pointer);
+}
+
+bool Runtime::device_joined(void *user, const void *pointer)
+{
+    const auto *runtime = static_cast<Runtime *>(user);
+    return runtime->pins_ && runtime->pins_->is_joined(pointer);
 }
 
 // Copies between the host tier and a device with streams then need no buffer between.

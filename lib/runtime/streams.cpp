@@ -136,6 +136,11 @@ Status DeviceStreams::end_epoch(Id id)
 void DeviceStreams::keep_mark(Id id, Mark mark)
 {
     std::array<Mark, kMarksKept> &marks = streams_[id].marks;
+    // Copies that were started together have one.
+    if (marks.back().epoch != 0 && marks.back().number == mark.number) {
+        marks.back() = mark;
+        return;
+    }
     std::rotate(marks.begin(), marks.begin() + 1, marks.end());
     marks.back() = mark;
 }
@@ -311,8 +316,10 @@ Status DeviceStreams::marks_of(const Users &users, MarkList *marks_out)
     return {};
 }
 
-Status DeviceStreams::order_copies(SlotRange slots, bool writes)
+// Each direction for itself: what has to leave behind a consumer's work holds up nothing that comes.
+Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies)
 {
+    STW_ASSERT(copies == STW_COPIES_IN || copies == STW_COPIES_OUT);
     STW_ASSERT(slots.first + slots.count <= slots_);
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
@@ -320,20 +327,29 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes)
     }
     const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id) {
-        Stream &stream = streams_[id];
-        if (needs[id] == 0 || stream.copies_behind >= needs[id]) continue;
+        uint64_t &behind = streams_[id].copies_behind[copies == STW_COPIES_OUT];
+        if (needs[id] == 0 || behind >= needs[id]) continue;
         Result<Mark> mark = mark_behind(id, needs[id]);
         if (!mark.ok()) return std::move(mark.status());
-        const stw_status code = ops_->copies_after(memory_, mark.value().number);
+        const stw_status code = ops_->copies_after(memory_, mark.value().number, copies);
         if (code < 0) return failed(code, "A copy");
-        stream.copies_behind = mark.value().epoch;
+        behind = mark.value().epoch;
     }
     return {};
 }
 
-Status DeviceStreams::before_copy(SlotRange slots, bool writes)
+bool DeviceStreams::would_wait(SlotRange slots, bool writes, uint32_t copies)
 {
-    STW_TRY(order_copies(slots, writes));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Needs needs = needs_of(slots, writes);
+    for (Id id = 1; id < needs.size(); ++id)
+        if (needs[id] > streams_[id].copies_behind[copies == STW_COPIES_OUT]) return true;
+    return false;
+}
+
+Status DeviceStreams::before_copy(SlotRange slots, bool writes, uint32_t copies)
+{
+    STW_TRY(order_copies(slots, writes, copies));
     // Whoever gets what the copy brings comes behind it, or it is over by then.
     if (writes) forget(slots);
     return {};
@@ -359,9 +375,9 @@ Status DeviceStreams::await(SlotRange slots, bool writes)
     return {};
 }
 
-Status DeviceStreams::copies_behind(SlotRange slots)
+Status DeviceStreams::copies_behind(SlotRange slots, uint32_t copies)
 {
-    return order_copies(slots, true);
+    return order_copies(slots, true, copies);
 }
 
 void DeviceStreams::forget(SlotRange slots)

@@ -68,13 +68,16 @@ public:
     void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr) noexcept;
     // Marks behind all that they have released. DEVICE.
     Status marks_of(const Users &users, MarkList *marks_out);
-    // A copy out of the slots or, with `writes`, into them is about to begin.
-    Status before_copy(SlotRange slots, bool writes);
+    // A copy out of the slots or, with `writes`, into them is about to begin, and is of these
+    // (STW_COPIES_IN or _OUT). The others wait for nothing.
+    Status before_copy(SlotRange slots, bool writes, uint32_t copies);
+    // Whether that would make those copies wait for what they do not wait for yet.
+    [[nodiscard]] bool would_wait(SlotRange slots, bool writes, uint32_t copies);
     // As before_copy, of what storage does there itself: what has to be over is when this returns.
     // Waits for the device. DEVICE.
     Status await(SlotRange slots, bool writes);
-    // Copies that begin from now on come behind all that was done in the slots.
-    Status copies_behind(SlotRange slots);
+    // Copies of these that begin from now on come behind all that was done in the slots.
+    Status copies_behind(SlotRange slots, uint32_t copies);
     // Nobody comes behind anything in the slots: all of it is over.
     void forget(SlotRange slots);
     // One into them is enqueued, with this mark of the driver's behind it; returns its number.
@@ -110,9 +113,10 @@ private:
         // kSeveral.
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
         std::atomic<uint64_t> several_behind{0};
-        // Under the lock: the last few marks, oldest first, and the epoch that copies come behind.
+        // Under the lock: the last few marks, oldest first, and the epoch that copies come behind,
+        // of either direction.
         std::array<Mark, kMarksKept> marks{};
-        uint64_t copies_behind = 0;
+        std::array<uint64_t, 2> copies_behind{};
     };
     // By stream: the epoch that has to be over; at kAll, whether any word was of kSeveral.
     static constexpr Id kAll = 0;
@@ -128,7 +132,7 @@ private:
     Status end_epoch(Id stream);
     void keep_mark(Id stream, Mark mark);
     Status await_own(SlotRange slots, bool writes);
-    Status order_copies(SlotRange slots, bool writes);
+    Status order_copies(SlotRange slots, bool writes, uint32_t copies);
     Needs needs_of(SlotRange slots, bool writes) const;
     Result<Mark> mark_behind(Id stream, uint64_t epoch);
     Status failed(stw_status code, const char *what) const;

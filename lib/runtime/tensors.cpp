@@ -134,8 +134,9 @@ try {
                              core_.spec(id).name.c_str(), bytes_text(bytes).c_str(),
                              metadata_text().c_str());
     }
-    auto shown = std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(),
-                                               at.slot_memory.get(), block_bytes_, at.shows_runs);
+    auto shown =
+        std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(), at.slot_memory.get(),
+                                      block_bytes_, at.shows_runs, at.shown.get());
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(

@@ -161,7 +161,7 @@ void Runtime::updates_wait()
     call_out(calls, lines);
 }
 
-void Runtime::release(uint64_t ticket, uint32_t far_pieces)
+void Runtime::release(uint64_t ticket, uint64_t far_pieces)
 {
     auto *mine = reinterpret_cast<PieceFetch *>(ticket);
     end_update(*mine);
@@ -173,7 +173,7 @@ void Runtime::release(uint64_t ticket, uint32_t far_pieces)
             release.place = mine->places[i];
             release.byte_begin = mine->pieces[i].byte_begin;
             release.byte_count = mine->pieces[i].byte_count;
-            release.far = (far_pieces & (1u << i)) != 0;
+            release.far = (far_pieces >> i & 1) != 0;
             release.internal = true;
             release.claim = mine->claim;
             note_update_end(release);

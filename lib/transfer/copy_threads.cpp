@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copy threads: memory to memory, zeros, maps without I/O, and the memory side of staged moves.
 // They wait for work on a condition and for nothing else: never for storage or for a ring slot.
+// What is enqueued on a device is waited for by a thread beside the one that enqueues, so neither
+// directions nor devices ever wait for each other.
 #include "lib/transfer/parts.h"
 
 #include <algorithm>
@@ -30,59 +32,88 @@ stw_status bounce(const Memory &into, char *target, const Memory &out_of, const 
 
 }  // namespace
 
-Task *Engine::Parts::best_copy() const
+Task *Engine::Parts::best_copy(const CopyLane &lane) const
 {
-    return more_urgent(copies.best(), write_ring.empty() ? nullptr : staged_writes.best());
+    return more_urgent(lane.copies.best(),
+                       write_ring.empty() ? nullptr : lane.staged_writes.best());
 }
 
-void Engine::Parts::take_copy(Task &task)
+void Engine::Parts::take_copy(CopyLane &lane, Task &task)
 {
-    if (task.queue == &staged_writes) {
-        staged_writes.remove(task);
+    if (task.queue == &lane.staged_writes) {
+        lane.staged_writes.remove(task);
         take_ring(task, write_ring);
     } else {
-        copies.remove(task);
+        lane.copies.remove(task);
     }
     task.begun = true;
     task.stage = Stage::kCopy;
 }
 
 // What is queued at the moment: nothing waits for a batch to fill.
-void Engine::Parts::next_copies(Batch &batch)
+void Engine::Parts::next_copies(CopyLane &lane, Batch &batch)
 {
     batch.clear();
+    if (lane.started.batches >= kStartedMax || lane.started.bytes >= kStartedBytes) return;
     uint64_t bytes = 0;
     while (batch.size() < kBatchMax && bytes < kBatchBytes) {
-        Task *task = best_copy();
-        if (task == nullptr || (!batch.empty() && !go_together(*batch.front(), *task))) return;
-        take_copy(*task);
+        Task *task = best_copy(lane);
+        if (task == nullptr) return;
+        if (!batch.empty() && task->urgency != batch.front()->urgency) return;
+        take_copy(lane, *task);
         batch.push_back(task);
         bytes += task->job.transfer.bytes;
-        if (!may_batch(*task)) return;
+        if (!may_start(*task)) return;
     }
 }
 
-void Engine::Parts::copy_main()
+void Engine::Parts::copy_main(CopyLane &lane)
 {
     Outbox outbox;
     outbox.tasks.reserve(kOutboxMax);
     outbox.list.reserve(kOutboxMax);
-    Started started;
-    started.tasks.reserve(uint64_t{kStartedMax + 1} * kBatchMax);
+    Batch batch, rest;
+    batch.reserve(kBatchMax);
+    rest.reserve(kBatchMax);
+    for (;;) {
+        {
+            MutexLock lock(mutex);
+            for (next_copies(lane, batch); batch.empty() && !thread_ends();
+                 next_copies(lane, batch))
+                lane.ready.wait(mutex);
+        }
+        if (batch.empty()) break;
+        run_copies(lane, batch, rest, outbox);
+        flush(outbox);
+    }
+    thread_gone();
+}
+
+void Engine::Parts::oldest_copies(const CopyLane &lane, Batch &batch) const
+{
+    batch.clear();
+    for (Task *task : lane.started.tasks) {
+        if (!batch.empty() && batch.front()->mark != task->mark) return;
+        batch.push_back(task);
+    }
+}
+
+void Engine::Parts::arrive_main(CopyLane &lane)
+{
+    Outbox outbox;
+    outbox.tasks.reserve(kOutboxMax);
+    outbox.list.reserve(kOutboxMax);
     Batch batch;
     batch.reserve(kBatchMax);
     for (;;) {
         {
             MutexLock lock(mutex);
-            for (next_copies(batch); batch.empty() && started.tasks.empty() && !thread_ends();
-                 next_copies(batch))
-                copy_ready.wait(mutex);
+            for (oldest_copies(lane, batch); batch.empty() && !thread_ends();
+                 oldest_copies(lane, batch))
+                lane.begun.wait(mutex);
         }
-        const bool idle = batch.empty();
-        if (idle && started.tasks.empty()) break;
-        run_copies(batch, started, outbox);
-        // A device goes on while more is enqueued; only what is left over is waited for.
-        if (idle || started.batches > kStartedMax) await_copies(started, outbox);
+        if (batch.empty()) break;
+        await_copies(lane, batch, outbox);
         flush(outbox);
     }
     thread_gone();
@@ -102,13 +133,15 @@ bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
     return false;
 }
 
-void Engine::Parts::run_copies(Batch &batch, Started &started, Outbox &outbox)
+void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox &outbox)
 {
     const auto over = [&](Task *task) { return !prepare_copy(*task, outbox); };
     batch.erase(std::remove_if(batch.begin(), batch.end(), over), batch.end());
     if (batch.empty()) return;
     if (may_start(*batch.front())) {
-        start_copies(batch, started, outbox);
+        set_waiting_apart(batch, rest);
+        start_copies(lane, batch, outbox);
+        if (!rest.empty()) start_copies(lane, rest, outbox);
         return;
     }
     Task &task = *batch.front();  // alone
@@ -159,32 +192,36 @@ bool Engine::Parts::may_start(const Task &task) const
         !options.memories[job.from_memory].cpu_access) {
         return false;
     }
-    const Memory &memory = options.memories[sides_of(task).device];
-    return !memory.cpu_access && (memory.ops->capabilities & STW_MEMORY_STREAMS) != 0;
+    return options.memories[sides_of(task).device].has_streams();
 }
 
-bool Engine::Parts::may_batch(const Task &task) const
+// Kept apart where one would wait for a device that the other one has nothing to do with.
+CopyLane &Engine::Parts::lane_of(const Task &task)
 {
-    if (!may_start(task) || task.job.transfer.bytes > kSmallBytes) return false;
-    return (options.memories[sides_of(task).device].ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
+    if (!may_start(task)) return *lanes.front();
+    const Sides sides = sides_of(task);
+    return *lanes[lanes_of[sides.device] + (sides.into ? 0 : 1)];
 }
 
-bool Engine::Parts::go_together(const Task &first, const Task &next) const
+void Engine::Parts::set_waiting_apart(Batch &batch, Batch &rest) const
 {
-    if (!may_batch(next)) return false;
-    const Sides a = sides_of(first);
-    const Sides b = sides_of(next);
-    return a.device == b.device && a.into == b.into;
-}
-
-// They have one mark.
-bool Engine::Parts::are_together(const Task &a, const Task &b) const
-{
-    return a.mark == b.mark && sides_of(a).device == sides_of(b).device;
+    rest.clear();
+    if (batch.size() == 1) return;
+    const auto waits = [this](const Task *task) {
+        const Sides sides = sides_of(*task);
+        return options.order.waits(options.order.user, sides.device,
+                                   sides.into ? sides.target : sides.source,
+                                   task->job.transfer.bytes, sides.into, sides.into);
+    };
+    const auto first = std::stable_partition(batch.begin(), batch.end(),
+                                             [&](const Task *task) { return !waits(task); });
+    if (first == batch.begin()) return;
+    rest.assign(first, batch.end());
+    batch.erase(first, batch.end());
 }
 
 // All in one direction of one device; what fails is over, the rest is behind the others.
-void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
+void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
 {
     const auto failed = [&](Task *task) {
         if (task->status.ok()) return false;
@@ -194,27 +231,39 @@ void Engine::Parts::start_copies(Batch &batch, Started &started, Outbox &outbox)
     for (Task *task : batch) {
         const Sides sides = sides_of(*task);
         task->status = order_copy(sides.device, sides.into ? sides.target : sides.source,
-                                  task->job.transfer.bytes, sides.into);
+                                  task->job.transfer.bytes, sides.into, sides.into);
     }
     batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
     if (batch.empty()) return;
     enqueue_copies(batch);
     batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
-    const DeviceOrder &order = options.order;
-    for (Task *task : batch) {
+    const auto goes_unseen = [&](Task *task) {
         const Sides sides = sides_of(*task);
-        if (sides.into && !show_started(*task, sides)) {
-            end_copy(*task, outbox);
-            continue;
-        }
-        if (started.tasks.empty() || !are_together(*started.tasks.back(), *task)) ++started.batches;
-        started.tasks.push_back(task);
-        if (!sides.into) continue;
-        if (enter_hook()) {
-            order.ordered(order.user, task->job.transfer.id);
-            leave_hook();
-        }
+        if (!sides.into || show_started(*task, sides)) return false;
+        end_copy(*task, outbox);
+        return true;
+    };
+    batch.erase(std::remove_if(batch.begin(), batch.end(), goes_unseen), batch.end());
+    const DeviceOrder &order = options.order;
+    for (const Task *task : batch) {
+        if (!sides_of(*task).into || !enter_hook()) continue;
+        order.ordered(order.user, task->job.transfer.id);
+        leave_hook();
     }
+    hand_over(lane, batch);
+}
+
+// To the lane's other thread, which completes them: nobody hears of that before `ordered`.
+void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
+{
+    MutexLock lock(mutex);
+    Started &started = lane.started;
+    for (Task *task : batch) {
+        if (started.tasks.empty() || started.tasks.back()->mark != task->mark) ++started.batches;
+        started.tasks.push_back(task);
+        started.bytes += task->job.transfer.bytes;
+    }
+    lane.begun.notify_one();
 }
 
 // What it brings is seen where its tensor is from now on. False: it is not, and the copy is over.
@@ -231,6 +280,34 @@ bool Engine::Parts::show_started(Task &task, const Sides &sides)
     return false;
 }
 
+// Blocks that lie side by side at both ends are one copy, whatever blocks they are.
+uint32_t Engine::Parts::join_copies(Batch &batch, stw_memory_copy *list, uint32_t *copy_of) const
+{
+    const bool into = sides_of(*batch.front()).into;
+    const DeviceOrder &order = options.order;
+    std::sort(batch.begin(), batch.end(), [this](const Task *a, const Task *b) {
+        return sides_of(*a).target < sides_of(*b).target;
+    });
+    uint32_t n = 0;
+    for (size_t i = 0; i < batch.size(); ++i) {
+        const Sides sides = sides_of(*batch[i]);
+        const uint64_t bytes = batch[i]->job.transfer.bytes;
+        stw_memory_copy *const before = n > 0 ? &list[n - 1] : nullptr;
+        const bool beside =
+            before != nullptr &&
+            static_cast<const char *>(before->destination) + before->bytes == sides.target &&
+            static_cast<const char *>(before->source) + before->bytes == sides.source &&
+            order.joined(order.user, into ? sides.source : sides.target);
+        if (beside) {
+            before->bytes += bytes;
+        } else {
+            list[n++] = {sides.target, sides.source, bytes};
+        }
+        copy_of[i] = n - 1;
+    }
+    return n;
+}
+
 // In one call where that is possible: between the hooks nothing is registered no more.
 void Engine::Parts::enqueue_copies(Batch &batch)
 {
@@ -238,52 +315,52 @@ void Engine::Parts::enqueue_copies(Batch &batch)
     const Memory &memory = options.memories[first.device];
     const DeviceOrder &order = options.order;
     std::array<stw_memory_copy, kBatchMax> list{};
-    uint64_t *mark = nullptr;
-    order.hold(order.user, first.device);
-    bool together = batch.size() > 1;
+    std::array<uint32_t, kBatchMax> copy_of{};
+    order.hold(order.user, first.device, first.into);
+    const uint32_t n = join_copies(batch, list.data(), copy_of.data());
+    bool together = n > 1 && (memory.ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
+    for (uint32_t i = 0; together && i < n; ++i)
+        together = order.registered(order.user, first.into ? list[i].source : list[i].destination);
+    std::array<uint64_t, kBatchMax> marks{};
+    std::array<stw_status, kBatchMax> codes{};
+    const uint64_t *last = nullptr;
+    for (uint32_t at = 0; at < n; at += together ? n : 1) {
+        codes[at] = together ? memory.ops->copies_start(memory.memory, list.data(), n, &marks[at])
+                             : memory.ops->copy_start(memory.memory, list[at].destination,
+                                                      list[at].source, list[at].bytes, &marks[at]);
+        if (codes[at] >= 0) last = &marks[at];
+    }
+    order.let_go(order.user, first.device, first.into, last);
     for (size_t i = 0; i < batch.size(); ++i) {
-        const Sides sides = sides_of(*batch[i]);
-        list[i] = {sides.target, sides.source, batch[i]->job.transfer.bytes};
-        together =
-            together && order.registered(order.user, sides.into ? sides.source : sides.target);
+        const uint32_t at = together ? 0 : copy_of[i];
+        batch[i]->mark = marks[at];
+        if (codes[at] < 0) batch[i]->status = copy_failed(*batch[i], codes[at]);
     }
-    const auto n = static_cast<uint32_t>(batch.size());
-    const uint32_t at_once = together ? n : 1;
-    for (uint32_t at = 0; at < n; at += at_once) {
-        uint64_t behind = 0;
-        const stw_status code =
-            together ? memory.ops->copies_start(memory.memory, list.data(), n, &behind)
-                     : memory.ops->copy_start(memory.memory, list[at].destination, list[at].source,
-                                              list[at].bytes, &behind);
-        for (uint32_t i = at; i < at + at_once; ++i) {
-            batch[i]->mark = behind;
-            if (code < 0) batch[i]->status = copy_failed(*batch[i], code);
-        }
-        if (code >= 0) mark = &batch[at]->mark;
-    }
-    order.let_go(order.user, first.device, first.into, mark);
 }
 
-// The oldest, and what is behind the same mark.
-void Engine::Parts::await_copies(Started &started, Outbox &outbox)
+// All behind one mark.
+void Engine::Parts::await_copies(CopyLane &lane, const Batch &batch, Outbox &outbox)
 {
-    const Task &oldest = *started.tasks.front();
-    const Memory &memory = options.memories[sides_of(oldest).device];
-    const stw_status code = memory.ops->wait(memory.memory, oldest.mark);
-    const auto end = std::find_if(started.tasks.begin(), started.tasks.end(),
-                                  [&](const Task *task) { return !are_together(oldest, *task); });
-    for (auto each = started.tasks.begin(); each != end; ++each) {
-        Task &task = **each;
-        const Sides sides = sides_of(task);
-        if (code < 0) task.status = copy_failed(task, code);
+    const Task &first = *batch.front();
+    const Memory &memory = options.memories[sides_of(first).device];
+    const stw_status code = memory.ops->wait(memory.memory, first.mark);
+    {
+        MutexLock lock(mutex);
+        const auto begin = lane.started.tasks.begin();
+        lane.started.tasks.erase(begin, begin + static_cast<ptrdiff_t>(batch.size()));
+        --lane.started.batches;
+        for (const Task *task : batch) lane.started.bytes -= task->job.transfer.bytes;
+        lane.ready.notify_one();
+    }
+    for (Task *task : batch) {
+        const Sides sides = sides_of(*task);
+        if (code < 0) task->status = copy_failed(*task, code);
         if (code >= 0 && sides.into) {
             options.order.arrived(options.order.user, sides.device, sides.target,
-                                  task.job.transfer.bytes, task.order_number);
+                                  task->job.transfer.bytes, task->order_number);
         }
-        end_copy(task, outbox);
+        end_copy(*task, outbox);
     }
-    started.tasks.erase(started.tasks.begin(), end);
-    --started.batches;
 }
 
 // ------------------------------------------------------------------------------- and the rest --
@@ -327,7 +404,7 @@ Status Engine::Parts::copy_bytes(Task &task) const
     case TransferKind::kMap: return {};
     case TransferKind::kZero: {
         const Memory &memory = options.memories[job.to_memory];
-        STW_TRY(order_copy(job.to_memory, job.to_pointer, bytes, true));
+        STW_TRY(order_copy(job.to_memory, job.to_pointer, bytes, true, true));
         const stw_status code = memory.ops->zero(memory.memory, job.to_pointer, bytes);
         if (code >= 0) return {};
         return Status::error(code,
@@ -341,11 +418,11 @@ Status Engine::Parts::copy_bytes(Task &task) const
     return move_bytes(task, job.to_memory, job.to_pointer, job.from_memory, job.from_pointer);
 }
 
-Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes,
-                                 bool writes) const
+Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                                 bool into) const
 {
     if (options.order.before == nullptr || options.memories[memory].cpu_access) return {};
-    return options.order.before(options.order.user, memory, pointer, bytes, writes);
+    return options.order.before(options.order.user, memory, pointer, bytes, writes, into);
 }
 
 // A memory copies inside itself and to and from host memory, so of two memories the one that
@@ -358,8 +435,13 @@ Status Engine::Parts::move_bytes(const Task &task, uint32_t to, void *target, ui
     const residency::Transfer &transfer = task.job.transfer;
     const Memory &mover = into.cpu_access ? out_of : into;
     // Of a staged move the other side is the ring's, which has the number of the device too.
-    if (task.route != Route::kReadStaged) STW_TRY(order_copy(from, source, transfer.bytes, false));
-    if (task.route != Route::kWriteStaged) STW_TRY(order_copy(to, target, transfer.bytes, true));
+    // Between two memories that the CPU cannot reach each has its own part; inside of one all is of
+    // those into it.
+    const bool inside = to == from && task.route == Route::kCopy;
+    if (task.route != Route::kReadStaged)
+        STW_TRY(order_copy(from, source, transfer.bytes, false, inside));
+    if (task.route != Route::kWriteStaged)
+        STW_TRY(order_copy(to, target, transfer.bytes, true, true));
     const stw_status code = to != from && !into.cpu_access && !out_of.cpu_access
                                 ? bounce(into, static_cast<char *>(target), out_of,
                                          static_cast<const char *>(source), transfer.bytes)

@@ -91,7 +91,20 @@ void Engine::Parts::prepare()
         paths.push_back(std::make_unique<PathQueues>());
         storage_threads.push_back(std::make_unique<StorageThread>(*this, i));
     }
-    threads.reserve(storage_threads.size() + options.copy_threads + 1);
+    lanes.push_back(std::make_unique<CopyLane>());
+    for (const Memory &memory : options.memories) {
+        const bool starts = options.order.before != nullptr && memory.has_streams();
+        lanes_of.push_back(starts ? static_cast<uint32_t>(lanes.size()) : 0);
+        for (int i = 0; starts && i < 2; ++i) {
+            lanes.push_back(std::make_unique<CopyLane>());
+            lanes.back()->started.tasks.reserve(uint64_t{kStartedMax} * kBatchMax);
+            lane_threads.push_back({this, lanes.back().get(), false});
+            lane_threads.push_back({this, lanes.back().get(), true});
+        }
+    }
+    for (uint32_t i = 0; i < options.copy_threads; ++i)
+        lane_threads.push_back({this, lanes.front().get(), false});
+    threads.reserve(storage_threads.size() + lane_threads.size() + 1);
 }
 
 Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void *argument)
@@ -113,18 +126,27 @@ Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void
                             "The system starts no more threads for the transfer engine");
 }
 
+void *Engine::Parts::LaneThread::start(void *argument)
+{
+    // The engine may be gone when its last thread ends.
+    const LaneThread self = *static_cast<const LaneThread *>(argument);
+    if (self.arrives) {
+        self.parts->arrive_main(*self.lane);
+    } else {
+        self.parts->copy_main(*self.lane);
+    }
+    return nullptr;
+}
+
 Status Engine::Parts::start_threads()
 {
     const SignalsBlocked signals;
     for (const std::unique_ptr<StorageThread> &thread : storage_threads) {
         STW_TRY(start_thread("stw-storage", &StorageThread::start, thread.get()));
     }
-    const auto copy = [](void *parts) -> void * {
-        static_cast<Parts *>(parts)->copy_main();
-        return nullptr;
-    };
-    for (uint32_t i = 0; i < options.copy_threads; ++i) {
-        STW_TRY(start_thread("stw-copy", copy, this));
+    for (LaneThread &thread : lane_threads) {
+        STW_TRY(
+            start_thread(thread.arrives ? "stw-arrive" : "stw-copy", &LaneThread::start, &thread));
     }
     const auto order = [](void *parts) -> void * {
         static_cast<Parts *>(parts)->order_main();
@@ -192,9 +214,11 @@ void Engine::Parts::take_waiting(std::vector<Task *> &waiting)
         path->staged_reads.drain(untouched, take);
         path->writes.drain(untouched, take);
     }
-    staged_writes.drain(untouched, take);
+    for (const std::unique_ptr<CopyLane> &lane : lanes) {
+        lane->staged_writes.drain(untouched, take);
+        lane->copies.drain(untouched, take);
+    }
     ordering.drain(untouched, take);
-    copies.drain(untouched, take);
 }
 
 void Engine::Parts::cancel(const std::vector<Task *> &waiting)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transfer engine: takes one-block jobs from the shell, moves the bytes on threads of its own
-// (one per storage path, one or two that copy) and reports each job exactly once. It owns the order
-// of queued work, retries, short counts, checksums in time, and the two staging rings.
+// (one per storage path, one that copies, two for each direction of a device with streams) and
+// reports each job exactly once. It owns the order of queued work, retries, short counts, checksums
+// in time, and the two staging rings.
 // Must not know tensors, budgets or who waits for a job; pointers come in resolved.
 #pragma once
 
@@ -94,21 +95,32 @@ struct Memory {
     bool direct = false;
 
     [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
+    // Copies between it and the host are enqueued.
+    [[nodiscard]] bool has_streams() const
+    {
+        return !cpu_access && (ops->capabilities & STW_MEMORY_STREAMS) != 0;
+    }
 };
 
 // What comes behind what in memories with STW_MEMORY_STREAMS. On engine threads, several at once,
 // no lock held; they must not call the engine. Null: there is no such memory.
 struct DeviceOrder {
     void *user = nullptr;
-    // Bytes are about to be read or, with `writes`, written. An error fails the job.
-    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                     bool writes) = nullptr;
+    // Bytes are about to be read or, with `writes`, written, by a copy into the memory or, without
+    // `into`, out of it. An error fails the job.
+    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                     bool into) = nullptr;
+    // Whether `before` would make such copies wait for work on streams that they do not wait for yet.
+    bool (*waits)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
+                  bool into) = nullptr;
     // Around what starts copies between the memory and the host. `mark`: behind them; null: none
     // was started, or they are over.
-    void (*hold)(void *user, uint32_t memory) = nullptr;
+    void (*hold)(void *user, uint32_t memory, bool into) = nullptr;
     void (*let_go)(void *user, uint32_t memory, bool into, const uint64_t *mark) = nullptr;
     // Between the two: this block of the host's memory needs no buffer of the driver's.
     bool (*registered)(void *user, const void *pointer) = nullptr;
+    // And so does the block before it, in one copy with this one.
+    bool (*joined)(void *user, const void *pointer) = nullptr;
     // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
     uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                         uint64_t mark) = nullptr;
@@ -139,8 +151,8 @@ struct EngineOptions {
     uint32_t staging_read_blocks = 0;
     uint32_t staging_write_blocks = 0;
 
-    uint32_t copy_threads = 1;
-    uint32_t retries_max = 2;  // of one request after errors
+    uint32_t copy_threads = 1;  // of copies that are waited for
+    uint32_t retries_max = 2;   // of one request after errors
     // Of one request to storage at most, where the store's path does not say; 0: 1 MiB. In any case
     // no more than a block.
     uint64_t io_bytes = 0;

@@ -104,19 +104,17 @@ Status Engine::Parts::place(Task &task)
 void Engine::Parts::enqueue(Task &task)
 {
     task.stage = Stage::kQueued;
-    if (!task.status.ok() || task.route == Route::kCopy) {
-        copies.push(task);
-    } else if (task.route == Route::kWriteStaged) {
-        staged_writes.push(task);
+    if (!task.status.ok() || task.route == Route::kCopy || task.route == Route::kWriteStaged) {
+        CopyLane &lane = lane_of(task);
+        const bool staged = task.status.ok() && task.route == Route::kWriteStaged;
+        (staged ? lane.staged_writes : lane.copies).push(task);
+        lane.ready.notify_one();
     } else if (is_ordered(task)) {
         ordering.push(task);
         order_ready.notify_one();
-        return;
     } else {
         push_to_path(task);
-        return;
     }
-    copy_ready.notify_one();
 }
 
 void Engine::Parts::push_to_path(Task &task)
@@ -188,7 +186,10 @@ void Engine::Parts::wake_all()
         paths[i]->waiting = false;
         store->ops(i).wake(store->storage(i));
     }
-    copy_ready.notify_all();
+    for (const std::unique_ptr<CopyLane> &lane : lanes) {
+        lane->ready.notify_all();
+        lane->begun.notify_all();
+    }
     order_ready.notify_all();
 }
 
@@ -219,7 +220,9 @@ void Engine::Parts::give_ring_back(Task &task)
         }
     } else {
         write_ring.push_back(task.ring);
-        copy_ready.notify_one();
+        for (const std::unique_ptr<CopyLane> &lane : lanes) {
+            if (lane->staged_writes.best() != nullptr) lane->ready.notify_one();
+        }
     }
     task.ring = kNoRing;
 }
@@ -228,8 +231,9 @@ void Engine::Parts::queue_copy(Task &task)
 {
     MutexLock lock(mutex);
     task.stage = Stage::kCopy;
-    copies.push(task);
-    copy_ready.notify_one();
+    CopyLane &lane = lane_of(task);
+    lane.copies.push(task);
+    lane.ready.notify_one();
 }
 
 void Engine::Parts::queue_path(Task &task)

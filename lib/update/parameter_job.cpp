@@ -162,7 +162,7 @@ void ParameterJob::cut_update(Chunk &chunk) const
             STW_ASSERT(at < kPiecesMax);
             make_pieces(layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
             chunk.owners[at] = static_cast<uint8_t>(i);
-            if (i >= kOthers) chunk.far_pieces |= 1u << at;
+            if (i >= kOthers) chunk.far_pieces |= uint64_t{1} << at;
             done[i] += run;
             more |= done[i] < chunk.element_count;
         }

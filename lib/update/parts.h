@@ -40,7 +40,7 @@ struct Chunk {
     uint64_t element_count = 0;
     uint32_t part = 0;  // of the job's
     uint32_t piece_count = 0;
-    uint32_t far_pieces = 0;
+    uint64_t far_pieces = 0;
     bool opens = false;  // the first of its phase
     bool scans = false;  // reads for a verdict; for the statistics
     bool answered = false;

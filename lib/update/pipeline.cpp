@@ -230,7 +230,7 @@ Result<std::unique_ptr<Pipeline>> Pipeline::open(const PipelineOptions &options)
     }
     const uint64_t block = options.tiers->block_bytes();
     // A unit of the scan, in the widest dtype, must not need more pieces than a fetch has.
-    if (block == 0 || kernels::kScanBlockElements * 4 / block + 2 > kPiecesMax) {
+    if (block == 0 || kernels::kScanBlockElements * 4 / block + 2 > kPiecesNeeded) {
         return Status::error(STW_ERROR_INVALID, "Blocks of %s are too small to stream updates.",
                              bytes_text(block).c_str());
     }

@@ -20,7 +20,10 @@ using residency::kNone;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr uint32_t kPiecesMax = 16;  // of one fetch
+constexpr uint32_t kPiecesMax = 64;  // of one fetch
+// What an update needs room for wherever it is: a block of each tensor of a parameter. A device
+// that has more takes more at once, as each piece of work costs it a launch.
+constexpr uint32_t kPiecesNeeded = 16;
 
 // A run of bytes inside one block: block i of a tensor's pack begins at byte
 // i x block_bytes() of it, the tensor's first byte is byte pack_offset().
@@ -76,7 +79,7 @@ public:
                        residency::Class urgency, FetchDone done, void *user) = 0;
     // Gives all pieces of a granted fetch back. Bit i of far_pieces: piece i is not needed soon;
     // its bytes leave first, and their write-back begins now.
-    virtual void release(uint64_t ticket, uint32_t far_pieces) = 0;
+    virtual void release(uint64_t ticket, uint64_t far_pieces) = 0;
 
     // All that updates do from now on is wait for their fetches: who looks for deadlocks may look
     // again.

@@ -40,7 +40,7 @@ TEST_P(StreamsConformance, TheDefaultStreamsAreStreamsOfEachDevice)
 TEST_P(StreamsConformance, CopiesAndStreamsComeBehindMarks)
 {
     const uint64_t first = mark(STW_STREAM_LEGACY);
-    EXPECT_EQ(ops().copies_after(memory_.get(), first), STW_OK);
+    EXPECT_EQ(ops().copies_after(memory_.get(), first, STW_COPIES_IN | STW_COPIES_OUT), STW_OK);
     EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, first), STW_OK);
     Buffer data(kMiB);
     data.fill(3);
@@ -54,7 +54,7 @@ TEST_P(StreamsConformance, AnOldMarkIsAsGoodAsTheNewerOnesOfItsStream)
 {
     const uint64_t old = mark(STW_STREAM_LEGACY);
     for (int i = 0; i < 1000; ++i) mark(STW_STREAM_LEGACY);
-    EXPECT_EQ(ops().copies_after(memory_.get(), old), STW_OK);
+    EXPECT_EQ(ops().copies_after(memory_.get(), old, STW_COPIES_IN), STW_OK);
     EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, old), STW_OK);
 }
 
@@ -68,7 +68,7 @@ TEST_P(StreamsConformance, ACopyThatWasStartedIsThereBehindItsMark)
         data.fill(round);
         ASSERT_EQ(ops().copy_start(memory_.get(), memory_.block(0), data.data(), kMiB, &in),
                   STW_OK);
-        ASSERT_EQ(ops().copies_after(memory_.get(), in), STW_OK);
+        ASSERT_EQ(ops().copies_after(memory_.get(), in, STW_COPIES_OUT), STW_OK);
         ASSERT_EQ(ops().copy_start(memory_.get(), back.data(), memory_.block(0), kMiB, &out),
                   STW_OK);
         ASSERT_EQ(ops().wait(memory_.get(), out), STW_OK);
@@ -135,7 +135,7 @@ TEST_P(StreamsConformance, CopiesThatWereStartedTogetherAreThereBehindTheirMark)
         uint64_t in = 0;
         uint64_t out = 0;
         ASSERT_EQ(ops().copies_start(memory_.get(), up.data(), kPieces, &in), STW_OK);
-        ASSERT_EQ(ops().copies_after(memory_.get(), in), STW_OK);
+        ASSERT_EQ(ops().copies_after(memory_.get(), in, STW_COPIES_OUT), STW_OK);
         ASSERT_EQ(ops().copies_start(memory_.get(), down.data(), kPieces, &out), STW_OK);
         ASSERT_EQ(ops().wait(memory_.get(), out), STW_OK);
         EXPECT_EQ(std::memcmp(back.data(), data.data(), kPieces * kPiece), 0) << int{round};

@@ -62,7 +62,7 @@ protected:
     {
         uint64_t mark = 0;
         ASSERT_EQ(ops().mark(memory_.get(), stream_, &mark), STW_OK);
-        ASSERT_EQ(ops().copies_after(memory_.get(), mark), STW_OK);
+        ASSERT_EQ(ops().copies_after(memory_.get(), mark, STW_COPIES_OUT), STW_OK);
     }
     bool is_there(const Array &array)
     {

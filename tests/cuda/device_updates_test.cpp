@@ -387,8 +387,12 @@ TEST_F(CudaUpdates, NeighbouringBlocksAreUpdatedTogether)
     setting.sizes = {262144};  // 16 blocks each of four tensors
     const Trained host = train(setting, Homes::kHost);
     const Trained device = train(setting, Homes::kDevice);
-    EXPECT_LE(device.launches, 3 * (16 + 16 / 4u));  // gradients are scanned block by block
+    EXPECT_LE(device.launches, 3 * (16 + 2u));  // gradients are scanned block by block
     expect_equal(host, device);
+    setting.device_blocks = 600;  // 64 blocks are an eighth of what it has
+    const Trained large = train(setting, Homes::kDevice);
+    EXPECT_LE(large.launches, 3 * (16 + 1u));
+    expect_equal(host, large);
     setting.device_blocks = 60;
     const Trained small = train(setting, Homes::kDevice);
     EXPECT_GT(small.launches, device.launches);

@@ -16,6 +16,13 @@ protected:
     {
         return std::string(stw_last_error()).find(what) != std::string::npos;
     }
+    uint64_t remapped_bytes() const
+    {
+        stw_tier_stats stats = STW_TIER_STATS_INIT;
+        EXPECT_EQ(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats), STW_OK);
+        EXPECT_EQ(stats.remapped_bytes > 0, stats.remapped_ns > 0);
+        return stats.remapped_bytes;
+    }
     void evict(stw_tensor *tensor)
     {
         ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
@@ -64,6 +71,7 @@ TEST_F(CudaPermanent, ATensorIsSeenWithItsHandlesWhereverItLies)
     }
     for (stw_view &view : before) ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
     expect_all(tensor, kLarge * kElements, value);
+    EXPECT_EQ(remapped_bytes(), 4 * kLarge * kBlock);
     end_streams();
 }
 
@@ -77,6 +85,7 @@ TEST_F(CudaPermanent, ATensorThatComesBackToItsSlotsIsNotMappedAgain)
     use(tensor, streams_[0], 1, 2, true);
     EXPECT_EQ(stw_double_calls("cuMemMap"), 0u);
     EXPECT_EQ(stw_double_calls("cuMemUnmap"), 0u);
+    EXPECT_EQ(remapped_bytes(), 10 * kBlock);
     end_streams();
 }
 

@@ -15,7 +15,9 @@ TEST_F(CudaRuntime, BytesAndOrderAreRightWhateverIsLate)
     const std::vector<uint64_t> sizes = {100, 16384, 3 * 16384 + 5, 40000, 16384 * 2, 7, 50000, 60};
     for (uint64_t seed = 1; seed <= 12; ++seed) {
         SCOPED_TRACE(testing::Message() << "seed " << seed);
-        open("delay_us=300,seed=" + std::to_string(seed), 8, 24);
+        // A queue that is full makes calls wait, whatever we hold meanwhile.
+        open("delay_us=300,seed=" + std::to_string(seed) + (seed % 3 == 0 ? ",queue=4" : ""), 8,
+             24);
         if (HasFatalFailure()) return;
         const bool registered = seed % 2 == 0;
         if (registered) wait_registered();

@@ -233,9 +233,10 @@ static stw_status behind(int index, uint64_t number, uint64_t *counter)
     return done ? STW_OK : STW_ERROR_DEVICE;
 }
 
-static stw_status copies_after(stw_memory *memory, uint64_t number)
+/* It has one stream for all copies, so those of the other direction wait as well. */
+static stw_status copies_after(stw_memory *memory, uint64_t number, uint32_t copies)
 {
-    (void)memory;
+    (void)memory, (void)copies;
     return behind(COPIES, number, &calls.copies_after);
 }
 

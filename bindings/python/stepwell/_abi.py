@@ -685,6 +685,8 @@ class stw_tier_stats(Struct):
         ("registering_bytes", c_uint64),
         ("registered_ns", c_uint64),
         ("refused_slabs", c_uint64),
+        ("remapped_bytes", c_uint64),
+        ("remapped_ns", c_uint64),
     ]
 
 

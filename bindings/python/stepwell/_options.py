@@ -105,6 +105,8 @@ class TierStats(NamedTuple):
     registering_bytes: int
     registered_ns: int
     refused_slabs: int
+    remapped_bytes: int
+    remapped_ns: int
 
 
 class LinkStats(NamedTuple):

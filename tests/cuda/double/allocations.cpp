@@ -128,6 +128,7 @@ int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
     return enter(Entry::cuMemHostRegister_v2, Needs::kContext, [&](Call &call) -> int {
         if (address == nullptr || bytes == 0 || (flags & ~kHostRegisterFlagsKnown) != 0)
             return kInvalidValue;
+        call.state.timing.registers(bytes);
         return call.memory().host_register(call.context->device, as_address(address), bytes);
     });
 }
@@ -222,6 +223,8 @@ int cuMemUnmap(Address address, size_t bytes)
     return enter_mapping(Entry::cuMemUnmap, [&](Call &call) -> int {
         if (!call.memory().can_unmap(address, bytes)) return kInvalidValue;
         take_away(call, address, bytes);
+        call.state.timing.spend(call.memory().handles_in(address, bytes) *
+                                call.state.timing.costs().unmap_ns);
         call.memory().unmap(address, bytes);
         return kSuccess;
     });
@@ -241,6 +244,8 @@ int cuMemSetAccess(Address address, size_t bytes, const AccessDescription *acces
                                                         static_cast<uint8_t>(access.flags));
             if (result != kSuccess) return result;
         }
+        call.state.timing.spend(call.memory().handles_in(address, bytes) *
+                                call.state.timing.costs().access_ns);
         return kSuccess;
     });
 }

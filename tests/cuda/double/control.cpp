@@ -217,10 +217,65 @@ int stw_double_consume_when(void *handle, const char *name, const stw_double_ran
     for (uint32_t i = 0; i < count; ++i)
         if (ranges[i].bytes > 0)
             request.touches.push_back({ranges[i].address, ranges[i].bytes, ranges[i].writes != 0});
+    request.work = {Engine::kCompute, bytes_of(request.touches),
+                    control.state.timing.costs().kernel_ns};
     if (work != nullptr) request.run = [work, user] { work(user, stw_double_alias); };
     if (ready != nullptr) request.ready = [ready, user] { return ready(user) != 0; };
     control.state.scheduler.submit(*stream, std::move(request));
     return kSuccess;
+}
+
+int stw_double_compute(void *handle, uint64_t ns)
+{
+    Control control;
+    Stream *stream = control.stream(handle);
+    if (stream == nullptr || stream->destroyed) return kInvalidHandle;
+    if (stream->context->sticky != 0) return stream->context->sticky;
+    Request request;
+    request.what = "stw_double_compute";
+    request.work = {Engine::kCompute, 0, ns};
+    control.state.scheduler.submit(*stream, std::move(request));
+    return kSuccess;
+}
+
+uint64_t stw_double_time(void)
+{
+    Control control;
+    return control.state.timing.now();
+}
+
+uint64_t stw_double_settle(void)
+{
+    Control control;
+    return control.state.timing.settle();
+}
+
+int stw_double_engine_totals(int device, int engine, stw_double_engine *totals_out)
+{
+    if (device < 0 || device >= static_cast<int>(kDevicesMax) || engine < 0 ||
+        engine >= static_cast<int>(kEngines))
+        return -1;
+    Control control;
+    const EngineTotals &totals = control.state.timing.totals(device, static_cast<Engine>(engine));
+    *totals_out = {totals.operations, totals.bytes, totals.busy_ns};
+    return 0;
+}
+
+int stw_double_comes_after(void *handle, void *other_handle)
+{
+    Control control;
+    const Stream *stream = control.stream(handle);
+    const Stream *other = control.stream(other_handle);
+    if (stream == nullptr || other == nullptr || other->last == nullptr) return 1;
+    Clock clock = stream->clock;
+    clock.join(control.state.tracker.host());
+    return clock.covers(other->last->epoch) ? 1 : 0;
+}
+
+uint64_t stw_double_blocked(void)
+{
+    Control control;
+    return control.state.scheduler.blocked();
 }
 
 // Without the lock: kernels call it for each address while others make calls.

@@ -17,6 +17,10 @@
  *                  a device attribute has this value; without 102, virtual memory management, its
  *                  entry points are not supported
  *   busy=0         1: no primary context can be had
+ *   queue=1024     a call that enqueues waits while its stream has so many operations that have not
+ *                  ended
+ *   cost=copy_ns:500
+ *                  what something takes in virtual time, see Costs in options.h
  *   fail=cuMemAlloc_v2:3:2
  *                  the third call of cuMemAlloc_v2 from now on returns 2; call 0: every call
  *   exit=0         not 0: a process with violations or leaks prints them and ends with this status
@@ -95,6 +99,30 @@ STW_DOUBLE_API uint64_t stw_double_pending(void *stream);
 /* Wait until all work has ended; for ever, while a stream that has some is held. To the host it has
  * not ended: only CUDA calls tell it that. */
 STW_DOUBLE_API void stw_double_drain(void);
+
+/* 1 where what is enqueued on the stream next comes after all that was enqueued on the other one by
+ * now, by what streams, events and the host's waits say; 0 where it need not. */
+STW_DOUBLE_API int stw_double_comes_after(void *stream, void *other);
+/* Calls that wait now because a stream's queue is full. */
+STW_DOUBLE_API uint64_t stw_double_blocked(void);
+
+/* VIRTUAL TIME, in ns: see timing.h. Where an operation would be on hardware, whatever is held or
+ * late here; so that tests judge overlap without a clock. Events have it too.
+ * Of the calling thread: behind its last call and what it waited for. Threads of the library have
+ * times of their own, which meet where they use one stream. */
+STW_DOUBLE_API uint64_t stw_double_time(void);
+/* All threads go on from the end of all work that was enqueued; returns that time. Without it a
+ * thread that was told by another one that something is over knows no time of it: a lower bound. */
+STW_DOUBLE_API uint64_t stw_double_settle(void);
+/* Enqueue a kernel that touches nothing and takes so long. Returns a CUDA error. */
+STW_DOUBLE_API int stw_double_compute(void *stream, uint64_t ns);
+/* What an engine of a device has done: STW_DOUBLE_UP copies into it, _DOWN out of it, _COMPUTE the
+ * rest. Returns -1 where there is none. */
+enum { STW_DOUBLE_UP = 0, STW_DOUBLE_DOWN, STW_DOUBLE_COMPUTE };
+typedef struct stw_double_engine {
+    uint64_t operations, bytes, busy_ns;
+} stw_double_engine;
+STW_DOUBLE_API int stw_double_engine_totals(int device, int engine, stw_double_engine *totals_out);
 
 /* Enqueue a kernel of the test's own: `work` runs in stream order and touches these ranges. `name`
  * stays the caller's and is used until reset. Returns a CUDA error. */

@@ -47,12 +47,24 @@ std::function<void()> move_later(Call &call, const Copy &copy)
     };
 }
 
+// Of several all are of the first one's engine.
+void add_work(Call &call, const Copy &copy, Place to, Place from, Work &work)
+{
+    if (work.engine == Engine::kNone)
+        work.engine = to != Place::kDevice     ? Engine::kDown
+                      : from != Place::kDevice ? Engine::kUp
+                                               : Engine::kCompute;
+    work.bytes += copy.bytes;
+    work.ns += call.state.timing.costs().copy_ns;
+}
+
 // Adds what it touches and returns what it does.
 std::function<void()> plan_copy(Call &call, const Copy &copy, Plan &plan)
 {
     std::vector<Touch> &touches = plan.request.touches;
     const Place to = place_of(call, copy.to, copy.bytes);
     const Place from = place_of(call, copy.from, copy.bytes);
+    add_work(call, copy, to, from, plan.request.work);
     if (to == Place::kPageable)
         plan.host_waits = true;
     else
@@ -121,6 +133,8 @@ int fill(Call &call, Address address, Value value, size_t count, void *handle)
     if (count == 0) return kSuccess;
     Plan plan;
     plan.request.touches.push_back({address, count * sizeof(Value), true});
+    plan.request.work = {Engine::kCompute, count * sizeof(Value),
+                         call.state.timing.costs().kernel_ns};
     void *to = call.memory().space().alias(address);
     plan.request.run = [to, value, count] { std::fill_n(static_cast<Value *>(to), count, value); };
     return submit(call, *stream, std::move(plan));

@@ -10,6 +10,7 @@
 #include "tests/cuda/double/options.h"
 #include "tests/cuda/double/report.h"
 #include "tests/cuda/double/stream.h"
+#include "tests/cuda/double/timing.h"
 #include "tests/cuda/double/tracker.h"
 
 #include <array>
@@ -50,7 +51,10 @@ struct Module {
 // What each reset makes anew.
 struct State {
     State(std::mutex &lock, const Options &chosen)
-        : options(chosen), tracker(memory, report), scheduler(lock, tracker, options)
+        : options(chosen),
+          timing(options),
+          tracker(memory, report),
+          scheduler(lock, tracker, timing, options)
     {
         failures.reset(options.failures);
         for (int device = 0; device < static_cast<int>(kDevicesMax); ++device)
@@ -61,6 +65,7 @@ struct State {
     FailurePlan failures;
     Report report;
     Memory memory;
+    Timing timing;
     Tracker tracker;
     std::array<Context, kDevicesMax> contexts;
     Scheduler scheduler;
@@ -147,6 +152,7 @@ template <class Body> int enter(Entry entry, Needs needs, Body &&body) noexcept
         State &state = driver.state();
         Call call{state, Thread::current(state.generation), lock, entry, nullptr};
         const int refused = refuse(call, needs);
+        if (refused == 0) state.timing.call(entry);
         return refused != 0 ? refused : static_cast<int>(body(call));
     } catch (const std::bad_alloc &) {
         return kOutOfMemory;

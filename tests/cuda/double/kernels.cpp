@@ -182,6 +182,8 @@ int launch_kernel(Call &call, void *handle, const stw_double_launch &launch, voi
     request.what = function->name.c_str();
     request.kernel = true;
     request.touches = touches_of(*function, *copied, launch);
+    request.work = {Engine::kCompute, bytes_of(request.touches),
+                    call.state.timing.costs().kernel_ns};
     request.run = [run = function->run, copied, launch] {
         run(copied->pointers(), &launch, stw_double_alias);
     };

@@ -80,6 +80,7 @@ public:
     int map(Address address, uint64_t bytes, Handle handle);
     // Whether the range is made of whole mappings of handles.
     bool can_unmap(Address address, uint64_t bytes) const;
+    uint64_t handles_in(Address address, uint64_t bytes) const;  // that are mapped there
     void unmap(Address address, uint64_t bytes);
     int set_access(Address address, uint64_t bytes, int device, uint8_t access);
 

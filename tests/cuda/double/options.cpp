@@ -54,6 +54,34 @@ bool parse_attribute(std::string_view text, std::map<int, int> &attributes)
     return true;
 }
 
+bool parse_cost(std::string_view text, Costs &costs)
+{
+    const struct {
+        std::string_view key;
+        uint64_t *value;
+    } keys[] = {
+        {"up_mb_per_s", &costs.up_mb_per_s},
+        {"down_mb_per_s", &costs.down_mb_per_s},
+        {"device_mb_per_s", &costs.device_mb_per_s},
+        {"copy_ns", &costs.copy_ns},
+        {"kernel_ns", &costs.kernel_ns},
+        {"event_ns", &costs.event_ns},
+        {"copy_call_ns", &costs.copy_call_ns},
+        {"launch_call_ns", &costs.launch_call_ns},
+        {"event_call_ns", &costs.event_call_ns},
+        {"wake_ns", &costs.wake_ns},
+        {"create_ns", &costs.create_ns},
+        {"map_ns", &costs.map_ns},
+        {"access_ns", &costs.access_ns},
+        {"unmap_ns", &costs.unmap_ns},
+        {"register_mb_per_s", &costs.register_mb_per_s},
+    };
+    const std::string_view key = take(text, ':');
+    for (const auto &each : keys)
+        if (each.key == key) return parse_number(text, *each.value) && *each.value <= kCostMax;
+    return false;
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(std::string_view text)
@@ -71,6 +99,7 @@ std::optional<Options> parse_options(std::string_view text)
         {"driver", &options.driver, 99999},
         {"unified", &options.unified, 1},
         {"busy", &options.busy, 1},
+        {"queue", &options.queue, UINT64_MAX},
         {"exit", &options.exit, 255},
     };
     while (!text.empty()) {
@@ -82,6 +111,10 @@ std::optional<Options> parse_options(std::string_view text)
         }
         if (key == "attribute") {
             if (!parse_attribute(value, options.attributes)) return std::nullopt;
+            continue;
+        }
+        if (key == "cost") {
+            if (!parse_cost(value, options.costs)) return std::nullopt;
             continue;
         }
         bool known = false;

@@ -15,9 +15,10 @@ constexpr std::chrono::microseconds kLookAgain{50};
 
 thread_local const Operation *running_operation = nullptr;
 
-Scheduler::Scheduler(std::mutex &lock, Tracker &tracker, const Options &options)
+Scheduler::Scheduler(std::mutex &lock, Tracker &tracker, Timing &timing, const Options &options)
     : lock_(lock),
       tracker_(tracker),
+      timing_(timing),
       options_(options),
       delays_(static_cast<uint32_t>(options.seed * 2 + 1)),
       choices_(static_cast<uint32_t>(options.seed * 2 + 2))
@@ -60,8 +61,24 @@ Stream *Scheduler::find(void *handle)
     return nullptr;
 }
 
+// The caller has the lock.
+void Scheduler::await_room(Stream &stream)
+{
+    if (stream.queue.size() < options_.queue) return;
+    std::unique_lock lock(lock_, std::adopt_lock);
+    ++blocked_;
+    while (stream.queue.size() >= options_.queue) {
+        const OperationPtr oldest = stream.queue.front();
+        ended_.wait(lock, [&] { return oldest->ended; });
+        timing_.not_before(oldest->times.end_ns);
+    }
+    --blocked_;
+    lock.release();
+}
+
 OperationPtr Scheduler::submit(Stream &stream, Request request)
 {
+    await_room(stream);
     auto operation = std::make_shared<Operation>();
     operation->epoch = {stream.slot, ++sequences_[stream.slot], request.what, stream.number,
                         ++serial_};
@@ -69,7 +86,8 @@ OperationPtr Scheduler::submit(Stream &stream, Request request)
         stream.clock.join(request.after->clock);
         if (!request.after->ended) operation->after.push_back(request.after);
     }
-    order(stream, *operation);
+    uint64_t ready_ns = order(stream, *operation);
+    if (request.after != nullptr) ready_ns = std::max(ready_ns, request.after->times.end_ns);
     for (const Touch &touch : request.touches) {
         const int device = request.kernel ? stream.context->device : -1;
         if (tracker_.touch(touch, operation->epoch, stream.clock, device)) continue;
@@ -77,6 +95,10 @@ OperationPtr Scheduler::submit(Stream &stream, Request request)
         operation->fault = kIllegalAddress;
     }
     operation->clock = stream.clock;
+    // Whoever enqueues behind another thread's call has come to that call's time.
+    timing_.not_before(stream.called_ns);
+    stream.called_ns = timing_.now();
+    operation->times = timing_.place(stream.context->device, request.work, ready_ns);
     operation->touches = std::move(request.touches);
     operation->run = std::move(request.run);
     operation->ready = std::move(request.ready);
@@ -105,6 +127,7 @@ void Scheduler::wait(std::unique_lock<std::mutex> &lock, const OperationPtr &ope
 {
     ended_.wait(lock, [&] { return operation->ended; });
     tracker_.host().join(operation->clock);
+    timing_.woken(operation->times.end_ns);
 }
 
 void Scheduler::drain(std::unique_lock<std::mutex> &lock)
@@ -178,10 +201,12 @@ uint32_t Scheduler::take_slot()
 
 // What comes before the next operation of the stream: what the host knows, and by the rule of the
 // legacy stream all work of blocking streams before it, or its own before theirs.
-void Scheduler::order(Stream &stream, Operation &operation)
+uint64_t Scheduler::order(Stream &stream, Operation &operation)
 {
+    uint64_t ready_ns = stream.last != nullptr ? stream.last->times.end_ns : 0;
     const auto behind = [&](const Stream &other) {
         stream.clock.join(other.clock);
+        if (other.last != nullptr) ready_ns = std::max(ready_ns, other.last->times.end_ns);
         if (other.last != nullptr && !other.last->ended) operation.after.push_back(other.last);
     };
     stream.clock.join(tracker_.host());
@@ -194,6 +219,7 @@ void Scheduler::order(Stream &stream, Operation &operation)
         behind(*legacy);
     }
     stream.clock.advance(stream.slot, operation.epoch.sequence);
+    return ready_ns;
 }
 
 void Scheduler::run()
@@ -268,7 +294,6 @@ void Scheduler::execute(std::unique_lock<std::mutex> &lock, Stream &stream)
     lock.lock();
     operation->running = false;
     operation->ended = true;
-    operation->ended_at = std::chrono::steady_clock::now();
     operation->after.clear();
     stream.queue.pop_front();
     if (stream.queue.empty()) std::erase(active_, &stream);

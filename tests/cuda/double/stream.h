@@ -6,6 +6,7 @@
 #pragma once
 
 #include "tests/cuda/double/order.h"
+#include "tests/cuda/double/timing.h"
 #include "tests/cuda/double/tracker.h"
 
 #include <chrono>
@@ -44,7 +45,7 @@ struct Operation {
     bool dropped = false;  // its memory went away: nothing is left to be done
     bool ended = false;
     Time begins_at;
-    Time ended_at;
+    Times times;
 };
 // Shared by its stream, the events that it records, and the operations that wait for it.
 using OperationPtr = std::shared_ptr<Operation>;
@@ -64,6 +65,7 @@ struct Stream {
     Clock clock;  // all that comes before its next operation
     std::deque<OperationPtr> queue;
     OperationPtr last;
+    uint64_t called_ns = 0;  // by the thread that enqueued it
 };
 
 // An operation as it is asked for.
@@ -72,6 +74,7 @@ struct Request {
     std::vector<Touch> touches = {};
     std::function<void()> run = {};
     OperationPtr after = {};
+    Work work = {};
     bool kernel = false;
     bool tells_host = false;
     std::function<bool()> ready = {};
@@ -79,7 +82,7 @@ struct Request {
 
 class Scheduler {
 public:
-    Scheduler(std::mutex &lock, Tracker &tracker, const Options &options);
+    Scheduler(std::mutex &lock, Tracker &tracker, Timing &timing, const Options &options);
     // Nothing runs any more; not under the lock.
     ~Scheduler();
     Scheduler(const Scheduler &) = delete;
@@ -91,7 +94,8 @@ public:
     // nullptr: it never was a stream of this driver.
     Stream *find(void *handle);
 
-    // nullptr: a copy's memory is not there. A kernel's context breaks instead, when it runs.
+    // nullptr: a copy's memory is not there. A kernel's context breaks instead, when it runs. Waits
+    // where the stream's queue is full.
     OperationPtr submit(Stream &stream, Request request);
     // Let an event's last record come before what the stream does next.
     void wait_event(Stream &stream, const OperationPtr &record, const char *what);
@@ -107,6 +111,7 @@ public:
     void hold_all(bool hold);
     void changed() { work_.notify_one(); }
     uint64_t pending() const;
+    uint64_t blocked() const { return blocked_; }
     template <class Body> void each(Body &&body)
     {
         for (auto &stream : streams_) body(*stream);
@@ -114,7 +119,9 @@ public:
 
 private:
     uint32_t take_slot();
-    void order(Stream &stream, Operation &operation);
+    void await_room(Stream &stream);
+    // Returns when all that comes before has ended, in virtual time.
+    uint64_t order(Stream &stream, Operation &operation);
     void run();
     Stream *pick(Time now, Time *next_out);
     bool may_begin(const Stream &stream) const;
@@ -123,6 +130,7 @@ private:
 
     std::mutex &lock_;  // the driver's; outlives this
     Tracker &tracker_;  // outlives this
+    Timing &timing_;    // outlives this
     const Options &options_;
     std::condition_variable work_;                  // for the thread
     std::condition_variable ended_;                 // for those who wait
@@ -132,6 +140,7 @@ private:
     std::vector<uint32_t> retired_;                 // slots of destroyed streams
     uint64_t streams_made_ = 0;
     uint64_t serial_ = 0;
+    uint64_t blocked_ = 0;  // calls, by a full queue
     bool hold_all_ = false;
     bool abandoning_ = false;
     bool closing_ = false;

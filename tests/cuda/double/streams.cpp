@@ -14,11 +14,11 @@ int create_stream(Call &call, void **stream_out, unsigned flags)
 }
 
 // What is wrong with an event's time: never recorded, not timed, not there yet.
-int time_of(const Event &event, Time *time_out)
+int time_of(const Event &event, uint64_t *time_out)
 {
     if (!event.timed || event.record == nullptr) return kInvalidHandle;
     if (!event.record->ended) return kNotReady;
-    *time_out = event.record->ended_at;
+    *time_out = event.record->times.end_ns;
     return kSuccess;
 }
 
@@ -35,7 +35,7 @@ int elapsed(Entry entry, float *milliseconds_out, void *start, void *end)
     return enter(entry, Needs::kContext, [&](Call &call) -> int {
         if (milliseconds_out == nullptr) return kInvalidValue;
         Event *events[2] = {};
-        Time times[2];
+        uint64_t times[2] = {};
         void *const handles[2] = {start, end};
         for (int i = 0; i < 2; ++i)
             if (const int result = find_event(call, handles[i], &events[i]); result != kSuccess)
@@ -43,7 +43,8 @@ int elapsed(Entry entry, float *milliseconds_out, void *start, void *end)
         for (int i = 0; i < 2; ++i)
             if (const int result = time_of(*events[i], &times[i]); result != kSuccess)
                 return result;
-        *milliseconds_out = std::chrono::duration<float, std::milli>(times[1] - times[0]).count();
+        const auto ns = static_cast<int64_t>(times[1] - times[0]);
+        *milliseconds_out = static_cast<float>(static_cast<double>(ns) / 1e6);
         return kSuccess;
     });
 }
@@ -84,6 +85,7 @@ int cuStreamQuery(void *handle)
             return result;
         if (!stream->queue.empty()) return kNotReady;
         call.tracker().host().join(stream->clock);
+        if (stream->last != nullptr) call.state.timing.not_before(stream->last->times.end_ns);
         return kSuccess;
     });
 }
@@ -185,7 +187,9 @@ int cuEventRecord(void *event_handle, void *handle)
             return kInvalidHandle;
         }
         report_capture(call, *stream);
-        event->record = call.scheduler().submit(*stream, {call.name()});
+        Request request{call.name()};
+        request.work.ns = call.state.timing.costs().event_ns;
+        event->record = call.scheduler().submit(*stream, std::move(request));
         return kSuccess;
     });
 }
@@ -198,6 +202,7 @@ int cuEventQuery(void *handle)
         if (event->record == nullptr) return kSuccess;
         if (!event->record->ended) return kNotReady;
         call.tracker().host().join(event->record->clock);
+        call.state.timing.not_before(event->record->times.end_ns);
         return kSuccess;
     });
 }

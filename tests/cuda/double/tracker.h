@@ -18,6 +18,13 @@ struct Touch {
     bool any_time = false;
 };
 
+inline uint64_t bytes_of(const std::vector<Touch> &touches)
+{
+    uint64_t bytes = 0;
+    for (const Touch &touch : touches) bytes += touch.bytes;
+    return bytes;
+}
+
 class Tracker {
 public:
     Tracker(Memory &memory, Report &report) : memory_(memory), report_(report) {}

@@ -3,6 +3,7 @@
 #include "tests/cuda/double/memory.h"
 
 #include <bit>
+#include <iterator>
 
 namespace stepwell::cuda_double {
 
@@ -84,6 +85,13 @@ bool Memory::can_unmap(Address address, uint64_t bytes) const
         bytes -= entry->second.bytes;
     }
     return true;
+}
+
+uint64_t Memory::handles_in(Address address, uint64_t bytes) const
+{
+    const auto begin = mappings_.lower_bound(address);
+    const auto end = mappings_.lower_bound(address + bytes);
+    return static_cast<uint64_t>(std::distance(begin, end));
 }
 
 void Memory::unmap(Address address, uint64_t bytes)

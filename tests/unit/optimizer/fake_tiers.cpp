@@ -397,7 +397,7 @@ void FakeTiers::main()
     }
 }
 
-void FakeTiers::release(uint64_t ticket, uint32_t far_pieces)
+void FakeTiers::release(uint64_t ticket, uint64_t far_pieces)
 {
     MutexLock lock(mutex_);
     const auto found = grants_.find(ticket);

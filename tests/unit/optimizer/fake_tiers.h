@@ -48,7 +48,7 @@ public:
         TensorId tensor;
         uint64_t byte_begin;
         residency::Class urgency;
-        uint32_t far_pieces;
+        uint64_t far_pieces;
     };
     std::vector<Event> events();
     std::string faults();
@@ -77,7 +77,7 @@ public:
     void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
                residency::Class urgency, FetchDone done, void *user) override;
-    void release(uint64_t ticket, uint32_t far_pieces) override;
+    void release(uint64_t ticket, uint64_t far_pieces) override;
     [[nodiscard]] uint64_t block_bytes() const override { return block_bytes_; }
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const override;
 

@@ -192,11 +192,30 @@ TEST_F(HostPinsTest, CopiesOfAllDevicesAreWaitedForBeforeARangeGoes)
     HostPins pins(options_);
     settle(pins);
     const uint64_t mark = 77;
-    pins.begin(options_.devices[1].memory);
+    pins.begin(options_.devices[1].memory, true);
     pins.end(options_.devices[1].memory, true, &mark);
     EXPECT_EQ(other_.waited, 0u);
     pins.release(3, 1);
     EXPECT_EQ(other_.waited, 77u);
+}
+
+// A copy that crosses a border is refused, even where both sides are registered.
+TEST_F(HostPinsTest, BlocksAreJoinedWhereTheyWereRegisteredAtOnce)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    HostPins pins(options_);
+    settle(pins);
+    pins.gone(5, 1);
+    settle(pins);
+    pins.back(5, 1);
+    settle(pins);
+    ASSERT_GT(pinned_.ranges.size(), 5u);
+    for (uint64_t at = kBase; at < kBase + options_.bytes; at += kBlock)
+        EXPECT_EQ(pins.is_joined(reinterpret_cast<void *>(at)), pinned_.ranges.count(at) == 0)
+            << (at - kBase) / kBlock;
+    pins.gone(20, 1);
+    EXPECT_FALSE(pins.is_joined(reinterpret_cast<void *>(kBase + 20 * kBlock)));
+    EXPECT_FALSE(pins.is_joined(reinterpret_cast<void *>(kBase + 21 * kBlock)));
 }
 
 TEST_F(HostPinsTest, NothingComesBackWhileItIsPaused)

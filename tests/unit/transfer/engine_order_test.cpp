@@ -352,7 +352,9 @@ TEST(EngineOrder, AWriteThatFindsNoSlotIsAFailedJob)
 {
     RigOptions options;
     options.blocks = 4;
-    options.order.before = [](void *, uint32_t, const void *, uint64_t, bool) { return Status(); };
+    options.order.before = [](void *, uint32_t, const void *, uint64_t, bool, bool) {
+        return Status();
+    };
     Filled rig(options, 4);
     rig.by_itself();
     rig.fill(kHost, 1, 99);

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which copies of a device are made to wait for which marks, by the calls of a driver that does
+// nothing.
+#include "lib/runtime/streams.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace stepwell {
+namespace {
+
+// What it was told of copies: the mark, and which of them wait for it.
+struct Told {
+    uint64_t marks = 0;
+    std::vector<std::pair<uint64_t, uint32_t>> copies;
+    uint64_t streams = 0;  // the last mark that one was made to wait for
+};
+
+Told &told_of(stw_memory *memory)
+{
+    return *reinterpret_cast<Told *>(memory);
+}
+
+stw_memory_ops telling_ops()
+{
+    stw_memory_ops made{};
+    made.struct_size = sizeof made;
+    made.name = "told";
+    made.check_stream = [](stw_memory *, void *, stw_driver_error *) -> stw_status {
+        return STW_OK;
+    };
+    made.mark = [](stw_memory *memory, void *, uint64_t *mark_out) -> stw_status {
+        *mark_out = ++told_of(memory).marks;
+        return STW_OK;
+    };
+    made.copies_after = [](stw_memory *memory, uint64_t mark, uint32_t copies) -> stw_status {
+        told_of(memory).copies.emplace_back(mark, copies);
+        return STW_OK;
+    };
+    made.stream_after = [](stw_memory *memory, void *, uint64_t mark) -> stw_status {
+        told_of(memory).streams = mark;
+        return STW_OK;
+    };
+    return made;
+}
+
+class StreamsOfADevice : public testing::Test {
+protected:
+    // The stream leaves the slot behind, written.
+    void release(void *stream, residency::Slot slot)
+    {
+        const Result<DeviceStreams::Id> id = streams.id_of(stream);
+        ASSERT_TRUE(id.ok());
+        ASSERT_TRUE(streams.begin(id.value(), {slot, 1}, true).ok());
+        streams.end(id.value(), {slot, 1}, true);
+    }
+    using Copies = std::vector<std::pair<uint64_t, uint32_t>>;
+
+    Told told;
+    const stw_memory_ops ops = telling_ops();
+    DeviceStreams streams{&ops, reinterpret_cast<stw_memory *>(&told), 128, "device 0"};
+    int first = 0;  // its address is a stream
+};
+
+TEST_F(StreamsOfADevice, ACopyOutThatWaitsHoldsUpNoCopyIn)
+{
+    release(&first, 0);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies, (Copies{{1, STW_COPIES_OUT}}));
+    ASSERT_TRUE(streams.before_copy({1, 1}, true, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.copies.size(), 1u);
+}
+
+TEST_F(StreamsOfADevice, ADirectionThatWaitedSpeaksForItselfAlone)
+{
+    release(&first, 0);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies.size(), 1u) << "once is enough";
+    ASSERT_TRUE(streams.before_copy({0, 1}, true, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.copies, (Copies{{1, STW_COPIES_OUT}, {1, STW_COPIES_IN}}));
+}
+
+// What is brought and taken away again before it has arrived.
+TEST_F(StreamsOfADevice, ACopyOutComesBehindTheCopyIn)
+{
+    ASSERT_TRUE(streams.before_copy({3, 1}, true, STW_COPIES_IN).ok());
+    streams.copy_started({3, 1}, 77);
+    ASSERT_TRUE(streams.before_copy({3, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies, (Copies{{77, STW_COPIES_OUT}}));
+}
+
+TEST_F(StreamsOfADevice, WhichCopiesWouldHaveToWaitIsKnown)
+{
+    release(&first, 0);
+    EXPECT_TRUE(streams.would_wait({0, 2}, false, STW_COPIES_OUT));
+    EXPECT_FALSE(streams.would_wait({1, 1}, true, STW_COPIES_OUT));
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_FALSE(streams.would_wait({0, 2}, false, STW_COPIES_OUT)) << "they do";
+    EXPECT_TRUE(streams.would_wait({0, 2}, true, STW_COPIES_IN));
+    EXPECT_EQ(told.copies.size(), 1u);
+}
+
+// More of them than marks are kept.
+TEST_F(StreamsOfADevice, CopiesThatWereStartedTogetherHaveOneMark)
+{
+    for (residency::Slot slot = 0; slot < 128; ++slot)
+        streams.copy_started({slot, 1}, slot < 64 ? 70 : 71);
+    const Result<DeviceStreams::Id> id = streams.id_of(&first);
+    ASSERT_TRUE(id.ok());
+    ASSERT_TRUE(streams.begin(id.value(), {0, 1}, false).ok());
+    EXPECT_EQ(told.streams, 70u) << "not what came after it";
+}
+
+}  // namespace
+}  // namespace stepwell

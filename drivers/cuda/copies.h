@@ -9,8 +9,9 @@
 #include "drivers/common/mutex.h"
 #include "drivers/cuda/marks.h"
 
+#include <array>
+#include <atomic>
 #include <cstdint>
-#include <vector>
 
 namespace stepwell::drivers::cuda {
 
@@ -33,8 +34,22 @@ public:
     int several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
     // What is begun from now on comes behind the mark.
     int after(uint64_t mark);
-    // Behind all that was begun, and behind what that came after: one for each direction.
-    int mark(std::vector<uint64_t> *marks_out);
+    // Behind all that was begun, and behind what that came after, in each direction. Of events of
+    // its own: a mark may stand for one that is older, and that of a busy direction never passes.
+    class Fence {
+    public:
+        explicit Fence(const Context &context) : context_(context) {}
+        Fence(const Fence &) = delete;
+        Fence &operator=(const Fence &) = delete;
+        ~Fence();
+        int passed() const;  // kNotReady: not yet
+
+    private:
+        friend class Copies;
+        const Context &context_;
+        std::array<EventHandle, 2> events_{};
+    };
+    int set(Fence &fence);
 
 private:
     struct Lane {

@@ -237,6 +237,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         for (const uint32_t slot : slots) views_.give_slot(state, slot);
         undo_grants(plan, waiter.grants);
         undo_wholes(waiter);
+        log_failures();
         return ordered;
     }
     for (size_t i = 0; i < plan.ranges.size(); ++i) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/shown.h"
 
+#include "lib/transfer/driver_reason.h"
+
 #include <new>
 #include <vector>
 
@@ -84,7 +86,7 @@ try {
     }
     if (code >= 0) return {};
     return Status::error(code, "its blocks cannot be seen at its address: %s",
-                         stw_status_string(code));
+                         transfer::driver_reason(ops_, memory_, code).c_str());
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory to show its blocks at its address");
 }

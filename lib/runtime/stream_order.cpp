@@ -5,6 +5,8 @@
 #include "lib/runtime/snapshot.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace stepwell {
@@ -26,6 +28,24 @@ Status Runtime::check_stream(void *stream)
                          "stream %p is not one of this device, which has none; pass "
                          "STW_STREAM_HOST",
                          stream);
+}
+
+Status Runtime::forget_stream(void *stream)
+{
+    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
+    for (const Place &place : places_)
+        if (place.streams) STW_TRY(place.streams->forget(stream));
+    return {};
+}
+
+Status Runtime::when_not_busy(const std::function<Status()> &order) const
+{
+    const residency::Instant deadline = now() + timeout(0);
+    for (;;) {
+        Status status = order();
+        if (status.code() != STW_ERROR_BUSY || now() >= deadline) return status;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 Status Runtime::check_stream_at(PlaceId place, void *stream)
@@ -228,6 +248,21 @@ void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64
 {
     auto *runtime = static_cast<Runtime *>(user);
     if (runtime->pins_) runtime->pins_->end(runtime->places_[memory].memory, into, mark);
+    runtime->log_failures();
+}
+
+// No lock is held here, which a log callback of the program's might want.
+void Runtime::log_failures()
+{
+    for (const Place &place : places_) {
+        if (!place.memory || (place.ops->capabilities & STW_MEMORY_SAYS_WHY) == 0) continue;
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        while (place.ops->next_failure(place.memory, &error) != 0) {
+            log_.print(STW_LOG_WARNING, place.ops->name,
+                       "Device %u: %s. Of this call and error that is said once.", place.device,
+                       error.sentence);
+        }
+    }
 }
 
 bool Runtime::device_registered(void *user, const void *pointer)

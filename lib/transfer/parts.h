@@ -114,6 +114,8 @@ struct Engine::Parts {
     void take_copy(Task &task) STW_REQUIRES(mutex);
     // The most urgent copy, and those behind it that can be started in the same call.
     void next_copies(Batch &batch) STW_REQUIRES(mutex);
+    // Of wait_clock_ns; UINT64_MAX: nothing is held back.
+    uint64_t take_held_back() STW_REQUIRES(mutex);
     void take_ring(Task &task, std::vector<uint32_t> &ring) STW_REQUIRES(mutex);
     // Takes what no thread has begun out of the queues.
     void take_waiting(std::vector<Task *> &waiting) STW_REQUIRES(mutex);
@@ -122,6 +124,7 @@ struct Engine::Parts {
     // Copy threads, without the lock.
     void run_copies(Batch &batch, Started &started, Outbox &outbox);
     bool prepare_copy(Task &task, Outbox &outbox);
+    bool hold_back(Task &task);
     void end_copy(Task &task, Outbox &outbox);
     Status copy_failed(const Task &task, stw_status code) const;
     [[nodiscard]] bool may_start(const Task &task) const;
@@ -152,6 +155,8 @@ struct Engine::Parts {
     TaskPool pool STW_GUARDED_BY(mutex);
     std::vector<std::unique_ptr<PathQueues>> paths STW_GUARDED_BY(mutex);
     ClassQueues copies STW_GUARDED_BY(mutex);
+    ClassQueues held_back STW_GUARDED_BY(mutex);  // copies that cannot be ordered yet
+    uint64_t held_until_ns STW_GUARDED_BY(mutex) = 0;
     ClassQueues ordering STW_GUARDED_BY(mutex);              // wait for work on streams
     ClassQueues staged_writes STW_GUARDED_BY(mutex);         // wait for a slot of the write ring
     std::vector<uint32_t> read_ring STW_GUARDED_BY(mutex);   // free slots

@@ -247,7 +247,7 @@ TEST_F(CudaFaults, AStreamThatRecordsAGraphIsRefusedWhereSomethingWouldBeOrdered
     ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
     ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
     EXPECT_EQ(stw_double_calls(nullptr), 0u);
-    EXPECT_EQ(fetch(tensor, STW_READ, streams_[2], &view), STW_ERROR_INVALID);
+    EXPECT_EQ(fetch(tensor, STW_READ, streams_[2], &view), STW_ERROR_BUSY);
     EXPECT_TRUE(said("records a graph")) << stw_last_error();
     // When the capture is over, all is as before.
     stw_double_capture(streams_[0], 0);

@@ -126,7 +126,9 @@ int cuMemFreeHost(void *address)
 int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
     return enter(Entry::cuMemHostRegister_v2, Needs::kContext, [&](Call &call) -> int {
-        if (address == nullptr || bytes == 0 || (flags & ~kHostRegisterFlagsKnown) != 0)
+        const uint64_t most = call.state.options.register_max;
+        if (address == nullptr || bytes == 0 || (flags & ~kHostRegisterFlagsKnown) != 0 ||
+            (most != 0 && bytes > most))
             return kInvalidValue;
         return call.memory().host_register(call.context->device, as_address(address), bytes);
     });

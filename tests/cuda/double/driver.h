@@ -87,6 +87,7 @@ struct Thread {
     std::vector<Context *> stack;
     int64_t pushes = 0;  // less pops
     std::map<Context *, Stream *> own_streams;
+    int capture_mode = kCaptureModeGlobal;
     uint64_t generation = 0;
 };
 
@@ -152,6 +153,10 @@ template <class Body> int enter(Entry entry, Needs needs, Body &&body) noexcept
         return kOutOfMemory;
     }
 }
+
+// 0: no stream of the context (nullptr: of any) records a graph, else the code that the call
+// returns; what is recorded is of no use any more.
+int break_captures(Call &call, const Context *context);
 
 // Handles to things; on failure the misuse is reported and an error returned.
 int find_stream(Call &call, void *handle, Stream **stream_out);

@@ -71,6 +71,8 @@ std::optional<Options> parse_options(std::string_view text)
         {"driver", &options.driver, 99999},
         {"unified", &options.unified, 1},
         {"busy", &options.busy, 1},
+        {"register_max", &options.register_max, UINT64_MAX},
+        {"batch_max", &options.batch_max, UINT64_MAX},
         {"exit", &options.exit, 255},
     };
     while (!text.empty()) {

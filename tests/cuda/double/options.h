@@ -28,6 +28,8 @@ struct Options {
     uint64_t driver = 13000;
     uint64_t unified = 0;
     uint64_t busy = 0;
+    uint64_t register_max = 0;
+    uint64_t batch_max = 0;
     uint64_t exit = 0;
     std::vector<Failure> failures;
     std::map<int, int> attributes;  // of every device, instead of the usual ones

@@ -21,6 +21,7 @@ using FunctionHandle = void *;       // CUfunction
 
 enum Result : int {
     kSuccess = 0,
+    kInvalidValue = 1,
     kOutOfMemory = 2,
     kNotInitialized = 3,
     kDeviceUnavailable = 46,
@@ -44,6 +45,7 @@ inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr int kMultiprocessorCount = 16;
 inline constexpr int kIntegrated = 18;
 inline constexpr int kPageableAccess = 88;       // PAGEABLE_MEMORY_ACCESS
+inline constexpr int kHostPointers = 91;         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 inline constexpr int kUsesHostPageTables = 100;  // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
 inline constexpr int kNumaConfig = 130;          // 1: the device's memory is a NUMA node
 inline constexpr int kNumaId = 131;              // which

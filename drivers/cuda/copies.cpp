@@ -23,6 +23,11 @@ int Copies::open()
     for (Lane *lane : {&in_, &out_})
         if (error == kSuccess)
             error = context_.api().stream_create(&lane->stream, kStreamNonBlocking);
+    // A batch names host memory by addresses of the device's, which may not be the host's.
+    int same = 0;
+    const BatchApi &batch = context_.library().batch;
+    const int asked = context_.api().device_attribute(&same, kHostPointers, context_.device());
+    batches_.store((batch.copies || batch.copies_v2) && asked == kSuccess && same != 0);
     return error;
 }
 
@@ -82,7 +87,7 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;
-    if (n == 1 || (!api.copies && !api.copies_v2))
+    if (n == 1 || !batches_.load(std::memory_order_relaxed))
         return one_by_one(up, stream, copies, n);
     Address to[kAtOnce];
     Address from[kAtOnce];
@@ -98,7 +103,10 @@ int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies,
     const int error = api.copies_v2
                           ? api.copies_v2(to, from, bytes, n, &attributes, &first, 1, stream)
                           : api.copies(to, from, bytes, n, &attributes, &first, 1, &failed, stream);
-    return error == kNotSupported ? one_by_one(up, stream, copies, n) : error;
+    if (error != kNotSupported && error != kInvalidValue) return error;
+    batches_.store(false);
+    if (error == kInvalidValue) (void)context_.library().failed(error);
+    return one_by_one(up, stream, copies, n);
 }
 
 int Copies::one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copies,

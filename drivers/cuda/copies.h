@@ -24,6 +24,8 @@ public:
 
     // All of them return CUDA's error.
     int open();
+    // Some of what is copied is memory of the system's that is not registered.
+    void never_batch() { batches_.store(false); }
     // The mark is behind it.
     int up(Address to, const void *from, uint64_t bytes, uint64_t *mark_out);
     int down(void *to, Address from, uint64_t bytes, uint64_t *mark_out);
@@ -62,6 +64,7 @@ private:
 
     const Context &context_;
     Marks &marks_;
+    std::atomic<bool> batches_{false};  // several copies may be one call
     Lane in_;
     Lane out_;
 };

@@ -63,7 +63,10 @@ stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_drive
         return status;
     arena_ = std::make_unique<Arena>(*context_, *copies_);
     shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
-    if (sharing.shares) return arena_->open_shared(options, sharing.node, error_out);
+    if (sharing.shares) {
+        copies_->never_batch();
+        return arena_->open_shared(options, sharing.node, error_out);
+    }
     const int error = arena_->open(options.bytes, options.block_bytes, wished.permanent);
     if (error == kSuccess && !sharing.remark.empty()) arena_->add_remark(sharing.remark);
     if (error == kSuccess) return STW_OK;

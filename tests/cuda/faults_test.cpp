@@ -266,10 +266,14 @@ TEST_F(CudaFaults, SmallCopiesThatWaitTogetherAreStartedTogether)
     struct Case {
         const char *options;
         const char *call;
+        uint64_t refused = 0;  // by the driver that has it
     };
     const Case cases[] = {{"seed=1,driver=13000", "cuMemcpyBatchAsync_v2"},
                           {"seed=1,driver=12080", "cuMemcpyBatchAsync"},
-                          {"seed=1,driver=12040", nullptr}};
+                          {"seed=1,driver=12040", nullptr},
+                          {"seed=1,attribute=91:0", nullptr},
+                          {"seed=1,batch_max=1", nullptr, 1},
+                          {"seed=1,fail=cuMemcpyBatchAsync_v2:0:801", nullptr, 1}};
     for (const Case &each : cases) {
         SCOPED_TRACE(each.options);
         open(each.options, 16, 48);
@@ -291,6 +295,7 @@ TEST_F(CudaFaults, SmallCopiesThatWaitTogetherAreStartedTogether)
             EXPECT_LT(alone + stw_double_calls(each.call), 12u);
         } else {
             EXPECT_EQ(alone, 12u);
+            EXPECT_EQ(stw_double_calls("cuMemcpyBatchAsync_v2"), each.refused);
         }
         EXPECT_EQ(wrong(), 0);
         expect_all(tensor, 12 * 16384, 0);

@@ -581,6 +581,8 @@ private:
 
     // stream_order.cpp: who comes behind whose work on a device
     Status begin_streams(const Waiter &waiter);
+    void join_registrations(const Range &range, const residency::Grant &grant);
+    [[nodiscard]] bool is_joined(const Range &range) const;
     void log_failures();  // of drivers' calls
     // Of what no caller could ask for again: tried until no stream records a graph any more, or the
     // runtime's time for a fetch has passed.

@@ -100,7 +100,10 @@ Status Runtime::begin_streams(const Waiter &waiter)
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
         const Range &range = plan.ranges[i];
         const Place &at = places_[waiter.grants[i].place];
-        if (!at.streams || range.byte_count == 0) continue;
+        if (range.byte_count == 0) continue;
+        if (pins_ && waiter.grants[i].place == host_place_)
+            join_registrations(range, waiter.grants[i]);
+        if (!at.streams) continue;
         DeviceStreams::Id id = 0;
         STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
         const void *pointer = nullptr;
@@ -121,6 +124,36 @@ Status Runtime::begin_streams(const Waiter &waiter)
         STW_TRY(begin_whole(plan.gathered[i], waiter.whole_grants[i], plan.stream));
     }
     return {};
+}
+
+// CUDA refuses a copy over two registrations, and a framework copies a view as a whole. A hit that
+// begins meanwhile is not seen: a copy that it starts is one of pageable memory for the moment.
+void Runtime::join_registrations(const Range &range, const residency::Grant &grant)
+{
+    HostPins::Range blocks;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const SlotRange slots =
+            slots_of(places_[grant.place], arena_pointer(range, grant), sum_bytes(range));
+        blocks = {slots.first, slots.count};
+    }
+    if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
+    const HostPins::Range all = pins_->registered_with(blocks);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!core_.are_quiet(host_place_, all.first, all.count, range.tensor->id)) return;
+    }
+    pins_->join(blocks, all);
+}
+
+// Of a range that is pinned at the host tier.
+bool Runtime::is_joined(const Range &range) const
+{
+    const residency::Door &door = range.tensor->doors[range.place];
+    const Place &host = places_[host_place_];
+    const char *begin = host.base + door.offset.load(std::memory_order_relaxed) + range.byte_begin;
+    const SlotRange slots = slots_of(host, begin, range.byte_count);
+    return slots.count == 1 || pins_->are_joined(slots.first, slots.count);
 }
 
 // What was gathered is there: the stream comes behind others that have views of it.

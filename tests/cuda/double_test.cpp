@@ -402,5 +402,26 @@ TEST_F(Double, TheHandleOfADestroyedStreamIsTheNextOnes)
     EXPECT_EQ(cuStreamDestroy_v2(second), kSuccess);
 }
 
+TEST_F(Double, MemoryThatIsFreedWaitsForTheDeviceAndTellsNobody)
+{
+    void *other = stream();
+    const Address kept = device(4096);
+    const Address freed = device(4096);
+    EXPECT_EQ(cuMemFree_v2(freed), kSuccess);
+    EXPECT_EQ(stw_double_implicit_waits(), 0u);
+    const Address later = device(4096);
+    unsigned char *host = pinned(4096);
+    ASSERT_EQ(cuMemcpyDtoHAsync_v2(host, kept, 4096, other), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(later), kSuccess);
+    EXPECT_EQ(stw_double_implicit_waits(), 1u);
+    EXPECT_EQ(stw_double_pending(nullptr), 0u);
+    stw_double_host_reads(reinterpret_cast<uintptr_t>(host), 4096);
+    expect_violation(STW_DOUBLE_HOST_TOO_EARLY);
+    EXPECT_EQ(cuStreamSynchronize(other), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(kept), kSuccess);
+    EXPECT_EQ(cuMemFreeHost(host), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(other), kSuccess);
+}
+
 }  // namespace
 }  // namespace stepwell::cuda_double

@@ -79,6 +79,12 @@ uint64_t stw_double_pageable_copies(void)
     return control.state.pageable_copies;
 }
 
+uint64_t stw_double_implicit_waits(void)
+{
+    Control control;
+    return control.state.implicit_waits;
+}
+
 uint32_t stw_double_violations(void)
 {
     Control control;

@@ -65,6 +65,10 @@ STW_DOUBLE_API uint64_t stw_double_calls(const char *entry);
 STW_DOUBLE_API void stw_double_calls_reset(void);
 /* Asynchronous copies from or to memory that was not registered: CUDA makes them wait. */
 STW_DOUBLE_API uint64_t stw_double_pageable_copies(void);
+/* Calls in which CUDA waits for all work of the device, made while there was some: memory that is
+ * freed, and pinned memory that is allocated, freed or registered no more. They wait, but where a
+ * stream is held; that tells the host nothing. */
+STW_DOUBLE_API uint64_t stw_double_implicit_waits(void);
 
 /* Violations since the last taking. */
 STW_DOUBLE_API uint32_t stw_double_violations(void);

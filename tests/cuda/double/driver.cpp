@@ -201,6 +201,15 @@ int break_captures(Call &call, const Context *context)
     return result;
 }
 
+void wait_implicitly(Call &call)
+{
+    if (call.scheduler().pending() == 0) return;
+    ++call.state.implicit_waits;
+    bool held = false;
+    call.scheduler().each([&](const Stream &stream) { held |= stream.held; });
+    if (!held) call.scheduler().drain(call.lock);
+}
+
 int find_stream(Call &call, void *handle, Stream **stream_out)
 {
     const auto value = reinterpret_cast<uintptr_t>(handle);

@@ -50,11 +50,17 @@ struct Setup {
 
 class Stream {
 public:
-    explicit Stream(const DriverCalls &calls) : calls_(calls)
+    // The runtime that knows it, if there is one.
+    explicit Stream(const DriverCalls &calls, stw_runtime *runtime = nullptr)
+        : calls_(calls), runtime_(runtime)
     {
         calls_.must(calls_.stream_create(&handle_, 1), "cuStreamCreate");
     }
-    ~Stream() { calls_.stream_destroy(handle_); }
+    ~Stream()
+    {
+        if (runtime_ != nullptr) must(stw_stream_forget(runtime_, handle_), "stw_stream_forget");
+        calls_.stream_destroy(handle_);
+    }
     Stream(const Stream &) = delete;
     Stream &operator=(const Stream &) = delete;
     void *get() const { return handle_; }
@@ -62,6 +68,7 @@ public:
 
 private:
     const DriverCalls &calls_;
+    stw_runtime *runtime_;
     void *handle_ = nullptr;
 };
 
@@ -121,7 +128,7 @@ private:
 class Tensors {
 public:
     Tensors(const DriverCalls &calls, stw_runtime *runtime, uint64_t bytes, uint64_t piece)
-        : calls_(calls), runtime_(runtime), stream_(calls)
+        : calls_(calls), runtime_(runtime), stream_(calls, runtime)
     {
         for (uint64_t at = 0; at < bytes; at += piece)
             tensors_.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM,
@@ -288,7 +295,7 @@ void measure_hit(const DriverCalls &calls, const Setup &setup, bench::Results *r
     std::vector<double> ns;
     uint64_t called = 0;
     {
-        const Stream stream(calls);
+        const Stream stream(calls, runtime);
         stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         options.stream = stream.get();
         auto request = bench::request_of(tensor, STW_WRITE, STW_TIER_DEVICE);
@@ -383,7 +390,7 @@ void measure_remap_in(const char *arena, const std::string &name, const DriverCa
     std::vector<double> ns;
     std::vector<bench::Pair> pairs;
     {
-        const Stream stream(calls);
+        const Stream stream(calls, runtime);
         Places fixed(runtime, bytes, STW_TENSOR_FIXED_ADDRESS);
         Places plain(runtime, bytes, 0);
         for (uint64_t i = 0; i <= setup.rounds; ++i) {

@@ -31,6 +31,7 @@ Drive::Drive(const stepwell::gpu::DriverCalls &calls, const DriveSetup &setup)
 
 Drive::~Drive()
 {
+    must(stw_stream_forget(runtime_, stream_), "stw_stream_forget");
     calls_.stream_destroy(stream_);
     must(stw_tensor_destroy(tensors_.data(), static_cast<uint32_t>(tensors_.size())),
          "stw_tensor_destroy");

@@ -58,6 +58,7 @@ public:
         must(stw_optimizer_destroy(optimizer_), "stw_optimizer_destroy");
         destroy(parameters_);
         destroy(gradients_);
+        must(stw_stream_forget(runtime_, stream_), "stw_stream_forget");
         calls_.stream_destroy(stream_);
     }
     Model(const Model &) = delete;

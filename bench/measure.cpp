@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <thread>
 
 namespace bench {
 
@@ -65,10 +67,32 @@ uint64_t Arguments::number(const std::string &name, uint64_t otherwise) const
     return value;
 }
 
+namespace {
+
+// With a device that has streams: copies of what is not registered are another thing than what is
+// measured, and registering takes locks of the driver.
+void wait_registered(stw_runtime *runtime)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    for (;;) {
+        if (stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats) != STW_OK)
+            return;  // no such tier
+        if (stats.registering_bytes == 0) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (stats.refused_slabs == 0) return;
+    give_up("the driver registers " + std::to_string(stats.registered_bytes >> 20) + " MiB of " +
+            std::to_string(stats.budget_bytes >> 20) +
+            " MiB of the host tier, so that copies are slower than they can be; look at ulimit -l");
+}
+
+}  // namespace
+
 stw_runtime *open_runtime(const Budgets &budgets)
 {
     stw_runtime *runtime = nullptr;
     must(try_open_runtime(budgets, &runtime), "stw_runtime_open");
+    wait_registered(runtime);
     return runtime;
 }
 

@@ -290,6 +290,13 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
                     "The driver '%s' announces STW_MEMORY_MAY_SHARE and not STW_MEMORY_STREAMS; "
                     "memory without streams is the CPU's, or it is not.",
                     ops.name);
+    if (const stw_status status = check_one(ops, STW_MEMORY_CAN_FORGET, "STW_MEMORY_CAN_FORGET",
+                                            ops.forget_stream != nullptr, error_out))
+        return status;
+    const int says = (ops.why != nullptr) + (ops.next_failure != nullptr);
+    if (const stw_status status =
+            check_group(ops, STW_MEMORY_SAYS_WHY, "STW_MEMORY_SAYS_WHY", says, 2, error_out))
+        return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 

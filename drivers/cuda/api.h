@@ -21,6 +21,7 @@ using FunctionHandle = void *;       // CUfunction
 
 enum Result : int {
     kSuccess = 0,
+    kInvalidValue = 1,
     kOutOfMemory = 2,
     kNotInitialized = 3,
     kDeviceUnavailable = 46,
@@ -30,10 +31,12 @@ enum Result : int {
     kNotReady = 600,
     kContextIsDestroyed = 709,
     kNotSupported = 801,
+    kCaptureUnsupported = 900,
     kCaptureImplicit =
         906,  // another stream of the context captures, and the legacy one waits for it
 };
 
+inline constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
@@ -42,6 +45,7 @@ inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr int kMultiprocessorCount = 16;
 inline constexpr int kIntegrated = 18;
 inline constexpr int kPageableAccess = 88;       // PAGEABLE_MEMORY_ACCESS
+inline constexpr int kHostPointers = 91;         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 inline constexpr int kUsesHostPageTables = 100;  // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
 inline constexpr int kNumaConfig = 130;          // 1: the device's memory is a NUMA node
 inline constexpr int kNumaId = 131;              // which
@@ -55,61 +59,89 @@ struct CopyAttributes {  // CUmemcpyAttributes, its two CUmemLocation as they ar
     unsigned flags;
 };
 
+// What failed last on this thread.
+struct Failure {
+    const char *call = "";
+    int code = 0;
+};
+Failure &last_failure();
+
+// A function of the driver; where it fails, that is kept with its name.
+template <class Signature> struct Function;
+template <class... Arguments> struct Function<int(Arguments...)> {
+    int operator()(Arguments... arguments) const
+    {
+        const int error = pointer(arguments...);
+        if (error != 0) last_failure() = {name, error};
+        return error;
+    }
+    explicit operator bool() const { return pointer != nullptr; }
+
+    int (*pointer)(Arguments...) = nullptr;
+    const char *name = "";
+};
+
 struct Api {
-    int (*init)(unsigned flags);
-    int (*driver_version)(int *version);
-    int (*error_name)(int error, const char **text);
-    int (*error_string)(int error, const char **text);
-    int (*device_count)(int *count);
-    int (*device_get)(int *device, int ordinal);
-    int (*device_attribute)(int *value, int attribute, int device);
-    int (*device_bus_id)(char *id, int capacity, int device);
-    int (*context_retain)(ContextHandle *context, int device);  // the primary one
-    int (*context_release)(int device);
-    int (*context_push)(ContextHandle context);
-    int (*context_pop)(ContextHandle *context);
-    int (*context_synchronize)();
-    int (*memory_alloc)(Address *address, size_t bytes);
-    int (*memory_free)(Address address);
-    int (*memory_info)(size_t *free_bytes, size_t *total_bytes);
-    int (*host_register)(void *base, size_t bytes, unsigned flags);
-    int (*host_unregister)(void *base);
-    int (*copy_to_device)(Address to, const void *from, size_t bytes, StreamHandle stream);
-    int (*copy_to_host)(void *to, Address from, size_t bytes, StreamHandle stream);
-    int (*copy_inside)(Address to, Address from, size_t bytes, StreamHandle stream);
-    int (*set_bytes)(Address to, unsigned char value, size_t bytes, StreamHandle stream);
-    int (*stream_create)(StreamHandle *stream, unsigned flags);
-    int (*stream_destroy)(StreamHandle stream);
-    int (*stream_synchronize)(StreamHandle stream);
-    int (*stream_wait_event)(StreamHandle stream, EventHandle event, unsigned flags);
-    int (*stream_is_capturing)(StreamHandle stream, int *status);
-    int (*stream_context)(StreamHandle stream, ContextHandle *context);
-    int (*event_create)(EventHandle *event, unsigned flags);
-    int (*event_record)(EventHandle event, StreamHandle stream);
-    int (*event_query)(EventHandle event);
-    int (*event_synchronize)(EventHandle event);
-    int (*event_destroy)(EventHandle event);
-    int (*host_alloc)(void **base, size_t bytes, unsigned flags);
-    int (*host_free)(void *base);
-    int (*module_load)(ModuleHandle *module, const void *image, unsigned options, int *names,
-                       void **values);
-    int (*module_unload)(ModuleHandle module);
-    int (*module_function)(FunctionHandle *function, ModuleHandle module, const char *name);
-    int (*launch)(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                  StreamHandle stream, void **arguments, void **extra);
+    Function<int(unsigned flags)> init;
+    Function<int(int *version)> driver_version;
+    Function<int(int error, const char **text)> error_name;
+    Function<int(int error, const char **text)> error_string;
+    Function<int(int *count)> device_count;
+    Function<int(int *device, int ordinal)> device_get;
+    Function<int(int *value, int attribute, int device)> device_attribute;
+    Function<int(char *id, int capacity, int device)> device_bus_id;
+    Function<int(ContextHandle *context, int device)> context_retain;  // the primary one
+    Function<int(int device)> context_release;
+    Function<int(ContextHandle context)> context_push;
+    Function<int(ContextHandle *context)> context_pop;
+    Function<int()> context_synchronize;
+    Function<int(Address *address, size_t bytes)> memory_alloc;
+    Function<int(Address address)> memory_free;
+    Function<int(size_t *free_bytes, size_t *total_bytes)> memory_info;
+    Function<int(void *base, size_t bytes, unsigned flags)> host_register;
+    Function<int(void *base)> host_unregister;
+    Function<int(Address to, const void *from, size_t bytes, StreamHandle stream)> copy_to_device;
+    Function<int(void *to, Address from, size_t bytes, StreamHandle stream)> copy_to_host;
+    Function<int(Address to, Address from, size_t bytes, StreamHandle stream)> copy_inside;
+    Function<int(Address to, unsigned char value, size_t bytes, StreamHandle stream)> set_bytes;
+    Function<int(StreamHandle *stream, unsigned flags)> stream_create;
+    Function<int(StreamHandle stream)> stream_destroy;
+    Function<int(StreamHandle stream)> stream_synchronize;
+    Function<int(StreamHandle stream, EventHandle event, unsigned flags)> stream_wait_event;
+    Function<int(StreamHandle stream, int *status)> stream_is_capturing;
+    Function<int(StreamHandle stream, ContextHandle *context)> stream_context;
+    Function<int(int *mode)> exchange_capture_mode;
+    Function<int(StreamHandle stream, unsigned long long *id)> stream_id;  // null before CUDA 12.0
+    Function<int(EventHandle *event, unsigned flags)> event_create;
+    Function<int(EventHandle event, StreamHandle stream)> event_record;
+    Function<int(EventHandle event)> event_query;
+    Function<int(EventHandle event)> event_synchronize;
+    Function<int(EventHandle event)> event_destroy;
+    Function<int(void **base, size_t bytes, unsigned flags)> host_alloc;
+    Function<int(void *base)> host_free;
+    Function<int(ModuleHandle *module, const void *image, unsigned options, int *names,
+                 void **values)>
+        module_load;
+    Function<int(ModuleHandle module)> module_unload;
+    Function<int(FunctionHandle *function, ModuleHandle module, const char *name)> module_function;
+    Function<int(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                 StreamHandle stream, void **arguments, void **extra)>
+        launch;
 };
 
 // Several copies in one call, in the two forms that there are; null in a driver that is older.
 struct BatchApi {
     // From CUDA 12.8 on.
-    int (*copies)(Address *to, Address *from, size_t *bytes, size_t count,
-                  CopyAttributes *attributes, size_t *first_copies, size_t attribute_count,
-                  size_t *failed, StreamHandle stream);
+    Function<int(Address *to, Address *from, size_t *bytes, size_t count,
+                 CopyAttributes *attributes, size_t *first_copies, size_t attribute_count,
+                 size_t *failed, StreamHandle stream)>
+        copies;
     // From CUDA 13.0 on.
-    int (*copies_v2)(Address *to, Address *from, size_t *bytes, size_t count,
-                     CopyAttributes *attributes, size_t *first_copies, size_t attribute_count,
-                     StreamHandle stream);
+    Function<int(Address *to, Address *from, size_t *bytes, size_t count,
+                 CopyAttributes *attributes, size_t *first_copies, size_t attribute_count,
+                 StreamHandle stream)>
+        copies_v2;
 };
 
 }  // namespace stepwell::drivers::cuda

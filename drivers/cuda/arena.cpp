@@ -194,20 +194,15 @@ bool Arena::in_range(uint32_t first, uint32_t count) const
 // The library has told the copies to come behind whatever still uses the blocks.
 stw_status Arena::await_copies()
 {
-    std::vector<uint64_t> marks;
-    if (const int error = copies_.mark(&marks)) return Library::status_of(error);
+    Copies::Fence fence(context_);
+    if (const int error = copies_.set(fence)) return context_.library().failed(error);
     const Deadline deadline = Deadline::after(kWaitNs);
-    while (!marks.empty()) {
-        const int error = marks_.passed(marks.back());
-        if (error == kSuccess) {
-            marks.pop_back();
-            continue;
-        }
-        if (error != kNotReady) return Library::status_of(error);
+    for (;;) {
+        const int error = fence.passed();
+        if (error != kNotReady) return context_.library().failed(error);
         if (deadline.passed()) return STW_ERROR_TIMEOUT;
         std::this_thread::sleep_for(kLookEvery);
     }
-    return STW_OK;
 }
 
 stw_status Arena::give_back(uint32_t first, uint32_t count)
@@ -218,7 +213,7 @@ stw_status Arena::give_back(uint32_t first, uint32_t count)
     if (shared_) return shared_->give_back(first, count);
     const MutexLock lock(mutex_);
     for (uint32_t block = first; block < first + count; ++block)
-        if (const int error = unback(block)) return Library::status_of(error);
+        if (const int error = unback(block)) return context_.library().failed(error);
     return STW_OK;
 }
 

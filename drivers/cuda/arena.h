@@ -21,10 +21,7 @@ namespace stepwell::drivers::cuda {
 
 class Arena {
 public:
-    Arena(const Context &context, Marks &marks, Copies &copies)
-        : context_(context), marks_(marks), copies_(copies)
-    {
-    }
+    Arena(const Context &context, Copies &copies) : context_(context), copies_(copies) {}
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
     ~Arena();  // nothing uses it any more
@@ -79,7 +76,6 @@ private:
     stw_status await_copies();
 
     const Context &context_;
-    Marks &marks_;
     Copies &copies_;
     MemoryProperties properties_;
     std::string remark_;

@@ -11,6 +11,7 @@ namespace stepwell::drivers::cuda {
 
 stw_status Context::open(int ordinal, stw_driver_error *error_out)
 {
+    const Unrecorded unrecorded(api());
     int count = 0;
     int error = api().device_count(&count);
     if (error != kSuccess || count == 0)

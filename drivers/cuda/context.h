@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The primary context of one device, which frameworks use too. Calls are made inside a Scope, which
 // makes it current and gives the thread its own back.
+//
+// While a thread of the program records a graph, CUDA refuses event queries, waits, registrations
+// and mappings to every thread, and the graph is lost. A thread that says that its calls belong to
+// no graph is left alone: so does whoever is in a Scope.
 #pragma once
 
 #include "drivers/cuda/library.h"
@@ -14,25 +18,46 @@ public:
     Context &operator=(const Context &) = delete;
     ~Context()
     {
-        if (handle_ != nullptr) api().context_release(device_);
+        if (handle_ == nullptr) return;
+        const Unrecorded unrecorded(api());
+        api().context_release(device_);
     }
+
+    // The calls of this thread belong to no graph.
+    class Unrecorded {
+    public:
+        explicit Unrecorded(const Api &api) : api_(api) { api_.exchange_capture_mode(&mode_); }
+        Unrecorded(const Unrecorded &) = delete;
+        Unrecorded &operator=(const Unrecorded &) = delete;
+        ~Unrecorded() { api_.exchange_capture_mode(&mode_); }
+
+    private:
+        const Api &api_;
+        int mode_ = kCaptureModeRelaxed;
+    };
 
     class Scope {
     public:
-        explicit Scope(const Context &context) : context_(context)
+        explicit Scope(const Context &context)
+            : context_(context),
+              unrecorded_(context.api()),
+              error_(context.api().context_push(context.handle_))
         {
-            context_.api().context_push(context_.handle_);
         }
         Scope(const Scope &) = delete;
         Scope &operator=(const Scope &) = delete;
         ~Scope()
         {
             ContextHandle mine = nullptr;
-            context_.api().context_pop(&mine);
+            if (error_ == kSuccess) context_.api().context_pop(&mine);
         }
+        // CUDA's, where the context is not current; nothing may be called then.
+        int error() const { return error_; }
 
     private:
         const Context &context_;
+        const Unrecorded unrecorded_;
+        const int error_;
     };
 
     // UNSUPPORTED: no such device. BUSY: another process has it for itself.

@@ -32,14 +32,23 @@ int Copies::open()
     for (Lane *lane : {&in_, &out_})
         if (error == kSuccess)
             error = context_.api().stream_create(&lane->stream, kStreamNonBlocking);
+    // A batch names host memory by addresses of the device's, which may not be the host's.
+    int same = 0;
+    const BatchApi &batch = context_.library().batch;
+    const int asked = context_.api().device_attribute(&same, kHostPointers, context_.device());
+    batches_.store((batch.copies || batch.copies_v2) && asked == kSuccess && same != 0);
     return error;
 }
 
 template <class Enqueue> int Copies::run(Lane &lane, uint64_t *mark_out, Enqueue &&enqueue)
 {
     const MutexLock lock(lane.mutex);
-    const int error = enqueue(lane.stream);
-    return error == kSuccess ? marks_.make(lane.stream, mark_out) : error;
+    int error = enqueue(lane.stream);
+    if (error != kSuccess) return error;
+    // Nobody could wait for what was enqueued, so it ends here.
+    error = marks_.make_own(lane.stream, mark_out);
+    if (error != kSuccess) context_.api().stream_synchronize(lane.stream);
+    return error;
 }
 
 int Copies::up(Address to, const void *from, uint64_t bytes, uint64_t *mark_out)
@@ -82,11 +91,12 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
     return error;
 }
 
-// A driver that has the call may still not do it for this memory.
+// A driver that has the call may still not do it for this memory, and says so by either code. Then
+// it is not asked again; what a batch did in spite of it is done twice, in order.
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;
-    if (n == 1 || (api.copies == nullptr && api.copies_v2 == nullptr) || !are_small(copies, n))
+    if (n == 1 || !batches_.load(std::memory_order_relaxed) || !are_small(copies, n))
         return one_by_one(up, stream, copies, n);
     Address to[kAtOnce];
     Address from[kAtOnce];
@@ -99,10 +109,13 @@ int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies,
     CopyAttributes attributes = {kSourceInStreamOrder, {}, {}, 0};
     size_t first = 0;
     size_t failed = 0;
-    const int error = api.copies_v2 != nullptr
+    const int error = api.copies_v2
                           ? api.copies_v2(to, from, bytes, n, &attributes, &first, 1, stream)
                           : api.copies(to, from, bytes, n, &attributes, &first, 1, &failed, stream);
-    return error == kNotSupported ? one_by_one(up, stream, copies, n) : error;
+    if (error != kNotSupported && error != kInvalidValue) return error;
+    batches_.store(false);
+    if (error == kInvalidValue) (void)context_.library().failed(error);
+    return one_by_one(up, stream, copies, n);
 }
 
 int Copies::one_by_one(bool up, StreamHandle stream, const stw_memory_copy *copies,
@@ -131,14 +144,29 @@ int Copies::after(uint64_t mark, uint32_t copies)
     return kSuccess;
 }
 
-int Copies::mark(std::vector<uint64_t> *marks_out)
+int Copies::set(Fence &fence)
 {
-    for (Lane *lane : {&in_, &out_}) {
-        const MutexLock lock(lane->mutex);
-        uint64_t mark = 0;
-        if (const int error = marks_.make(lane->stream, &mark)) return error;
-        marks_out->push_back(mark);
+    const Api &api = context_.api();
+    const std::array<Lane *, 2> lanes = {&in_, &out_};
+    for (size_t i = 0; i < lanes.size(); ++i) {
+        const MutexLock lock(lanes[i]->mutex);
+        EventHandle &event = fence.events_[i];
+        if (const int error = api.event_create(&event, kEventDisableTiming)) return error;
+        if (const int error = api.event_record(event, lanes[i]->stream)) return error;
     }
+    return kSuccess;
+}
+
+Copies::Fence::~Fence()
+{
+    for (const EventHandle event : events_)
+        if (event != nullptr) context_.api().event_destroy(event);
+}
+
+int Copies::Fence::passed() const
+{
+    for (const EventHandle event : events_)
+        if (const int error = context_.api().event_query(event)) return error;
     return kSuccess;
 }
 

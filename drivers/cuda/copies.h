@@ -9,8 +9,9 @@
 #include "drivers/common/mutex.h"
 #include "drivers/cuda/marks.h"
 
+#include <array>
+#include <atomic>
 #include <cstdint>
-#include <vector>
 
 namespace stepwell::drivers::cuda {
 
@@ -23,6 +24,8 @@ public:
 
     // All of them return CUDA's error.
     int open();
+    // Some of what is copied is memory of the system's that is not registered.
+    void never_batch() { batches_.store(false); }
     // The mark is behind it.
     int up(Address to, const void *from, uint64_t bytes, uint64_t *mark_out);
     int down(void *to, Address from, uint64_t bytes, uint64_t *mark_out);
@@ -33,8 +36,22 @@ public:
     int several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
     // What is begun from now on of these (STW_COPIES_*) comes behind the mark.
     int after(uint64_t mark, uint32_t copies);
-    // Behind all that was begun, and behind what that came after: one for each direction.
-    int mark(std::vector<uint64_t> *marks_out);
+    // Behind all that was begun, and behind what that came after, in each direction. Of events of
+    // its own: a mark may stand for one that is older, and that of a busy direction never passes.
+    class Fence {
+    public:
+        explicit Fence(const Context &context) : context_(context) {}
+        Fence(const Fence &) = delete;
+        Fence &operator=(const Fence &) = delete;
+        ~Fence();
+        int passed() const;  // kNotReady: not yet
+
+    private:
+        friend class Copies;
+        const Context &context_;
+        std::array<EventHandle, 2> events_{};
+    };
+    int set(Fence &fence);
 
 private:
     struct Lane {
@@ -47,6 +64,7 @@ private:
 
     const Context &context_;
     Marks &marks_;
+    std::atomic<bool> batches_{false};  // several copies may be one call
     Lane in_;
     Lane out_;
 };

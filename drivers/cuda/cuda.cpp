@@ -165,12 +165,34 @@ stw_status cuda_shares_host(const stw_memory_options *options, uint32_t *shares_
     return guard_open(nullptr, [&] { return DeviceMemory::shares_host(*options, shares_out); });
 }
 
+stw_status cuda_forget_stream(stw_memory *memory, void *stream)
+{
+    return guard_open(nullptr, [&] { return of(memory)->forget_stream(stream); });
+}
+
+void cuda_why(stw_memory *memory, stw_driver_error *error_out)
+{
+    guard_open(error_out, [&] {
+        return fail(error_out, STW_OK, {}, "%s", of(memory)->library().why().c_str());
+    });
+}
+
+uint32_t cuda_next_failure(stw_memory *memory, stw_driver_error *error_out)
+{
+    const stw_status status = guard_open(error_out, [&]() -> stw_status {
+        std::string sentence;
+        if (!of(memory)->library().failures->next(&sentence)) return STW_PENDING;
+        return fail(error_out, STW_OK, {}, "%s", sentence.c_str());
+    });
+    return status == STW_OK;
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kDriver,
     STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
-        STW_MEMORY_CAN_SHOW | STW_MEMORY_MAY_SHARE,
+        STW_MEMORY_CAN_SHOW | STW_MEMORY_MAY_SHARE | STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -201,6 +223,9 @@ constexpr stw_memory_ops kOps = {
     cuda_show,
     cuda_release_shown,
     cuda_shares_host,
+    cuda_forget_stream,
+    cuda_why,
+    cuda_next_failure,
 };
 
 constexpr stw_driver_module kModule = {

@@ -4,19 +4,43 @@
 #include "drivers/common/edge.h"
 #include "drivers/common/functions.h"
 
+#include <utility>
+
 namespace stepwell::drivers::cuda {
 
 namespace {
 
 constexpr const char *kLibrary = "libcuda.so.1";
 constexpr int kVersionMin = 11000;
+constexpr int kVersionIds = 12000;
 constexpr int kVersionBatch = 12080;
 constexpr int kVersionBatch2 = 13000;
+
+// What failed() was told of last, on this thread.
+Failure &last_told()
+{
+    thread_local Failure told;
+    return told;
+}
+
+class Take {
+public:
+    explicit Take(void *handle) : functions_(handle) {}
+    template <class Signature> void operator()(const char *name, Function<Signature> *function_out)
+    {
+        functions_(name, &function_out->pointer);
+        function_out->name = name;
+    }
+    const char *lacks() const { return functions_.lacks(); }
+
+private:
+    Functions functions_;
+};
 
 // What cuda.h calls without a suffix is the version of it that is named here.
 const char *take(void *handle, Api *api)
 {
-    Functions take(handle);
+    Take take(handle);
     take("cuInit", &api->init);
     take("cuDriverGetVersion", &api->driver_version);
     take("cuGetErrorName", &api->error_name);
@@ -45,6 +69,7 @@ const char *take(void *handle, Api *api)
     take("cuStreamWaitEvent", &api->stream_wait_event);
     take("cuStreamIsCapturing", &api->stream_is_capturing);
     take("cuStreamGetCtx", &api->stream_context);
+    take("cuThreadExchangeStreamCaptureMode", &api->exchange_capture_mode);
     take("cuEventCreate", &api->event_create);
     take("cuEventRecord", &api->event_record);
     take("cuEventQuery", &api->event_query);
@@ -62,7 +87,7 @@ const char *take(void *handle, Api *api)
 // What came with CUDA 10.2; its absence is no error.
 void take(void *handle, MappingApi *api)
 {
-    Functions take(handle);
+    Take take(handle);
     take("cuDeviceGetAttribute", &api->attribute);
     take("cuMemGetAllocationGranularity", &api->granularity);
     take("cuMemAddressReserve", &api->reserve);
@@ -76,9 +101,10 @@ void take(void *handle, MappingApi *api)
 }
 
 // Their absence is no error. A library may export what its driver does not do yet.
-void take_batch(void *handle, Library *library)
+void take_later(void *handle, Library *library)
 {
-    Functions take(handle);
+    Take take(handle);
+    if (library->version >= kVersionIds) take("cuStreamGetId", &library->api.stream_id);
     if (library->version >= kVersionBatch2)
         take("cuMemcpyBatchAsync_v2", &library->batch.copies_v2);
     else if (library->version >= kVersionBatch)
@@ -86,6 +112,48 @@ void take_batch(void *handle, Library *library)
 }
 
 }  // namespace
+
+Failure &last_failure()
+{
+    thread_local Failure failure;
+    return failure;
+}
+
+void Failures::note(const Failure &failure, const std::string &sentence)
+{
+    const MutexLock lock(mutex_);
+    if (!seen_.emplace(failure.call, failure.code).second) return;
+    untold_.push_back(sentence);
+    any_.store(true, std::memory_order_release);
+}
+
+bool Failures::next(std::string *sentence_out)
+{
+    if (!any_.load(std::memory_order_acquire)) return false;
+    const MutexLock lock(mutex_);
+    if (untold_.empty()) return false;
+    *sentence_out = std::move(untold_.front());
+    untold_.pop_front();
+    any_.store(!untold_.empty(), std::memory_order_release);
+    return true;
+}
+
+stw_status Library::failed(int error) const
+{
+    const stw_status status = status_of(error);
+    if (status == STW_OK) return status;
+    const Failure &failure = last_failure();
+    last_told() = failure.code == error ? failure : Failure{"The module", error};
+    // What is asked for again, and is no fault of anybody's.
+    if (status != STW_ERROR_BUSY) failures->note(last_told(), why());
+    return status;
+}
+
+std::string Library::why() const
+{
+    const Failure told = last_told();
+    return std::string(told.call) + " returned " + text(told.code);
+}
 
 std::string Library::text(int error) const
 {
@@ -103,7 +171,8 @@ stw_status Library::status_of(int error)
     switch (error) {
     case kSuccess: return STW_OK;
     case kOutOfMemory: return STW_ERROR_MEMORY;
-    case kDeviceUnavailable: return STW_ERROR_BUSY;
+    case kDeviceUnavailable:
+    case kCaptureUnsupported: return STW_ERROR_BUSY;
     case kNoDevice:
     case kInvalidDevice: return STW_ERROR_UNSUPPORTED;
     default: return STW_ERROR_DEVICE;
@@ -133,7 +202,7 @@ stw_status load(Library *library_out, stw_driver_error *error_out)
             "it works at all.",
             library_out->text(error).c_str());
     library_out->api.driver_version(&library_out->version);
-    take_batch(handle, library_out);
+    take_later(handle, library_out);
     if (library_out->version >= kVersionMin) return STW_OK;
     return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                 "The NVIDIA driver supports CUDA %d.%d, and 11.0 is the oldest that can be used; "

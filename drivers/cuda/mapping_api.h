@@ -34,18 +34,22 @@ struct MemoryAccess {  // CUmemAccessDesc
 
 struct MappingApi {
     bool there = false;
-    int (*attribute)(int *value, int attribute, int device);
-    int (*granularity)(size_t *bytes, const MemoryProperties *properties, int option);
-    int (*reserve)(Address *address, size_t bytes, size_t alignment, Address wish,
-                   unsigned long long flags);
-    int (*unreserve)(Address address, size_t bytes);
-    int (*create)(MemoryHandle *handle, size_t bytes, const MemoryProperties *properties,
-                  unsigned long long flags);
-    int (*release)(MemoryHandle handle);
-    int (*map)(Address address, size_t bytes, size_t offset, MemoryHandle handle,
-               unsigned long long flags);
-    int (*unmap)(Address address, size_t bytes);
-    int (*set_access)(Address address, size_t bytes, const MemoryAccess *access, size_t count);
+    Function<int(int *value, int attribute, int device)> attribute;
+    Function<int(size_t *bytes, const MemoryProperties *properties, int option)> granularity;
+    Function<int(Address *address, size_t bytes, size_t alignment, Address wish,
+                 unsigned long long flags)>
+        reserve;
+    Function<int(Address address, size_t bytes)> unreserve;
+    Function<int(MemoryHandle *handle, size_t bytes, const MemoryProperties *properties,
+                 unsigned long long flags)>
+        create;
+    Function<int(MemoryHandle handle)> release;
+    Function<int(Address address, size_t bytes, size_t offset, MemoryHandle handle,
+                 unsigned long long flags)>
+        map;
+    Function<int(Address address, size_t bytes)> unmap;
+    Function<int(Address address, size_t bytes, const MemoryAccess *access, size_t count)>
+        set_access;
 };
 
 }  // namespace stepwell::drivers::cuda

@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "drivers/cuda/marks.h"
 
+#include <stepwell/types.h>
+
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace stepwell::drivers::cuda {
+
+namespace {
+
+constexpr uint64_t kCaptureNs = 1'000'000'000;  // that a wait lasts for the end of a capture
+constexpr auto kAskEvery = std::chrono::microseconds(200);
+
+}  // namespace
 
 Marks::~Marks()
 {
@@ -12,72 +23,185 @@ Marks::~Marks()
             if (event != nullptr) context_.api().event_destroy(event);
 }
 
-Marks::OfStream *Marks::find(StreamHandle stream, uint64_t *number_out)
+// ------------------------------------------------------------------------------------ streams ----
+
+// The default stream of a thread is another one in each, by the same handle.
+Marks::OfStream *Marks::find(StreamHandle stream, uint64_t id, uint64_t *number_out)
 {
     for (size_t i = 0; i < streams_.size(); ++i) {
         if (streams_[i].stream != stream) continue;
+        if (stream == STW_STREAM_PER_THREAD && streams_[i].id != id) continue;
         *number_out = i;
         return &streams_[i];
     }
-    *number_out = streams_.size();
-    streams_.emplace_back();
-    streams_.back().stream = stream;
-    return &streams_.back();
+    return nullptr;
+}
+
+// That of one that was forgotten, if its marks have passed: the new ones then come behind them.
+Marks::OfStream *Marks::take(StreamHandle stream, uint64_t id, uint64_t *number_out)
+{
+    const auto is_free = [this](const OfStream &each) {
+        if (each.stream != nullptr) return false;
+        return each.count == 0 ||
+               context_.api().event_query(each.events[each.count % kKept]) == kSuccess;
+    };
+    auto found = std::find_if(streams_.begin(), streams_.end(), is_free);
+    if (found == streams_.end()) found = streams_.emplace(streams_.end());
+    found->stream = stream;
+    found->id = id;
+    found->own = found->gone = false;
+    *number_out = static_cast<uint64_t>(found - streams_.begin());
+    return &*found;
+}
+
+int Marks::identify(StreamHandle stream, uint64_t *number_out)
+{
+    const Api &api = context_.api();
+    unsigned long long id = 0;
+    const int gone = api.stream_id ? api.stream_id(stream, &id) : int{kSuccess};
+    OfStream *of = find(stream, id, number_out);
+    if (of == nullptr) {
+        (void)take(stream, id, number_out);
+        return gone;
+    }
+    of->gone = gone != kSuccess;
+    if (of->gone || of->id == id) return kSuccess;
+    if (const int error = await_device()) return error;
+    of->id = id;
+    return kSuccess;
+}
+
+// Of a stream that was destroyed and not forgotten. Where any stream of the device records a graph,
+// CUDA refuses that and ends the capture as an error; which one does it does not say, and to ask
+// others that may be destroyed as well is no better.
+int Marks::await_device() const
+{
+    return context_.api().context_synchronize();
+}
+
+int Marks::know(StreamHandle stream)
+{
+    const MutexLock lock(mutex_);
+    uint64_t number = 0;
+    return identify(stream, &number);
+}
+
+int Marks::forget(StreamHandle stream)
+{
+    const MutexLock lock(mutex_);
+    uint64_t number = 0;
+    if (const int error = identify(stream, &number)) return error;
+    OfStream &of = streams_[number];
+    if (const int error = record(of)) return error;
+    of.stream = nullptr;
+    return kSuccess;
+}
+
+// -------------------------------------------------------------------------------------- marks ----
+
+// A capture may begin between question and record: what was recorded may belong to the graph then,
+// and counts for nothing.
+int Marks::record(OfStream &of)
+{
+    const Api &api = context_.api();
+    if (!of.own && !of.gone && context_.captures(of.stream)) return kCaptureUnsupported;
+    EventHandle &event = of.events[(of.count + 1) % kKept];
+    int error = kSuccess;
+    if (event == nullptr)
+        error = api.event_create(&event, kEventBlockingSync | kEventDisableTiming);
+    if (error != kSuccess) return error;
+    error = of.gone ? int{kInvalidHandle} : api.event_record(event, of.stream);
+    // Its work is not over for having been destroyed, and nothing else tells when it is. The event
+    // is of no record then, or of one that has passed, and a wait for it is none.
+    if (error == kInvalidHandle || error == kContextIsDestroyed)
+        error = await_device();
+    else if (error == kSuccess && !of.own && context_.captures(of.stream))
+        error = kCaptureUnsupported;
+    if (error == kSuccess) ++of.count;
+    return error;
 }
 
 int Marks::make(StreamHandle stream, uint64_t *mark_out)
 {
-    const Api &api = context_.api();
     const MutexLock lock(mutex_);
     uint64_t number = 0;
-    OfStream &mine = *find(stream, &number);
-    EventHandle &event = mine.events[(mine.count + 1) % kKept];
-    int error = kSuccess;
-    if (event == nullptr)
-        error = api.event_create(&event, kEventBlockingSync | kEventDisableTiming);
-    if (error == kSuccess) error = api.event_record(event, stream);
-    // Its work is not over for having been destroyed, and nothing else tells when it is. The event
-    // is of no record then, and a wait for it is none.
-    if (error == kInvalidHandle || error == kContextIsDestroyed) error = api.context_synchronize();
-    if (error != kSuccess) return error;
-    *mark_out = number << kCountBits | ++mine.count;
+    if (const int error = identify(stream, &number)) return error;
+    OfStream &of = streams_[number];
+    const uint64_t mark = number << kCountBits | (of.count + 1);
+    const int error = record(of);
+    if (error != kSuccess && (error != kCaptureUnsupported || of.gone)) return error;
+    *mark_out = mark;
     return kSuccess;
 }
 
-// One that was forgotten is older than the oldest that is kept, which will do.
-EventHandle Marks::event_of(uint64_t mark) const
+int Marks::make_own(StreamHandle stream, uint64_t *mark_out)
+{
+    const MutexLock lock(mutex_);
+    uint64_t number = 0;
+    OfStream *of = find(stream, 0, &number);
+    if (of == nullptr) of = take(stream, 0, &number);
+    // The handle was that of a stream of the program's.
+    else if (!of->own && await_device() != kSuccess)
+        return kInvalidHandle;
+    of->own = true;
+    const int error = record(*of);
+    if (error == kSuccess) *mark_out = number << kCountBits | of->count;
+    return error;
+}
+
+// One whose event has been used again is older than the oldest that is kept, which will do.
+int Marks::event_of(uint64_t mark, EventHandle *event_out)
 {
     const uint64_t number = mark >> kCountBits;
     const uint64_t count = mark & ((uint64_t{1} << kCountBits) - 1);
-    if (number >= streams_.size() || count == 0 || count > streams_[number].count) return nullptr;
-    const OfStream &of = streams_[number];
-    const uint64_t oldest = of.count < kKept ? 1 : of.count - kKept + 1;
-    return of.events[std::max(count, oldest) % kKept];
+    if (number >= streams_.size() || count == 0 || count > streams_[number].count + 1)
+        return kInvalidHandle;
+    OfStream &of = streams_[number];
+    if (count > of.count) {
+        if (of.stream == nullptr) return kInvalidHandle;
+        uint64_t same = number;
+        if (const int error = identify(of.stream, &same)) return error;
+        // Of another thread's default stream only that thread can do it.
+        if (same != number) return kCaptureUnsupported;
+        if (const int error = record(of)) return error;
+    }
+    const uint64_t oldest = of.count < kKept ? 1 : of.count - kKept + 2;
+    *event_out = of.events[std::max(count, oldest) % kKept];
+    return kSuccess;
 }
 
 int Marks::wait(StreamHandle stream, uint64_t mark)
 {
     const MutexLock lock(mutex_);
-    const EventHandle event = event_of(mark);
-    return event ? context_.api().stream_wait_event(stream, event, 0) : int{kInvalidHandle};
+    EventHandle event = nullptr;
+    if (const int error = event_of(mark, &event)) return error;
+    return context_.api().stream_wait_event(stream, event, 0);
 }
 
 // An event that is recorded anew meanwhile is waited for up to the later mark.
 int Marks::wait_here(uint64_t mark)
 {
-    EventHandle event = nullptr;
-    {
-        const MutexLock lock(mutex_);
-        event = event_of(mark);
+    const Deadline deadline = Deadline::after(kCaptureNs);
+    for (;;) {
+        EventHandle event = nullptr;
+        int error = kSuccess;
+        {
+            const MutexLock lock(mutex_);
+            error = event_of(mark, &event);
+        }
+        if (error == kSuccess) return context_.api().event_synchronize(event);
+        if (error != kCaptureUnsupported || deadline.passed()) return error;
+        std::this_thread::sleep_for(kAskEvery);
     }
-    return event ? context_.api().event_synchronize(event) : int{kInvalidHandle};
 }
 
 int Marks::passed(uint64_t mark)
 {
     const MutexLock lock(mutex_);
-    const EventHandle event = event_of(mark);
-    return event ? context_.api().event_query(event) : int{kInvalidHandle};
+    EventHandle event = nullptr;
+    const int error = event_of(mark, &event);
+    if (error != kSuccess) return error == kCaptureUnsupported ? int{kNotReady} : error;
+    return context_.api().event_query(event);
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Marks on consumers' streams: events, a few for each stream, used again in turn. A wait holds the
 // record that it was told of, so an event may be recorded anew at once. Inside a Scope; any thread.
+//
+// A stream that records a graph is not touched: its mark has its number at once, and its event when
+// the capture is over, asked for by whoever comes behind the mark then. Until that they are told
+// kCaptureUnsupported, and ask again.
+//
+// CUDA gives the handle of a destroyed stream to the next one, so the stream behind a handle is
+// looked at by its number at each mark. Where it is another one than it was, the work of the old
+// one may still run and nothing else tells when it is over: the device is waited for.
 #pragma once
 
 #include "drivers/common/mutex.h"
@@ -19,26 +27,41 @@ public:
     Marks &operator=(const Marks &) = delete;
     ~Marks();  // inside a Scope
 
-    // CUDA's error, or kSuccess. Of a stream that was destroyed: behind all work of the device.
+    // All of them return CUDA's error, or kSuccess.
+    // The program begins to use the stream: this is the one that the handle means from now on.
+    int know(StreamHandle stream);
+    // Of a stream that was destroyed: behind all work of the device.
     int make(StreamHandle stream, uint64_t *mark_out);
+    // Of a stream of our own, which records nothing and is destroyed when nothing uses marks.
+    int make_own(StreamHandle stream, uint64_t *mark_out);
+    // The program destroys the stream: the handle means nothing from now on, its marks are made.
+    int forget(StreamHandle stream);
     // The stream, or the calling thread, comes behind the mark; kInvalidHandle: there is no such
     // mark.
     int wait(StreamHandle stream, uint64_t mark);
-    int wait_here(uint64_t mark);
-    int passed(uint64_t mark);  // kNotReady: not yet
+    int wait_here(uint64_t mark);  // a second for the end of a capture, else as long as it takes
+    int passed(uint64_t mark);     // kNotReady: not yet
 
 private:
-    static constexpr uint32_t kKept = 32;  // of each stream
+    static constexpr uint32_t kKept = 32;  // of each stream, one of them for the next mark
     static constexpr uint32_t kCountBits = 48;
 
-    // A mark is the number of its stream here, and its own among those of the stream, from 1.
+    // A mark is the number of its stream here, and its own among those of the stream, from 1. One
+    // more than were made is a mark that is made when it is asked for.
     struct OfStream {
-        StreamHandle stream = nullptr;
+        StreamHandle stream = nullptr;  // null: it was forgotten
+        uint64_t id = 0;                // CUDA's, which no other stream ever has; 0: not known
+        bool own = false;
+        bool gone = false;  // it was destroyed without our knowing
         uint64_t count = 0;
         std::array<EventHandle, kKept> events{};
     };
-    OfStream *find(StreamHandle stream, uint64_t *number_out) STW_REQUIRES(mutex_);
-    EventHandle event_of(uint64_t mark) const STW_REQUIRES(mutex_);
+    int identify(StreamHandle stream, uint64_t *number_out) STW_REQUIRES(mutex_);
+    OfStream *find(StreamHandle stream, uint64_t id, uint64_t *number_out) STW_REQUIRES(mutex_);
+    OfStream *take(StreamHandle stream, uint64_t id, uint64_t *number_out) STW_REQUIRES(mutex_);
+    int record(OfStream &of) STW_REQUIRES(mutex_);
+    int await_device() const;
+    int event_of(uint64_t mark, EventHandle *event_out) STW_REQUIRES(mutex_);
 
     const Context &context_;
     Mutex mutex_;

@@ -61,9 +61,12 @@ stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_drive
     if (const stw_status status =
             find_sharing(library_.api, context_->device(), wished.unified, &sharing, error_out))
         return status;
-    arena_ = std::make_unique<Arena>(*context_, *marks_, *copies_);
+    arena_ = std::make_unique<Arena>(*context_, *copies_);
     shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
-    if (sharing.shares) return arena_->open_shared(options, sharing.node, error_out);
+    if (sharing.shares) {
+        copies_->never_batch();
+        return arena_->open_shared(options, sharing.node, error_out);
+    }
     const int error = arena_->open(options.bytes, options.block_bytes, wished.pieces);
     if (error == kSuccess && !sharing.remark.empty()) arena_->add_remark(sharing.remark);
     if (error == kSuccess) return STW_OK;
@@ -119,12 +122,13 @@ stw_status DeviceMemory::copy_start(void *destination, const void *source, uint6
     const bool from = is_here(source);
     if ((!to && !from) || bytes == 0) return STW_ERROR_INVALID;
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     const Address into = address_of(destination);
     const Address out_of = address_of(source);
     const int error = to && from ? copies_->inside(into, out_of, bytes, mark_out)
                       : to       ? copies_->up(into, source, bytes, mark_out)
                                  : copies_->down(destination, out_of, bytes, mark_out);
-    return Library::status_of(error);
+    return library_.failed(error);
 }
 
 stw_status DeviceMemory::copies_start(const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out)
@@ -137,37 +141,48 @@ stw_status DeviceMemory::copies_start(const stw_memory_copy *copies, uint32_t n,
             return STW_ERROR_INVALID;
     }
     const Context::Scope scope(*context_);
-    return Library::status_of(copies_->several(up, copies, n, mark_out));
+    if (const int error = scope.error()) return library_.failed(error);
+    return library_.failed(copies_->several(up, copies, n, mark_out));
 }
 
 stw_status DeviceMemory::wait(uint64_t mark)
 {
     const Context::Scope scope(*context_);
-    return Library::status_of(marks_->wait_here(mark));
+    if (const int error = scope.error()) return library_.failed(error);
+    return library_.failed(marks_->wait_here(mark));
 }
 
 stw_status DeviceMemory::zero(void *destination, uint64_t bytes)
 {
     if (bytes == 0) return STW_OK;
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     uint64_t mark = 0;
     int error = copies_->zero(address_of(destination), bytes, &mark);
     if (error == kSuccess) error = marks_->wait_here(mark);
-    return Library::status_of(error);
+    return library_.failed(error);
 }
 
 stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)
 {
-    if (stream == STW_STREAM_LEGACY || stream == STW_STREAM_PER_THREAD) return STW_OK;
     const Context::Scope scope(*context_);
-    ContextHandle its = nullptr;
-    const int error = library_.api.stream_context(stream, &its);
+    if (const int error = scope.error()) return library_.failed(error);
+    const bool is_default = stream == STW_STREAM_LEGACY || stream == STW_STREAM_PER_THREAD;
+    ContextHandle its = context_->handle();
+    int error = is_default ? int{kSuccess} : library_.api.stream_context(stream, &its);
     if (error == kSuccess && its == context_->handle()) {
-        if (!context_->captures(stream)) return STW_OK;
-        return fail(error_out, STW_ERROR_INVALID, {},
-                    "Stream %p of device %d records a graph now; fetch before the capture and "
-                    "release after the launch of the graph.",
-                    stream, ordinal_);
+        if (!is_default && context_->captures(stream))
+            return fail(error_out, STW_ERROR_INVALID, {},
+                        "Stream %p of device %d records a graph now; fetch before the capture and "
+                        "release after the launch of the graph.",
+                        stream, ordinal_);
+        error = marks_->know(stream);
+        if (error == kSuccess) return STW_OK;
+        return fail(error_out, Library::status_of(error), {},
+                    "Stream %p of device %d has the handle of one that was destroyed, and the work "
+                    "of that one could not be waited for: %s; call stw_stream_forget before a "
+                    "stream is destroyed.",
+                    stream, ordinal_, library_.text(error).c_str());
     }
     return fail(
         error_out, STW_ERROR_INVALID, {},
@@ -180,26 +195,36 @@ stw_status DeviceMemory::check_stream(void *stream, stw_driver_error *error_out)
 stw_status DeviceMemory::mark(void *stream, uint64_t *mark_out)
 {
     const Context::Scope scope(*context_);
-    if (context_->captures(stream)) return STW_ERROR_INVALID;
-    return Library::status_of(marks_->make(stream, mark_out));
+    if (const int error = scope.error()) return library_.failed(error);
+    return library_.failed(marks_->make(stream, mark_out));
+}
+
+stw_status DeviceMemory::forget_stream(void *stream)
+{
+    const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
+    return library_.failed(marks_->forget(stream));
 }
 
 stw_status DeviceMemory::copies_after(uint64_t mark, uint32_t copies)
 {
     const Context::Scope scope(*context_);
-    return Library::status_of(copies_->after(mark, copies));
+    if (const int error = scope.error()) return library_.failed(error);
+    return library_.failed(copies_->after(mark, copies));
 }
 
 stw_status DeviceMemory::stream_after(void *stream, uint64_t mark)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     if (context_->captures(stream)) return STW_ERROR_INVALID;
-    return Library::status_of(marks_->wait(stream, mark));
+    return library_.failed(marks_->wait(stream, mark));
 }
 
 stw_status DeviceMemory::pin_host(void *base, uint64_t bytes, stw_driver_error *error_out)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     const int error = library_.api.host_register(base, bytes, kHostRegisterPortable);
     if (error == kSuccess) return STW_OK;
     return fail(
@@ -212,18 +237,20 @@ stw_status DeviceMemory::pin_host(void *base, uint64_t bytes, stw_driver_error *
 void DeviceMemory::unpin_host(void *base)
 {
     const Context::Scope scope(*context_);
-    library_.api.host_unregister(base);
+    if (scope.error() == kSuccess) library_.api.host_unregister(base);
 }
 
 stw_status DeviceMemory::update_stream(void **stream_out, stw_driver_error *error_out)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     return updates_->open(stream_out, error_out);
 }
 
 stw_status DeviceMemory::give_back(uint32_t first, uint32_t count)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     const stw_status status = arena_->give_back(first, count);
     if (status == STW_OK) shown_->forget(first, count);
     return status;
@@ -232,12 +259,14 @@ stw_status DeviceMemory::give_back(uint32_t first, uint32_t count)
 stw_status DeviceMemory::take_back(uint32_t first, uint32_t count, stw_driver_error *error_out)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     return arena_->take_back(first, count, error_out);
 }
 
 stw_status DeviceMemory::reserve_shown(uint64_t bytes, void **address_out)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     return shown_->reserve(bytes, address_out);
 }
 
@@ -245,6 +274,7 @@ stw_status DeviceMemory::show(uint32_t first, uint32_t count, void *address, con
                               uint32_t n)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     return shown_->show(first, count, address, marks, n);
 }
 
@@ -252,6 +282,7 @@ stw_status DeviceMemory::release_shown(void *address, uint64_t bytes, const uint
                                        uint32_t n)
 {
     const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
     return shown_->release(address, bytes, marks, n);
 }
 

@@ -31,6 +31,8 @@ public:
     stw_status zero(void *destination, uint64_t bytes);
     stw_status check_stream(void *stream, stw_driver_error *error_out);
     stw_status mark(void *stream, uint64_t *mark_out);
+    stw_status forget_stream(void *stream);
+    const Library &library() const { return library_; }
     stw_status copies_after(uint64_t mark, uint32_t copies);
     stw_status stream_after(void *stream, uint64_t mark);
     stw_status pin_host(void *base, uint64_t bytes, stw_driver_error *error_out);
@@ -42,6 +44,7 @@ public:
     template <class Work> stw_status compute(Work &&work)
     {
         const Context::Scope scope(*context_);
+        if (const int error = scope.error()) return library_.failed(error);
         return work(*updates_);
     }
     stw_status reserve_shown(uint64_t bytes, void **address_out);

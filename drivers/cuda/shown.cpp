@@ -31,7 +31,7 @@ stw_status Shown::reserve(uint64_t bytes, void **address_out)
     Address address = 0;
     const int error = mapping().reserve(&address, whole + 2 * margin(), block, 0, 0);
     if (error != kSuccess)
-        return error == kOutOfMemory ? STW_ERROR_LIMIT : Library::status_of(error);
+        return error == kOutOfMemory ? STW_ERROR_LIMIT : context_.library().failed(error);
     ranges_[address + margin()] = {whole, false, {}};
     *address_out = reinterpret_cast<void *>(address + margin());
     return STW_OK;
@@ -170,13 +170,13 @@ stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uin
         if (!wanted.lacks) return STW_OK;
     }
     for (uint32_t i = 0; wanted.waits && i < count; ++i)
-        if (const int error = marks_.wait_here(marks[i])) return Library::status_of(error);
+        if (const int error = marks_.wait_here(marks[i])) return context_.library().failed(error);
     const MutexLock lock(mutex_);
     wanted = {};
     if (!prepare(first, blocks, address_of(pointer), &wanted)) return STW_ERROR_INVALID;
     int error = wanted.moves ? hide(wanted.range, wanted.range_bytes) : int{kSuccess};
     if (error == kSuccess) error = map_all(wanted.first, wanted.end, wanted.address);
-    return Library::status_of(error);
+    return context_.library().failed(error);
 }
 
 // Of a range whose blocks are seen side by side: what is seen there lies otherwise.

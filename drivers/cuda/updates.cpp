@@ -187,7 +187,7 @@ stw_status Updates::update(const stw_update_work &work)
                                  work.average_weight, 0};
         error = launch(Kernel::kAverage, work.count, &average);
     }
-    return Library::status_of(error);
+    return context_.library().failed(error);
 }
 
 stw_status Updates::accumulate(const stw_accumulate_work &work)
@@ -201,13 +201,13 @@ stw_status Updates::accumulate(const stw_accumulate_work &work)
                                   work.scale,
                                   work.adds != 0 ? uint32_t{kAccumulateAdd}
                                                  : uint32_t{kAccumulateFirst}};
-    return Library::status_of(launch(Kernel::kAccumulate, work.count, &arguments));
+    return context_.library().failed(launch(Kernel::kAccumulate, work.count, &arguments));
 }
 
 stw_status Updates::zero(Address destination, uint64_t bytes)
 {
     if (bytes == 0) return STW_OK;
-    return Library::status_of(api().set_bytes(destination, 0, bytes, stream_));
+    return context_.library().failed(api().set_bytes(destination, 0, bytes, stream_));
 }
 
 // -------------------------------------------------------------------------------------- scans ----
@@ -259,7 +259,7 @@ stw_status Updates::scan(const stw_scan_work &work, uint64_t *scan_out)
     // What was enqueued of it may still write there, but only an error that stays comes to that.
     if (error != kSuccess) free_scan(index);
     *scan_out = static_cast<uint64_t>(index);
-    return Library::status_of(error);
+    return context_.library().failed(error);
 }
 
 stw_status Updates::scan_end(uint64_t scan, double *sums_out, stw_scan_result *result_out)
@@ -280,7 +280,7 @@ stw_status Updates::scan_end(uint64_t scan, double *sums_out, stw_scan_result *r
         std::memcpy(result_out, &result, std::min<size_t>(result_out->struct_size, sizeof result));
     }
     free_scan(static_cast<int>(scan));
-    return Library::status_of(error);
+    return context_.library().failed(error);
 }
 
 }  // namespace stepwell::drivers::cuda

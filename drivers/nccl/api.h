@@ -77,6 +77,7 @@ using CudaAddress = unsigned long long;  // CUdeviceptr
 
 enum : int { kCudaSuccess = 0, kCudaNotReady = 600 };
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr int kCudaCaptureModeRelaxed = 2;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 
 struct CudaApi {
@@ -91,6 +92,7 @@ struct CudaApi {
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_destroy)(void *stream);
     int (*stream_query)(void *stream);
+    int (*exchange_capture_mode)(int *mode);
     int (*event_create)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);

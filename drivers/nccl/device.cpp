@@ -25,6 +25,7 @@ stw_status Device::open(int ordinal, stw_driver_error *error_out)
         return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                     "CUDA shows %d devices to this process and none of ordinal %d.", count,
                     ordinal);
+    const Unrecorded unrecorded(cuda);
     error = cuda.device_get(&device_, ordinal);
     if (error == kCudaSuccess) error = cuda.context_retain(&context_, device_);
     if (error != kCudaSuccess) return failed("context", error, error_out);
@@ -46,6 +47,7 @@ stw_status Device::take_room(size_t bytes, stw_driver_error *error_out)
 Device::~Device()
 {
     if (context_ == nullptr) return;
+    const Unrecorded unrecorded(libraries_.cuda);
     {
         const Scope scope(*this);
         if (stream_ != nullptr) libraries_.cuda.stream_destroy(stream_);

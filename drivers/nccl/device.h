@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a group has of its device: the primary context, a stream, and room for exchanges in device
-// memory and pinned host memory. Calls are made inside a Scope, which makes the context current.
+// memory and pinned host memory. Calls are made inside a Scope, which makes the context current,
+// and says that they belong to no graph that a thread of the program records meanwhile.
 #pragma once
 
 #include "drivers/nccl/libraries.h"
@@ -16,22 +17,42 @@ public:
     Device &operator=(const Device &) = delete;
     ~Device();
 
+    // The calls of this thread belong to no graph.
+    class Unrecorded {
+    public:
+        explicit Unrecorded(const CudaApi &cuda) : cuda_(cuda)
+        {
+            cuda_.exchange_capture_mode(&mode_);
+        }
+        Unrecorded(const Unrecorded &) = delete;
+        Unrecorded &operator=(const Unrecorded &) = delete;
+        ~Unrecorded() { cuda_.exchange_capture_mode(&mode_); }
+
+    private:
+        const CudaApi &cuda_;
+        int mode_ = kCudaCaptureModeRelaxed;
+    };
+
     class Scope {
     public:
-        explicit Scope(const Device &device) : device_(device)
+        explicit Scope(const Device &device)
+            : cuda_(device.libraries_.cuda),
+              unrecorded_(cuda_),
+              pushed_(cuda_.context_push(device.context_) == kCudaSuccess)
         {
-            device_.libraries_.cuda.context_push(device_.context_);
         }
         Scope(const Scope &) = delete;
         Scope &operator=(const Scope &) = delete;
         ~Scope()
         {
             void *context = nullptr;
-            device_.libraries_.cuda.context_pop(&context);
+            if (pushed_) cuda_.context_pop(&context);
         }
 
     private:
-        const Device &device_;
+        const CudaApi &cuda_;
+        const Unrecorded unrecorded_;
+        const bool pushed_;
     };
 
     // UNSUPPORTED: no such device here.

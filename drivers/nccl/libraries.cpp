@@ -60,6 +60,7 @@ const char *take(void *handle, CudaApi *api)
     take("cuStreamCreate", &api->stream_create);
     take("cuStreamDestroy_v2", &api->stream_destroy);
     take("cuStreamQuery", &api->stream_query);
+    take("cuThreadExchangeStreamCaptureMode", &api->exchange_capture_mode);
     take("cuEventCreate", &api->event_create);
     take("cuEventRecord", &api->event_record);
     take("cuEventQuery", &api->event_query);

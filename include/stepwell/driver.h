@@ -199,8 +199,10 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; copies cost less together: copies_start */
     STW_MEMORY_CAN_SHOW = 64,   /* blocks can be seen at an address of a tensor's own as well:
                                    reserve_shown, show, release_shown */
-    STW_MEMORY_MAY_SHARE = 128  /* with STREAMS; HOST_ACCESS as well with some of its devices:
+    STW_MEMORY_MAY_SHARE = 128, /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
+    STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; it is told which streams end: forget_stream */
+    STW_MEMORY_SAYS_WHY = 512    /* what failed of the device's own calls: why, next_failure */
 };
 
 enum { /* of copies_after */
@@ -347,12 +349,16 @@ typedef struct stw_memory_ops {
     /* A point on a stream: behind all work that was enqueued on it before the call, and of
      * STW_STREAM_PER_THREAD on that of the calling thread. A number of the driver's own, that it
      * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
-     * DEVICE: the device is lost. INVALID: the stream records a graph. */
+     * DEVICE: the device is lost. BUSY, or INVALID: the stream records a graph; a driver may give
+     * a mark for all that, and answer BUSY when something is to come behind it before that is
+     * over. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
     /* What copy, zero and copy_start begin from now on comes behind the mark, on the device: of
-     * these STW_COPIES_*, one or both. The others must not wait for it, or they are slow. */
+     * these STW_COPIES_*, one or both. The others must not wait for it, or they are slow. BUSY: its
+     * stream records a graph still; ask again. */
     stw_status (*copies_after)(stw_memory *memory, uint64_t mark, uint32_t copies);
-    /* Work that is enqueued on the stream from now on comes behind the mark. Errors as mark. */
+    /* Work that is enqueued on the stream from now on comes behind the mark. INVALID: the stream
+     * records a graph; BUSY: that of the mark does. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
     /* Host memory that copies go to and from: they need no buffer of the driver's between, and run
      * at the speed of the link. Whole pages, until unpin_host with the same range; for all devices
@@ -365,7 +371,8 @@ typedef struct stw_memory_ops {
      * one behind the other, and so do those out of it. */
     stw_status (*copy_start)(stw_memory *memory, void *destination, const void *source,
                              uint64_t bytes, uint64_t *mark_out);
-    /* Blocks until the device has passed the mark. DEVICE: it never will. */
+    /* Blocks until the device has passed the mark. DEVICE: it never will. BUSY: a second has
+     * passed, and its stream records a graph still. */
     stw_status (*wait)(stw_memory *memory, uint64_t mark);
     /* STW_MEMORY_UPDATES. Any thread, several at once. Work on arrays in this memory, one behind
      * the other on a stream of the driver's own; nothing but the first and scan_end waits. ----- */
@@ -413,6 +420,18 @@ typedef struct stw_memory_ops {
      * open, which has the sentence. The library waits for the marks of what is released in such
      * memory before storage touches it. May block. */
     stw_status (*shares_host)(const stw_memory_options *options, uint32_t *shares_out);
+    /* STW_MEMORY_CAN_FORGET. Any thread. ------------------------------------------------------ */
+    /* The stream, which check_stream has seen, is about to be destroyed: all marks of it are made,
+     * and its handle is another stream's when it comes again. BUSY: it records a graph. */
+    stw_status (*forget_stream)(stw_memory *memory, void *stream);
+    /* STW_MEMORY_SAYS_WHY. Any thread. ------------------------------------------------------- */
+    /* One sentence, without its end, about the last operation of the calling thread on this memory
+     * that failed and had no error_out: which call of the device's failed, and its error by
+     * name. */
+    void (*why)(stw_memory *memory, stw_driver_error *error_out);
+    /* The same of any thread, for the log: of each call and error the first. 0: nothing that was
+     * not given out yet. Cheap where that is so. */
+    uint32_t (*next_failure)(stw_memory *memory, stw_driver_error *error_out);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

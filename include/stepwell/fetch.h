@@ -149,6 +149,21 @@ enum { /* flags of stw_release */
  * Errors:    INVALID (double, stale, torn), and the first background error of these tensors.
  */
 STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
+/**
+ * The program is about to destroy a stream that views were fetched or released on. Before that,
+ * since its work may go on afterwards, and its handle is given to the next stream: without this
+ * call, what comes behind that work waits for all of the device, or, where the next stream is used
+ * before anything was moved, is not ordered behind it at all. A stream that the program has
+ * synchronised with needs no call. STW_STREAM_HOST and _SYNCED, and a stream that was never used:
+ * nothing is to be done.
+ *
+ * Ownership: the stream stays the program's; no call names it any more before it is made anew.
+ * Threads:   any thread, beside no other call that names this stream. STW_STREAM_PER_THREAD: the
+ *            thread that ends.
+ * Blocks:    never.
+ * Errors:    BUSY: it records a graph; end the capture first. DEVICE: the device is lost.
+ */
+STW_API stw_status stw_stream_forget(stw_runtime *runtime, void *stream);
 /* One more pin on the same bytes, for a second consumer: it is the calling thread's. READ views
  * only, and none that is a copy (`into`, another dtype). Blocks: never. */
 STW_API stw_status stw_view_share(const stw_view *view, stw_view *view_out);

@@ -36,7 +36,7 @@ typedef struct stw_tier_stats {
                                    copies go at full speed; with each driver of them once */
     uint64_t registering_bytes; /* host tier: still to be, by a thread of its own */
     uint64_t registered_ns;     /* host tier: what registering has taken so far */
-    uint64_t refused_slabs;     /* host tier: of 256 MiB, that were refused */
+    uint64_t refused_slabs;     /* host tier: of 64 MiB, all or part of which was refused */
     uint64_t remapped_bytes;    /* device tier: mapped at fixed addresses of tensors so far */
     uint64_t remapped_ns;       /* what that took, with waits for work on what was seen there */
 } stw_tier_stats;

@@ -417,6 +417,14 @@ stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags
     return guard([&] { return release_each(views, n, stream, flags); });
 }
 
+stw_status stw_stream_forget(stw_runtime *runtime, void *stream)
+{
+    return guard([&]() -> Status {
+        STW_TRY(enter(runtime));
+        return runtime->body->forget_stream(stream);
+    });
+}
+
 stw_status stw_view_share(const stw_view *view, stw_view *view_out)
 {
     return guard([&]() -> Status {

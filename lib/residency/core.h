@@ -194,6 +194,8 @@ public:
     [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const;
     // The longest around a block that has a slot there.
     [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const;
+    // Nobody has a view of what lies in the slots, but one fetch of `own`.
+    [[nodiscard]] bool are_quiet(PlaceId place, Slot first, uint32_t count, TensorId own) const;
     [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const;
     [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const;  // of all that moves with it
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const;

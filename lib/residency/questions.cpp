@@ -115,6 +115,24 @@ SlotRun Core::run_of(BlockId block, PlaceId place) const
     return {first - pack.first, replica(first, place).slot, last - first + 1};
 }
 
+bool Core::are_quiet(PlaceId place, Slot first, uint32_t count, TensorId own) const
+{
+    const Arena &arena = arenas_[place];
+    for (Slot slot = first; slot < std::min(first + count, arena.slots()); ++slot) {
+        const BlockId owner = arena.owner(slot);
+        if (owner == kNone) continue;
+        const PackId pack = blocks_[owner].pack;
+        if (pack != tensors_[own].pack) {
+            if (is_pinned(owner, place)) return false;
+            continue;
+        }
+        uint32_t pins = replica(owner, place).pins;
+        for (const TensorId at : packs_[pack].tensors) pins += door(at, place).gate.pins();
+        if (pins > 1) return false;
+    }
+    return true;
+}
+
 BlockState Core::block_state(BlockId block, PlaceId place) const
 {
     const Replica &here = replica(block, place);

@@ -4,6 +4,7 @@
 #include "lib/runtime/driver_error.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/piece_fetch.h"
+#include "lib/transfer/driver_reason.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -99,8 +100,10 @@ Status Runtime::order_update(const PieceFetch &fetch)
         const Place &at = places_[fetch.places[i]];
         const SlotRange slot{fetch.slots[i], 1};
         const bool writes = fetch.pieces[i].access != residency::Access::kRead;
-        if (at.slot_memory) STW_TRY(at.slot_memory->await(slot));
-        STW_TRY(at.streams->begin(at.streams->own(), slot, writes));
+        STW_TRY(when_not_busy([&]() -> Status {
+            if (at.slot_memory) STW_TRY(at.slot_memory->await(slot));
+            return at.streams->begin(at.streams->own(), slot, writes);
+        }));
     }
     return {};
 }
@@ -123,6 +126,7 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
     STW_TRY(order_update(fetch));
     const stw_status code = work(*at.ops, at.memory);
     if (code >= 0) return {};
+    const std::string reason = transfer::driver_reason(at.ops, at.memory, code);
     std::string name;
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -130,9 +134,10 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
     }
     return Status::error(code,
                          "device %u did not take %s of %" PRIu64 " bytes of tensor '%s' from byte "
-                         "%" PRIu64 " on; what needs the device fails from now on if it is lost",
+                         "%" PRIu64
+                         " on (%s); what needs the device fails from now on if it is lost",
                          at.device, what, fetch.pieces[0].byte_count, name.c_str(),
-                         fetch.pieces[0].byte_begin);
+                         fetch.pieces[0].byte_begin, reason.c_str());
 }
 
 Status Runtime::start_update(uint64_t ticket, const stw_update_work &work)
@@ -173,10 +178,11 @@ Status Runtime::end_scan(PlaceId place, uint64_t scan, double *sums_out,
     result.struct_size = sizeof result;
     const stw_status code = at.ops->scan_end(at.memory, scan, sums_out, &result);
     if (code < 0) {
-        return Status::error(code,
-                             "device %u gave no norm of a gradient; it is lost, and what needs it "
-                             "fails from now on",
-                             at.device);
+        return Status::error(
+            code,
+            "device %u gave no norm of a gradient (%s); it is lost, and what needs "
+            "it fails from now on",
+            at.device, transfer::driver_reason(at.ops, at.memory, code).c_str());
     }
     *result_out = {result.nonfinite, result.maximum};
     return {};

@@ -82,7 +82,10 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     DeviceStreams::Id id = 0;
     if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return residency::kNone;
     const uint32_t index = pin_hit(range, step);
-    if (!streams || index == residency::kNone || is_ordered(index, range, id)) return index;
+    if (index == residency::kNone) return index;
+    const bool is_ready = streams ? is_ordered(index, range, id)
+                                  : !pins_ || range.place != host_place_ || is_joined(range);
+    if (is_ready) return index;
     undo_hit(index);
     return residency::kNone;
 }
@@ -237,6 +240,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         for (const uint32_t slot : slots) views_.give_slot(state, slot);
         undo_grants(plan, waiter.grants);
         undo_wholes(waiter);
+        log_failures();
         return ordered;
     }
     for (size_t i = 0; i < plan.ranges.size(); ++i) {

@@ -86,6 +86,10 @@ Status Runtime::register_group_memory(bool asked)
 // Before the memory goes; nothing is in flight.
 void Runtime::leave_group_memory()
 {
+    // The groups destroy their streams, and the device goes on.
+    const collective::Group *groups[] = {&ranks_->group, ranks_->replicas};
+    for (const collective::Group *group : groups)
+        if (ranks_->on_device && group) (void)forget_stream(group->stream());
     if (ranks_->registered) ranks_->group.unregister_memory(places_[ranks_->place].base);
     ranks_->registered = false;
 }
@@ -104,9 +108,11 @@ Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes, uint
     if (!is_of_group(memory)) return {};
     const Place &at = places_[ranks_->place];
     const SlotRange slots = slots_of(at, memory, bytes);
-    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return writes ? at.streams->copies_behind(slots, copies)
-                  : at.streams->before_copy(slots, false, copies);
+    return when_not_busy([&]() -> Status {
+        if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+        return writes ? at.streams->copies_behind(slots, copies)
+                      : at.streams->before_copy(slots, false, copies);
+    });
 }
 
 // As memcpy, wherever each of the two lies.
@@ -156,11 +162,13 @@ Status Runtime::order_group(const void *memory, uint64_t bytes, bool writes)
     if (bytes == 0 || !is_of_group(memory)) return {};
     const Place &at = places_[ranks_->place];
     const SlotRange slots = slots_of(at, memory, bytes);
-    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    for (const DeviceStreams::Id stream : ranks_->streams) {
-        if (stream != 0) STW_TRY(at.streams->begin(stream, slots, writes));
-    }
-    return {};
+    return when_not_busy([&]() -> Status {
+        if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+        for (const DeviceStreams::Id stream : ranks_->streams) {
+            if (stream != 0) STW_TRY(at.streams->begin(stream, slots, writes));
+        }
+        return {};
+    });
 }
 
 // A shard that is on the device is read there; else where the CPU reaches it.

@@ -15,7 +15,10 @@ namespace stepwell {
 
 namespace {
 
-constexpr uint64_t kSlabBytes = 256ull << 20;
+// The driver holds locks that others wait for while it registers, some 0.1 s for a GiB.
+constexpr uint64_t kSlabBytes = 64ull << 20;
+constexpr uint64_t kPieceBytes = 4ull << 20;  // smaller ones are tried once more, and no other
+constexpr uint32_t kFailuresMax = 2;
 
 uint32_t blocks_in(uint64_t bytes, uint64_t block_bytes)
 {
@@ -34,7 +37,8 @@ HostPins::HostPins(Options options)
       now_ns_(std::move(options.now_ns)),
       gone_(blocks_),
       registered_(std::make_unique<std::atomic<int>[]>(blocks_)),
-      begins_(std::make_unique<std::atomic<int>[]>(blocks_))
+      begins_(std::make_unique<std::atomic<int>[]>(blocks_)),
+      joined_(std::make_unique<std::atomic<uint32_t>[]>(blocks_))
 {
     for (const Device &device : options.devices) {
         for (const bool into : {true, false}) {
@@ -47,10 +51,11 @@ HostPins::HostPins(Options options)
             std::any_of(registrars_.begin(), registrars_.end(),
                         [&](const Registrar &other) { return other.device.ops == device.ops; });
         if (known) continue;
-        registrars_.push_back({device, {}, {}, 0, ""});
+        registrars_.emplace_back();
+        registrars_.back().device = device;
         make_slabs(registrars_.back());
+        count(registrars_.back(), {0, blocks_});
     }
-    open_bytes_ = registrars_.size() * options.bytes;
     const SignalsBlocked signals;
     try {
         thread_ = std::thread([this] { run(); });
@@ -59,7 +64,11 @@ HostPins::HostPins(Options options)
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         std::snprintf(error.sentence, sizeof error.sentence, "the system starts no more threads");
         for (Registrar &registrar : registrars_) {
-            refuse(registrar, error);
+            registrar.asked_again = true;
+            for (Slab &slab : registrar.slabs) slab.failures = kFailuresMax;
+            for (const Slab &slab : registrar.slabs)
+                refuse(registrar, {slab.range.first, 1}, error);
+            describe(registrar);
             log_.print(STW_LOG_WARNING, registrar.device.ops->name, "%s", registrar.remark.c_str());
         }
     }
@@ -108,22 +117,48 @@ void HostPins::run()
         Registrar *registrar = nullptr;
         Range range;
         changed_.wait(lock, [&] { return stops_ || (pauses_ == 0 && next(&registrar, &range)); });
-        if (stops_) return;
-        register_one(lock, *registrar, range);
+        if (stops_) break;
+        if (range.count > 0)
+            register_one(lock, *registrar, range);
+        else
+            say(lock, *registrar);
     }
+    for (Registrar &registrar : registrars_)
+        if (!registrar.said) say(lock, registrar);
 }
 
+// With a range of nothing: the registrar has something to say.
 bool HostPins::next(Registrar **registrar_out, Range *range_out)
 {
     for (Registrar &registrar : registrars_) {
-        for (Slab &slab : registrar.slabs) {
-            if (!slab.open || registrar.refused > 0) continue;
-            *registrar_out = &registrar;
-            if (next_in(registrar, slab, range_out)) return true;
-            slab.open = false;
-        }
+        *registrar_out = &registrar;
+        do {
+            for (Slab &slab : registrar.slabs) {
+                if (!slab.open) continue;
+                if (next_in(registrar, slab, range_out)) return true;
+                slab.open = false;
+                count(registrar, slab);
+            }
+        } while (ask_again(registrar));
+        *range_out = {};
+        if (!registrar.said) return true;
     }
     return false;
+}
+
+// What was refused may have been so for a moment. Once: the limit of a process stays.
+bool HostPins::ask_again(Registrar &registrar)
+{
+    if (std::exchange(registrar.asked_again, true)) return false;
+    bool any = false;
+    for (Slab &slab : registrar.slabs) {
+        if (!slab.refused) continue;
+        any = slab.open = true;
+        slab.refused = false;
+        slab.failures = kFailuresMax - 1;
+        --refused_;
+    }
+    return any;
 }
 
 // The first run of blocks that are there and not registered.
@@ -131,6 +166,12 @@ bool HostPins::next_in(const Registrar &registrar, const Slab &slab, Range *rang
 {
     const uint32_t end = slab.range.first + slab.range.count;
     uint32_t first = slab.range.first;
+    // One that was joined may begin in the slab before.
+    const auto before = registrar.pinned.upper_bound(first);
+    if (before != registrar.pinned.begin()) {
+        const auto &[begin, count] = *std::prev(before);
+        first = std::max(first, begin + count);
+    }
     for (;;) {
         while (first < end && gone_[first]) ++first;
         if (first >= end) return false;
@@ -141,9 +182,32 @@ bool HostPins::next_in(const Registrar &registrar, const Slab &slab, Range *rang
     const auto behind = registrar.pinned.upper_bound(first);
     const uint32_t most = behind == registrar.pinned.end() ? end : std::min(end, behind->first);
     uint32_t last = first;
-    while (last < most && !gone_[last]) ++last;
+    while (last < most && !gone_[last] && last - first < slab.piece) ++last;
     *range_out = {first, last - first};
     return true;
+}
+
+// Those of tensors come last, and all but the last one are of the same size.
+HostPins::Slab &HostPins::slab_of(Registrar &registrar, uint32_t block) const
+{
+    const uint32_t tensors = blocks_ - scratch_blocks_ - staging_blocks_;
+    const auto most = std::max<uint32_t>(1, blocks_in(kSlabBytes, block_bytes_));
+    const size_t slabs = (tensors + most - 1) / most;
+    if (block < tensors) return registrar.slabs[registrar.slabs.size() - slabs + block / most];
+    Slab &first = registrar.slabs.front();
+    return block - first.range.first < first.range.count ? first : registrar.slabs[1];
+}
+
+void HostPins::add(Registrar &registrar, Range range)
+{
+    registrar.pinned[range.first] = range.count;
+    note(range, 1);
+    bytes_ += bytes_of(range);
+    count(registrar, range);
+    if (&registrar != &registrars_.front()) return;
+    const uint32_t number = ++joins_;
+    for (uint32_t block = range.first; block < range.first + range.count; ++block)
+        joined_[block].store(number, std::memory_order_relaxed);
 }
 
 void HostPins::register_one(std::unique_lock<std::mutex> &lock, Registrar &registrar, Range range)
@@ -158,36 +222,80 @@ void HostPins::register_one(std::unique_lock<std::mutex> &lock, Registrar &regis
     lock.lock();
     busy_ = {};
     if (code >= 0) {
-        registrar.pinned[range.first] = range.count;
-        note(range, 1);
-        bytes_ += bytes_of(range);
-        open_bytes_ -= bytes_of(range);
+        slab_of(registrar, range.first).failures = 0;
+        add(registrar, range);
     } else {
-        refuse(registrar, error);
-        const std::string remark = registrar.remark;
-        lock.unlock();
-        log_.print(STW_LOG_WARNING, device.ops->name, "%s", remark.c_str());
-        lock.lock();
+        refuse(registrar, range, error);
     }
     changed_.notify_all();
 }
 
-// What refuses one slab refuses the next: it is asked no more, and says so once.
-void HostPins::refuse(Registrar &registrar, const stw_driver_error &error)
+// Halves of it are next, or another slab.
+void HostPins::refuse(Registrar &registrar, Range range, const stw_driver_error &error)
+{
+    Slab &slab = slab_of(registrar, range.first);
+    const uint32_t least = std::max<uint32_t>(1, blocks_in(kPieceBytes, block_bytes_));
+    registrar.reason = error.sentence[0] ? error.sentence : "the driver gives no reason";
+    slab.piece = (range.count + 1) / 2;
+    if (range.count > least || ++slab.failures < kFailuresMax) return;
+    slab.open = false;
+    if (!std::exchange(slab.refused, true)) ++refused_;
+    count(registrar, slab);
+    registrar.said = !registrar.asked_again;
+}
+
+void HostPins::describe(Registrar &registrar) const
 {
     uint64_t pinned = 0;
     for (const auto &[first, count] : registrar.pinned) pinned += count;
     const auto there = static_cast<uint64_t>(std::count(gone_.begin(), gone_.end(), false));
-    registrar.refused =
-        static_cast<uint64_t>(std::count_if(registrar.slabs.begin(), registrar.slabs.end(),
-                                            [](const Slab &slab) { return slab.open; }));
-    refused_ += registrar.refused;
-    open_bytes_ -= (there - pinned) * block_bytes_;
     registrar.remark = format_text(
-        "%" PRIu64 " of %" PRIu64 " bytes of the host tier are not registered with device %u, so "
-        "copies are slower: %s",
-        (there - pinned) * block_bytes_, there * block_bytes_, registrar.device.device,
-        error.sentence[0] ? error.sentence : "the driver gives no reason");
+        "%" PRIu64 " of %" PRIu64 " bytes of the host tier (%.1f %%) are registered with device "
+        "%u, and copies of the rest are slower: %s",
+        pinned * block_bytes_, there * block_bytes_,
+        100 * static_cast<double>(pinned) / static_cast<double>(std::max<uint64_t>(there, 1)),
+        registrar.device.device, registrar.reason.c_str());
+}
+
+void HostPins::say(std::unique_lock<std::mutex> &lock, Registrar &registrar)
+{
+    registrar.said = true;
+    describe(registrar);
+    const std::string remark = registrar.remark;
+    const char *const name = registrar.device.ops->name;
+    lock.unlock();
+    log_.print(STW_LOG_WARNING, name, "%s", remark.c_str());
+    lock.lock();
+}
+
+// Blocks that are there and not registered, where they may still be.
+void HostPins::count(const Registrar &registrar, Slab &slab)
+{
+    const uint32_t end = slab.range.first + slab.range.count;
+    uint32_t to_do = 0;
+    if (slab.open || (slab.refused && !registrar.asked_again)) {
+        to_do = static_cast<uint32_t>(
+            std::count(gone_.begin() + slab.range.first, gone_.begin() + end, false));
+        auto each = registrar.pinned.upper_bound(slab.range.first);
+        if (each != registrar.pinned.begin()) --each;
+        for (; each != registrar.pinned.end() && each->first < end; ++each) {
+            const uint32_t begin = std::max(each->first, slab.range.first);
+            const uint32_t last = std::min(each->first + each->second, end);
+            to_do -= last > begin ? last - begin : 0;
+        }
+    }
+    open_bytes_ += to_do * block_bytes_;
+    open_bytes_ -= std::exchange(slab.to_do, to_do) * block_bytes_;
+}
+
+void HostPins::count(Registrar &registrar, Range range)
+{
+    const uint32_t end = range.first + range.count;
+    for (uint32_t block = range.first; block < end;) {
+        Slab &slab = slab_of(registrar, block);
+        count(registrar, slab);
+        block = slab.range.first + slab.range.count;
+    }
 }
 
 // ------------------------------------------------------------------------------------ copies ----
@@ -243,6 +351,60 @@ bool HostPins::is_joined(const void *pointer) const
            begins_[block].load(std::memory_order_relaxed) == 0;
 }
 
+bool HostPins::are_joined(uint32_t first, uint32_t count) const
+{
+    const uint32_t number = joined_[first].load(std::memory_order_relaxed);
+    for (uint32_t block = first + 1; block < first + count; ++block)
+        if (joined_[block].load(std::memory_order_relaxed) != number) return false;
+    return true;
+}
+
+// With the first driver.
+HostPins::Range HostPins::extent(Range blocks) const
+{
+    Range whole = blocks;
+    for (const auto &[first, count] : registrars_.front().pinned) {
+        if (first >= blocks.first + blocks.count || first + count <= blocks.first) continue;
+        const uint32_t end = std::max(whole.first + whole.count, first + count);
+        whole.first = std::min(whole.first, first);
+        whole.count = end - whole.first;
+    }
+    return whole;
+}
+
+HostPins::Range HostPins::registered_with(Range blocks) const
+{
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return extent(blocks);
+}
+
+// Where it is refused the slabs are registered as before, behind everybody's back.
+void HostPins::join(Range blocks, Range quiet)
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    Registrar &registrar = registrars_.front();
+    const auto is_busy = [&](Range range) {
+        return busy_.first < range.first + range.count && range.first < busy_.first + busy_.count;
+    };
+    changed_.wait(lock, [&] { return !is_busy(blocks); });
+    const Range whole = extent(blocks);
+    const bool inside =
+        whole.first >= quiet.first && whole.first + whole.count <= quiet.first + quiet.count;
+    if (stops_ || pauses_ > 0 || !inside || whole.count > join_max_) return;
+    if (are_joined(blocks.first, blocks.count)) return;
+    drop(lock, whole);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    const Device device = registrar.device;
+    const uint64_t begin = now_ns_();
+    const stw_status code = device.ops->pin_host(device.memory, at(whole), bytes_of(whole), &error);
+    ns_ += now_ns_() - begin;
+    if (code >= 0)
+        add(registrar, whole);
+    else
+        join_max_ = whole.count - 1;
+    changed_.notify_all();
+}
+
 // Under the locks of all copies. A device that is lost copies nothing any more.
 void HostPins::await_copies()
 {
@@ -280,12 +442,8 @@ void HostPins::gone(uint32_t first, uint32_t count)
     STW_ASSERT(first + count <= blocks_);
     std::unique_lock<std::mutex> lock(mutex_);
     drop(lock, {first, count});
-    for (uint32_t block = first; block < first + count; ++block) {
-        if (gone_[block]) continue;
-        gone_[block] = true;
-        for (const Registrar &registrar : registrars_)
-            if (registrar.refused == 0) open_bytes_ -= block_bytes_;
-    }
+    for (uint32_t block = first; block < first + count; ++block) gone_[block] = true;
+    for (Registrar &registrar : registrars_) this->count(registrar, Range{first, count});
 }
 
 void HostPins::back(uint32_t first, uint32_t count)
@@ -296,10 +454,9 @@ void HostPins::back(uint32_t first, uint32_t count)
             if (!gone_[block]) continue;
             gone_[block] = false;
             for (Registrar &registrar : registrars_) {
-                if (registrar.refused > 0) continue;
-                open_bytes_ += block_bytes_;
-                for (Slab &slab : registrar.slabs)
-                    slab.open |= block - slab.range.first < slab.range.count;
+                Slab &slab = slab_of(registrar, block);
+                slab.open = true;
+                this->count(registrar, slab);
             }
         }
     }
@@ -332,9 +489,11 @@ void HostPins::unpin(Registrar &registrar, Range range)
     for (Copies &copies : copies_) copies.mutex.unlock();
     registrar.pinned.erase(range.first);
     bytes_ -= bytes_of(range);
-    if (registrar.refused == 0) open_bytes_ += bytes_of(range);
-    for (Slab &slab : registrar.slabs)
-        slab.open |= range.first - slab.range.first < slab.range.count;
+    for (uint32_t block = range.first; block < range.first + range.count; ++block) {
+        slab_of(registrar, block).open = true;
+        if (&registrar == &registrars_.front()) joined_[block].store(0, std::memory_order_relaxed);
+    }
+    count(registrar, range);
     changed_.notify_all();
 }
 

@@ -3,6 +3,12 @@
 // own: what is not registered yet, or was refused, is copied all the same, through a buffer of the
 // driver's. No copy of ours crosses a border of what is registered at once: slabs are whole blocks.
 //
+// A driver refuses a piece for its size, for a limit of the kernel's, or now and then: halves of it
+// are tried, then the next slab, and what was refused once more at the end.
+//
+// A view that a program copies itself must lie in one registration, even where all of it is
+// registered: join() makes one of several, where nobody is at work in them.
+//
 // Memory that goes back to the system is registered no more before it goes: a device that kept its
 // pages would write to them unseen. Must not know who wants the memory, or why it goes.
 #pragma once
@@ -48,7 +54,7 @@ public:
         uint64_t bytes = 0;       // registered now
         uint64_t open_bytes = 0;  // still to be
         uint64_t ns = 0;          // of all registering so far
-        uint64_t refused = 0;     // slabs
+        uint64_t refused = 0;     // slabs, in part or all
     };
 
     // Starts the thread. Nothing is registered when it returns.
@@ -70,6 +76,19 @@ public:
     [[nodiscard]] bool is_registered(const void *pointer) const;
     // And so is the block before it, at once with it: no copy may cross a border of what is.
     [[nodiscard]] bool is_joined(const void *pointer) const;
+
+    // Blocks that a program may copy from or to in one call: they lie in one registration, or in
+    // none. No lock.
+    [[nodiscard]] bool are_joined(uint32_t first, uint32_t count) const;
+    // They do from now on. What is registered with one of them, `quiet` at most, is so no more for
+    // a moment: nothing of the program's copies there. Waits for copies of ours. Where there is
+    // more of it, or the driver refuses, all is as before, later if not at once.
+    struct Range {
+        uint32_t first = 0;
+        uint32_t count = 0;
+    };
+    [[nodiscard]] Range registered_with(Range blocks) const;
+    void join(Range blocks, Range quiet);
 
     // While one lives nothing is registered anew.
     class Pause {
@@ -94,21 +113,23 @@ public:
     [[nodiscard]] std::string remark(uint32_t device) const;
 
 private:
-    struct Range {
-        uint32_t first = 0;
-        uint32_t count = 0;
-    };
     struct Slab {
         Range range;
-        bool open = true;  // something in it may have to be registered
+        bool open = true;             // something in it may have to be registered
+        bool refused = false;         // and was not, and is not asked for any more
+        uint32_t piece = UINT32_MAX;  // blocks of a call: what was refused is halved
+        uint32_t failures = 0;        // of the smallest pieces, one behind the other
+        uint32_t to_do = 0;           // blocks that may still be registered
     };
     // The first device of each driver registers for all of them.
     struct Registrar {
         Device device;
         std::map<uint32_t, uint32_t> pinned;  // count by first
         std::vector<Slab> slabs;
-        uint64_t refused = 0;
+        bool asked_again = false;  // for what was refused
+        std::string reason;        // of the last refusal
         std::string remark;
+        bool said = true;  // the remark, as it is
     };
     struct Copies {
         stw_memory *memory = nullptr;
@@ -122,7 +143,15 @@ private:
     bool next(Registrar **registrar_out, Range *range_out);
     bool next_in(const Registrar &registrar, const Slab &slab, Range *range_out) const;
     void register_one(std::unique_lock<std::mutex> &lock, Registrar &registrar, Range range);
-    void refuse(Registrar &registrar, const stw_driver_error &error);
+    void refuse(Registrar &registrar, Range range, const stw_driver_error &error);
+    bool ask_again(Registrar &registrar);
+    void say(std::unique_lock<std::mutex> &lock, Registrar &registrar);
+    void count(const Registrar &registrar, Slab &slab);
+    void count(Registrar &registrar, Range range);
+    void add(Registrar &registrar, Range range);
+    [[nodiscard]] Slab &slab_of(Registrar &registrar, uint32_t block) const;
+    void describe(Registrar &registrar) const;
+    [[nodiscard]] Range extent(Range blocks) const;
     void drop(std::unique_lock<std::mutex> &lock, Range range);
     void unpin(Registrar &registrar, Range range);
     void note(Range range, int change);
@@ -152,7 +181,11 @@ private:
     std::unique_ptr<std::atomic<int>[]> registered_;
     // By block: how many of the ranges that are registered begin there.
     std::unique_ptr<std::atomic<int>[]> begins_;
-    Range busy_;  // being registered, without the lock
+    // By block: a number of the registration with the first driver that it lies in, 0: none.
+    std::unique_ptr<std::atomic<uint32_t>[]> joined_;
+    uint32_t joins_ = 0;
+    uint32_t join_max_ = UINT32_MAX;  // blocks: more were refused
+    Range busy_;                      // being registered, without the lock
     uint32_t pauses_ = 0;
     bool stops_ = false;
     std::atomic<uint64_t> bytes_{0};

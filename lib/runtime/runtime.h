@@ -262,6 +262,7 @@ public:
     Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
     // INVALID: none of a device of this runtime's. At a place: the host's, where it has streams.
     Status check_stream(void *stream);
+    Status forget_stream(void *stream);
     Status check_stream_at(residency::PlaceId place, void *stream);
     Status share(const stw_view &view, stw_view *view_out);
     [[nodiscard]] Status check_open(const stw_view &view) const;
@@ -581,6 +582,12 @@ private:
 
     // stream_order.cpp: who comes behind whose work on a device
     Status begin_streams(const Waiter &waiter);
+    void join_registrations(const Range &range, const residency::Grant &grant);
+    [[nodiscard]] bool is_joined(const Range &range) const;
+    void log_failures();  // of drivers' calls
+    // Of what no caller could ask for again: tried until no stream records a graph any more, or the
+    // runtime's time for a fetch has passed.
+    Status when_not_busy(const std::function<Status()> &order) const;
     Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
     [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;

@@ -2,6 +2,7 @@
 #include "lib/runtime/shown.h"
 
 #include "lib/support/thread_annotations.h"
+#include "lib/transfer/driver_reason.h"
 
 #include <new>
 #include <vector>
@@ -91,7 +92,7 @@ try {
     }
     if (code >= 0) return {};
     return Status::error(code, "its blocks cannot be seen at its address: %s",
-                         stw_status_string(code));
+                         transfer::driver_reason(ops_, memory_, code).c_str());
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory to show its blocks at its address");
 }

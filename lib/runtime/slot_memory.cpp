@@ -2,8 +2,11 @@
 #include "lib/runtime/slot_memory.h"
 
 #include "lib/runtime/driver_error.h"
+#include "lib/transfer/driver_reason.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace stepwell {
 
@@ -11,7 +14,8 @@ using residency::Slot;
 
 namespace {
 
-constexpr uint32_t kTriesMax = 60;  // of a driver that waits a second each time
+constexpr uint32_t kTriesMax = 60;                  // of a driver that waits a second each time
+constexpr std::chrono::milliseconds kLookAgain{1};  // whether a capture is over
 
 }  // namespace
 
@@ -53,7 +57,12 @@ void SlotMemory::queue(Slot slot, bool gives)
 Status SlotMemory::settle(const std::function<Status()> &go_on)
 {
     const std::lock_guard<std::mutex> working(working_);
-    return work(go_on);
+    for (;;) {
+        Status status = work(go_on);
+        if (status.code() != STW_ERROR_BUSY) return status;
+        STW_TRY(go_on());
+        std::this_thread::sleep_for(kLookAgain);
+    }
 }
 
 Status SlotMemory::await(SlotRange slots)
@@ -131,7 +140,8 @@ Status SlotMemory::cannot_give(stw_status code) const
     ops_->info(memory_, &info);
     const bool says_why = code == STW_ERROR_UNSUPPORTED && info.remark[0];
     return Status::error(code, "the memory of %s cannot be given back: %s", device_.c_str(),
-                         says_why ? info.remark : stw_status_string(code));
+                         says_why ? info.remark
+                                  : transfer::driver_reason(ops_, memory_, code).c_str());
 }
 
 Status SlotMemory::take_back(Slot slot)

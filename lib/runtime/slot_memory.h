@@ -31,7 +31,8 @@ public:
     // All that was said so far is done. `go_on` is asked where it has to wait. UNSUPPORTED, MEMORY,
     // DEVICE, or what `go_on` says: the rest is still to be done then.
     Status settle(const std::function<Status()> &go_on);
-    // Before anything touches the slots: they have memory. MEMORY, DEVICE, TIMEOUT.
+    // Before anything touches the slots: they have memory. MEMORY, DEVICE, TIMEOUT. BUSY: a stream
+    // records a graph, see streams.h.
     Status await(SlotRange slots);
 
     // How often the slot's memory has gone: what was seen of it elsewhere is seen no more.

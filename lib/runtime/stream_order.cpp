@@ -5,6 +5,8 @@
 #include "lib/runtime/snapshot.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace stepwell {
@@ -26,6 +28,24 @@ Status Runtime::check_stream(void *stream)
                          "stream %p is not one of this device, which has none; pass "
                          "STW_STREAM_HOST",
                          stream);
+}
+
+Status Runtime::forget_stream(void *stream)
+{
+    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
+    for (const Place &place : places_)
+        if (place.streams) STW_TRY(place.streams->forget(stream));
+    return {};
+}
+
+Status Runtime::when_not_busy(const std::function<Status()> &order) const
+{
+    const residency::Instant deadline = now() + timeout(0);
+    for (;;) {
+        Status status = order();
+        if (status.code() != STW_ERROR_BUSY || now() >= deadline) return status;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 Status Runtime::check_stream_at(PlaceId place, void *stream)
@@ -80,7 +100,10 @@ Status Runtime::begin_streams(const Waiter &waiter)
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
         const Range &range = plan.ranges[i];
         const Place &at = places_[waiter.grants[i].place];
-        if (!at.streams || range.byte_count == 0) continue;
+        if (range.byte_count == 0) continue;
+        if (pins_ && waiter.grants[i].place == host_place_)
+            join_registrations(range, waiter.grants[i]);
+        if (!at.streams) continue;
         DeviceStreams::Id id = 0;
         STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
         const void *pointer = nullptr;
@@ -102,6 +125,36 @@ Status Runtime::begin_streams(const Waiter &waiter)
         STW_TRY(begin_whole(plan.gathered[i], waiter.whole_grants[i], plan.stream));
     }
     return {};
+}
+
+// CUDA refuses a copy over two registrations, and a framework copies a view as a whole. A hit that
+// begins meanwhile is not seen: a copy that it starts is one of pageable memory for the moment.
+void Runtime::join_registrations(const Range &range, const residency::Grant &grant)
+{
+    HostPins::Range blocks;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const SlotRange slots =
+            slots_of(places_[grant.place], arena_pointer(range, grant), sum_bytes(range));
+        blocks = {slots.first, slots.count};
+    }
+    if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
+    const HostPins::Range all = pins_->registered_with(blocks);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!core_.are_quiet(host_place_, all.first, all.count, range.tensor->id)) return;
+    }
+    pins_->join(blocks, all);
+}
+
+// Of a range that is pinned at the host tier.
+bool Runtime::is_joined(const Range &range) const
+{
+    const residency::Door &door = range.tensor->doors[range.place];
+    const Place &host = places_[host_place_];
+    const char *begin = host.base + door.offset.load(std::memory_order_relaxed) + range.byte_begin;
+    const SlotRange slots = slots_of(host, begin, range.byte_count);
+    return slots.count == 1 || pins_->are_joined(slots.first, slots.count);
 }
 
 // What was gathered is there: the stream comes behind others that have views of it.
@@ -239,6 +292,21 @@ void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64
 {
     auto *runtime = static_cast<Runtime *>(user);
     if (runtime->pins_) runtime->pins_->end(runtime->places_[memory].memory, into, mark);
+    runtime->log_failures();
+}
+
+// No lock is held here, which a log callback of the program's might want.
+void Runtime::log_failures()
+{
+    for (const Place &place : places_) {
+        if (!place.memory || (place.ops->capabilities & STW_MEMORY_SAYS_WHY) == 0) continue;
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        while (place.ops->next_failure(place.memory, &error) != 0) {
+            log_.print(STW_LOG_WARNING, place.ops->name,
+                       "Device %u: %s. Of this call and error that is said once.", place.device,
+                       error.sentence);
+        }
+    }
 }
 
 bool Runtime::device_registered(void *user, const void *pointer)

@@ -5,12 +5,15 @@
 
 #include "lib/runtime/driver_error.h"
 #include "lib/support/assert.h"
+#include "lib/transfer/driver_reason.h"
 
 #include <algorithm>
 
 namespace stepwell {
 
 namespace {
+
+constexpr uint32_t kTriesMax = 60;  // of a driver that waits a second for the end of a capture
 
 // Never that of another thread, as an address or a number of the system's may be.
 uint64_t this_thread()
@@ -42,7 +45,7 @@ uint64_t DeviceStreams::metadata_bytes() const
 
 Status DeviceStreams::failed(stw_status code, const char *what) const
 {
-    if (code == STW_ERROR_INVALID) {
+    if (code == STW_ERROR_INVALID || code == STW_ERROR_BUSY) {
         return Status::error(code,
                              "%s cannot be ordered while a stream of %s records a graph; end the "
                              "capture first, fetch before it and release after the launch",
@@ -50,8 +53,9 @@ Status DeviceStreams::failed(stw_status code, const char *what) const
     }
     return Status::error(code,
                          "%s cannot be ordered behind the work of a stream of %s, which is lost or "
-                         "was destroyed with work on it",
-                         what, device_.c_str());
+                         "was destroyed with work on it: %s",
+                         what, device_.c_str(),
+                         transfer::driver_reason(ops_, memory_, code).c_str());
 }
 
 // ----------------------------------------------------------------------------------- streams ----
@@ -60,7 +64,7 @@ DeviceStreams::Id DeviceStreams::find(void *stream, uint64_t thread) const
 {
     const uint32_t count = count_.load(std::memory_order_acquire);
     for (Id id = 1; id <= count; ++id) {
-        if (streams_[id].handle.load(std::memory_order_relaxed) == stream &&
+        if (streams_[id].handle.load(std::memory_order_acquire) == stream &&
             streams_[id].thread.load(std::memory_order_relaxed) == thread) {
             return id;
         }
@@ -97,6 +101,11 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
     const std::lock_guard<std::mutex> lock(mutex_);
     if (const Id known = find(stream, thread); known != 0) return known;
     const uint32_t count = count_.load(std::memory_order_relaxed);
+    for (Id id = kCopies + 1; id <= count; ++id) {
+        if (!is_forgotten(id)) continue;
+        STW_TRY(take_over(id, stream, thread));
+        return id;
+    }
     if (count == kStreamsMax) {
         return Status::error(STW_ERROR_LIMIT,
                              "%u streams have used views of %s, and one more is not known to it; "
@@ -107,6 +116,46 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
     streams_[count + 1].thread.store(thread, std::memory_order_relaxed);
     count_.store(count + 1, std::memory_order_release);
     return Id{count + 1};
+}
+
+bool DeviceStreams::is_forgotten(Id id)
+{
+    return streams_[id].handle.load(std::memory_order_relaxed) == no_handle(id);
+}
+
+// Under the lock. What the one before did there is taken for the stream's own from now on, so it
+// comes behind that.
+Status DeviceStreams::take_over(Id id, void *handle, uint64_t thread)
+{
+    Stream &stream = streams_[id];
+    if (stream.marks.back().epoch != 0) {
+        const stw_status code = ops_->stream_after(memory_, handle, stream.marks.back().number);
+        if (code < 0) return failed(code, "A stream");
+    }
+    for (std::atomic<uint64_t> &behind : stream.streams_behind)
+        behind.store(0, std::memory_order_relaxed);
+    stream.several_behind.store(0, std::memory_order_relaxed);
+    stream.thread.store(thread, std::memory_order_relaxed);
+    stream.handle.store(handle, std::memory_order_release);
+    return {};
+}
+
+Status DeviceStreams::forget(void *handle)
+{
+    Id id = 0;
+    if (!knows(handle, &id) || id == 0) return {};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Stream &stream = streams_[id];
+    if (stream.handle.load(std::memory_order_relaxed) != handle) return {};
+    const bool marked = stream.thread.load(std::memory_order_relaxed) != 0;  // by each release
+    if (!marked) STW_TRY(end_epoch(id));
+    if ((ops_->capabilities & STW_MEMORY_CAN_FORGET) != 0) {
+        const stw_status code = ops_->forget_stream(memory_, handle);
+        if (code < 0) return failed(code, "What comes next");
+    }
+    stream.thread.store(kNobody, std::memory_order_relaxed);
+    stream.handle.store(no_handle(id), std::memory_order_release);
+    return {};
 }
 
 Status DeviceStreams::take_own(void *stream)
@@ -151,7 +200,10 @@ Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch)
     Stream &stream = streams_[id];
     if (stream.marks.back().epoch < epoch) {
         if (stream.thread.load(std::memory_order_relaxed) != 0)
-            return failed(STW_ERROR_DEVICE, "What comes next");
+            return Status::error(STW_ERROR_DEVICE,
+                                 "What comes next cannot be ordered behind the work of a thread's "
+                                 "own stream of %s, which could not be marked when it was released",
+                                 device_.c_str());
         STW_TRY(end_epoch(id));
     }
     return *std::find_if(stream.marks.begin(), stream.marks.end(),
@@ -322,8 +374,9 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
     STW_ASSERT(copies == STW_COPIES_IN || copies == STW_COPIES_OUT);
     STW_ASSERT(slots.first + slots.count <= slots_);
     const std::lock_guard<std::mutex> lock(mutex_);
+    // Where that cannot be, who needs the mark hears of it.
     for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
-        if (streams_[id].released.load(std::memory_order_acquire)) STW_TRY(end_epoch(id));
+        if (streams_[id].released.load(std::memory_order_acquire)) (void)end_epoch(id);
     }
     const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id) {
@@ -368,7 +421,9 @@ Status DeviceStreams::await(SlotRange slots, bool writes)
             if (!found.ok()) return std::move(found.status());
             mark = found.value().number;
         }
-        const stw_status code = ops_->wait(memory_, mark);
+        stw_status code = STW_ERROR_BUSY;
+        for (uint32_t tries = 0; code == STW_ERROR_BUSY && tries < kTriesMax; ++tries)
+            code = ops_->wait(memory_, mark);
         if (code < 0) return failed(code, "What storage reads or writes");
     }
     if (writes) forget(slots);

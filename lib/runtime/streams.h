@@ -55,6 +55,9 @@ public:
     Result<Id> id_of(void *stream);
     // One that has been used: no call of the driver.
     [[nodiscard]] bool knows(void *stream, Id *id_out) const;
+    // It is about to be destroyed. What comes behind its work does so from now on by marks that
+    // there are; its handle is another stream's when it comes again. BUSY: it records a graph.
+    Status forget(void *stream);
     // A stream of the driver's own, that no consumer waits for by himself: so who has synchronised
     // waits for it here. At most one, before any other is used.
     Status take_own(void *stream);
@@ -62,7 +65,8 @@ public:
     // Nothing would have to be ordered by begin() to read.
     [[nodiscard]] bool is_free(Id stream, SlotRange slots) const;
     // The stream gets a view: what is enqueued on it from now on comes behind what others do there.
-    // No call of the driver where nobody else does. DEVICE.
+    // No call of the driver where nobody else does. DEVICE. BUSY, here and below: a stream that has
+    // worked there records a graph, and can be marked when that is over.
     Status begin(Id stream, SlotRange slots, bool writes);
     // The view ends. Before the bytes may go: the pin ends behind this.
     void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr) noexcept;
@@ -97,6 +101,11 @@ private:
     static Id stream_of(Word word) { return static_cast<Id>(word & 255); }
     static uint64_t epoch_of(Word word) { return word >> 8; }
 
+    // Where a stream was forgotten: no handle, and nobody marks it.
+    void *no_handle(Id id) { return &streams_[id]; }
+    [[nodiscard]] bool is_forgotten(Id id);
+    Status take_over(Id id, void *stream, uint64_t thread);
+
     static constexpr size_t kMarksKept = 32;
     struct Mark {
         uint64_t epoch = 0;  // that it ended
@@ -105,7 +114,7 @@ private:
     struct Stream {
         std::atomic<void *> handle{nullptr};
         // Of STW_STREAM_PER_THREAD: whose. That thread alone can mark it, so each release does. Of
-        // copies: kNobody's.
+        // copies, and of one that was forgotten: kNobody's.
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch

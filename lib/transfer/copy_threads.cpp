@@ -3,10 +3,12 @@
 // They wait for work on a condition and for nothing else: never for storage or for a ring slot.
 // What is enqueued on a device is waited for by a thread beside the one that enqueues, so neither
 // directions nor devices ever wait for each other.
+#include "lib/transfer/driver_reason.h"
 #include "lib/transfer/parts.h"
 
 #include <algorithm>
 #include <cinttypes>
+#include <utility>
 
 namespace stepwell::transfer {
 
@@ -15,6 +17,7 @@ using residency::TransferKind;
 namespace {
 
 constexpr uint64_t kBounceBytes = 64 * 1024;  // on the copying thread's stack
+constexpr uint64_t kHeldBackNs = 1'000'000;
 
 // Between two memories that the CPU cannot reach, neither of which knows the other.
 stw_status bounce(const Memory &into, char *target, const Memory &out_of, const char *source,
@@ -78,9 +81,15 @@ void Engine::Parts::copy_main(CopyLane &lane)
     for (;;) {
         {
             MutexLock lock(mutex);
+            uint64_t until_ns = take_held_back(lane);
             for (next_copies(lane, batch); batch.empty() && !thread_ends();
-                 next_copies(lane, batch))
-                lane.ready.wait(mutex);
+                 next_copies(lane, batch)) {
+                if (until_ns == UINT64_MAX)
+                    lane.ready.wait(mutex);
+                else
+                    (void)lane.ready.wait_until(mutex, until_ns);
+                until_ns = take_held_back(lane);
+            }
         }
         if (batch.empty()) break;
         run_copies(lane, batch, rest, outbox);
@@ -119,6 +128,30 @@ void Engine::Parts::arrive_main(CopyLane &lane)
     thread_gone();
 }
 
+// A stream that has worked there records a graph, and what it did before can be waited for when
+// that is over. Nobody could be told so, and others need not wait with it.
+bool Engine::Parts::hold_back(CopyLane &lane, Task &task)
+{
+    if (task.status.code() != STW_ERROR_BUSY) return false;
+    task.status = {};
+    task.held_back = true;
+    MutexLock lock(mutex);
+    task.stage = Stage::kQueued;
+    lane.held_until_ns = wait_clock_ns() + kHeldBackNs;
+    lane.held_back.push(task);
+    return true;
+}
+
+// What was held back long enough is queued again.
+uint64_t Engine::Parts::take_held_back(CopyLane &lane)
+{
+    if (lane.held_back.best() == nullptr) return UINT64_MAX;
+    if (wait_clock_ns() < lane.held_until_ns) return lane.held_until_ns;
+    const auto all = [](const Task &) { return true; };
+    lane.held_back.drain(all, [&lane](Task &task) { lane.copies.push(task); });
+    return UINT64_MAX;
+}
+
 // The blocks may be used; false: the task is over.
 bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
 {
@@ -126,7 +159,7 @@ bool Engine::Parts::prepare_copy(Task &task, Outbox &outbox)
         finish(task, outbox);
         return false;
     }
-    hop_begin(task, copy_link(task));
+    if (!std::exchange(task.held_back, false)) hop_begin(task, copy_link(task));
     if (task.route != Route::kWriteStaged) task.status = map_block(task);
     if (task.status.ok()) return true;
     end_copy(task, outbox);
@@ -147,7 +180,7 @@ void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox
     Task &task = *batch.front();  // alone
     task.status = copy_bytes(task);
     if (task.status.ok()) task.status = show_block(task);
-    end_copy(task, outbox);
+    if (!hold_back(lane, task)) end_copy(task, outbox);
 }
 
 void Engine::Parts::end_copy(Task &task, Outbox &outbox)
@@ -228,12 +261,13 @@ void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
         end_copy(*task, outbox);
         return true;
     };
+    const auto waits = [&](Task *task) { return hold_back(lane, *task) || failed(task); };
     for (Task *task : batch) {
         const Sides sides = sides_of(*task);
         task->status = order_copy(sides.device, sides.into ? sides.target : sides.source,
                                   task->job.transfer.bytes, sides.into, sides.into);
     }
-    batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
+    batch.erase(std::remove_if(batch.begin(), batch.end(), waits), batch.end());
     if (batch.empty()) return;
     enqueue_copies(batch);
     batch.erase(std::remove_if(batch.begin(), batch.end(), failed), batch.end());
@@ -410,7 +444,8 @@ Status Engine::Parts::copy_bytes(Task &task) const
         return Status::error(code,
                              "Clearing block %u (%" PRIu64 " bytes) in memory '%s' failed: "
                              "%s.",
-                             job.transfer.block, bytes, memory.name.c_str(), status_text(code));
+                             job.transfer.block, bytes, memory.name.c_str(),
+                             driver_reason(memory.ops, memory.memory, code).c_str());
     }
     case TransferKind::kMove:
     case TransferKind::kRelocate: break;
@@ -456,11 +491,12 @@ Status Engine::Parts::copy_failed(const Task &task, stw_status code) const
     const bool write = task.route == Route::kWriteStaged;
     const Memory &from = options.memories[read ? staging_memory : task.job.from_memory];
     const Memory &to = options.memories[write ? staging_memory : task.job.to_memory];
+    const Memory &mover = to.cpu_access ? from : to;
     return Status::error(code,
                          "Copying block %u (%" PRIu64 " bytes) from memory '%s' to '%s' "
                          "failed: %s.",
                          transfer.block, transfer.bytes, from.name.c_str(), to.name.c_str(),
-                         status_text(code));
+                         driver_reason(mover.ops, mover.memory, code).c_str());
 }
 
 }  // namespace stepwell::transfer

@@ -54,6 +54,8 @@ struct Started {
 struct CopyLane {
     ClassQueues copies;
     ClassQueues staged_writes;  // wait for a slot of the write ring
+    ClassQueues held_back;      // cannot be ordered yet
+    uint64_t held_until_ns = 0;
     Started started;
     Condition ready;  // there is something to start, or room for it
     Condition begun;  // something was started
@@ -130,6 +132,8 @@ struct Engine::Parts {
     // The most urgent copy, and those behind it that can be started in the same call; none while
     // the lane has started enough.
     void next_copies(CopyLane &lane, Batch &batch) STW_REQUIRES(mutex);
+    // When to look again, of wait_clock_ns; UINT64_MAX: nothing is held back.
+    uint64_t take_held_back(CopyLane &lane) STW_REQUIRES(mutex);
     void take_ring(Task &task, std::vector<uint32_t> &ring) STW_REQUIRES(mutex);
     // Takes what no thread has begun out of the queues.
     void take_waiting(std::vector<Task *> &waiting) STW_REQUIRES(mutex);
@@ -141,6 +145,7 @@ struct Engine::Parts {
     // not.
     void set_waiting_apart(Batch &batch, Batch &rest) const;
     bool prepare_copy(Task &task, Outbox &outbox);
+    bool hold_back(CopyLane &lane, Task &task);
     void end_copy(Task &task, Outbox &outbox);
     Status copy_failed(const Task &task, stw_status code) const;
     [[nodiscard]] bool may_start(const Task &task) const;

@@ -59,6 +59,7 @@ struct Task {
     SharedRead shared;
     uint64_t shared_since_ns = 0;
     uint64_t hop_start_ns = 0;
+    bool held_back = false;                  // its hop has begun, and its copy not
     uint64_t mark = 0;                       // behind its copy, on a device
     uint64_t order_number = 0;               // of a copy into it
     uint64_t hop_range = observe::kNoRange;  // in a profiler

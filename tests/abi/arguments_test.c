@@ -46,6 +46,7 @@ static void null_handles_are_refused_everywhere(void **state)
     fails(stw_fetch_fits(NULL, NULL, 0), STW_ERROR_CLOSED, "not open");
     fails(stw_release(NULL, 0, NULL, 0), STW_ERROR_INVALID, "no views");
     fails(stw_release(&view, 1, NULL, 0), STW_ERROR_INVALID, "not open");
+    fails(stw_stream_forget(NULL, STW_STREAM_LEGACY), STW_ERROR_CLOSED, "not open");
     fails(stw_view_share(NULL, NULL), STW_ERROR_INVALID, "null");
     fails(stw_view_share(&view, &view), STW_ERROR_INVALID, "tensor handle");
     fails(stw_prefetch(NULL, NULL, 0), STW_ERROR_CLOSED, "not open");

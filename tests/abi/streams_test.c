@@ -379,6 +379,32 @@ static void the_stream_of_a_thread_is_marked_by_that_thread(void **state)
     machine_close(runtime);
 }
 
+static void a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then(void **state)
+{
+    stw_runtime *runtime = open_late(8);
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
+    stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(1));
+    const late_calls before = counted();
+    late_calls after;
+    job count;
+    (void)state;
+    count_into(&count, &view, LATE_STREAM(1), 3);
+    ok(stw_release(&view, 1, LATE_STREAM(1), 0));
+    assert_int_equal(counted().marks, before.marks);
+    ok(stw_stream_forget(runtime, LATE_STREAM(1)));
+    after = counted();
+    assert_int_equal(after.marks, before.marks + 1);
+    ok(stw_stream_forget(runtime, LATE_STREAM(1))); /* it is known no more */
+    ok(stw_stream_forget(runtime, STW_STREAM_HOST));
+    ok(stw_stream_forget(runtime, STW_STREAM_SYNCED));
+    ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    assert_int_equal(counted().marks, after.marks);
+    tensor_expect_sequence(tensor, ELEMENTS, 3);
+    view = view_on(runtime, tensor, STW_READ, LATE_STREAM(1));
+    ok(stw_release(&view, 1, LATE_STREAM(1), 0));
+    machine_close(runtime);
+}
+
 static void the_host_tier_is_registered_with_the_device(void **state)
 {
     stw_runtime *runtime = open_late(8);
@@ -407,6 +433,7 @@ int main(void)
         cmocka_unit_test(sums_begin_behind_what_was_there),
         cmocka_unit_test(a_lost_stream_fails_what_would_come_behind_it),
         cmocka_unit_test(the_stream_of_a_thread_is_marked_by_that_thread),
+        cmocka_unit_test(a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then),
         cmocka_unit_test(the_host_tier_is_registered_with_the_device),
     };
     return cmocka_run_group_tests(tests, load_module, remove_module);

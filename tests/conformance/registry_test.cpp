@@ -94,6 +94,13 @@ TEST(Registry, LyingTableIsRefused)
         return STW_OK;
     };
     EXPECT_NE(refusal(memory).find("without streams"), std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_CAN_FORGET;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_FORGET and lacks"), std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_SAYS_WHY;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_SAYS_WHY and has 0 of its 2"),
+              std::string::npos);
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);

@@ -58,6 +58,18 @@ TEST_P(StreamsConformance, AnOldMarkIsAsGoodAsTheNewerOnesOfItsStream)
     EXPECT_EQ(ops().stream_after(memory_.get(), STW_STREAM_PER_THREAD, old), STW_OK);
 }
 
+TEST_P(StreamsConformance, MarksOfAForgottenStreamAreGoodAndTheNextOnesAreOthers)
+{
+    if (!memory_.can(STW_MEMORY_CAN_FORGET)) GTEST_SKIP() << "it is told of no stream's end";
+    for (int round = 0; round < 100; ++round) {
+        EXPECT_EQ(ops().check_stream(memory_.get(), STW_STREAM_LEGACY, nullptr), STW_OK);
+        const uint64_t last = mark(STW_STREAM_LEGACY);
+        ASSERT_EQ(ops().forget_stream(memory_.get(), STW_STREAM_LEGACY), STW_OK);
+        EXPECT_EQ(ops().copies_after(memory_.get(), last, STW_COPIES_IN | STW_COPIES_OUT), STW_OK);
+        EXPECT_EQ(ops().wait(memory_.get(), last), STW_OK);
+    }
+}
+
 TEST_P(StreamsConformance, ACopyThatWasStartedIsThereBehindItsMark)
 {
     Buffer data(kMiB);

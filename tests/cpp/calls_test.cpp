@@ -129,6 +129,7 @@ TEST(Runtime, PrefetchMovesAndEvictMovesBack)
     runtime.drain();
     EXPECT_NE(a.info().value().residence & STW_ALLOW_DEVICE, 0u);
     runtime.evict({b.get()}, STW_TIER_DEVICE);
+    runtime.forget_stream(STW_STREAM_HOST);
     EXPECT_NE(a.info().value().residence & STW_ALLOW_DEVICE, 0u) << "b alone was to leave";
     runtime.evict({a.get()}, STW_TIER_DEVICE);
     EXPECT_EQ(a.info().value().residence & STW_ALLOW_DEVICE, 0u);

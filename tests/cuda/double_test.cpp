@@ -340,5 +340,88 @@ TEST(DoubleDeath, AHostThatTouchesDeviceMemoryCrashes)
     EXPECT_DEATH(touch(), "the alias was written");
 }
 
+TEST_F(Double, AGraphThatIsRecordedForbidsUnsafeCallsToEveryThread)
+{
+    void *made = stream();
+    void *other = stream();
+    void *record = event();
+    ASSERT_EQ(cuEventRecord(record, other), kSuccess);
+    stw_double_capture(made, 1);
+    Address memory = 0;
+    std::thread thread([&] {
+        ASSERT_EQ(cuCtxSetCurrent(context), kSuccess);
+        EXPECT_EQ(cuEventQuery(record), kCaptureUnsupported);
+        expect_violation(STW_DOUBLE_CAPTURE_BROKEN, {"cuEventQuery"});
+        EXPECT_EQ(cuMemAlloc_v2(&memory, 4096), kCaptureUnsupported);
+        expect_violation(STW_DOUBLE_CAPTURE_BROKEN, {"cuMemAlloc_v2"});
+        int mode = kCaptureModeRelaxed;
+        EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), kSuccess);
+        EXPECT_EQ(mode, kCaptureModeGlobal);
+        EXPECT_NE(cuEventQuery(record), kCaptureUnsupported);
+        EXPECT_EQ(cuMemAlloc_v2(&memory, 4096), kSuccess);
+        EXPECT_EQ(cuMemFree_v2(memory), kSuccess);
+        EXPECT_EQ(cuCtxSynchronize(), kCaptureUnsupported);
+        expect_violation(STW_DOUBLE_CAPTURE_BROKEN, {"cuCtxSynchronize"});
+        mode = kCaptureModeThreadLocal;
+        EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), kSuccess);
+        EXPECT_EQ(mode, kCaptureModeRelaxed);
+        EXPECT_EQ(cuEventSynchronize(record), kSuccess);
+    });
+    thread.join();
+    int mode = kCaptureModeThreadLocal;
+    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), kSuccess);
+    EXPECT_EQ(cuEventQuery(record), kCaptureUnsupported);  // its own graph
+    expect_violation(STW_DOUBLE_CAPTURE_BROKEN);
+    stw_double_capture(made, 0);
+    EXPECT_EQ(cuEventQuery(record), kSuccess);
+    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), kSuccess);
+    EXPECT_EQ(cuEventDestroy_v2(record), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(made), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(other), kSuccess);
+}
+
+TEST_F(Double, TheHandleOfADestroyedStreamIsTheNextOnes)
+{
+    void *first = stream();
+    unsigned long long before = 0;
+    unsigned long long after = 0;
+    ASSERT_EQ(cuStreamGetId(first, &before), kSuccess);
+    stw_double_hold(first);
+    void *record = event();
+    ASSERT_EQ(cuEventRecord(record, first), kSuccess);
+    ASSERT_EQ(cuStreamDestroy_v2(first), kSuccess);
+    void *second = stream();
+    EXPECT_EQ(second, first);
+    ASSERT_EQ(cuStreamGetId(second, &after), kSuccess);
+    EXPECT_NE(after, before);
+    EXPECT_EQ(cuStreamSynchronize(second), kSuccess);
+    EXPECT_EQ(cuEventQuery(record), kNotReady);  // the old one goes on
+    stw_double_hold_all(0);
+    EXPECT_EQ(cuEventSynchronize(record), kSuccess);
+    EXPECT_EQ(cuEventDestroy_v2(record), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(second), kSuccess);
+}
+
+TEST_F(Double, MemoryThatIsFreedWaitsForTheDeviceAndTellsNobody)
+{
+    void *other = stream();
+    const Address kept = device(4096);
+    const Address freed = device(4096);
+    EXPECT_EQ(cuMemFree_v2(freed), kSuccess);
+    EXPECT_EQ(stw_double_implicit_waits(), 0u);
+    const Address later = device(4096);
+    unsigned char *host = pinned(4096);
+    ASSERT_EQ(cuMemcpyDtoHAsync_v2(host, kept, 4096, other), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(later), kSuccess);
+    EXPECT_EQ(stw_double_implicit_waits(), 1u);
+    EXPECT_EQ(stw_double_pending(nullptr), 0u);
+    stw_double_host_reads(reinterpret_cast<uintptr_t>(host), 4096);
+    expect_violation(STW_DOUBLE_HOST_TOO_EARLY);
+    EXPECT_EQ(cuStreamSynchronize(other), kSuccess);
+    EXPECT_EQ(cuMemFree_v2(kept), kSuccess);
+    EXPECT_EQ(cuMemFreeHost(host), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(other), kSuccess);
+}
+
 }  // namespace
 }  // namespace stepwell::cuda_double

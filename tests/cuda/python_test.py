@@ -69,6 +69,13 @@ class OnAGpu(unittest.TestCase):
             self.assertEqual(view.__dlpack_device__(), (1, 0))
             self.assertEqual(view.bytes.cast("f")[9], 3.0)
 
+    def test_a_stream_that_was_forgotten_may_be_used_anew(self):
+        tensor = self.make()
+        for _ in range(3):
+            with tensor.fetch(stream=LEGACY) as view:
+                self.assertFalse(view.released)
+            self.runtime.forget_stream(LEGACY)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -63,20 +63,42 @@ TEST_F(CudaRegistration, AClosingRuntimeDoesNotRegisterTheRest)
     EXPECT_EQ(stw_double_calls("cuMemHostRegister_v2"), stw_double_calls("cuMemHostUnregister"));
 }
 
+// The staging memory comes first; the rest is asked for twice.
 TEST_F(CudaRegistration, WhatIsRefusedIsSaidOnceAndCopiedAllTheSame)
 {
-    open("seed=1,fail=cuMemHostRegister_v2:2:2", 8, 24);
+    open("seed=1,fail=cuMemHostRegister_v2:2:2,fail=cuMemHostRegister_v2:3:2,"
+         "fail=cuMemHostRegister_v2:4:2",
+         8, 24);
     wait_registered();
     EXPECT_EQ(host_stats().registered_bytes, kStaging);
     EXPECT_EQ(host_stats().refused_slabs, 1u);
     while (log().empty()) std::this_thread::yield();  // it is said behind what is counted
     const std::string said = log();
-    EXPECT_NE(said.find("1048576 of 1572864 bytes"), std::string::npos) << said;
+    EXPECT_NE(said.find("524288 of 1572864 bytes of the host tier (33.3 %)"), std::string::npos)
+        << said;
+    EXPECT_NE(said.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << said;
     stw_tensor *tensor = make("t", 40000);
     rewrite(tensor, 0, 1);
     EXPECT_GT(stw_double_pageable_copies(), 0u);
     expect_all(tensor, 40000, 1);
     EXPECT_EQ(log(), said);
+}
+
+TEST_F(CudaRegistration, WhatIsRefusedForAMomentIsRegisteredInTheEnd)
+{
+    open("seed=1,fail=cuMemHostRegister_v2:2:2", 8, 24);
+    wait_registered();
+    EXPECT_EQ(host_stats().registered_bytes, 24 * kBlock);
+    EXPECT_EQ(host_stats().refused_slabs, 0u);
+    EXPECT_EQ(log(), "");
+}
+
+TEST_F(CudaRegistration, ADriverThatRegistersNoLargePiecesGetsSmallerOnes)
+{
+    open("seed=1,register_max=" + std::to_string(kStaging), 8, 24);
+    wait_registered();
+    EXPECT_EQ(host_stats().registered_bytes, 24 * kBlock);
+    EXPECT_EQ(log(), "");
 }
 
 TEST_F(CudaRegistration, ScratchMemoryIsRegisteredAsOnePiece)
@@ -144,6 +166,37 @@ TEST_F(CudaRegistration, BudgetsChangeWhileCopiesAreUnderWay)
         EXPECT_EQ(wrong(), 0);
         start_over();
     }
+}
+
+// A framework copies a view as a whole, which CUDA refuses over two registrations.
+TEST_F(CudaRegistration, AViewOfTheHostTierLiesInOneRegistration)
+{
+    open("seed=1,fail=cuMemHostRegister_v2:2:2", 8, 40);  // so the tensors lie in two
+    wait_registered();
+    constexpr uint64_t kElements = 10 * kBlock / 4;
+    stw_tensor *tensors[3] = {};
+    for (stw_tensor *&tensor : tensors)
+        tensor = make("t" + std::to_string(&tensor - tensors), kElements);
+    ASSERT_EQ(stw_evict(runtime_, tensors, 3, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+    request.access = STW_READ;
+    request.tier = STW_TIER_HOST;
+    uint64_t memory = 0;
+    ASSERT_EQ(cuMemAlloc_v2(&memory, 10 * kBlock), 0);
+    for (int round = 0; round < 2; ++round) {  // a hit in the second
+        for (stw_tensor *tensor : tensors) {
+            stw_view view;
+            request.tensor = tensor;
+            ASSERT_EQ(stw_fetch(runtime_, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
+            EXPECT_EQ(cuMemcpyHtoDAsync_v2(memory, view.pointer, view.bytes, streams_[0]), 0);
+            EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
+            EXPECT_EQ(stw_release(&view, 1, nullptr, 0), STW_OK);
+        }
+    }
+    EXPECT_EQ(cuMemFree_v2(memory), 0);
+    wait_registered();
+    EXPECT_EQ(host_stats().registered_bytes, 40 * kBlock);
+    EXPECT_EQ(log(), "");
 }
 
 TEST_F(CudaRegistration, TwoDevicesShareOneRegistration)

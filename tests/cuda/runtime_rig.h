@@ -29,6 +29,9 @@ int cuStreamDestroy_v2(void *stream);
 int cuStreamSynchronize(void *stream);
 int cuMemHostRegister_v2(void *base, size_t bytes, unsigned flags);
 int cuMemHostUnregister(void *base);
+int cuMemAlloc_v2(uint64_t *address, size_t bytes);
+int cuMemFree_v2(uint64_t address);
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
 }
 
 namespace stepwell {

@@ -52,6 +52,25 @@ TEST_F(CudaShrink, MemoryDoesNotGoUnderWorkThatIsLate)
     end_streams();
 }
 
+// What was done there before is to be waited for, and can be marked when the capture is over.
+TEST_F(CudaShrink, MemoryUnderAGraphThatIsRecordedGoesBackAfterThat)
+{
+    open("seed=1", 8, 24);
+    stw_tensor *tensor = make("t", 4 * kElements);
+    use(tensor, streams_[0], 0, 0, false);
+    ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+    stw_double_capture(streams_[0], 1);
+    EXPECT_EQ(set_budget(0, kSecond / 20), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(taken_blocks(), 8u);
+    stw_double_calls_reset();
+    std::thread other([&] { EXPECT_EQ(set_budget(0), STW_OK) << stw_last_error(); });
+    while (stw_double_calls("cuStreamIsCapturing") < 3) std::this_thread::yield();
+    stw_double_capture(streams_[0], 0);
+    other.join();
+    EXPECT_EQ(taken_blocks(), 0u);
+    end_streams();
+}
+
 // Runs of slots need memory where others have it: it moves, and no more than the budget is taken.
 TEST_F(CudaShrink, ProgramsOfSeveralStreamsGoOnWhileTheBudgetChanges)
 {

@@ -106,6 +106,26 @@ TEST_F(DeviceOrder, RanksThatSumInAnotherOrderAreTold)
     });
 }
 
+// By a thread that does not take part; groups are made and used meanwhile.
+TEST_F(DeviceOrder, CollectivesGoOnWhileAGraphIsRecorded)
+{
+    run(2, [](Rank &rank) {
+        rank.begin_alone("");
+        if (testing::Test::HasFailure()) return;
+        void *recorded = nullptr;
+        ASSERT_EQ(cuStreamCreate(&recorded, 1), 0);
+        stw_double_capture(recorded, 1);
+        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 24 + 48), STW_OK) << stw_last_error();
+        stw_tensor *tensor = written(rank, "w", 20'000, 1);
+        rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
+        EXPECT_EQ(stw_double_violations(), 0u);
+        stw_double_capture(recorded, 0);
+        EXPECT_EQ(cuStreamDestroy_v2(recorded), 0);
+        rank.end();
+    });
+}
+
 TEST_F(DeviceOrder, ATensorOfAnotherShapeIsNamed)
 {
     run(2, [](Rank &rank) {

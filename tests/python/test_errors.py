@@ -63,6 +63,11 @@ class Errors(support.Machine):
         self.assertIn("1 open views", str(caught.exception))
         self.assertFalse(self.runtime.closed)
 
+    def test_where_no_device_has_streams_none_is_to_be_forgotten(self):
+        self.runtime.forget_stream(1)
+        with self.assertRaises(TypeError):
+            self.runtime.forget_stream("1")
+
     def test_unknown_words_are_refused(self):
         tensor = self.floats(10, "t", 1.0)
         for wrong in (lambda: tensor.fetch(tier="moon"), lambda: tensor.fetch("look"),

@@ -892,6 +892,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "stw_release": (c_int32, [
         POINTER(stw_view), c_uint32, c_void_p, c_uint32
     ]),
+    "stw_stream_forget": (c_int32, [
+        c_void_p, c_void_p
+    ]),
     "stw_view_share": (c_int32, [
         POINTER(stw_view), POINTER(stw_view)
     ]),

@@ -299,6 +299,14 @@ class Runtime(Fetches, Generations):
         check(_waiting.call(self, lib.stw_evict, self._use(), handles, len(tensors or ()),
                             number(Tier, tier), device, nanoseconds(timeout)))
 
+    def forget_stream(self, stream: int) -> None:
+        """Call it before a stream that views were fetched or released on is destroyed.
+
+        Its work may go on after that, and CUDA gives its handle to the next stream: what comes
+        behind that work is ordered by marks that are made now. Busy: it records a graph.
+        """
+        check(lib.stw_stream_forget(self._use(), ctypes.c_void_p(stream)))
+
     def set_budget(self, tier: Union[Tier, str], size: int, device: int = 0, *,
                    timeout: Optional[float] = None) -> None:
         """Change a tier's budget to `size` bytes, no more than at open; 0: everything out.

@@ -174,6 +174,9 @@ public:
         const auto n = static_cast<uint32_t>(tensors.size());
         return Status(stw_evict(get(), tensors.data(), n, tier, device, timeout_ns));
     }
+    /// Before a stream of a device that views were fetched or released on is destroyed. Errors: as
+    /// stw_stream_forget().
+    Status forget_stream(void *stream) { return Status(stw_stream_forget(get(), stream)); }
     /// Changes a tier's budget: in force at return, or as it was. 0: everything out. Blocks until
     /// what is too much has left.
     Status set_budget(uint32_t tier, uint64_t bytes, uint32_t device = 0, uint64_t timeout_ns = 0)

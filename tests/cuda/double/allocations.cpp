@@ -87,7 +87,9 @@ int cuMemFree_v2(Address address)
         if (address == 0) return kSuccess;
         const Mapping *allocation = call.memory().allocation(address);
         if (allocation == nullptr) return kInvalidValue;
-        take_away(call, address, allocation->bytes);
+        const uint64_t bytes = allocation->bytes;
+        take_away(call, address, bytes);
+        wait_implicitly(call);
         call.memory().free(address);
         return kSuccess;
     });
@@ -108,6 +110,7 @@ int cuMemHostAlloc(void **address_out, size_t bytes, unsigned flags)
     return enter(Entry::cuMemHostAlloc, Needs::kContext, [&](Call &call) -> int {
         if (address_out == nullptr || bytes == 0 || (flags & ~kHostAllocFlagsKnown) != 0)
             return kInvalidValue;
+        wait_implicitly(call);
         return call.memory().host_allocate(call.context->device, bytes, address_out);
     });
 }
@@ -118,6 +121,7 @@ int cuMemFreeHost(void *address)
         const Pinned *pinned = call.memory().pinned(as_address(address));
         if (pinned == nullptr || !pinned->allocated) return kInvalidValue;
         take_away(call, as_address(address), pinned->bytes);
+        wait_implicitly(call);
         call.memory().unpin(as_address(address));
         return kSuccess;
     });
@@ -126,7 +130,9 @@ int cuMemFreeHost(void *address)
 int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
     return enter(Entry::cuMemHostRegister_v2, Needs::kContext, [&](Call &call) -> int {
-        if (address == nullptr || bytes == 0 || (flags & ~kHostRegisterFlagsKnown) != 0)
+        const uint64_t most = call.state.options.register_max;
+        if (address == nullptr || bytes == 0 || (flags & ~kHostRegisterFlagsKnown) != 0 ||
+            (most != 0 && bytes > most))
             return kInvalidValue;
         call.state.timing.registers(bytes);
         return call.memory().host_register(call.context->device, as_address(address), bytes);
@@ -140,6 +146,7 @@ int cuMemHostUnregister(void *address)
         const Pinned *pinned = call.memory().pinned(as_address(address));
         if (pinned == nullptr || pinned->allocated) return kHostMemoryNotRegistered;
         take_away(call, as_address(address), pinned->bytes);
+        wait_implicitly(call);
         call.memory().unpin(as_address(address));
         return kSuccess;
     });

@@ -43,6 +43,8 @@ enum Result : int {
     kLaunchFailed = 719,
     kNotPermitted = 800,
     kNotSupported = 801,
+    kCaptureUnsupported = 900,
+    kCaptureImplicit = 906,
     kUnknown = 999,
 };
 
@@ -96,6 +98,9 @@ inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
 
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr int kCaptureModeGlobal = 0;
+inline constexpr int kCaptureModeThreadLocal = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr uintptr_t kStreamLegacy = 1;
 inline constexpr uintptr_t kStreamPerThread = 2;
 inline constexpr unsigned kEventDisableTiming = 2;
@@ -207,6 +212,8 @@ struct CopyAttributes {  // CUmemcpyAttributes
     X(cuStreamIsCapturing, 10000, (void *stream, int *status_out)) \
     X(cuStreamGetCtx, 9020, (void *stream, void **context_out)) \
     X(cuStreamGetDevice, 12080, (void *stream, int *device_out)) \
+    X(cuStreamGetId, 12000, (void *stream, unsigned long long *id_out)) \
+    X(cuThreadExchangeStreamCaptureMode, 10010, (int *mode)) \
     X(cuEventCreate, 2000, (void **event_out, unsigned flags)) \
     X(cuEventRecord, 2000, (void *event, void *stream)) \
     X(cuEventQuery, 2000, (void *event)) \

@@ -79,6 +79,12 @@ uint64_t stw_double_pageable_copies(void)
     return control.state.pageable_copies;
 }
 
+uint64_t stw_double_implicit_waits(void)
+{
+    Control control;
+    return control.state.implicit_waits;
+}
+
 uint32_t stw_double_violations(void)
 {
     Control control;
@@ -161,7 +167,9 @@ void stw_double_capture(void *handle, int captures)
 {
     Control control;
     Stream *stream = control.stream(handle);
-    if (stream != nullptr) stream->captures = captures != 0;
+    if (stream == nullptr) return;
+    stream->captures = captures != 0;
+    stream->captured_by = &Thread::current(control.state.generation);
 }
 
 void stw_double_hold_all(int hold)
@@ -176,7 +184,7 @@ uint32_t stw_double_streams(void **streams, uint32_t capacity)
     uint32_t count = 0;
     control.state.scheduler.each([&](Stream &stream) {
         if (stream.destroyed || stream.is_default) return;
-        if (count < capacity) streams[count] = &stream;
+        if (count < capacity) streams[count] = stream.handle;
         ++count;
     });
     return count;

@@ -21,6 +21,9 @@
  *                  ended
  *   cost=copy_ns:500
  *                  what something takes in virtual time, see Costs in options.h
+ *   batch_max=0    not 0: a batch of more copies is an invalid value; so is, always, one of host
+ *                  memory that is not registered, or with attribute=91:0 of any host memory
+ *   register_max=0 not 0: host memory is registered in pieces of at most so many bytes
  *   fail=cuMemAlloc_v2:3:2
  *                  the third call of cuMemAlloc_v2 from now on returns 2; call 0: every call
  *   exit=0         not 0: a process with violations or leaks prints them and ends with this status
@@ -52,7 +55,8 @@ enum {
     STW_DOUBLE_CALL_IN_HOST_FUNCTION, /* CUDA called from a host function or a kernel */
     STW_DOUBLE_BATCH_OVERLAP,         /* copies of one batch touch the same bytes */
     STW_DOUBLE_CONTEXT_STACK,         /* a thread ended with pushed contexts, or popped too often */
-    STW_DOUBLE_CAPTURED               /* an event on a stream that records a graph */
+    STW_DOUBLE_CAPTURED,              /* an event on a stream that records a graph */
+    STW_DOUBLE_CAPTURE_BROKEN         /* a call that ended the capture of some stream as an error */
 };
 
 /* Drop all work, memory, handles, counters and violations, and begin again with these options
@@ -65,6 +69,10 @@ STW_DOUBLE_API uint64_t stw_double_calls(const char *entry);
 STW_DOUBLE_API void stw_double_calls_reset(void);
 /* Asynchronous copies from or to memory that was not registered: CUDA makes them wait. */
 STW_DOUBLE_API uint64_t stw_double_pageable_copies(void);
+/* Calls in which CUDA waits for all work of the device, made while there was some: memory that is
+ * freed, and pinned memory that is allocated, freed or registered no more. They wait, but where a
+ * stream is held; that tells the host nothing. */
+STW_DOUBLE_API uint64_t stw_double_implicit_waits(void);
 
 /* Violations since the last taking. */
 STW_DOUBLE_API uint32_t stw_double_violations(void);
@@ -91,8 +99,11 @@ STW_DOUBLE_API void stw_double_let_go(void *stream, uint64_t operations);
 STW_DOUBLE_API void stw_double_hold_all(int hold);
 /* Streams alive now, default streams left out: how many; at most `capacity` are written. */
 STW_DOUBLE_API uint32_t stw_double_streams(void **streams, uint32_t capacity);
-/* A stream begins or ends to record a graph: an event that is recorded or waited for on it then is
- * a violation, as it would draw others into the graph. */
+/* A stream begins or ends to record a graph, in the global mode and by the calling thread: an event
+ * that is recorded or waited for on it then is a violation, as it would draw others into the graph.
+ * Calls that CUDA names unsafe return 900 and are a violation, but in a thread whose own mode
+ * (cuThreadExchangeStreamCaptureMode) permits them; and to synchronise with the stream or its
+ * context is one in any mode. */
 STW_DOUBLE_API void stw_double_capture(void *stream, int captures);
 /* Operations of a stream that have not ended; NULL: of all streams. */
 STW_DOUBLE_API uint64_t stw_double_pending(void *stream);

@@ -181,6 +181,22 @@ std::vector<Copy> copies_of(const Batch &batch)
     return copies;
 }
 
+bool takes_batch(Call &call, const Batch &batch)
+{
+    const Options &options = call.state.options;
+    if (options.batch_max != 0 && batch.count > options.batch_max) return false;
+    const auto given = options.attributes.find(kHostPointerForRegisteredMemory);
+    const bool names_host = given == options.attributes.end() || given->second != 0;
+    const auto refused = [&](Place place) {
+        return place == Place::kPageable || (place == Place::kPinned && !names_host);
+    };
+    const std::vector<Copy> copies = copies_of(batch);
+    return std::none_of(copies.begin(), copies.end(), [&](const Copy &copy) {
+        return refused(place_of(call, copy.to, copy.bytes)) ||
+               refused(place_of(call, copy.from, copy.bytes));
+    });
+}
+
 // Copies of one batch have no order among themselves.
 void report_overlaps(Call &call, std::vector<Touch> touches)
 {
@@ -212,10 +228,10 @@ int copy_batch(Call &call, const Batch &batch, void *handle)
     Stream *stream = nullptr;
     if (const int result = find_stream(call, handle, &stream); result != kSuccess) return result;
     if (!well_formed(batch)) return kInvalidValue;
+    if (!takes_batch(call, batch)) return kInvalidValue;
     Plan plan;
     std::vector<std::function<void()>> moves;
     for (const Copy &copy : copies_of(batch)) {
-        if (uses_pageable(call, copy)) ++call.state.pageable_copies;
         moves.push_back(plan_copy(call, copy, plan));
     }
     report_overlaps(call, plan.request.touches);

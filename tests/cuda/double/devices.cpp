@@ -249,6 +249,7 @@ int cuCtxGetDevice(int *device_out)
 int cuCtxSynchronize()
 {
     return enter(Entry::cuCtxSynchronize, Needs::kContext, [&](Call &call) -> int {
+        if (const int result = break_captures(call, call.context)) return result;
         std::vector<OperationPtr> last;
         Clock known;
         call.scheduler().each([&](const Stream &stream) {

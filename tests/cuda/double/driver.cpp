@@ -14,6 +14,53 @@ namespace {
 
 std::atomic<Driver *> made_driver = nullptr;
 
+// What a graph would not have in it, though it may depend on it.
+bool is_unsafe(Entry entry)
+{
+    switch (entry) {
+    case Entry::cuDevicePrimaryCtxRetain:
+    case Entry::cuDevicePrimaryCtxRelease_v2:
+    case Entry::cuCtxSynchronize:
+    case Entry::cuMemAlloc_v2:
+    case Entry::cuMemFree_v2:
+    case Entry::cuMemHostAlloc:
+    case Entry::cuMemFreeHost:
+    case Entry::cuMemHostRegister_v2:
+    case Entry::cuMemHostUnregister:
+    case Entry::cuMemcpy:
+    case Entry::cuMemsetD8_v2:
+    case Entry::cuMemAddressReserve:
+    case Entry::cuMemAddressFree:
+    case Entry::cuMemCreate:
+    case Entry::cuMemRelease:
+    case Entry::cuMemMap:
+    case Entry::cuMemUnmap:
+    case Entry::cuMemSetAccess:
+    case Entry::cuModuleLoadData:
+    case Entry::cuModuleLoadDataEx:
+    case Entry::cuModuleUnload:
+    case Entry::cuLibraryLoadData:
+    case Entry::cuLibraryUnload:
+    case Entry::cuStreamQuery:
+    case Entry::cuStreamSynchronize:
+    case Entry::cuEventQuery:
+    case Entry::cuEventSynchronize: return true;
+    default: return false;
+    }
+}
+
+// Whether what is recorded anywhere forbids unsafe calls to the thread.
+bool is_forbidden(State &state, const Thread &thread)
+{
+    if (thread.capture_mode == kCaptureModeRelaxed) return false;
+    bool forbidden = false;
+    state.scheduler.each([&](const Stream &stream) {
+        forbidden |= stream.captures &&
+                     (thread.capture_mode == kCaptureModeGlobal || stream.captured_by == &thread);
+    });
+    return forbidden;
+}
+
 Options options_of_environment()
 {
     const char *given = std::getenv("STW_CUDA_DOUBLE");
@@ -106,6 +153,7 @@ Thread &Thread::current(uint64_t generation)
         thread.stack.clear();
         thread.own_streams.clear();
         thread.pushes = 0;
+        thread.capture_mode = kCaptureModeGlobal;
         thread.generation = generation;
     }
     return thread;
@@ -130,11 +178,36 @@ int refuse(Call &call, Needs needs)
     if (!state.initialized) return kNotInitialized;
     if (static_cast<uint64_t>(entry_point(call.entry).since) > state.options.driver)
         return kNewerDriverNeeded;
+    if (is_unsafe(call.entry) && is_forbidden(state, call.thread))
+        return break_captures(call, nullptr);
     if (needs == Needs::kInit) return kSuccess;
     if (context == nullptr) return kInvalidContext;
     if (context->retained == 0) return kContextIsDestroyed;
     call.context = context;
     return context->sticky;
+}
+
+int break_captures(Call &call, const Context *context)
+{
+    int result = kSuccess;
+    call.scheduler().each([&](Stream &stream) {
+        if (!stream.captures || (context != nullptr && stream.context != context)) return;
+        result = kCaptureUnsupported;
+        call.state.report.add(STW_DOUBLE_CAPTURE_BROKEN,
+                              text("%s was called while stream %llu records a graph, which it "
+                                   "makes invalid.",
+                                   call.name(), static_cast<unsigned long long>(stream.number)));
+    });
+    return result;
+}
+
+void wait_implicitly(Call &call)
+{
+    if (call.scheduler().pending() == 0) return;
+    ++call.state.implicit_waits;
+    bool held = false;
+    call.scheduler().each([&](const Stream &stream) { held |= stream.held; });
+    if (!held) call.scheduler().drain(call.lock);
 }
 
 int find_stream(Call &call, void *handle, Stream **stream_out)

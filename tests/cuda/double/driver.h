@@ -74,6 +74,7 @@ struct State {
     std::map<std::string, std::unique_ptr<Function>> functions;  // by name
     std::array<uint64_t, kEntryCount> calls{};
     uint64_t pageable_copies = 0;
+    uint64_t implicit_waits = 0;
     uint64_t generation = 0;
     bool initialized = false;
 };
@@ -92,6 +93,7 @@ struct Thread {
     std::vector<Context *> stack;
     int64_t pushes = 0;  // less pops
     std::map<Context *, Stream *> own_streams;
+    int capture_mode = kCaptureModeGlobal;
     uint64_t generation = 0;
 };
 
@@ -158,6 +160,14 @@ template <class Body> int enter(Entry entry, Needs needs, Body &&body) noexcept
         return kOutOfMemory;
     }
 }
+
+// 0: no stream of the context (nullptr: of any) records a graph, else the code that the call
+// returns; what is recorded is of no use any more.
+int break_captures(Call &call, const Context *context);
+
+// CUDA may wait for all work of the device here, though it does not promise to: the host knows
+// nothing by that. It does, but where a test holds a stream.
+void wait_implicitly(Call &call);
 
 // Handles to things; on failure the misuse is reported and an error returned.
 int find_stream(Call &call, void *handle, Stream **stream_out);

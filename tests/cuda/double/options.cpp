@@ -100,6 +100,8 @@ std::optional<Options> parse_options(std::string_view text)
         {"unified", &options.unified, 1},
         {"busy", &options.busy, 1},
         {"queue", &options.queue, UINT64_MAX},
+        {"register_max", &options.register_max, UINT64_MAX},
+        {"batch_max", &options.batch_max, UINT64_MAX},
         {"exit", &options.exit, 255},
     };
     while (!text.empty()) {

@@ -57,6 +57,8 @@ struct Options {
     uint64_t unified = 0;
     uint64_t busy = 0;
     uint64_t queue = 1024;
+    uint64_t register_max = 0;
+    uint64_t batch_max = 0;
     uint64_t exit = 0;
     Costs costs;
     std::vector<Failure> failures;

@@ -44,6 +44,12 @@ Stream *Scheduler::create(Context *context, bool blocking, bool is_default)
     stream->number = ++streams_made_;
     stream->slot = take_slot();
     stream->held = hold_all_;
+    stream->handle = stream.get();
+    // CUDA gives the handle of a destroyed stream to the next one, whatever the old one still does.
+    if (!is_default && !free_handles_.empty()) {
+        stream->handle = free_handles_.back();
+        free_handles_.pop_back();
+    }
     streams_.push_back(std::move(stream));
     return streams_.back().get();
 }
@@ -51,14 +57,16 @@ Stream *Scheduler::create(Context *context, bool blocking, bool is_default)
 void Scheduler::destroy(Stream *stream)
 {
     stream->destroyed = true;
+    if (!stream->is_default) free_handles_.push_back(stream->handle);
     retired_.push_back(stream->slot);
 }
 
 Stream *Scheduler::find(void *handle)
 {
-    for (auto &stream : streams_)
-        if (stream.get() == handle) return stream.get();
-    return nullptr;
+    const auto found =
+        std::find_if(streams_.rbegin(), streams_.rend(),
+                     [handle](const auto &stream) { return stream->handle == handle; });
+    return found != streams_.rend() ? found->get() : nullptr;
 }
 
 // The caller has the lock.

@@ -54,13 +54,15 @@ extern thread_local const Operation *running_operation;
 
 struct Stream {
     Context *context = nullptr;
+    void *handle = nullptr;  // its own, or that of one that was destroyed
     uint64_t number = 0;
     bool blocking = true;  // with the legacy stream
     bool is_default = false;
     bool destroyed = false;
     bool held = false;
-    bool captures = false;  // what is enqueued would go into a graph
-    uint64_t let_go = 0;    // operations that may begin though it is held
+    bool captures = false;              // what is enqueued would go into a graph
+    const void *captured_by = nullptr;  // the thread that began to
+    uint64_t let_go = 0;                // operations that may begin though it is held
     uint32_t slot = 0;
     Clock clock;  // all that comes before its next operation
     std::deque<OperationPtr> queue;
@@ -91,7 +93,7 @@ public:
     Stream *create(Context *context, bool blocking, bool is_default);
     // Its work goes on to its end.
     void destroy(Stream *stream);
-    // nullptr: it never was a stream of this driver.
+    // The last that had it; nullptr: it never was a stream of this driver.
     Stream *find(void *handle);
 
     // nullptr: a copy's memory is not there. A kernel's context breaks instead, when it runs. Waits
@@ -134,7 +136,8 @@ private:
     const Options &options_;
     std::condition_variable work_;                  // for the thread
     std::condition_variable ended_;                 // for those who wait
-    std::vector<std::unique_ptr<Stream>> streams_;  // also destroyed ones: handles are not reused
+    std::vector<std::unique_ptr<Stream>> streams_;  // also destroyed ones
+    std::vector<void *> free_handles_;              // the last one is the next stream's
     std::vector<Stream *> active_;                  // with operations
     std::vector<uint64_t> sequences_;               // last operation, by slot
     std::vector<uint32_t> retired_;                 // slots of destroyed streams

@@ -9,7 +9,8 @@ namespace {
 int create_stream(Call &call, void **stream_out, unsigned flags)
 {
     if (stream_out == nullptr || (flags & ~kStreamNonBlocking) != 0) return kInvalidValue;
-    *stream_out = call.scheduler().create(call.context, (flags & kStreamNonBlocking) == 0, false);
+    *stream_out =
+        call.scheduler().create(call.context, (flags & kStreamNonBlocking) == 0, false)->handle;
     return kSuccess;
 }
 
@@ -83,6 +84,7 @@ int cuStreamQuery(void *handle)
         Stream *stream = nullptr;
         if (const int result = find_stream(call, handle, &stream); result != kSuccess)
             return result;
+        if (stream->captures) return break_captures(call, stream->context);
         if (!stream->queue.empty()) return kNotReady;
         call.tracker().host().join(stream->clock);
         if (stream->last != nullptr) call.state.timing.not_before(stream->last->times.end_ns);
@@ -96,6 +98,7 @@ int cuStreamSynchronize(void *handle)
         Stream *stream = nullptr;
         if (const int result = find_stream(call, handle, &stream); result != kSuccess)
             return result;
+        if (stream->captures) return break_captures(call, stream->context);
         if (stream->last == nullptr) return kSuccess;
         call.scheduler().wait(call.lock, stream->last);
         return stream->context->sticky;
@@ -127,6 +130,32 @@ int cuStreamIsCapturing(void *handle, int *status_out)
         if (const int result = find_stream(call, handle, &stream); result != kSuccess)
             return result;
         *status_out = stream->captures ? 1 : 0;
+        bool implicit = false;
+        call.scheduler().each([&](const Stream &other) {
+            implicit |= other.captures && other.blocking && other.context == stream->context;
+        });
+        return stream == call.context->legacy && implicit ? kCaptureImplicit : kSuccess;
+    });
+}
+
+int cuStreamGetId(void *handle, unsigned long long *id_out)
+{
+    return enter(Entry::cuStreamGetId, Needs::kContext, [&](Call &call) -> int {
+        if (id_out == nullptr) return kInvalidValue;
+        Stream *stream = nullptr;
+        if (const int result = find_stream(call, handle, &stream); result != kSuccess)
+            return result;
+        *id_out = stream->number;
+        return kSuccess;
+    });
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    return enter(Entry::cuThreadExchangeStreamCaptureMode, Needs::kInit, [&](Call &call) -> int {
+        if (mode == nullptr || *mode < kCaptureModeGlobal || *mode > kCaptureModeRelaxed)
+            return kInvalidValue;
+        std::swap(call.thread.capture_mode, *mode);
         return kSuccess;
     });
 }

@@ -11,7 +11,7 @@ namespace stepwell {
 namespace {
 
 constexpr uint64_t kBlock = 2 << 20;
-constexpr uint64_t kSlab = 256 << 20;
+constexpr uint64_t kSlab = 64 << 20;
 
 // A driver that writes down what is registered; the second is another driver's table.
 struct Pinned {
@@ -19,6 +19,8 @@ struct Pinned {
     std::map<uint64_t, uint64_t> ranges;  // bytes by address
     std::vector<uint64_t> sizes;          // in order
     uint64_t refuse_from = UINT64_MAX;    // the call, from 0
+    uint64_t refuse_each = UINT64_MAX;    // of so many calls the last
+    uint64_t refuse_above = UINT64_MAX;   // bytes
     uint64_t calls = 0;
     uint64_t waited = 0;  // the last mark
     bool overlapped = false;
@@ -33,7 +35,9 @@ stw_status pin(stw_memory *memory, void *base, uint64_t bytes, stw_driver_error 
 {
     Pinned &pinned = *of(memory);
     const std::lock_guard<std::mutex> lock(pinned.mutex);
-    if (pinned.calls++ >= pinned.refuse_from) {
+    const uint64_t call = pinned.calls++;
+    if (call >= pinned.refuse_from || call % pinned.refuse_each == pinned.refuse_each - 1 ||
+        bytes > pinned.refuse_above) {
         std::snprintf(error_out->sentence, sizeof error_out->sentence, "There is no more.");
         return STW_ERROR_MEMORY;
     }
@@ -150,21 +154,96 @@ TEST_F(HostPinsTest, EachDriverRegistersForItself)
     EXPECT_EQ(pinned_.ranges.size(), 5u);
     EXPECT_EQ(other_.ranges.size(), 3u);
     EXPECT_EQ(pins.stats().refused, 2u);
+    EXPECT_EQ(pins.stats().bytes, 2 * options_.bytes - kSlab - 8 * kBlock);
     EXPECT_EQ(pins.remark(0), "");
     EXPECT_NE(pins.remark(1).find("There is no more."), std::string::npos) << pins.remark(1);
 }
 
-TEST_F(HostPinsTest, ARefusalIsSaidOnceAndNothingMoreIsAskedFor)
+// Of each slab halves down to 2 MiB are asked for, and that once more in the end.
+TEST_F(HostPinsTest, WhatIsRefusedIsSaidOnceWithTheShareThatIsRegistered)
 {
     options_.devices = {device(0, &ops_, &pinned_)};
     pinned_.refuse_from = 2;
     HostPins pins(options_);
     settle(pins);
     pins.stop();
-    EXPECT_EQ(pinned_.calls, 3u);
+    EXPECT_EQ(pinned_.calls, 2u + (6 + 6 + 4) + 3);
     EXPECT_EQ(pins.stats().refused, 3u);
     EXPECT_EQ(pins.stats().bytes, 12 * kBlock);
     EXPECT_EQ(lines_, pins.remark(0) + "\n");
+    EXPECT_NE(lines_.find("25165824 of 176160768 bytes of the host tier (14.3 %)"), lines_.npos)
+        << lines_;
+    EXPECT_NE(lines_.find("There is no more."), lines_.npos) << lines_;
+}
+
+TEST_F(HostPinsTest, ADriverThatRefusesLargePiecesGetsSmallerOnes)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    pinned_.refuse_above = 5 * kBlock;
+    HostPins pins(options_);
+    settle(pins);
+    pins.stop();
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    EXPECT_EQ(pins.stats().refused, 0u);
+    EXPECT_FALSE(pinned_.overlapped);
+    EXPECT_EQ(lines_, "");
+}
+
+TEST_F(HostPinsTest, WhatIsRefusedNowAndThenIsRegisteredInTheEnd)
+{
+    for (const uint64_t each : {2, 3, 5}) {
+        SCOPED_TRACE(each);
+        Pinned pinned;
+        options_.devices = {device(0, &ops_, &pinned)};
+        pinned.refuse_each = each;
+        HostPins pins(options_);
+        settle(pins);
+        pins.stop();
+        EXPECT_EQ(pins.stats().bytes, options_.bytes);
+        EXPECT_EQ(lines_, "");
+    }
+}
+
+TEST_F(HostPinsTest, BlocksThatAProgramCopiesTogetherAreOneRegistration)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    HostPins pins(options_);
+    settle(pins);
+    EXPECT_TRUE(pins.are_joined(0, 32));
+    EXPECT_FALSE(pins.are_joined(31, 2));
+    const HostPins::Range all = pins.registered_with({31, 2});
+    EXPECT_EQ(all.first, 0u);
+    EXPECT_EQ(all.count, 64u);
+    pins.join({31, 2}, {0, 63});  // something more would go for a moment
+    EXPECT_FALSE(pins.are_joined(31, 2));
+    pins.join({31, 2}, all);
+    EXPECT_TRUE(pins.are_joined(0, 64));
+    EXPECT_EQ(pinned_.ranges[kBase], 2 * kSlab);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    const uint64_t calls = pinned_.calls;
+    pins.join({31, 2}, all);
+    EXPECT_EQ(pinned_.calls, calls);
+    pins.gone(33, 1);  // and what is left comes back
+    settle(pins);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes - kBlock);
+    EXPECT_FALSE(covers(pinned_, 33));
+    EXPECT_TRUE(covers(pinned_, 32) && covers(pinned_, 63));
+    EXPECT_FALSE(pinned_.overlapped);
+}
+
+TEST_F(HostPinsTest, WhatCannotBeOneRegistrationIsSeveralAgain)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    pinned_.refuse_above = kSlab;
+    HostPins pins(options_);
+    settle(pins);
+    pins.join({31, 2}, pins.registered_with({31, 2}));
+    settle(pins);
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    const uint64_t calls = pinned_.calls;
+    pins.join({31, 2}, pins.registered_with({31, 2}));  // it is asked once
+    EXPECT_EQ(pinned_.calls, calls);
+    EXPECT_EQ(lines_, "");
 }
 
 TEST_F(HostPinsTest, WhatGoesBackIsNotRegisteredAndItsNeighboursAre)
@@ -173,12 +252,12 @@ TEST_F(HostPinsTest, WhatGoesBackIsNotRegisteredAndItsNeighboursAre)
     HostPins pins(options_);
     settle(pins);
     pins.gone(5, 1);
-    pins.gone(127, 2);
+    pins.gone(31, 2);
     settle(pins);
     EXPECT_EQ(pins.stats().bytes, options_.bytes - 3 * kBlock);
-    for (const uint32_t block : {5u, 127u, 128u}) EXPECT_FALSE(covers(pinned_, block)) << block;
-    for (const uint32_t block : {4u, 6u, 126u, 129u}) EXPECT_TRUE(covers(pinned_, block)) << block;
-    pins.back(127, 2);
+    for (const uint32_t block : {5u, 31u, 32u}) EXPECT_FALSE(covers(pinned_, block)) << block;
+    for (const uint32_t block : {4u, 6u, 30u, 33u}) EXPECT_TRUE(covers(pinned_, block)) << block;
+    pins.back(31, 2);
     pins.back(5, 1);
     settle(pins);
     EXPECT_EQ(pins.stats().bytes, options_.bytes);

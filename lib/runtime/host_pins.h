@@ -66,8 +66,8 @@ public:
     // Ends the thread behind the slab that it is at. Once; nothing is registered from then on.
     void stop();
 
-    // Around what starts copies between the tier and a device, into it or out of it: a range that is
-    // to be registered no more waits for them. `mark`: the driver's, behind them; null: none was
+    // Around what starts copies between the tier and a device, into it or out of it: a range that
+    // is to be registered no more waits for them. `mark`: the driver's, behind them; null: none was
     // started, or they are over. A thread is between the two for one device and direction at a
     // time.
     void begin(const stw_memory *memory, bool into);

@@ -368,7 +368,7 @@ Status DeviceStreams::marks_of(const Users &users, MarkList *marks_out)
     return {};
 }
 
-// Each direction for itself: what has to leave behind a consumer's work holds up nothing that comes.
+// Each direction for itself: what leaves behind a consumer's work holds up nothing that comes.
 Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies)
 {
     STW_ASSERT(copies == STW_COPIES_IN || copies == STW_COPIES_OUT);

@@ -110,7 +110,7 @@ struct DeviceOrder {
     // `into`, out of it. An error fails the job.
     Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                      bool into) = nullptr;
-    // Whether `before` would make such copies wait for work on streams that they do not wait for yet.
+    // Whether `before` would make such copies wait for work on streams, which they do not yet.
     bool (*waits)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                   bool into) = nullptr;
     // Around what starts copies between the memory and the host. `mark`: behind them; null: none

@@ -82,6 +82,7 @@ inline constexpr unsigned kCudaEventDisableTiming = 2;
 
 struct CudaApi {
     int (*init)(unsigned flags);
+    int (*get_error_name)(int error, const char **text);
     int (*get_error_string)(int error, const char **text);
     int (*device_get_count)(int *count);
     int (*device_get)(int *device, int ordinal);

@@ -50,6 +50,7 @@ const char *take(void *handle, CudaApi *api)
 {
     Functions take(handle);
     take("cuInit", &api->init);
+    take("cuGetErrorName", &api->get_error_name);
     take("cuGetErrorString", &api->get_error_string);
     take("cuDeviceGetCount", &api->device_get_count);
     take("cuDeviceGet", &api->device_get);
@@ -92,10 +93,14 @@ std::string Libraries::version_text() const
 
 std::string Libraries::cuda_text(int error) const
 {
-    const char *text = nullptr;
-    if (cuda.get_error_string(error, &text) != kCudaSuccess || text == nullptr)
-        return "CUDA error " + std::to_string(error);
-    return "CUDA error " + std::to_string(error) + ", " + text;
+    const char *name = nullptr;
+    const char *words = nullptr;
+    if (cuda.get_error_name(error, &name) != kCudaSuccess || name == nullptr)
+        name = "an unknown CUDA error";
+    std::string text = std::string(name) + " (" + std::to_string(error);
+    if (cuda.get_error_string(error, &words) == kCudaSuccess && words != nullptr)
+        text += std::string(", ") + words;
+    return text + ")";
 }
 
 std::string Libraries::nccl_text(ncclComm_t comm, int result) const

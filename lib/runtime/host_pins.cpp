@@ -68,8 +68,8 @@ HostPins::HostPins(Options options)
             for (Slab &slab : registrar.slabs) slab.failures = kFailuresMax;
             for (const Slab &slab : registrar.slabs)
                 refuse(registrar, {slab.range.first, 1}, error);
-            describe(registrar);
-            log_.print(STW_LOG_WARNING, registrar.device.ops->name, "%s", registrar.remark.c_str());
+            log_.print(STW_LOG_WARNING, registrar.device.ops->name, "%s",
+                       describe(registrar).c_str());
         }
     }
 }
@@ -124,7 +124,7 @@ void HostPins::run()
             say(lock, *registrar);
     }
     for (Registrar &registrar : registrars_)
-        if (!registrar.said) say(lock, registrar);
+        if (registrar.warns) say(lock, registrar);
 }
 
 // With a range of nothing: the registrar has something to say.
@@ -141,7 +141,7 @@ bool HostPins::next(Registrar **registrar_out, Range *range_out)
             }
         } while (ask_again(registrar));
         *range_out = {};
-        if (!registrar.said) return true;
+        if (registrar.warns) return true;
     }
     return false;
 }
@@ -153,12 +153,21 @@ bool HostPins::ask_again(Registrar &registrar)
     bool any = false;
     for (Slab &slab : registrar.slabs) {
         if (!slab.refused) continue;
-        any = slab.open = true;
-        slab.refused = false;
+        reopen(registrar, slab);
+        any = true;
+    }
+    return any;
+}
+
+// Of what was refused there one more refusal is enough.
+void HostPins::reopen(Registrar &registrar, Slab &slab)
+{
+    slab.open = true;
+    if (std::exchange(slab.refused, false)) {
         slab.failures = kFailuresMax - 1;
         --refused_;
     }
-    return any;
+    count(registrar, slab);
 }
 
 // The first run of blocks that are there and not registered.
@@ -241,15 +250,22 @@ void HostPins::refuse(Registrar &registrar, Range range, const stw_driver_error 
     slab.open = false;
     if (!std::exchange(slab.refused, true)) ++refused_;
     count(registrar, slab);
-    registrar.said = !registrar.asked_again;
+    registrar.warns = registrar.asked_again && !registrar.warned;
 }
 
-void HostPins::describe(Registrar &registrar) const
+// For good.
+bool HostPins::has_refused(const Registrar &registrar)
+{
+    return registrar.asked_again && std::any_of(registrar.slabs.begin(), registrar.slabs.end(),
+                                                [](const Slab &slab) { return slab.refused; });
+}
+
+std::string HostPins::describe(const Registrar &registrar) const
 {
     uint64_t pinned = 0;
     for (const auto &[first, count] : registrar.pinned) pinned += count;
     const auto there = static_cast<uint64_t>(std::count(gone_.begin(), gone_.end(), false));
-    registrar.remark = format_text(
+    return format_text(
         "%" PRIu64 " of %" PRIu64 " bytes of the host tier (%.1f %%) are registered with device "
         "%u, and copies of the rest are slower: %s",
         pinned * block_bytes_, there * block_bytes_,
@@ -259,9 +275,9 @@ void HostPins::describe(Registrar &registrar) const
 
 void HostPins::say(std::unique_lock<std::mutex> &lock, Registrar &registrar)
 {
-    registrar.said = true;
-    describe(registrar);
-    const std::string remark = registrar.remark;
+    registrar.warns = false;
+    registrar.warned = true;
+    const std::string remark = describe(registrar);
     const char *const name = registrar.device.ops->name;
     lock.unlock();
     log_.print(STW_LOG_WARNING, name, "%s", remark.c_str());
@@ -453,11 +469,7 @@ void HostPins::back(uint32_t first, uint32_t count)
         for (uint32_t block = first; block < first + count; ++block) {
             if (!gone_[block]) continue;
             gone_[block] = false;
-            for (Registrar &registrar : registrars_) {
-                Slab &slab = slab_of(registrar, block);
-                slab.open = true;
-                this->count(registrar, slab);
-            }
+            for (Registrar &registrar : registrars_) reopen(registrar, slab_of(registrar, block));
         }
     }
     changed_.notify_all();
@@ -490,10 +502,9 @@ void HostPins::unpin(Registrar &registrar, Range range)
     registrar.pinned.erase(range.first);
     bytes_ -= bytes_of(range);
     for (uint32_t block = range.first; block < range.first + range.count; ++block) {
-        slab_of(registrar, block).open = true;
+        reopen(registrar, slab_of(registrar, block));
         if (&registrar == &registrars_.front()) joined_[block].store(0, std::memory_order_relaxed);
     }
-    count(registrar, range);
     changed_.notify_all();
 }
 
@@ -508,7 +519,7 @@ std::string HostPins::remark(uint32_t device) const
 {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Registrar &registrar : registrars_)
-        if (registrar.device.device == device) return registrar.remark;
+        if (registrar.device.device == device && has_refused(registrar)) return describe(registrar);
     return "";
 }
 

@@ -128,8 +128,8 @@ private:
         std::vector<Slab> slabs;
         bool asked_again = false;  // for what was refused
         std::string reason;        // of the last refusal
-        std::string remark;
-        bool said = true;  // the remark, as it is
+        bool warns = false;        // of what stays refused, when the rest is registered
+        bool warned = false;       // once
     };
     struct Copies {
         stw_memory *memory = nullptr;
@@ -150,7 +150,9 @@ private:
     void count(Registrar &registrar, Range range);
     void add(Registrar &registrar, Range range);
     [[nodiscard]] Slab &slab_of(Registrar &registrar, uint32_t block) const;
-    void describe(Registrar &registrar) const;
+    [[nodiscard]] std::string describe(const Registrar &registrar) const;
+    static bool has_refused(const Registrar &registrar);
+    void reopen(Registrar &registrar, Slab &slab);
     [[nodiscard]] Range extent(Range blocks) const;
     void drop(std::unique_lock<std::mutex> &lock, Range range);
     void unpin(Registrar &registrar, Range range);

@@ -136,7 +136,7 @@ bool Engine::Parts::hold_back(CopyLane &lane, Task &task)
     task.status = {};
     task.held_back = true;
     MutexLock lock(mutex);
-    task.stage = Stage::kQueued;
+    task.stage = Stage::kHeld;
     lane.held_until_ns = wait_clock_ns() + kHeldBackNs;
     lane.held_back.push(task);
     return true;
@@ -147,8 +147,11 @@ uint64_t Engine::Parts::take_held_back(CopyLane &lane)
 {
     if (lane.held_back.best() == nullptr) return UINT64_MAX;
     if (wait_clock_ns() < lane.held_until_ns) return lane.held_until_ns;
-    const auto all = [](const Task &) { return true; };
-    lane.held_back.drain(all, [&lane](Task &task) { lane.copies.push(task); });
+    while (Task *task = lane.held_back.best()) {
+        lane.held_back.remove(*task);
+        task->stage = Stage::kQueued;
+        lane.copies.push(*task);
+    }
     return UINT64_MAX;
 }
 

@@ -355,8 +355,12 @@ std::string Engine::Parts::describe(uint32_t lines_max) const
     MutexLock lock(mutex);
     const uint64_t now_ns = now();
     pool.for_each([&](const Task &task) {
-        static constexpr const char *kStages[] = {"free", "queued", "at storage", "copying",
-                                                  "behind work on streams"};
+        static constexpr const char *kStages[] = {"free",
+                                                  "queued",
+                                                  "at storage",
+                                                  "copying",
+                                                  "behind work on streams",
+                                                  "until a stream has recorded its graph"};
         const residency::Transfer &transfer = task.job.transfer;
         const uint64_t age_ns = now_ns > task.submitted_ns ? now_ns - task.submitted_ns : 0;
         std::string text = format_text(

@@ -25,7 +25,7 @@ enum class Route : uint8_t {
     kWriteStaged,  // a copy to a ring slot, then to nvme
 };
 
-enum class Stage : uint8_t { kFree, kQueued, kStorage, kCopy, kOrder };
+enum class Stage : uint8_t { kFree, kQueued, kStorage, kCopy, kOrder, kHeld };
 
 class ClassQueues;
 

@@ -57,6 +57,49 @@ TEST_F(CudaStreams, WhatMeetsAGraphThatIsRecordedIsTriedAgainAndOthersGoOn)
     EXPECT_EQ(log(), "");
 }
 
+TEST_F(CudaStreams, WhatWaitsForAGraphSaysSoWhenItsTimeIsOver)
+{
+    open("delay_us=100,seed=1", 8, 40);
+    wait_registered();
+    stw_tensor *tensor = make("t", 40000);
+    write(tensor, streams_[0], 0, 5);
+    stw_double_capture(streams_[0], 1);
+    EXPECT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, kSecond / 20), STW_ERROR_TIMEOUT);
+    EXPECT_NE(log().find("until a stream has recorded its graph"), std::string::npos) << log();
+    stw_double_capture(streams_[0], 0);
+    expect_all(tensor, 40000, 5);
+    EXPECT_EQ(wrong(), 0);
+}
+
+// A thread of the program's fetches from open to close while another one records.
+TEST_F(CudaStreams, AGraphIsRecordedBesideEverythingThatGoesOn)
+{
+    ASSERT_EQ(stw_double_hold_calls("cuMemHostRegister_v2", 1), 0);
+    open("delay_us=100,seed=7", 8, 40);
+    stw_double_capture(streams_[2], 1);
+    ASSERT_EQ(stw_double_hold_calls("cuMemHostRegister_v2", 0), 0);
+    std::thread fetches([&] {
+        std::vector<stw_tensor *> tensors;
+        for (const char *name : {"a", "b", "c", "d"}) tensors.push_back(make(name, 40000));
+        std::vector<uint32_t> values(tensors.size());
+        for (uint32_t i = 1; i <= 40; ++i) {
+            const size_t at = i * 7 % tensors.size();
+            write(tensors[at], streams_[i % 2], values[at], i);
+            values[at] = i;
+            if (i % 8 == 0) {
+                EXPECT_EQ(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0), STW_OK);
+            }
+        }
+        for (size_t i = 0; i < tensors.size(); ++i) expect_all(tensors[i], 40000, values[i]);
+    });
+    fetches.join();
+    wait_registered();
+    EXPECT_EQ(stw_double_violations(), 0u);
+    stw_double_capture(streams_[2], 0);
+    EXPECT_EQ(wrong(), 0);
+    EXPECT_EQ(log(), "");
+}
+
 TEST_F(CudaStreams, AProgramMayUseAndForgetMoreStreamsThanAreKnownAtOnce)
 {
     open("delay_us=100,seed=3", 8, 40);

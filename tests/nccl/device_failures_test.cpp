@@ -90,6 +90,18 @@ TEST_F(DeviceFailures, AGroupThatNcclRefusesSaysWhy)
     });
 }
 
+TEST_F(DeviceFailures, ADriverThatRefusesMemorySaysItsErrorByName)
+{
+    run(1, [](Rank &rank) {
+        rank.begin_alone("");
+        ASSERT_EQ(stw_double_fail("cuMemAlloc_v2", 1, 2), 0);
+        EXPECT_EQ(rank.join(), STW_ERROR_MEMORY);
+        expect_said({"CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"});
+        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        rank.end();
+    });
+}
+
 TEST_F(DeviceFailures, ACollectiveThatNcclRefusesEndsTheGroup)
 {
     run(2, [](Rank &rank) {

@@ -176,6 +176,33 @@ TEST_F(HostPinsTest, WhatIsRefusedIsSaidOnceWithTheShareThatIsRegistered)
     EXPECT_NE(lines_.find("There is no more."), lines_.npos) << lines_;
 }
 
+// As when a budget has shrunk and grows, and the limit is another one by then.
+TEST_F(HostPinsTest, WhatWasRefusedIsAskedForAgainWhenItsMemoryComesBack)
+{
+    options_.devices = {device(0, &ops_, &pinned_)};
+    pinned_.refuse_from = 2;
+    HostPins pins(options_);
+    settle(pins);
+    for (uint32_t round = 0; round < 2; ++round) {
+        pins.gone(0, 40);
+        pins.back(0, 40);
+        settle(pins);
+        EXPECT_EQ(pins.stats().refused, 3u);
+    }
+    {
+        const std::lock_guard<std::mutex> lock(pinned_.mutex);
+        pinned_.refuse_from = UINT64_MAX;
+    }
+    pins.gone(0, 72);
+    pins.back(0, 72);
+    settle(pins);
+    pins.stop();
+    EXPECT_EQ(pins.stats().bytes, options_.bytes);
+    EXPECT_EQ(pins.stats().refused, 0u);
+    EXPECT_EQ(pins.remark(0), "");
+    EXPECT_EQ(lines_.find('\n'), lines_.size() - 1) << lines_;  // one warning
+}
+
 TEST_F(HostPinsTest, ADriverThatRefusesLargePiecesGetsSmallerOnes)
 {
     options_.devices = {device(0, &ops_, &pinned_)};

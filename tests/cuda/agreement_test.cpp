@@ -196,17 +196,21 @@ TEST_F(Agreement, ABatchHasAStreamOfItsOwn)
     int version = 0;
     ASSERT_EQ(cuda.cuDriverGetVersion(&version), kSuccess);
     if (version < 13000) GTEST_SKIP() << "the driver is of CUDA " << version << ", not 13000";
-    std::vector<char> from(64, 3), to(64);
-    Address tos[] = {memory, memory + 32}, froms[] = {as_address(&from[0]), as_address(&from[32])};
+    alignas(4096) static char from[4096];
+    std::fill_n(from, 64, 3);
+    std::vector<char> to(64);
+    ASSERT_EQ(cuda.cuMemHostRegister_v2(from, sizeof from, 0), kSuccess);
+    Address tos[] = {memory, memory + 32}, froms[] = {as_address(from), as_address(from + 32)};
     size_t sizes[] = {32, 32}, first = 0;
     CopyAttributes attributes{kSourceDuringCall, {}, {}, 0};
     EXPECT_EQ(cuda.cuMemcpyBatchAsync_v2(tos, froms, sizes, 2, &attributes, &first, 1, nullptr),
               kInvalidValue);
     ASSERT_EQ(cuda.cuMemcpyBatchAsync_v2(tos, froms, sizes, 2, &attributes, &first, 1, one),
               kSuccess);
-    std::fill(from.begin(), from.end(), 4);
+    std::fill_n(from, 64, 4);
     ASSERT_EQ(cuda.cuMemcpyDtoHAsync_v2(to.data(), memory, 64, one), kSuccess);
     EXPECT_EQ(to, std::vector<char>(64, 3));
+    EXPECT_EQ(cuda.cuMemHostUnregister(from), kSuccess);
 }
 
 TEST_F(Agreement, AForkedChildHasNoDriver)

@@ -203,11 +203,16 @@ int break_captures(Call &call, const Context *context)
 
 void wait_implicitly(Call &call)
 {
-    if (call.scheduler().pending() == 0) return;
-    ++call.state.implicit_waits;
+    bool busy = false;
     bool held = false;
-    call.scheduler().each([&](const Stream &stream) { held |= stream.held; });
-    if (!held) call.scheduler().drain(call.lock);
+    call.scheduler().each([&](const Stream &stream) {
+        if (stream.context != call.context) return;
+        busy |= !stream.queue.empty();
+        held |= stream.held;
+    });
+    if (!busy) return;
+    ++call.state.implicit_waits;
+    if (!held) call.scheduler().drain(call.lock, call.context);
 }
 
 int find_stream(Call &call, void *handle, Stream **stream_out)

@@ -138,12 +138,13 @@ void Scheduler::wait(std::unique_lock<std::mutex> &lock, const OperationPtr &ope
     timing_.woken(operation->times.end_ns);
 }
 
-void Scheduler::drain(std::unique_lock<std::mutex> &lock)
+void Scheduler::drain(std::unique_lock<std::mutex> &lock, const Context *context)
 {
     const uint64_t last = serial_;
     ended_.wait(lock, [&] {
         return std::none_of(active_.begin(), active_.end(), [&](const Stream *stream) {
-            return stream->queue.front()->epoch.serial <= last;
+            const bool its = context == nullptr || stream->context == context;
+            return its && stream->queue.front()->epoch.serial <= last;
         });
     });
 }

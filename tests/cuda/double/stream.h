@@ -103,8 +103,8 @@ public:
     void wait_event(Stream &stream, const OperationPtr &record, const char *what);
 
     void wait(std::unique_lock<std::mutex> &lock, const OperationPtr &operation);
-    // Until all that is enqueued now has ended; the host is told nothing.
-    void drain(std::unique_lock<std::mutex> &lock);
+    // Until all that is enqueued now has ended, in one context or in all; the host is told nothing.
+    void drain(std::unique_lock<std::mutex> &lock, const Context *context = nullptr);
     // Drop what would touch the range, and wait for the one that runs.
     void drop(std::unique_lock<std::mutex> &lock, Address address, uint64_t bytes);
     // Drop everything and wait until nothing runs.

@@ -102,8 +102,8 @@ uint64_t address(const void *pointer)
     return reinterpret_cast<uint64_t>(pointer);
 }
 
-// NCCL knows of a range what its first byte belongs to, and reaches the rest of it at addresses that
-// are another memory's.
+// NCCL knows of a range what its first byte belongs to, and reaches the rest at addresses that
+// are those of another memory.
 bool is_one_allocation(uint64_t begin, uint64_t bytes)
 {
     using cuda_double::cuPointerGetAttribute;

@@ -9,10 +9,19 @@
 
 namespace stepwell::transfer {
 
+inline const char *status_text(stw_status code)
+{
+#define STW_STATUS_TEXT(name, value, text)                                                         \
+    if (code == (value)) return text;
+    STW_STATUS_MAP(STW_STATUS_TEXT)
+#undef STW_STATUS_TEXT
+    return "an unknown status";
+}
+
 // Of the last operation that this thread called.
 inline std::string driver_reason(const stw_memory_ops *ops, stw_memory *memory, stw_status code)
 {
-    std::string reason = stw_status_string(code);
+    std::string reason = status_text(code);
     if ((ops->capabilities & STW_MEMORY_SAYS_WHY) == 0 || code == STW_ERROR_INVALID) return reason;
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     ops->why(memory, &error);

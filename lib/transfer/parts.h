@@ -5,6 +5,7 @@
 #pragma once
 
 #include "lib/support/thread_annotations.h"
+#include "lib/transfer/driver_reason.h"
 #include "lib/transfer/links.h"
 #include "lib/transfer/task.h"
 
@@ -62,15 +63,6 @@ struct CopyLane {
 };
 
 class StorageThread;
-
-inline const char *status_text(stw_status code)
-{
-#define STW_STATUS_TEXT(name, value, text)                                                         \
-    if (code == (value)) return text;
-    STW_STATUS_MAP(STW_STATUS_TEXT)
-#undef STW_STATUS_TEXT
-    return "an unknown status";
-}
 
 struct Engine::Parts {
     explicit Parts(EngineOptions given);

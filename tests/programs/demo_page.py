@@ -97,7 +97,7 @@ class Demo(unittest.TestCase):
         for arguments, words in (
                 (["--nvme", "/nowhere/at/all"], "/nowhere/at/all is not a directory"),
                 (["--device-bytes=0", "--host-bytes=0"], "the budgets are 0"),
-                (["--compare=9", "--steps=8"], "--compare is at least 1 and at most --steps"),
+                (["--compare=9", "--steps=8"], "--compare is 9; it is 1 to --steps, which is 8"),
                 ([f"--host-bytes={1 << 30}", "--compare=1"], "lower the budgets")):
             ran, page = run_demo(self.folder.name, *arguments)
             self.assertNotEqual(ran.returncode, 0, words)

@@ -3,6 +3,7 @@
 // module's own, compiled for the host: the same training on the device, in the host tier and on
 // both has the same bits, and the double sees each access that is not ordered.
 #include "tests/cuda/double/control.h"
+#include "tests/cuda/program_calls.h"
 
 #include <stepwell/stepwell.h>
 
@@ -20,16 +21,6 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-
-extern "C" {
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
-}
 
 namespace stepwell {
 namespace {

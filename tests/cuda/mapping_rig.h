@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tests/cuda/double/control.h"
+#include "tests/cuda/program_calls.h"
 
 #include <stepwell/stepwell.h>
 
@@ -18,13 +19,6 @@
 #include <gtest/gtest.h>
 
 extern "C" {
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
 int cuMemGetInfo_v2(size_t *free_out, size_t *total_out);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The module cuda by its table alone, on the double: what a runtime does not bring about at will.
 #include "tests/cuda/double/control.h"
+#include "tests/cuda/program_calls.h"
 
 #include <stepwell/driver.h>
 #include <stepwell/types.h>
@@ -13,16 +14,6 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-
-extern "C" {
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
-}
 
 namespace stepwell {
 namespace {

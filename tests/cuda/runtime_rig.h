@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tests/cuda/double/control.h"
+#include "tests/cuda/program_calls.h"
 
 #include <stepwell/stepwell.h>
 
@@ -20,13 +21,6 @@
 #include <gtest/gtest.h>
 
 extern "C" {
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
 int cuMemHostRegister_v2(void *base, size_t bytes, unsigned flags);
 int cuMemHostUnregister(void *base);
 int cuMemAlloc_v2(uint64_t *address, size_t bytes);

@@ -5,6 +5,7 @@
 
 #include "drivers/nccl/api.h"
 #include "tests/cuda/double/control.h"
+#include "tests/cuda/program_calls.h"
 #include "tests/nccl/double/control.h"
 
 #include <stepwell/stepwell.h>
@@ -27,14 +28,6 @@
 #include <unistd.h>
 
 extern "C" {
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
-
 int ncclCommInitRankConfig(stepwell::drivers::ncclComm_t *comm, int ranks,
                            stepwell::drivers::NcclUniqueId id, int rank,
                            stepwell::drivers::NcclConfig *config);

@@ -3,8 +3,8 @@
 // makes it current and gives the thread its own back.
 //
 // While a thread of the program records a graph, CUDA refuses event queries, waits, registrations
-// and mappings to every thread, and the graph is lost. A thread that says that its calls belong to
-// no graph is left alone: so does whoever is in a Scope.
+// and mappings to every thread, and the graph is lost. A thread in the
+// relaxed capture mode is exempt, and a Scope puts its thread into that mode.
 #pragma once
 
 #include "drivers/cuda/library.h"

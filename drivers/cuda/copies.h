@@ -34,7 +34,7 @@ public:
     // All up or all down, in no order; the mark is behind all of them. On an error nothing of them
     // is under way any more.
     int several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out);
-    // What is begun from now on of these (STW_COPIES_*) comes behind the mark.
+    // Copies of these directions (STW_COPIES_*) that start from now on are ordered after the mark.
     int after(uint64_t mark, uint32_t copies);
     // Behind all that was begun, and behind what that came after, in each direction. Of events of
     // its own: a mark may stand for one that is older, and that of a busy direction never passes.

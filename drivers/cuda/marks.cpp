@@ -37,7 +37,7 @@ Marks::OfStream *Marks::find(StreamHandle stream, uint64_t id, uint64_t *number_
     return nullptr;
 }
 
-// That of one that was forgotten, if its marks have passed: the new ones then come behind them.
+// Reuses the entry of a forgotten stream whose marks have passed: new marks are ordered after them.
 Marks::OfStream *Marks::take(StreamHandle stream, uint64_t id, uint64_t *number_out)
 {
     const auto is_free = [this](const OfStream &each) {

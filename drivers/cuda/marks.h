@@ -2,9 +2,9 @@
 // Marks on consumers' streams: events, a few for each stream, used again in turn. A wait holds the
 // record that it was told of, so an event may be recorded anew at once. Inside a Scope; any thread.
 //
-// A stream that records a graph is not touched: its mark has its number at once, and its event when
-// the capture is over, asked for by whoever comes behind the mark then. Until that they are told
-// kCaptureUnsupported, and ask again.
+// A stream that records a graph is not touched: its mark gets its number at once, and its event
+// after the capture, when the next wait for the mark asks for it. Until then such a wait returns
+// kCaptureUnsupported, and is tried again.
 //
 // CUDA gives the handle of a destroyed stream to the next one, so the stream behind a handle is
 // looked at by its number at each mark. Where it is another one than it was, the work of the old

@@ -201,7 +201,7 @@ enum { /* stw_memory_ops.capabilities */
                                    reserve_shown, show, release_shown */
     STW_MEMORY_MAY_SHARE = 128, /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
-    STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; it is told which streams end: forget_stream */
+    STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; is notified of streams that end: forget_stream */
     STW_MEMORY_SAYS_WHY = 512    /* what failed of the device's own calls: why, next_failure */
 };
 
@@ -353,9 +353,9 @@ typedef struct stw_memory_ops {
      * a mark for all that, and answer BUSY when something is to come behind it before that is
      * over. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
-    /* What copy, zero and copy_start begin from now on comes behind the mark, on the device: of
-     * these STW_COPIES_*, one or both. The others must not wait for it, or they are slow. BUSY: its
-     * stream records a graph still; ask again. */
+    /* What copy, zero and copy_start start from now on, in these directions (STW_COPIES_*), is
+     * ordered after the mark on the device. The other direction must not wait for it. BUSY: its
+     * stream still records a graph; call again. */
     stw_status (*copies_after)(stw_memory *memory, uint64_t mark, uint32_t copies);
     /* Work that is enqueued on the stream from now on comes behind the mark. INVALID: the stream
      * records a graph; BUSY: that of the mark does. */

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch models larger than their memory, in a training loop that stays as it is.
+
+    model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
+"""
+from ._offload import Offload, offload, offloaded
+
+__all__ = ["Offload", "offload", "offloaded"]

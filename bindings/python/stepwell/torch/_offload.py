@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload(): a model and its optimizer in tiers, for a training loop that stays as it is."""
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+
+import torch
+
+from .. import _abi, _waiting
+from .._library import lib
+from .._options import Device, Nvme
+from .._phase import Phase, Step
+from .._runtime import Runtime
+from .._tensor import Tensor, TensorSpec
+from ..errors import BudgetError, check
+from . import _optimizer
+from ._records import (
+    DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, write,
+)
+from ._saved import Hooks, pop
+from ._units import Unit, install, is_holder, own, shares, uninstall
+
+Size = Union[int, str]
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SHARE = 8      # of the device budget: what a unit's parameters are together at most
+_SLACK = 32     # blocks of nvme beside what is computed
+_Off = torch._C.DisableTorchFunctionSubclass
+_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+_offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
+
+
+def size_of(value: Size) -> int:
+    """Bytes: a number, or a text such as "512MiB", "1.5 GiB", "2g"."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if not found:
+            raise ValueError(f"no size: {value!r}; give bytes, or a text such as '512MiB'")
+        return int(float(found[1]) * _UNITS[found[2]])
+    if int(value) != value or value < 0:
+        raise ValueError(f"no size: {value!r}")
+    return int(value)
+
+
+class Offload:
+    """What offload() made: tiers, units and gradients of one model. Found by offloaded(model).
+
+    Threads: as the model. close() gives the model its memory back.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
+                 runtime: Runtime, budget: int, keep_gradients: bool) -> None:
+        self.model = model
+        self.runtime = runtime
+        self.closed = False
+        self.keep_gradients = keep_gradients
+        self.budget = budget
+        self.unit_bytes = budget // _SHARE
+        self.records: List[Record] = []
+        self.by_parameter: Dict[int, Record] = {}
+        self.by_address: Dict[int, Record] = {}
+        self.units: List[Unit] = []
+        self.hooks = Hooks(self)
+        self.held: List[Unit] = []  # left at the next mark
+        self.optimizer = optimizer
+        self.touched: Dict[Record, Any] = {}
+        self._phases: Dict[str, Phase] = {}
+        self._train: Optional[Step] = None
+        self._eval: Optional[Step] = None
+        self._lock = threading.RLock()
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
+        """Move every parameter into its tensor."""
+        specs, order = [], {}
+        for name, parameter in parameters:
+            order[id(parameter)] = len(order) * 2
+        for at, module in enumerate(self.model.modules()):
+            for parameter in module._parameters.values():
+                if parameter is not None and id(parameter) in order:
+                    order[id(parameter)] = at
+        for name, parameter in parameters:
+            specs.append(TensorSpec(
+                shape=max(1, parameter.numel()), dtype=DTYPES[parameter.dtype], name=name,
+                role="param", neighbour=1 + order[id(parameter)] // 8, durable=durable))
+        tensors = self.runtime.create_many(specs)
+        for (name, parameter), tensor in zip(parameters, tensors):
+            record = Record(self, name, parameter, tensor)
+            self.records.append(record)
+            self.by_parameter[id(parameter)] = record
+        for record in self.records:
+            grad = record.parameter.grad
+            record.adopt()
+            self.by_address[record.address] = record
+            if grad is not None:
+                set_own_grad(record.parameter, None)
+                record.add_gradient(grad)
+        self.cut("", self.model, 0)
+        install(self, self.model, None, root=True)
+
+    def neighbour(self, record: Record) -> int:
+        unit = record.unit
+        return 1 if unit is None else 2 + self.units.index(unit)
+
+    def cut(self, name: str, module: torch.nn.Module, least: int) -> None:
+        """Make units of a subtree: as large as may be, and of what is called."""
+        found = self._records_of(module.parameters())
+        if not found:
+            return
+        total = sum(record.tensor.nbytes for record in found)
+        below = [(key, child) for key, child in module.named_children()
+                 if any(True for _ in child.parameters())]
+        whole = not is_holder(module) and (
+            shares(module) or not below or (least == 0 and total <= self.unit_bytes))
+        if whole:
+            self._unit(name, module, found)
+            return
+        direct = self._records_of(own(module))
+        if direct and not is_holder(module):
+            self._unit(name, module, direct)
+        for key, child in below:
+            if not isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
+                self.cut(f"{name}.{key}" if name else key, child, 0)
+
+    def _records_of(self, parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
+        found: Dict[int, Record] = {}
+        for parameter in parameters:
+            if id(parameter) in self.by_parameter:
+                found[id(parameter)] = self.by_parameter[id(parameter)]
+        return list(found.values())
+
+    def _unit(self, name: str, module: torch.nn.Module, records: List[Record]) -> None:
+        unit = Unit(self, name, module, records)
+        if not self.runtime.fits(unit.tensors):
+            raise BudgetError(_too_large(name, module, unit.bytes, self.budget))
+        self.units.append(unit)
+        install(self, module, unit)
+
+    # -- calls and steps --------------------------------------------------------------------------
+
+    def begin_call(self, module: torch.nn.Module) -> bool:
+        """The model is called. True: end_call() is to come."""
+        self.mark()
+        if self.optimizer is not None and torch.is_grad_enabled() and module.training:
+            if self._train is None:
+                self._train = self._step("train")
+            return False
+        if self._eval is not None:
+            return False
+        self._eval = self._step("eval")
+        return True
+
+    def end_call(self) -> None:
+        step, self._eval = self._eval, None
+        if step is not None:
+            step.end()
+
+    def end_step(self) -> None:
+        step, self._train = self._train, None
+        if step is not None:
+            step.end()
+
+    def _step(self, name: str) -> Step:
+        phase = self._phases.get(name)
+        if phase is None:
+            phase = self._phases[name] = self.runtime.phase(name)
+        step = phase.step()
+        step.begin()
+        return step
+
+    def mark(self) -> None:
+        """Accesses outside units end here."""
+        while self.touched:
+            record, view = self.touched.popitem()
+            self._untouch(record, view)
+        while self.held:
+            self.held.pop().leave()
+
+    # -- accesses ---------------------------------------------------------------------------------
+
+    def pinned(self, record: Record) -> torch.Tensor:
+        """Its bytes, flat: the pin ends with the tensor."""
+        return torch.from_dlpack(self.runtime.fetch(record.tensor))
+
+    def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
+              escapes: bool) -> Any:
+        """A torch function is given parameters that nobody has pinned."""
+        if func == _set_data:
+            self._set_data(records[0], args[1])
+            return None
+        name = getattr(func, "__name__", "")
+        writes = (escapes or "out" in kwargs or name == "__setitem__" or name.startswith("__i")
+                  or (name.endswith("_") and not name.endswith("__")))
+        if self._eval is not None or self._train is not None:
+            for record in records:
+                if record.unit is not None and not record.unit.calls:
+                    record.unit.split()
+        for record in records:
+            record.touches += 1
+            self._touch(record, writes)
+        keep = escapes
+        try:
+            pushed = self.hooks.push()
+            try:
+                with _Off():
+                    result = func(*args, **kwargs)
+            finally:
+                if pushed:
+                    pop()
+            keep = keep or any(self._shares(value, records) for value in
+                               (result if isinstance(result, (tuple, list)) else (result,)))
+        finally:
+            if not keep:
+                for record in records:
+                    self._untouch(record, self.touched.pop(record))
+        return result
+
+    def _touch(self, record: Record, writes: bool) -> None:
+        held = self.touched.get(record)
+        if held is not None:
+            return
+        self.touched[record] = self.runtime.fetch(record.tensor,
+                                                  READ_WRITE if writes else READ)
+        record.pin()
+
+    def _untouch(self, record: Record, view: Any) -> None:
+        changed = record.unpin()
+        wrote = view.access != READ
+        view.release()
+        if not wrote:
+            record.save(changed)
+
+    @staticmethod
+    def _shares(value: Any, records: List[Record]) -> bool:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Offloaded):
+            return False
+        if value.layout != torch.strided or value.device.type != "cpu":
+            return False
+        address = value.untyped_storage().data_ptr()
+        return any(record.address == address for record in records)
+
+    def _set_data(self, record: Record, data: torch.Tensor) -> None:
+        if tuple(data.shape) != record.size or data.dtype != record.dtype:
+            raise RuntimeError(
+                f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
+                f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
+                "offload()")
+        write(record.tensor, data, record.stride)
+        record.changes += 1
+
+    def copy_of(self, record: Record) -> torch.Tensor:
+        if record.pins:
+            return record.alias.clone()
+        return read(record.tensor, record.size, record.stride, record.dtype)
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Autograd has a gradient; its memory goes at once."""
+        record: Record = parameter._stepwell  # type: ignore[attr-defined]
+        grad = own_grad(parameter)
+        set_own_grad(parameter, None)
+        if grad is not None:
+            record.add_gradient(grad)
+
+    def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
+        options = _abi.stw_reduce_options.initial()
+        check(_waiting.call(self.runtime, lib.stw_reduce, gradient._use(), source.data_ptr(),
+                            options, again=False))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the model and the optimizer plain memory again, and close the tiers."""
+        if self.closed:
+            return
+        self.mark()
+        self.runtime.drain()
+        for module in self.model.modules():
+            uninstall(module)
+        self.model.__dict__.pop("_call_impl", None)
+        for record in self.records:
+            gradient = record.gradient_copy() if record.has_gradient and not record.spent else None
+            record.restore()
+            record.parameter.grad = gradient
+        if self.optimizer is not None:
+            _optimizer.restore(self.optimizer)
+        self.closed = True
+        self.runtime.close(deferred=True)
+        _offloads.pop(self.model, None)
+
+    def __enter__(self) -> "Offload":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        return None
+
+    def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        self.runtime.write_report(path)
+
+
+def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
+    return (f"the parameters of module '{name or type(module).__name__}' "
+            f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
+            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module")
+
+
+def _checked(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Parameter]]:
+    """The parameters, each once, or what is wrong with one of them."""
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
+                        "inside it (model.module)")
+    if model in _offloads:
+        raise ValueError("this model is offloaded already; offloaded(model).close() ends it")
+    found: List[Tuple[str, torch.nn.Parameter]] = []
+    storages: Dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        what = f"parameter '{name}'"
+        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            raise TypeError(f"{what} has no shape yet: run the model once before offload()")
+        if type(parameter) is not torch.nn.Parameter:
+            raise TypeError(f"{what} is a {type(parameter).__name__}, not a plain Parameter")
+        if parameter.layout != torch.strided:
+            raise TypeError(f"{what} is sparse ({parameter.layout}); offload takes dense ones")
+        if parameter.dtype not in DTYPES:
+            raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16 and "
+                            "float16: convert it, or keep that module out of the model")
+        if parameter.device.type != "cpu":
+            raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
+                            "of the CPU in this release")
+        address = parameter.untyped_storage().data_ptr()
+        if parameter.numel() and address in storages:
+            raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
+                             "Parameter; tie them by assigning one object to both modules")
+        storages[address] = name
+        found.append((name, parameter))
+    if not found:
+        raise ValueError("the model has no parameters")
+    return found
+
+
+def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
+            device_bytes: Size, host_bytes: Size = 0,
+            nvme: Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any],
+                        List[Any]] = None,
+            nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
+            store_name: Optional[str] = None,
+            **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
+    """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
+
+    The training loop stays as it is. device_bytes: memory for what is computed with; host_bytes:
+    more of it behind, of use where the device is a GPU; nvme: a directory, or several, for what
+    does not fit; nvme_bytes: its size, by default what parameters, gradients and states need.
+    keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
+    takes room meanwhile. options: those of stepwell.Runtime.
+
+    Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
+    parameters do not fit together, naming it.
+    """
+    parameters = _checked(model)
+    known = {id(parameter) for _, parameter in parameters}
+    if optimizer is not None:
+        _optimizer.check_parameters(optimizer, known)
+    device = size_of(device_bytes)
+    runtime = Runtime(
+        devices=[Device(device)], host_bytes=size_of(host_bytes),
+        nvme=_nvme(nvme, nvme_bytes, parameters, optimizer,
+                   options.get("block_bytes") or _abi.STW_BLOCK_2M),
+        store_name=store_name, **options)
+    try:
+        made = Offload(model, optimizer, runtime, device, keep_gradients)
+        made.take(parameters, durable=store_name is not None)
+        if optimizer is not None:
+            _optimizer.convert(optimizer, made)
+    except BaseException:
+        runtime.close(deferred=True)
+        raise
+    _offloads[model] = made
+    return model, optimizer
+
+
+def _nvme(nvme: Any, nvme_bytes: Optional[Size],
+          parameters: List[Tuple[str, torch.nn.Parameter]],
+          optimizer: Optional[torch.optim.Optimizer], block: int) -> List[Nvme]:
+    if nvme is None:
+        return []
+    places = list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
+    if nvme_bytes is None:
+        states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+        need = _SLACK * block
+        for _, parameter in parameters:
+            half = parameter.element_size() < 4
+            sizes = [parameter.element_size()] * 2 + [4] * (states + half)
+            need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
+    else:
+        need = size_of(nvme_bytes)
+    each = (-(-need // len(places) // block) + 1) * block
+    return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
+            else Nvme(place, each) for place in places]
+
+
+def offloaded(model: torch.nn.Module) -> Offload:
+    """The Offload of a model: its runtime, report and close()."""
+    found = _offloads.get(model)
+    if found is None:
+        raise KeyError("this model is not offloaded")
+    return found
+
+

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands for a parameter: its tensors, its pins, and the classes its object has meanwhile.
+
+A parameter object aliases its tensor's address for life. Its class says whether the bytes may be
+touched: Present while a unit of the model, or an access, holds a pin; Absent otherwise, where each
+torch function that is given it fetches it first. Its gradient is a tensor of its own, shown as
+`.grad` by an object that fetches it for each operation.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import torch
+
+from .. import _abi, _waiting
+from .._dtypes import Dtype
+from .._enums import Access
+from .._library import lib
+from .._tensor import Tensor, TensorSpec
+from ..errors import check
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16}
+
+_grad = torch.Tensor.grad  # the field of C++, which the property below hides
+_Off = torch._C.DisableTorchFunctionSubclass
+READ, READ_WRITE = Access.READ, Access.READ_WRITE
+
+
+def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    return _grad.__get__(parameter)  # type: ignore[attr-defined,no-any-return]
+
+
+def set_own_grad(parameter: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
+    _grad.__set__(parameter, grad)  # type: ignore[attr-defined]
+
+
+def memory_order(tensor: torch.Tensor) -> Tuple[int, ...]:
+    """Strides of the same order without gaps, as torch.preserve_format keeps them."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def flat(tensor: torch.Tensor, stride: Tuple[int, ...]) -> torch.Tensor:
+    """The elements of a tensor in the order of `stride`, contiguous; a copy if need be."""
+    if tensor.stride() != stride:
+        same = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype)
+        tensor = same.copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
+    source = flat(data.detach(), stride)
+    options = _abi.stw_copy_options.initial()
+    check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), source.data_ptr(), options))
+
+
+def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
+         dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty_strided(size, stride, dtype=dtype)
+    options = _abi.stw_copy_options.initial()
+    check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
+                        options))
+    return out
+
+
+def at_address(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...]) -> torch.Tensor:
+    """Its memory, which may be touched while a view of it is held; no pin of its own."""
+    return torch.from_dlpack(tensor.by_address()).view(-1).as_strided(size, stride)
+
+
+class Record:
+    """One parameter of the model, whatever names and modules it has."""
+
+    __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
+                 "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
+                 "unit", "hooked", "group", "touches", "touched", "states", "resident")
+
+    def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
+                 tensor: Tensor) -> None:
+        self.offload = offload
+        self.name = name
+        self.parameter = parameter
+        self.tensor = tensor
+        self.size = tuple(parameter.size())
+        self.stride = memory_order(parameter)
+        self.dtype = parameter.dtype
+        self.pins = 0           # of units and accesses; not those that autograd's nodes hold
+        self.changes = 0        # updates and writes so far: what a saved tensor compares
+        self.gradient: Optional[Tensor] = None
+        self.has_gradient = False
+        self.spent = False      # an update took the gradient; nobody dropped it since
+        self.lazy: Optional[LazyGrad] = None
+        self.unit: Any = None
+        self.hooked = False
+        self.group = -1         # of the optimizer; -1: in none
+        self.touches = 0        # accesses outside a unit
+        self.touched: Any = None  # the view of an access that lasts until the next mark
+        self.states: Optional[Dict[str, Any]] = None  # of an optimizer without a kernel
+        self.resident: Dict[str, Any] = {}
+
+    def adopt(self) -> None:
+        """Move the parameter's bytes to its tensor; the object shows the tensor's address."""
+        parameter = self.parameter
+        if self.tensor.info().state == 0:
+            write(self.tensor, parameter, self.stride)
+        with _Off():
+            parameter.data = at_address(self.tensor, self.size, self.stride)
+        self.alias = parameter.detach()  # shares the version counter, and costs less to ask
+        self.address = self.alias.untyped_storage().data_ptr()
+        self.seen = self.alias._version
+        parameter.__class__ = Absent
+        parameter._stepwell = self  # type: ignore[attr-defined]
+        if parameter.requires_grad:
+            self.hook()
+
+    def restore(self) -> None:
+        """Make it a plain parameter with memory of its own."""
+        parameter = self.parameter
+        data = read(self.tensor, self.size, self.stride, self.dtype)
+        parameter.__class__ = torch.nn.Parameter
+        del parameter._stepwell  # type: ignore[attr-defined]
+        parameter.data = data
+
+    def label(self) -> str:
+        return f"parameter '{self.name}'"
+
+    # -- pins -------------------------------------------------------------------------------------
+
+    def pin(self) -> None:
+        self.pins += 1
+        if self.pins == 1:
+            self.parameter.__class__ = Present
+
+    def unpin(self) -> Optional[torch.Tensor]:
+        """The bytes, where the program has written them: the caller writes them to the tensor."""
+        self.pins -= 1
+        written = None
+        if self.alias._version != self.seen:
+            self.seen = self.alias._version
+            written = self.alias.clone()
+        if self.pins == 0:
+            self.parameter.__class__ = Absent
+        return written
+
+    def save(self, written: Optional[torch.Tensor]) -> None:
+        if written is not None:
+            write(self.tensor, written, self.stride)
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    def hook(self) -> None:
+        if not self.hooked:
+            self.hooked = True
+            self.parameter.register_post_accumulate_grad_hook(self.offload.accumulated)
+
+    def make_gradient(self) -> Tensor:
+        if self.gradient is None:
+            self.gradient = self.offload.runtime.create_many([TensorSpec(
+                shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
+                name=self.name + ".grad", role="grad", neighbour=self.offload.neighbour(self))])[0]
+        return self.gradient
+
+    def add_gradient(self, grad: torch.Tensor) -> None:
+        if grad.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of {self.label()} is sparse, and gradients in tiers are dense: make "
+                "the layer with sparse=False")
+        if self.spent:
+            raise RuntimeError(
+                f"{self.label()} has the gradient of the last step, which its update has consumed, "
+                "and another one is to be added: call zero_grad() between steps, or offload with "
+                "keep_gradients=True")
+        gradient = self.make_gradient()
+        if grad.numel():
+            self.offload.reduce(gradient, flat(grad, self.stride))
+        self.has_gradient = True
+
+    def drop_gradient(self) -> None:
+        if self.has_gradient and not self.spent and self.gradient is not None:
+            self.gradient.discard()
+        self.has_gradient = self.spent = False
+
+    def gradient_copy(self) -> torch.Tensor:
+        assert self.gradient is not None
+        return read(self.gradient, self.size, self.stride, self.dtype)
+
+
+# Of a parameter that is not there: what needs none of its bytes.
+_METADATA_NAMES = (
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "_version",
+    "names", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xla",
+    "is_mps", "is_xpu", "is_nested", "itemsize", "nbytes", "output_nr", "_backward_hooks",
+    "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "retains_grad", "grad_dtype",
+    "_post_accumulate_grad_hooks", "grad",
+)
+_METADATA_CALLS = (
+    "size", "stride", "dim", "numel", "nelement", "element_size", "storage_offset", "is_contiguous",
+    "is_floating_point", "is_complex", "get_device", "ndimension", "is_signed", "is_inference",
+    "register_hook", "register_post_accumulate_grad_hook", "_is_view", "is_shared", "__len__",
+    "__hash__", "_is_zerotensor", "is_conj", "is_neg", "is_pinned", "is_same_size",
+)
+
+
+_GRAD_SWITCHES = {torch.Tensor.requires_grad_,
+                  torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+
+
+def _metadata() -> Any:
+    found = set()
+    for name in _METADATA_NAMES:
+        field = getattr(torch.Tensor, name, None)
+        if hasattr(field, "__set__"):  # a field of C, not a method
+            found.update((field.__get__, field.__set__))
+    for name in _METADATA_CALLS:
+        if hasattr(torch.Tensor, name):
+            found.add(getattr(torch.Tensor, name))
+    for name in ("is_floating_point", "is_complex", "numel", "is_same_size"):
+        found.add(getattr(torch, name))
+    return found - _GRAD_SWITCHES
+
+
+_METADATA = _metadata()
+# What gives the address itself away, so that the pin lasts until the next mark.
+_ESCAPES = {getattr(torch.Tensor, name) for name in (
+    "data_ptr", "numpy", "storage", "untyped_storage", "__dlpack__", "__array__", "share_memory_",
+    "_typed_storage", "view", "__getitem__", "detach",
+) if hasattr(torch.Tensor, name)}
+_ESCAPES.add(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
+class Offloaded(torch.nn.Parameter):
+    """A parameter in tiers; see the module's first lines."""
+
+    _stepwell: Record
+
+    @property
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+        own = own_grad(self)
+        record = self._stepwell
+        if own is not None or not record.has_gradient:
+            return own
+        if record.lazy is None:
+            record.lazy = LazyGrad(record)
+        return record.lazy
+
+    @grad.setter
+    def grad(self, grad: Optional[torch.Tensor]) -> None:
+        record = self._stepwell
+        if isinstance(grad, LazyGrad) and grad._record is record:
+            return
+        record.drop_gradient()
+        set_own_grad(self, None)
+        if grad is not None:
+            if grad.size() != self.size() or grad.dtype != self.dtype:
+                raise RuntimeError(
+                    f"a gradient of {tuple(grad.size())}, {grad.dtype} for {record.label()} of "
+                    f"{record.size}, {record.dtype}")
+            record.add_gradient(grad)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
+        """A plain parameter with memory of its own."""
+        record = self._stepwell
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(record.offload.copy_of(record),
+                                                self.requires_grad)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __repr__(self, **_: Any) -> str:
+        record = self._stepwell
+        return repr(torch.nn.Parameter(record.offload.copy_of(record), self.requires_grad))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        record = self._stepwell
+        plain = torch.nn.Parameter(record.offload.copy_of(record), self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+
+class Present(Offloaded):
+    """While it is pinned: nothing of torch's is intercepted."""
+
+
+class Absent(Offloaded):
+    """While nobody holds a pin: what is asked of it fetches it first."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with _Off():
+                return func(*args, **kwargs)
+        if func in _GRAD_SWITCHES:
+            with _Off():
+                result = func(*args, **kwargs)
+                for parameter in args:
+                    if isinstance(parameter, Offloaded) and parameter.requires_grad:
+                        parameter._stepwell.hook()
+            return result
+        found: List[Record] = []
+        _find(args, found)
+        if kwargs:
+            _find(kwargs.values(), found)
+        if not found:  # made present since the call was looked up
+            with _Off():
+                return func(*args, **kwargs)
+        return found[0].offload.touch(found, func, args, kwargs, func in _ESCAPES)
+
+
+def _find(values: Any, found: List[Record]) -> None:
+    for value in values:
+        if type(value) is Absent:
+            if value._stepwell not in found:
+                found.append(value._stepwell)
+        elif isinstance(value, (tuple, list)):
+            _find(value, found)
+        elif isinstance(value, dict):
+            _find(value.values(), found)
+
+
+class LazyGrad(torch.Tensor):
+    """A gradient in tiers: each operation fetches it, and what shares its memory pins it."""
+
+    _record: Record
+
+    @staticmethod
+    def __new__(cls, record: Record) -> "LazyGrad":
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, record.size, strides=record.stride, dtype=record.dtype,
+            device=record.alias.device)
+        made._record = record
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, record: Record) -> None:
+        pass
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"<gradient of {self._record.label()}, in tiers>"
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        return self._record.gradient_copy()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        writes = {at for at, argument in enumerate(func._schema.arguments)
+                  if argument.alias_info is not None and argument.alias_info.is_write}
+        if "_foreach_" in name and args and isinstance(args[0], (list, tuple)):
+            return _one_by_one(func, args, kwargs, writes)
+        named = {argument.name for argument in func._schema.arguments
+                 if argument.alias_info is not None and argument.alias_info.is_write}
+        own: List[Tuple[torch.Tensor, LazyGrad]] = []
+        result = func(*[_shown(value, at in writes, own) for at, value in enumerate(args)],
+                      **{key: _shown(value, key in named, own) for key, value in kwargs.items()})
+        for tensor, lazy in own:
+            if result is tensor:
+                return lazy
+        return result
+
+    def _pinned(self, write: bool) -> torch.Tensor:
+        """A tensor over its memory that holds the pin."""
+        record = self._record
+        if not record.has_gradient or record.spent or record.gradient is None:
+            raise RuntimeError(
+                f"the gradient of {record.label()} was "
+                f"{'consumed by the update of the last step' if record.spent else 'dropped'}: use "
+                "it before optimizer.step(), or offload with keep_gradients=True")
+        view = record.offload.runtime.fetch(record.gradient, READ_WRITE if write else READ)
+        return torch.from_dlpack(view).as_strided(record.size, record.stride)
+
+
+def _shown(value: Any, write: bool, own: List[Tuple[torch.Tensor, LazyGrad]]) -> Any:
+    """An argument of an operation, with fetched memory for each gradient."""
+    if isinstance(value, LazyGrad):
+        tensor = value._pinned(write)
+        own.append((tensor, value))
+        return tensor
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shown(each, write, own) for each in value)
+    return value
+
+
+def _one_by_one(func: Any, args: Any, kwargs: Any, writes: Any) -> Any:
+    """An operation over lists as one for each place, so that one gradient is fetched at a time."""
+    n = len(args[0])
+    results = []
+    for at in range(n):
+        own: List[Tuple[torch.Tensor, LazyGrad]] = []
+        part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n else value
+                for value in args]
+        result = func(*[_shown(value, at in writes, own) for at, value in enumerate(part)],
+                      **kwargs)
+        results += result if isinstance(result, (list, tuple)) else []
+    return results or None

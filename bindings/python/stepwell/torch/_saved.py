@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What autograd saves: a parameter is saved as its name and fetched when its node runs.
+
+The pin then ends with the tensor that the node drops. Saved-tensor hooks of others (checkpoints,
+the program's own) keep what is no parameter: ours are pushed above theirs and call them.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
+
+import torch
+
+from ._records import Record
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
+_push = _autograd._push_saved_tensors_default_hooks
+_top = _autograd._top_saved_tensors_default_hooks
+_frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+pop = _autograd._pop_saved_tensors_default_hooks
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+
+
+def not_compiled(function: Any) -> None:
+    """torch.compile neither traces it nor goes into it; what it calls is seen again."""
+    function._torchdynamo_disable = True
+    _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
+        _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))
+
+
+class Saved:
+    """A parameter, or a view of it, as a node of the graph keeps it."""
+
+    __slots__ = ("record", "size", "stride", "offset", "changes", "version")
+
+    def __init__(self, record: Record, tensor: torch.Tensor) -> None:
+        self.record = record
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.changes = record.changes
+        self.version = tensor._version
+
+    def fetch(self) -> torch.Tensor:
+        record = self.record
+        if self.changes != record.changes or self.version != record.alias._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified: "
+                f"{record.label()} was updated or written after the forward pass that saved it; "
+                "run the forward pass again")
+        if record.offload.closed:
+            raise RuntimeError(f"{record.label()} is needed after its tiers were closed")
+        return record.offload.pinned(record).as_strided(self.size, self.stride, self.offset)
+
+
+class Hooks:
+    """The pair of one Offload. Pushed once where it is not on top already.
+
+    A backward pass that makes a graph (create_graph=True) saves what it has unpacked: each node
+    that unpacks a parameter pushes the pair for itself, as the engine gives the thread the state of
+    the call of backward() again after each node.
+    """
+
+    def __init__(self, offload: "Offload") -> None:
+        records: Dict[int, Record] = offload.by_address
+        self._records = records
+
+        def pack(tensor: torch.Tensor) -> Any:
+            record = records.get(tensor.untyped_storage().data_ptr())
+            if record is None:
+                return tensor, tensor._version
+            return Saved(record, tensor)
+
+        def unpack(packed: Any) -> torch.Tensor:
+            if type(packed) is tuple:
+                tensor, version = packed
+                if tensor._version != version:
+                    raise _modified(tensor, version)
+                return tensor  # type: ignore[no-any-return]
+            if torch.is_grad_enabled():
+                self.push()
+            return packed.fetch()  # type: ignore[no-any-return]
+
+        self._pack, self._unpack = pack, unpack
+        not_compiled(pack)
+        pack._stepwell = unpack._stepwell = True  # type: ignore[attr-defined]
+
+    def push(self) -> bool:
+        """False: ours are on top, and nothing is to be popped."""
+        top = _top(True)
+        if top is None:
+            _push(self._pack, self._unpack)
+            return True
+        if hasattr(top[0], "_stepwell"):
+            return False
+        _push(*self._over(*top))
+        return True
+
+    def _over(self, below: Pack, below_unpack: Unpack) -> Tuple[Pack, Unpack]:
+        records = self._records
+
+        def pack(tensor: torch.Tensor) -> Any:
+            record = records.get(tensor.untyped_storage().data_ptr())
+            return below(tensor) if record is None else Saved(record, tensor)
+
+        def unpack(packed: Any) -> torch.Tensor:
+            if type(packed) is Saved:
+                if torch.is_grad_enabled():
+                    self.push()
+                return packed.fetch()
+            return below_unpack(packed)
+
+        pack._stepwell = True  # type: ignore[attr-defined]
+        return pack, unpack
+
+
+not_compiled(Saved.__init__)
+
+
+def _modified(tensor: torch.Tensor, version: int) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a {tensor.type()} of {list(tensor.size())} is at version {tensor._version}; "
+        f"expected version {version} instead")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units: subtrees of the model whose parameters are fetched together while they run."""
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+
+import torch
+
+from ._records import Record
+from ._saved import not_compiled, pop
+
+if TYPE_CHECKING:
+    from .._views import Views
+    from ._offload import Offload
+
+# They hold modules or parameters and are never called.
+_HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
+            torch.nn.ParameterDict)
+_PARAMETER_HOLDERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
+_SHARING = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_call = torch.nn.Module._call_impl
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
+_transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+
+
+class Unit:
+    """Parameters that are pinned from the beginning of a module's call to its end."""
+
+    def __init__(self, offload: "Offload", name: str, module: torch.nn.Module,
+                 records: List[Record]) -> None:
+        self.offload = offload
+        self.name = name
+        self.module = module
+        self.records = records
+        self.tensors = [record.tensor for record in records]
+        self.bytes = sum(tensor.nbytes for tensor in self.tensors)
+        self.depth = 0
+        self.calls = 0
+        self.views: Optional["Views"] = None
+        for record in records:
+            if record.unit is None:
+                record.unit = self
+
+    def enter(self) -> None:
+        if self.depth == 0:
+            self.views = self.offload.runtime.fetch_many(self.tensors)
+            for record in self.records:
+                record.pin()
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        if self.depth:
+            return
+        views, self.views = self.views, None
+        written = None
+        for record in self.records:
+            changed = record.unpin()
+            if changed is not None:
+                written = written or []
+                written.append((record, changed))
+        if views is not None:
+            views.release()
+        for record, changed in written or ():
+            record.save(changed)
+
+    def split(self) -> None:
+        """Its module is not called though its parameters are used: its children become units."""
+        if self.depth or shares(self.module):
+            return
+        uninstall(self.module)
+        self.offload.units.remove(self)
+        for record in self.records:
+            record.unit = None
+        self.offload.cut(self.name, self.module, 0)
+
+
+class Call:
+    """What a unit's module, or the model itself, is called through; hooks of the program's inside.
+
+    In place of the module's _call_impl. A copy of the module is called as torch calls it.
+    """
+
+    def __init__(self, offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
+                 root: bool) -> None:
+        self.offload = offload
+        self.module = module
+        self.unit = unit
+        self.root = root
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        offload, unit = self.offload, self.unit
+        module = self.module
+        if offload.closed:
+            return _call(module, *args, **kwargs)
+        compiler = _set_eval_frame(None)  # torch.compile's graphs end here and begin inside again
+        begun = transformed = False
+        try:
+            begun = self.root and offload.begin_call(module)
+            if unit is not None:
+                unit.calls += 1
+                unit.enter()
+            try:
+                # Within torch.func nothing of ours sees what is saved: what may be stays pinned.
+                transformed = _transforms() is not None
+                pushed = not transformed and offload.hooks.push()
+                _set_eval_frame(compiler)
+                try:
+                    return _call(module, *args, **kwargs)
+                finally:
+                    _set_eval_frame(None)
+                    if pushed:
+                        pop()
+            finally:
+                if unit is not None:
+                    if transformed:
+                        offload.held.append(unit)
+                    else:
+                        unit.leave()
+        finally:
+            if begun:
+                offload.end_call()
+            _set_eval_frame(compiler)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        return types.MethodType(_call, memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.module, "_call_impl")
+
+
+not_compiled(Call.__call__)
+
+
+def install(offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
+            root: bool = False) -> None:
+    known = module.__dict__.get("_call_impl")
+    if isinstance(known, Call):
+        known.unit = unit if unit is not None else known.unit
+        known.root = known.root or root
+        return
+    module.__dict__["_call_impl"] = Call(offload, module, unit, root)
+
+
+def uninstall(module: torch.nn.Module) -> None:
+    known = module.__dict__.get("_call_impl")
+    if isinstance(known, Call):
+        known.unit = None
+        if not known.root:
+            del module.__dict__["_call_impl"]
+
+
+def shares(module: torch.nn.Module) -> bool:
+    """Whether it uses its children's parameters without calling them."""
+    return (isinstance(module, _SHARING)
+            or torch.nn.utils.parametrize.is_parametrized(module))
+
+
+def own(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Its own parameters, with those of parameter lists below, which nobody calls."""
+    yield from (each for each in module._parameters.values() if each is not None)
+    for child in module._modules.values():
+        if isinstance(child, _PARAMETER_HOLDERS):
+            yield from child.parameters()
+
+
+def is_holder(module: torch.nn.Module) -> bool:
+    return isinstance(module, _HOLDERS)

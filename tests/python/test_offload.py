@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stepwell.torch.offload(): the losses of plain PyTorch, to the bit, beyond the budget.
+
+Skipped where PyTorch is not installed.
+"""
+import copy
+import importlib.util
+import io
+import json
+import os
+import tempfile
+import unittest
+import warnings
+
+import support
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    import stepwell
+    import stepwell.torch
+
+BLOCK = support.BLOCK
+
+
+def own_steps(parameters):
+    """An optimizer that has no kernel here: its own code runs, so that all bits are torch's."""
+    return torch.optim.RMSprop(parameters, 1e-3, foreach=False)
+
+
+if HAS_TORCH:
+    class Stack(nn.Module):
+        """Layers of 512 KiB; how = None, or use_reentrant of a checkpoint around each."""
+
+        def __init__(self, how=None, layers=6, width=128):
+            super().__init__()
+            self.how = how
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(),
+                              nn.Linear(4 * width, width)) for _ in range(layers))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + (layer(x) if self.how is None
+                         else checkpoint(layer, x, use_reentrant=self.how))
+            return x
+
+
+def stack_loss(model):
+    return model(torch.randn(8, 128, requires_grad=True)).pow(2).mean()
+
+
+class Run:
+    """A model that trains some steps, plain or offloaded."""
+
+    def __init__(self, make, optimizer, budget):
+        torch.manual_seed(1)
+        self.model = make()
+        self.optimizer = optimizer(self.model.parameters())
+        self.directory = None
+        if budget:
+            self.directory = tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".")
+            self.model, self.optimizer = offload(self.model, self.optimizer, budget,
+                                                 self.directory.name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.directory:
+            stepwell.torch.offloaded(self.model).close()
+            self.directory.cleanup()
+
+    def step(self, seed, loss):
+        torch.manual_seed(seed)
+        value = loss(self.model)
+        value.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return value.item()
+
+
+def offload(model, optimizer, blocks, directory, **options):
+    return stepwell.torch.offload(
+        model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK, thread_count=2,
+        nvme=stepwell.Nvme(directory, (1 << 20) + 1024 * BLOCK, driver_options="allow_tmpfs=1"),
+        **options)
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Offload(unittest.TestCase):
+    def setUp(self):
+        if HAS_TORCH:
+            torch.set_num_threads(2)
+
+    def train(self, make, loss, budget, optimizer=own_steps, steps=3, after=None):
+        with Run(make, optimizer, budget) as run:
+            found = [run.step(step, loss) for step in range(steps)]
+            run.model.eval()
+            with torch.no_grad():
+                torch.manual_seed(7)
+                found.append(loss(run.model).item())
+            if after:
+                found.append(after(run))
+            return found
+
+    def same(self, make, loss, blocks=64, **options):
+        """The values of a plain run; fails where the offloaded one has others."""
+        plain = self.train(make, loss, 0, **options)
+        self.assertEqual(self.train(make, loss, blocks, **options), plain)
+        return plain
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def test_a_model_beyond_the_budget_has_the_losses_of_plain_torch(self):
+        # 3 MiB of parameters, as many gradients and states, through 1.5 MiB.
+        self.same(Stack, stack_loss, blocks=24)
+
+    def test_both_kinds_of_checkpoints_have_the_same_losses(self):
+        for how in (False, True):
+            with self.subTest(use_reentrant=how):
+                self.same(lambda: Stack(how), stack_loss, blocks=24)
+
+    def test_nested_checkpoints_have_the_same_losses(self):
+        class Nested(Stack):
+            def forward(self, x):
+                def half(x):
+                    for layer in self.layers[:3]:
+                        x = x + checkpoint(layer, x, use_reentrant=False)
+                    return x
+                x = checkpoint(half, x, use_reentrant=False)
+                return super().forward(x)
+        self.same(Nested, stack_loss, blocks=24)
+
+    def test_convolutions_and_batch_norm_have_the_same_losses(self):
+        def make():
+            return nn.Sequential(
+                nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+                nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(), nn.Linear(64, 10))
+
+        def loss(model):
+            return F.cross_entropy(model(torch.randn(8, 3, 16, 16)), torch.arange(8))
+
+        def channels_last(model):
+            data = torch.randn(8, 3, 16, 16).to(memory_format=torch.channels_last)
+            return F.cross_entropy(model(data), torch.arange(8))
+
+        self.same(make, loss)
+        self.same(lambda: make().to(memory_format=torch.channels_last), channels_last)
+
+    def test_modules_that_use_parameters_of_their_children_have_the_same_losses(self):
+        layers = torch.nn.utils.parametrizations
+
+        def hooked():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                return nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(64, 64)), nn.ReLU())
+        for name, make, loss in (
+                ("lstm", lambda: nn.LSTM(64, 64, 2, batch_first=True),
+                 lambda model: model(torch.randn(4, 10, 64))[0].pow(2).mean()),
+                ("attention", lambda: nn.MultiheadAttention(64, 4, batch_first=True),
+                 lambda model: (lambda x: model(x, x, x)[0].pow(2).mean())(
+                     torch.randn(4, 10, 64))),
+                ("encoder", lambda: nn.TransformerEncoder(
+                    nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2),
+                 lambda model: model(torch.randn(4, 10, 64)).pow(2).mean()),
+                ("parametrized", lambda: nn.Sequential(
+                    layers.weight_norm(nn.Linear(64, 64)), nn.ReLU(),
+                    layers.spectral_norm(nn.Linear(64, 8))),
+                 lambda model: model(torch.randn(4, 64)).pow(2).mean()),
+                ("weight_norm", hooked,
+                 lambda model: model(torch.randn(4, 64)).pow(2).mean())):
+            with self.subTest(name):
+                self.same(make, loss)
+
+    def test_tied_reused_and_listed_parameters_have_the_same_losses(self):
+        class Lists(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.each = nn.ParameterList(
+                    nn.Parameter(torch.randn(128, 128) * 0.05) for _ in range(12))
+                self.named = nn.ParameterDict({"a": nn.Parameter(torch.randn(128))})
+                self.scale = nn.Parameter(torch.ones(128))
+                self.first = nn.Linear(128, 128)
+                self.last = nn.Linear(128, 128)
+                self.last.weight = self.first.weight
+
+            def forward(self, x):
+                x = self.first(self.first(x))
+                for each in self.each:
+                    x = torch.tanh(x @ each) * self.scale
+                return self.last(x + self.named["a"])
+        self.same(Lists, stack_loss, blocks=40)
+
+    def test_parameters_used_outside_their_module_have_the_same_losses(self):
+        class Outside(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(128, 128)
+                self.b = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
+
+            def forward(self, x):
+                x = F.linear(x, self.a.weight, self.a.bias)
+                for layer in self.b:
+                    x = x @ layer.weight.t()
+                return x
+
+        def loss(model):
+            return stack_loss(model) + sum(p.pow(2).sum() for p in model.parameters()) * 1e-4
+        self.same(Outside, loss, blocks=64)
+
+    def test_writes_inside_forward_are_kept(self):
+        class Writes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(128, 128)
+                self.b = nn.Linear(128, 128)
+
+            def forward(self, x):
+                with torch.no_grad():
+                    self.a.weight.clamp_(-0.03, 0.03)
+                    self.b.weight.data.mul_(0.99)
+                return self.b(torch.relu_(self.a(x)))
+        self.same(Writes, stack_loss)
+
+    def test_frozen_and_unfrozen_parameters_have_the_same_losses(self):
+        def train(budget):
+            with Run(Stack, own_steps, budget) as run:
+                first, second = run.model.layers[0], run.model.layers[1]
+                first.requires_grad_(False)
+                found = [run.step(seed, stack_loss) for seed in range(2)]
+                first.requires_grad_(True)
+                for parameter in second.parameters():
+                    parameter.requires_grad = False
+                return found + [run.step(seed, stack_loss) for seed in range(2)]
+        self.assertEqual(train(24), train(0))
+
+    def test_autocast_and_half_precision_have_the_same_losses(self):
+        def autocast(model):
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(torch.randn(8, 128)).float().pow(2).mean()
+        self.same(Stack, autocast, blocks=24)
+        self.same(lambda: Stack(False), autocast, blocks=24)
+        self.same(lambda: Stack().bfloat16(),
+                  lambda model: model(torch.randn(8, 128).bfloat16()).float().pow(2).mean(),
+                  blocks=24)
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def test_a_scaler_a_clip_a_schedule_and_micro_batches_have_the_same_losses(self):
+        def train(budget):
+            with Run(Stack, own_steps, budget) as run:
+                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+                schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.5)
+                found = []
+                for step in range(4):
+                    for micro in range(2):
+                        torch.manual_seed(10 * step + micro)
+                        loss = stack_loss(run.model) / 2
+                        if step == 2:
+                            loss = loss * float("inf")
+                        scaler.scale(loss).backward()
+                    scaler.unscale_(run.optimizer)
+                    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
+                    torch.nn.utils.clip_grad_value_(run.model.parameters(), 0.05)
+                    scaler.step(run.optimizer)
+                    scaler.update()
+                    run.optimizer.zero_grad()
+                    schedule.step()
+                    found.append((step == 2 or loss.item(), step == 2 or norm.item(),
+                                  scaler.get_scale()))
+                return found
+        self.assertEqual(train(24), train(0))
+
+    def test_optimizers_that_have_kernels_follow_torch_closely(self):
+        for make in (lambda p: torch.optim.AdamW(p, 1e-3),
+                     lambda p: torch.optim.Adam(p, 1e-3, weight_decay=0.01),
+                     lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+                     lambda p: torch.optim.Adagrad(p, 1e-2)):
+            plain = self.train(Stack, stack_loss, 0, optimizer=make)
+            ours = self.train(Stack, stack_loss, 24, optimizer=make)
+            for ours, plain in zip(ours, plain):
+                self.assertAlmostEqual(ours, plain, delta=2e-6 * plain)
+
+    def test_any_other_optimizer_has_the_same_losses(self):
+        for name in ("NAdam", "Adafactor", "Adamax", "RAdam", "Rprop"):
+            with self.subTest(name):
+                self.same(Stack, stack_loss, blocks=40,
+                          optimizer=lambda p: getattr(torch.optim, name)(p, foreach=False))
+        self.same(Stack, stack_loss, blocks=40,
+                  optimizer=lambda p: torch.optim.AdamW(p, amsgrad=True, foreach=False))
+
+    def test_an_optimizer_with_a_value_for_all_parameters_is_refused(self):
+        class Counts(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step(closure)
+                self.param_groups[0]["seen"] = self.param_groups[0].get("seen", 0) + 1
+        with Run(Stack, lambda p: Counts(p, 0.1), 24) as run:
+            with self.assertRaisesRegex(NotImplementedError, "Counts keeps .'seen'."):
+                run.step(0, stack_loss)
+
+    def test_states_travel_between_plain_and_offloaded_optimizers(self):
+        for make in (lambda p: torch.optim.AdamW(p, 1e-3), own_steps):
+            with Run(Stack, make, 0) as plain, Run(Stack, make, 24) as run:
+                for step in range(2):
+                    plain.step(step, stack_loss)
+                run.model.load_state_dict(plain.model.state_dict())
+                run.optimizer.load_state_dict(plain.optimizer.state_dict())
+                kept = run.optimizer.state_dict()
+                expected = plain.optimizer.state_dict()
+                self.assertEqual(kept["param_groups"], expected["param_groups"])
+                for at, state in expected["state"].items():
+                    for name, value in state.items():
+                        self.assertTrue(torch.equal(kept["state"][at][name], value), name)
+                self.assertAlmostEqual(run.step(5, stack_loss), plain.step(5, stack_loss))
+
+    def test_closing_gives_the_model_and_the_optimizer_plain_memory(self):
+        def train(budget):
+            run = Run(Stack, own_steps, budget)
+            with run:
+                found = [run.step(0, stack_loss)]
+            return found + [run.step(1, stack_loss)], run
+        ours, run = train(24)
+        self.assertEqual(ours, train(0)[0])
+        self.assertTrue(all(type(p) is nn.Parameter for p in run.model.parameters()))
+        self.assertIs(type(run.optimizer), torch.optim.RMSprop)
+
+    # -- accesses ---------------------------------------------------------------------------------
+
+    def test_accesses_between_steps_see_and_keep_the_bytes(self):
+        def after(run):
+            model, optimizer = run.model, run.optimizer
+            found = [sum(value.double().sum().item() for value in model.state_dict().values())]
+            copied = copy.deepcopy(model)
+            self.assertTrue(all(type(p) is nn.Parameter for p in copied.parameters()))
+            torch.manual_seed(3)
+            data = torch.randn(2, 128)
+            with torch.no_grad():
+                self.assertTrue(torch.equal(copied(data), model(data)))
+                found.append(sum(p.norm().item() for p in model.parameters()))
+                average = [p.detach().clone() for p in model.parameters()]
+                for mean, p in zip(average, model.parameters()):
+                    mean.mul_(0.9).add_(p, alpha=0.1)
+                found.append(sum(mean.sum().item() for mean in average))
+                for p in model.parameters():
+                    p.mul_(1.01)
+                for p in model.parameters():
+                    p.data.add_(0.001)
+                found.append(model(data).sum().item())
+                self.assertIn("Linear", repr(model))
+                self.assertIn("tensor", str(next(model.parameters())))
+                file = io.BytesIO()
+                torch.save(model.state_dict(), file)
+                file.seek(0)
+                for p in model.parameters():
+                    p.zero_()
+                model.load_state_dict(torch.load(file))
+                found.append(model(data).sum().item())
+            optimizer.load_state_dict(optimizer.state_dict())
+            loss = model(data).pow(2).mean()
+            loss.backward()
+            found.append(next(model.parameters()).grad.norm().item())
+            optimizer.step()
+            optimizer.zero_grad()
+            self.assertIsNone(next(model.parameters()).grad)
+            return found + [model(data).sum().item()]
+        self.same(lambda: Stack(layers=3), stack_loss, blocks=96, after=after)
+
+    def test_a_backward_after_the_step_is_an_error(self):
+        with Run(Stack, own_steps, 24) as run:
+            loss = stack_loss(run.model)
+            loss.backward(retain_graph=True)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            with self.assertRaisesRegex(RuntimeError, "modified: parameter 'layers.*'"):
+                loss.backward()
+            # And what is no parameter is still watched as by torch itself.
+            y = run.model(torch.randn(4, 128))
+            z = y.exp()
+            with self.assertRaisesRegex(RuntimeError, "inplace"):
+                class Inside(nn.Module):
+                    def forward(self, x):
+                        z = x.exp()
+                        z.add_(1)
+                        return z
+                run.model.layers.append(Inside())
+                run.model(torch.randn(4, 128)).sum().backward()
+            del y, z
+
+    def test_gradients_of_gradients_have_the_same_values(self):
+        def train(budget):
+            with Run(Stack, own_steps, budget) as run:
+                torch.manual_seed(0)
+                data = torch.randn(4, 128, requires_grad=True)
+                first, = torch.autograd.grad(run.model(data).pow(3).sum(), data, create_graph=True)
+                first.pow(2).sum().backward()
+                found = [p.grad.norm().item() for p in run.model.parameters()]
+                run.optimizer.step()
+                return found
+        self.assertEqual(train(32), train(0))
+        self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+    def test_a_failed_forward_gives_all_views_back(self):
+        with Run(Stack, own_steps, 24) as run:
+            stats = stepwell.torch.offloaded(run.model).runtime.tier_stats
+            with self.assertRaises(RuntimeError):
+                run.model(torch.randn(4, 5))
+
+            def interrupted(*_):
+                raise KeyboardInterrupt
+            handle = run.model.layers[2][1].register_forward_hook(interrupted)
+            with self.assertRaises(KeyboardInterrupt):
+                stack_loss(run.model)
+            handle.remove()
+            self.assertEqual(stats("device").open_views, 0)
+            self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(True))
+            run.step(0, stack_loss)
+
+    def test_gradients_that_were_not_dropped_are_not_added_to(self):
+        with Run(Stack, own_steps, 24) as run:
+            stack_loss(run.model).backward()
+            run.optimizer.step()
+            with self.assertRaisesRegex(RuntimeError, "call zero_grad"):
+                stack_loss(run.model).backward()
+            with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
+                run.model.layers[5][3].weight.grad.norm()
+            run.model.zero_grad()
+            run.step(1, stack_loss)
+
+    # -- refusals ---------------------------------------------------------------------------------
+
+    def test_what_cannot_be_offloaded_is_refused_by_name(self):
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            def refused(error, words, model, optimizer=None, blocks=24):
+                with self.assertRaisesRegex(error, words):
+                    offload(model, optimizer, blocks, directory)
+            half = nn.Linear(4, 4)
+            half.weight = nn.Parameter(half.weight.to(torch.complex64))
+            refused(TypeError, "'weight' is torch.complex64", half)
+            refused(TypeError, "'weight' is on meta", nn.Linear(4, 4, device="meta"))
+            refused(TypeError, "'weight' has no shape yet", nn.LazyLinear(4))
+            refused(TypeError, "DataParallel keeps copies", nn.DataParallel(nn.Linear(4, 4)))
+            refused(ValueError, "no parameters", nn.ReLU())
+            refused(ValueError, "1 of the 1 parameters of the optimizer are not the model's",
+                    nn.Linear(4, 4), torch.optim.SGD([nn.Parameter(torch.zeros(3))]))
+            refused(TypeError, "LBFGS", *(lambda m: (m, torch.optim.LBFGS(m.parameters())))(
+                nn.Linear(4, 4)))
+            refused(stepwell.BudgetError, r"module '1' \(Linear\) are \d+ bytes",
+                    nn.Sequential(nn.Linear(8, 8), nn.Linear(1024, 1024)))
+            sparse = nn.Embedding(10, 8, sparse=True)
+            offload(sparse, torch.optim.SGD(sparse.parameters(), 0.1), 24, directory)
+            with self.assertRaisesRegex(RuntimeError, "sparse=False"):
+                sparse(torch.tensor([1])).sum().backward()
+            stepwell.torch.offloaded(sparse).close()
+
+    def test_compiled_models_and_function_transforms_work(self):
+        def func(run):
+            from torch.func import functional_call, grad
+            values = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+            torch.manual_seed(5)
+            data = torch.randn(4, 128)
+            made = grad(lambda values: functional_call(
+                run.model, values, (data,)).pow(2).mean())(values)
+            inputs = grad(lambda x: run.model(x).pow(2).mean())(data)
+            return [sum(value.sum().item() for value in made.values()), inputs.sum().item()]
+        self.same(lambda: Stack(layers=2), stack_loss, blocks=96, after=func)
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Report(unittest.TestCase):
+    def test_the_report_has_the_phases_of_the_loop(self):
+        with Run(Stack, own_steps, 24) as run:
+            for step in range(3):
+                run.step(step, stack_loss)
+            path = os.path.join(run.directory.name, "report.json")
+            stepwell.torch.offloaded(run.model).write_report(path)
+            with open(path, encoding="utf-8") as file:
+                report = json.load(file)
+            self.assertIn("train", json.dumps(report))
+
+
+if __name__ == "__main__":
+    unittest.main()

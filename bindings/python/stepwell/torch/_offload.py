@@ -21,7 +21,7 @@ from . import _optimizer
 from ._records import (
     DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, write,
 )
-from ._saved import Hooks, pop
+from ._saved import Backward, Hooks, pop
 from ._units import Unit, install, is_holder, own, shares, uninstall
 
 Size = Union[int, str]
@@ -66,6 +66,7 @@ class Offload:
         self.by_address: Dict[int, Record] = {}
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
+        self.backward = Backward()
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
         self.touched: Dict[Record, Any] = {}
@@ -181,6 +182,7 @@ class Offload:
             self._untouch(record, view)
         while self.held:
             self.held.pop().leave()
+        self.backward.clear()
 
     # -- accesses ---------------------------------------------------------------------------------
 
@@ -268,6 +270,7 @@ class Offload:
         set_own_grad(parameter, None)
         if grad is not None:
             record.add_gradient(grad)
+        self.backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
         options = _abi.stw_reduce_options.initial()

@@ -206,7 +206,7 @@ class Steps:
         # Gradients that the program made itself, or that came before the parameter was watched.
         due = []
         for group, record in self.records():
-            if not record.hooked and record.parameter.requires_grad:
+            if record.hooked is None and record.parameter.requires_grad:
                 record.hook()
             own = own_grad(record.parameter)
             if own is not None:

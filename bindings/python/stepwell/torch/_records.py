@@ -75,7 +75,7 @@ class Record:
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
-                 "unit", "hooked", "group", "touches", "touched", "states", "resident")
+                 "unit", "hooked", "group", "touches", "touched", "done")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor) -> None:
@@ -93,12 +93,11 @@ class Record:
         self.spent = False      # an update took the gradient; nobody dropped it since
         self.lazy: Optional[LazyGrad] = None
         self.unit: Any = None
-        self.hooked = False
+        self.hooked: Any = None  # the handle of its hook
         self.group = -1         # of the optimizer; -1: in none
         self.touches = 0        # accesses outside a unit
         self.touched: Any = None  # the view of an access that lasts until the next mark
-        self.states: Optional[Dict[str, Any]] = None  # of an optimizer without a kernel
-        self.resident: Dict[str, Any] = {}
+        self.done = -1          # the backward pass in which its gradient came last
 
     def adopt(self) -> None:
         """Move the parameter's bytes to its tensor; the object shows the tensor's address."""
@@ -119,6 +118,8 @@ class Record:
         """Make it a plain parameter with memory of its own."""
         parameter = self.parameter
         data = read(self.tensor, self.size, self.stride, self.dtype)
+        if self.hooked is not None:
+            self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
         del parameter._stepwell  # type: ignore[attr-defined]
         parameter.data = data
@@ -151,9 +152,9 @@ class Record:
     # -- gradients --------------------------------------------------------------------------------
 
     def hook(self) -> None:
-        if not self.hooked:
-            self.hooked = True
-            self.parameter.register_post_accumulate_grad_hook(self.offload.accumulated)
+        if self.hooked is None:
+            self.hooked = self.parameter.register_post_accumulate_grad_hook(
+                self.offload.accumulated)
 
     def make_gradient(self) -> Tensor:
         if self.gradient is None:

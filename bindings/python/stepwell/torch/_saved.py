@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What autograd saves: a parameter is saved as its name and fetched when its node runs.
 
-The pin then ends with the tensor that the node drops. Saved-tensor hooks of others (checkpoints,
+A unit is fetched as a whole by the first of its nodes and held until its gradients have come; see
+Backward. Saved-tensor hooks of others (checkpoints,
 the program's own) keep what is no parameter: ours are pushed above theirs and call them.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Set, Tuple
 
 import torch
 
+from ..errors import BudgetError
 from ._records import Record
 
 if TYPE_CHECKING:
     from ._offload import Offload
+    from ._units import Unit
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 _push = _autograd._push_saved_tensors_default_hooks
 _top = _autograd._top_saved_tensors_default_hooks
 _frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
 pop = _autograd._pop_saved_tensors_default_hooks
+
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+
+_HELD = 4  # units that a backward pass holds at once
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
@@ -52,9 +60,80 @@ class Saved:
                 "one of the variables needed for gradient computation has been modified: "
                 f"{record.label()} was updated or written after the forward pass that saved it; "
                 "run the forward pass again")
-        if record.offload.closed:
-            raise RuntimeError(f"{record.label()} is needed after its tiers were closed")
-        return record.offload.pinned(record).as_strided(self.size, self.stride, self.offset)
+        task = _task()
+        unit = record.unit
+        if task < 0 or unit is None:  # somebody looks at a node outside of a backward pass
+            return record.offload.pinned(record).as_strided(self.size, self.stride, self.offset)
+        if unit.task < 0:
+            record.offload.backward.hold(unit, task)
+        unit.node = _node()
+        return record.alias.as_strided(self.size, self.stride, self.offset)
+
+
+class Backward:
+    """The units that backward passes hold.
+
+    A hold ends when the gradients of all parameters of the unit have come in the pass that began
+    it: then every node that saved one of them has run. Where they do not come (frozen parameters,
+    unused ones) it ends when later units are held, oldest first, though never while the node that
+    is being run has unpacked it; and with the pass.
+    """
+
+    def __init__(self) -> None:
+        self._held: Dict["Unit", None] = {}
+        self._passes: Set[int] = set()
+
+    def hold(self, unit: "Unit", task: int) -> None:
+        if task not in self._passes:
+            self._passes.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
+                lambda: self._end(task))
+        node = _node()
+        while len(self._held) >= _HELD and self._drop(node):
+            pass
+        while True:
+            try:
+                unit.enter()
+                break
+            except BudgetError:
+                if not self._drop(node):
+                    raise
+        unit.task = task
+        unit.awaited = sum(record.hooked is not None and record.done != task
+                           and record.alias.numel() > 0 for record in unit.records)
+        self._held[unit] = None
+
+    def arrived(self, record: Record) -> None:
+        """A gradient has come in the pass that is under way."""
+        unit = record.unit
+        record.done = task = _task()
+        if unit is not None and unit.task == task and task >= 0:
+            unit.awaited -= 1
+            if unit.awaited <= 0:
+                self._release(unit)
+
+    def _drop(self, node: Any) -> bool:
+        for unit in self._held:
+            if node is not None and unit.node is not node:
+                self._release(unit)
+                return True
+        return False
+
+    def _release(self, unit: "Unit") -> None:
+        del self._held[unit]
+        unit.task, unit.node = -1, None
+        unit.leave()
+
+    def _end(self, task: int) -> None:
+        self._passes.discard(task)
+        for unit in [unit for unit in self._held if unit.task == task]:
+            self._release(unit)
+
+    def clear(self) -> None:
+        """Of passes that failed: the engine ends them without a word."""
+        self._passes.clear()
+        for unit in list(self._held):
+            self._release(unit)
 
 
 class Hooks:

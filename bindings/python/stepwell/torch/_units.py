@@ -38,6 +38,9 @@ class Unit:
         self.depth = 0
         self.calls = 0
         self.views: Optional["Views"] = None
+        self.task = -1          # the backward pass that holds it
+        self.node: Any = None   # of that pass, which unpacked one of its parameters last
+        self.awaited = 0        # gradients that are to come in it
         for record in records:
             if record.unit is None:
                 record.unit = self

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of the optimizer: element-wise updates, the fused scan of a gradient, and changes
 // of dtype, over plain memory. Runs on the thread that calls it; no allocation, no I/O, no state.
-// Every result is the same to the bit on every instruction set, for every split of an array into
-// chunks and whatever the caller's floating-point mode is. Knows nothing of tensors or tiers.
+// Every result is the same to the bit on every instruction set (but those in torch's order), for
+// every split of an array into chunks and whatever the caller's floating-point mode is. Knows
+// nothing of tensors or tiers.
 //
 // Element types are STW_F32, STW_F16 and STW_BF16; arrays need the alignment of their element only.
 // All arithmetic is + - x / and sqrt in fp32 (sums in fp64), each rounded once to nearest even,
@@ -69,6 +70,20 @@ struct Chunk {
 };
 
 void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const Chunk &chunk);
+
+// Roots of n values, as stw_optimizer_options has it; null: each is the nearest fp32.
+struct SquareRoot {
+    void (*function)(int32_t n, const float *values, float *roots, int64_t mode) = nullptr;
+    int64_t mode = 0;
+};
+
+// What STW_OPTIMIZER_TORCH_ORDER promises, of all algorithms but Lion: the bits of torch.optim. On
+// this processor: a product and its sum are rounded once where it has AVX2 and FMA, and twice where
+// it has not, as torch's kernels do. Powers are pow()'s, as Python's are.
+Coefficients make_torch_coefficients(Algorithm algorithm, const stw_hyper &hyper, uint64_t step,
+                                     double gradient_scale);
+void update_chunk_as_torch(Algorithm algorithm, const Coefficients &coefficients,
+                           const Chunk &chunk, const SquareRoot &square_root);
 
 // The exponential moving average of parameters: decay x average + (1 - decay) x values, computed as
 // average + (values - average) x (1 - decay), so that an average that has come to its values stays

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizers' loops over elements: one pass that reads gradient, master and states and writes
 // master, states and the parameter's rounded copy. On the calling thread, no allocation. Compiled
-// once per target; the operations and their order are PyTorch's single-tensor ones.
+// once per target. torch_order.cpp has the same rules with the roundings of another library.
 #include "lib/update/kernels/float_environment.h"
 #include "lib/update/kernels/kernels.h"
 

@@ -70,9 +70,31 @@ typedef struct stw_custom_update {
  * step and state, so results are as reproducible as with F32.
  */
 enum { /* stw_optimizer_options.flags */
-    STW_OPTIMIZER_DURABLE = 1 /* states and step counts are part of generations. Parameters have
-                                 names then, and are durable as a rule */
+    STW_OPTIMIZER_DURABLE = 1, /* states and step counts are part of generations. Parameters have
+                                  names then, and are durable as a rule */
+    STW_OPTIMIZER_TORCH_ORDER = 2 /* updates have the bits of torch.optim on a CPU, see below */
 };
+/*
+ * STW_OPTIMIZER_TORCH_ORDER: an update of AdamW, Adam, SGD or Adagrad leaves the same bits in an
+ * fp32 parameter and its states as torch.optim's single-tensor path on a CPU (foreach=False,
+ * fused=False, no amsgrad; as of PyTorch 2.13) with the same gradient. It does what that path's
+ * calls do (mul_, lerp_, mul_ and addcmul_, sqrt, div, add_, addcdiv_; add with alpha), with their
+ * roundings: ATen's kernels round a product and its sum once where the processor has AVX2 and FMA,
+ * twice where it has not, and so does this. NaNs may differ in their payload. Not repeated is a
+ * torch that was told to leave the processor's instructions alone (ATEN_CPU_CAPABILITY=default).
+ *
+ * square_root: torch built with MKL takes roots from vmsSqrt() of that library, which on some
+ * processors are not the nearest fp32 (1 in 5 is the next one). Give that function and the mode
+ * that torch gives it, 0x140102. Update threads call it, several at once, with at most 1024 values,
+ * and with values and roots apart. NULL: the nearest fp32, as a torch without MKL has it. It must
+ * stay callable until the optimizer is destroyed.
+ *
+ * gradient_scale and the clip come first: gradient x scale, rounded to fp32, is the gradient that
+ * torch would be given; a scale of 1 changes nothing. Parameters of F16 and BF16 have this order on
+ * their fp32 master, which is then rounded; torch has no counterpart. The update is on the CPU,
+ * wherever the states live: a GPU has other kernels. INVALID with Lion, with a custom update and
+ * with states of BF16. Without the flag updates are the same on every processor and device.
+ */
 typedef struct stw_optimizer_options {
     uint32_t struct_size;
     uint32_t algorithm;              /* STW_OPTIMIZER_* */
@@ -82,8 +104,11 @@ typedef struct stw_optimizer_options {
     const stw_custom_update *custom; /* copied */
     const stw_policy *state_policy;  /* copied; NULL: by preset. Home says where they are updated */
     double ema_decay;                /* 0: none; else, below 1, a state "ema" follows the master */
+    /* with STW_OPTIMIZER_TORCH_ORDER; of MKL, vmsSqrt(). NULL: the nearest fp32 of each */
+    void (*square_root)(int32_t n, const float *values, float *roots, int64_t mode);
+    int64_t square_root_mode;
 } stw_optimizer_options;
-#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0 }
+#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct stw_optimizer_entry {
     uint32_t struct_size;

@@ -31,6 +31,28 @@ Status check_custom(const stw_optimizer_options &options)
     return {};
 }
 
+Status check_torch_order(const stw_optimizer_options &options)
+{
+    const bool narrow = options.state_dtype != 0 && options.state_dtype != STW_F32;
+    if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) == 0) {
+        if (!options.square_root && options.square_root_mode == 0) return {};
+        return Status::error(STW_ERROR_INVALID,
+                             "options.square_root or its mode is set without "
+                             "STW_OPTIMIZER_TORCH_ORDER, and nothing else uses it");
+    }
+    if (options.algorithm == STW_OPTIMIZER_LION || options.algorithm == STW_OPTIMIZER_CUSTOM) {
+        return Status::error(STW_ERROR_INVALID,
+                             "STW_OPTIMIZER_TORCH_ORDER is set for %s; torch.optim has AdamW, "
+                             "Adam, SGD and Adagrad, so leave the flag out",
+                             options.algorithm == STW_OPTIMIZER_LION ? "Lion" : "a custom update");
+    }
+    if (!narrow) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "STW_OPTIMIZER_TORCH_ORDER is set with states of dtype %u; torch.optim "
+                         "keeps those of fp32 parameters in F32, so leave one of the two out",
+                         options.state_dtype);
+}
+
 Status check_ema(const stw_optimizer_options &options)
 {
     if (!(options.ema_decay >= 0.0 && options.ema_decay < 1.0)) {
@@ -94,8 +116,10 @@ stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_option
         if (!optimizer_out) return Status::error(STW_ERROR_INVALID, "optimizer_out is null");
         stw_optimizer_options copy{};
         STW_TRY(take(&copy, options, "options"));
-        STW_TRY(check_flags(copy.flags, STW_OPTIMIZER_DURABLE, "options.flags"));
+        STW_TRY(check_flags(copy.flags, STW_OPTIMIZER_DURABLE | STW_OPTIMIZER_TORCH_ORDER,
+                            "options.flags"));
         STW_TRY(check_custom(copy));
+        STW_TRY(check_torch_order(copy));
         STW_TRY(check_ema(copy));
         return runtime->body->create_optimizer(copy, optimizer_out);
     });

@@ -98,6 +98,12 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
     body->has_average = options.ema_decay != 0.0;
     const double decay = options.ema_decay + 0.0;  // of two zeros one
     body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
+    update::TorchOrder torch_order;
+    if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) != 0) {
+        torch_order = {options.square_root, options.square_root_mode};
+        const bool given = options.square_root != nullptr;
+        body->shared_hash = collective::hash_bytes(body->shared_hash, &given, sizeof given);
+    }
     body->name = options.name ? options.name : "optimizer";
     body->durable = (options.flags & STW_OPTIMIZER_DURABLE) != 0;
     if (body->durable && !durable_.body) {
@@ -126,7 +132,8 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
                     std::min<size_t>(options.state_policy->struct_size, sizeof body->policy));
     }
     Result<std::unique_ptr<update::Optimizer>> made = update::Optimizer::create(
-        *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr, options.ema_decay);
+        *pipeline_, options.algorithm, options.custom ? &body->custom : nullptr, options.ema_decay,
+        torch_order);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
     std::lock_guard<std::mutex> lock(mutex_);

@@ -70,7 +70,7 @@ Optimizer::~Optimizer()
 
 Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_t algorithm,
                                                      const stw_custom_update *custom,
-                                                     double average_decay)
+                                                     double average_decay, TorchOrder torch_order)
 {
     const bool needs_custom = algorithm == STW_OPTIMIZER_CUSTOM;
     if (!is_ours(algorithm) && !needs_custom) {
@@ -92,6 +92,7 @@ Result<std::unique_ptr<Optimizer>> Optimizer::create(Pipeline &pipeline, uint32_
     auto parts = std::make_unique<Parts>(pipeline, algorithm);
     if (needs_custom) parts->custom = *custom;
     parts->average_decay = average_decay;
+    parts->torch_order = torch_order;
     return std::unique_ptr<Optimizer>(new Optimizer(std::move(parts)));
 }
 

@@ -8,12 +8,14 @@
 #include <stepwell/optimizer.h>
 
 #include "lib/support/status.h"
+#include "lib/update/kernels/kernels.h"
 #include "lib/update/pipeline.h"
 #include "lib/update/tiers.h"
 #include "lib/update/verdict.h"
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace stepwell::update {
@@ -76,13 +78,17 @@ struct StepResult {
     uint64_t without_gradient = 0;
 };
 
+using TorchOrder = std::optional<kernels::SquareRoot>;
+
 class Optimizer {
 public:
     // `custom` is copied and needed for STW_OPTIMIZER_CUSTOM only; its names stay the caller's.
     // `average_decay`: of the parameters' moving average, between 0 and 1; 0: none is kept.
+    // `torch_order`: updates have torch.optim's bits, with these roots; of fp32 states alone.
     static Result<std::unique_ptr<Optimizer>> create(Pipeline &pipeline, uint32_t algorithm,
                                                      const stw_custom_update *custom,
-                                                     double average_decay = 0.0);
+                                                     double average_decay = 0.0,
+                                                     TorchOrder torch_order = {});
     // Nothing is pending: wait() before.
     ~Optimizer();
     Optimizer(const Optimizer &) = delete;

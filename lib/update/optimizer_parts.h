@@ -64,6 +64,7 @@ struct ParameterJob final : Job {
     void scan(Chunk &chunk) const;
     void update(const Chunk &chunk, const Part &part) const;
     void update_slice(const Chunk &chunk, const Part &part, uint64_t begin, uint64_t count) const;
+    void update_values(const kernels::Chunk &work, const Part &part) const;
     void update_narrow(kernels::Chunk &work, const Chunk &chunk, const Part &part,
                        uint64_t begin) const;
     Status update_custom(const Chunk &chunk, const Part &part) const;
@@ -185,6 +186,7 @@ struct Optimizer::Parts {
     const uint32_t algorithm;
     stw_custom_update custom{};             // update null: none
     double average_decay = 0.0;             // 0: no average
+    TorchOrder torch_order;                 // none: the library's own
     std::deque<Part> parts;                 // in the order of entries; grows between steps only
     std::vector<ParameterJob *> part_jobs;  // whose part it is
     std::deque<ParameterJob> jobs;

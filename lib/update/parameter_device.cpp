@@ -32,10 +32,11 @@ static_assert(static_cast<uint32_t>(kernels::Decay::kDecoupled) == STW_DECAY_DEC
 
 }  // namespace
 
-// What stays is its states; where it has none, itself.
+// What stays is its states; where it has none, itself. Torch's order is that of its CPU kernels,
+// which no device has.
 PlaceId ParameterJob::find_place() const
 {
-    if (owner.custom.update != nullptr) return kAnyCpuPlace;
+    if (owner.custom.update != nullptr || owner.torch_order) return kAnyCpuPlace;
     TensorId tensors[kJobTensorsMax];
     for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = turns[i].tensor;
     const uint32_t kept = turn_count > kOthers ? turn_count - kOthers : 1;

@@ -226,10 +226,11 @@ Status ParameterJob::opened()
         if (tiers.contents(state) == Contents::kEmpty) fresh_states |= 1u << i;
     }
     if (owner.custom.update != nullptr) return {};
+    const auto make =
+        owner.torch_order ? kernels::make_torch_coefficients : kernels::make_coefficients;
     for (Part *part : parts) {
-        part->coefficients =
-            kernels::make_coefficients(static_cast<kernels::Algorithm>(owner.algorithm),
-                                       part->hyper, count + 1, owner.step.scale);
+        part->coefficients = make(static_cast<kernels::Algorithm>(owner.algorithm), part->hyper,
+                                  count + 1, owner.step.scale);
     }
     return {};
 }
@@ -311,11 +312,20 @@ void ParameterJob::update_slice(const Chunk &chunk, const Part &part, uint64_t b
         for (uint32_t i = 0; i < part.states_used; ++i) {
             work.states[i] = static_cast<float *>(pointer(first_state() + i, STW_F32));
         }
-        kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
-                              work);
+        update_values(work, part);
     }
     if (!has_average) return;
     kernels::average(average_of(chunk) + begin, work.master, work.count, owner.average_decay);
+}
+
+void ParameterJob::update_values(const kernels::Chunk &work, const Part &part) const
+{
+    const auto algorithm = static_cast<kernels::Algorithm>(owner.algorithm);
+    if (owner.torch_order) {
+        kernels::update_chunk_as_torch(algorithm, part.coefficients, work, *owner.torch_order);
+    } else {
+        kernels::update_chunk(algorithm, part.coefficients, work);
+    }
 }
 
 // The kernel works on fp32: states of 16 bits are widened for it, and rounded again.
@@ -331,8 +341,7 @@ void ParameterJob::update_narrow(kernels::Chunk &work, const Chunk &chunk, const
         kernels::convert(wide[i], STW_F32, narrow(i), state_dtype, work.count);
         work.states[i] = wide[i];
     }
-    kernels::update_chunk(static_cast<kernels::Algorithm>(owner.algorithm), part.coefficients,
-                          work);
+    update_values(work, part);
     for (uint32_t i = 0; i < part.states_used; ++i) {
         kernels::narrow_state(narrow(i), wide[i], work.count,
                               {chunk.element_begin + begin, count + 1, i});

@@ -424,6 +424,64 @@ static void an_empty_tensor_is_fetched_and_trained(void **state)
     machine_close(runtime);
 }
 
+static void all_are_two(int32_t n, const float *values, float *roots, int64_t mode)
+{
+    int32_t i;
+    (void)values;
+    for (i = 0; i < n; ++i) roots[i] = mode == 22 ? 2.0F : 0.0F;
+}
+
+static stw_status update_nothing(void *user, const stw_update_chunk *chunk)
+{
+    (void)user, (void)chunk;
+    return STW_OK;
+}
+
+static void torch_order_is_refused_where_torch_has_none(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer = NULL;
+    stw_custom_update custom;
+    memset(&custom, 0, sizeof custom);
+    custom.struct_size = sizeof custom, custom.update = update_nothing;
+    options.flags = STW_OPTIMIZER_TORCH_ORDER;
+    options.algorithm = STW_OPTIMIZER_LION;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "for Lion;");
+    options.algorithm = STW_OPTIMIZER_CUSTOM, options.custom = &custom;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "custom update;");
+    options.algorithm = STW_OPTIMIZER_ADAM, options.custom = NULL, options.state_dtype = STW_BF16;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "states of");
+    options.state_dtype = 0, options.flags = 0, options.square_root = all_are_two;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "square_root");
+    options.square_root = NULL, options.square_root_mode = 1;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "square_root");
+    assert_null(optimizer);
+    machine_close(runtime);
+}
+
+static void torch_order_takes_the_roots_that_are_given(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    trainee here;
+    here.runtime = runtime;
+    options.algorithm = STW_OPTIMIZER_ADAGRAD, options.flags = STW_OPTIMIZER_TORCH_ORDER;
+    options.square_root = all_are_two, options.square_root_mode = 22;
+    ok(stw_optimizer_create(runtime, &options, &here.optimizer));
+    hyper.lr = 1, hyper.eps = 0;
+    ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
+    here.parameter = entry.parameter = tensor_f32(runtime, "w", ELEMENTS);
+    here.gradient = entry.gradient = tensor_f32(runtime, "w.grad", ELEMENTS);
+    ok(stw_optimizer_add(here.optimizer, &entry, 1));
+    ok(stw_tensor_fill(here.parameter, 1, NULL));
+    step_by(&here, 0.5);
+    expect_all(here.parameter, 0.75F); /* 1 - 0.5 / 2 */
+    machine_close(runtime);
+}
+
 static void sums_and_fetches_look_at_their_numbers(void **state)
 {
     stw_runtime *runtime = machine_open(*state);
@@ -459,6 +517,8 @@ int main(void)
         cmocka_unit_test_prestate(a_wait_for_an_update_says_who_is_in_the_way, &now),
         cmocka_unit_test_prestate(steps_leave_what_is_frozen_as_it_is, &now),
         cmocka_unit_test_prestate(an_empty_tensor_is_fetched_and_trained, &now),
+        cmocka_unit_test_prestate(torch_order_is_refused_where_torch_has_none, &now),
+        cmocka_unit_test_prestate(torch_order_takes_the_roots_that_are_given, &now),
         cmocka_unit_test_prestate(sums_and_fetches_look_at_their_numbers, &now),
     };
     return machine_run_each("optimizer inputs", &now, tests);

@@ -34,6 +34,7 @@ struct Setting {
     uint32_t parameter_dtype = STW_F32;
     uint32_t gradient_dtype = STW_F32;
     uint32_t state_dtype = STW_F32;
+    uint32_t flags = 0;  // of the optimizer
     double ema_decay = 0.0;
     double clip_norm = 0.0;
     uint32_t device_blocks = 400;
@@ -165,6 +166,7 @@ protected:
         options.name = name;
         options.state_dtype = setting.state_dtype;
         options.state_policy = &policy;
+        options.flags = setting.flags;
         options.ema_decay = setting.ema_decay;
         stw_optimizer *optimizer = nullptr;
         EXPECT_EQ(stw_optimizer_create(runtime_, &options, &optimizer), STW_OK) << stw_last_error();
@@ -407,6 +409,20 @@ TEST_F(CudaUpdates, AreTheSameWhereNeighboursLieApart)
         expect_equal(host, train(setting, Homes::kDevice));
         expect_equal(host, train(setting, Homes::kBoth));
     }
+}
+
+TEST_F(CudaUpdates, InTorchsOrderStayOnTheHost)
+{
+    Setting setting;
+    setting.clip_norm = 0.5;
+    const Trained own = train(setting, Homes::kHost);
+    setting.flags = STW_OPTIMIZER_TORCH_ORDER;
+    const Trained host = train(setting, Homes::kHost);
+    const Trained device = train(setting, Homes::kDevice);
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(device.launches, 0u);
+    expect_equal(host, device);
+    EXPECT_NE(own.values, host.values);
 }
 
 TEST_F(CudaUpdates, ADeviceWithoutRoomForAnUpdateHasNone)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import operator
 from ctypes import (
-    CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_uint32, c_uint64,
-    c_void_p,
+    CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32,
+    c_uint64, c_void_p,
 )
 from typing import Any, ClassVar, Dict, List, Tuple, Type, TypeVar
 
@@ -176,6 +176,7 @@ STW_OPTIMIZER_CUSTOM = 6
 STW_HYPER_NESTEROV = 1
 STW_HYPER_MAXIMIZE = 2
 STW_OPTIMIZER_DURABLE = 1
+STW_OPTIMIZER_TORCH_ORDER = 2
 STW_UPDATE_SKIP_NONFINITE = 1
 STW_UPDATE_KEEP_GRADIENTS = 2
 STW_UPDATE_WAIT = 4
@@ -227,7 +228,8 @@ class Struct(ctypes.Structure):
         super().__setattr__(name, value)
 
 
-LIMITS = {c_int32: (-2**31, 2**31), c_uint32: (0, 2**32), c_uint64: (0, 2**64)}
+LIMITS = {c_int32: (-2**31, 2**31), c_int64: (-2**63, 2**63), c_uint32: (0, 2**32),
+          c_uint64: (0, 2**64)}
 
 
 def checked(name: str, value: Any, kind: Any = c_uint64) -> int:
@@ -560,6 +562,8 @@ class stw_optimizer_options(Struct):
         ("custom", POINTER(stw_custom_update)),
         ("state_policy", POINTER(stw_policy)),
         ("ema_decay", c_double),
+        ("square_root", CFUNCTYPE(None, c_int32, POINTER(c_float), POINTER(c_float), c_int64)),
+        ("square_root_mode", c_int64),
     ]
 
 

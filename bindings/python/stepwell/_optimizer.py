@@ -12,6 +12,7 @@ from ._custom import GradientDtypes, kernel_over_arrays
 from ._dtypes import dtype_of
 from ._library import lib
 from ._tensor import Policy, Tensor, nanoseconds
+from ._torch_order import square_root
 from .errors import check, raised
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Optimizer:
     def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
                  name: Optional[str] = None, state_dtype: Any = None,
                  state_policy: Optional[Policy] = None, ema_decay: float = 0.0,
-                 durable: bool = False, custom: Optional[Custom] = None) -> None:
+                 durable: bool = False, torch_order: bool = False,
+                 custom: Optional[Custom] = None) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm '{algorithm}'; there are {', '.join(ALGORITHMS)}")
         if not isinstance(hyper, Hyper):
@@ -121,8 +123,12 @@ class Optimizer:
         options = _abi.stw_optimizer_options.initial(
             algorithm=ALGORITHMS[algorithm], name=None if name is None else name.encode(),
             state_dtype=0 if state_dtype is None else dtype_of(state_dtype),
-            flags=_abi.STW_OPTIMIZER_DURABLE * durable, ema_decay=ema_decay,
+            flags=(_abi.STW_OPTIMIZER_DURABLE * durable
+                   | _abi.STW_OPTIMIZER_TORCH_ORDER * torch_order),
+            ema_decay=ema_decay,
         )
+        if torch_order:
+            options.square_root, options.square_root_mode = square_root()
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)
         if custom is not None:

@@ -384,7 +384,8 @@ class Runtime(Fetches, Generations):
 
     def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
         """AdamW. details: name, state_policy, state_dtype, ema_decay: a state "ema" averages the
-        parameters so, for evaluation; durable: states and counts are part of generations."""
+        parameters so, for evaluation; durable: states and counts are part of generations;
+        torch_order: with the bits of torch.optim on the CPU (STW_OPTIMIZER_TORCH_ORDER)."""
         return Optimizer(self, "adamw", hyper, **details)
 
     def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:

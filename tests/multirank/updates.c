@@ -202,6 +202,12 @@ static void ranks_that_step_otherwise_are_told(struct member *member)
     end(at.runtime, at.group, member);
 }
 
+static void no_roots(int32_t n, const float *values, float *roots, int64_t mode)
+{
+    (void)values, (void)mode;
+    memset(roots, 0, (uint32_t)n * sizeof *roots);
+}
+
 /* Whatever the group and the number: what it means for the shards is not asked. */
 static void hyper_parameters_of_each_group_are_compared(struct member *member)
 {
@@ -241,6 +247,37 @@ static void hyper_parameters_of_each_group_are_compared(struct member *member)
         update.clip_norm = 1e9;
         const stw_status status = stw_optimizer_step(optimizer, &update, &result);
         HOLDS(status == (attempt < 5 ? STW_ERROR_MISMATCH : STW_OK));
+    }
+    end(runtime, group, member);
+}
+
+/* The last rank alone rounds as torch does, or has its roots from elsewhere. */
+static void roundings_of_optimizers_are_compared(struct member *member)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 24);
+    const bool odd = member->rank == member->size - 1;
+    for (uint32_t attempt = 0; attempt < 3; ++attempt) {
+        const char name[] = {'p', (char)('0' + attempt), '\0'};
+        const char gradient[] = {'g', (char)('0' + attempt), '\0'};
+        stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        stw_optimizer *optimizer = NULL;
+        options.algorithm = STW_OPTIMIZER_ADAGRAD, options.name = name;
+        if (odd || attempt > 0) options.flags = STW_OPTIMIZER_TORCH_ORDER;
+        if (odd && attempt == 1) options.square_root = no_roots;
+        SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+        SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+        entry.parameter = make(runtime, name, N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        entry.gradient = make(runtime, gradient, N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+        SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
+        SUCCEEDS(stw_tensor_fill(entry.gradient, 1.0, NULL));
+        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+        update.clip_norm = 1e9;
+        const stw_status status = stw_optimizer_step(optimizer, &update, &result);
+        HOLDS(status == (attempt < 2 ? STW_ERROR_MISMATCH : STW_OK));
     }
     end(runtime, group, member);
 }
@@ -390,6 +427,7 @@ int main(int argc, char **argv)
         CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
         CLAIM(ranks_that_step_otherwise_are_told),
         CLAIM(hyper_parameters_of_each_group_are_compared),
+        CLAIM(roundings_of_optimizers_are_compared),
         CLAIM(a_step_without_a_verdict_beside_one_with_it_is_out_of_order),
     };
     return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);

@@ -77,7 +77,7 @@ enum { /* stw_optimizer_options.flags */
 /*
  * STW_OPTIMIZER_TORCH_ORDER: an update of AdamW, Adam, SGD or Adagrad leaves the same bits in an
  * fp32 parameter and its states as torch.optim's single-tensor path on a CPU (foreach=False,
- * fused=False, no amsgrad; as of PyTorch 2.13) with the same gradient. It does what that path's
+ * fused=False, no amsgrad; as of PyTorch 2.14) with the same gradient. It does what that path's
  * calls do (mul_, lerp_, mul_ and addcmul_, sqrt, div, add_, addcdiv_; add with alpha), with their
  * roundings: ATen's kernels round a product and its sum once where the processor has AVX2 and FMA,
  * twice where it has not, and so does this. NaNs may differ in their payload. Not repeated is a

@@ -85,6 +85,12 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
     return kind if len(algorithms) == 1 else None
 
 
+def torch_order(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its kernel is to have the bits of torch's own loop: unless a faster one was asked for
+    by name, whose bits are others."""
+    return not any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
+
+
 def states_of(optimizer: torch.optim.Optimizer) -> int:
     """How many states of fp32 a parameter has at most, as far as that can be known."""
     kind = kind_of(optimizer)
@@ -255,7 +261,8 @@ class KernelSteps(Steps):
         self._given: Dict[int, Hyper] = {}
         group = optimizer.param_groups[0]
         self.momentum = type(optimizer) is not torch.optim.SGD or bool(group["momentum"])
-        self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group))
+        self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
+                             torch_order=torch_order(optimizer))
         self._given[0] = kind.hyper(group)
         self._add([(at, record) for at, record in self.records()
                    if record.parameter.requires_grad])

@@ -437,6 +437,50 @@ class Offload(unittest.TestCase):
             run.model.zero_grad()
             run.step(1, stack_loss)
 
+    # -- activations ------------------------------------------------------------------------------
+
+    def spilled(self, how, keep):
+        with Run(lambda: Stack(how), own_steps, 32) as run:
+            found = []
+            for step in range(4):
+                torch.manual_seed(step)
+                with stepwell.torch.save_on_tiers(run.model, keep) as spill:
+                    loss = run.model(torch.randn(128, 128, requires_grad=True)).pow(2).mean()
+                loss.backward()
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                found.append(loss.item())
+                del loss
+                self.assertEqual(spill.kept, 0)
+            stats = stepwell.torch.offloaded(run.model).runtime.tier_stats("device")
+            self.assertEqual(stats.open_views, 0)
+            return found, spill
+
+    def test_saved_tensors_beyond_the_limit_come_back_from_tiers(self):
+        everything, spill = self.spilled(None, 1 << 30)
+        self.assertEqual(spill.left, 0)
+        self.assertGreater(spill.peak, 3 << 20)
+        beyond, spill = self.spilled(None, 1 << 20)
+        self.assertEqual(beyond, everything)
+        self.assertGreater(spill.left, 2 << 20)
+        self.assertLess(spill.peak, 2 << 20)
+
+    def test_a_saved_tensor_that_is_written_is_an_error_wherever_it_is(self):
+        with Run(Stack, own_steps, 32) as run:
+            for keep in (0, 1 << 30):
+                with stepwell.torch.save_on_tiers(run.model, keep):
+                    class Written(nn.Module):
+                        def forward(self, x):
+                            z = x.exp()
+                            z.add_(1)
+                            return z
+                    run.model.layers.append(Written())
+                    loss = run.model(torch.randn(256, 128)).sum()
+                with self.assertRaisesRegex(RuntimeError, "inplace operation"):
+                    loss.backward()
+                del run.model.layers[-1]
+                run.optimizer.zero_grad()
+
     # -- refusals ---------------------------------------------------------------------------------
 
     def test_what_cannot_be_offloaded_is_refused_by_name(self):

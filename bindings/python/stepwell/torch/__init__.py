@@ -3,6 +3,6 @@
 
     model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
 """
-from ._offload import Offload, offload, offloaded
+from ._offload import Offload, offload, offloaded, save_on_tiers
 
-__all__ = ["Offload", "offload", "offloaded"]
+__all__ = ["Offload", "offload", "offloaded", "save_on_tiers"]

@@ -2,11 +2,12 @@
 """offload(): a model and its optimizer in tiers, for a training loop that stays as it is."""
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -22,6 +23,7 @@ from ._records import (
     DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, write,
 )
 from ._saved import Backward, Hooks, pop
+from ._spill import Spill
 from ._units import Unit, install, is_holder, own, shares, uninstall
 
 Size = Union[int, str]
@@ -67,6 +69,8 @@ class Offload:
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
         self.backward = Backward()
+        self.saved_tensors = Spill(self)
+        self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
         self.touched: Dict[Record, Any] = {}
@@ -356,6 +360,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             nvme: Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any],
                         List[Any]] = None,
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
+            activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None,
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
@@ -364,7 +369,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     more of it behind, of use where the device is a GPU; nvme: a directory, or several, for what
     does not fit; nvme_bytes: its size, by default what parameters, gradients and states need.
     keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
-    takes room meanwhile. options: those of stepwell.Runtime.
+    takes room meanwhile. activation_bytes: what autograd saves beyond so many bytes goes to nvme
+    until backward needs it, of which activation_nvme_bytes are for that; None: it stays in memory.
+    options: those of stepwell.Runtime.
 
     Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
     parameters do not fit together, naming it.
@@ -377,13 +384,16 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=_nvme(nvme, nvme_bytes, parameters, optimizer,
-                   options.get("block_bytes") or _abi.STW_BLOCK_2M),
+                   options.get("block_bytes") or _abi.STW_BLOCK_2M,
+                   0 if activation_bytes is None else size_of(activation_nvme_bytes)),
         store_name=store_name, **options)
     try:
         made = Offload(model, optimizer, runtime, device, keep_gradients)
         made.take(parameters, durable=store_name is not None)
         if optimizer is not None:
             _optimizer.convert(optimizer, made)
+        if activation_bytes is not None:
+            made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:
         runtime.close(deferred=True)
         raise
@@ -393,13 +403,13 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
 
 def _nvme(nvme: Any, nvme_bytes: Optional[Size],
           parameters: List[Tuple[str, torch.nn.Parameter]],
-          optimizer: Optional[torch.optim.Optimizer], block: int) -> List[Nvme]:
+          optimizer: Optional[torch.optim.Optimizer], block: int, activations: int) -> List[Nvme]:
     if nvme is None:
         return []
     places = list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
     if nvme_bytes is None:
         states = 0 if optimizer is None else _optimizer.states_of(optimizer)
-        need = _SLACK * block
+        need = _SLACK * block + activations
         for _, parameter in parameters:
             half = parameter.element_size() < 4
             sizes = [parameter.element_size()] * 2 + [4] * (states + half)
@@ -409,6 +419,22 @@ def _nvme(nvme: Any, nvme_bytes: Optional[Size],
     each = (-(-need // len(places) // block) + 1) * block
     return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
             else Nvme(place, each) for place in places]
+
+
+@contextlib.contextmanager
+def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
+    """In the block, saved tensors of an offloaded model beyond keep_bytes go to its tiers.
+
+    As offload(activation_bytes=) does throughout. The nvme budget is to have room for them. What
+    gives it: Spill, which counts. Backward may come after the block.
+    """
+    made = offloaded(model)
+    before, kept = made.spill, made.saved_tensors.keep_bytes
+    made.spill = made.saved_tensors.begin(size_of(keep_bytes))
+    try:
+        yield made.spill
+    finally:
+        made.spill, made.saved_tensors.keep_bytes = before, kept
 
 
 def offloaded(model: torch.nn.Module) -> Offload:

@@ -150,9 +150,13 @@ class Hooks:
 
         def pack(tensor: torch.Tensor) -> Any:
             record = records.get(tensor.untyped_storage().data_ptr())
-            if record is None:
-                return tensor, tensor._version
-            return Saved(record, tensor)
+            if record is not None:
+                return Saved(record, tensor)
+            if offload.spill is not None:
+                kept = offload.spill.pack(tensor)
+                if kept is not None:
+                    return kept
+            return tensor, tensor._version
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is tuple:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations in tiers: what autograd saves beyond a number of bytes rests at nvme until backward.
+
+Backward needs first what was saved last, so the oldest leaves first, and nothing leaves while all
+of it fits. What has not left is handed back as it is, with no copy made. Storages are saved once
+however many nodes save a view of them.
+"""
+from __future__ import annotations
+
+import collections
+import weakref
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .. import _abi, _waiting
+from .._dtypes import Dtype
+from .._enums import Tier
+from .._library import lib
+from .._tensor import Policy, Tensor, TensorSpec
+from ..errors import BusyError, check
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+_LEAST = 64 << 10  # bytes: what is smaller stays
+_AHEAD = 4         # storages that are brought back before they are asked for
+
+
+class _Storage:
+    """One storage that nodes have saved: the memory itself, or where its bytes went."""
+
+    __slots__ = ("spill", "memory", "version", "bytes", "alive", "tensor", "before", "__weakref__")
+
+    def __init__(self, spill: "Spill", memory: torch.Tensor, nbytes: int) -> None:
+        self.spill = spill
+        self.memory: Optional[torch.Tensor] = memory
+        self.version = memory._version
+        self.bytes = nbytes
+        self.alive = StorageWeakRef(memory.untyped_storage())
+        self.tensor: Optional[Tensor] = None
+        self.before: "Optional[weakref.ref[_Storage]]" = None  # left before it: needed after it
+
+    def __del__(self) -> None:
+        try:
+            self.spill.ended(self)
+        except AttributeError:
+            pass  # half made, or the interpreter is going
+
+
+class Kept:
+    """A saved tensor as a node keeps it."""
+
+    __slots__ = ("storage", "dtype", "size", "stride", "offset", "version")
+
+    def __init__(self, storage: _Storage, tensor: torch.Tensor) -> None:
+        self.storage = storage
+        self.dtype = tensor.dtype
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.version = tensor._version
+
+    def fetch(self) -> torch.Tensor:
+        storage = self.storage
+        memory = storage.memory
+        if memory is None:
+            memory = storage.spill.brought(storage)
+        elif memory._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of {list(self.size)} is at version "
+                f"{memory._version}; expected version {self.version} instead")
+        return torch.empty(0, dtype=self.dtype).set_(  # type: ignore[call-overload,no-any-return]
+            memory.untyped_storage(), self.offset, self.size, self.stride)
+
+
+class Spill:
+    """The saved tensors of one Offload. Counts in bytes: kept, left and peak."""
+
+    def __init__(self, offload: "Offload") -> None:
+        self.offload = offload
+        self.kept = 0        # bytes in memory that saved tensors hold
+        self.begin(0)
+        self._order: Deque["weakref.ref[_Storage]"] = collections.deque()
+        self._known: "Dict[int, weakref.ref[_Storage]]" = {}
+        self._free: Dict[int, List[Tensor]] = {}
+        self._dead: List[Tensor] = []
+        self._last: "Optional[weakref.ref[_Storage]]" = None
+
+    def begin(self, keep_bytes: int) -> "Spill":
+        self.keep_bytes = keep_bytes
+        self.peak = 0
+        self.left = 0  # bytes that have gone to tiers since then
+        return self
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """None: it is none of ours."""
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            return None
+        memory = tensor.untyped_storage()
+        nbytes = memory.nbytes()
+        if nbytes < _LEAST:
+            return None
+        found = self._known.get(memory._cdata)
+        storage = found() if found is not None else None
+        if storage is None or storage.alive.expired() or storage.version != tensor._version:
+            if nbytes > 2 * tensor.numel() * tensor.element_size():
+                return None  # a small part of something large
+            storage = _Storage(self, tensor.detach(), nbytes)
+            reference = weakref.ref(storage)
+            self._known[memory._cdata] = reference
+            self._order.append(reference)
+            self.kept += nbytes
+            self.peak = max(self.peak, self.kept)
+        kept = Kept(storage, tensor)
+        while self.kept > self.keep_bytes and self._order:
+            oldest = self._order.popleft()()
+            if oldest is not None and oldest is not storage:
+                self._leave(oldest)
+        return kept
+
+    def _leave(self, storage: _Storage) -> None:
+        memory = storage.memory
+        if memory is None or memory._version != storage.version:
+            return  # written since: its node says so
+        self._sweep()
+        free = self._free.setdefault(storage.bytes, [])
+        tensor = free.pop() if free else self._make(storage.bytes)
+        options = _abi.stw_copy_options.initial()
+        source = memory.untyped_storage().data_ptr()
+        check(_waiting.call(self.offload.runtime, lib.stw_tensor_write, tensor._use(), source,
+                            options))
+        storage.tensor, storage.memory = tensor, None
+        storage.before, self._last = self._last, weakref.ref(storage)
+        self.kept -= storage.bytes
+        self.left += storage.bytes
+
+    def _make(self, nbytes: int) -> Tensor:
+        return self.offload.runtime.create_many([TensorSpec(
+            shape=nbytes, dtype=Dtype.U8, role="activation",
+            policy=Policy(home=Tier.NVME))])[0]
+
+    def brought(self, storage: _Storage) -> torch.Tensor:
+        """Its bytes, pinned until the node drops them; those needed next are on their way."""
+        assert storage.tensor is not None
+        runtime = self.offload.runtime
+        flat = torch.from_dlpack(runtime.fetch(storage.tensor))
+        ahead: List[Tensor] = []
+        at = storage.before() if storage.before is not None else None
+        while at is not None and at.tensor is not None and len(ahead) < _AHEAD:
+            ahead.append(at.tensor)
+            at = at.before() if at.before is not None else None
+        runtime.prefetch(ahead)
+        return flat
+
+    def ended(self, storage: _Storage) -> None:
+        """No node needs it any more. May come while the node still holds its bytes."""
+        if storage.memory is not None:
+            self.kept -= storage.bytes
+        elif storage.tensor is not None:
+            self._dead.append(storage.tensor)
+
+    def _sweep(self) -> None:
+        dead, self._dead = self._dead, []
+        for tensor in dead:
+            try:
+                tensor.discard()
+                self._free.setdefault(tensor.elements, []).append(tensor)
+            except BusyError:
+                self._dead.append(tensor)
+        if len(self._known) > 4096:
+            self._known = {key: value for key, value in self._known.items()
+                           if value() is not None}

@@ -159,7 +159,8 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
 /**
  * The device address of WHOLE, the same for life, whether bytes are there or not. Touching it
  * without a view is undefined: a fault (SIGSEGV, a lost CUDA context), or bytes that are not the
- * tensor's any more.
+ * tensor's any more. Of a sharded tensor it is where it is gathered to; then the first call that asks
+ * is made by all ranks, in the same order as their fetches.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management, or one that gives

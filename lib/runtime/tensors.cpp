@@ -721,6 +721,13 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
     }
     *pointer_out = tensor->addresses[device];
     *bytes_out = tensor->bytes;
+    if (places_[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
+        // What is gathered has an address of its own; the tensor's own pack is this rank's shard.
+        std::lock_guard<std::mutex> lock(mutex_);
+        STW_TRY(make_whole(*tensor));
+        *pointer_out = pack_addresses_[core_.pack_of(tensor->sharding->whole)].at[device];
+        *bytes_out = whole_bytes_of(*tensor);
+    }
     return {};
 }
 

@@ -70,6 +70,7 @@ class Offload:
         self.hooks = Hooks(self)
         self.backward = Backward()
         self.saved_tensors = Spill(self)
+        self.scale = 1.0  # of a gradient: over ranks the sum of them is to be the mean
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
@@ -277,7 +278,7 @@ class Offload:
         self.backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
-        options = _abi.stw_reduce_options.initial()
+        options = _abi.stw_reduce_options.initial(scale=self.scale)
         check(_waiting.call(self.runtime, lib.stw_reduce, gradient._use(), source.data_ptr(),
                             options, again=False))
 

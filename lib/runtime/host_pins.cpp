@@ -159,14 +159,11 @@ bool HostPins::ask_again(Registrar &registrar)
     return any;
 }
 
-// Of what was refused there one more refusal is enough.
+// The failures of a slab that was refused stay counted, so that one more refusal ends it again.
 void HostPins::reopen(Registrar &registrar, Slab &slab)
 {
     slab.open = true;
-    if (std::exchange(slab.refused, false)) {
-        slab.failures = kFailuresMax - 1;
-        --refused_;
-    }
+    if (std::exchange(slab.refused, false)) --refused_;
     count(registrar, slab);
 }
 

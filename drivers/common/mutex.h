@@ -40,6 +40,9 @@ public:
     {
     }
     ~MutexLock() STW_DRIVER_ATTRIBUTE(release_capability()) { lock_.unlock(); }
+    // For a call that blocks; the caller may not touch what the mutex guards between the two.
+    void pause() { lock_.unlock(); }
+    void resume() { lock_.lock(); }
     MutexLock(const MutexLock &) = delete;
     MutexLock &operator=(const MutexLock &) = delete;
 

@@ -54,12 +54,13 @@ Marks::OfStream *Marks::take(StreamHandle stream, uint64_t id, uint64_t *number_
     return &*found;
 }
 
-int Marks::identify(StreamHandle stream, uint64_t *number_out)
+int Marks::identify(StreamHandle stream, uint64_t *number_out, MutexLock &lock)
 {
     const Api &api = context_.api();
     unsigned long long id = 0;
     const int gone = api.stream_id ? api.stream_id(stream, &id) : int{kSuccess};
     OfStream *of = find(stream, id, number_out);
+    for (; of != nullptr && of->recording; of = find(stream, id, number_out)) recorded_.wait(lock);
     if (of == nullptr) {
         (void)take(stream, id, number_out);
         return gone;
@@ -81,18 +82,18 @@ int Marks::await_device() const
 
 int Marks::know(StreamHandle stream)
 {
-    const MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     uint64_t number = 0;
-    return identify(stream, &number);
+    return identify(stream, &number, lock);
 }
 
 int Marks::forget(StreamHandle stream)
 {
-    const MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     uint64_t number = 0;
-    if (const int error = identify(stream, &number)) return error;
+    if (const int error = identify(stream, &number, lock)) return error;
     OfStream &of = streams_[number];
-    if (const int error = record(of)) return error;
+    if (const int error = record(of, lock)) return error;
     of.stream = nullptr;
     return kSuccess;
 }
@@ -101,7 +102,7 @@ int Marks::forget(StreamHandle stream)
 
 // A capture may begin between question and record: what was recorded may belong to the graph then,
 // and counts for nothing.
-int Marks::record(OfStream &of)
+int Marks::record(OfStream &of, MutexLock &lock)
 {
     const Api &api = context_.api();
     if (!of.own && !of.gone && context_.captures(of.stream)) return kCaptureUnsupported;
@@ -110,7 +111,7 @@ int Marks::record(OfStream &of)
     if (event == nullptr)
         error = api.event_create(&event, kEventBlockingSync | kEventDisableTiming);
     if (error != kSuccess) return error;
-    error = of.gone ? int{kInvalidHandle} : api.event_record(event, of.stream);
+    error = of.gone ? int{kInvalidHandle} : record_event(of, event, lock);
     // Its work is not over for having been destroyed, and nothing else tells when it is. The event
     // is of no record then, or of one that has passed, and a wait for it is none.
     if (error == kInvalidHandle || error == kContextIsDestroyed)
@@ -121,22 +122,33 @@ int Marks::record(OfStream &of)
     return error;
 }
 
+int Marks::record_event(OfStream &of, EventHandle event, MutexLock &lock)
+{
+    of.recording = true;
+    const StreamHandle stream = of.stream;
+    lock.pause();
+    const int error = context_.api().event_record(event, stream);
+    lock.resume();
+    of.recording = false;
+    recorded_.notify_all();
+    return error;
+}
+
 int Marks::make(StreamHandle stream, uint64_t *mark_out)
 {
-    const MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     uint64_t number = 0;
-    if (const int error = identify(stream, &number)) return error;
+    if (const int error = identify(stream, &number, lock)) return error;
     OfStream &of = streams_[number];
-    const uint64_t mark = number << kCountBits | (of.count + 1);
-    const int error = record(of);
+    const int error = record(of, lock);
     if (error != kSuccess && (error != kCaptureUnsupported || of.gone)) return error;
-    *mark_out = mark;
+    *mark_out = number << kCountBits | (of.count + (error == kSuccess ? 0 : 1));
     return kSuccess;
 }
 
 int Marks::make_own(StreamHandle stream, uint64_t *mark_out)
 {
-    const MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     uint64_t number = 0;
     OfStream *of = find(stream, 0, &number);
     if (of == nullptr) of = take(stream, 0, &number);
@@ -144,41 +156,45 @@ int Marks::make_own(StreamHandle stream, uint64_t *mark_out)
     else if (!of->own && await_device() != kSuccess)
         return kInvalidHandle;
     of->own = true;
-    const int error = record(*of);
+    const int error = record(*of, lock);
     if (error == kSuccess) *mark_out = number << kCountBits | of->count;
     return error;
 }
 
 // One whose event has been used again is older than the oldest that is kept, which will do.
-int Marks::event_of(uint64_t mark, EventHandle *event_out)
+int Marks::event_of(uint64_t mark, EventHandle *event_out, MutexLock &lock)
 {
     const uint64_t number = mark >> kCountBits;
     const uint64_t count = mark & ((uint64_t{1} << kCountBits) - 1);
     if (number >= streams_.size() || count == 0 || count > streams_[number].count + 1)
         return kInvalidHandle;
     OfStream &of = streams_[number];
+    while (count > of.count && of.recording) recorded_.wait(lock);
     if (count > of.count) {
         if (of.stream == nullptr) return kInvalidHandle;
         uint64_t same = number;
-        if (const int error = identify(of.stream, &same)) return error;
+        if (const int error = identify(of.stream, &same, lock)) return error;
         // Of another thread's default stream only that thread can do it.
         if (same != number) return kCaptureUnsupported;
-        if (const int error = record(of)) return error;
+        if (const int error = record(of, lock)) return error;
     }
     const uint64_t oldest = of.count < kKept ? 1 : of.count - kKept + 2;
     *event_out = of.events[std::max(count, oldest) % kKept];
     return kSuccess;
 }
 
+// An event that is recorded anew meanwhile is waited for up to the later mark. Nothing waits for
+// itself by that: what is enqueued waits only for what was enqueued before.
 int Marks::wait(StreamHandle stream, uint64_t mark)
 {
-    const MutexLock lock(mutex_);
     EventHandle event = nullptr;
-    if (const int error = event_of(mark, &event)) return error;
+    {
+        MutexLock lock(mutex_);
+        if (const int error = event_of(mark, &event, lock)) return error;
+    }
     return context_.api().stream_wait_event(stream, event, 0);
 }
 
-// An event that is recorded anew meanwhile is waited for up to the later mark.
 int Marks::wait_here(uint64_t mark)
 {
     const Deadline deadline = Deadline::after(kCaptureNs);
@@ -186,8 +202,8 @@ int Marks::wait_here(uint64_t mark)
         EventHandle event = nullptr;
         int error = kSuccess;
         {
-            const MutexLock lock(mutex_);
-            error = event_of(mark, &event);
+            MutexLock lock(mutex_);
+            error = event_of(mark, &event, lock);
         }
         if (error == kSuccess) return context_.api().event_synchronize(event);
         if (error != kCaptureUnsupported || deadline.passed()) return error;
@@ -197,9 +213,9 @@ int Marks::wait_here(uint64_t mark)
 
 int Marks::passed(uint64_t mark)
 {
-    const MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     EventHandle event = nullptr;
-    const int error = event_of(mark, &event);
+    const int error = event_of(mark, &event, lock);
     if (error != kSuccess) return error == kCaptureUnsupported ? int{kNotReady} : error;
     return context_.api().event_query(event);
 }

@@ -9,6 +9,9 @@
 // CUDA gives the handle of a destroyed stream to the next one, so the stream behind a handle is
 // looked at by its number at each mark. Where it is another one than it was, the work of the old
 // one may still run and nothing else tells when it is over: the device is waited for.
+//
+// CUDA blocks a call that enqueues while the queue of its stream is full. Events are recorded and
+// waited for without the lock, so that holds up only those who need the same stream.
 #pragma once
 
 #include "drivers/common/mutex.h"
@@ -52,19 +55,24 @@ private:
         StreamHandle stream = nullptr;  // null: it was forgotten
         uint64_t id = 0;                // CUDA's, which no other stream ever has; 0: not known
         bool own = false;
-        bool gone = false;  // it was destroyed without our knowing
+        bool gone = false;       // it was destroyed without our knowing
+        bool recording = false;  // by one thread at a time, without the lock
         uint64_t count = 0;
         std::array<EventHandle, kKept> events{};
     };
-    int identify(StreamHandle stream, uint64_t *number_out) STW_REQUIRES(mutex_);
+    // No event is being recorded on it when this returns.
+    int identify(StreamHandle stream, uint64_t *number_out, MutexLock &lock) STW_REQUIRES(mutex_);
     OfStream *find(StreamHandle stream, uint64_t id, uint64_t *number_out) STW_REQUIRES(mutex_);
     OfStream *take(StreamHandle stream, uint64_t id, uint64_t *number_out) STW_REQUIRES(mutex_);
-    int record(OfStream &of) STW_REQUIRES(mutex_);
+    // Without the lock while CUDA records the event.
+    int record(OfStream &of, MutexLock &lock) STW_REQUIRES(mutex_);
+    int record_event(OfStream &of, EventHandle event, MutexLock &lock) STW_REQUIRES(mutex_);
     int await_device() const;
-    int event_of(uint64_t mark, EventHandle *event_out) STW_REQUIRES(mutex_);
+    int event_of(uint64_t mark, EventHandle *event_out, MutexLock &lock) STW_REQUIRES(mutex_);
 
     const Context &context_;
     Mutex mutex_;
+    Condition recorded_;
     std::deque<OfStream> streams_ STW_GUARDED_BY(mutex_);
 };
 

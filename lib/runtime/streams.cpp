@@ -144,13 +144,18 @@ Status DeviceStreams::forget(void *handle)
 {
     Id id = 0;
     if (!knows(handle, &id) || id == 0) return {};
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     Stream &stream = streams_[id];
+    await_mark(id, lock);
     if (stream.handle.load(std::memory_order_relaxed) != handle) return {};
-    const bool marked = stream.thread.load(std::memory_order_relaxed) != 0;  // by each release
-    if (!marked) STW_TRY(end_epoch(id));
+    STW_TRY(end_epoch(id, lock));
     if ((ops_->capabilities & STW_MEMORY_CAN_FORGET) != 0) {
+        stream.marking = true;
+        lock.unlock();
         const stw_status code = ops_->forget_stream(memory_, handle);
+        lock.lock();
+        stream.marking = false;
+        marked_.notify_all();
         if (code < 0) return failed(code, "What comes next");
     }
     stream.thread.store(kNobody, std::memory_order_relaxed);
@@ -168,18 +173,31 @@ Status DeviceStreams::take_own(void *stream)
 
 // ------------------------------------------------------------------------------------- marks ----
 
-// Under the lock. The epoch goes on first: who reads it later has released behind the mark.
-Status DeviceStreams::end_epoch(Id id)
+// Under the lock, but for the driver's call, which blocks while the stream's queue is full: that
+// holds up nobody who does not need this stream. The epoch is advanced first: a release that reads
+// the new one may be after the mark.
+Status DeviceStreams::end_epoch(Id id, std::unique_lock<std::mutex> &lock)
 {
     Stream &stream = streams_[id];
+    STW_ASSERT(!stream.marking);
+    stream.marking = true;
     stream.released.store(false, std::memory_order_relaxed);
     const uint64_t epoch = stream.epoch.fetch_add(1, std::memory_order_acq_rel);
     Mark mark{epoch, 0};
-    const stw_status code =
-        ops_->mark(memory_, stream.handle.load(std::memory_order_relaxed), &mark.number);
+    void *const handle = stream.handle.load(std::memory_order_relaxed);
+    lock.unlock();
+    const stw_status code = ops_->mark(memory_, handle, &mark.number);
+    lock.lock();
+    stream.marking = false;
+    marked_.notify_all();
     if (code < 0) return failed(code, "A copy");
     keep_mark(id, mark);
     return {};
+}
+
+void DeviceStreams::await_mark(Id id, std::unique_lock<std::mutex> &lock)
+{
+    marked_.wait(lock, [&] { return !streams_[id].marking; });
 }
 
 void DeviceStreams::keep_mark(Id id, Mark mark)
@@ -195,16 +213,18 @@ void DeviceStreams::keep_mark(Id id, Mark mark)
 }
 
 // The earliest that there is.
-Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch)
+Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch,
+                                                       std::unique_lock<std::mutex> &lock)
 {
     Stream &stream = streams_[id];
+    if (stream.marks.back().epoch < epoch) await_mark(id, lock);
     if (stream.marks.back().epoch < epoch) {
         if (stream.thread.load(std::memory_order_relaxed) != 0)
             return Status::error(STW_ERROR_DEVICE,
                                  "What comes next cannot be ordered behind the work of a thread's "
                                  "own stream of %s, which could not be marked when it was released",
                                  device_.c_str());
-        STW_TRY(end_epoch(id));
+        STW_TRY(end_epoch(id, lock));
     }
     return *std::find_if(stream.marks.begin(), stream.marks.end(),
                          [epoch](const Mark &mark) { return mark.epoch >= epoch; });
@@ -270,17 +290,20 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
     }
     if (std::all_of(needs.begin(), needs.end(), [](uint64_t epoch) { return epoch == 0; }))
         return {};
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     Stream &stream = streams_[id];
     for (Id other = 1; other < needs.size(); ++other) {
-        if (needs[other] == 0) continue;
-        if (stream.streams_behind[other].load(std::memory_order_relaxed) >= needs[other]) continue;
-        Result<Mark> mark = mark_behind(other, needs[other]);
+        std::atomic<uint64_t> &behind = stream.streams_behind[other];
+        if (needs[other] == 0 || behind.load(std::memory_order_relaxed) >= needs[other]) continue;
+        Result<Mark> mark = mark_behind(other, needs[other], lock);
         if (!mark.ok()) return std::move(mark.status());
-        const stw_status code = ops_->stream_after(
-            memory_, stream.handle.load(std::memory_order_relaxed), mark.value().number);
+        void *const handle = stream.handle.load(std::memory_order_relaxed);
+        lock.unlock();  // the stream's queue may be full
+        const stw_status code = ops_->stream_after(memory_, handle, mark.value().number);
+        lock.lock();
         if (code < 0) return failed(code, "A stream");
-        stream.streams_behind[other].store(mark.value().epoch, std::memory_order_relaxed);
+        if (behind.load(std::memory_order_relaxed) < mark.value().epoch)
+            behind.store(mark.value().epoch, std::memory_order_relaxed);
     }
     if (needs[kAll] != 0) stream.several_behind.store(several_before, std::memory_order_relaxed);
     return {};
@@ -294,8 +317,8 @@ Status DeviceStreams::await_own(SlotRange slots, bool writes)
         if (id == 0 || needs[id] == 0) continue;
         uint64_t mark = 0;
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            Result<Mark> found = mark_behind(id, needs[id]);
+            std::unique_lock<std::mutex> lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id], lock);
             if (!found.ok()) return std::move(found.status());
             mark = found.value().number;
         }
@@ -337,6 +360,9 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexce
 {
     if (id == 0) return;
     Stream &stream = streams_[id];
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    const bool marks = stream.thread.load(std::memory_order_relaxed) != 0;
+    if (marks) lock.lock();  // before its words: who reads one waits for the mark
     const Word mine = word_of(stream.epoch.load(std::memory_order_acquire), id);
     if (users) users->epochs[id].store(epoch_of(mine), std::memory_order_release);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
@@ -346,22 +372,20 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexce
             note_read(id, slot, mine);
         }
     }
-    if (stream.thread.load(std::memory_order_relaxed) == 0) {
+    // An error is returned by the call that needs the mark.
+    if (marks)
+        (void)end_epoch(id, lock);
+    else
         stream.released.store(true, std::memory_order_release);
-        return;
-    }
-    // Where that fails, so does who needs the mark: it is not there.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    (void)end_epoch(id);
 }
 
 Status DeviceStreams::marks_of(const Users &users, MarkList *marks_out)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     for (Id id = kCopies + 1; id <= count_.load(std::memory_order_acquire); ++id) {
         const uint64_t epoch = users.epochs[id].load(std::memory_order_acquire);
         if (epoch == 0) continue;
-        Result<Mark> mark = mark_behind(id, epoch);
+        Result<Mark> mark = mark_behind(id, epoch, lock);
         if (!mark.ok()) return std::move(mark.status());
         marks_out->numbers[marks_out->count++] = mark.value().number;
     }
@@ -373,20 +397,25 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
 {
     STW_ASSERT(copies == STW_COPIES_IN || copies == STW_COPIES_OUT);
     STW_ASSERT(slots.first + slots.count <= slots_);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    // Where that cannot be, who needs the mark hears of it.
+    std::unique_lock<std::mutex> lock(mutex_);
+    // An error is returned by the call that needs the mark. A stream that another thread is marking
+    // may have a full queue, and is left to that thread.
     for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
-        if (streams_[id].released.load(std::memory_order_acquire)) (void)end_epoch(id);
+        const Stream &stream = streams_[id];
+        if (stream.released.load(std::memory_order_acquire) && !stream.marking)
+            (void)end_epoch(id, lock);
     }
     const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id) {
         uint64_t &behind = streams_[id].copies_behind[copies == STW_COPIES_OUT];
         if (needs[id] == 0 || behind >= needs[id]) continue;
-        Result<Mark> mark = mark_behind(id, needs[id]);
+        Result<Mark> mark = mark_behind(id, needs[id], lock);
         if (!mark.ok()) return std::move(mark.status());
+        lock.unlock();
         const stw_status code = ops_->copies_after(memory_, mark.value().number, copies);
+        lock.lock();
         if (code < 0) return failed(code, "A copy");
-        behind = mark.value().epoch;
+        behind = std::max(behind, mark.value().epoch);
     }
     return {};
 }
@@ -416,8 +445,8 @@ Status DeviceStreams::await(SlotRange slots, bool writes)
         if (needs[id] == 0) continue;
         uint64_t mark = 0;
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            Result<Mark> found = mark_behind(id, needs[id]);
+            std::unique_lock<std::mutex> lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id], lock);
             if (!found.ok()) return std::move(found.status());
             mark = found.value().number;
         }

@@ -19,6 +19,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -122,10 +123,11 @@ private:
         // kSeveral.
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
         std::atomic<uint64_t> several_behind{0};
-        // Under the lock: the last few marks, oldest first, and the epoch that copies come behind,
-        // of either direction.
+        // Under the lock: the last few marks, oldest first, the epoch that copies come behind, of
+        // either direction, and whether a thread is in the driver's call for the next mark.
         std::array<Mark, kMarksKept> marks{};
         std::array<uint64_t, 2> copies_behind{};
+        bool marking = false;
     };
     // By stream: the epoch that has to be over; at kAll, whether any word was of kSeveral.
     static constexpr Id kAll = 0;
@@ -138,12 +140,14 @@ private:
     Word several() { return word_of(several_.fetch_add(1, std::memory_order_acq_rel), kSeveral); }
     void note_read(Id id, residency::Slot slot, Word mine);
     void note_write(Id id, residency::Slot slot, Word mine);
-    Status end_epoch(Id stream);
+    // Those that take the lock let go of it in calls of the driver.
+    Status end_epoch(Id stream, std::unique_lock<std::mutex> &lock);
+    void await_mark(Id stream, std::unique_lock<std::mutex> &lock);
     void keep_mark(Id stream, Mark mark);
     Status await_own(SlotRange slots, bool writes);
     Status order_copies(SlotRange slots, bool writes, uint32_t copies);
     Needs needs_of(SlotRange slots, bool writes) const;
-    Result<Mark> mark_behind(Id stream, uint64_t epoch);
+    Result<Mark> mark_behind(Id stream, uint64_t epoch, std::unique_lock<std::mutex> &lock);
     Status failed(stw_status code, const char *what) const;
 
     const stw_memory_ops *const ops_;
@@ -158,6 +162,7 @@ private:
     std::atomic<uint32_t> count_{kCopies};         // streams
     std::array<Stream, kStreamsMax + 1> streams_;  // from 1
     std::mutex mutex_;
+    std::condition_variable marked_;
 };
 
 }  // namespace stepwell

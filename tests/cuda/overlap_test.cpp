@@ -88,34 +88,54 @@ TEST_F(CudaOverlap, ADirectionThatWaitsForAStreamHoldsUpNoOther)
     }
 }
 
-// The consumer's stream does nothing at all, and what was used on it is to leave.
-TEST_F(CudaRuntime, AnEvictionThatWaitsForAStreamHoldsUpNoFetch)
+// What was used on a stream that does nothing at all is to leave.
+class CudaHeldStream : public CudaRuntime {
+protected:
+    // Another tensor is fetched when the eviction has come so far.
+    template <class Reached>
+    void fetch_beside_eviction(const char *options, uint64_t pending, Reached &&reached)
+    {
+        open(options, 24, 64);
+        wait_registered();
+        stw_tensor *leaves = make("leaves", 8 * kBlock / 4);
+        stw_tensor *comes = make("comes", 8 * kBlock / 4);
+        stw_view view;
+        for (stw_tensor *tensor : {leaves, comes})
+            ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+        ASSERT_EQ(fetch(leaves, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+        stw_double_hold(streams_[0]);
+        enqueue(view, streams_[0], 0, 7, true);
+        while (stw_double_pending(streams_[0]) < pending)
+            ASSERT_EQ(stw_double_compute(streams_[0], 1), 0);
+        ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+        stw_double_calls_reset();
+        std::thread evicts([&] {
+            EXPECT_EQ(stw_evict(runtime_, &leaves, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
+                << stw_last_error();
+        });
+        while (!reached()) std::this_thread::yield();
+        EXPECT_EQ(fetch(comes, STW_READ_WRITE, streams_[1], &view), STW_OK) << stw_last_error();
+        EXPECT_EQ(stw_double_comes_after(streams_[1], streams_[0]), 0);
+        EXPECT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+        stw_double_let_go(streams_[0], 0);
+        evicts.join();
+        expect_all(leaves, 8 * kBlock / 4, 7);
+    }
+};
+
+TEST_F(CudaHeldStream, AnEvictionThatWaitsForAStreamHoldsUpNoFetch)
 {
-    open("seed=1", 24, 64);
-    wait_registered();
-    stw_tensor *leaves = make("leaves", 8 * kBlock / 4);
-    stw_tensor *comes = make("comes", 8 * kBlock / 4);
-    stw_view view;
-    for (stw_tensor *tensor : {leaves, comes})
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
-    ASSERT_EQ(fetch(leaves, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
-    stw_double_hold(streams_[0]);
-    enqueue(view, streams_[0], 0, 7, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
-    stw_double_calls_reset();
-    std::thread evicts([&] {
-        EXPECT_EQ(stw_evict(runtime_, &leaves, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+    fetch_beside_eviction("seed=1", 0, [] {
+        return stw_double_calls("cuMemcpyDtoHAsync_v2") +
+                   stw_double_calls("cuMemcpyBatchAsync_v2") >
+               0;
     });
-    while (stw_double_calls("cuMemcpyDtoHAsync_v2") == 0 &&
-           stw_double_calls("cuMemcpyBatchAsync_v2") == 0)
-        std::this_thread::yield();
-    EXPECT_EQ(fetch(comes, STW_READ_WRITE, streams_[1], &view), STW_OK) << stw_last_error();
-    EXPECT_EQ(stw_double_comes_after(streams_[1], streams_[0]), 0);
-    EXPECT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
-    stw_double_let_go(streams_[0], 0);
-    evicts.join();
-    expect_all(leaves, 8 * kBlock / 4, 7);
+}
+
+// The call that marks the stream for the eviction blocks.
+TEST_F(CudaHeldStream, AnEvictionThatCannotMarkAFullStreamHoldsUpNoFetch)
+{
+    fetch_beside_eviction("seed=1,queue=4", 4, [] { return stw_double_blocked() > 0; });
 }
 
 // A step of training: each tensor is brought, written by a kernel and taken away, on links and a

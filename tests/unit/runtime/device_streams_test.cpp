@@ -3,7 +3,9 @@
 // nothing.
 #include "lib/runtime/streams.h"
 
+#include <atomic>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,8 +17,19 @@ namespace {
 // What it was told of copies: the mark, and which of them wait for it.
 struct Told {
     uint64_t marks = 0;
+    void *marked = nullptr;  // the stream of the last one
     std::vector<std::pair<uint64_t, uint32_t>> copies;
     uint64_t streams = 0;  // the last mark that one was made to wait for
+    // The call that marks this stream, or that orders it, blocks for as long.
+    std::atomic<void *> full{nullptr};
+    std::atomic<uint32_t> blocked{0};
+
+    void await_room(void *stream)
+    {
+        if (full.load() != stream) return;
+        ++blocked;
+        while (full.load() == stream) std::this_thread::yield();
+    }
 };
 
 Told &told_of(stw_memory *memory)
@@ -32,7 +45,9 @@ stw_memory_ops telling_ops()
     made.check_stream = [](stw_memory *, void *, stw_driver_error *) -> stw_status {
         return STW_OK;
     };
-    made.mark = [](stw_memory *memory, void *, uint64_t *mark_out) -> stw_status {
+    made.mark = [](stw_memory *memory, void *stream, uint64_t *mark_out) -> stw_status {
+        told_of(memory).await_room(stream);
+        told_of(memory).marked = stream;
         *mark_out = ++told_of(memory).marks;
         return STW_OK;
     };
@@ -40,7 +55,8 @@ stw_memory_ops telling_ops()
         told_of(memory).copies.emplace_back(mark, copies);
         return STW_OK;
     };
-    made.stream_after = [](stw_memory *memory, void *, uint64_t mark) -> stw_status {
+    made.stream_after = [](stw_memory *memory, void *stream, uint64_t mark) -> stw_status {
+        told_of(memory).await_room(stream);
         told_of(memory).streams = mark;
         return STW_OK;
     };
@@ -63,6 +79,7 @@ protected:
     const stw_memory_ops ops = telling_ops();
     DeviceStreams streams{&ops, reinterpret_cast<stw_memory *>(&told), 128, "device 0"};
     int first = 0;  // its address is a stream
+    int second = 0;
 };
 
 TEST_F(StreamsOfADevice, ACopyOutThatWaitsHoldsUpNoCopyIn)
@@ -102,6 +119,58 @@ TEST_F(StreamsOfADevice, WhichCopiesWouldHaveToWaitIsKnown)
     EXPECT_FALSE(streams.would_wait({0, 2}, false, STW_COPIES_OUT)) << "they do";
     EXPECT_TRUE(streams.would_wait({0, 2}, true, STW_COPIES_IN));
     EXPECT_EQ(told.copies.size(), 1u);
+}
+
+// Either direction, and the fetch of another stream, where they do not need it.
+TEST_F(StreamsOfADevice, AStreamWhoseQueueIsFullHoldsUpThoseAloneWhoNeedIt)
+{
+    for (const uint32_t needs : {STW_COPIES_OUT, STW_COPIES_IN}) {
+        const uint32_t other = needs == STW_COPIES_OUT ? STW_COPIES_IN : STW_COPIES_OUT;
+        told.blocked = 0;
+        told.copies.clear();
+        release(&first, 0);
+        release(&second, 1);
+        told.full = &first;
+        std::thread marks([&] { EXPECT_TRUE(streams.before_copy({0, 1}, false, needs).ok()); });
+        while (told.blocked == 0) std::this_thread::yield();
+        EXPECT_TRUE(streams.before_copy({1, 1}, false, other).ok());
+        ASSERT_EQ(told.copies.size(), 1u);
+        EXPECT_EQ(told.copies[0].second, other);
+        release(&second, 1);
+        EXPECT_EQ(told.blocked, 1u);
+        told.full = nullptr;
+        marks.join();
+        EXPECT_EQ(told.copies.size(), 2u);
+    }
+}
+
+TEST_F(StreamsOfADevice, AFetchOnAStreamWhoseQueueIsFullHoldsUpNoCopy)
+{
+    release(&second, 1);
+    const Result<DeviceStreams::Id> id = streams.id_of(&first);
+    ASSERT_TRUE(id.ok());
+    told.full = &first;
+    std::thread fetches([&] { EXPECT_TRUE(streams.begin(id.value(), {1, 1}, true).ok()); });
+    while (told.blocked == 0) std::this_thread::yield();
+    EXPECT_TRUE(streams.before_copy({1, 1}, false, STW_COPIES_OUT).ok());
+    EXPECT_EQ(told.copies.size(), 1u);
+    told.full = nullptr;
+    fetches.join();
+}
+
+// Two streams have read, so all that have released are waited for, a forgotten one by its marks.
+TEST_F(StreamsOfADevice, AForgottenStreamIsNotMarkedAgain)
+{
+    for (void *stream : {&first, &second}) {
+        const Result<DeviceStreams::Id> id = streams.id_of(stream);
+        ASSERT_TRUE(id.ok());
+        streams.end(id.value(), {0, 1}, false);
+    }
+    ASSERT_TRUE(streams.forget(&second).ok());
+    EXPECT_EQ(told.marked, &second);
+    ASSERT_TRUE(streams.before_copy({0, 1}, true, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.marked, &first);
+    EXPECT_EQ(told.copies.size(), 2u);
 }
 
 // More of them than marks are kept.

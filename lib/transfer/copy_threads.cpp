@@ -50,7 +50,8 @@ void Engine::Parts::take_copy(CopyLane &lane, Task &task)
         lane.copies.remove(task);
     }
     task.begun = true;
-    task.stage = Stage::kCopy;
+    // One that is tried again is held, as far as is known, until it has been ordered.
+    if (!task.held_back) task.stage = Stage::kCopy;
 }
 
 // What is queued at the moment: nothing waits for a batch to fill.
@@ -149,7 +150,6 @@ uint64_t Engine::Parts::take_held_back(CopyLane &lane)
     if (wait_clock_ns() < lane.held_until_ns) return lane.held_until_ns;
     while (Task *task = lane.held_back.best()) {
         lane.held_back.remove(*task);
-        task->stage = Stage::kQueued;
         lane.copies.push(*task);
     }
     return UINT64_MAX;
@@ -298,6 +298,7 @@ void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
     for (Task *task : batch) {
         if (started.tasks.empty() || started.tasks.back()->mark != task->mark) ++started.batches;
         started.tasks.push_back(task);
+        task->stage = Stage::kCopy;
         started.bytes += task->job.transfer.bytes;
     }
     lane.begun.notify_one();

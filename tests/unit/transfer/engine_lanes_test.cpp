@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace stepwell::testing {
@@ -125,8 +126,8 @@ protected:
         options.memories.push_back({&FakeMemory::ops(), reinterpret_cast<stw_memory *>(&host_),
                                     residency::Tier::kHost, true, "host"});
         options.order.user = this;
-        options.order.before = [](void *, uint32_t, const void *, uint64_t, bool, bool) {
-            return Status();
+        options.order.before = [](void *user, uint32_t, const void *pointer, uint64_t, bool, bool) {
+            return static_cast<EngineLanes *>(user)->order(pointer);
         };
         options.order.waits = [](void *user, uint32_t, const void *pointer, uint64_t, bool, bool) {
             return static_cast<EngineLanes *>(user)->waits_ == pointer;
@@ -161,6 +162,13 @@ protected:
         Result<std::unique_ptr<Engine>> opened = Engine::open(std::move(options));
         ASSERT_TRUE(opened.ok()) << opened.status().sentence();
         engine_ = opened.take();
+    }
+    Status order(const void *pointer)
+    {
+        if (records_ != pointer) return {};
+        const uint32_t tries = ++tries_;
+        while (tries == pauses_at_) std::this_thread::yield();
+        return Status::error(STW_ERROR_BUSY, "A stream records a graph.");
     }
     void TearDown() override
     {
@@ -208,6 +216,10 @@ protected:
     std::atomic<uint32_t> ordered_{0};
     std::atomic<uint64_t> border_{1 << 20};
     std::atomic<const void *> waits_{nullptr};  // a copy from or to there, for work on a stream
+    // A copy from or to there cannot be ordered yet. It was tried so often, and this try lasts.
+    std::atomic<const void *> records_{nullptr};
+    std::atomic<uint32_t> tries_{0};
+    std::atomic<uint32_t> pauses_at_{0};
     uint64_t last_id_ = 0;
     Mutex mutex_;
     Condition changed_;
@@ -288,6 +300,20 @@ TEST_F(EngineLanes, WhatHasToWaitForAStreamIsBehindWhatNeedNot)
     EXPECT_EQ(all[0].copies[0].bytes, 3 * kBlock);
     EXPECT_EQ(all[0].copies[1].bytes, 4 * kBlock);
     EXPECT_EQ(all[1].copies[0].destination, waits_);
+}
+
+TEST_F(EngineLanes, WhatIsHeldBackSaysSoWhileItIsTriedAgain)
+{
+    pauses_at_ = 2;
+    records_ = arenas_[0].data() + 3 * kBlock;
+    const std::vector<Job> jobs = {in(3)};
+    submit(jobs);
+    while (tries_ < 2) std::this_thread::yield();
+    const std::string said = engine_->describe_in_flight(1);
+    EXPECT_NE(said.find("until a stream has recorded its graph"), said.npos) << said;
+    records_ = nullptr;
+    pauses_at_ = 0;
+    EXPECT_TRUE(wait_done(jobs));
 }
 
 TEST_F(EngineLanes, NoCopyCrossesABorderOfTheHostsMemory)

@@ -3,6 +3,8 @@
 // one it was. Lifetimes are wrapper_test.cpp's.
 #include <stepwell/stepwell.hpp>
 
+#include "../support/budget_sentence.h"
+
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -72,6 +74,9 @@ template <class Body> stw_status code_of(Body &&body)
     try {
         body();
     } catch (const stw::Error &error) {
+        const char *wrong =
+            error.code() == STW_ERROR_BUDGET ? budget_sentence_wrong(error.what()) : nullptr;
+        EXPECT_EQ(wrong, nullptr) << wrong << ": " << error.what();
         return error.code();
     }
     return STW_OK;

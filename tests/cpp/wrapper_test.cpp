@@ -3,6 +3,8 @@
 // One thread, public API only.
 #include <stepwell/stepwell.hpp>
 
+#include "../support/budget_sentence.h"
+
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -72,6 +74,7 @@ TEST(Error, CarriesCodeSentenceAndNumbers)
     EXPECT_EQ(error.code(), STW_ERROR_BUDGET);
     EXPECT_EQ(error.info().needed_bytes, 4u << 20);
     EXPECT_NE(std::string(error.what()).find("'big'"), std::string::npos) << error.what();
+    EXPECT_EQ(budget_sentence_wrong(error.what()), nullptr) << error.what();
 }
 
 TEST(Error, OpenSaysWhichDirectory)

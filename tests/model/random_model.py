@@ -7,6 +7,7 @@ seed, which with the same tree repeats the program; timing alone differs.
 import argparse
 import copy
 import math
+import os
 import random
 import sys
 import tempfile
@@ -16,6 +17,9 @@ import traceback
 import numpy as np
 import stepwell
 from stepwell import Hyper, Policy, TensorSpec
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import budget_sentence
 
 BLOCK = stepwell.BLOCK_64K
 STORED = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
@@ -318,8 +322,8 @@ class Program:
             else:
                 self.runtime.set_budget("device", self.random.randint(8, self.DEVICE) * BLOCK)
                 self.runtime.set_budget("host", self.random.randint(20, self.HOST) * BLOCK)
-        except stepwell.BudgetError:
-            pass
+        except stepwell.BudgetError as error:
+            budget_sentence.check(error)
         self.shrunk = not self.shrunk
 
     def hyper(self, algorithm):
@@ -388,9 +392,10 @@ class Program:
         try:
             result = model.optimizer.step([pair[0].tensor for pair in chosen], scale=scale,
                                           clip_norm=clip, keep_gradients=keep)
-        except stepwell.BudgetError:
+        except stepwell.BudgetError as error:
             if not self.shrunk:
                 raise
+            budget_sentence.check(error)
             return  # nothing was changed: reads will tell
         ready = [pair for pair in chosen if pair[1].values is not None]
         if (result.updated, result.without_gradient) != (len(ready), len(chosen) - len(ready)):

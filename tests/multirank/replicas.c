@@ -2,6 +2,7 @@
 /* Ranks that hold the same shards as others: four ranks as two groups of two. Ranks 0 and 1 hold
  * shards between them, and so do 2 and 3; 0 and 2 hold the same ones, and so do 1 and 3. */
 #include "tests/multirank/tensors.h"
+#include "tests/support/budget_sentence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -219,6 +220,7 @@ static void the_budget_of_a_host_is_that_of_all_groups(struct member *member)
     HOLDS(try_open_within(4 * HOST_BLOCKS - 1, groups.shards, groups.replicas, member, WHOLE_BLOCKS,
                           &runtime) == STW_ERROR_BUDGET);
     HOLDS(strstr(stw_last_error(), "has 4 ranks"));
+    HOLDS(budget_sentence_wrong(stw_last_error()) == NULL);
     SUCCEEDS(try_open_within(4 * HOST_BLOCKS, groups.shards, groups.replicas, member, WHOLE_BLOCKS,
                              &runtime));
     SUCCEEDS(stw_runtime_close(runtime, 0, 0));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many small gradients: each claim is run by every rank of a group. */
 #include "tests/multirank/tensors.h"
+#include "tests/support/budget_sentence.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -239,6 +240,7 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
         if (i == BAD) {
             HOLDS(status == STW_ERROR_BUDGET);
             HOLDS(strstr(stw_last_error(), "rank 1") && strstr(stw_last_error(), "'g4'"));
+            HOLDS(budget_sentence_wrong(stw_last_error()) == NULL);
             continue;
         }
         SUCCEEDS(status);

@@ -9,6 +9,9 @@ import unittest
 
 import stepwell
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import budget_sentence
+
 try:
     import numpy
 except ImportError:

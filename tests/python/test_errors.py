@@ -9,7 +9,7 @@ import unittest
 
 import stepwell
 import support
-from support import BLOCK, MIB
+from support import BLOCK, MIB, budget_sentence
 
 F32 = BLOCK // 4
 # All but the superblock's, more often than anybody tries again.
@@ -30,6 +30,8 @@ class Errors(support.Machine):
         self.assertGreater(error.needed_bytes, error.free_bytes)
         self.assertEqual((error.pinned_bytes, error.pinned_views), (6 * BLOCK, 1))
         self.assertIn("384.0 KiB pinned", str(error))
+        self.assertEqual(budget_sentence.check(error),
+                         (error.needed_bytes, 8 * BLOCK, [error.pinned_bytes, error.free_bytes]))
         self.assertEqual(str(error), error.sentence)
 
     def test_classes_are_those_a_program_would_catch(self):

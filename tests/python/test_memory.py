@@ -5,7 +5,7 @@ import unittest
 
 import stepwell
 import support
-from support import BLOCK, numpy
+from support import BLOCK, budget_sentence, numpy
 
 
 class Pieces(support.Machine):
@@ -64,6 +64,9 @@ class Pieces(support.Machine):
         with self.assertRaises(stepwell.BudgetError) as caught:
             self.runtime.host_alloc(33 * BLOCK)
         self.assertIn("host_scratch_bytes", str(caught.exception))
+        needed, total, _ = budget_sentence.check(caught.exception)
+        self.assertEqual((caught.exception.free_bytes, total), (32 * BLOCK, 32 * BLOCK))
+        self.assertGreater(needed, total)
         for wrong in ({"nbytes": 0}, {"nbytes": 1, "align": 3}):
             with self.assertRaises(stepwell.InvalidError):
                 self.runtime.host_alloc(**wrong)

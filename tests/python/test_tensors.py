@@ -4,7 +4,7 @@ import array
 
 import stepwell
 import support
-from support import BLOCK, MIB, numpy
+from support import BLOCK, MIB, budget_sentence, numpy
 
 F32 = BLOCK // 4
 
@@ -220,8 +220,9 @@ class Tensors(support.Machine):
         before = self.runtime.tier_stats("device").budget_bytes
         self.runtime.set_budget("device", 0)
         self.assertEqual(self.runtime.tier_stats("device").used_bytes, 0)
-        with self.assertRaises(stepwell.BudgetError):
+        with self.assertRaises(stepwell.BudgetError) as caught:
             tensor.fetch(tier="device")
+        self.assertEqual(budget_sentence.check(caught.exception), (2 * BLOCK, 0, [0]))
         with self.assertRaises(stepwell.LimitError):
             self.runtime.set_budget("device", 2 * before)
         self.runtime.set_budget(stepwell.Tier.DEVICE, before, timeout=60.0)

@@ -208,10 +208,9 @@ Status refuse_unsummable(const stw_tensor *tensor)
 {
     const uint32_t dtype = tensor->dtype;
     if (dtype == STW_F32 || dtype == STW_F16 || dtype == STW_BF16) return {};
-    return Status::error(
-        STW_ERROR_INVALID,
-        "tensor '%s' of dtype %s cannot be summed into; only f32, f16 and bf16 can",
-        tensor->name.c_str(), report::dtype_name(dtype));
+    return Status::error(STW_ERROR_INVALID,
+                         "%s of dtype %s cannot be summed into; only f32, f16 and bf16 can",
+                         tensor_text(tensor->name).c_str(), report::dtype_name(dtype));
 }
 
 }  // namespace stepwell::api

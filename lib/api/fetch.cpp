@@ -33,12 +33,12 @@ Status resolve_dtype(const stw_fetch_request &request, Range *range)
         range->dtype = request.dtype;
         return {};
     }
-    return Status::error(
-        STW_ERROR_INVALID,
-        "tensor '%s' of dtype %s cannot be fetched for writing as %s: what was not "
-        "written would lose bits; fetch it in its own dtype, or convert with "
-        "stw_tensor_write",
-        tensor.name.c_str(), report::dtype_name(tensor.dtype), report::dtype_name(request.dtype));
+    return Status::error(STW_ERROR_INVALID,
+                         "%s of dtype %s cannot be fetched for writing as %s: what was not "
+                         "written would lose bits; fetch it in its own dtype, or convert with "
+                         "stw_tensor_write",
+                         tensor_text(tensor.name).c_str(), report::dtype_name(tensor.dtype),
+                         report::dtype_name(request.dtype));
 }
 
 // Host memory of the caller's takes a copy; nothing is pinned.
@@ -47,17 +47,17 @@ Status resolve_into(const stw_fetch_request &request, Range *range)
     const char *name = request.tensor->name.c_str();
     if (request.access != STW_READ) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s': access %u is not for memory of the caller's, which "
+                             "%s: access %u is not for memory of the caller's, which "
                              "takes a copy for STW_READ; stw_tensor_write and stw_reduce copy the "
                              "other way",
-                             name, request.access);
+                             tensor_text(name).c_str(), request.access);
     }
     const bool host = request.tier == STW_TIER_DEFAULT || request.tier == STW_TIER_HOST;
     if (!host || request.device != 0) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s': memory of the caller's is host memory, not of tier %u, "
+                             "%s: memory of the caller's is host memory, not of tier %u, "
                              "device %u; leave them 0",
-                             name, request.tier, request.device);
+                             tensor_text(name).c_str(), request.tier, request.device);
     }
     range->into = request.into;
     return {};
@@ -68,16 +68,16 @@ Status no_views_at(const stw_fetch_request &request)
     const char *name = request.tensor->name.c_str();
     if (request.tier == STW_TIER_NVME) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' cannot be fetched at the nvme tier, which has no "
+                             "%s cannot be fetched at the nvme tier, which has no "
                              "addresses; fetch it at the device or host tier",
-                             name);
+                             tensor_text(name).c_str());
     }
     return Status::error(
         STW_ERROR_INVALID,
-        "tensor '%s' cannot be fetched at tier %u (%s), device %u: no such tier has "
+        "%s cannot be fetched at tier %u (%s), device %u: no such tier has "
         "a budget of at least one block (%s); open the runtime with one, or "
         "fetch at another tier",
-        name, request.tier,
+        tensor_text(name).c_str(), request.tier,
         request.tier == STW_TIER_DEFAULT ? "the default one" : report::tier_name(request.tier),
         request.device, bytes_text(request.tensor->runtime->body->block_bytes()).c_str());
 }
@@ -99,8 +99,8 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     }
     stw_tensor *tensor = at->tensor;
     if (at->access > STW_REDUCE || at->scope > STW_SHARD) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s': access %u or scope %u is not known",
-                             tensor->name.c_str(), at->access, at->scope);
+        return Status::error(STW_ERROR_INVALID, "%s: access %u or scope %u is not known",
+                             tensor_text(tensor->name).c_str(), at->access, at->scope);
     }
     range->dtype = 0;
     range->into = nullptr;
@@ -108,8 +108,8 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     if (at->struct_size > kSizeBeforeInto && at->into) STW_TRY(resolve_into(*at, range));
     if (at->access != STW_READ && (tensor->flags & STW_TENSOR_READ_ONLY)) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' is read-only: stw_tensor_write writes it, a fetch cannot",
-                             tensor->name.c_str());
+                             "%s is read-only: stw_tensor_write writes it, a fetch cannot",
+                             tensor_text(tensor->name).c_str());
     }
     if (at->access == STW_REDUCE) STW_TRY(refuse_unsummable(tensor));
     range->tensor = tensor;
@@ -136,9 +136,9 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     }
     if (at->access == STW_REDUCE && tensor->sharding && at->scope == STW_SHARD) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' lies over several ranks, and a sum over them is of all "
+                             "%s lies over several ranks, and a sum over them is of all "
                              "of it: fetch it with scope STW_WHOLE to reduce",
-                             tensor->name.c_str());
+                             tensor_text(tensor->name).c_str());
     }
     const uint64_t size = tensor->element_bits / 8;
     range->byte_begin = (range->element_begin - first) * size;
@@ -180,9 +180,9 @@ Status check_absent(const std::vector<Range> &ranges)
     for (const Range &range : ranges) {
         if (range.access == STW_READ && range.dtype == 0 && !range.into) continue;
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' is fetched with STW_FETCH_ABSENT, which shows no bytes: "
+                             "%s is fetched with STW_FETCH_ABSENT, which shows no bytes: "
                              "access must be STW_READ, without `into` and another dtype",
-                             range.tensor->name.c_str());
+                             tensor_text(range.tensor->name).c_str());
     }
     return {};
 }
@@ -443,8 +443,8 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
         for (uint32_t i = 0; i < n; ++i) {
             STW_TRY(enter(tensors[i]));
             if (tensors[i]->runtime == runtime) continue;
-            return Status::error(STW_ERROR_INVALID, "tensor '%s' is of another runtime",
-                                 tensors[i]->name.c_str());
+            return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
+                                 tensor_text(tensors[i]->name).c_str());
         }
         const residency::PlaceId place = runtime->body->place_of(tier, device);
         if (place == residency::kNoPlace || tier == STW_TIER_NVME) {

@@ -57,15 +57,15 @@ Status check_legacy(const stw_tensor *tensor, bool reads)
 {
     if (reads) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%s' is for reading here, which the legacy form of DLPack "
+                             "%s is for reading here, which the legacy form of DLPack "
                              "cannot say; take the versioned form, or fetch with STW_READ_WRITE",
-                             tensor->name.c_str());
+                             tensor_text(tensor->name).c_str());
     }
     if (type_of(tensor->dtype).code <= kDLBool) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
-                         "tensor '%s' has an 8-bit float dtype, which the legacy form of DLPack "
+                         "%s has an 8-bit float dtype, which the legacy form of DLPack "
                          "does not know; take the versioned form",
-                         tensor->name.c_str());
+                         tensor_text(tensor->name).c_str());
 }
 
 // What DLPack calls it: memory of the CPU, which all tiers of the built-in drivers are, or CUDA's.
@@ -80,8 +80,8 @@ Status name_device(const stw_tensor *tensor, uint32_t tier, uint32_t device, DLD
     *device_out = {kDLCUDA, info.ordinal};
     if (std::strcmp(info.driver, "cuda") == 0) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
-                         "tensor '%s' is on device %u of driver '%s', which DLPack has no name for",
-                         tensor->name.c_str(), device, info.driver);
+                         "%s is on device %u of driver '%s', which DLPack has no name for",
+                         tensor_text(tensor->name).c_str(), device, info.driver);
 }
 
 template <class Managed>

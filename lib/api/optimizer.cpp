@@ -80,14 +80,14 @@ Status check_entry(const stw_optimizer *optimizer, const stw_optimizer_entry &fr
     STW_TRY(enter(entry.gradient));
     if (entry.parameter->runtime != optimizer->runtime ||
         entry.gradient->runtime != optimizer->runtime) {
-        return Status::error(STW_ERROR_INVALID, "entry of parameter '%s': another runtime's tensor",
-                             entry.parameter->name.c_str());
+        return Status::error(STW_ERROR_INVALID, "entry of %s: another runtime's tensor",
+                             parameter_text(entry.parameter->name).c_str());
     }
     uint64_t end = 0;
     if (__builtin_add_overflow(entry.element_begin, entry.element_count, &end) ||
         end > entry.parameter->elements) {
-        return Status::error(STW_ERROR_INVALID, "entry of parameter '%s': its range is outside",
-                             entry.parameter->name.c_str());
+        return Status::error(STW_ERROR_INVALID, "entry of %s: its range is outside",
+                             parameter_text(entry.parameter->name).c_str());
     }
     return {};
 }
@@ -96,8 +96,8 @@ Status check_parameter(const stw_optimizer *optimizer, const stw_tensor *paramet
 {
     STW_TRY(enter(parameter));
     if (parameter->runtime == optimizer->runtime) return {};
-    return Status::error(STW_ERROR_INVALID, "parameter '%s' is of another runtime",
-                         parameter->name.c_str());
+    return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
+                         parameter_text(parameter->name).c_str());
 }
 
 Status check_number(double value, const char *name)

@@ -32,15 +32,14 @@ Status check_spec(const stw_tensor_spec &from)
                             STW_TENSOR_FIXED_ADDRESS,
                         "spec.flags"));
     if (spec.role > STW_ROLE_CACHE || spec.partition > STW_PARTITION_LOCAL) {
-        return Status::error(STW_ERROR_INVALID,
-                             "tensor '%.255s': role %u or partition %u is not known", name,
-                             spec.role, spec.partition);
+        return Status::error(STW_ERROR_INVALID, "%s: role %u or partition %u is not known",
+                             tensor_text(name).c_str(), spec.role, spec.partition);
     }
     const uint64_t align = spec.align_bytes;
     if (align > 4096 || (align & (align - 1)) != 0) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%.255s': align_bytes %llu is not a power of two up to 4096",
-                             name, static_cast<unsigned long long>(align));
+                             "%s: align_bytes %llu is not a power of two up to 4096",
+                             tensor_text(name).c_str(), static_cast<unsigned long long>(align));
     }
     if (spec.policy) STW_TRY(check_policy(spec.policy));
     return {};
@@ -53,8 +52,8 @@ Status enter_all(stw_tensor *const *tensors, uint32_t n)
     for (uint32_t i = 0; i < n; ++i) {
         STW_TRY(enter(tensors[i]));
         if (tensors[i]->runtime != tensors[0]->runtime) {
-            return Status::error(STW_ERROR_INVALID, "tensor '%s' is of another runtime",
-                                 tensors[i]->name.c_str());
+            return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
+                                 tensor_text(tensors[i]->name).c_str());
         }
     }
     return {};
@@ -78,9 +77,8 @@ Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_cop
 Status refuse_read_only(const stw_tensor *tensor)
 {
     if (!(tensor->flags & STW_TENSOR_READ_ONLY)) return {};
-    return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' is read-only: stw_tensor_write alone writes it",
-                         tensor->name.c_str());
+    return Status::error(STW_ERROR_INVALID, "%s is read-only: stw_tensor_write alone writes it",
+                         tensor_text(tensor->name).c_str());
 }
 
 }  // namespace
@@ -127,8 +125,8 @@ stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous, stw_tenso
         STW_TRY(enter(runtime));
         if (previous) STW_TRY(enter(previous));
         if (previous && previous->runtime != runtime) {
-            return Status::error(STW_ERROR_INVALID, "tensor '%s' is of another runtime",
-                                 previous->name.c_str());
+            return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
+                                 tensor_text(previous->name).c_str());
         }
         if (!next_out) return Status::error(STW_ERROR_INVALID, "next_out is null");
         return runtime->body->next_tensor(previous, next_out);
@@ -259,8 +257,8 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
         }
         if (!std::isfinite(copy.scale)) {
             return Status::error(STW_ERROR_INVALID,
-                                 "options.scale is %g, which would make all of tensor '%s' that",
-                                 copy.scale, gradient->name.c_str());
+                                 "options.scale is %g, which would make all of %s that", copy.scale,
+                                 tensor_text(gradient->name).c_str());
         }
         STW_TRY(refuse_read_only(gradient));
         STW_TRY(refuse_unsummable(gradient));

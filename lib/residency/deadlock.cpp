@@ -175,11 +175,11 @@ Status Core::deadlock_refusal(FetchId id) const
                                     [](const Block &block) { return block.write_failed; });
     Status status = Status::error(
         room ? STW_ERROR_BUDGET : STW_ERROR_BUSY,
-        "the fetch of tensor '%s' (%zu request%s) waits for %s that only threads can give back "
+        "the fetch of %s (%zu request%s) waits for %s that only threads can give back "
         "that "
         "wait themselves%s; this fetch, the youngest of theirs, gives way: release the views of "
         "its thread and fetch again",
-        name.c_str(), fetch.asked.requests.size(), plural(fetch.asked.requests.size()),
+        tensor_text(name).c_str(), fetch.asked.requests.size(), plural(fetch.asked.requests.size()),
         room ? "room" : "views",
         failed ? " (some blocks stay because their write-back failed: clear that error)" : "");
     status.mutable_detail().tensor = name;

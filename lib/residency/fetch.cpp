@@ -29,19 +29,19 @@ Status Core::check_request(const FetchAsked &asked) const
                    request.byte_count <= tensor.spec.bytes - request.byte_begin);
         if (request.place == kAnyCpuPlace && choose_cpu_place(request) == kNoPlace) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "tensor '%s' is to be worked on by the CPU, and no tier with a "
+                                 "%s is to be worked on by the CPU, and no tier with a "
                                  "budget is memory that it works in; open the runtime with "
                                  "host_bytes",
-                                 tensor.spec.name.c_str());
+                                 tensor_text(tensor.spec.name).c_str());
         }
         for (size_t j = 0; j < i; ++j) {
             const Request &other = asked.requests[j];
             if (other.tensor != request.tensor || asked.claim != 0) continue;
             if (other.access == Access::kRead && request.access == Access::kRead) continue;
             return Status::error(STW_ERROR_BUSY,
-                                 "tensor '%s' is asked for twice in one call and at least once for "
+                                 "%s is asked for twice in one call and at least once for "
                                  "writing; it would wait for itself",
-                                 tensor.spec.name.c_str());
+                                 tensor_text(tensor.spec.name).c_str());
         }
     }
     return {};
@@ -231,9 +231,9 @@ Status Core::busy_refusal(const Fetch &fetch) const
 {
     const TensorId id = fetch.asked.requests[fetch.conflict].tensor;
     Status status = Status::error(STW_ERROR_BUSY,
-                                  "tensor '%s': a view of it, of a tensor in the same block, or an "
+                                  "%s: a view of it, of a tensor in the same block, or an "
                                   "update is in the way, and the fetch was told not to wait",
-                                  tensors_[id].spec.name.c_str());
+                                  tensor_text(tensors_[id].spec.name).c_str());
     status.mutable_detail().tensor = tensors_[id].spec.name;
     return status;
 }
@@ -510,13 +510,13 @@ void Core::tick(Instant now, Commands &out)
                            : fetch.lacks == Lacks::kRoom ? "room"
                                                          : "its transfers";
         const TensorId tensor = fetch.asked.requests.front().tensor;
-        Status status = Status::error(
-            STW_ERROR_TIMEOUT,
-            "the fetch of tensor '%s' (%zu request%s) timed out while it waited for %s%s; %zu "
-            "transfers are in flight and %zu fetches wait",
-            tensors_[tensor].spec.name.c_str(), fetch.asked.requests.size(),
-            plural(fetch.asked.requests.size()), what, describe_conflict(fetch).c_str(),
-            flights_.size(), queue_.size());
+        Status status =
+            Status::error(STW_ERROR_TIMEOUT,
+                          "the fetch of %s (%zu request%s) timed out while it waited for %s%s; %zu "
+                          "transfers are in flight and %zu fetches wait",
+                          tensor_text(tensors_[tensor].spec.name).c_str(),
+                          fetch.asked.requests.size(), plural(fetch.asked.requests.size()), what,
+                          describe_conflict(fetch).c_str(), flights_.size(), queue_.size());
         status.mutable_detail().tensor = tensors_[tensor].spec.name;
         refuse(id, std::move(status), out);
     }

@@ -18,9 +18,9 @@ Result<WholeId> WholeLedger::add(std::string name, uint32_t blocks, uint64_t byt
     if (blocks > budget_blocks_) {
         return Status::error(
             STW_ERROR_BUDGET,
-            "tensor '%s' cannot be gathered: %s needed; whole_bytes %s; raise it "
+            "%s cannot be gathered: %s needed; whole_bytes %s; raise it "
             "on all ranks, or fetch the tensor by ranges",
-            name.c_str(), bytes_text(blocks * block_bytes_).c_str(),
+            tensor_text(name).c_str(), bytes_text(blocks * block_bytes_).c_str(),
             sum_text({{budget_blocks_ * block_bytes_, "for all that is gathered"}}).c_str());
     }
     Whole whole;
@@ -90,9 +90,10 @@ Status WholeLedger::make_room(WholeId first_asked, uint64_t needed_blocks, uint6
         const uint64_t left = budget_blocks_ - std::min(budget_blocks_, kept_blocks);
         return Status::error(
             STW_ERROR_BUDGET,
-            "tensor '%s' and what is fetched with it cannot be gathered: %s needed; whole_bytes "
+            "%s and what is fetched with it cannot be gathered: %s needed; whole_bytes "
             "%s; release views, or raise it on all ranks",
-            wholes_[first_asked].name.c_str(), bytes_text(needed_blocks * block_bytes_).c_str(),
+            tensor_text(wholes_[first_asked].name).c_str(),
+            bytes_text(needed_blocks * block_bytes_).c_str(),
             sum_text({{kept_blocks * block_bytes_, "in use or fetched with it"},
                       {left * block_bytes_, "free or not in use"}})
                 .c_str());

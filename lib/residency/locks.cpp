@@ -88,8 +88,8 @@ Status Core::readable(const Fetch &fetch) const
         if (request.access == Access::kWrite) continue;
         if (request.access == Access::kWriteEmpty) {
             if (tensor.contents == Contents::kEmpty) continue;
-            return Status::error(STW_ERROR_EXISTS, "tensor '%s' has contents",
-                                 tensor.spec.name.c_str());
+            return Status::error(STW_ERROR_EXISTS, "%s has contents",
+                                 tensor_text(tensor.spec.name).c_str());
         }
         if (!tensor.cause.ok()) return tensor.cause;
         // The library itself may fill what is empty piece by piece.
@@ -97,10 +97,10 @@ Status Core::readable(const Fetch &fetch) const
                            (fetch.asked.claim != 0 || (fetch.asked.flags & kFetchInternal) != 0);
         if (tensor.contents == Contents::kEmpty && !fills) {
             Status status = Status::error(STW_ERROR_EMPTY,
-                                          "tensor '%s' is empty: it was never written, or was "
+                                          "%s is empty: it was never written, or was "
                                           "discarded; write it first, or create it with "
                                           "STW_TENSOR_ZERO",
-                                          tensor.spec.name.c_str());
+                                          tensor_text(tensor.spec.name).c_str());
             status.mutable_detail().tensor = tensor.spec.name;
             return status;
         }
@@ -159,10 +159,11 @@ Status Core::conflict_within(const Fetch &fetch) const
                 blocks_of(other, requests[j].byte_begin, requests[j].byte_count);
             if (range.second <= second.first || second.second <= range.first) continue;
             return Status::error(STW_ERROR_BUSY,
-                                 "tensors '%s' and '%s' share a block and are asked for at two "
+                                 "%s and %s share a block and are asked for at two "
                                  "places in one call, at least one of them for writing; ask for "
                                  "both at one place, or in two calls",
-                                 other.spec.name.c_str(), one.spec.name.c_str());
+                                 tensor_text(other.spec.name).c_str(),
+                                 tensor_text(one.spec.name).c_str());
         }
     }
     return {};

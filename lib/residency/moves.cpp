@@ -310,7 +310,7 @@ void Core::note_failure(Fetch &fetch, Target &target, const Flight &failed, cons
     fetch.error = status;
     ErrorDetail &detail = fetch.error.mutable_detail();
     detail.tensor = hurt_name(fetch, target);
-    detail.sentence = format_text("tensor '%s' cannot be fetched: %s", detail.tensor.c_str(),
+    detail.sentence = format_text("%s cannot be fetched: %s", tensor_text(detail.tensor).c_str(),
                                   detail.sentence.c_str());
 }
 

@@ -305,7 +305,7 @@ std::string Core::describe_conflict(const Fetch &fetch) const
     for (PlaceId place = 0; place < places(); ++place) {
         if (!is_nvme(place) && exists(place)) pins += door(request.tensor, place).gate.pins();
     }
-    std::string text = format_text(" (tensor '%s': ", tensor.spec.name.c_str());
+    std::string text = format_text(" (%s: ", tensor_text(tensor.spec.name).c_str());
     if (tensor.claim() != 0 && tensor.claim() != fetch.asked.claim) {
         text +=
             format_text("%zu updates, sums or copies have it or are next; ", tensor.claims.size());
@@ -336,7 +336,8 @@ std::string Core::describe_waiting(size_t lines_max) const
         text += format_text("%sfetch %llu", text.empty() ? "" : "; ",
                             static_cast<unsigned long long>(fetch.id));
         for (const Request &request : fetch.asked.requests) {
-            text += format_text(" '%s'", tensors_[request.tensor].spec.name.c_str());
+            text += &request == fetch.asked.requests.data() ? " of " : ", ";
+            text += tensor_text(tensors_[request.tensor].spec.name);
         }
         text += (fetch.asked.flags & kFetchPrefetch) != 0   ? ", a hint,"
                 : (fetch.asked.flags & kFetchInternal) != 0 ? ", the library's own,"

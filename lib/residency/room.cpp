@@ -288,9 +288,9 @@ Status Core::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) 
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
     Status status = Status::error(
         STW_ERROR_BUDGET,
-        "%s cannot hold the fetch of tensor '%s' (%zu request%s): %s needed; %s %s%s; "
+        "%s cannot hold the fetch of %s (%zu request%s): %s needed; %s %s%s; "
         "%sfetch a smaller range, or raise the budget",
-        place_name(place).c_str(), name.c_str(), fetch.asked.requests.size(),
+        place_name(place).c_str(), tensor_text(name).c_str(), fetch.asked.requests.size(),
         plural(fetch.asked.requests.size()), bytes_text(needed * block).c_str(),
         whole            ? "whole_bytes"
         : taken > budget ? "it shrinks and holds"

@@ -300,11 +300,12 @@ Result<TensorId> Core::restore(TensorSpec spec, const Stored &stored)
     const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable};
     const bool joins = stored.pack != kNone && !packs_[stored.pack].dead;
     if (joins && (packs_[stored.pack].key < key || key < packs_[stored.pack].key)) {
-        return Status::error(STW_ERROR_MISMATCH,
-                             "tensor '%s' lies in one block with '%s', from before, and is now "
-                             "created with another role, neighbour or policy; create both alike",
-                             spec.name.c_str(),
-                             tensors_[packs_[stored.pack].tensors[0]].spec.name.c_str());
+        return Status::error(
+            STW_ERROR_MISMATCH,
+            "%s lies in one block with %s, from before, and is now "
+            "created with another role, neighbour or policy; create both alike",
+            tensor_text(spec.name).c_str(),
+            tensor_text(tensors_[packs_[stored.pack].tensors[0]].spec.name).c_str());
     }
     prepare_tensor();
     PackId pack_id = stored.pack;
@@ -347,8 +348,8 @@ void Core::drop_hints(TensorId id, Commands &out)
     std::sort(hints.begin(), hints.end());
     for (const FetchId hint : hints) {
         refuse(hint,
-               Status::error(STW_ERROR_CANCELLED, "tensor '%s' was discarded or destroyed",
-                             tensors_[id].spec.name.c_str()),
+               Status::error(STW_ERROR_CANCELLED, "%s was discarded or destroyed",
+                             tensor_text(tensors_[id].spec.name).c_str()),
                out);
     }
 }
@@ -363,12 +364,12 @@ Status Core::may_destroy(TensorId id, Commands &out)
     }
     if (tensor.readers || tensor.writer || tensor.claim_users || tensor.fetches || pins) {
         for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
-        return Status::error(STW_ERROR_BUSY, "tensor '%s' has open views or fetches under way",
-                             tensor.spec.name.c_str());
+        return Status::error(STW_ERROR_BUSY, "%s has open views or fetches under way",
+                             tensor_text(tensor.spec.name).c_str());
     }
     if (tensor.claim()) {
-        return Status::error(STW_ERROR_BUSY, "tensor '%s' has an update or a reduce under way",
-                             tensor.spec.name.c_str());
+        return Status::error(STW_ERROR_BUSY, "%s has an update or a reduce under way",
+                             tensor_text(tensor.spec.name).c_str());
     }
     return {};
 }
@@ -455,9 +456,9 @@ Status Core::discard(TensorId id, Commands &out)
     if (tensor.readers || tensor.writer || tensor.claim_users || pins || tensor.claim()) {
         for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
         return Status::error(STW_ERROR_BUSY,
-                             "tensor '%s' cannot be discarded: it has open views or an update "
+                             "%s cannot be discarded: it has open views or an update "
                              "under way",
-                             tensor.spec.name.c_str());
+                             tensor_text(tensor.spec.name).c_str());
     }
     ++tensor.version;
     drop_contents(id, out);
@@ -471,9 +472,9 @@ Status Core::set_policy(TensorId id, const Policy &policy)
     Pack &pack = packs_[tensor.pack];
     if (pack.tensors.size() > 1) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%s' shares its block with others, so its policy cannot "
+                             "%s shares its block with others, so its policy cannot "
                              "change alone; give it a neighbour number of its own at creation",
-                             tensor.spec.name.c_str());
+                             tensor_text(tensor.spec.name).c_str());
     }
     unpromise(pack);
     const Policy before = pack.key.policy;
@@ -538,8 +539,8 @@ void Core::fail(TensorId id, const Status &cause)
     tensor.cause = cause;
     ErrorDetail &detail = tensor.cause.mutable_detail();
     detail.tensor = tensor.spec.name;
-    detail.sentence = format_text("tensor '%s' was not written to its end: %s",
-                                  detail.tensor.c_str(), detail.sentence.c_str());
+    detail.sentence = format_text("%s was not written to its end: %s",
+                                  tensor_text(detail.tensor).c_str(), detail.sentence.c_str());
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
 }
 

@@ -163,9 +163,9 @@ Status Runtime::check_update_room(const OptimizerBody &body,
         const uint64_t needed = blocks.size() * block_bytes_;
         Status status = Status::error(
             STW_ERROR_BUDGET,
-            "an update of parameter '%s' works on %zu blocks at once, of it, its gradient and "
+            "an update of %s works on %zu blocks at once, of it, its gradient and "
             "states: %s needed; budget %s; raise it with stw_tier_set_budget, or open with more",
-            parameter->name.c_str(), blocks.size(), bytes_text(needed).c_str(),
+            parameter_text(parameter->name).c_str(), blocks.size(), bytes_text(needed).c_str(),
             sum_text({{room * block_bytes_, "of the largest tier that the CPU works in"}}).c_str());
         status.mutable_detail().tensor = parameter->name;
         status.mutable_detail().needed_bytes = needed;
@@ -263,9 +263,10 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
         const ViewSlot &view = views_.slot(index);
         if (view.scratch == residency::kNone || view.access != STW_REDUCE) continue;
         return Status::error(STW_ERROR_BUSY,
-                             "tensor '%s' has a view open to be summed, which needs room in %s; "
+                             "%s has a view open to be summed, which needs room in %s; "
                              "release it first",
-                             view.tensor->name.c_str(), core_.place_name(change.place).c_str());
+                             tensor_text(view.tensor->name).c_str(),
+                             core_.place_name(change.place).c_str());
     }
     while (core_.has_claims() || !snapshots_.empty()) {
         STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));

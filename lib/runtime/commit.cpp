@@ -213,10 +213,10 @@ Status Runtime::await_claims(const CommitWork &work)
                 continue;
             }
             return Status::error(STW_ERROR_TIMEOUT,
-                                 "an update, a sum or a write of tensor '%s', or a fetch of it "
+                                 "an update, a sum or a write of %s, or a fetch of it "
                                  "whose views were not collected, was not over when the timeout of "
                                  "the commit passed",
-                                 tensor->name.c_str());
+                                 tensor_text(tensor->name).c_str());
         }
     }
     return {};

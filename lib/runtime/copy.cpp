@@ -57,9 +57,9 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
 Status half_written(const stw_tensor &tensor, const Status &cause)
 {
     Status status = Status::error(cause.code(),
-                                  "tensor '%s' was left half written by a call that failed; write "
+                                  "%s was left half written by a call that failed; write "
                                   "all of it again, or discard it. The cause was: %s",
-                                  tensor.name.c_str(), cause.sentence());
+                                  tensor_text(tensor.name).c_str(), cause.sentence());
     status.mutable_detail().tensor = tensor.name;
     return status;
 }
@@ -71,13 +71,13 @@ Status Runtime::check_dtype(const stw_tensor *tensor, uint32_t dtype)
     if (dtype == 0 || dtype == tensor->dtype) return {};
     if (update::is_float(dtype) && update::is_float(tensor->dtype)) return {};
     if (stw_dtype_bits(dtype) == 0) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s': dtype %u is not known",
-                             tensor->name.c_str(), dtype);
+        return Status::error(STW_ERROR_INVALID, "%s: dtype %u is not known",
+                             tensor_text(tensor->name).c_str(), dtype);
     }
     return Status::error(STW_ERROR_INVALID,
-                         "tensor '%s' has dtype %s and cannot be converted from or to %s; only "
+                         "%s has dtype %s and cannot be converted from or to %s; only "
                          "f32, f16 and bf16 convert",
-                         tensor->name.c_str(), report::dtype_name(tensor->dtype),
+                         tensor_text(tensor->name).c_str(), report::dtype_name(tensor->dtype),
                          report::dtype_name(dtype));
 }
 
@@ -176,9 +176,9 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
     std::lock_guard<std::mutex> lock(mutex_);
     if (!waits_for_itself(waiter, &name)) return {};
     return Status::error(STW_ERROR_BUSY,
-                         "the call would wait for a view of tensor '%s' that this thread holds; "
+                         "the call would wait for a view of %s that this thread holds; "
                          "release that view first",
-                         name.c_str());
+                         tensor_text(name).c_str());
 }
 
 void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
@@ -250,14 +250,15 @@ Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count
     const char *name = tensor.name.c_str();
     const bool all = !tensor.sharding || elements == tensor.sharding->elements();
     if (all) {
-        return Status::error(STW_ERROR_INVALID,
-                             "elements [%llu, +%llu) are not inside tensor '%s' of %llu elements",
-                             number(begin), number(count), name, number(elements));
+        return Status::error(
+            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside %s of %llu elements",
+            number(begin), number(count), tensor_text(name).c_str(), number(elements));
     }
     return Status::error(STW_ERROR_INVALID,
-                         "elements [%llu, +%llu) are not inside this rank's shard of tensor '%s', "
+                         "elements [%llu, +%llu) are not inside this rank's shard of %s, "
                          "elements [%llu, +%llu)",
-                         number(begin), number(count), name, number(first), number(elements));
+                         number(begin), number(count), tensor_text(name).c_str(), number(first),
+                         number(elements));
 }
 
 // The range that a copy names, and what of it lies in this process, in elements of the shard.
@@ -411,8 +412,9 @@ Status Runtime::fill(stw_tensor *tensor, double value, const stw_copy_options &o
     STW_TRY(resolve_copy(*tensor, options, &asked, &part));
     char probe[8];
     if (!fill_elements(probe, tensor->dtype, 1, value)) {
-        return Status::error(STW_ERROR_INVALID, "dtype %s of tensor '%s' cannot hold the value %g",
-                             report::dtype_name(tensor->dtype), tensor->name.c_str(), value);
+        return Status::error(STW_ERROR_INVALID, "dtype %s of %s cannot hold the value %g",
+                             report::dtype_name(tensor->dtype), tensor_text(tensor->name).c_str(),
+                             value);
     }
     STW_TRY(change_shards(tensor));
     return each_chunk(tensor, residency::Access::kWrite, true, part.begin, part.count,

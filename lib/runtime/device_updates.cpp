@@ -133,10 +133,10 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
         name = core_.spec(fetch.pieces[0].tensor).name;
     }
     return Status::error(code,
-                         "device %u did not take %s of %" PRIu64 " bytes of tensor '%s' from byte "
+                         "device %u did not take %s of %" PRIu64 " bytes of %s from byte "
                          "%" PRIu64
                          " on (%s); what needs the device fails from now on if it is lost",
-                         at.device, what, fetch.pieces[0].byte_count, name.c_str(),
+                         at.device, what, fetch.pieces[0].byte_count, tensor_text(name).c_str(),
                          fetch.pieces[0].byte_begin, reason.c_str());
 }
 

@@ -135,20 +135,20 @@ Status Runtime::check_places(const FetchPlan &plan) const
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
         if (part && at.shows_runs && range.tensor->shown[range.place]) {
             return Status::error(STW_ERROR_INVALID,
-                                 "tensor '%s' has a fixed address, and the memory of device %u is "
+                                 "%s has a fixed address, and the memory of device %u is "
                                  "seen there in large pieces, so it is fetched as a whole and not "
                                  "%s of %s; arena=shrinks as an option of the device lets parts be "
                                  "fetched",
-                                 range.tensor->name.c_str(), at.device,
+                                 tensor_text(range.tensor->name).c_str(), at.device,
                                  bytes_text(range.byte_count).c_str(),
                                  bytes_text(range.tensor->bytes).c_str());
         }
         const uint32_t allowed = core_.spec(range.tensor->id).policy.allowed;
         if (allowed & (1u << range.place)) continue;
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' cannot be fetched at the %s tier: its policy's "
+                             "%s cannot be fetched at the %s tier: its policy's "
                              "allowed_tiers leave that tier out",
-                             range.tensor->name.c_str(),
+                             tensor_text(range.tensor->name).c_str(),
                              report::tier_name(static_cast<uint32_t>(places_[range.place].tier)));
     }
     return {};
@@ -202,9 +202,9 @@ void Runtime::ask(Waiter &waiter, Commands &out)
     if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, &name)) {
         core_.cancel(waiter.fetch,
                      Status::error(STW_ERROR_BUSY,
-                                   "the fetch would wait for a view of tensor '%s' that the "
+                                   "the fetch would wait for a view of %s that the "
                                    "same thread or step holds; release that view first",
-                                   name.c_str()),
+                                   tensor_text(name).c_str()),
                      out);
     }
     for (const Range &range : waiter.plan.ranges) {
@@ -254,8 +254,8 @@ bool Runtime::ask_privately(residency::Refused &refused, Commands &out)
         try {
             made = make_scratch(range);
         } catch (const std::bad_alloc &) {
-            made = Status::error(STW_ERROR_MEMORY, "no memory for a buffer to sum tensor '%s' in",
-                                 range.tensor->name.c_str());
+            made = Status::error(STW_ERROR_MEMORY, "no memory for a buffer to sum %s in",
+                                 tensor_text(range.tensor->name).c_str());
         }
         if (!made.ok()) {
             refused.status = std::move(made);
@@ -399,9 +399,9 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
         if (left == 0) return {};
         if (!moves) {
             return Status::error(STW_ERROR_BUSY,
-                                 "%llu blocks cannot leave the tier; tensor '%s' has open views "
+                                 "%llu blocks cannot leave the tier; %s has open views "
                                  "there, or no other tier may take it",
-                                 static_cast<unsigned long long>(left), stays.c_str());
+                                 static_cast<unsigned long long>(left), tensor_text(stays).c_str());
         }
         std::unique_lock<std::mutex> lock(mutex_);
         while (progress_made_ == seen) {

@@ -107,22 +107,22 @@ Status Runtime::check_gathered(const FetchPlan &plan) const
         const char *name = range.tensor->name.c_str();
         if (range.access != plan.gathered[0].access) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "tensor '%s' is fetched whole with another access than the first "
+                                 "%s is fetched whole with another access than the first "
                                  "of the call; fetch wholes to read and to write in calls of their "
                                  "own",
-                                 name);
+                                 tensor_text(name).c_str());
         }
         if (range.place != ranks_->place) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "tensor '%s' is gathered at the nearest tier alone; leave the "
+                                 "%s is gathered at the nearest tier alone; leave the "
                                  "request's tier 0",
-                                 name);
+                                 tensor_text(name).c_str());
         }
         if (range.dtype != 0 || range.into) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "tensor '%s' is sharded, and its whole is shown as it is: no "
+                                 "%s is sharded, and its whole is shown as it is: no "
                                  "other dtype, no memory of the caller's; stw_tensor_read copies",
-                                 name);
+                                 tensor_text(name).c_str());
         }
     }
     if (plan.flags & STW_FETCH_TRY) {
@@ -274,9 +274,9 @@ Status Runtime::fetch_wholes(Waiter &waiter)
     give_up_wholes(waiter);
     STW_TRY(interrupted_since(waiter.begin));
     return Status::error(STW_ERROR_TIMEOUT,
-                         "tensor '%s' was not gathered when the timeout passed; other ranks may "
+                         "%s was not gathered when the timeout passed; other ranks may "
                          "not have called, or are slow: the collective goes on without a view here",
-                         waiter.plan.gathered[0].tensor->name.c_str());
+                         tensor_text(waiter.plan.gathered[0].tensor->name).c_str());
 }
 
 // Views that are not opened after all. Under the lock.
@@ -426,8 +426,8 @@ Status Runtime::await_gathers(stw_tensor *const *tensors, uint32_t n)
     if (over) return {};
     STW_TRY(interrupted_since(begin));
     return Status::error(STW_ERROR_BUSY,
-                         "tensor '%s' is still being gathered: other ranks have not come that far",
-                         (*std::find_if(tensors, tensors + n, gathers))->name.c_str());
+                         "%s is still being gathered: other ranks have not come that far",
+                         tensor_text((*std::find_if(tensors, tensors + n, gathers))->name).c_str());
 }
 
 // Before a tensor goes: is its whole in use, or a sum under way?
@@ -438,8 +438,8 @@ Status Runtime::may_unshard(const stw_tensor &tensor, Commands &out)
     if (sharding.partial != residency::kNone) STW_TRY(core_.may_destroy(sharding.partial, out));
     if (sharding.whole == residency::kNone) return {};
     if (ranks_->gathers.ledger().pinned(sharding.whole_id)) {
-        return Status::error(STW_ERROR_BUSY, "tensor '%s' has open views of its gathered whole",
-                             tensor.name.c_str());
+        return Status::error(STW_ERROR_BUSY, "%s has open views of its gathered whole",
+                             tensor_text(tensor.name).c_str());
     }
     return core_.may_destroy(sharding.whole, out);
 }

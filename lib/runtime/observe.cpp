@@ -240,9 +240,10 @@ std::string Runtime::describe_views(uint32_t lines_max)
         const uint32_t owner = view.owner;
         const bool sleeps = std::any_of(sleepers_.begin(), sleepers_.end(),
                                         [&](const auto &at) { return at.owner == owner; });
-        text += format_text("%s'%s' to %s, of thread %u%s%s", text.empty() ? "" : "; ",
-                            view.tensor->name.c_str(), view.access == STW_READ ? "read" : "write",
-                            owner, view.exported ? ", exported to DLPack" : "",
+        text += format_text("%s%s to %s, of thread %u%s%s", text.empty() ? "" : "; ",
+                            tensor_text(view.tensor->name).c_str(),
+                            view.access == STW_READ ? "read" : "write", owner,
+                            view.exported ? ", exported to DLPack" : "",
                             sleeps ? ", which waits itself" : "");
     }
     return text;

@@ -28,7 +28,7 @@ bool lie_alike(const stw_tensor &a, const stw_tensor &b)
 Status mismatch(const stw_tensor *parameter, const char *why)
 {
     Status status =
-        Status::error(STW_ERROR_MISMATCH, "parameter '%s': %s", parameter->name.c_str(), why);
+        Status::error(STW_ERROR_MISMATCH, "%s: %s", parameter_text(parameter->name).c_str(), why);
     status.mutable_detail().tensor = parameter->name;
     return status;
 }
@@ -266,8 +266,8 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
         return mismatch(parameter, "it is read-only; leave frozen parameters out");
     }
     if (parameter->optimizer && parameter->optimizer != &body) {
-        return Status::error(STW_ERROR_EXISTS, "parameter '%s' is in another optimizer",
-                             parameter->name.c_str());
+        return Status::error(STW_ERROR_EXISTS, "%s is in another optimizer",
+                             parameter_text(parameter->name).c_str());
     }
     return {};
 }
@@ -418,8 +418,8 @@ Status Runtime::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
         *tensor_out = owned.tensor;
         return {};
     }
-    return Status::error(STW_ERROR_NOT_FOUND, "parameter '%s' has no state '%.100s' here",
-                         parameter->name.c_str(), state);
+    return Status::error(STW_ERROR_NOT_FOUND, "%s has no state '%.100s' here",
+                         parameter_text(parameter->name).c_str(), state);
 }
 
 // Whether there is something of a parameter to update here: an empty one has no elements, and of a
@@ -433,8 +433,8 @@ Status Runtime::find_parameter(const OptimizerBody &body, const stw_tensor *para
     for (size_t i = 0; i < body.held.size(); i += 2) {
         if (body.held[i] == parameter) return {};
     }
-    return Status::error(STW_ERROR_NOT_FOUND, "tensor '%s' is no parameter of optimizer '%s'",
-                         parameter->name.c_str(), body.name.c_str());
+    return Status::error(STW_ERROR_NOT_FOUND, "%s is no parameter of optimizer '%s'",
+                         tensor_text(parameter->name).c_str(), body.name.c_str());
 }
 
 Status Runtime::get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out)
@@ -483,9 +483,9 @@ Status check_none_frozen(const std::vector<stw_tensor *> &parameters)
     const auto frozen = std::find_if(parameters.begin(), parameters.end(), is_frozen);
     if (frozen == parameters.end()) return {};
     return Status::error(STW_ERROR_INVALID,
-                         "parameter '%s' is frozen; leave it out of the step, or let it be written "
+                         "%s is frozen; leave it out of the step, or let it be written "
                          "again with stw_tensor_freeze",
-                         (*frozen)->name.c_str());
+                         parameter_text((*frozen)->name).c_str());
 }
 
 }  // namespace

@@ -243,9 +243,9 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
     const uint32_t index = ViewTable::index_of(view.cookie);
     if (view.cookie == kCopyCookie) {
         return Status::error(STW_ERROR_INVALID,
-                             "the view of tensor '%s' is a copy in memory of the caller's, which "
+                             "the view of %s is a copy in memory of the caller's, which "
                              "needs no pin: use that memory",
-                             view.tensor->name.c_str());
+                             tensor_text(view.tensor->name).c_str());
     }
     const bool open = index < views_.slots_used() &&
                       views_.slot(index).serial.load() == view.cookie >> 24 &&
@@ -259,9 +259,9 @@ Status Runtime::share(const stw_view &view, stw_view *view_out)
         const Sharding *sharding = view.tensor->sharding.get();
         const bool gathered = sharding && views_.slot(index).scratch == sharding->whole;
         return Status::error(STW_ERROR_INVALID,
-                             "the view of tensor '%s' is %s and cannot be shared; fetch it once "
+                             "the view of %s is %s and cannot be shared; fetch it once "
                              "more",
-                             view.tensor->name.c_str(),
+                             tensor_text(view.tensor->name).c_str(),
                              gathered ? "of what all ranks gathered, and counted by all of them,"
                                       : "a converted copy of its own");
     }
@@ -288,9 +288,9 @@ Status Runtime::check_open(const stw_view &view) const
     if ((view.cookie >> 24 & 1) != 0 && views_.is_view_of(view.cookie, view.tensor)) return {};
     if (view.cookie == kCopyCookie) {
         return Status::error(STW_ERROR_INVALID,
-                             "the view of tensor '%s' is a copy in memory of the caller's, which "
+                             "the view of %s is a copy in memory of the caller's, which "
                              "keeps itself alive: export that memory",
-                             view.tensor->name.c_str());
+                             tensor_text(view.tensor->name).c_str());
     }
     return Status::error(STW_ERROR_INVALID,
                          "the view with cookie 0x%llx is not open: it was released or exported "

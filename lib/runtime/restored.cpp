@@ -24,15 +24,15 @@ Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Poli
     }
     if (!durable_.body) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%.255s' is durable, and the runtime keeps nothing: open it "
+                             "%s is durable, and the runtime keeps nothing: open it "
                              "with a store_name",
-                             name);
+                             tensor_text(name).c_str());
     }
     if ((policy.allowed & (1u << nvme_place_)) != 0) return {};
     return Status::error(STW_ERROR_INVALID,
-                         "tensor '%.255s' is durable, and its policy does not allow the nvme tier, "
+                         "%s is durable, and its policy does not allow the nvme tier, "
                          "which keeps it",
-                         name);
+                         tensor_text(name).c_str());
 }
 
 // Under the lock: a new one, or one that the resumed generation has. What generations keep of it is
@@ -163,16 +163,16 @@ Status Runtime::check_thawed(const stw_tensor &tensor) const
     if ((tensor.flags & kBoth) != kBoth) return {};
     if (tensor.kept) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' is frozen and durable, and a generation has what it "
+                             "%s is frozen and durable, and a generation has what it "
                              "holds, of which there is one copy; let it be written again with "
                              "stw_tensor_freeze",
-                             tensor.name.c_str());
+                             tensor_text(tensor.name).c_str());
     }
     if (!durable_->commits) return {};
     return Status::error(STW_ERROR_BUSY,
-                         "tensor '%s' is frozen and durable, and a commit is under way that may "
+                         "%s is frozen and durable, and a commit is under way that may "
                          "have what it holds; write it before or behind that",
-                         tensor.name.c_str());
+                         tensor_text(tensor.name).c_str());
 }
 
 // Under the lock, of a commit that was one.
@@ -260,9 +260,9 @@ Status Runtime::check_restored(const store::StoredTensor &there, const std::stri
 {
     if (there.words == words) return {};
     return Status::error(STW_ERROR_MISMATCH,
-                         "tensor '%s' is %s, and in the generation that was resumed it is %s; "
+                         "%s is %s, and in the generation that was resumed it is %s; "
                          "create it alike, or under another name",
-                         there.name.c_str(), words.c_str(), there.words.c_str());
+                         tensor_text(there.name).c_str(), words.c_str(), there.words.c_str());
 }
 
 // Under the lock: the core's tensor, over the blocks that it had.
@@ -279,24 +279,25 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
         (stored.shares ? blocks == 1 && there.blocks[0] != store::kNoBlock : there.offset == 0);
     if (!sound) {
         return Status::error(STW_ERROR_FORMAT,
-                             "the generation says of tensor '%s' that it lies in %zu blocks from "
+                             "the generation says of %s that it lies in %zu blocks from "
                              "byte %" PRIu64 " on, where %" PRIu64 " bytes do not",
-                             there.name.c_str(), there.blocks.size(), there.offset, wanted.bytes);
+                             tensor_text(there.name).c_str(), there.blocks.size(), there.offset,
+                             wanted.bytes);
     }
     const bool alone = wanted.no_packing || wanted.policy.retention == residency::Retention::kPin;
     if (stored.shares && alone) {
         return Status::error(STW_ERROR_MISMATCH,
-                             "tensor '%s' shares a block with others, from before, and is now "
+                             "%s shares a block with others, from before, and is now "
                              "created with a fixed address or STW_RETAIN_PIN, for which it has one "
                              "of its own; create it with what it had",
-                             there.name.c_str());
+                             tensor_text(there.name).c_str());
     }
     if (there.offset % wanted.align_bytes != 0) {
         return Status::error(STW_ERROR_MISMATCH,
-                             "tensor '%s' lies at byte %" PRIu64 " of a block that it shares with "
+                             "%s lies at byte %" PRIu64 " of a block that it shares with "
                              "others, from before, and is now created with align_bytes %" PRIu64
                              "; create it with what it had",
-                             there.name.c_str(), there.offset, wanted.align_bytes);
+                             tensor_text(there.name).c_str(), there.offset, wanted.align_bytes);
     }
     for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);
     if (stored.shares) stored.pack = durable_->packs[there.blocks[0]];

@@ -196,8 +196,8 @@ void Runtime::background(residency::TensorId tensor, const Status &status)
     if (handle_of(tensor)) {
         ErrorDetail &detail = named.mutable_detail();
         detail.tensor = handles_[tensor]->name;
-        detail.sentence = format_text("work in the background on tensor '%s' failed: %s",
-                                      detail.tensor.c_str(), detail.sentence.c_str());
+        detail.sentence = format_text("work in the background on %s failed: %s",
+                                      tensor_text(detail.tensor).c_str(), detail.sentence.c_str());
     }
     log_lines_.push_back({STW_LOG_ERROR, "background", named.sentence()});
     if (first_error_.ok()) first_error_ = named;

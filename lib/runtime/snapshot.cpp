@@ -175,10 +175,11 @@ bool Runtime::next_chunk(Snapshot &work)
         if (work.status.ok() && !whole.asynchronous) work.status = interrupted_since(whole.begin);
         asked = work.status.ok() && work.next.part < work.parts.size();
         if (asked && work.chunk.fetch != 0 && now() >= whole.deadline) {
-            work.status = Status::error(STW_ERROR_TIMEOUT,
-                                        "the copy of tensor '%s' was not done when the timeout "
-                                        "passed",
-                                        work.parts[work.next.part].tensor->name.c_str());
+            work.status =
+                Status::error(STW_ERROR_TIMEOUT,
+                              "the copy of %s was not done when the timeout "
+                              "passed",
+                              tensor_text(work.parts[work.next.part].tensor->name).c_str());
             asked = false;
         }
         asked ? ask_chunk(work, core, out) : end_snapshot(work, core, out);

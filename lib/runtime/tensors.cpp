@@ -53,28 +53,28 @@ Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *by
     const uint32_t bits = stw_dtype_bits(spec.dtype);
     const char *name = spec.name ? spec.name : "";
     if (bits == 0) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s': dtype %u is not known", name,
-                             spec.dtype);
+        return Status::error(STW_ERROR_INVALID, "%s: dtype %u is not known",
+                             tensor_text(name).c_str(), spec.dtype);
     }
     if (spec.dimensions > STW_DIMENSIONS_MAX) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s' has %u dimensions, at most %d", name,
-                             spec.dimensions, STW_DIMENSIONS_MAX);
+        return Status::error(STW_ERROR_INVALID, "%s has %u dimensions, at most %d",
+                             tensor_text(name).c_str(), spec.dimensions, STW_DIMENSIONS_MAX);
     }
     uint64_t elements = 1;
     for (uint32_t i = 0; i < spec.dimensions; ++i) {
         if (__builtin_mul_overflow(elements, spec.shape[i], &elements)) {
             return Status::error(STW_ERROR_INVALID,
-                                 "tensor '%s': the product of its shape overflows 64 bits at "
+                                 "%s: the product of its shape overflows 64 bits at "
                                  "dimension %u",
-                                 name, i);
+                                 tensor_text(name).c_str(), i);
         }
     }
     constexpr uint64_t kBytesMax = 1ull << 46;
     uint64_t bytes = 0;
     if (__builtin_mul_overflow(elements, bits / 8, &bytes) || bytes > kBytesMax) {
-        return Status::error(
-            STW_ERROR_INVALID, "tensor '%s': %llu elements of %u bits are more than %s", name,
-            static_cast<unsigned long long>(elements), bits, bytes_text(kBytesMax).c_str());
+        return Status::error(STW_ERROR_INVALID, "%s: %llu elements of %u bits are more than %s",
+                             tensor_text(name).c_str(), static_cast<unsigned long long>(elements),
+                             bits, bytes_text(kBytesMax).c_str());
     }
     *elements_out = elements;
     *bytes_out = bytes;
@@ -94,31 +94,31 @@ Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding 
         any = true;
         if (!at.maps && !at.shows) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "tensor '%.255s' asks for a fixed address, and device %u (driver "
+                                 "%s asks for a fixed address, and device %u (driver "
                                  "'%s') has none to give",
-                                 name, at.device, at.driver.c_str());
+                                 tensor_text(name).c_str(), at.device, at.driver.c_str());
         }
         if (!at.maps && sharding && sharding->is_sharded()) {
             return Status::error(STW_ERROR_INVALID,
-                                 "tensor '%.255s' asks for a fixed address and is sharded over "
+                                 "%s asks for a fixed address and is sharded over "
                                  "ranks: what is gathered at device %u lies in memory that "
                                  "collectives know by its own address; make it LOCAL or REPLICATED",
-                                 name, at.device);
+                                 tensor_text(name).c_str(), at.device);
         }
         const Ranks *ranks = ranks_.body.get();
         if (ranks && ranks->registered && ranks->place == place && at.shows_runs) {
             return Status::error(STW_ERROR_INVALID,
-                                 "tensor '%.255s' asks for a fixed address, and the memory of "
+                                 "%s asks for a fixed address, and the memory of "
                                  "device %u is registered with the group of ranks, which knows it "
                                  "by its own address; arena=shrinks as an option of the device "
                                  "keeps it unregistered",
-                                 name, at.device);
+                                 tensor_text(name).c_str(), at.device);
         }
     }
     if (any) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
-                         "tensor '%.255s' asks for a fixed address, and there is no device tier",
-                         name);
+                         "%s asks for a fixed address, and there is no device tier",
+                         tensor_text(name).c_str());
 }
 
 Status Runtime::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
@@ -128,10 +128,10 @@ try {
     const uint64_t bytes = ShownTensor::metadata_bytes(blocks);
     if (metadata_taken() + bytes > metadata_budget_) {
         return Status::error(STW_ERROR_BUDGET,
-                             "the tables of the library have no room for the address of tensor "
-                             "'%s': %s needed; metadata_bytes %s; raise it when opening the "
+                             "the tables of the library have no room for the address of %s: "
+                             "%s needed; metadata_bytes %s; raise it when opening the "
                              "runtime",
-                             core_.spec(id).name.c_str(), bytes_text(bytes).c_str(),
+                             tensor_text(core_.spec(id).name).c_str(), bytes_text(bytes).c_str(),
                              metadata_text().c_str());
     }
     auto shown =
@@ -140,8 +140,8 @@ try {
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(
-            code, "device %u has no fixed address of %s for tensor '%s': %s", at.device,
-            bytes_text(blocks * block_bytes_).c_str(), core_.spec(id).name.c_str(),
+            code, "device %u has no fixed address of %s for %s: %s", at.device,
+            bytes_text(blocks * block_bytes_).c_str(), tensor_text(core_.spec(id).name).c_str(),
             code == STW_ERROR_UNSUPPORTED && !at.remark.empty() ? at.remark.c_str()
                                                                 : stw_status_string(code));
     }
@@ -176,10 +176,10 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
             const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses.at[place]);
             if (code != STW_OK) {
                 return Status::error(code,
-                                     "no range of addresses of %s is left on device %u for tensor "
-                                     "'%s'; destroy tensors that are not needed",
+                                     "no range of addresses of %s is left on device %u for %s; "
+                                     "destroy tensors that are not needed",
                                      bytes_text(bytes).c_str(), at.device,
-                                     core_.spec(id).name.c_str());
+                                     tensor_text(core_.spec(id).name).c_str());
             }
         }
         if (handle) {
@@ -212,9 +212,9 @@ Status Runtime::shard_one(const stw_tensor_spec &spec, uint64_t elements,
     const char *name = spec.name ? spec.name : "";
     if (spec.group && (!ranks_.body || spec.group != ranks_->handle)) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%.255s': spec.group is not the runtime's; tensors of another "
+                             "%s: spec.group is not the runtime's; tensors of another "
                              "group live in a runtime that is opened on it",
-                             name);
+                             tensor_text(name).c_str());
     }
     if (!ranks_.body) return {};
     collective::PartitionSpec wanted;
@@ -352,8 +352,9 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, const std::
     if (!made.ok()) {
         Status status = std::move(made.status());
         ErrorDetail &detail = status.mutable_detail();
-        detail.sentence = format_text("tensor '%s' (%s) cannot be created: %s", wanted.name.c_str(),
-                                      bytes_text(wanted.bytes).c_str(), detail.sentence.c_str());
+        detail.sentence =
+            format_text("%s (%s) cannot be created: %s", tensor_text(wanted.name).c_str(),
+                        bytes_text(wanted.bytes).c_str(), detail.sentence.c_str());
         return status;
     }
     const TensorId id = made.value();
@@ -434,8 +435,8 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
     if (twice != sorted.end()) {
-        return Status::error(STW_ERROR_INVALID, "tensor '%s' is named twice in one call",
-                             (*twice)->name.c_str());
+        return Status::error(STW_ERROR_INVALID, "%s is given twice in one call",
+                             tensor_text((*twice)->name).c_str());
     }
     STW_TRY(await_gathers(tensors, n));
     Status status;
@@ -443,8 +444,8 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
             if (tensors[i]->optimizer) {
                 status = Status::error(
-                    STW_ERROR_BUSY, "tensor '%s' belongs to optimizer '%s'; destroy that first",
-                    tensors[i]->name.c_str(),
+                    STW_ERROR_BUSY, "%s belongs to optimizer '%s'; destroy that first",
+                    tensor_text(tensors[i]->name).c_str(),
                     static_cast<OptimizerBody *>(tensors[i]->optimizer)->name.c_str());
             } else {
                 status = core.may_destroy(tensors[i]->id, out);
@@ -559,11 +560,10 @@ Status Runtime::freeze(stw_tensor *tensor, bool frozen)
     if (const auto *body = static_cast<const OptimizerBody *>(tensor->optimizer)) {
         const auto &held = body->held;
         if (frozen && std::find(held.begin(), held.end(), tensor) == held.end()) {
-            return Status::error(
-                STW_ERROR_INVALID,
-                "tensor '%s' is a state of optimizer '%s', which writes it; freeze "
-                "its parameter instead",
-                tensor->name.c_str(), body->name.c_str());
+            return Status::error(STW_ERROR_INVALID,
+                                 "%s is a state of optimizer '%s', which writes it; freeze "
+                                 "its parameter instead",
+                                 tensor_text(tensor->name).c_str(), body->name.c_str());
         }
     }
     const uint32_t flags = tensor->flags & ~uint32_t{STW_TENSOR_READ_ONLY};
@@ -577,15 +577,15 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
 {
     if (tensor->sharding) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%s' lies over several ranks, and its shards are cut for the "
+                             "%s lies over several ranks, and its shards are cut for the "
                              "shape it was created with; reshape is for local tensors",
-                             tensor->name.c_str());
+                             tensor_text(tensor->name).c_str());
     }
     if (tensor->flags & STW_TENSOR_DURABLE) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "tensor '%s' is durable and is found again with the shape that it was "
+                             "%s is durable and is found again with the shape that it was "
                              "created with; reshape is for others",
-                             tensor->name.c_str());
+                             tensor_text(tensor->name).c_str());
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     spec.name = tensor->name.c_str();
@@ -597,9 +597,9 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
     STW_TRY(measure(spec, &elements, &bytes));
     if (bytes > tensor->capacity_bytes) {
         return Status::error(STW_ERROR_INVALID,
-                             "tensor '%s' was created with %s and cannot be reshaped to %s",
-                             tensor->name.c_str(), bytes_text(tensor->capacity_bytes).c_str(),
-                             bytes_text(bytes).c_str());
+                             "%s was created with %s and cannot be reshaped to %s",
+                             tensor_text(tensor->name).c_str(),
+                             bytes_text(tensor->capacity_bytes).c_str(), bytes_text(bytes).c_str());
     }
     // At once with the discard: an optimizer may be about to take it.
     Status status;
@@ -607,10 +607,10 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
         drain_hits();
         if (tensor->optimizer) {
             status = Status::error(STW_ERROR_BUSY,
-                                   "tensor '%s' belongs to optimizer '%s', whose entries and "
+                                   "%s belongs to optimizer '%s', whose entries and "
                                    "states have its elements; destroy that first, or use another "
                                    "tensor",
-                                   tensor->name.c_str(),
+                                   tensor_text(tensor->name).c_str(),
                                    static_cast<OptimizerBody *>(tensor->optimizer)->name.c_str());
             return;
         }
@@ -712,8 +712,8 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
     if (!there && device < host_place_ && places_[device].shows) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "device %u gives an address of their own to tensors of "
-                             "STW_TENSOR_FIXED_ADDRESS alone, and '%s' is none",
-                             device, tensor->name.c_str());
+                             "STW_TENSOR_FIXED_ADDRESS alone, and %s is none",
+                             device, tensor_text(tensor->name).c_str());
     }
     if (!there) {
         return Status::error(STW_ERROR_UNSUPPORTED,

@@ -94,11 +94,11 @@ Status Replay::Impl::check(const Step &step) const
         const uint64_t bytes = core.spec(event.tensor).bytes;
         if (event.byte_begin >= bytes || event.byte_count > bytes - event.byte_begin) {
             return Status::error(STW_ERROR_INVALID,
-                                 "event %zu names %llu bytes from %llu of tensor '%s', which has "
+                                 "event %zu names %llu bytes from %llu of %s, which has "
                                  "%llu",
                                  i, static_cast<unsigned long long>(event.byte_count),
                                  static_cast<unsigned long long>(event.byte_begin),
-                                 core.spec(event.tensor).name.c_str(),
+                                 tensor_text(core.spec(event.tensor).name).c_str(),
                                  static_cast<unsigned long long>(bytes));
         }
     }

@@ -244,10 +244,10 @@ Status Replay::Impl::release(Lane number, const Event &event)
     });
     if (found == views.end()) {
         return Status::error(STW_ERROR_INVALID,
-                             "%llu bytes from %llu of tensor '%s' are released without a fetch",
+                             "%llu bytes from %llu of %s are released without a fetch",
                              static_cast<unsigned long long>(wanted.byte_count),
                              static_cast<unsigned long long>(wanted.byte_begin),
-                             core.spec(event.tensor).name.c_str());
+                             tensor_text(core.spec(event.tensor).name).c_str());
     }
     const View view = *found;
     views.erase(found);

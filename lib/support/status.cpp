@@ -90,6 +90,28 @@ std::string bytes_text(uint64_t bytes)
     return format_text("%llu bytes", static_cast<unsigned long long>(bytes));
 }
 
+namespace {
+
+std::string named_text(const char *kind, std::string_view name)
+{
+    constexpr size_t kShown = 255;
+    if (name.empty()) return format_text("a %s without a name", kind);
+    return format_text("%s '%.*s'", kind, static_cast<int>(std::min(name.size(), kShown)),
+                       name.data());
+}
+
+}  // namespace
+
+std::string tensor_text(std::string_view name)
+{
+    return named_text("tensor", name);
+}
+
+std::string parameter_text(std::string_view name)
+{
+    return named_text("parameter", name);
+}
+
 std::string sum_text(std::initializer_list<BytesPart> parts)
 {
     uint64_t sum = 0;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace stepwell {
@@ -78,6 +79,10 @@ inline const char *plural(size_t count)
 {
     return count == 1 ? "" : "s";
 }
+// "tensor 'w'", or "a tensor without a name": what a sentence calls it. A name that is refused for
+// its length is cut.
+std::string tensor_text(std::string_view name);
+std::string parameter_text(std::string_view name);
 // "10.0 MiB = 4.0 MiB pinned by views + 6.0 MiB free": the parts that make up a limit, for the
 // sentence of a refusal. Parts of 0 bytes are left out, except the last, which is the free rest.
 struct BytesPart {

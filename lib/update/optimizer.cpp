@@ -112,15 +112,15 @@ uint32_t Optimizer::Parts::states_needed(const stw_hyper &hyper) const
 Status Optimizer::Parts::check_entry(const Entry &entry) const
 {
     if (element_bytes(entry.parameter_dtype) == 0 || element_bytes(entry.gradient_dtype) == 0) {
-        return Status::error(
-            STW_ERROR_INVALID,
-            "parameter '%s' has dtype %u, its gradient %u; an optimizer takes F32, "
-            "F16 and BF16",
-            entry.name, entry.parameter_dtype, entry.gradient_dtype);
+        return Status::error(STW_ERROR_INVALID,
+                             "%s has dtype %u, its gradient %u; an optimizer takes F32, "
+                             "F16 and BF16",
+                             parameter_text(entry.name).c_str(), entry.parameter_dtype,
+                             entry.gradient_dtype);
     }
     if (entry.element_count == 0 || entry.element_begin > UINT64_MAX - entry.element_count) {
-        return Status::error(STW_ERROR_INVALID, "parameter '%s' has no elements to update",
-                             entry.name);
+        return Status::error(STW_ERROR_INVALID, "%s has no elements to update",
+                             parameter_text(entry.name).c_str());
     }
     const uint32_t needed = states_needed(hyper_of(entry.group));
     const uint32_t given = std::min(entry.state_count, kStatesMax);
@@ -130,24 +130,22 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
         (entry.master == kNone) != (entry.parameter_dtype == STW_F32) || entry.parameter == kNone ||
         entry.gradient == kNone) {
         return Status::error(STW_ERROR_INVALID,
-                             "parameter '%s' has %u states and %s master; its algorithm needs %u "
+                             "%s has %u states and %s master; its algorithm needs %u "
                              "states, and a master unless the parameter is F32",
-                             entry.name, entry.state_count, entry.master == kNone ? "no" : "a",
-                             needed);
+                             parameter_text(entry.name).c_str(), entry.state_count,
+                             entry.master == kNone ? "no" : "a", needed);
     }
     const bool narrow = entry.state_dtype == STW_BF16 && custom.update == nullptr;
     if (entry.state_dtype != STW_F32 && !narrow) {
-        return Status::error(
-            STW_ERROR_UNSUPPORTED,
-            "parameter '%s' has states of dtype %u; they are F32, or BF16 beside an "
-            "update of this library's",
-            entry.name, entry.state_dtype);
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "%s has states of dtype %u; they are F32, or BF16 beside an "
+                             "update of this library's",
+                             parameter_text(entry.name).c_str(), entry.state_dtype);
     }
     if ((entry.average == kNone) != (average_decay == 0.0)) {
         return Status::error(
-            STW_ERROR_INVALID,
-            "parameter '%s' has %s tensor for its moving average, whose decay is %g", entry.name,
-            entry.average == kNone ? "no" : "a", average_decay);
+            STW_ERROR_INVALID, "%s has %s tensor for its moving average, whose decay is %g",
+            parameter_text(entry.name).c_str(), entry.average == kNone ? "no" : "a", average_decay);
     }
     return {};
 }
@@ -199,9 +197,8 @@ Status Optimizer::Parts::add_entry(const Entry &entry)
         for (job->turn_count = 0; job->turn_count < tensors_of_it; ++job->turn_count) {
             const TensorId tensor = job->turns[job->turn_count].tensor;
             if (by_tensor.emplace(tensor, job).second) continue;
-            return Status::error(STW_ERROR_EXISTS,
-                                 "tensor %u of parameter '%s' is in this optimizer already", tensor,
-                                 entry.name);
+            return Status::error(STW_ERROR_EXISTS, "tensor %u of %s is in this optimizer already",
+                                 tensor, parameter_text(entry.name).c_str());
         }
     }
     grow_to_hold(part_jobs, part_jobs.size() + 1);
@@ -339,11 +336,10 @@ Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
     for (size_t i = 0; i < parts_->parts.size(); ++i) {
         const ParameterJob &job = *parts_->part_jobs[i];
         if (parts_->parts[i].group != group || job.state_count >= needed) continue;
-        return Status::error(
-            STW_ERROR_INVALID,
-            "parameter '%s' of group %u was added without the %u states that these "
-            "hyper-parameters need; set momentum before adding parameters",
-            job.name, group, needed);
+        return Status::error(STW_ERROR_INVALID,
+                             "%s of group %u was added without the %u states that these "
+                             "hyper-parameters need; set momentum before adding parameters",
+                             parameter_text(job.name).c_str(), group, needed);
     }
     parts_->hypers[group] = hyper;
     return {};
@@ -415,9 +411,9 @@ Status Optimizer::set_count(TensorId parameter, uint64_t count)
     constexpr uint64_t kCountMax = uint64_t{1} << 53;  // exact as a double
     if (count > kCountMax) {
         return Status::error(STW_ERROR_INVALID,
-                             "a count of %" PRIu64 " updates of parameter '%s'; at most %" PRIu64
+                             "a count of %" PRIu64 " updates of %s; at most %" PRIu64
                              " can be counted",
-                             count, job->name, kCountMax);
+                             count, parameter_text(job->name).c_str(), kCountMax);
     }
     MutexLock lock(parts_->pipeline.mutex);
     if (parts_->step.active) {

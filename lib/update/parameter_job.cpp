@@ -213,9 +213,9 @@ Status ParameterJob::opened()
     const TensorId parameter = layouts[kParameter].tensor;
     if (tiers.contents(parameter) == Contents::kEmpty) {
         return Status::error(STW_ERROR_EMPTY,
-                             "parameter '%s' has a gradient but was never written; write it before "
+                             "%s has a gradient but was never written; write it before "
                              "the first step",
-                             name);
+                             parameter_text(name).c_str());
     }
     fresh_master = has_master && (tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty ||
                                   master_is_stale());
@@ -371,9 +371,9 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     if (code < STW_OK) {
         return Status::error(code,
                              "The caller's update of elements %" PRIu64 " to %" PRIu64
-                             " of parameter '%s' returned an error (%d)",
-                             chunk.element_begin, chunk.element_begin + chunk.element_count, name,
-                             code);
+                             " of %s returned an error (%d)",
+                             chunk.element_begin, chunk.element_begin + chunk.element_count,
+                             parameter_text(name).c_str(), code);
     }
     if (has_master) {
         kernels::convert(work.values, parameter_dtype, work.master, STW_F32, chunk.element_count);
@@ -482,9 +482,9 @@ void ParameterJob::tell_failure()
     } else {
         ErrorDetail &detail = error.mutable_detail();
         detail.sentence = format_text(
-            "the update of '%s' did not begin, so its contents are those from before the step; "
+            "the update of %s did not begin, so its contents are those from before the step; "
             "write all of it, or clear the errors to continue with them. The cause was: %s",
-            name, detail.sentence.c_str());
+            parameter_text(name).c_str(), detail.sentence.c_str());
         tiers.miss(layouts[kParameter].tensor, error);
     }
     owner.pipeline.report(layouts[kParameter].tensor, error);

@@ -86,8 +86,8 @@ Status Optimizer::Parts::select(const StepOptions &options)
                                      "tensor %u is no parameter of this optimizer",
                                      options.parameters[i]);
             }
-            return Status::error(STW_ERROR_INVALID, "parameter '%s' is named twice in one step",
-                                 job->name);
+            return Status::error(STW_ERROR_INVALID, "%s is given twice in one step",
+                                 parameter_text(job->name).c_str());
         }
         job->selected = true;
         chosen.push_back(job);
@@ -104,10 +104,10 @@ Status Optimizer::Parts::check_groups() const
         for (const Part *part : job->parts) {
             if (hypers.count(part->group) > 0) continue;
             return Status::error(STW_ERROR_INVALID,
-                                 "parameter '%s' is in group %u, which was never given "
+                                 "%s is in group %u, which was never given "
                                  "hyper-parameters: call stw_optimizer_set_hyper for it before the "
                                  "step, after a resume as well, since a generation has none",
-                                 job->name, part->group);
+                                 parameter_text(job->name).c_str(), part->group);
         }
     }
     return {};

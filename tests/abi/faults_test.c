@@ -251,7 +251,8 @@ static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(vo
     entry.parameter = parameter, entry.gradient = gradient;
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_optimizer_step(optimizer, NULL, NULL));
-    fails(stw_runtime_drain(runtime, 0), STW_ERROR_CHECKSUM, "update of 'weights' did not begin");
+    fails(stw_runtime_drain(runtime, 0), STW_ERROR_CHECKSUM,
+          "update of parameter 'weights' did not begin");
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "did not begin");
     ok(stw_tensor_info_get(parameter, &info));
     assert_int_equal(info.state, STW_STATE_VALID);

@@ -336,7 +336,7 @@ static void a_wait_for_an_update_says_who_is_in_the_way(void **state)
     step_by(&here, 1);
     fails(stw_runtime_drain(runtime, 50 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
           "tensor 'w': 1 views to read it are open");
-    assert_non_null(strstr(stw_last_error(), "open views: 'w' to read, of thread"));
+    assert_non_null(strstr(stw_last_error(), "open views: tensor 'w' to read, of thread"));
     waits.flags = STW_UPDATE_WAIT, waits.timeout_ns = 50 * MILLISECOND_NS;
     fails(stw_optimizer_step(here.optimizer, &waits, NULL), STW_ERROR_TIMEOUT,
           "tensor 'w': 1 views to read it are open");

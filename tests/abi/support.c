@@ -321,6 +321,9 @@ void check_fails(stw_status status, stw_status code, const char *words, const ch
     if (strchr(sentence, '\n') || (*sentence && sentence[strlen(sentence) - 1] == ':')) {
         wrong = "it is not one sentence";
     }
+    if (strstr(sentence, "tensor ''") || strstr(sentence, "parameter ''")) {
+        wrong = "it calls what has no name ''";
+    }
     if (status == code && strstr(stw_last_error(), words) && wrong == NULL) return;
     if (wrong) print_error("wrong in what follows: %s\n", wrong);
     print_error("%s\n  is %d (%s): %s\n  and should be %d (%s) with '%s' in its sentence\n", call,

@@ -120,6 +120,18 @@ static void tensors_without_a_name_are_many(void **state)
     ok(stw_tensor_destroy(&b, 1));
 }
 
+static void a_sentence_says_that_a_tensor_has_no_name(void **state)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor *tensor = tensor_f32(runtime, NULL, 10), *twice[2];
+    float values[10];
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_EMPTY,
+          "a tensor without a name is empty");
+    twice[0] = twice[1] = tensor;
+    fails(stw_tensor_destroy(twice, 2), STW_ERROR_INVALID, "a tensor without a name is given");
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
 static void find_and_next_follow_creation(void **state)
 {
     stw_runtime *runtime = *state;
@@ -484,6 +496,7 @@ int main(void)
         cmocka_unit_test(creation_is_all_or_none),
         cmocka_unit_test(names_are_unique_and_at_most_255_bytes),
         cmocka_unit_test(tensors_without_a_name_are_many),
+        cmocka_unit_test(a_sentence_says_that_a_tensor_has_no_name),
         cmocka_unit_test(find_and_next_follow_creation),
         cmocka_unit_test(destroying_is_all_or_none_while_a_view_is_open),
         cmocka_unit_test(the_same_tensor_twice_in_one_destroy_is_refused),

@@ -36,6 +36,23 @@ class Tensors(support.Machine):
         self.floats(10, "kept", 4.0)
         self.assertEqual(bytes(self.runtime["kept"].read())[:4], b"\0\0\x80\x40")
 
+    def test_a_sentence_says_that_a_tensor_has_no_name(self):
+        tensor = self.floats(10)
+        self.assertIn("<stepwell.Tensor without a name, F32", repr(tensor))
+        with self.assertRaises(stepwell.EmptyError) as caught:
+            tensor.fetch()
+        self.assertIn("a tensor without a name is empty", str(caught.exception))
+        with self.assertRaises(ValueError) as caught:
+            tensor.fetch(begin=8, count=3)
+        self.assertIn("inside a tensor without a name of 10 elements", str(caught.exception))
+        with self.assertRaises(ValueError) as caught:
+            tensor.write([1.0] * 11)
+        self.assertIn("bytes of a tensor without a name", str(caught.exception))
+        tensor.destroy()
+        with self.assertRaises(stepwell.ClosedError) as caught:
+            tensor.info()
+        self.assertEqual(str(caught.exception), "a tensor without a name was destroyed")
+
     def test_a_destroyed_tensor_says_so(self):
         tensor = self.floats(10, "gone", 1.0)
         request = tensor.request()
@@ -44,7 +61,7 @@ class Tensors(support.Machine):
                     lambda: self.runtime.fetch(request)):
             with self.assertRaises(stepwell.ClosedError) as caught:
                 use()
-            self.assertIn("'gone' was destroyed", str(caught.exception))
+            self.assertEqual(str(caught.exception), "tensor 'gone' was destroyed")
         others = [self.floats(4), self.floats(4)]
         self.runtime.destroy(others)
         self.assertEqual(list(self.runtime), [])

@@ -206,16 +206,18 @@ class Tensor:
 
     def __repr__(self) -> str:
         state = "" if self._handle else ", destroyed"
-        return f"<stepwell.Tensor {self._label()}, {self.dtype.name} {self._shape}{state}>"
+        name = f"'{self._told}'" if self._told else "without a name"
+        return f"<stepwell.Tensor {name}, {self.dtype.name} {self._shape}{state}>"
 
     def _label(self) -> str:
-        return f"'{self._told}'" if self._told else "a tensor without a name"
+        """What a sentence calls it, as the library's do."""
+        return f"tensor '{self._told}'" if self._told else "a tensor without a name"
 
     def _use(self) -> int:
         """The handle, of a tensor that is still there."""
         self._runtime._use()
         if self._handle is None:
-            raise raised(_abi.STW_ERROR_CLOSED, f"tensor {self._label()} was destroyed")
+            raise raised(_abi.STW_ERROR_CLOSED, f"{self._label()} was destroyed")
         return self._handle
 
     def _end(self) -> None:
@@ -291,7 +293,8 @@ class Tensor:
     def _range(self, begin: int, count: int, scope: Union[Scope, str] = Scope.WHOLE) -> int:
         if begin < 0 or count < 0 or begin + count > self._elements:
             raise ValueError(
-                f"elements [{begin}, +{count}) are not inside {self._label()} of {self._elements}")
+                f"elements [{begin}, +{count}) are not inside {self._label()} of "
+                f"{self._elements} elements")
         if begin == 0 and count == 0 and number(Scope, scope) == Scope.SHARD:
             return self.info().shard_elements
         return count or (self._elements if begin == 0 else 0)

@@ -34,7 +34,8 @@ typedef struct stw_nvme_options {
     uint32_t struct_size;
     uint32_t flags;
     const char *path;           /* an existing directory */
-    uint64_t budget_bytes;      /* reserved at open */
+    uint64_t budget_bytes;      /* reserved at open; 0 with STW_RUNTIME_RESUME: what the store was
+                                   made with */
     const char *driver;         /* NULL: by the profile, else "aio"; "posix" where that one cannot
                                    work (said in the log and in the report); "fault" wraps one for
                                    tests. Or a module: its name, or its absolute path

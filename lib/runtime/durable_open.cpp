@@ -4,9 +4,12 @@
 #include "lib/runtime/ranks.h"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -49,6 +52,24 @@ uint32_t other_ranks_there(const char *directory, const std::string &store, uint
     return found;
 }
 
+// How many blocks a path of the store has, by its file; 0: there is none. Of a file that cannot be
+// read it is a guess, and opening the store says what is wrong.
+uint64_t slots_there(const std::string &name, uint64_t block_bytes)
+{
+    const int file = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return errno == ENOENT ? 0 : 1;
+    uint8_t bytes[store::kSuperblockBytes] = {};
+    struct stat at {};
+    uint64_t slots = 0;
+    if (::fstat(file, &at) == 0 && ::pread(file, bytes, sizeof bytes, 0) == sizeof bytes) {
+        const auto size = static_cast<uint64_t>(at.st_size);
+        const Result<store::Superblock> found = store::decode(bytes, size, name.c_str());
+        slots = found.ok() ? found.value().slots : store::Store::blocks_in(size, block_bytes, 1);
+    }
+    ::close(file);
+    return std::max<uint64_t>(slots, 1);
+}
+
 }  // namespace
 
 Runtime::DurableOwner::DurableOwner() = default;
@@ -73,19 +94,38 @@ uint64_t Runtime::store_blocks(const stw_runtime_options &options, uint32_t inde
     return blocks_of(0, store::Generations::file_bytes(all, generations_kept(options)));
 }
 
-// ----------------------------------------------------------------------------- over the ranks ----
-
-uint32_t Runtime::durable_rank() const
+// Budgets of 0 of a store that is resumed become those that it was made with. They stay 0 where it
+// has no files, which is told when it is opened, to all ranks.
+void Runtime::find_budgets(const stw_runtime_options &options, stw_nvme_options *nvme)
 {
-    if (!ranks_.body) return 0;
-    const uint32_t before = ranks_->replicas ? ranks_->replicas->rank() : 0;
-    return before * ranks_->group.size() + ranks_->group.rank();
+    if (!options.store_name || (options.flags & STW_RUNTIME_RESUME) == 0) return;
+    const auto [rank, ranks] = durable_place(options);
+    const std::string name = part_name(options.store_name, rank, ranks) + kBlocksEnd;
+    const uint64_t block = options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
+    uint64_t first_slots = 0;
+    for (uint32_t i = 0; i < options.nvme_count; ++i) {
+        if (nvme[i].budget_bytes != 0) continue;
+        const uint64_t slots = slots_there(std::string(nvme[i].path) + "/" + name, block);
+        if (slots == 0) continue;
+        nvme[i].budget_bytes = store::kReservedBytes + slots * block;
+        if (i == 0) first_slots = slots;
+    }
+    // The room for generations grows with the budget itself, by far less than a block for each.
+    while (first_slots > 0 && store_blocks(options, 0) < first_slots) {
+        nvme[0].budget_bytes += block;
+    }
 }
 
-uint32_t Runtime::durable_ranks() const
+// ----------------------------------------------------------------------------- over the ranks ----
+
+// Which rank of all this is, and how many they are.
+std::pair<uint32_t, uint32_t> Runtime::durable_place(const stw_runtime_options &options)
 {
-    if (!ranks_.body) return 1;
-    return ranks_->group.size() * (ranks_->replicas ? ranks_->replicas->size() : 1);
+    if (!options.group || !options.group->body) return {0, 1};
+    const collective::Group &group = *options.group->body;
+    const collective::Group *replicas = replicas_of(options);
+    const uint32_t before = replicas ? replicas->rank() : 0;
+    return {before * group.size() + group.rank(), group.size() * (replicas ? replicas->size() : 1)};
 }
 
 // Over the group and then, with what came of it, over the replicas. Where the first was not heard
@@ -142,15 +182,15 @@ Status Runtime::exchange_found(const collective::FoundGenerations &mine,
 Status Runtime::open_parts(const stw_runtime_options &options, store::StoreOptions &store,
                            store::Stay stay, std::unique_ptr<store::Store> *store_out)
 {
-    const std::string part = part_name(options.store_name, durable_rank(), durable_ranks());
+    const auto [rank, ranks] = durable_place(options);
+    const std::string part = part_name(options.store_name, rank, ranks);
     if (stay == store::Stay::kOpen) {
-        const uint32_t there =
-            other_ranks_there(options.nvme[0].path, options.store_name, durable_ranks());
+        const uint32_t there = other_ranks_there(options.nvme[0].path, options.store_name, ranks);
         if (there != 0) {
             return Status::error(STW_ERROR_MISMATCH,
                                  "the store '%s' in '%s' was written by %u ranks and is opened by "
                                  "%u; start as many as wrote it",
-                                 options.store_name, options.nvme[0].path, there, durable_ranks());
+                                 options.store_name, options.nvme[0].path, there, ranks);
         }
     }
     store.stay = stay;
@@ -185,7 +225,8 @@ Status Runtime::open_parts(const stw_runtime_options &options, store::StoreOptio
 // What an open made that failed on another rank, or here behind the files of blocks.
 void Runtime::remove_parts(const stw_runtime_options &options, bool with_generations)
 {
-    const std::string part = part_name(options.store_name, durable_rank(), durable_ranks());
+    const auto [rank, ranks] = durable_place(options);
+    const std::string part = part_name(options.store_name, rank, ranks);
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string path = std::string(options.nvme[i].path) + "/" + part;
         (void)::unlink((path + kBlocksEnd).c_str());
@@ -196,7 +237,8 @@ void Runtime::remove_parts(const stw_runtime_options &options, bool with_generat
 // Of this rank's, whether they can be opened or not.
 uint16_t Runtime::files_there(const stw_runtime_options &options) const
 {
-    const std::string part = part_name(options.store_name, durable_rank(), durable_ranks());
+    const auto [rank, ranks] = durable_place(options);
+    const std::string part = part_name(options.store_name, rank, ranks);
     uint32_t there = 0;
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string path = std::string(options.nvme[i].path) + "/" + part;
@@ -285,7 +327,7 @@ Status Runtime::open_durable(const stw_runtime_options &options, store::StoreOpt
 {
     durable_.body = std::make_unique<Durable>();
     durable_->name = options.store_name;
-    durable_->ranks = durable_ranks();
+    durable_->ranks = durable_place(options).second;
     Status status;
     if ((options.flags & STW_RUNTIME_RESUME) != 0) {
         status = find_store(options, store, before, store_out);

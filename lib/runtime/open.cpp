@@ -322,15 +322,19 @@ Runtime::~Runtime()
     if (timer_fd_ >= 0) ::close(timer_fd_);
 }
 
-Result<Runtime *> Runtime::open(const stw_runtime_options &options, stw_runtime *handle)
+Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *handle)
 {
     watch_forks();
+    stw_runtime_options options = asked;
+    std::vector<stw_nvme_options> nvme(asked.nvme, asked.nvme + asked.nvme_count);
+    options.nvme = nvme.data();
     STW_TRY(check_sizes(options));
     STW_TRY(find_device_drivers(options));
     GroupHold group;
     GroupHold replicas;
     STW_TRY(group.take(options.group));
     STW_TRY(replicas.take(options.replica_group));
+    find_budgets(options, nvme.data());
     uint64_t whole_blocks = 0;
     STW_TRY(agree_wholes(options, &whole_blocks));
     std::unique_ptr<Runtime> runtime(new Runtime(options, handle, whole_blocks));
@@ -519,6 +523,12 @@ Status Runtime::store_options(const stw_runtime_options &options, const Tuning &
         path.path = nvme.path;
         path.driver_options = nvme.driver_options ? nvme.driver_options : "";
         path.blocks = store_blocks(options, i);
+        if (nvme.budget_bytes == 0 && (options.flags & STW_RUNTIME_RESUME) != 0) {
+            return Status::error(STW_ERROR_NOT_FOUND,
+                                 "nvme[%u] has no budget, and '%s' has no file of the store '%s' "
+                                 "that says what it was made with; set budget_bytes",
+                                 i, nvme.path, options.store_name);
+        }
         if (path.blocks == 0) {
             return Status::error(STW_ERROR_INVALID,
                                  "nvme[%u] ('%s') has a budget of %s, less than a superblock%s and "

@@ -426,8 +426,9 @@ private:
     void close_durable(uint64_t timeout_ns);
     static uint32_t generations_kept(const stw_runtime_options &options);
     static uint64_t store_blocks(const stw_runtime_options &options, uint32_t index);
-    [[nodiscard]] uint32_t durable_rank() const;
-    [[nodiscard]] uint32_t durable_ranks() const;
+    // `nvme` is what options.nvme points to.
+    static void find_budgets(const stw_runtime_options &options, stw_nvme_options *nvme);
+    static std::pair<uint32_t, uint32_t> durable_place(const stw_runtime_options &options);
     Status agree_store(collective::Record mine, std::vector<collective::Record> &all,
                        bool *heard_out);
     Status exchange_found(const collective::FoundGenerations &mine,

@@ -509,6 +509,91 @@ static void what_differs_from_the_store_is_refused_with_both(void **state)
     machine_close(runtime);
 }
 
+/* Over `directory` and a folder of it. */
+static stw_status open_two(const uint64_t *budgets, const machine *wanted, stw_runtime **runtime)
+{
+    char second[128];
+    stw_nvme_options nvme[2] = {STW_NVME_OPTIONS_INIT, STW_NVME_OPTIONS_INIT};
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    uint32_t i;
+    snprintf(second, sizeof second, "%s/second", directory);
+    for (i = 0; i < 2; ++i) {
+        nvme[i].path = i == 0 ? directory : second;
+        nvme[i].budget_bytes = budgets[i];
+        nvme[i].driver_options = "allow_tmpfs=1";
+    }
+    options.nvme = nvme, options.nvme_count = 2;
+    options.host_bytes = 8 * MIB;
+    options.block_bytes = wanted->block_bytes;
+    options.flags = wanted->flags;
+    options.store_name = wanted->store_name;
+    options.generations_kept = wanted->generations_kept;
+    return stw_runtime_open(&options, runtime);
+}
+
+static uint64_t nvme_budget(stw_runtime *runtime)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, STW_TIER_NVME, 0, &stats));
+    return stats.budget_bytes;
+}
+
+static void a_store_of_this_size_is_found_without_it(const uint64_t *budgets, uint32_t block_bytes)
+{
+    static const uint64_t none[2] = {0, 0};
+    machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
+    stw_runtime *runtime = NULL;
+    uint64_t made, mixed[2] = {0, 0};
+    wanted.block_bytes = block_bytes;
+    ok(open_two(budgets, &wanted, &runtime));
+    tensor_fill_sequence(durable(runtime, "t", LARGE), LARGE, 1);
+    commit(runtime);
+    made = nvme_budget(runtime);
+    machine_close(runtime);
+    wanted.flags = STW_RUNTIME_RESUME | STW_RUNTIME_NO_PROBE;
+    mixed[1] = budgets[1];
+    ok(open_two(mixed, &wanted, &runtime));
+    machine_close(runtime);
+    ok(open_two(none, &wanted, &runtime));
+    assert_int_equal(nvme_budget(runtime), made);
+    tensor_expect_sequence(durable(runtime, "t", LARGE), LARGE, 1);
+    machine_close(runtime);
+    wanted.generations_kept = 3;
+    fails(open_two(none, &wanted, &runtime), STW_ERROR_MISMATCH, "generations_kept");
+}
+
+static void without_a_budget_a_store_has_that_which_it_was_made_with(void **state)
+{
+    static const uint64_t none[2] = {0, 0};
+    static const uint64_t budgets[][2] = {{20 * MIB, 3 * MIB}, {19 * MIB + 4095, 40 * MIB + 1}};
+    machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE);
+    stw_runtime *runtime = NULL;
+    char second[128], path[160];
+    FILE *file;
+    size_t i;
+    (void)state;
+    snprintf(second, sizeof second, "%s/second", directory);
+    snprintf(path, sizeof path, "%s/%s", second, files[0]);
+    assert_int_equal(mkdir(second, 0700), 0);
+    fails(open_two(none, &wanted, &runtime), STW_ERROR_NOT_FOUND, "nvme[0] has no budget");
+    for (i = 0; i < COUNT(budgets); ++i) {
+        a_store_of_this_size_is_found_without_it(budgets[i], STW_BLOCK_64K);
+        a_store_of_this_size_is_found_without_it(budgets[i], STW_BLOCK_512K);
+    }
+    wanted.flags = STW_RUNTIME_OVERWRITE;
+    fails(open_two(none, &wanted, &runtime), STW_ERROR_INVALID, "a budget of 0 bytes");
+    wanted.flags = STW_RUNTIME_RESUME;
+    wanted.block_bytes = STW_BLOCK_512K;
+    file = fopen(path, "r+");
+    assert_non_null(file);
+    assert_int_equal(fputc('?', file), '?');
+    assert_int_equal(fclose(file), 0);
+    fails(open_two(none, &wanted, &runtime), STW_ERROR_FORMAT, second);
+    assert_int_equal(unlink(path), 0);
+    fails(open_two(none, &wanted, &runtime), STW_ERROR_NOT_FOUND, "nvme[1] has no budget");
+    assert_int_equal(rmdir(second), 0);
+}
+
 static void creation_that_is_undone_leaves_what_is_stored(void **state)
 {
     stw_runtime *runtime = make();
@@ -898,6 +983,7 @@ int main(void)
         cmocka_unit_test_here(a_store_is_made_once_and_overwritten_when_told),
         cmocka_unit_test_here(an_open_that_fails_removes_nothing_that_was_there),
         cmocka_unit_test_here(what_differs_from_the_store_is_refused_with_both),
+        cmocka_unit_test_here(without_a_budget_a_store_has_that_which_it_was_made_with),
         cmocka_unit_test_here(creation_that_is_undone_leaves_what_is_stored),
         cmocka_unit_test_here(options_that_make_no_sense_are_refused),
         cmocka_unit_test_here(of_what_is_frozen_one_copy_is_kept),

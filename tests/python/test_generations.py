@@ -209,6 +209,14 @@ class Opens(Stored):
                          lambda alone=alone: self.open(store_name=None, **alone))
         self.assertEqual(os.listdir(self.directory), [])
 
+    def test_without_a_budget_it_has_that_which_it_was_made_with(self):
+        as_made = stepwell.Nvme(self.directory, driver_options="allow_tmpfs=1")
+        self.refused(stepwell.NotFoundError, "nvme[0] has no budget",
+                     lambda: self.open(resume=True, nvme=as_made))
+        self.committed(1.0)
+        with self.open(resume=True, nvme=as_made) as runtime:
+            self.assertTrue(runtime.create("w", COUNT, "f32", durable=True).restored)
+
     def test_another_store_than_was_made_is_a_mismatch(self):
         self.committed(1.0)
         with self.assertRaises(stepwell.MismatchError):

@@ -37,10 +37,11 @@ class Device:
 @dataclass(frozen=True)
 class Nvme:
     """A directory of the nvme tier. driver: "aio", "posix", or a module by its name or absolute
-    path; None: what the machine profile says and works there."""
+    path; None: what the machine profile says and works there. A budget of 0, of a store that is
+    resumed: what it was made with."""
 
     path: Union[str, "os.PathLike[str]"]
-    budget_bytes: int
+    budget_bytes: int = 0
     driver: Optional[str] = None
     driver_options: Optional[str] = None
     queue_depth: int = 0

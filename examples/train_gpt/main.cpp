@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace train_gpt {
@@ -47,7 +48,10 @@ void complete_budgets(Options &options, const ModelSize &size, const Arithmetic 
         options.nvme_bytes = (options.store.empty() ? 1 : 3) * (bytes + bytes / 2) + kFixedBytes;
 }
 
-stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, stw_group *group)
+// A store that is there says how large it is, whatever model this run has; where none is, one is
+// made. `sized`: the command line says how large.
+stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, stw_group *group,
+                          bool sized)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     device.driver =
@@ -74,11 +78,22 @@ stw_runtime *open_runtime(const Options &options, const Arithmetic &arithmetic, 
     runtime.block_bytes = static_cast<uint32_t>(options.block_bytes);
     if (group != nullptr && options.block_bytes == 0) runtime.block_bytes = STW_BLOCK_512K;
     runtime.whole_bytes = options.whole_bytes;
+    stw_runtime *opened = nullptr;
     if (!options.store.empty()) {
         runtime.store_name = options.store.c_str();
-        runtime.flags = STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE;
+        runtime.flags = STW_RUNTIME_RESUME;
+        std::vector<stw_nvme_options> there = nvme;
+        for (stw_nvme_options &directory : there)
+            if (!sized) directory.budget_bytes = 0;
+        runtime.nvme = there.data();
+        const stw_status found = stw_runtime_open(&runtime, &opened);
+        if (found != STW_ERROR_NOT_FOUND) {
+            must(found);
+            return opened;
+        }
+        runtime.nvme = nvme.data();
+        runtime.flags |= STW_RUNTIME_OVERWRITE;
     }
-    stw_runtime *opened = nullptr;
     must(stw_runtime_open(&runtime, &opened));
     return opened;
 }
@@ -116,31 +131,59 @@ void stop_if(const std::string &wrong)
     if (!wrong.empty()) give_up(wrong.c_str());
 }
 
-// The step that comes next, which is all that a run knows beside its tensors: batches and learning
-// rates follow from it. 0: nothing was kept.
-uint32_t resumed_step(const Options &options, stw_runtime *runtime)
+// What a generation has beside its tensors: the step that comes next, from which batches and
+// learning rates follow, and what model they are of.
+struct Kept {
+    uint32_t step, layers, width, heads, sequence;
+};
+
+// "--layers 3 --width 256": what `one` has and `other` has not.
+std::string differences(const Kept &one, const Kept &other)
 {
-    uint32_t step = 0;
-    uint64_t bytes = 0;
-    if (options.store.empty()) return 0;
-    const stw_status found = stw_generation_metadata(runtime, 0, &step, sizeof step, &bytes);
-    if (found == STW_ERROR_NOT_FOUND) return 0;
-    must(found);
-    if (bytes != sizeof step) give_up("the store was not written by this program");
-    if (step >= options.steps_to_run())
-        give_up(("the store '" + options.store + "' is at step " + std::to_string(step) +
-                 " and the run ends there; give more --steps, or another --store")
-                    .c_str());
-    std::printf("resumed      at step %u\n", step);
-    return step;
+    constexpr std::pair<const char *, uint32_t Kept::*> kOptions[] = {
+        {"--layers ", &Kept::layers},
+        {"--width ", &Kept::width},
+        {"--heads ", &Kept::heads},
+        {"--sequence ", &Kept::sequence}};
+    std::string text;
+    for (const auto &[option, value] : kOptions)
+        if (one.*value != other.*value)
+            text += (text.empty() ? "" : " ") + (option + std::to_string(one.*value));
+    return text;
 }
 
-void commit(stw_runtime *runtime, uint32_t next_step)
+// Before the tensors are made, which another model has under the same names. 0: nothing was kept.
+uint32_t resumed_step(const Options &options, stw_runtime *runtime)
 {
-    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
-    options.metadata = &next_step;
-    options.metadata_bytes = sizeof next_step;
-    must(stw_commit(runtime, &options, nullptr));
+    Kept kept{};
+    uint64_t bytes = 0;
+    if (options.store.empty()) return 0;
+    const stw_status found = stw_generation_metadata(runtime, 0, &kept, sizeof kept, &bytes);
+    if (found == STW_ERROR_NOT_FOUND) return 0;
+    must(found);
+    const std::string store = "the store '" + options.store + "'";
+    if (bytes != sizeof kept) give_up((store + " was not written by this program").c_str());
+    const Kept mine = {kept.step, options.layers, options.width, options.heads, options.sequence};
+    const std::string theirs = differences(kept, mine);
+    if (!theirs.empty())
+        give_up((store + " has a model of " + theirs + ", and this run is of " +
+                 differences(mine, kept) + "; give what it has, or another --store")
+                    .c_str());
+    if (kept.step >= options.steps_to_run())
+        give_up((store + " is at step " + std::to_string(kept.step) +
+                 " and the run ends there; give more --steps, or another --store")
+                    .c_str());
+    std::printf("resumed      at step %u\n", kept.step);
+    return kept.step;
+}
+
+void commit(const Options &options, stw_runtime *runtime, uint32_t next_step)
+{
+    const Kept kept = {next_step, options.layers, options.width, options.heads, options.sequence};
+    stw_commit_options commit = STW_COMMIT_OPTIONS_INIT;
+    commit.metadata = &kept;
+    commit.metadata_bytes = sizeof kept;
+    must(stw_commit(runtime, &commit, nullptr));
 }
 
 bool keeps_after(const Options &options, uint32_t step)
@@ -169,7 +212,7 @@ std::vector<StepRecord> train(const Options &options, const Text &text, stw_runt
             trainer.step(schedule, step, tokens.data() + mine, targets.data() + mine));
         stop_if(losses.add(records.back().loss));
         if (!options.quiet) print_progress(options, step, records.back());
-        if (keeps_after(options, step)) commit(runtime, step + 1);
+        if (keeps_after(options, step)) commit(options, runtime, step + 1);
     }
     return records;
 }
@@ -213,16 +256,17 @@ void run(Options options)
     stop_if(check_outputs(options));
     const std::unique_ptr<Arithmetic> arithmetic =
         make_arithmetic(options, shape, options.activations_in_stepwell ? 0 : options.layers);
+    const bool sized = options.nvme_bytes != 0;
     complete_budgets(options, size, *arithmetic, ranks.size());
 
-    stw_runtime *runtime = open_runtime(options, *arithmetic, ranks.group());
+    stw_runtime *runtime = open_runtime(options, *arithmetic, ranks.group(), sized);
+    const uint32_t first = resumed_step(options, runtime);
     {
         const uint32_t tier = options.device_bytes != 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
         Model model(runtime, model_options);
         Trainer trainer(runtime, model, *arithmetic, ranks, tier);
         print_model(options, size, *arithmetic, text, model, ranks);
         trainer.check_fits();
-        const uint32_t first = resumed_step(options, runtime);
         if (first == 0) model.initialise();
         const std::vector<StepRecord> records =
             train(options, text, runtime, trainer, ranks, first);

@@ -65,6 +65,14 @@ def main():
                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         if over.returncode == 0 or "is at step 12 and the run ends there" not in over.stderr:
             sys.exit(f"a run that is over was not told so: {over.stderr}")
+        differs = {"--layers=3": "--layers=5", "--width=256": "--width=320"}
+        other = subprocess.run(
+            [differs.get(word, word) for word in command(program, folder, "other", kept)],
+            check=False, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        said = ("the store 'run' has a model of --layers 3 --width 256, and this run is of "
+                "--layers 5 --width 320; give what it has, or another --store")
+        if other.returncode == 0 or said not in other.stderr:
+            sys.exit(f"a run of another model was not told so: {other.stderr}")
         nowhere = subprocess.run(
             command(program, folder, "nowhere", [f"--json={folder}/no/where.json"]), check=False,
             text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE)

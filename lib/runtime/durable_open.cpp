@@ -178,21 +178,24 @@ Status Runtime::exchange_found(const collective::FoundGenerations &mine,
 
 // -------------------------------------------------------------------------------- the opening ----
 
+// Files of as many ranks as there are, or none.
+Status Runtime::check_ranks_there(const stw_runtime_options &options)
+{
+    const uint32_t ranks = durable_place(options).second;
+    const uint32_t there = other_ranks_there(options.nvme[0].path, options.store_name, ranks);
+    if (there == 0) return {};
+    return Status::error(STW_ERROR_MISMATCH,
+                         "the store '%s' in '%s' was written by %u ranks and is opened by %u; "
+                         "start as many as wrote it",
+                         options.store_name, options.nvme[0].path, there, ranks);
+}
+
 // Of this rank alone. `stay` says how; nothing is left of what fails.
 Status Runtime::open_parts(const stw_runtime_options &options, store::StoreOptions &store,
                            store::Stay stay, std::unique_ptr<store::Store> *store_out)
 {
     const auto [rank, ranks] = durable_place(options);
     const std::string part = part_name(options.store_name, rank, ranks);
-    if (stay == store::Stay::kOpen) {
-        const uint32_t there = other_ranks_there(options.nvme[0].path, options.store_name, ranks);
-        if (there != 0) {
-            return Status::error(STW_ERROR_MISMATCH,
-                                 "the store '%s' in '%s' was written by %u ranks and is opened by "
-                                 "%u; start as many as wrote it",
-                                 options.store_name, options.nvme[0].path, there, ranks);
-        }
-    }
     store.stay = stay;
     store.name = part + kBlocksEnd;
     Result<std::unique_ptr<store::Store>> blocks = store::Store::open(store);
@@ -289,7 +292,8 @@ Status Runtime::make_store(const stw_runtime_options &options, store::StoreOptio
 Status Runtime::find_store(const stw_runtime_options &options, store::StoreOptions &store,
                            Status before, std::unique_ptr<store::Store> *store_out)
 {
-    Status mine = std::move(before);
+    Status mine = check_ranks_there(options);
+    if (mine.ok()) mine = std::move(before);
     if (mine.ok()) mine = open_parts(options, store, store::Stay::kOpen, store_out);
     const bool none = mine.code() == STW_ERROR_NOT_FOUND;
     STW_TRY(agree_open(options, none ? Status() : mine));

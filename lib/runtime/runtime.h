@@ -433,6 +433,7 @@ private:
                        bool *heard_out);
     Status exchange_found(const collective::FoundGenerations &mine,
                           std::vector<collective::FoundGenerations> *all);
+    static Status check_ranks_there(const stw_runtime_options &options);
     Status open_parts(const stw_runtime_options &options, store::StoreOptions &store,
                       store::Stay stay, std::unique_ptr<store::Store> *store_out);
     void remove_parts(const stw_runtime_options &options, bool with_generations);

@@ -24,7 +24,8 @@ static stw_status try_open(stw_group *group, const struct member *member, uint32
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     nvme.path = member->directory;
-    nvme.budget_bytes = 512 * BLOCK;
+    /* A store that is there says itself how large it is, to each rank. */
+    nvme.budget_bytes = flags == STW_RUNTIME_RESUME ? 0 : 512 * BLOCK;
     nvme.driver = faults ? "fault" : NULL;
     nvme.driver_options = faults;
     options.flags = STW_RUNTIME_NO_PROBE | flags;

@@ -311,7 +311,7 @@ static stw_runtime *open_kept(const struct groups *groups, const struct member *
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
     nvme.path = member->directory;
-    nvme.budget_bytes = 256 * BLOCK;
+    nvme.budget_bytes = flags == STW_RUNTIME_RESUME ? 0 : 256 * BLOCK; /* 0: as it was made */
     options.flags = STW_RUNTIME_NO_PROBE | flags;
     options.group = groups->shards;
     options.replica_group = groups->replicas;

@@ -32,9 +32,11 @@ with phase.step():
 print("ready", flush=True)
 for line in sys.stdin:
     if line.strip() == "fork":
+        alive, held = os.pipe()
         child = os.fork()
         if child == 0:
-            sys.stdin.readline()
+            os.close(held)
+            os.read(alive, 1)  # until its parent ends, and nothing of what that is told
             os._exit(0)
         print(child, flush=True)
         continue

@@ -726,7 +726,7 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
         std::lock_guard<std::mutex> lock(mutex_);
         STW_TRY(make_whole(*tensor));
         *pointer_out = pack_addresses_[core_.pack_of(tensor->sharding->whole)].at[device];
-        *bytes_out = whole_bytes_of(*tensor);
+        *bytes_out = tensor->sharding->elements() * (tensor->element_bits / 8);
     }
     return {};
 }

@@ -200,6 +200,7 @@ class Optimizers(support.Machine):
     def test_sgd_is_the_arithmetic_of_sgd(self):
         weights, gradient = self.pair("w", 8)
         optimizer = self.runtime.sgd(stepwell.Hyper(lr=0.5))
+        optimizer.add_many([])
         optimizer.add_many([(weights, gradient)])
         optimizer.step(wait=True, keep_gradients=True, scale=0.5)
         self.assertEqual(weights.read().tolist(), [1 - 0.5 * 0.25] * 8)

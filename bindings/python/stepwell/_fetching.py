@@ -87,10 +87,11 @@ class Fetches:
         """
         kind: Any = access if type(access) is not str else number(Access, access)
         wanted = list(items)
-        if not wanted:
-            raise ValueError("nothing to fetch")
-        requests = b"".join([item._requests[kind] for item in wanted])
         views = Views(cast("Runtime", self), wanted)
+        if not wanted:
+            self._use()
+            return views
+        requests = b"".join([item._requests[kind] for item in wanted])
         slow = bool(options) or True in map(_waits, wanted)
         if slow or not self._hits(requests, views._views, len(wanted)):
             self._fetch_slowly(wanted, requests, views, options)

@@ -159,14 +159,17 @@ class Optimizer:
         self._add([(parameter, gradient, group, 0, 0) for parameter, gradient in pairs])
 
     def _add(self, entries: Sequence[Tuple[Tensor, Tensor, int, int, int]]) -> None:
-        array = (_abi.stw_optimizer_entry * max(len(entries), 1))()
+        handle = self._use()
+        if not entries:
+            return
+        array = (_abi.stw_optimizer_entry * len(entries))()
         for at, (parameter, gradient, group, begin, count) in zip(array, entries):
             at.struct_size = ctypes.sizeof(at)
             at.parameter_group = group
             at.parameter, at.gradient = parameter._use(), gradient._use()
             at.element_begin, at.element_count = begin, count
             self._dtypes[at.parameter] = int(gradient.dtype)
-        check(lib.stw_optimizer_add(self._use(), array, len(entries)))
+        check(lib.stw_optimizer_add(handle, array, len(entries)))
 
     def set_hyper(self, hyper: Hyper, group: int = 0) -> None:
         """For the next step on: call it every step for a schedule."""

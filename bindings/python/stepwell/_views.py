@@ -53,7 +53,7 @@ class _Pins:
     def __init__(self, runtime: "Runtime", views: Any, at: Any) -> None:
         self._runtime = runtime
         self._views = views  # the C structs: one, or an array
-        self._at = at        # a reference to them, as release takes it; None: all were exported
+        self._at = at        # a reference to them, as release takes it; None: none is left
         self._ended = False
         self._step = runtime._step
         self._export: Optional["weakref.ref[_Export]"] = None  # alive: there are arrays
@@ -86,7 +86,7 @@ class _Pins:
                 self._check(_release(self._at, self._n, self._stream, flags))
             return
         if self._at is None:
-            return  # a set whose views were exported, all of them
+            return  # a set of nothing, or whose views were all exported
         status = _release(self._at, self._n, self._stream, flags)
         if status < 0:
             self._check(status)
@@ -101,7 +101,7 @@ class _Pins:
 
     def _gone(self, exported: bool = False) -> Exception:
         why = "ended when its step was aborted"
-        if exported or (self._ended and self._at is None):
+        if exported or (self._ended and self._at is None and getattr(self, "_items", True)):
             why = "was exported to DLPack, where it ends with what was made from it"
         elif self._ended:
             why = "was released"
@@ -370,12 +370,14 @@ class Views(_Pins, Sequence[Member]):
         views = _array_type(n)()
         self._items = items
         self._n = n
-        super().__init__(runtime, views, views)
+        super().__init__(runtime, views, views if n else None)
 
     def _cookie(self) -> int:
         return int(self._at[0].cookie) if self._at is not None else 0
 
     def _name(self) -> str:
+        if not self._items:
+            return "no tensor"
         first = self._items[0].tensor._label()
         more = len(self._items) - 1
         return first if more == 0 else f"{first} and {more} more"

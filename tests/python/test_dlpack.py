@@ -151,6 +151,24 @@ class Negotiation(support.Machine):
             each.delete()
         self.assertEqual(self.pinned(), 0)
 
+    def test_a_reader_moves_into_its_export_when_asked_to(self):
+        tensor = self.floats(10, "t", 1.5)
+        view = tensor.fetch()
+        taken = Consumer(view.to_dlpack())
+        self.assertEqual((view.released, taken.managed.flags, self.pinned()), (True, 1, 1))
+        with self.assertRaisesRegex(stepwell.ClosedError, "was exported"):
+            view.to_dlpack()
+        with self.assertRaisesRegex(BufferError, "your own"):
+            tensor.fetch(into=bytearray(40)).to_dlpack()
+        self.assertEqual(list(taken.floats()), [1.5] * 10)
+        taken.delete()
+        with self.runtime.fetch_many([tensor, self.floats(4, None, 2.0)]) as views:
+            made = views[1].to_dlpack()
+            self.assertEqual(self.pinned(), 2)
+        self.assertEqual(self.pinned(), 1)
+        del made
+        self.assertEqual(self.pinned(), 0)
+
     def test_the_older_form_has_no_readers_and_no_8_bit_floats(self):
         with self.floats(10, "t", 1.0).fetch() as view:
             for version in (None, (0, 8)):

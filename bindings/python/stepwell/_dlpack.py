@@ -6,12 +6,12 @@ of the interpreter, when no Python can run any more.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _abi
 from ._dtypes import Dtype, numpy
 from ._enums import Stream, Tier
-from ._library import lib
+from ._library import lib, unchecked
 from .errors import InvalidError, check, error_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ _new_capsule = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
 )(("PyCapsule_New", _python))
 _destroy = ctypes.cast(lib.stw_dlpack_capsule_destroy, ctypes.c_void_p)
+_export = unchecked("stw_view_to_dlpack")
+_export_legacy = unchecked("stw_view_to_dlpack_legacy")
+_pointer, _byref = ctypes.c_void_p, ctypes.byref
 
 # Never freed: a capsule points to its name, and may go after this module.
 _copy_of_text = ctypes.CDLL(None).strdup
@@ -68,16 +71,20 @@ def consumer_stream(stream: Optional[int], device: Device, own: Optional[int]) -
     return Stream.LEGACY if stream is None else stream
 
 
-def capsule(versioned: bool, make: Callable[[Any], int], label: str) -> Any:
-    """Around what `make` writes to its argument."""
-    made = ctypes.c_void_p()
-    status = make(ctypes.byref(made))
+def capsule(versioned: bool, status: int, made: Any) -> Any:
+    """Around what a call with that status has written to `made`."""
     if status == _abi.STW_ERROR_UNSUPPORTED:
         raise BufferError(str(error_of(status)))
-    check(status)
-    if not made.value:
-        raise InvalidError(f"{label}: nothing was exported")
+    if status:
+        check(status)
     return _new_capsule(made, _NAME_VERSIONED if versioned else _NAME, _destroy)
+
+
+def view_capsule(versioned: bool, view: Any, stream: Any) -> Any:
+    """Of a view, which moves there."""
+    made = _pointer()
+    export = _export if versioned else _export_legacy
+    return capsule(versioned, export(_byref(view), stream, _byref(made)), made)
 
 
 def copied(array: Any, dtype: int, max_version: Version) -> Any:
@@ -114,5 +121,5 @@ class ByAddress:
             raise InvalidError("a stream, of an address that orders nothing")
         versioned = is_versioned(max_version, tensor._dtype)
         function = lib.stw_tensor_to_dlpack if versioned else lib.stw_tensor_to_dlpack_legacy
-        return capsule(versioned, lambda at: function(tensor._use(), self.device, at),
-                       tensor._label())
+        made = _pointer()
+        return capsule(versioned, function(tensor._use(), self.device, made), made)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ._tensor import Request, Tensor
 
 _release = unchecked("stw_release")
-_new_view = _abi.stw_view
+_share = unchecked("stw_view_share")
+_new_view, _byref = _abi.stw_view, ctypes.byref
 _EMPTY = (ctypes.c_ubyte * 0)
 _COPY = 1 << 63  # the cookie of a view of the caller's own memory
 
@@ -267,24 +268,47 @@ class _Window:
                               "copy what the consumer made of it")
         if copy:
             return _dlpack.copied(self.numpy, self._item._dtype, max_version)
-        if view.cookie == _COPY:
-            raise BufferError(f"the view of {owner._name()} shows memory of your own; export that")
         versioned = _dlpack.is_versioned(max_version, self._item._dtype)
-        function = lib.stw_view_to_dlpack if versioned else lib.stw_view_to_dlpack_legacy
-        label = self.tensor._label()
-        own = owner._stream.value if owner._stream is not None else None
-        stream = _dlpack.consumer_stream(stream, device, own)
-        if view.access == _abi.STW_READ and not self._item._waits:
-            more = self.share()
-            made = _dlpack.capsule(versioned, lambda at: function(more._views, stream, at), label)
-            more._moved()
-            return made
+        if view.access != _abi.STW_READ or self._item._waits:
+            return self._moved_to_dlpack(versioned, stream, device)
+        at = self._consumer_stream(stream, device)
+        more = _new_view()
+        status = _share(_byref(view), _byref(more))
+        if status:
+            raise error_of(status)
+        try:
+            return _dlpack.view_capsule(versioned, more, at)
+        except BaseException:
+            _release(_byref(more), 1, None, 0)
+            raise
+
+    def to_dlpack(self, stream: Optional[int] = None) -> Any:
+        """A capsule of DLPack 1.1 that the view moves into, a reader's too: it has ended then, as
+        if released, and its pin is that of the capsule and of what a consumer makes from it. For
+        torch.utils.dlpack.from_dlpack(), which takes the pin over at half the cost of
+        torch.from_dlpack(view). stream: the consumer's, as for __dlpack__().
+        """
+        self._owner()._check_open(self._struct())
+        return self._moved_to_dlpack(True, stream, self.__dlpack_device__())
+
+    def _moved_to_dlpack(self, versioned: bool, stream: Optional[int],
+                         device: _dlpack.Device) -> Any:
+        owner, view = self._owner(), self._struct()
+        at = self._consumer_stream(stream, device)
         if owner._export is not None and owner._export() is not None:
             raise BufferError(f"the view of {owner._name()} has one export, and arrays made from "
                               "it live; delete them before")
-        made = _dlpack.capsule(versioned, lambda at: function(view, stream, at), label)
+        made = _dlpack.view_capsule(versioned, view, at)
         owner._moved()
         return made
+
+    def _consumer_stream(self, stream: Optional[int], device: _dlpack.Device) -> Any:
+        owner = self._owner()
+        if self._struct().cookie == _COPY:
+            raise BufferError(f"the view of {owner._name()} shows memory of your own; export that")
+        own = owner._stream.value if owner._stream is not None else None
+        at = _dlpack.consumer_stream(stream, device, own)
+        return None if at is None else ctypes.c_void_p(at)
 
     def share(self) -> "View":
         """One more pin on the same bytes, for a second consumer. READ views only, no copies."""

@@ -287,6 +287,92 @@ class Capsules(support.Machine):
         held.delete()
 
 
+class Exporter:
+    """An array of a library of its own, made of `buffer`."""
+
+    def __init__(self, buffer, code, bits, shape, strides=None, device=(1, 0), flags=0):
+        self.buffer = buffer  # the rest goes with it
+        self.ended = []
+        self.sizes = (ctypes.c_int64 * len(shape))(*shape)
+        self.steps = (ctypes.c_int64 * len(shape))(*strides) if strides else None
+        self.end = _deleter(self.ended.append)
+        self.tensor = Tensor(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), *device,
+                             len(shape), code, bits, 1, self.sizes, self.steps, 0)
+        self.made = Versioned(1, 1, None, self.end, flags, self.tensor)
+
+    def __dlpack__(self, *, max_version=None):
+        return stepwell._dlpack._new_capsule(ctypes.addressof(self.made),
+                                             stepwell._dlpack._NAME_VERSIONED,
+                                             stepwell._dlpack._destroy)
+
+
+class Taken(support.Machine):
+    """What other libraries export is memory of the caller's."""
+
+    def test_an_array_is_written_summed_and_read_and_given_back(self):
+        tensor = self.runtime.create("t", (2, 2), "f32")
+        array = Exporter(bytearray(b"\x80\x3f\0\x40" * 2), 4, 16, (2, 2))  # bf16 1, 2
+        tensor.write(array)
+        tensor.reduce(array)
+        self.assertEqual(len(array.ended), 2)
+        out = Exporter(bytearray(16), 2, 32, (4,), (1,))
+        self.assertIs(tensor.read(out), out)
+        self.assertEqual(list(memoryview(out.buffer).cast("f")), [2.0, 4.0] * 2)
+        with tensor.fetch(into=out, begin=0, count=4):
+            self.assertEqual(len(out.ended), 1)  # held as long as the view is
+        bits = Exporter(bytearray(b"\0\x3c" * 4), 0, 16, (4,))
+        tensor.write(bits, dtype="f16")
+        self.assertEqual(bytes(tensor.read(bytearray(4), 0, 1)), b"\0\0\x80\x3f")
+
+    def test_arrays_that_cannot_be_taken_are_refused(self):
+        tensor = self.floats(4, "t", 1.0)
+        wrong = (
+            (TypeError, {"code": 5, "bits": 64}), (ValueError, {"strides": (2,)}),
+            (ValueError, {"device": (2, 0)}), (ValueError, {"shape": (3,)}),
+        )
+        for error, change in wrong:
+            array = Exporter(bytearray(64), **{"code": 2, "bits": 32, "shape": (4,), **change})
+            with self.assertRaises(error):
+                tensor.write(array)
+            self.assertEqual(len(array.ended), 1)
+        array = Exporter(bytearray(16), 2, 32, (4,), flags=1)
+        with self.assertRaisesRegex(ValueError, "writeable"):
+            tensor.read(array)
+        self.assertEqual(self.runtime.tier_stats("device").open_views, 0)
+
+    @support.needs_numpy
+    def test_a_view_is_read_and_goes_on(self):
+        source, tensor = self.floats(4, "s", 3.0), self.floats(4, "t", 1.0)
+        with source.fetch("read_write") as view:
+            tensor.write(view)
+            self.assertFalse(view.released)
+        self.assertEqual(tensor.read().tolist(), [3.0] * 4)
+
+    @needs_torch
+    def test_pytorchs_tensors_are_taken(self):
+        half = self.runtime.create("h", (2, 3), "bf16")
+        given = torch.arange(6).reshape(2, 3).to(torch.bfloat16).requires_grad_()
+        half.write(given)
+        half.reduce(given.detach().t().contiguous().t())  # a copy is made of it
+        out = torch.empty(2, 3, dtype=torch.bfloat16)
+        half.read(out)
+        self.assertTrue(torch.equal(out, 2 * given.detach()))
+        with self.assertRaises(ValueError):
+            half.read(out.t())
+        whole = torch.empty(2, 3)
+        half.read(whole)
+        self.assertEqual(whole.tolist(), [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]])
+        for name, kind in (("f16", torch.float16), ("f64", torch.float64), ("i64", torch.int64),
+                           ("u8", torch.uint8), ("bool", torch.bool)):
+            tensor = self.runtime.create(name, 3, name)
+            tensor.write(torch.tensor([0, 1, 1]).to(kind))
+            again = torch.zeros(3, dtype=kind)
+            tensor.read(again)
+            self.assertEqual(again.tolist(), [0, 1, 1])
+        empty = self.runtime.create("empty", 0, "f32")
+        empty.write(torch.empty(0))
+
+
 @support.needs_numpy
 class NumPy(support.Machine):
     def test_an_array_is_a_pin_without_the_view(self):

@@ -90,6 +90,16 @@ class Tensors(support.Machine):
         half.read(out)
         self.assertEqual(out.tolist(), [1] * 4)
 
+    def test_a_buffer_may_be_of_another_dtype_than_it_says(self):
+        tensor = self.floats(4, "t")
+        tensor.write(array.array("H", [0x3f80] * 4), dtype="bf16")
+        tensor.reduce(array.array("H", [0x4000] * 4), dtype="bf16")
+        out = array.array("H", [0] * 4)
+        tensor.read(out, dtype="bf16")
+        self.assertEqual(out.tolist(), [0x4040] * 4)
+        with self.assertRaises(ValueError):
+            tensor.write(array.array("h", [0x3f8] * 4), dtype="f32")
+
     def test_arguments_that_make_no_sense_are_refused_with_their_value(self):
         t = self.runtime.create("t", (2, 3), "f32")
         t.fill(1)

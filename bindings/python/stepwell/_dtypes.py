@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types, and memory of the caller's as pointer and size. NumPy is used when it is there."""
+"""Element types, and memory of the caller's as pointer and size: of NumPy's arrays, buffers, and
+arrays of whatever library exports them by DLPack. NumPy is used when it is there.
+"""
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from . import _abi
+from . import _abi, _exchange
 from ._library import lib
 
 numpy: Any
@@ -47,6 +49,12 @@ FORMATS: Dict[str, Optional[Dtype]] = {
     "B": None, "c": None, "f": Dtype.F32, "d": Dtype.F64, "e": Dtype.F16, "?": Dtype.BOOL,
     "b": Dtype.I8, "h": Dtype.I16, "i": Dtype.I32, "l": Dtype.I64, "q": Dtype.I64,
 }
+# DLPack's type codes, with the bits.
+FROM_DLPACK: Dict[Tuple[int, int], Dtype] = {
+    (2, 32): Dtype.F32, (2, 16): Dtype.F16, (4, 16): Dtype.BF16, (2, 64): Dtype.F64,
+    (10, 8): Dtype.F8_E4M3, (12, 8): Dtype.F8_E5M2, (0, 64): Dtype.I64, (0, 32): Dtype.I32,
+    (0, 16): Dtype.I16, (0, 8): Dtype.I8, (1, 8): Dtype.U8, (6, 8): Dtype.BOOL,
+}
 NUMPY_DTYPES: Dict[int, Any] = (
     {int(code): numpy.dtype(name) for code, name in NUMPY_NAMES.items()} if numpy else {}
 )
@@ -78,26 +86,56 @@ class Memory(NamedTuple):
     dtype: Optional[Dtype]  # None: not said, then it is the tensor's
 
 
-def readable(source: Any, dtype: int) -> Memory:
-    """Memory to read from. What is neither an array nor a buffer is made an array of `dtype`."""
+def readable(source: Any, dtype: int, given: Any = None) -> Memory:
+    """Memory to read from. What is neither an array nor a buffer is made an array of `dtype`.
+    given: the dtype of the elements, whatever the array calls it."""
+    if given is not None:
+        dtype = dtype_of(given)
+    memory, made = _readable(source, dtype)
+    # Of a list of numbers for a dtype that NumPy has not, the array that was made says what it is.
+    return memory if given is None or made else memory._replace(dtype=Dtype(dtype))
+
+
+def _readable(source: Any, dtype: int) -> Tuple[Memory, bool]:
+    """And whether an array was made of numbers."""
     if numpy and isinstance(source, (numpy.ndarray, numpy.generic)):
         array = numpy.ascontiguousarray(source, source.dtype.newbyteorder("="))
-        return memory_of(array, numpy_code(array, dtype))
+        return memory_of(array, numpy_code(array, dtype)), False
     try:
         view = memoryview(source)
     except TypeError:
+        if _exchange.is_exporter(source):
+            return of_exporter(source), False
         if not numpy:
             raise
         numbers = Dtype.F32 if dtype == Dtype.BF16 else dtype
         array = numpy.ascontiguousarray(source, NUMPY_DTYPES[numbers])
-        return memory_of(array, numpy_code(array, dtype))
+        return memory_of(array, numpy_code(array, dtype)), True
     if view.c_contiguous and not view.readonly:
-        return writable(view, dtype)
+        return writable(view, dtype), False
     if numpy:
         flat = view.cast("B") if view.c_contiguous else view.tobytes()
-        return memory_of(numpy.frombuffer(flat, numpy.uint8), buffer_code(view, dtype))
+        array = numpy.frombuffer(flat, numpy.uint8)
+        return memory_of(array, buffer_code(view, dtype)), False
     held = ctypes.create_string_buffer(view.tobytes(), max(view.nbytes, 1))
-    return Memory(held, ctypes.addressof(held), view.nbytes, buffer_code(view, dtype))
+    return Memory(held, ctypes.addressof(held), view.nbytes, buffer_code(view, dtype)), False
+
+
+def of_exporter(source: Any) -> Memory:
+    """Of an array that another library exports by DLPack; a copy where it is not contiguous."""
+    made = _exchange.exported(source)
+    if not made.contiguous:
+        if not hasattr(source, "contiguous"):
+            raise ValueError("the array must be C-contiguous")
+        made = _exchange.exported(source.contiguous())
+    return memory_of_export(made)
+
+
+def memory_of_export(made: _exchange.Exported) -> Memory:
+    code, bits = made.dtype
+    if made.dtype not in FROM_DLPACK:
+        raise TypeError(f"an array of {bits} bits of DLPack's type {code} is no dtype of Stepwell")
+    return Memory(made.capsule, made.pointer, made.bytes, FROM_DLPACK[made.dtype])
 
 
 def numpy_code(array: Any, dtype: int) -> Optional[Dtype]:
@@ -126,6 +164,11 @@ def writable(target: Any, dtype: int) -> Memory:
         if not (target.flags.c_contiguous and target.flags.writeable and target.dtype.isnative):
             raise ValueError("the array must be writeable, C-contiguous and of native byte order")
         return memory_of(target, numpy_code(target, dtype))
+    if _exchange.is_exporter(target):
+        made = _exchange.exported(target)
+        if made.read_only or not made.contiguous:
+            raise ValueError("the array must be writeable and C-contiguous")
+        return memory_of_export(made)
     view = memoryview(target)
     if view.readonly or not view.c_contiguous:
         raise ValueError("the buffer must be writeable and C-contiguous")

@@ -315,15 +315,17 @@ class Tensor:
             element_begin=begin, element_count=count, timeout_ns=nanoseconds(timeout),
         )
 
-    def write(self, source: Any, begin: int = 0, count: int = 0, *,
+    def write(self, source: Any, begin: int = 0, count: int = 0, *, dtype: Any = None,
               timeout: Optional[float] = None,
               scope: Union[Scope, str] = Scope.WHOLE) -> None:
         """Copy from an array, a buffer or a sequence of numbers; blocks until it is copied.
 
         f32, f16 and bf16 are converted to nearest; other dtypes must be the tensor's. A buffer
-        without a dtype has the tensor's.
+        without a dtype has the tensor's. Arrays are NumPy's, or of a library that exports them by
+        DLPack, as PyTorch does, in host memory. dtype: what the elements of the array or buffer
+        are, whatever it says itself: "bf16" of NumPy's uint16.
         """
-        handle, memory = self._use(), readable(source, self._dtype)
+        handle, memory = self._use(), readable(source, self._dtype, dtype)
         self._fits(memory, self._range(begin, count, scope))
         shape = tuple(getattr(source, "shape", ()))
         whole = begin == 0 and count in (0, self._elements)
@@ -337,7 +339,8 @@ class Tensor:
              timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> Any:
         """Copy to `out`, or to a new array (a bytearray without NumPy), and return it.
 
-        dtype, of a new array: the tensor's, or among f32 and f16 another one.
+        out: a writeable array or buffer, as for write(). dtype: of the elements of `out`, whatever
+        it says itself, or of a new array: the tensor's, or among f32, f16 and bf16 another one.
         """
         handle, elements = self._use(), self._range(begin, count, scope)
         code = self._dtype if dtype is None else int(dtype_of(dtype))
@@ -347,7 +350,7 @@ class Tensor:
                 out = out.reshape(self._shape)
             memory = memory._replace(dtype=Dtype(code))
         else:
-            memory = writable(out, self._dtype)
+            memory = writable(out, code)
             if dtype is not None:
                 memory = memory._replace(dtype=Dtype(code))
         self._fits(memory, elements)
@@ -363,17 +366,18 @@ class Tensor:
         check(_waiting.call(self._runtime, lib.stw_tensor_fill, handle, float(value),
                             self._options(None, begin, count, timeout, scope)))
 
-    def reduce(self, local: Any = None, *, scale: float = 1.0, more: bool = False,
-               timeout: Optional[float] = None) -> None:
+    def reduce(self, local: Any = None, *, dtype: Any = None, scale: float = 1.0,
+               more: bool = False, timeout: Optional[float] = None) -> None:
         """Add an array to all of the tensor. Blocks until it is added. None: this rank has no
         gradient. Where no rank has one the tensor stays empty, and its parameter is not updated.
 
-        more: further micro-batches come before the sums of the ranks are added.
+        more: further micro-batches come before the sums of the ranks are added. Arrays and dtype
+        are as for write().
 
         Not begun anew after Ctrl-C: then it may be half done, and reads of the tensor say so.
         """
         handle = self._use()
-        memory = None if local is None else readable(local, self._dtype)
+        memory = None if local is None else readable(local, self._dtype, dtype)
         if memory is not None:
             self._fits(memory, self._elements)
         options = _abi.stw_reduce_options.initial(

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries, PyTorch's among them, taken by DLPack: memory of the caller's like any
+other, which the capsule keeps alive. No library is imported for it.
+"""
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any, NamedTuple, Tuple
+
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi))
+NAME, NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
+# data, device type and number, dimensions, dtype, shape, strides, offset.
+_TENSOR = "PiiiBBHPPQ"
+_LEGACY = struct.Struct("@" + _TENSOR)
+_VERSIONED = struct.Struct("@IIPPQ" + _TENSOR)
+_READ_ONLY = 1
+_HOST = (1, 3)  # kDLCPU and kDLCUDAHost
+
+
+class Exported(NamedTuple):
+    """What a capsule is of. It owns the memory."""
+
+    capsule: Any
+    pointer: int
+    bytes: int
+    dtype: Tuple[int, int]  # DLPack's code, and bits
+    read_only: bool
+    contiguous: bool
+
+
+def is_exporter(source: Any) -> bool:
+    """A view of a tensor is not: its export may end it."""
+    return hasattr(source, "__dlpack__") and not hasattr(source, "to_dlpack")
+
+
+def _capsule_of(source: Any) -> Any:
+    if getattr(source, "requires_grad", False):
+        source = source.detach()  # PyTorch exports none of those
+    try:
+        return source.__dlpack__(max_version=(1, 1))
+    except TypeError:  # a library that knows the legacy form alone
+        return source.__dlpack__()
+
+
+def _is_contiguous(shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bool:
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def exported(source: Any) -> Exported:
+    """From its __dlpack__()."""
+    capsule = _capsule_of(source)
+    read_only = False
+    if _is_valid(capsule, NAME_VERSIONED):
+        (_, _, _, _, flags, *tensor) = _VERSIONED.unpack(
+            ctypes.string_at(_pointer_of(capsule, NAME_VERSIONED), _VERSIONED.size))
+        read_only = bool(flags & _READ_ONLY)
+    else:
+        tensor = list(_LEGACY.unpack(
+            ctypes.string_at(_pointer_of(capsule, NAME), _LEGACY.size)))
+    data, device, number, n, code, bits, lanes, shape_at, strides_at, offset = tensor
+    if device not in _HOST:
+        raise ValueError(f"the array is on DLPack's device {(device, number)}, not in host memory; "
+                         "copy it there first")
+    shape = tuple((ctypes.c_int64 * n).from_address(shape_at)) if n else ()
+    count = 1
+    for size in shape:
+        count *= size
+    strides = tuple((ctypes.c_int64 * n).from_address(strides_at)) if n and strides_at else None
+    return Exported(capsule, (data or 0) + offset, count * bits * lanes // 8, (code, bits * lanes),
+                    read_only, not count or strides is None or _is_contiguous(shape, strides))

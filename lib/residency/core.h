@@ -205,7 +205,8 @@ public:
     [[nodiscard]] bool has_bytes(BlockId block) const { return bytes_exist(block, 0); }
     [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const;
     [[nodiscard]] std::string place_name(PlaceId place) const;  // for sentences
-    [[nodiscard]] PlaceUsage usage(PlaceId place) const;
+    [[nodiscard]] PlaceUsage usage(PlaceId place) const;  // looks at every block that is there
+    [[nodiscard]] uint64_t budget_blocks(PlaceId place) const { return arenas_[place].budget(); }
     [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return arenas_[place].used(); }
     [[nodiscard]] uint64_t metadata_bytes() const;
     // What creating a tensor can add to it, and what it can become within budgets and tensors_max.

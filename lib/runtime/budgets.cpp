@@ -72,7 +72,7 @@ bool Runtime::others_work(PlaceId place) const
 {
     for (PlaceId other = 0; other <= host_place_; ++other) {
         if (other == place || !places_[other].memory || !places_[other].cpu_access) continue;
-        if (core_.usage(other).budget_blocks >= update::kPiecesNeeded) return true;
+        if (core_.budget_blocks(other) >= update::kPiecesNeeded) return true;
     }
     return false;
 }
@@ -132,7 +132,7 @@ Status Runtime::check_cpu_room() const
     bool had_room = false;
     for (PlaceId place = 0; place <= host_place_; ++place) {
         if (!places_[place].memory || !places_[place].cpu_access) continue;
-        if (core_.usage(place).budget_blocks > 0) return {};
+        if (core_.budget_blocks(place) > 0) return {};
         had_room = true;
     }
     if (!had_room) return {};  // told by the fetch itself
@@ -151,7 +151,7 @@ Status Runtime::check_update_room(const OptimizerBody &body,
     for (PlaceId place = 0; place <= host_place_; ++place) {
         const Place &at = places_[place];
         if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
-        if (at.memory && at.cpu_access) room = std::max(room, core_.usage(place).budget_blocks);
+        if (at.memory && at.cpu_access) room = std::max(room, core_.budget_blocks(place));
     }
     if (room >= update::kPiecesNeeded) return {};
     for (const stw_tensor *parameter : parameters) {
@@ -200,13 +200,13 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
             STW_TRY(wait_for_budget(change, lock, "another change of a budget"));
         STW_TRY(blocks_of_budget(place, bytes, &change.after));
         budget_changes_ = true;
-        change.before = static_cast<uint32_t>(core_.usage(place).budget_blocks);
+        change.before = static_cast<uint32_t>(core_.budget_blocks(place));
         places_[place].update_blocks = std::min(change.before, change.after);
     }
     Status status = change.after < change.before ? shrink(change) : grow(change);
     std::lock_guard<std::mutex> lock(mutex_);
     budget_changes_ = false;
-    places_[place].update_blocks = core_.usage(place).budget_blocks;
+    places_[place].update_blocks = core_.budget_blocks(place);
     ++progress_made_;
     progress_.notify_all();
     if (!status.ok()) return status;

@@ -44,7 +44,7 @@ std::vector<update::WindowOptions> Runtime::device_windows() const
     std::vector<update::WindowOptions> windows;
     for (PlaceId place = 0; place < host_place_; ++place) {
         if (!places_[place].computes) continue;
-        const uint64_t blocks = std::max<uint64_t>(core_.usage(place).budget_blocks / 2, 4);
+        const uint64_t blocks = std::max<uint64_t>(core_.budget_blocks(place) / 2, 4);
         windows.push_back({place, blocks * block_bytes_});
     }
     return windows;
@@ -89,7 +89,7 @@ PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
     if (preset_ != STW_PRESET_AUTO || body.has_policy || ranks_.body || !is_ours)
         return residency::kNoPlace;
     std::lock_guard<std::mutex> lock(mutex_);
-    const uint64_t half = core_.usage(nearest_place_).budget_blocks / 2 * block_bytes_;
+    const uint64_t half = core_.budget_blocks(nearest_place_) / 2 * block_bytes_;
     return trained_bytes_ + bytes <= half ? nearest_place_ : PlaceId{residency::kNoPlace};
 }
 

@@ -52,7 +52,7 @@ Status Runtime::open_group_memory()
     stw_memory_info info{};
     info.struct_size = sizeof info;
     at.ops->info(at.memory, &info);
-    const uint64_t used = core_.usage(ranks.place).budget_blocks * block_bytes_;
+    const uint64_t used = core_.budget_blocks(ranks.place) * block_bytes_;
     ranks.arena_bytes = info.bytes;
     ranks.device_bucket = at.base + used;
     ranks.device_bucket_bytes = info.bytes - used;

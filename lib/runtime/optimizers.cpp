@@ -38,8 +38,8 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 // Half of the room that the CPU works in: the rest stays for what the program holds.
 uint64_t Runtime::update_window() const
 {
-    uint64_t room = core_.usage(host_place_).budget_blocks;
-    if (room == 0) room = core_.usage(nearest_place_).budget_blocks;
+    uint64_t room = core_.budget_blocks(host_place_);
+    if (room == 0) room = core_.budget_blocks(nearest_place_);
     return std::max<uint64_t>(room / 2, 4) * block_bytes_;
 }
 

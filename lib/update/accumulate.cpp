@@ -249,7 +249,7 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
         parts.place_job(*job, place);
         parts.activate(*job, claim);
     }
-    parts.pump();
+    parts.pump(1);
     return {};
 }
 

@@ -135,10 +135,12 @@ Chunk *Pipeline::Parts::next_chunk()
     return &chunk;
 }
 
-void Pipeline::Parts::pump()
+// A call of the program's asks for one chunk, and leaves the rest to an update thread: it is not
+// to pay for what others have asked for.
+void Pipeline::Parts::pump(uint32_t most)
 {
     bool first = true;
-    for (;; first = false) {
+    for (uint32_t asked = 0;; ++asked, first = false) {
         // A copy: the answer may come, and the chunk be used again, before fetch() returns.
         Piece pieces[kPiecesMax];
         uint32_t n = 0;
@@ -148,6 +150,12 @@ void Pipeline::Parts::pump()
         Chunk *chunk = nullptr;
         {
             MutexLock lock(mutex);
+            if (asked == most) {
+                if (closing || next_job() == nullptr) break;
+                pump_wanted = true;
+                work_ready.notify_one();
+                break;
+            }
             chunk = next_chunk();
             active += first && chunk != nullptr;
             if (chunk == nullptr) break;

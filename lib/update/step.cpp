@@ -184,7 +184,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
         for (ParameterJob *job : chosen) pipeline.ask_measure(job->measure, options.wants_verdict);
     }
     if (goes_back) give_back();
-    pipeline.pump();
+    pipeline.pump(1);
     return {};
 }
 

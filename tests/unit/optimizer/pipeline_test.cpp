@@ -3,6 +3,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 namespace stepwell::update::test {
@@ -102,6 +103,45 @@ TEST(Pipeline, UpdatesComeInTheOrderOfEntries)
     std::vector<TensorId> expected;
     for (const Entry &entry : entries) expected.push_back(entry.parameter);
     EXPECT_EQ(first_events(world, Event::kFetch), expected);
+}
+
+struct Gate {
+    std::atomic<bool> entered{false};
+    std::atomic<bool> open{false};
+};
+
+stw_status wait_at_gate(void *user, const stw_update_chunk *)
+{
+    Gate &gate = *static_cast<Gate *>(user);
+    gate.entered = true;
+    while (!gate.open) std::this_thread::yield();
+    return STW_OK;
+}
+
+// A call pays for one chunk, whatever there is to be asked for.
+TEST(Pipeline, ACallAsksForOneChunkAndLeavesTheRestToAnUpdateThread)
+{
+    Gate gate;
+    stw_custom_update waits{};
+    waits.update = wait_at_gate;
+    waits.user = &gate;
+    Conditions conditions;
+    conditions.threads = 1;
+    World world(conditions);
+    auto busy = Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, &waits).take();
+    World::give_hyper(*busy);
+    Entry one = world.make({100, STW_F32, STW_F32, 0});
+    one.state_count = 0;
+    ASSERT_TRUE(busy->add(&one, 1).ok());
+    ASSERT_TRUE(busy->step({}, nullptr).ok());
+    while (!gate.entered) std::this_thread::yield();
+    const std::vector<Entry> entries = add_some(world, 3, 9000);
+    const uint32_t before = world.tiers.fetches();
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    EXPECT_EQ(world.tiers.fetches() - before, 1u);
+    gate.open = true;
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    ASSERT_TRUE(busy->wait(UINT64_MAX).ok());
 }
 
 TEST(Pipeline, PreferredTensorComesNext)

@@ -88,6 +88,29 @@ typedef struct stw_reduce_options {
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);
 
+typedef void (*stw_deleter_fn)(void *user);
+/**
+ * As stw_reduce, and `local` becomes the library's: it is added after the return, in the order of
+ * the calls, and nothing is copied in the call. Whatever is called later for that tensor waits for
+ * it. It is given back by deleter(user), once, also where the sum fails, a step is aborted or the
+ * runtime is closed: by a thread of the library that holds no lock, or in the call where the tensor
+ * has no elements. The deleter may take its time but calls nothing of the library. Of a call that
+ * fails the memory stays the caller's, and its deleter is not called.
+ *
+ * The library holds at most half the budget of the host tier, or of the device where there is none
+ * (adopted_bytes of stw_tier_stats); one contribution of any size where it holds nothing. A call
+ * waits for more room, also for what waits for views of its own thread: release those first. A sum
+ * that fails later fails the tensor, as an update does.
+ *
+ * Ownership: `local` is the library's until deleter(user), unchanged. deleter NULL: nobody is told.
+ * Threads:   any thread.
+ * Blocks:    never within the limit above; else until there is room, or the timeout passes.
+ * Errors:    as stw_reduce; INVALID (local is NULL), LIMIT, PEER.
+ */
+STW_API stw_status stw_reduce_adopt(stw_tensor *gradient, const void *local,
+                                    const stw_reduce_options *options, stw_deleter_fn deleter,
+                                    void *user);
+
 #ifdef __cplusplus
 }
 #endif

@@ -39,10 +39,12 @@ typedef struct stw_tier_stats {
     uint64_t refused_slabs;     /* host tier: of 64 MiB, all or part of which was refused */
     uint64_t remapped_bytes;    /* device tier: mapped at fixed addresses of tensors so far */
     uint64_t remapped_ns;       /* what that took, with waits for work on what was seen there */
+    uint64_t adopted_bytes;     /* host tier: beside used_bytes, of the program's memory that
+                                   stw_reduce_adopt has taken and not given back yet */
 } stw_tier_stats;
 #define STW_TIER_STATS_INIT                                                                        \
     { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,             \
-      0, 0, 0, 0, 0, 0 }
+      0, 0, 0, 0, 0, 0, 0 }
 
 /* Moves from one device of a process to another are on no link of these. */
 enum { /* link */

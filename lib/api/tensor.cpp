@@ -240,28 +240,51 @@ stw_status stw_tensor_fill(stw_tensor *tensor, double value, const stw_copy_opti
     });
 }
 
+namespace {
+
+Status check_reduce(stw_tensor *gradient, const stw_reduce_options *options,
+                    stw_reduce_options *options_out)
+{
+    STW_TRY(enter(gradient));
+    stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
+    if (options) STW_TRY(take(&copy, options, "options"));
+    STW_TRY(gradient->runtime->body->check_stream(copy.stream));
+    STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
+    const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
+    if (!host || copy.device != 0 || copy.wire_dtype != 0) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "options has tier %u, device %u and wire_dtype %u, but one rank "
+                             "sums from host memory and sends nothing: leave them 0",
+                             copy.tier, copy.device, copy.wire_dtype);
+    }
+    if (!std::isfinite(copy.scale)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "options.scale is %g, which would make all of tensor '%s' that",
+                             copy.scale, gradient->name.c_str());
+    }
+    STW_TRY(refuse_read_only(gradient));
+    STW_TRY(refuse_unsummable(gradient));
+    *options_out = copy;
+    return {};
+}
+
+}  // namespace
+
 stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_options *options)
 {
     return guard([&]() -> Status {
-        STW_TRY(enter(gradient));
-        stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
-        if (options) STW_TRY(take(&copy, options, "options"));
-        STW_TRY(gradient->runtime->body->check_stream(copy.stream));
-        STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
-        const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
-        if (!host || copy.device != 0 || copy.wire_dtype != 0) {
-            return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "options has tier %u, device %u and wire_dtype %u, but one rank "
-                                 "sums from host memory and sends nothing: leave them 0",
-                                 copy.tier, copy.device, copy.wire_dtype);
-        }
-        if (!std::isfinite(copy.scale)) {
-            return Status::error(STW_ERROR_INVALID,
-                                 "options.scale is %g, which would make all of %s that", copy.scale,
-                                 tensor_text(gradient->name).c_str());
-        }
-        STW_TRY(refuse_read_only(gradient));
-        STW_TRY(refuse_unsummable(gradient));
+        stw_reduce_options copy;
+        STW_TRY(check_reduce(gradient, options, &copy));
         return gradient->runtime->body->reduce(gradient, local, copy);
+    });
+}
+
+stw_status stw_reduce_adopt(stw_tensor *gradient, const void *local,
+                            const stw_reduce_options *options, stw_deleter_fn deleter, void *user)
+{
+    return guard([&]() -> Status {
+        stw_reduce_options copy;
+        STW_TRY(check_reduce(gradient, options, &copy));
+        return gradient->runtime->body->adopt(gradient, local, copy, deleter, user);
     });
 }

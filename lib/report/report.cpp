@@ -57,6 +57,7 @@ void write_tier(JsonWriter &json, const TierReport &tier)
     json.member("refused_slabs", stats.refused_slabs);
     json.member("remapped_bytes", stats.remapped_bytes);
     json.member("remapped_ns", stats.remapped_ns);
+    json.member("adopted_bytes", stats.adopted_bytes);
     json.member("scratch_bytes", stats.scratch_bytes);
     json.member("scratch_used_bytes", stats.scratch_used_bytes);
     json.member("scratch_allocator", tier.scratch_allocator);

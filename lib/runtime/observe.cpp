@@ -76,6 +76,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.remapped_bytes = shown->bytes;
         stats.remapped_ns = shown->ns;
     }
+    stats.adopted_bytes = host ? adopted_bytes_ : 0;
     const uint64_t kept = host ? kept_bytes() : 0;
     stats.budget_bytes = usage.budget_blocks * block_bytes_ + kept;
     stats.used_bytes = usage.used_blocks * block_bytes_ + kept;

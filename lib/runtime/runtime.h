@@ -293,6 +293,8 @@ public:
     Status read(stw_tensor *tensor, void *destination, const stw_copy_options &options);
     Status fill(stw_tensor *tensor, double value, const stw_copy_options &options);
     Status reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options);
+    Status adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
+                 stw_deleter_fn deleter, void *user);
 
     // ---- phases (phases.cpp) -------------------------------------------------------------------
     Status create_phase(const char *name, stw_phase **phase_out);
@@ -696,6 +698,15 @@ private:
     void finish_snapshot(Waiter &waiter);
 
     Status accumulate(const ViewSlot &slot, residency::TensorId sum, uint64_t sum_elements);
+    // adopted.cpp
+    Status take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns);
+    void give_adopted(uint64_t bytes);
+    struct Adopted;
+    Status start_adopted(update::Accumulation &work, std::unique_ptr<Adopted> &mine);
+    Status adopt_here(stw_tensor *gradient, update::Accumulation &work,
+                      std::unique_ptr<Adopted> &mine);
+    Status adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work, bool more,
+                          std::unique_ptr<Adopted> &mine);
     Status add_up(const stw_tensor &gradient, residency::TensorId scratch, uint32_t scratch_dtype,
                   residency::TensorId sum, collective::Range range, uint64_t sum_elements);
     Status resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
@@ -1047,6 +1058,7 @@ private:
     Waiter *callbacks_first_ = nullptr;  // operations that are over, in that order
     Waiter *callbacks_last_ = nullptr;
     uint32_t callbacks_freed_ = 0;  // of operations freed before they returned
+    uint64_t adopted_bytes_ = 0;    // of stw_reduce_adopt's, not given back
     std::condition_variable callbacks_ready_;
     bool callbacks_run_ = false;  // the thread does
     bool callbacks_end_ = false;

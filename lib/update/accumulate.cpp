@@ -23,7 +23,9 @@ struct AccumulateJob final : Job {
     void cut(Chunk &chunk) override;
     [[nodiscard]] bool more() const override { return zone < zone_count; }
     [[nodiscard]] uint32_t chunk_pieces() const override { return turn_count; }
-    [[nodiscard]] bool only_zeros() const { return sum.scratch == kNone; }
+    [[nodiscard]] bool only_zeros() const { return sum.scratch == kNone && sum.memory == nullptr; }
+    [[nodiscard]] bool has_scratch() const { return sum.scratch != kNone; }
+    [[nodiscard]] const void *source_of(const Chunk &chunk) const;
     void begin_measure();
     void end_measure();
     Chunk *settle(Chunk &chunk) override;
@@ -58,7 +60,7 @@ AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
                           only_zeros() ? 1 : element_bytes(sum.gradient_dtype), 0};
     turns[kGradient].tensor = sum.gradient;
     turn_count = kScratch;
-    if (!only_zeros()) {
+    if (has_scratch()) {
         layouts[kScratch] = {sum.scratch, parts.tiers.pack_offset(sum.scratch),
                              element_bytes(sum.scratch_dtype), sum.element_begin};
         turns[kScratch].tensor = sum.scratch;
@@ -70,6 +72,7 @@ AccumulateJob::AccumulateJob(Pipeline::Parts &parts, const Accumulation &asked)
 void AccumulateJob::cut(Chunk &chunk)
 {
     chunk.scans = false;
+    chunk.part = zone;
     chunk.element_begin = cursor;
     const uint32_t tensors = zone == 0 ? turn_count : kScratch;  // zeros need the gradient alone
     chunk.element_count =
@@ -115,7 +118,7 @@ void AccumulateJob::begin_measure()
     const uint64_t elements = sum.gradient_elements;
     constexpr uint64_t kUnit = kernels::kScanBlockElements;
     if (only_zeros() || place != kAnyCpuPlace || sum.element_count != elements) return;
-    const uint64_t run = common_run(layouts, kTensors, 0, elements, pipeline.block_bytes);
+    const uint64_t run = common_run(layouts, turn_count, 0, elements, pipeline.block_bytes);
     const bool packed = layouts[kGradient].pack_offset != 0 || layouts[kScratch].pack_offset != 0;
     if (run < elements && (packed || run % kUnit != 0)) return;
     try {
@@ -175,18 +178,24 @@ Status AccumulateJob::run_on_device(const Chunk &chunk) const
     return devices.start_sum(chunk.ticket, work);
 }
 
+const void *AccumulateJob::source_of(const Chunk &chunk) const
+{
+    if (has_scratch()) return chunk.pointers[kScratch];
+    const uint64_t at = chunk.element_begin - sum.element_begin;
+    return static_cast<const char *>(sum.memory) + at * element_bytes(sum.scratch_dtype);
+}
+
 Status AccumulateJob::run(Chunk &chunk)
 {
     if (place != kAnyCpuPlace) return run_on_device(chunk);
-    if (chunk.piece_count == kScratch) {
+    if (only_zeros() || chunk.part != 0) {
         if (mode != kernels::Reduce::kFirst) return {};  // written meanwhile
         std::memset(chunk.pointers[kGradient], 0,
                     chunk.element_count * layouts[kGradient].element_bytes);
         return {};
     }
-    kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype,
-                        chunk.pointers[kScratch], sum.scratch_dtype, chunk.element_count,
-                        sum.scale);
+    kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype, source_of(chunk),
+                        sum.scratch_dtype, chunk.element_count, sum.scale);
     if (measure == 0) return {};
     chunk.scan =
         kernels::scan_blocks(chunk.pointers[kGradient], sum.gradient_dtype, chunk.element_count,
@@ -199,7 +208,7 @@ void AccumulateJob::end()
     const std::unique_ptr<AccumulateJob> self(this);
     Status status = std::move(error);
     // No rank had a gradient: there is nothing to add.
-    const bool nothing = status.code() == STW_ERROR_EMPTY && !only_zeros() &&
+    const bool nothing = status.code() == STW_ERROR_EMPTY && has_scratch() &&
                          pipeline.tiers.contents(sum.scratch) == Contents::kEmpty;
     if (nothing) status = Status();
     if (!status.ok()) {
@@ -209,7 +218,7 @@ void AccumulateJob::end()
         end_measure();
     }
     pipeline.tiers.unclaim(claim, sum.gradient);
-    if (!only_zeros()) pipeline.tiers.unclaim(claim, sum.scratch);
+    if (has_scratch()) pipeline.tiers.unclaim(claim, sum.scratch);
     {
         MutexLock lock(pipeline.mutex);
         pipeline.retire(*this);
@@ -241,7 +250,8 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
         const TensorId tensors[] = {asked.gradient, asked.scratch};
         const ClaimId claim = parts.tiers.claim(tensors, job->turn_count);
         PlaceId place = kAnyCpuPlace;
-        if (parts.options.devices != nullptr) {
+        // Memory of the host is added by the CPU.
+        if (parts.options.devices != nullptr && asked.memory == nullptr) {
             place = parts.options.devices->place_for(Devices::kSum, tensors, 1, tensors + 1,
                                                      job->turn_count - 1);
         }
@@ -259,13 +269,16 @@ Status Pipeline::accumulate(const Accumulation &asked)
 {
     if (element_bytes(asked.gradient_dtype) == 0 || element_bytes(asked.scratch_dtype) == 0 ||
         asked.element_count == 0 || asked.gradient == asked.scratch ||
+        (asked.scratch == kNone) == (asked.memory == nullptr) ||
         asked.element_begin > asked.gradient_elements ||
         asked.element_count > asked.gradient_elements - asked.element_begin) {
-        return Status::error(STW_ERROR_INVALID,
-                             "A sum takes elements of F32, F16 or BF16 of two tensors; asked were "
-                             "%" PRIu64 " elements of dtypes %u and %u of tensors %u and %u.",
-                             asked.element_count, asked.gradient_dtype, asked.scratch_dtype,
-                             asked.gradient, asked.scratch);
+        return Status::error(
+            STW_ERROR_INVALID,
+            "A sum takes elements of F32, F16 or BF16 of a tensor, from another or "
+            "from memory; asked were %" PRIu64
+            " elements of dtypes %u and %u of tensors %u and %u.",
+            asked.element_count, asked.gradient_dtype, asked.scratch_dtype, asked.gradient,
+            asked.scratch);
     }
     return start(*parts_, asked);
 }

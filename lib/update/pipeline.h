@@ -69,8 +69,11 @@ uint32_t element_bytes(uint32_t dtype);             // 0: not a dtype of the ker
 struct Accumulation {
     TensorId gradient = kNone;
     uint32_t gradient_dtype = 0;  // STW_F32, STW_F16, STW_BF16
-    TensorId scratch = kNone;     // nobody else uses it until `done`; it may be destroyed then
-    uint32_t scratch_dtype = 0;
+    // Where the contribution is: a tensor that nobody else uses until `done`, when it may be
+    // destroyed; or, if not null, memory of the host that stays as it is until then.
+    TensorId scratch = kNone;
+    const void *memory = nullptr;
+    uint32_t scratch_dtype = 0;  // of either
     uint64_t element_begin = 0;  // of the gradient, where the contribution begins
     uint64_t element_count = 0;  // of the contribution
     uint64_t gradient_elements = 0;
@@ -89,9 +92,9 @@ public:
     Pipeline(const Pipeline &) = delete;
     Pipeline &operator=(const Pipeline &) = delete;
 
-    // gradient += scratch x scale; the first contribution to an EMPTY gradient is taken as it is,
-    // with zeros around it.
-    // Claims both tensors before it returns. Never blocks. Errors: INVALID, LIMIT, CLOSED.
+    // gradient += contribution x scale; the first one to an EMPTY gradient is taken as it is, with
+    // zeros around it.
+    // Claims its tensors before it returns. Never blocks. Errors: INVALID, LIMIT, CLOSED.
     Status accumulate(const Accumulation &accumulation);
 
     // Zeros into a tensor, of `bytes`, unless it has contents when its turn comes. Claims it before

@@ -357,9 +357,15 @@ TEST(Tensor, SumsWhatIsReduced)
     stw_reduce_options twice = STW_REDUCE_OPTIONS_INIT;
     twice.scale = 2;
     gradient.reduce(ones.data(), twice);
+    const auto give_back = [](void *user) { ++*static_cast<std::atomic<int> *>(user); };
+    std::atomic<int> given{0};
+    gradient.reduce_adopt(ones.data(), give_back, &given);
+    gradient.reduce_adopt(ones.data(), twice, give_back, &given);
     std::vector<float> out(kElements);
     gradient.read(out.data());
-    EXPECT_EQ(out, std::vector<float>(kElements, 3));
+    EXPECT_EQ(out, std::vector<float>(kElements, 6));
+    runtime.drain();
+    EXPECT_EQ(given, 2);
 }
 
 TEST(Views, AreSharedByReaders)

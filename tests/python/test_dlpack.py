@@ -340,6 +340,39 @@ class Taken(support.Machine):
             tensor.read(array)
         self.assertEqual(self.runtime.tier_stats("device").open_views, 0)
 
+    def test_a_gradient_is_the_librarys_until_it_is_added(self):
+        gradient = self.runtime.create("g", 4, "f32", role="grad")
+        gradient.fill(1)
+        array = Exporter(bytearray(b"\x80\x3f\0\x40" * 2), 4, 16, (4,))  # bf16 1, 2
+        with gradient.fetch():  # its sum waits for the view
+            gradient.reduce(array, adopt=True)
+            self.assertEqual((array.ended, self.runtime.tier_stats("host").adopted_bytes), ([], 8))
+        self.assertEqual(bytes(gradient.read(bytearray(4), 1, 1)), b"\0\0\x40\x40")
+        self.runtime.drain()
+        self.assertEqual(array.ended, [ctypes.addressof(array.made)])
+        self.assertEqual(self.runtime.tier_stats("host").adopted_bytes, 0)
+        refused = Exporter(bytearray(16), 2, 32, (4,))
+        for wrong in ({"scale": float("inf")}, {"dtype": "f64"}):
+            with self.assertRaises(ValueError):
+                gradient.reduce(refused, adopt=True, **wrong)
+        frozen = self.runtime.create("frozen", 4, "f32", read_only=True)
+        with self.assertRaises(stepwell.InvalidError):
+            frozen.reduce(refused, adopt=True)
+        self.assertEqual(len(refused.ended), 3)  # each by its capsule, here
+        with self.assertRaises(AttributeError):
+            gradient.reduce(bytearray(16), adopt=True)
+
+    @needs_torch
+    def test_pytorchs_gradients_are_adopted(self):
+        gradient = self.runtime.create("g", (4, 5), "bf16", role="grad")
+        for at in range(20):
+            given = torch.full((4, 5), float(at % 3), dtype=torch.bfloat16)
+            gradient.reduce(given, adopt=True, scale=0.5)
+            del given
+        total = torch.empty(4, 5, dtype=torch.bfloat16)
+        gradient.read(total)
+        self.assertEqual(total.tolist(), [[9.5] * 5] * 4)
+
     @support.needs_numpy
     def test_a_view_is_read_and_goes_on(self):
         source, tensor = self.floats(4, "s", 3.0), self.floats(4, "t", 1.0)

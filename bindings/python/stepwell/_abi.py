@@ -247,6 +247,9 @@ def checked(name: str, value: Any, kind: Any = c_uint64) -> int:
 stw_log_fn = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p, c_char_p)
 
 
+stw_deleter_fn = CFUNCTYPE(None, c_void_p)
+
+
 stw_done_fn = CFUNCTYPE(None, c_void_p, c_void_p, c_int32)
 
 
@@ -691,6 +694,7 @@ class stw_tier_stats(Struct):
         ("refused_slabs", c_uint64),
         ("remapped_bytes", c_uint64),
         ("remapped_ns", c_uint64),
+        ("adopted_bytes", c_uint64),
     ]
 
 
@@ -922,6 +926,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     ]),
     "stw_reduce": (c_int32, [
         c_void_p, c_void_p, POINTER(stw_reduce_options)
+    ]),
+    "stw_reduce_adopt": (c_int32, [
+        c_void_p, c_void_p, POINTER(stw_reduce_options), stw_deleter_fn, c_void_p
     ]),
     "stw_operation_poll": (c_int32, [
         c_void_p

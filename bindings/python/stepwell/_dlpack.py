@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
-from . import _abi
+from . import _abi, _exchange
 from ._dtypes import Dtype, numpy
 from ._enums import Stream, Tier
 from ._library import lib, unchecked
@@ -31,11 +31,8 @@ _export = unchecked("stw_view_to_dlpack")
 _export_legacy = unchecked("stw_view_to_dlpack_legacy")
 _pointer, _byref = ctypes.c_void_p, ctypes.byref
 
-# Never freed: a capsule points to its name, and may go after this module.
-_copy_of_text = ctypes.CDLL(None).strdup
-_copy_of_text.restype = ctypes.c_void_p
-_NAME = _copy_of_text(b"dltensor")
-_NAME_VERSIONED = _copy_of_text(b"dltensor_versioned")
+_NAME, _NAME_VERSIONED = (_exchange.NAMES[name][0]
+                          for name in (_exchange.NAME, _exchange.NAME_VERSIONED))
 
 
 def is_versioned(max_version: Version, dtype: int) -> bool:

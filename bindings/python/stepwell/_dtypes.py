@@ -105,7 +105,7 @@ def _readable(source: Any, dtype: int) -> Tuple[Memory, bool]:
         view = memoryview(source)
     except TypeError:
         if _exchange.is_exporter(source):
-            return of_exporter(source), False
+            return memory_of_export(contiguous_export(source)), False
         if not numpy:
             raise
         numbers = Dtype.F32 if dtype == Dtype.BF16 else dtype
@@ -121,18 +121,20 @@ def _readable(source: Any, dtype: int) -> Tuple[Memory, bool]:
     return Memory(held, ctypes.addressof(held), view.nbytes, buffer_code(view, dtype)), False
 
 
-def of_exporter(source: Any) -> Memory:
+def contiguous_export(source: Any) -> _exchange.Exported:
     """Of an array that another library exports by DLPack; a copy where it is not contiguous."""
     made = _exchange.exported(source)
     if not made.contiguous:
         if not hasattr(source, "contiguous"):
             raise ValueError("the array must be C-contiguous")
         made = _exchange.exported(source.contiguous())
-    return memory_of_export(made)
+    return made
 
 
-def memory_of_export(made: _exchange.Exported) -> Memory:
+def memory_of_export(made: _exchange.Exported, given: Any = None) -> Memory:
     code, bits = made.dtype
+    if given is not None:
+        return Memory(made.capsule, made.pointer, made.bytes, dtype_of(given))
     if made.dtype not in FROM_DLPACK:
         raise TypeError(f"an array of {bits} bits of DLPack's type {code} is no dtype of Stepwell")
     return Memory(made.capsule, made.pointer, made.bytes, FROM_DLPACK[made.dtype])

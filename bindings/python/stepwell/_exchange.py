@@ -12,10 +12,18 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
     ("PyCapsule_GetPointer", ctypes.pythonapi))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi))
+_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi))
+
+# Never freed: a capsule points to its name, and may go after this module.
+_copy_of_text = ctypes.CDLL(None).strdup
+_copy_of_text.restype = ctypes.c_void_p
 NAME, NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
+NAMES = {name: (_copy_of_text(name), _copy_of_text(b"used_" + name))
+         for name in (NAME, NAME_VERSIONED)}
 # data, device type and number, dimensions, dtype, shape, strides, offset.
 _TENSOR = "PiiiBBHPPQ"
-_LEGACY = struct.Struct("@" + _TENSOR)
+_LEGACY = struct.Struct("@" + _TENSOR + "PP")
 _VERSIONED = struct.Struct("@IIPPQ" + _TENSOR)
 _READ_ONLY = 1
 _HOST = (1, 3)  # kDLCPU and kDLCUDAHost
@@ -25,6 +33,9 @@ class Exported(NamedTuple):
     """What a capsule is of. It owns the memory."""
 
     capsule: Any
+    name: bytes  # the capsule's
+    managed: int
+    deleter: int  # of `managed`, a C function; 0: none
     pointer: int
     bytes: int
     dtype: Tuple[int, int]  # DLPack's code, and bits
@@ -58,14 +69,14 @@ def _is_contiguous(shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bool:
 def exported(source: Any) -> Exported:
     """From its __dlpack__()."""
     capsule = _capsule_of(source)
-    read_only = False
-    if _is_valid(capsule, NAME_VERSIONED):
-        (_, _, _, _, flags, *tensor) = _VERSIONED.unpack(
-            ctypes.string_at(_pointer_of(capsule, NAME_VERSIONED), _VERSIONED.size))
-        read_only = bool(flags & _READ_ONLY)
+    flags = 0
+    name = NAME_VERSIONED if _is_valid(capsule, NAME_VERSIONED) else NAME
+    managed = _pointer_of(capsule, name)
+    if name == NAME_VERSIONED:
+        text = ctypes.string_at(managed, _VERSIONED.size)
+        _, _, _, deleter, flags, *tensor = _VERSIONED.unpack(text)
     else:
-        tensor = list(_LEGACY.unpack(
-            ctypes.string_at(_pointer_of(capsule, NAME), _LEGACY.size)))
+        *tensor, _, deleter = _LEGACY.unpack(ctypes.string_at(managed, _LEGACY.size))
     data, device, number, n, code, bits, lanes, shape_at, strides_at, offset = tensor
     if device not in _HOST:
         raise ValueError(f"the array is on DLPack's device {(device, number)}, not in host memory; "
@@ -75,5 +86,16 @@ def exported(source: Any) -> Exported:
     for size in shape:
         count *= size
     strides = tuple((ctypes.c_int64 * n).from_address(strides_at)) if n and strides_at else None
-    return Exported(capsule, (data or 0) + offset, count * bits * lanes // 8, (code, bits * lanes),
-                    read_only, not count or strides is None or _is_contiguous(shape, strides))
+    return Exported(capsule, name, managed, deleter or 0, (data or 0) + offset,
+                    count * bits * lanes // 8, (code, bits * lanes), bool(flags & _READ_ONLY),
+                    not count or strides is None or _is_contiguous(shape, strides))
+
+
+def take(made: Exported) -> None:
+    """The tensor is somebody else's, who calls its deleter."""
+    _rename(made.capsule, NAMES[made.name][1])
+
+
+def leave(made: Exported) -> None:
+    """It is the capsule's after all."""
+    _rename(made.capsule, NAMES[made.name][0])

@@ -108,6 +108,7 @@ class TierStats(NamedTuple):
     refused_slabs: int
     remapped_bytes: int
     remapped_ns: int
+    adopted_bytes: int
 
 
 class LinkStats(NamedTuple):

@@ -8,8 +8,11 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import _abi, _waiting
-from ._dtypes import ITEM_BYTES, Dtype, Memory, dtype_of, made_for, readable, writable
+from . import _abi, _exchange, _waiting
+from ._dtypes import (
+    ITEM_BYTES, Dtype, Memory, contiguous_export, dtype_of, made_for, memory_of_export, readable,
+    writable,
+)
 from ._dlpack import ByAddress
 from ._enums import (
     Access, Advice, Allow, Partition, Retain, Role, Scope, State, Tier, number,
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from ._runtime import Runtime
     from ._views import View
 
+_deleter = _abi.stw_deleter_fn
 _request = _abi.stw_fetch_request
 _TENSOR_AT = _request.tensor.offset
 # Requests of a whole tensor: what stands before and behind its handle.
@@ -367,9 +371,14 @@ class Tensor:
                             self._options(None, begin, count, timeout, scope)))
 
     def reduce(self, local: Any = None, *, dtype: Any = None, scale: float = 1.0,
-               more: bool = False, timeout: Optional[float] = None) -> None:
+               more: bool = False, adopt: bool = False,
+               timeout: Optional[float] = None) -> None:
         """Add an array to all of the tensor. Blocks until it is added. None: this rank has no
         gradient. Where no rank has one the tensor stays empty, and its parameter is not updated.
+
+        adopt: return at once, and add it then; the array is the library's until it is added, and
+        not to be changed. It comes by DLPack, as PyTorch's do, and ends by the deleter in that, in
+        C on a thread of the library. The call waits where the library holds too much already.
 
         more: further micro-batches come before the sums of the ranks are added. Arrays and dtype
         are as for write().
@@ -377,7 +386,12 @@ class Tensor:
         Not begun anew after Ctrl-C: then it may be half done, and reads of the tensor say so.
         """
         handle = self._use()
-        memory = None if local is None else readable(local, self._dtype, dtype)
+        made = contiguous_export(local) if adopt else None
+        memory = None
+        if made is not None:
+            memory = memory_of_export(made, dtype)
+        elif local is not None:
+            memory = readable(local, self._dtype, dtype)
         if memory is not None:
             self._fits(memory, self._elements)
         options = _abi.stw_reduce_options.initial(
@@ -386,6 +400,14 @@ class Tensor:
         )
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}; do not reduce what is not to be added")
+        if made is not None and memory is not None:
+            _exchange.take(made)  # what is interrupted here is leaked, and never freed twice
+            status = _waiting.call(self._runtime, lib.stw_reduce_adopt, handle, memory.pointer,
+                                   options, _deleter(made.deleter), made.managed, again=False)
+            if status < 0:
+                _exchange.leave(made)
+            check(status)
+            return
         check(_waiting.call(self._runtime, lib.stw_reduce, handle,
                             None if memory is None else memory.pointer, options, again=False))
 

@@ -48,6 +48,17 @@ public:
     {
         return Status(stw_reduce(handle(), local, &options));
     }
+    /// The same, and the memory is the library's until it calls deleter(user); added after the
+    /// return. Where it fails the memory stays the caller's.
+    Status reduce_adopt(const void *local, stw_deleter_fn deleter, void *user)
+    {
+        return Status(stw_reduce_adopt(handle(), local, nullptr, deleter, user));
+    }
+    Status reduce_adopt(const void *local, const stw_reduce_options &options,
+                        stw_deleter_fn deleter, void *user)
+    {
+        return Status(stw_reduce_adopt(handle(), local, &options, deleter, user));
+    }
     /// The contents are dead: EMPTY from now on, nothing is written back. BUSY with views open.
     Status discard()
     {

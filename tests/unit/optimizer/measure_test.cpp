@@ -264,8 +264,9 @@ TEST(Measure, AStepThatIsSkippedGivesEverythingBack)
     }
 }
 
-// Adds `values`, of F32, to the entry's gradient, and waits.
-void contribute(World &world, const Entry &entry, const std::vector<uint8_t> &values)
+// Adds `values`, of F32, to the entry's gradient, from a tensor or from memory, and waits.
+void contribute(World &world, const Entry &entry, const std::vector<uint8_t> &values,
+                bool from_memory = false)
 {
     Accumulation sum;
     sum.gradient = entry.gradient;
@@ -274,6 +275,10 @@ void contribute(World &world, const Entry &entry, const std::vector<uint8_t> &va
     sum.scratch_dtype = STW_F32;
     sum.element_count = sum.gradient_elements = values.size() / sizeof(float);
     world.tiers.set_bytes(sum.scratch, values.data());
+    if (from_memory) {
+        sum.scratch = kNone;
+        sum.memory = values.data();
+    }
     ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
     ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
 }
@@ -304,7 +309,7 @@ TEST(Measure, TheLastSumIntoAGradientMeasuresIt)
         ASSERT_TRUE(world.step_and_wait(with_verdict()).ok());
         for (int step = 0; step < 3; ++step) {
             for (int batch = 0; batch < 2; ++batch) {
-                contribute(world, entry, world.random_elements(elements, STW_F32));
+                contribute(world, entry, world.random_elements(elements, STW_F32), step == batch);
             }
             const uint64_t before = scanned(world);
             const double expected = norm_of(world, entry, elements);

@@ -196,13 +196,17 @@ typedef struct stw_update_result {
 #define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0 }
 
 /**
- * Update parameters from their gradients, streamed through the tiers. The update goes on behind the
- * call; each fetch of a parameter waits for its own. With a subset, no clip and no skip it can be
- * called per parameter as gradients become complete, in the middle of backward. A parameter whose
- * gradient is EMPTY is left alone. The norm is exact to the bit whatever tier, chunk or thread it
- * was read by; the clip coefficient is min(1, clip_norm / (norm + 1e-6)). Several optimizers under
- * one clip: MEASURE each, then pass the scale times the coefficient. A step that is still under way
- * is waited for first.
+ * Update parameters from their gradients, streamed through the tiers. The update goes on after the
+ * call; each fetch of a parameter waits for its own. A parameter whose gradient is EMPTY is left
+ * alone. The norm is exact to the bit whatever tier, chunk or thread it was read by; the clip
+ * coefficient is min(1, clip_norm / (norm + 1e-6)). Several optimizers under one clip: MEASURE
+ * each, then pass the scale times the coefficient.
+ *
+ * A step without a verdict (result_out NULL, no clip, no skip, no MEASURE) is queued. Over
+ * parameters of which none is in an earlier step that is still under way it returns at once, so it
+ * can be called for each parameter as gradients become complete, in the middle of backward. It has
+ * the hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it
+ * come in the order of the calls, and an optimizer has at most as many steps queued as parameters.
  *
  * An update that fails behind the call fails its parameter and states alone, as each may be half
  * new: fetches get the cause until all of it is written again. One that could not begin (its
@@ -210,9 +214,10 @@ typedef struct stw_update_result {
  * steps get the cause until it is written or stw_runtime_clear_error takes what it has as it is.
  *
  * Ownership: none.  Threads: one at a time.
- * Blocks:    result_out NULL: for the optimizer's last step only. Else until the verdict (norm and
- *            skip known); with STW_UPDATE_WAIT until the last byte, on a device that updates until
- *            that is enqueued; or timeout_ns.
+ * Blocks:    until earlier steps of the optimizer that have one of its parameters, or a verdict,
+ *            are through; one with a verdict, until all of them are. Then with result_out until the
+ *            verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
+ *            device that updates until that is enqueued; or timeout_ns.
  * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED. Over
  *            ranks, as the verdict is theirs: MISMATCH (other options or hyper-parameters on one),
  *            ORDER, PEER.

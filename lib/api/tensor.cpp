@@ -259,8 +259,8 @@ Status check_reduce(stw_tensor *gradient, const stw_reduce_options *options,
     }
     if (!std::isfinite(copy.scale)) {
         return Status::error(STW_ERROR_INVALID,
-                             "options.scale is %g, which would make all of tensor '%s' that",
-                             copy.scale, gradient->name.c_str());
+                             "options.scale is %g, which would make all of %s that", copy.scale,
+                             tensor_text(gradient->name).c_str());
     }
     STW_TRY(refuse_read_only(gradient));
     STW_TRY(refuse_unsummable(gradient));

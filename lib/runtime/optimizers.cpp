@@ -571,7 +571,11 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
                              "'%s' when the timeout passed",
                              body.name.c_str());
     };
-    if (here) STW_TRY(work_until([&] { return ranks_idle() && !body.optimizer->pending(); }));
+    const bool has_verdict = update::has_verdict(step);
+    if (here) {
+        STW_TRY(work_until(
+            [&] { return (!has_verdict || ranks_idle()) && body.optimizer->may_begin(step); }));
+    }
     const std::shared_ptr<Told> told = queue_verdict(body, tensors, step);
     step.agreement = told.get();
     step.returns = here && told;

@@ -252,6 +252,8 @@ void Optimizer::Parts::reserve(const Entry *entries, uint32_t n)
     gradients.reserve(jobs.size());
     versions.reserve(jobs.size());
     MutexLock lock(pipeline.mutex);
+    idle_steps.reserve(jobs.size());
+    while (steps.size() <= jobs.size()) idle_steps.push_back(&steps.emplace_back());
     for (uint32_t i = 0; i < n; ++i) {
         ParameterJob &job = *find(entries[i].parameter);
         if (job.measure.parts().size() == job.parts.size()) continue;  // another part of it came
@@ -416,7 +418,7 @@ Status Optimizer::set_count(TensorId parameter, uint64_t count)
                              count, parameter_text(job->name).c_str(), kCountMax);
     }
     MutexLock lock(parts_->pipeline.mutex);
-    if (parts_->step.active) {
+    if (parts_->active_steps > 0) {
         return Status::error(STW_ERROR_BUSY,
                              "A step of this optimizer is pending; its counts change with it.");
     }

@@ -114,10 +114,10 @@ public:
     // last one. Of parameters that are claimed: nobody writes or updates them meanwhile.
     [[nodiscard]] std::vector<TensorId> stale_masters() const;
 
-    // Waits for a step of this optimizer that is not through yet, then claims all tensors of this
-    // one, then waits, where asked to, for the verdict or for the last byte. With a timeout or an
-    // interrupt after the claims only the call ends: the step goes on. result_out is written where
-    // the call waited and returns OK or SKIPPED.
+    // Waits until may_begin(), then claims all tensors of this one, then waits, where asked to, for
+    // the verdict or for the last byte. With a timeout or an interrupt after the claims only the
+    // call ends: the step goes on. result_out is written where the call waited and returns OK or
+    // SKIPPED.
     // Returns OK, SKIPPED; INVALID, NOT_FOUND, TIMEOUT, INTERRUPTED, CLOSED; the cause if a
     // gradient could not be read for the verdict (nothing is updated then and the gradients are
     // kept); with STW_UPDATE_WAIT the first cause a parameter missed its update for. Neither waited
@@ -128,9 +128,13 @@ public:
     // The last step's: OK, SKIPPED, PENDING, or what step() said or would have said of the verdict.
     // A step that nobody wants a verdict of has one when it is through.
     Status result(StepResult *result_out) const;
-    // Until the last byte of the last step is updated. OK, TIMEOUT, INTERRUPTED.
+    // Until the last byte of all steps is updated. OK, TIMEOUT, INTERRUPTED.
     Status wait(uint64_t timeout_ns);
+    // Whether a step is under way.
     [[nodiscard]] bool pending() const;
+    // Whether a step of these options would begin at once: nothing is under way, or neither it nor
+    // what is has a verdict, and it names parameters of which none is in a step.
+    [[nodiscard]] bool may_begin(const StepOptions &options) const;
 
     // The inside, for the jobs of its steps.
     struct Parts;

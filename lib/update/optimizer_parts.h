@@ -33,6 +33,8 @@ struct Part {
 
 enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
 
+struct Step;
+
 // One parameter's way through a step. Between steps nobody but the optimizer's caller uses it.
 struct ParameterJob final : Job {
     // Order of turns and layouts; master and average, where there are any, and the states follow.
@@ -109,6 +111,7 @@ struct ParameterJob final : Job {
     std::vector<Part *> parts;  // in the order of entries
     uint64_t count = 0;         // updates that are through
     bool selected = false;      // of the caller of step()
+    Step *step = nullptr;       // whose it is, until its tensors are unclaimed
 
     StepPhase phase = StepPhase::kIdle;
     bool empty = false;        // no gradient
@@ -129,6 +132,8 @@ struct ParameterJob final : Job {
     uint32_t fresh_states = 0;  // bit per state without contents: zeros
 };
 
+// One call of step(). Those without a verdict go on side by side, each parameter in one of them at
+// most; one with a verdict is alone.
 struct Step {
     uint32_t flags = 0;
     bool asked = false;       // there was one
@@ -169,17 +174,19 @@ struct Optimizer::Parts {
     Status select(const StepOptions &options);
     Status check_groups() const;
     void unselect();
+    [[nodiscard]] bool may_begin(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
     Status begin(const StepOptions &options);
+    Step &new_step() STW_REQUIRES(pipeline.mutex);
     bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);
     void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
     // With the last scan: what comes of it. False when nothing is updated: give_back() then.
-    bool decide() STW_REQUIRES(pipeline.mutex);
-    bool conclude(const Verdict &all) STW_REQUIRES(pipeline.mutex);
-    bool go_ahead(const Verdict &all) STW_REQUIRES(pipeline.mutex);
-    [[nodiscard]] Verdict measure() const STW_REQUIRES(pipeline.mutex);
+    bool decide(Step &step) STW_REQUIRES(pipeline.mutex);
+    bool conclude(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
+    bool go_ahead(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] Verdict measure(const Step &step) const STW_REQUIRES(pipeline.mutex);
     void start_updates() STW_REQUIRES(pipeline.mutex);
-    void give_back();
-    void job_left() STW_REQUIRES(pipeline.mutex);
+    static void give_back(const Step &step);
+    void left(Step &step) STW_REQUIRES(pipeline.mutex);
     Status answer(StepResult *result_out) const STW_REQUIRES(pipeline.mutex);
 
     Pipeline::Parts &pipeline;
@@ -192,12 +199,16 @@ struct Optimizer::Parts {
     std::deque<ParameterJob> jobs;
     std::unordered_map<TensorId, ParameterJob *> by_tensor;
     std::map<uint32_t, stw_hyper> hypers;
-    std::vector<ParameterJob *> chosen;  // of the step, in the order of entries
+    std::vector<ParameterJob *> chosen;  // of the last step, in the order of entries
     std::vector<TensorId> tensors;       // room for those of a claim
     std::vector<TensorId> gradients;     // of those chosen
     std::vector<uint64_t> versions;      // of these, as claimed
     std::vector<PlaceId> places;         // of those chosen
-    Step step;
+    // One for each parameter that may be under way, and one.
+    std::deque<Step> steps{1};
+    Step *last = &steps.front();     // as called; one with a verdict is the last while it is active
+    std::vector<Step *> idle_steps;  // neither active nor the last
+    uint32_t active_steps = 0;
 };
 
 }  // namespace stepwell::update

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
+#include <utility>
 
 namespace stepwell::update {
 
@@ -230,7 +231,7 @@ Status ParameterJob::opened()
         owner.torch_order ? kernels::make_torch_coefficients : kernels::make_coefficients;
     for (Part *part : parts) {
         part->coefficients = make(static_cast<kernels::Algorithm>(owner.algorithm), part->hyper,
-                                  count + 1, owner.step.scale);
+                                  count + 1, step->scale);
     }
     return {};
 }
@@ -365,7 +366,7 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
     work.element_begin = chunk.element_begin;
     work.element_count = chunk.element_count;
     work.step = count + 1;
-    work.gradient_scale = owner.step.scale;
+    work.gradient_scale = step->scale;
     work.hyper = &part.hyper;
     const stw_status code = owner.custom.update(owner.custom.user, &work);
     if (code < STW_OK) {
@@ -405,9 +406,9 @@ void ParameterJob::note_made()
 void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
 {
     if (phase != StepPhase::kScan && phase != StepPhase::kVerdict) return;
-    if (owner.step.demanded != kNotPreferred) return;
+    if (step->demanded != kNotPreferred) return;
     // Every scan of the step is in the way of this parameter's update.
-    owner.step.demanded = preference;
+    step->demanded = preference;
     for (ParameterJob *job : owner.chosen) {
         if (job->phase != StepPhase::kScan) continue;
         owner.pipeline.prefer_ahead_of(*job);
@@ -434,15 +435,14 @@ void ParameterJob::end_scan()
         MutexLock lock(owner.pipeline.mutex);
         owner.pipeline.free_chunks_of(parked);
         parked = nullptr;
-        Step &step = owner.step;
-        if (!error.ok() && step.verdict.ok()) step.verdict = error;
+        if (!error.ok() && step->verdict.ok()) step->verdict = error;
         phase = leaves ? StepPhase::kIdle : StepPhase::kVerdict;
-        last = --step.scans_left == 0;
-        if (last) goes_ahead = owner.decide();
+        last = --step->scans_left == 0;
+        if (last) goes_ahead = owner.decide(*step);
     }
     // The step, and what it is made of, lasts until the last job has left: this one comes after
     // those it gives back, or is one of them.
-    if (last && !goes_ahead) owner.give_back();
+    if (last && !goes_ahead) Optimizer::Parts::give_back(*step);
     if (leaves) leave(false);
 }
 
@@ -457,17 +457,16 @@ void ParameterJob::end_update()
     if (!error.ok()) tell_failure();
     {
         MutexLock lock(owner.pipeline.mutex);
-        Step &step = owner.step;
         phase = StepPhase::kIdle;  // counted, or not to be
         if (updated) {
             ++count;
         } else {
-            --step.result.updated;
+            --step->result.updated;
         }
-        if (empty) ++step.result.without_gradient;
-        if (!error.ok() && step.failure.ok()) step.failure = error;
+        if (empty) ++step->result.without_gradient;
+        if (!error.ok() && step->failure.ok()) step->failure = error;
     }
-    leave(updated && (owner.step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
+    leave(updated && (step->flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
 }
 
 // An update that never began (its gradient cannot be read, for example) leaves its tensors
@@ -503,7 +502,8 @@ void ParameterJob::leave(bool empties_gradient)
     MutexLock lock(owner.pipeline.mutex);
     phase = StepPhase::kIdle;
     owner.pipeline.retire(*this);
-    owner.job_left();
+    owner.left(*std::exchange(step, nullptr));
+    owner.pipeline.job_gone();
 }
 
 }  // namespace stepwell::update

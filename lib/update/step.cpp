@@ -113,15 +113,42 @@ Status Optimizer::Parts::check_groups() const
     return {};
 }
 
+// What a step may go on beside: others without a verdict that have none of its parameters. So an
+// optimizer has as many of them under way as it has parameters, at most.
+bool Optimizer::Parts::may_begin(const StepOptions &options) const
+{
+    if (active_steps == 0) return true;
+    if (has_verdict(options) || options.parameters == nullptr) return false;
+    if (last->active && last->scans) return false;
+    for (uint32_t i = 0; i < options.parameter_count; ++i) {
+        const ParameterJob *job = find(options.parameters[i]);
+        if (job != nullptr && job->step != nullptr) return false;
+    }
+    return true;
+}
+
+// Of the last one only the result is left, once it is through.
+Step &Optimizer::Parts::new_step()
+{
+    if (last->active) {
+        STW_ASSERT(!idle_steps.empty());
+        last = idle_steps.back();
+        idle_steps.pop_back();
+    }
+    *last = Step();
+    return *last;
+}
+
 void Optimizer::Parts::prepare(const StepOptions &options)
 {
-    step = Step();
+    Step &step = new_step();
     step.asked = true;
     step.flags = options.flags;
     step.scans = has_verdict(options);
     step.agreement = step.scans ? options.agreement : nullptr;
     if (step.agreement != nullptr) step.agreement->adopted = true;
     step.active = !chosen.empty() || step.agreement != nullptr;
+    active_steps += step.active ? 1 : 0;
     step.scale = options.gradient_scale == 0.0 ? 1.0 : options.gradient_scale;
     step.clip_norm = options.clip_norm;
     step.infinity_norm = options.norm_type == kInfinity;
@@ -131,6 +158,7 @@ void Optimizer::Parts::prepare(const StepOptions &options)
     step.result.updated = count;
     step.result.norm = std::numeric_limits<double>::quiet_NaN();
     for (ParameterJob *job : chosen) {
+        job->step = &step;
         job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
         for (Part *part : job->parts) {
             part->hyper = hyper_of(part->group);
@@ -141,7 +169,7 @@ void Optimizer::Parts::prepare(const StepOptions &options)
     }
     if (!chosen.empty()) return;
     if (step.scans) {
-        decide();
+        decide(step);
     } else {
         step.known = true;
     }
@@ -158,7 +186,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
     }
     versions.assign(gradients.size(), 0);
     places.assign(chosen.size(), kAnyCpuPlace);
-    bool goes_back = false;
+    const Step *gives_back = nullptr;
     {
         MutexLock claiming(pipeline.claiming);
         {
@@ -180,10 +208,10 @@ Status Optimizer::Parts::begin(const StepOptions &options)
             places[i] = chosen[i]->find_place();
         }
         MutexLock lock(pipeline.mutex);
-        goes_back = activate(claim);
+        if (activate(claim)) gives_back = last;
         for (ParameterJob *job : chosen) pipeline.ask_measure(job->measure, options.wants_verdict);
     }
-    if (goes_back) give_back();
+    if (gives_back != nullptr) give_back(*gives_back);
     pipeline.pump(1);
     return {};
 }
@@ -192,6 +220,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
 // nothing is updated.
 bool Optimizer::Parts::activate(ClaimId claim)
 {
+    Step &step = *last;
     uint32_t measured = 0;
     for (size_t i = 0; i < chosen.size(); ++i) {
         ParameterJob &job = *chosen[i];
@@ -205,14 +234,14 @@ bool Optimizer::Parts::activate(ClaimId claim)
         }
     }
     step.scans_left -= measured;
-    return measured > 0 && step.scans_left == 0 && !decide();
+    return measured > 0 && step.scans_left == 0 && !decide(step);
 }
 
 // -------------------------------------------------------------------------------- the verdict ----
 
 // Parts in the order of entries, each the sum of its own blocks in their order: the same bits
 // whatever was scanned first.
-Verdict Optimizer::Parts::measure() const
+Verdict Optimizer::Parts::measure(const Step &step) const
 {
     Verdict mine;
     mine.status = step.verdict;
@@ -229,7 +258,7 @@ Verdict Optimizer::Parts::measure() const
     return mine;
 }
 
-bool Optimizer::Parts::decide()
+bool Optimizer::Parts::decide(Step &step)
 {
     uint32_t with_gradient = 0;
     for (ParameterJob *job : chosen) {
@@ -239,22 +268,22 @@ bool Optimizer::Parts::decide()
         step.undecided = job;
     }
     step.result.updated = with_gradient;
-    const Verdict mine = measure();
-    if (step.agreement == nullptr) return conclude(mine);
+    const Verdict mine = measure(step);
+    if (step.agreement == nullptr) return conclude(step, mine);
     step.agreement->tell(mine);
     return true;
 }
 
 // Of all ranks, or of the one that there is. False: nothing is updated.
-bool Optimizer::Parts::conclude(const Verdict &all)
+bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
 {
-    step.gives_back = !go_ahead(all);
+    step.gives_back = !go_ahead(step, all);
     step.known = true;
     pipeline.changed.notify_all();
     return !step.gives_back;
 }
 
-bool Optimizer::Parts::go_ahead(const Verdict &all)
+bool Optimizer::Parts::go_ahead(Step &step, const Verdict &all)
 {
     const uint64_t with_gradient = std::exchange(step.result.updated, 0);
     if (step.verdict.ok()) step.verdict = all.status;
@@ -290,7 +319,7 @@ void Optimizer::Parts::start_updates()
 }
 
 // Nothing is updated: measured only, skipped, or a gradient that could not be read.
-void Optimizer::Parts::give_back()
+void Optimizer::Parts::give_back(const Step &step)
 {
     const bool empties = step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
     // The step ends with the last one to leave, and the next may begin: nothing is read after.
@@ -301,22 +330,24 @@ void Optimizer::Parts::give_back()
     }
 }
 
-void Optimizer::Parts::job_left()
+// A job of it, or the ranks' agreement.
+void Optimizer::Parts::left(Step &step)
 {
     STW_ASSERT(step.jobs_left > 0);
     if (--step.jobs_left == 0) {
         step.active = false;
         step.known = true;
-        pipeline.changed.notify_all();
+        --active_steps;
+        if (&step != last) idle_steps.push_back(&step);
     }
-    pipeline.job_gone();
+    pipeline.changed.notify_all();  // a call may wait for the step, or for that parameter
 }
 
 Status Optimizer::Parts::answer(StepResult *result_out) const
 {
-    if (!step.verdict.ok()) return step.verdict;
-    if (result_out != nullptr) *result_out = step.result;
-    return step.verdict;
+    if (!last->verdict.ok()) return last->verdict;
+    if (result_out != nullptr) *result_out = last->result;
+    return last->verdict;
 }
 
 // ---------------------------------------------------------------------------------- the calls ----
@@ -328,13 +359,13 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     {
         MutexLock lock(parts_->pipeline.mutex);
         waiter = parts_->pipeline.waiter(options.timeout_ns);
-        while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+        while (!parts_->may_begin(options)) STW_TRY(parts_->pipeline.sleep(waiter));
     }
     STW_TRY(parts_->select(options));
     if ((options.flags & STW_UPDATE_MEASURE) == 0) STW_TRY(parts_->check_groups());
     STW_TRY(parts_->begin(options));
     MutexLock lock(parts_->pipeline.mutex);
-    const Step &step = parts_->step;
+    const Step &step = *parts_->last;
     if (options.returns) return {};
     const bool waits = (options.flags & STW_UPDATE_WAIT) != 0;
     while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
@@ -350,10 +381,10 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
 Status Optimizer::result(StepResult *result_out) const
 {
     MutexLock lock(parts_->pipeline.mutex);
-    if (!parts_->step.asked) {
+    if (!parts_->last->asked) {
         return Status::error(STW_ERROR_NOT_FOUND, "There was no step of this optimizer yet.");
     }
-    if (!parts_->step.known) return Status::remark(STW_PENDING);
+    if (!parts_->last->known) return Status::remark(STW_PENDING);
     return parts_->answer(result_out);
 }
 
@@ -361,7 +392,7 @@ Status Optimizer::wait(uint64_t timeout_ns)
 {
     MutexLock lock(parts_->pipeline.mutex);
     const Waiter waiter = parts_->pipeline.waiter(timeout_ns);
-    while (parts_->step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+    while (parts_->active_steps > 0) STW_TRY(parts_->pipeline.sleep(waiter));
     return {};
 }
 
@@ -370,20 +401,18 @@ Status Optimizer::wait(uint64_t timeout_ns)
 void Optimizer::agreed(const Verdict &all)
 {
     Pipeline::Parts &pipeline = parts_->pipeline;
+    Step *step = nullptr;
     bool goes_ahead = false;
     {
         MutexLock lock(parts_->pipeline.mutex);
-        goes_ahead = parts_->conclude(all);
+        step = parts_->last;
+        goes_ahead = parts_->conclude(*step, all);
     }
-    if (!goes_ahead) parts_->give_back();
+    if (!goes_ahead) Parts::give_back(*step);
     {
         MutexLock lock(parts_->pipeline.mutex);
-        Step &step = parts_->step;
-        step.agreement = nullptr;
-        if (--step.jobs_left == 0) {
-            step.active = false;
-            parts_->pipeline.changed.notify_all();
-        }
+        step->agreement = nullptr;
+        parts_->left(*step);
     }
     pipeline.pump();
 }
@@ -391,7 +420,13 @@ void Optimizer::agreed(const Verdict &all)
 bool Optimizer::pending() const
 {
     MutexLock lock(parts_->pipeline.mutex);
-    return parts_->step.active;
+    return parts_->active_steps > 0;
+}
+
+bool Optimizer::may_begin(const StepOptions &options) const
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    return parts_->may_begin(options);
 }
 
 }  // namespace stepwell::update

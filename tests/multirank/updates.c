@@ -28,8 +28,45 @@ static void declare(stw_phase *phase, stw_tensor *const *parameters, stw_tensor 
     SUCCEEDS(stw_phase_declare(phase, entries, 2 * LAYERS));
 }
 
-/* Integer gradients, so that sums over ranks are exact whatever their order. */
-static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct trained *out)
+static void hint(stw_runtime *runtime, stw_tensor *parameter, stw_tensor *gradient)
+{
+    stw_fetch_request hints[2] = {STW_FETCH_REQUEST_INIT, STW_FETCH_REQUEST_INIT};
+    hints[0].tensor = parameter;
+    hints[1].tensor = gradient;
+    hints[1].access = STW_REDUCE;
+    SUCCEEDS(stw_prefetch(runtime, hints, 2));
+}
+
+static void add_batch(const float *weights, uint64_t n, uint32_t batch, uint32_t step, float *sums)
+{
+    for (uint64_t k = 0; k < n; ++k) {
+        const float bit = weights[k] > 1.0F ? 1.0F : -1.0F;
+        sums[k] += bit * (float)((k + batch + step) % 5);
+    }
+}
+
+/* Each micro-batch as memory that becomes the library's, and a step that nobody waits for. */
+static void train_one(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient,
+                      const float *weights, uint64_t n, const uint32_t at[3])
+{
+    stw_update_options own = STW_UPDATE_OPTIONS_INIT;
+    const uint32_t rank = at[0], ranks = at[1], step = at[2];
+    for (uint32_t batch = rank; batch < 12; batch += ranks) {
+        stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
+        float *values = calloc(n, sizeof *values);
+        add_batch(weights, n, batch, step, values);
+        options.flags = batch + ranks < 12 ? STW_REDUCE_MORE : 0;
+        SUCCEEDS(stw_reduce_adopt(gradient, values, &options, free, values));
+    }
+    own.parameters = &parameter;
+    own.parameter_count = 1;
+    SUCCEEDS(stw_optimizer_step(optimizer, &own, NULL));
+}
+
+/* Integer gradients, so that sums over ranks are exact whatever their order. In backward: each
+ * parameter is updated as its gradient is complete. */
+static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, bool in_backward,
+                  struct trained *out)
 {
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
@@ -59,19 +96,18 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
     for (uint32_t step = 0; step < STEPS; ++step) {
         SUCCEEDS(stw_step_begin(phase));
         for (uint32_t i = 0; i < LAYERS; ++i) {
-            stw_fetch_request hints[2] = {STW_FETCH_REQUEST_INIT, STW_FETCH_REQUEST_INIT};
-            hints[0].tensor = parameters[(i + 1) % LAYERS];
-            hints[1].tensor = gradients[(i + 1) % LAYERS];
-            hints[1].access = STW_REDUCE;
-            SUCCEEDS(stw_prefetch(runtime, hints, 2));
+            hint(runtime, parameters[(i + 1) % LAYERS], gradients[(i + 1) % LAYERS]);
             stw_view weights = fetch(runtime, parameters[i], STW_READ, STW_WHOLE);
+            if (in_backward) {
+                const uint32_t at[3] = {rank, ranks, step};
+                train_one(optimizer, parameters[i], gradients[i], weights.pointer, layer_sizes[i],
+                          at);
+                let_go(&weights, 0);
+                continue;
+            }
             stw_view sums = fetch(runtime, gradients[i], STW_REDUCE, STW_WHOLE);
-            float *values = sums.pointer;
             for (uint32_t batch = rank; batch < 12; batch += ranks) {
-                for (uint64_t k = 0; k < layer_sizes[i]; ++k) {
-                    const float bit = ((const float *)weights.pointer)[k] > 1.0F ? 1.0F : -1.0F;
-                    values[k] += bit * (float)((k + batch + step) % 5);
-                }
+                add_batch(weights.pointer, layer_sizes[i], batch, step, sums.pointer);
             }
             let_go(&weights, 0);
             let_go(&sums, 0);
@@ -79,9 +115,11 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
         stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         update.clip_norm = 1.0;
-        SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
-        out->norms[step] = result.norm;
-        HOLDS(result.clip_coefficient < 1.0 && result.nonfinite == 0);
+        if (!in_backward) {
+            SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
+            out->norms[step] = result.norm;
+            HOLDS(result.clip_coefficient < 1.0 && result.nonfinite == 0);
+        }
         SUCCEEDS(stw_step_end(phase, NULL));
     }
     for (uint32_t i = 0; i < LAYERS; ++i) {
@@ -98,17 +136,17 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, struct tr
     }
 }
 
-static void training_has_the_bits_of_one_rank(struct member *member)
+static void has_the_bits_of_one_rank(struct member *member, bool in_backward)
 {
     struct trained alone;
     struct trained together;
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(NULL, member, 24);
-    train(runtime, 0, 1, &alone);
+    train(runtime, 0, 1, in_backward, &alone);
     SUCCEEDS(stw_runtime_close(runtime, 0, 0));
     runtime = open_on(group, member, 24);
-    train(runtime, member->rank, member->size, &together);
-    for (uint32_t step = 0; step < STEPS; ++step) {
+    train(runtime, member->rank, member->size, in_backward, &together);
+    for (uint32_t step = 0; !in_backward && step < STEPS; ++step) {
         HOLDS(together.norms[step] == alone.norms[step]);
     }
     for (uint32_t i = 0; i < LAYERS; ++i) {
@@ -117,6 +155,16 @@ static void training_has_the_bits_of_one_rank(struct member *member)
         free(alone.values[i]);
     }
     end(runtime, group, member);
+}
+
+static void training_has_the_bits_of_one_rank(struct member *member)
+{
+    has_the_bits_of_one_rank(member, false);
+}
+
+static void updates_in_backward_have_the_bits_of_one_rank(struct member *member)
+{
+    has_the_bits_of_one_rank(member, true);
 }
 
 /* A runtime that descends, by SGD, with one parameter of ones. */
@@ -422,6 +470,7 @@ int main(int argc, char **argv)
 {
     static const struct claim claims[] = {
         CLAIM(training_has_the_bits_of_one_rank),
+        CLAIM(updates_in_backward_have_the_bits_of_one_rank),
         CLAIM(what_is_written_between_steps_is_updated_next),
         CLAIM(what_no_rank_has_a_gradient_for_is_left_alone),
         CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),

@@ -211,6 +211,21 @@ class Optimizers(support.Machine):
         with self.assertRaises(ValueError):
             optimizer.step([])
 
+    def test_a_step_of_other_parameters_is_not_waited_for(self):
+        pairs = [self.pair(name, 8) for name in ("a", "b")]
+        optimizer = self.runtime.adamw(stepwell.Hyper(lr=0.5))
+        optimizer.add_many(pairs)
+        (first, _), (second, _) = pairs
+        with optimizer.state(first, "exp_avg").fetch():
+            optimizer.step([first], verdict=False)
+            optimizer.step([second], verdict=False, wait=True)
+            with self.assertRaises(stepwell.BusyError):
+                first.fetch(at_once=True)
+            with self.assertRaises(stepwell.BusyError):
+                optimizer.destroy()
+        self.assertEqual(first.read().tolist(), second.read().tolist())
+        self.assertEqual((optimizer.count(first), optimizer.count(second)), (1, 1))
+
     def test_every_algorithm_has_its_states(self):
         states = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"),
                   "sgd": ("momentum",), "adagrad": ("sum",), "lion": ("exp_avg",)}

@@ -179,10 +179,12 @@ class Optimizer:
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
              verdict: bool = True, timeout: Optional[float] = None) -> Optional[UpdateResult]:
-        """Update parameters from their gradients; the update goes on behind the call.
+        """Update parameters from their gradients; the update goes on after the call.
 
-        verdict: wait until norm and skip are known, and return them; False waits for the step
-        before at most, and returns None. wait: until the last byte. measure: the norm alone.
+        verdict: wait until norm and skip are known, and return them. False returns None, and
+        without a clip and a skip at once: it waits only for earlier steps that have one of these
+        parameters, so it can be called for each as its gradient is complete. wait: until the last
+        byte. measure: the norm alone.
         """
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
                  | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients

@@ -62,6 +62,94 @@ TEST(Pipeline, ATensorIsGivenBackWithItsOwnLastChunk)
     ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
 }
 
+StepOptions only(const Entry &entry)
+{
+    StepOptions options;
+    options.parameters = &entry.parameter;
+    options.parameter_count = 1;
+    return options;
+}
+
+// As gradients complete in backward: no step waits for another's parameter, each has the
+// hyper-parameters of its call, and the bits are those of one step after the other.
+TEST(Pipeline, StepsOverOtherParametersGoOnSideBySide)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 4, 9000);
+    std::vector<stw_hyper> hypers;
+    world.tiers.pause();
+    for (const Entry &entry : entries) {
+        hypers.push_back(some_hyper());
+        hypers.back().lr *= static_cast<double>(hypers.size());
+        ASSERT_TRUE(world.optimizer->set_hyper(0, hypers.back()).ok());
+        ASSERT_TRUE(world.optimizer->step(only(entry), nullptr).ok());
+        EXPECT_TRUE(world.tiers.claimed(entry.parameter));
+    }
+    EXPECT_EQ(world.optimizer->set_count(entries[0].parameter, 7).code(), STW_ERROR_BUSY);
+    EXPECT_EQ(world.optimizer->result(nullptr).code(), STW_PENDING);
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_FALSE(world.optimizer->pending());
+    StepResult last;
+    EXPECT_TRUE(world.optimizer->result(&last).ok());
+    EXPECT_EQ(last.updated, 1u);
+    for (size_t i = 0; i < entries.size(); ++i) {
+        world.expect_update(entries[i], hypers[i], 1, 1.0);
+        world.expect_same(entries[i]);
+        EXPECT_EQ(world.optimizer->count(entries[i].parameter).take(), 1u);
+    }
+}
+
+TEST(Pipeline, AStepWaitsForThoseWithItsParametersOrAVerdict)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 3, 9000);
+    world.tiers.open_view(entries[0].states[0]);
+    ASSERT_TRUE(world.optimizer->step(only(entries[0]), nullptr).ok());
+    EXPECT_TRUE(world.optimizer->may_begin(only(entries[1])));
+    const auto waits = [&](StepOptions options) {
+        EXPECT_FALSE(world.optimizer->may_begin(options));
+        options.timeout_ns = 1000;
+        EXPECT_EQ(world.optimizer->step(options, nullptr).code(), STW_ERROR_TIMEOUT);
+    };
+    waits(only(entries[0]));
+    waits({});
+    StepOptions clips = only(entries[1]);
+    clips.clip_norm = 1.0;
+    waits(clips);
+    // Waited for alone, to its last byte.
+    ASSERT_TRUE(world.step_and_wait(only(entries[1])).ok());
+    EXPECT_TRUE(world.optimizer->pending());
+    world.tiers.close_view(entries[0].states[0]);
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    world.give_gradient(entries[1]);
+    world.tiers.open_view(entries[1].states[0]);
+    ASSERT_TRUE(world.optimizer->step(clips, nullptr).ok());
+    waits(only(entries[2]));
+    world.tiers.close_view(entries[1].states[0]);
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+}
+
+// Each parameter in a step, and one more, of none: the result is the last call's.
+TEST(Pipeline, AFailureIsThatOfItsOwnStep)
+{
+    World world({});
+    const std::vector<Entry> entries = add_some(world, 2, 9000);
+    world.tiers.refuse(entries[0].states[0], 0, STW_ERROR_IO);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step(only(entries[0]), nullptr).ok());
+    StepOptions none;
+    none.parameters = &entries[0].parameter;
+    ASSERT_TRUE(world.optimizer->step(none, nullptr).ok());
+    EXPECT_TRUE(world.optimizer->result(nullptr).ok());
+    world.tiers.resume();
+    ASSERT_TRUE(world.step_and_wait(only(entries[1])).ok());
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_EQ(world.tiers.missed(entries[0].parameter).code(), STW_ERROR_IO);
+    EXPECT_EQ(world.optimizer->count(entries[0].parameter).take(), 0u);
+    EXPECT_EQ(world.optimizer->count(entries[1].parameter).take(), 1u);
+}
+
 TEST(Pipeline, WindowNeverExceedsItsBytes)
 {
     for (const uint64_t blocks : {4u, 9u, 17u, 40u}) {
@@ -436,6 +524,10 @@ TEST(Pipeline, RandomWorkAlwaysEnds)
             options.clip_norm = world.random() % 2 == 0 ? 1.0 : 0.0;
             options.flags = world.random() % 2 == 0 ? uint32_t{STW_UPDATE_SKIP_NONFINITE} : 0u;
             // Failures are part of the program; what counts is that each call comes back.
+            for (const Entry &entry : entries) {
+                if (&entry == &entries.back() || world.random() % 2 == 0) continue;
+                (void)world.optimizer->step(only(entry), nullptr).code();
+            }
             (void)world.optimizer->step(options, nullptr).code();
             (void)other->step(options, nullptr).code();
             world.pipeline->prefer(entries[world.random() % entries.size()].parameter);

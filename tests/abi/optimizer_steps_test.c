@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps over some parameters each, one after the other as their gradients are complete: none waits
+ * for the parameters of another, and every bit is that of steps that were waited for.
+ */
+#include "support.h"
+
+enum { PARAMETERS = 3, ELEMENTS = 16384 + 77, ROUNDS = 3 };
+
+typedef struct model {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameters[PARAMETERS];
+    stw_tensor *gradients[PARAMETERS];
+} model;
+
+static model model_make(stw_runtime *runtime)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    model made = {.runtime = runtime};
+    int i;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &made.optimizer));
+    hyper_usual(made.optimizer);
+    for (i = 0; i < PARAMETERS; ++i) {
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        made.parameters[i] = tensor_f32(runtime, name, ELEMENTS);
+        snprintf(name, sizeof name, "g%d", i);
+        made.gradients[i] = tensor_f32(runtime, name, ELEMENTS);
+        tensor_fill_sequence(made.parameters[i], ELEMENTS, (float)i);
+        entry.parameter = made.parameters[i], entry.gradient = made.gradients[i];
+        ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    }
+    return made;
+}
+
+/* The learning rate changes from call to call. */
+static void step_one(model *here, int round, int parameter, uint32_t flags)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    hyper.lr = 0.01 * (1 + round) * (1 + parameter);
+    tensor_fill_sequence(here->gradients[parameter], ELEMENTS, (float)(round + parameter));
+    ok(stw_optimizer_set_hyper(here->optimizer, 0, &hyper));
+    options.parameters = &here->parameters[parameter], options.parameter_count = 1;
+    options.flags = flags;
+    ok(stw_optimizer_step(here->optimizer, &options, NULL));
+}
+
+static stw_tensor *moment_of(model *here, int parameter)
+{
+    stw_tensor *state = NULL;
+    ok(stw_optimizer_state(here->optimizer, here->parameters[parameter], "exp_avg", &state));
+    return state;
+}
+
+static void read_all(model *here, float (*values)[ELEMENTS])
+{
+    int i;
+    for (i = 0; i < PARAMETERS; ++i) ok(stw_tensor_read(here->parameters[i], values[i], NULL));
+}
+
+/* For its own update alone. */
+static void tensor_wait(stw_tensor *tensor)
+{
+    static float values[ELEMENTS];
+    ok(stw_tensor_read(tensor, values, NULL));
+}
+
+static int is_held(model *here, int parameter)
+{
+    stw_fetch_options tries = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request reads = request_of(here->parameters[parameter], STW_READ);
+    stw_view view;
+    stw_status status;
+    tries.flags = STW_FETCH_TRY;
+    status = stw_fetch(here->runtime, &tries, &reads, 1, &view);
+    if (status == STW_OK) view_put(&view);
+    return status == STW_ERROR_BUSY;
+}
+
+/* A view of a state keeps the first one's update under way, whatever the machine is like. */
+static void a_step_returns_while_that_of_another_parameter_is_under_way(void **state)
+{
+    static float serial[PARAMETERS][ELEMENTS], beside[PARAMETERS][ELEMENTS];
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    int round, i;
+    stw_runtime *runtime = machine_open(*state);
+    model here = model_make(runtime);
+    for (round = 0; round < ROUNDS; ++round)
+        for (i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
+    read_all(&here, serial);
+    machine_close(runtime);
+    runtime = machine_open(*state);
+    here = model_make(runtime);
+    for (round = 0; round < ROUNDS; ++round) {
+        stw_view held = view_get(runtime, moment_of(&here, 0), STW_READ);
+        for (i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, 0);
+        tensor_wait(here.parameters[2]);
+        assert_true(is_held(&here, 0));
+        fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "a step under way");
+        fails(stw_optimizer_set_count(here.optimizer, here.parameters[0], 0), STW_ERROR_BUSY, "");
+        view_put(&held);
+    }
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_optimizer_result(here.optimizer, &result));
+    assert_int_equal(result.updated, 1);
+    read_all(&here, beside);
+    assert_memory_equal(serial, beside, sizeof serial);
+    machine_close(runtime);
+}
+
+/* Order for each parameter is that of the calls; a verdict is about a step that is alone. */
+static void a_step_waits_for_what_is_in_its_way(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    model here = model_make(runtime);
+    stw_view held = view_get(runtime, moment_of(&here, 0), STW_READ);
+    stw_update_options again = STW_UPDATE_OPTIONS_INIT, clips = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    uint64_t count = 9;
+    step_one(&here, 0, 0, 0);
+    step_one(&here, 0, 1, 0);
+    tensor_wait(here.parameters[1]);
+    again.parameters = &here.parameters[0], again.parameter_count = 1;
+    again.timeout_ns = clips.timeout_ns = MILLISECOND_NS;
+    fails(stw_optimizer_step(here.optimizer, &again, NULL), STW_ERROR_TIMEOUT, "");
+    clips.parameters = &here.parameters[1], clips.parameter_count = 1, clips.clip_norm = 1;
+    fails(stw_optimizer_step(here.optimizer, &clips, NULL), STW_ERROR_TIMEOUT, "");
+    view_put(&held);
+    again.timeout_ns = 0;
+    ok(stw_optimizer_step(here.optimizer, &again, &result));
+    assert_int_equal(result.without_gradient, 1); /* the step before has used it */
+    ok(stw_optimizer_get_count(here.optimizer, here.parameters[0], &count));
+    assert_int_equal(count, 1);
+    machine_close(runtime);
+}
+
+static void a_close_waits_for_all_of_them(void **state)
+{
+    stw_runtime *runtime = machine_open(*state);
+    model here = model_make(runtime);
+    stw_view held = view_get(runtime, moment_of(&here, 0), STW_READ);
+    step_one(&here, 0, 0, 0);
+    step_one(&here, 0, 1, 0);
+    tensor_wait(here.parameters[1]);
+    fails(stw_runtime_drain(runtime, MILLISECOND_NS), STW_ERROR_TIMEOUT, "");
+    view_put(&held);
+    step_one(&here, 1, 1, 0);
+    step_one(&here, 1, 2, 0);
+    ok(stw_runtime_close(runtime, 0, 0));
+}
+
+int main(void)
+{
+    machine now;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(a_step_returns_while_that_of_another_parameter_is_under_way,
+                                  &now),
+        cmocka_unit_test_prestate(a_step_waits_for_what_is_in_its_way, &now),
+        cmocka_unit_test_prestate(a_close_waits_for_all_of_them, &now),
+    };
+    return machine_run_each("optimizer steps", &now, tests);
+}

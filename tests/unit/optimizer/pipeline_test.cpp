@@ -31,6 +31,18 @@ std::vector<Entry> add_some(World &world, int n, uint64_t elements)
     return entries;
 }
 
+// An update thread may ask for it, after the call.
+void await_fetch(World &world, TensorId tensor)
+{
+    const auto is_it = [&](const Event &event) {
+        return event.kind == Event::kFetch && event.tensor == tensor;
+    };
+    for (;; std::this_thread::yield()) {
+        const std::vector<Event> events = world.tiers.events();
+        if (std::any_of(events.begin(), events.end(), is_it)) return;
+    }
+}
+
 TEST(Pipeline, ClaimsAreTakenBeforeTheCallReturns)
 {
     World world({});
@@ -455,6 +467,7 @@ TEST(Pipeline, CloseEndsAStepThatHasNoVerdictYet)
     StepOptions options;
     options.clip_norm = 1.0;
     ASSERT_TRUE(world.optimizer->step(options, nullptr).ok());
+    await_fetch(world, entries[1].gradient);
     EXPECT_EQ(world.pipeline->close(1000).code(), STW_ERROR_TIMEOUT);
     world.tiers.close_view(entries[1].gradient);
     ASSERT_TRUE(world.pipeline->close(UINT64_MAX).ok());

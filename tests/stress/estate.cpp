@@ -265,9 +265,19 @@ void Actor::reduce_into(uint32_t parameter, uint64_t amount)
         touched_ |= 1u << parameter;
         return;
     }
-    scratch_.assign(elements, static_cast<float>(amount));
     stw_reduce_options with = STW_REDUCE_OPTIONS_INIT;
     with.flags = chance(50) ? STW_REDUCE_MORE : 0;
+    if (chance(50)) {  // the memory goes with it
+        auto *given = new std::vector<float>(elements, static_cast<float>(amount));
+        const auto end = [](void *user) { delete static_cast<std::vector<float> *>(user); };
+        if (accept("reduce", stw_reduce_adopt(gradient, given->data(), &with, end, given), false)) {
+            mine_.summed[parameter] += amount;
+        } else {
+            delete given;
+        }
+        return;
+    }
+    scratch_.assign(elements, static_cast<float>(amount));
     if (accept("reduce", stw_reduce(gradient, scratch_.data(), &with), false)) {
         mine_.summed[parameter] += amount;
     }
@@ -317,8 +327,17 @@ void Actor::train()
         if (after[i] > kValueMax) return;
         parameter.ceiling.store(after[i]);
     }
-    const stw_status status =
-        stw_optimizer_step(mine_.optimizer, &with, chance(50) ? &result : nullptr);
+    stw_update_result *const verdict = chance(50) ? &result : nullptr;
+    stw_status status = STW_OK;
+    if (chance(50)) {  // each parameter in a step of its own
+        for (size_t i = 0; i < 2 && status >= 0; ++i) {
+            with.parameters = &mine_.parameters[i]->tensor;
+            with.parameter_count = 1;
+            status = stw_optimizer_step(mine_.optimizer, &with, verdict);
+        }
+    } else {
+        status = stw_optimizer_step(mine_.optimizer, &with, verdict);
+    }
     world_.counters.updates.fetch_add(1);
     if (!accept("optimizer step", status, false)) {
         for (Owned *parameter : mine_.parameters) parameter->trusted.store(UINT64_MAX);

@@ -3,8 +3,10 @@
 #include "drivers/common/arena.h"
 
 #include "drivers/common/edge.h"
+#include "drivers/common/mutex.h"
 #include "drivers/common/system.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 
@@ -66,8 +68,9 @@ stw_status reserve_arena(const char *driver, const stw_memory_options &options, 
                          Arena *arena_out, stw_driver_error *error_out)
 {
     const uint64_t bytes = options.bytes;
-    if (const stw_status status = check_memory_room(bytes, driver, memory_room(), error_out))
-        return status;
+    MemoryRoom room = memory_room();
+    room.owed_bytes = owed_bytes();
+    if (const stw_status status = check_memory_room(bytes, driver, room, error_out)) return status;
     Arena arena;
     if (!arena.mapping.map(bytes, arena_alignment(options), PROT_READ | PROT_WRITE, 0)) {
         const std::string whose = std::string("the ") + driver + " memory";
@@ -103,6 +106,8 @@ void ArenaMemory::info(stw_memory_info *info_out) const
 
 namespace {
 
+constexpr uint64_t kPageBytes = 4096;
+
 stw_status populate(const char *driver, char *base, uint64_t bytes, stw_driver_error *error_out)
 {
     int cause = 0;
@@ -110,7 +115,6 @@ stw_status populate(const char *driver, char *base, uint64_t bytes, stw_driver_e
         cause = madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
     } while (cause == EINTR || cause == EAGAIN);
     if (cause == EINVAL) {  // an older kernel
-        constexpr uint64_t kPageBytes = 4096;
         for (uint64_t offset = 0; offset < bytes; offset += kPageBytes)
             static_cast<volatile char *>(base)[offset] = 0;
         return STW_OK;
@@ -131,7 +135,72 @@ bool drop_pages(char *base, uint64_t bytes)
     return madvise(base, bytes, MADV_DONTNEED) == 0;
 }
 
+uint64_t resident_bytes(const Mapping &mapping)
+{
+    constexpr uint64_t kAtOnce = uint64_t{1} << 30;
+    std::vector<unsigned char> pages(std::min(kAtOnce, mapping.bytes()) / kPageBytes);
+    uint64_t resident = 0;
+    for (uint64_t at = 0; at < mapping.bytes(); at += kAtOnce) {
+        const uint64_t bytes = std::min(kAtOnce, mapping.bytes() - at);
+        if (mincore(mapping.base() + at, bytes, pages.data()) != 0) continue;
+        resident += kPageBytes *
+                    static_cast<uint64_t>(std::count_if(
+                        pages.begin(), pages.begin() + static_cast<ptrdiff_t>(bytes / kPageBytes),
+                        [](unsigned char page) { return (page & 1) != 0; }));
+    }
+    return resident;
+}
+
+constinit Mutex lazy_mutex;
+constinit ArenaMemory *lazy_first = nullptr;  // under that mutex
+
 }  // namespace
+
+uint64_t owed_bytes()
+{
+    MutexLock lock(lazy_mutex);
+    uint64_t owed = 0;
+    for (const ArenaMemory *at = lazy_first; at != nullptr; at = at->next_) owed += at->owed();
+    return owed;
+}
+
+uint64_t ArenaMemory::owed() const
+{
+    const uint64_t taken =
+        moved_bytes.load(std::memory_order_relaxed) + given_bytes_ + resident_bytes(arena.mapping);
+    return arena.mapping.bytes() - std::min(arena.mapping.bytes(), taken);
+}
+
+stw_status ArenaMemory::settle(const char *driver, stw_driver_error *error_out)
+{
+    if (populates) return populate_arena(driver, arena, error_out);
+    given_back_.resize(arena.mapping.bytes() / block_bytes);
+    MutexLock lock(lazy_mutex);
+    next_ = std::exchange(lazy_first, this);
+    return STW_OK;
+}
+
+ArenaMemory::~ArenaMemory()
+{
+    MutexLock lock(lazy_mutex);
+    for (ArenaMemory **at = &lazy_first; *at != nullptr; at = &(*at)->next_) {
+        if (*at != this) continue;
+        *at = next_;
+        return;
+    }
+}
+
+// Calls for different blocks come side by side.
+void ArenaMemory::note_given(uint32_t first_block, uint32_t count, bool given)
+{
+    if (populates) return;
+    MutexLock lock(lazy_mutex);
+    for (uint32_t block = first_block; block < first_block + count; ++block) {
+        if (given_back_[block] == given) continue;
+        given_back_[block] = given;
+        given_bytes_ += given ? block_bytes : -uint64_t{block_bytes};
+    }
+}
 
 stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out)
 {
@@ -148,7 +217,9 @@ stw_status ArenaMemory::give_back(uint32_t first_block, uint32_t count)
 {
     if (!has(first_block, count)) return STW_ERROR_INVALID;
     char *base = arena.mapping.base() + uint64_t{first_block} * block_bytes;
-    return drop_pages(base, uint64_t{count} * block_bytes) ? STW_OK : STW_ERROR_UNSUPPORTED;
+    if (!drop_pages(base, uint64_t{count} * block_bytes)) return STW_ERROR_UNSUPPORTED;
+    note_given(first_block, count, true);
+    return STW_OK;
 }
 
 stw_status ArenaMemory::take_back(const char *driver, uint32_t first_block, uint32_t count,
@@ -161,12 +232,13 @@ stw_status ArenaMemory::take_back(const char *driver, uint32_t first_block, uint
     const uint64_t bytes = uint64_t{count} * block_bytes;
     if (const stw_status status = check_memory_room(bytes, driver, memory_room(), error_out))
         return status;
-    stw_status status = populate(driver, base, bytes, error_out);
+    stw_status status = populates ? populate(driver, base, bytes, error_out) : STW_OK;
     if (status == STW_OK && locked && mlock2(base, bytes, 0) != 0)
         status = fail(error_out, STW_ERROR_MEMORY, {errno, bytes, 0},
                       "The kernel does not lock %s of the %s memory again (ulimit -l).",
                       bytes_text(bytes).c_str(), driver);
     if (status != STW_OK) drop_pages(base, bytes);
+    if (status == STW_OK) note_given(first_block, count, false);
     return status;
 }
 

@@ -14,7 +14,8 @@
 
 namespace stepwell::drivers {
 
-// Memory is an ArenaMemory with kName and `open(options, error_out)`. The table has no mappings: a
+// Memory is an ArenaMemory with kName and `open(options, error_out)`, and kMayPopulate where the
+// program decides whether that populates. The table has no mappings: a
 // driver that can map adds its four operations, and sends blocks home before they are given back.
 template <class Memory> class MemoryEntry {
 public:
@@ -64,11 +65,18 @@ private:
     static stw_status open(const stw_services *, const stw_memory_options *options,
                            stw_memory **memory_out, stw_driver_error *error_out)
     {
-        if (const stw_status status = check_memory_options(Memory::kName, options, error_out))
+        bool populates = false;
+        constexpr bool kAsked = requires
+        {
+            Memory::kMayPopulate;
+        };
+        if (const stw_status status = check_memory_options(
+                Memory::kName, options, kAsked ? &populates : nullptr, error_out))
             return status;
         return open_handle<Memory>(memory_out, error_out, [&](std::unique_ptr<Memory> *made) {
             *made = std::make_unique<Memory>();
             (*made)->block_bytes = options->block_bytes;
+            if (kAsked) (*made)->populates = populates;
             return (*made)->open(*options, error_out);
         });
     }

@@ -2,8 +2,10 @@
 #include "drivers/common/memory_options.h"
 
 #include "drivers/common/edge.h"
+#include "drivers/common/option_text.h"
 
 #include <bit>
+#include <string_view>
 
 namespace stepwell::drivers {
 
@@ -31,13 +33,18 @@ stw_status check_memory_size(const char *driver, const stw_memory_options *optio
 }
 
 stw_status check_memory_options(const char *driver, const stw_memory_options *options,
-                                stw_driver_error *error_out)
+                                bool *populates, stw_driver_error *error_out)
 {
     if (const stw_status status = check_memory_size(driver, options, error_out)) return status;
-    if (options->options != nullptr && options->options[0] != '\0')
+    std::string_view rest = options->options != nullptr ? options->options : "";
+    if (populates == nullptr && !rest.empty())
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The %s driver has no options, and was given '%.64s'.", driver,
                     options->options);
+    for (Option option; next_option(&rest, &option);) {
+        if (option.key == "populate" && parse_switch(option.value, populates)) continue;
+        return unknown_option(driver, option, "populate=0|1", error_out);
+    }
     if (options->ordinal == 0) return STW_OK;
     return fail(error_out, STW_ERROR_UNSUPPORTED, {},
                 "The %s driver has one device, 0, and none of ordinal %d; leave the ordinal 0.",

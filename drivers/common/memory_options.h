@@ -9,8 +9,9 @@ namespace stepwell::drivers {
 // Of a driver with several devices; which ones there are is its own to say.
 stw_status check_memory_size(const char *driver, const stw_memory_options *options,
                              stw_driver_error *error_out);
-// Of one that has device 0 alone.
+// Of one that has device 0 alone. Its text may hold populate=0|1 where *populates is given, which
+// says what it is without; null: no text.
 stw_status check_memory_options(const char *driver, const stw_memory_options *options,
-                                stw_driver_error *error_out);
+                                bool *populates, stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers

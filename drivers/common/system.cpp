@@ -231,20 +231,27 @@ ProcessorRoom processor_room(const std::string &root)
 stw_status check_memory_room(uint64_t asked_bytes, const char *driver, const MemoryRoom &room,
                              stw_driver_error *error_out)
 {
-    if (asked_bytes <= room.bytes) return STW_OK;
-    const Numbers numbers = {0, asked_bytes, room.bytes};
+    const uint64_t left = room.bytes - std::min(room.bytes, room.owed_bytes);
+    if (asked_bytes <= left) return STW_OK;
+    const Numbers numbers = {0, asked_bytes, left};
+    const std::string owed =
+        room.owed_bytes == 0 ? std::string()
+                             : ", and tiers that are open in this process have " +
+                                   bytes_text(room.owed_bytes) + " of it reserved and not used yet";
     if (room.bytes == room.available_bytes)
         return fail(error_out, STW_ERROR_MEMORY, numbers,
-                    "The %s memory asks for %s, and MemAvailable of this machine is %s; lower the "
-                    "budget or stop what uses the memory.",
-                    driver, bytes_text(asked_bytes).c_str(), bytes_text(room.bytes).c_str());
+                    "The %s memory asks for %s, and MemAvailable of this machine is %s%s; lower "
+                    "the budget or stop what uses the memory.",
+                    driver, bytes_text(asked_bytes).c_str(), bytes_text(room.bytes).c_str(),
+                    owed.c_str());
     return fail(error_out, STW_ERROR_MEMORY, numbers,
                 "The %s memory asks for %s, and the cgroup %s has a limit of %s with %s in use, "
-                "which leaves %s; past it the kernel kills the process. Lower the budget or raise "
-                "the limit (systemd MemoryMax=, docker --memory).",
+                "which leaves %s%s; past it the kernel kills the process. Lower the budget or "
+                "raise the limit (systemd MemoryMax=, docker --memory).",
                 driver, bytes_text(asked_bytes).c_str(), room.cgroup.c_str(),
                 bytes_text(room.cgroup_limit_bytes).c_str(),
-                bytes_text(room.cgroup_used_bytes).c_str(), bytes_text(room.bytes).c_str());
+                bytes_text(room.cgroup_used_bytes).c_str(), bytes_text(room.bytes).c_str(),
+                owed.c_str());
 }
 
 uint64_t count_mappings()

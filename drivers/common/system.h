@@ -21,7 +21,8 @@ struct MemoryRoom {
     uint64_t available_bytes = UINT64_MAX;  // MemAvailable
     uint64_t cgroup_limit_bytes = UINT64_MAX;
     uint64_t cgroup_used_bytes = 0;
-    std::string cgroup;  // the directory of the tightest cgroup, "" if none has a limit
+    std::string cgroup;       // the directory of the tightest cgroup, "" if none has a limit
+    uint64_t owed_bytes = 0;  // of `bytes`, what open tiers of this process have not touched yet
 };
 
 // `root` is put before /proc and /sys, so that a test can show another machine.

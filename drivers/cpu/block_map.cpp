@@ -12,10 +12,12 @@
 
 namespace stepwell::drivers {
 
-BlockMap::BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes)
+BlockMap::BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes,
+                   std::atomic<uint64_t> *moved_bytes)
     : arena_base_(arena.base()),
       blocks_(arena.bytes() / block_bytes),
       block_bytes_(block_bytes),
+      moved_bytes_(moved_bytes),
       addresses_(std::move(addresses)),
       space_(addresses_.bytes()),
       where_(blocks_, nullptr)
@@ -58,6 +60,7 @@ stw_status BlockMap::send_home(uint32_t block)
     if (const stw_status status = move(from, home_of(block))) return status;
     where_[block] = nullptr;
     occupants_[place_of(from)] = 0;
+    *moved_bytes_ -= block_bytes_;
     // What the move left behind merges with nothing; a fresh reservation merges with its
     // neighbours, so the number of mappings comes down again. If this fails, it is only one more.
     [[maybe_unused]] void *same =
@@ -119,6 +122,7 @@ stw_status BlockMap::map(uint32_t block, void *address)
     if (const stw_status status = move(home_of(block), to)) return status;
     where_[block] = to;
     occupants_[place_of(to)] = block + 1;
+    *moved_bytes_ += block_bytes_;
     return STW_OK;
 }
 

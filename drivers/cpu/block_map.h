@@ -9,6 +9,7 @@
 #include "drivers/common/mutex.h"
 #include "drivers/cpu/address_space.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -19,7 +20,9 @@ namespace stepwell::drivers {
 class BlockMap {
 public:
     // `arena` is the caller's and outlives this. `addresses` is a range of PROT_NONE.
-    BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes);
+    // *moved_bytes is what lies at addresses.
+    BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes,
+             std::atomic<uint64_t> *moved_bytes);
     // False: no memory for the table.
     bool valid() const { return occupants_ != nullptr || addresses_.bytes() == 0; }
 
@@ -47,6 +50,7 @@ private:
     char *arena_base_;
     uint64_t blocks_;
     uint32_t block_bytes_;
+    std::atomic<uint64_t> *moved_bytes_;
     Mapping addresses_;
     Mutex mutex_;
     AddressSpace space_ STW_GUARDED_BY(mutex_);

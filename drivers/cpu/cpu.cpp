@@ -21,6 +21,7 @@ constexpr uint64_t kMapCountDefault = 65530;
 
 struct CpuMemory : ArenaMemory {
     static constexpr const char *kName = "cpu";
+    static constexpr bool kMayPopulate = true;
 
     std::unique_ptr<BlockMap> map;
 
@@ -63,7 +64,7 @@ stw_status open_map(const stw_memory_options &options, CpuMemory *memory,
     munlock(memory->arena.mapping.base(), memory->arena.mapping.bytes());
     if (places > 0) munlock(addresses.base(), addresses.bytes());
     memory->map = std::make_unique<BlockMap>(memory->arena.mapping, std::move(addresses),
-                                             options.block_bytes);
+                                             options.block_bytes, &memory->moved_bytes);
     if (memory->map->valid()) return STW_OK;
     return fail(error_out, STW_ERROR_MEMORY, {ENOMEM, places * sizeof(uint32_t), 0},
                 "The table of the cpu memory's addresses found no memory.");
@@ -86,7 +87,7 @@ stw_status CpuMemory::open(const stw_memory_options &options, stw_driver_error *
     if (const stw_status status = reserve_arena(kName, options, huge, &arena, error_out))
         return status;
     if (const stw_status status = open_map(options, this, error_out)) return status;
-    return populate_arena(kName, arena, error_out);
+    return settle(kName, error_out);
 }
 
 stw_status CpuDiscreteMemory::open(const stw_memory_options &options, stw_driver_error *error_out)
@@ -94,7 +95,7 @@ stw_status CpuDiscreteMemory::open(const stw_memory_options &options, stw_driver
     if (const stw_status status = check_addresses(options, error_out)) return status;
     if (const stw_status status = reserve_arena(kName, options, true, &arena, error_out))
         return status;
-    return populate_arena(kName, arena, error_out);
+    return settle(kName, error_out);
 }
 
 BlockMap &map_of(stw_memory *memory)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One range of host memory: huge pages, bound near the device or the thread that opens it, touched,
-// and locked where that is allowed. Nothing in it moves.
+// One range of host memory: huge pages, bound near the device or the thread that opens it, and
+// locked and populated where that is allowed. Nothing in it moves.
 #include "drivers/host/host.h"
 
 #include "drivers/common/arena.h"
@@ -84,11 +84,13 @@ void bind_to_node(HostMemory *memory, uint32_t near_node)
     memory->numa_node = hwloc_bitmap_first(nodes.get());
 }
 
+// Where that is allowed; what is locked is populated too, and else pages come as they are used.
 // mlock2 and not mlock: sanitizers turn the latter into nothing.
 void lock_pages(HostMemory *memory)
 {
     const Mapping &mapping = memory->arena.mapping;
-    memory->locked = mlock2(mapping.base(), mapping.bytes(), 0) == 0;
+    memory->locked = mlock2(mapping.base(), mapping.bytes(), MLOCK_ONFAULT) == 0;
+    memory->populates = memory->locked;
     if (memory->locked) return;
     const int cause = errno;
     munlock(mapping.base(), mapping.bytes());  // a part may be
@@ -107,9 +109,8 @@ stw_status HostMemory::open(const stw_memory_options &options, stw_driver_error 
     if (const stw_status status = reserve_arena(kName, options, true, &arena, error_out))
         return status;
     bind_to_node(this, options.near_node);
-    if (const stw_status status = populate_arena(kName, arena, error_out)) return status;
     lock_pages(this);
-    return STW_OK;
+    return settle(kName, error_out);
 }
 
 }  // namespace

@@ -339,7 +339,8 @@ typedef struct stw_memory_ops {
      * STW_MEMORY_STREAMS it waits for the copies that were begun and for all marks that copies were
      * told to come behind: TIMEOUT, and nothing has changed, where they take more than a second. */
     stw_status (*give_back)(stw_memory *memory, uint32_t first_block, uint32_t count);
-    /* It is there again, touched and locked as at open. MEMORY, and nothing has changed. Blocks. */
+    /* It is there again, populated and locked where it was at open. MEMORY, and nothing has
+     * changed. Blocks. */
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
                             stw_driver_error *error_out);
     /* STW_MEMORY_STREAMS. Any thread, several at once. Nothing here waits for work on streams. - */

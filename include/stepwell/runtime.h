@@ -26,7 +26,8 @@ typedef struct stw_device_options {
     uint64_t budget_bytes;  /* a block at least, or 0: no device tier, compute reads the host tier.
                                The most that stw_tier_set_budget can give it later */
     uint64_t staging_bytes; /* 0: derived, from the host tier; anything else is refused yet */
-    const char *driver_options; /* the driver's own text, NULL: none. See docs/drivers.md */
+    const char *driver_options; /* the driver's own text, NULL: none. "populate=1" of "cpu": all
+                                   pages at open, not as they are used. See docs/drivers.md */
 } stw_device_options;
 #define STW_DEVICE_OPTIONS_INIT { sizeof(stw_device_options), 0, 0, 0, 0, 0 }
 
@@ -70,7 +71,8 @@ typedef struct stw_runtime_options {
     uint32_t device_count;             /* at most 4 */
     uint32_t nvme_count;               /* at most 8 */
     uint64_t host_bytes;               /* budget of the host tier of this process: a block at least,
-                                          or 0: no host tier */
+                                          or 0: no host tier. Beside a device of driver "cpu" none
+                                          is needed: that tier is the same memory */
     uint32_t preset;                   /* STW_PRESET_* */
     uint32_t thread_count;             /* update kernels; 0: this rank's part of the processors it
                                           may run on, or of its cgroup's quota if that is less */

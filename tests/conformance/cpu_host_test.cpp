@@ -3,6 +3,7 @@
 // them pass.
 #include "tests/conformance/support.h"
 
+#include "drivers/common/arena.h"
 #include "drivers/common/system.h"
 
 #include <filesystem>
@@ -64,7 +65,7 @@ uint64_t huge_kib_at(const void *address)
 
 TEST(CpuMemory, HugePagesStayHugeThroughAMove)
 {
-    Memory memory("cpu");
+    Memory memory(MemoryCase{"", stepwell::drivers::memory_driver("cpu"), "populate=1"});
     ASSERT_EQ(memory.open(16 * kMiB, 2 * kMiB, 64 * kMiB), STW_OK) << memory.sentence();
     if (memory.info().huge_pages == 0) GTEST_SKIP() << memory.info().remark;
     if (huge_kib_at(memory.block(3)) < 16 * 1024)
@@ -124,10 +125,67 @@ TEST(CpuMemory, EveryArenaBeginsAtAHugePage)
         Memory memory(one);
         ASSERT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
         EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.info().base) % (2 * kMiB), 0u) << one;
-        std::vector<unsigned char> resident(4 * kMiB / 4096);
-        ASSERT_EQ(mincore(memory.info().base, 4 * kMiB, resident.data()), 0);
-        for (const unsigned char page : resident) EXPECT_EQ(page & 1, 1) << one;
     }
+}
+
+uint64_t resident_bytes(const Memory &memory)
+{
+    std::vector<unsigned char> pages(memory.info().bytes / 4096);
+    if (mincore(memory.info().base, memory.info().bytes, pages.data()) != 0) return UINT64_MAX;
+    return 4096 * static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(),
+                                                      [](auto page) { return (page & 1) != 0; }));
+}
+
+TEST(CpuMemory, PagesComeAsTheyAreUsedUnlessTheProgramOrALockWantsThem)
+{
+    const auto resident = [](const MemoryCase &one) {
+        Memory memory(one);
+        EXPECT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_OK) << memory.sentence();
+        if (one.ops == stepwell::drivers::memory_driver("host") && memory.info().locked == 0)
+            return resident_bytes(memory) + 4 * kMiB;
+        return resident_bytes(memory);
+    };
+    const auto driver = [](const char *name) { return stepwell::drivers::memory_driver(name); };
+    EXPECT_EQ(resident({"", driver("cpu")}), 0u);
+    EXPECT_EQ(resident({"", driver("cpu"), "populate=0"}), 0u);
+    EXPECT_EQ(resident({"", driver("cpu"), "populate=1"}), 4 * kMiB);
+    EXPECT_EQ(resident({"", driver("cpu-discrete")}), 4 * kMiB);
+    EXPECT_EQ(resident({"", driver("host")}), 4 * kMiB);
+    Memory memory(MemoryCase{"", driver("cpu"), "populate=2"});
+    EXPECT_EQ(memory.open(4 * kMiB, kBlock, 0), STW_ERROR_INVALID);
+    EXPECT_NE(memory.sentence().find("populate=0|1"), std::string::npos) << memory.sentence();
+}
+
+// MemAvailable and the cgroup take what is reserved and not used for free.
+TEST(CpuMemory, WhatIsReservedAndNotUsedIsNotPromisedTwice)
+{
+    constexpr uint32_t kLarge = 2 * kMiB;
+    const auto room = stepwell::drivers::memory_room().bytes;
+    const uint64_t most = room / 4 * 3 / kLarge * kLarge;
+    Memory first("cpu");
+    ASSERT_EQ(first.open(most, kLarge, 4 * kLarge), STW_OK) << first.sentence();
+    Memory second("cpu");
+    EXPECT_EQ(second.open(most, kLarge, 0), STW_ERROR_MEMORY);
+    EXPECT_NE(second.sentence().find("reserved and not used yet"), std::string::npos)
+        << second.sentence();
+    EXPECT_LT(second.error().free_bytes, most);
+    // What is used is no longer owed, wherever it lies; nor is what was given back.
+    const uint64_t owed = stepwell::drivers::owed_bytes();
+    EXPECT_EQ(owed, most);
+    void *address = nullptr;
+    ASSERT_EQ(first.ops()->reserve_address(first.get(), kLarge, &address), STW_OK);
+    ASSERT_EQ(first.ops()->map(first.get(), 1, address), STW_OK);
+    fill_pattern(static_cast<uint8_t *>(address), kLarge, 1);
+    fill_pattern(first.block(0), kLarge, 2);
+    EXPECT_EQ(stepwell::drivers::owed_bytes(), owed - 2 * kLarge);
+    ASSERT_EQ(first.ops()->give_back(first.get(), 2, 3), STW_OK);
+    EXPECT_EQ(stepwell::drivers::owed_bytes(), owed - 5 * kLarge);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    ASSERT_EQ(first.ops()->take_back(first.get(), 2, 1, &error), STW_OK);
+    EXPECT_EQ(stepwell::drivers::owed_bytes(), owed - 4 * kLarge);
+    first.close();
+    EXPECT_EQ(stepwell::drivers::owed_bytes(), 0u);
+    EXPECT_EQ(second.open(most, kLarge, 0), STW_OK) << second.sentence();
 }
 
 TEST(CpuMemory, DiscreteIsReachedByCopyOnly)

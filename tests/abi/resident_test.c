@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a tier costs before it is used: addresses. Pages come as they are used, unless the program
+ * asks for all of them or they are locked.
+ */
+#include "support.h"
+
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BUDGET (1024 * MIB)
+#define SMALL  (64 * MIB) /* tables, threads, and what a sanitizer adds */
+
+static uint64_t resident(void)
+{
+    unsigned long all = 0, here = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%lu %lu", &all, &here), 2);
+    fclose(file);
+    return here * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* With one budget, of the device or of the host tier. */
+static stw_runtime *open_one(uint64_t device_bytes, uint64_t host_bytes, const char *driver_options)
+{
+    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *runtime;
+    device.budget_bytes = device_bytes;
+    device.driver_options = driver_options;
+    options.devices = &device;
+    options.device_count = device_bytes > 0;
+    options.host_bytes = host_bytes;
+    options.log = log_line;
+    ok(stw_runtime_open(&options, &runtime));
+    return runtime;
+}
+
+static void peak_follows_use(stw_runtime *runtime, uint64_t before)
+{
+    uint64_t used = 0;
+    int i;
+    assert_in_range(resident() - before, 0, SMALL);
+    for (i = 0; i < 3; ++i) {
+        char name[8];
+        snprintf(name, sizeof name, "t%d", i);
+        tensor_fill_sequence(tensor_f32(runtime, name, 16 * MIB / 4), 16 * MIB / 4, 0.0F);
+        used += 16 * MIB;
+        assert_in_range(resident() - before, used, used + SMALL);
+    }
+}
+
+static void a_device_tier_costs_what_is_used_of_it(void **state)
+{
+    const uint64_t before = resident();
+    stw_runtime *runtime = open_one(BUDGET, 0, NULL);
+    (void)state;
+    peak_follows_use(runtime, before);
+    machine_close(runtime);
+}
+
+static void a_device_tier_is_populated_where_that_is_asked(void **state)
+{
+    const uint64_t before = resident();
+    stw_runtime *runtime = open_one(BUDGET / 4, 0, "populate=1");
+    (void)state;
+    assert_in_range(resident() - before, BUDGET / 4, BUDGET / 4 + SMALL);
+    machine_close(runtime);
+}
+
+/* Root may lock all it wants, as long as it has the capability. */
+static void stop_locking(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    const struct rlimit limit = {64 * KIB, 64 * KIB};
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    assert_int_equal(syscall(SYS_capget, &header, data), 0);
+    data[0].effective &= ~(1U << CAP_IPC_LOCK);
+    assert_int_equal(syscall(SYS_capset, &header, data), 0);
+}
+
+static void a_host_tier_that_is_not_locked_costs_what_is_used_of_it(void **state)
+{
+    uint64_t before;
+    stw_runtime *runtime;
+    (void)state;
+    stop_locking();
+    before = resident();
+    runtime = open_one(0, BUDGET, NULL);
+    assert_int_equal(logged("Not locked"), 1);
+    peak_follows_use(runtime, before);
+    machine_close(runtime);
+    log_reset();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_tier_costs_what_is_used_of_it),
+        cmocka_unit_test(a_device_tier_is_populated_where_that_is_asked),
+        cmocka_unit_test(a_host_tier_that_is_not_locked_costs_what_is_used_of_it),
+    };
+    return cmocka_run_group_tests_name("resident", tests, NULL, NULL);
+}

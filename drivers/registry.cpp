@@ -188,6 +188,22 @@ stw_status find_any(const char *name, const Ops **ops_out, stw_driver_error *err
     });
 }
 
+stw_status check_protect(const stw_memory_ops &ops, stw_driver_error *error_out)
+{
+    if (const stw_status status = check_one(ops, STW_MEMORY_CAN_PROTECT, "STW_MEMORY_CAN_PROTECT",
+                                            ops.map_as != nullptr, error_out))
+        return status;
+    constexpr uint64_t kProtects = STW_MEMORY_CAN_MAP | STW_MEMORY_HOST_ACCESS;
+    if (ops.map_as != nullptr && (ops.capabilities & kProtects) != kProtects)
+        return fail(
+            error_out, STW_ERROR_INVALID, {},
+            "The driver '%s' announces STW_MEMORY_CAN_PROTECT without STW_MEMORY_CAN_MAP "
+            "and STW_MEMORY_HOST_ACCESS: what the CPU may do at an address is limited where "
+            "it can be there.",
+            ops.name);
+    return STW_OK;
+}
+
 }  // namespace
 
 stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
@@ -297,6 +313,7 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (const stw_status status =
             check_group(ops, STW_MEMORY_SAYS_WHY, "STW_MEMORY_SAYS_WHY", says, 2, error_out))
         return status;
+    if (const stw_status status = check_protect(ops, error_out)) return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }
 

@@ -20,7 +20,8 @@ BlockMap::BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes
       moved_bytes_(moved_bytes),
       addresses_(std::move(addresses)),
       space_(addresses_.bytes()),
-      where_(blocks_, nullptr)
+      where_(blocks_, nullptr),
+      read_only_(blocks_, false)
 {
     const uint64_t places = addresses_.bytes() / block_bytes;
     if (places > 0)
@@ -37,7 +38,7 @@ uint64_t BlockMap::mappings_max(uint64_t blocks, uint64_t address_blocks)
 
 // Without access first: a thread that still uses the old address faults there, instead of finding
 // fresh zeros in pages that it would then lose.
-stw_status BlockMap::move(char *from, char *to) const
+stw_status BlockMap::move(char *from, char *to, int protection) const
 {
     if (mprotect(from, block_bytes_, PROT_NONE) != 0) return STW_ERROR_LIMIT;
     if (mremap(from, block_bytes_, block_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
@@ -46,7 +47,7 @@ stw_status BlockMap::move(char *from, char *to) const
         mprotect(from, block_bytes_, PROT_READ | PROT_WRITE);
         return limit ? STW_ERROR_LIMIT : STW_ERROR_UNSUPPORTED;
     }
-    if (mprotect(to, block_bytes_, PROT_READ | PROT_WRITE) == 0) return STW_OK;
+    if (mprotect(to, block_bytes_, protection) == 0) return STW_OK;
     // The last mapping was one too many: back, so that the tables stay true.
     mremap(to, block_bytes_, block_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, from);
     mprotect(from, block_bytes_, PROT_READ | PROT_WRITE);
@@ -57,8 +58,9 @@ stw_status BlockMap::send_home(uint32_t block)
 {
     char *from = where_[block];
     if (from == nullptr) return STW_OK;
-    if (const stw_status status = move(from, home_of(block))) return status;
+    if (const stw_status status = move(from, home_of(block), PROT_READ | PROT_WRITE)) return status;
     where_[block] = nullptr;
+    read_only_[block] = false;
     occupants_[place_of(from)] = 0;
     *moved_bytes_ -= block_bytes_;
     // What the move left behind merges with nothing; a fresh reservation merges with its
@@ -106,21 +108,29 @@ stw_status BlockMap::release_address(void *address, uint64_t bytes)
     return STW_OK;
 }
 
-stw_status BlockMap::map(uint32_t block, void *address)
+stw_status BlockMap::map(uint32_t block, void *address, bool writable)
 {
     uint64_t offset = 0;
     if (block >= blocks_ || !offset_of(address, &offset)) return STW_ERROR_INVALID;
     char *to = static_cast<char *>(address);
     MutexLock lock(mutex_);
     if (!space_.is_reserved(offset, block_bytes_)) return STW_ERROR_INVALID;
-    if (where_[block] == to) return STW_OK;
+    const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    if (where_[block] == to) {
+        // A mapping of its own, so no limit is in the way.
+        if (read_only_[block] == writable && mprotect(to, block_bytes_, protection) != 0)
+            return STW_ERROR_LIMIT;
+        read_only_[block] = !writable;
+        return STW_OK;
+    }
     const uint32_t occupant = occupants_[place_of(to)];
     if (occupant != 0)
         if (const stw_status status = send_home(occupant - 1)) return status;
     // Through its home when it is at another address: the arena never loses a mapping of its own.
     if (const stw_status status = send_home(block)) return status;
-    if (const stw_status status = move(home_of(block), to)) return status;
+    if (const stw_status status = move(home_of(block), to, protection)) return status;
     where_[block] = to;
+    read_only_[block] = !writable;
     occupants_[place_of(to)] = block + 1;
     *moved_bytes_ += block_bytes_;
     return STW_OK;

@@ -28,7 +28,8 @@ public:
 
     stw_status reserve_address(uint64_t bytes, void **address_out);
     stw_status release_address(void *address, uint64_t bytes);
-    stw_status map(uint32_t block, void *address);
+    // To be read, and written if said so; of a block that is there the access changes.
+    stw_status map(uint32_t block, void *address, bool writable);
     stw_status home(uint32_t block);
 
     // The most mappings that `blocks` blocks in `address_blocks` places can come to.
@@ -39,7 +40,7 @@ private:
         void operator()(uint32_t *table) const { std::free(table); }
     };
     char *home_of(uint32_t block) const { return arena_base_ + block * uint64_t{block_bytes_}; }
-    stw_status move(char *from, char *to) const;
+    stw_status move(char *from, char *to, int protection) const;
     stw_status send_home(uint32_t block) STW_REQUIRES(mutex_);
     bool offset_of(const void *address, uint64_t *offset_out) const;
     uint64_t place_of(const char *address) const
@@ -54,7 +55,8 @@ private:
     Mapping addresses_;
     Mutex mutex_;
     AddressSpace space_ STW_GUARDED_BY(mutex_);
-    std::vector<char *> where_ STW_GUARDED_BY(mutex_);  // by block; nullptr: at home
+    std::vector<char *> where_ STW_GUARDED_BY(mutex_);    // by block; nullptr: at home
+    std::vector<bool> read_only_ STW_GUARDED_BY(mutex_);  // by block, where it is
     // By place in `addresses_`: 1 + the block there, 0: none. From calloc, so that the pages of
     // places never used cost nothing.
     std::unique_ptr<uint32_t[], FreeTable> occupants_;

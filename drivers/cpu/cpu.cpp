@@ -117,7 +117,12 @@ stw_status cpu_release_address(stw_memory *memory, void *address, uint64_t bytes
 
 stw_status cpu_map(stw_memory *memory, uint32_t block, void *address)
 {
-    return map_of(memory).map(block, address);
+    return map_of(memory).map(block, address, true);
+}
+
+stw_status cpu_map_as(stw_memory *memory, uint32_t block, void *address, uint32_t writable)
+{
+    return map_of(memory).map(block, address, writable != 0);
 }
 
 stw_status cpu_home(stw_memory *memory, uint32_t block)
@@ -136,12 +141,14 @@ stw_status cpu_give_back(stw_memory *memory, uint32_t first_block, uint32_t coun
 
 constexpr stw_memory_ops cpu_table()
 {
-    stw_memory_ops ops = MemoryEntry<CpuMemory>::table(STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP);
+    stw_memory_ops ops = MemoryEntry<CpuMemory>::table(STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP |
+                                                       STW_MEMORY_CAN_PROTECT);
     ops.reserve_address = cpu_reserve_address;
     ops.release_address = cpu_release_address;
     ops.map = cpu_map;
     ops.home = cpu_home;
     ops.give_back = cpu_give_back;
+    ops.map_as = cpu_map_as;
     return ops;
 }
 

@@ -226,6 +226,7 @@ constexpr stw_memory_ops kOps = {
     cuda_forget_stream,
     cuda_why,
     cuda_next_failure,
+    nullptr,
 };
 
 constexpr stw_driver_module kModule = {

@@ -202,7 +202,9 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_MAY_SHARE = 128, /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
     STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; is notified of streams that end: forget_stream */
-    STW_MEMORY_SAYS_WHY = 512    /* what failed of the device's own calls: why, next_failure */
+    STW_MEMORY_SAYS_WHY = 512,   /* what failed of the device's own calls: why, next_failure */
+    STW_MEMORY_CAN_PROTECT = 1024 /* with CAN_MAP and HOST_ACCESS; what the CPU may do at an address
+                                     can be limited: map_as */
 };
 
 enum { /* of copies_after */
@@ -433,6 +435,11 @@ typedef struct stw_memory_ops {
     /* The same of any thread, for the log: of each call and error the first. 0: nothing that was
      * not given out yet. Cheap where that is so. */
     uint32_t (*next_failure)(stw_memory *memory, stw_driver_error *error_out);
+    /* STW_MEMORY_CAN_PROTECT. Any thread. ---------------------------------------------------- */
+    /* As map, for reading alone or for both; of a block that is there already the access changes.
+     * A write to what may only be read faults, and so does any touch of an address without a
+     * block. */
+    stw_status (*map_as)(stw_memory *memory, uint32_t block, void *address, uint32_t writable);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

@@ -78,6 +78,43 @@ TEST(CpuMemory, HugePagesStayHugeThroughAMove)
     EXPECT_GE(huge_kib_at(memory.block(3)), 2048u);
 }
 
+TEST(CpuMemory, ABlockThatIsMappedForReadingIsNotWritten)
+{
+    Memory memory("cpu");
+    ASSERT_EQ(memory.open(4 * kMiB, kBlock, 4 * kMiB), STW_OK) << memory.sentence();
+    void *address = nullptr;
+    ASSERT_EQ(memory.ops()->reserve_address(memory.get(), kBlock, &address), STW_OK);
+    fill_pattern(memory.block(3), kBlock, 9);
+    auto *bytes = static_cast<volatile uint8_t *>(address);
+    const auto mapping = [&] {
+        std::ifstream maps("/proc/self/maps");
+        for (std::string line; std::getline(maps, line);) {
+            uint64_t begin = 0;
+            uint64_t end = 0;
+            char access[5] = {};
+            if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) == 3 &&
+                reinterpret_cast<uintptr_t>(address) >= begin &&
+                reinterpret_cast<uintptr_t>(address) < end)
+                return std::string(access);
+        }
+        return std::string();
+    };
+    EXPECT_EQ(mapping(), "---p");
+    ASSERT_EQ(memory.ops()->map_as(memory.get(), 3, address, 0), STW_OK);
+    EXPECT_EQ(mapping(), "r--p");
+    EXPECT_TRUE(has_pattern(const_cast<uint8_t *>(bytes), kBlock, 9));
+    ASSERT_EQ(memory.ops()->map_as(memory.get(), 3, address, 1), STW_OK);
+    EXPECT_EQ(mapping(), "rw-p");
+    bytes[0] = 77;
+    ASSERT_EQ(memory.ops()->map_as(memory.get(), 3, address, 0), STW_OK);
+    EXPECT_EQ(mapping(), "r--p");
+    ASSERT_EQ(memory.ops()->map(memory.get(), 3, address), STW_OK);
+    EXPECT_EQ(mapping(), "rw-p");
+    ASSERT_EQ(memory.ops()->home(memory.get(), 3), STW_OK);
+    EXPECT_EQ(mapping(), "---p");
+    EXPECT_EQ(*memory.block(3), 77);
+}
+
 TEST(CpuMemory, MoreMappingsThanTheKernelHasAreRefusedWithTheSysctl)
 {
     const uint64_t most =

@@ -102,6 +102,14 @@ TEST(Registry, LyingTableIsRefused)
     EXPECT_NE(refusal(memory).find("announces STW_MEMORY_SAYS_WHY and has 0 of its 2"),
               std::string::npos);
     memory = *memory_driver("cpu");
+    memory.map_as = nullptr;
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_PROTECT and lacks"),
+              std::string::npos);
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_CAN_PROTECT;
+    memory.map_as = memory_driver("cpu")->map_as;
+    EXPECT_NE(refusal(memory).find("without STW_MEMORY_CAN_MAP"), std::string::npos);
+    memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
     EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);
     memory = *memory_driver("host");
@@ -178,6 +186,11 @@ TEST(Registry, TableThatEndsEarlierHasNoMoreOperations)
     storage.capabilities &= ~uint64_t{STW_STORAGE_CAN_SHRINK};
     EXPECT_EQ(check(&storage, nullptr), STW_OK);
     stw_memory_ops memory = *memory_driver("cpu");
+    memory.struct_size = offsetof(stw_memory_ops, map_as);
+    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_PROTECT and lacks"),
+              std::string::npos);
+    memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_PROTECT};
+    EXPECT_EQ(check(&memory, nullptr), STW_OK);
     memory.struct_size = offsetof(stw_memory_ops, take_back);
     EXPECT_NE(refusal(memory).find("has 1 of its 2"), std::string::npos);
     memory.struct_size = offsetof(stw_memory_ops, give_back);

@@ -4,6 +4,7 @@
 // One thread at a time (the shell's lock); gates alone are touched by others. No OS, clock, driver.
 #pragma once
 
+#include "lib/residency/aliases.h"
 #include "lib/residency/arena.h"
 #include "lib/residency/block_ids.h"
 #include "lib/residency/gate.h"
@@ -237,6 +238,16 @@ public:
     [[nodiscard]] std::string check() const;
 
     void set_victim_policy(const VictimPolicy *policy);  // not owned, outlives the core or null
+    // Not owned, outlives the core; before the first tensor. From then on a block is at its address
+    // from a fetch that names no claim until it leaves, is written back, or an update has it. It
+    // can be read there, and written while a view may; nobody else's bytes are ever seen. Small
+    // tensors that share a block are seen together.
+    void set_aliases(Aliases *aliases) { aliases_ = aliases; }
+    // At a place that maps: at its address, and not in the arena.
+    [[nodiscard]] bool is_mapped(BlockId block, PlaceId place) const
+    {
+        return replica(block, place).mapped;
+    }
     // What the policy knows has changed as a whole.
     void replan();
 
@@ -426,6 +437,13 @@ private:
     Status budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const;
     [[nodiscard]] bool asks_for_wholes(const Fetch &fetch, PlaceId place) const;
 
+    // aliases.cpp: what is seen of blocks at their addresses
+    [[nodiscard]] bool guards(PlaceId place) const;
+    bool show_targets(const Fetch &fetch);
+    void protect(const Release &release);
+    void hide(BlockId block, PlaceId place);
+    void conceal(TensorId tensor);
+
     // moves.cpp: transfers and what they change
     void start_fill(Fetch &fetch, Target &target, Commands &out);
     bool satisfied(const Target &target) const;
@@ -539,6 +557,7 @@ private:
     uint32_t block_shift_ = 0;  // of block_bytes; 0: no power of two
     LeastRecentlyUsed recency_only_;
     const VictimPolicy *victims_ = &recency_only_;
+    Aliases *aliases_ = nullptr;
     std::array<Arena, kPlacesMax> arenas_;
     std::array<uint32_t, kPlacesMax> coming_{};                        // evictions under way
     std::array<uint32_t, kPlacesMax> promised_{};                      // of the budget, to packs

@@ -201,12 +201,15 @@ bool Core::start_eviction(BlockId block, PlaceId place, Commands &out)
 
 void Core::start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts, Commands &out)
 {
+    // From the arena: an update that comes meanwhile must be able to hide it.
+    if (!packs_[blocks_[block].pack].shared) hide(block, from);
     Replica &there = replica(block, to);
     if (there.slot == kNoSlot) {
         there.slot = arenas_[to].take(block, false, neighbour_slot(block, to));
         count_in(block, to);
     }
     there.filling = true;
+    hide(block, to);
     there.mapped = false;
     Transfer transfer;
     transfer.block = block;
@@ -256,6 +259,8 @@ bool Core::clean(BlockId block, PlaceId place, Commands &out)
     if (!replica(block, place).valid || is_duplicate(block, place)) return false;
     if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
     if (replica(block, last).doomed || replica(block, last).filling) return false;
+    const bool seen = replica(block, place).mapped && guards(place);
+    if (seen && !packs_[blocks_[block].pack].shared && !close_gates(block, place)) return false;
     start_write_back(block, place, last, false, out);
     return true;
 }

@@ -280,6 +280,7 @@ void Core::build_targets(Fetch &fetch)
             const bool whole_write =
                 request.access == Access::kWrite || request.access == Access::kWriteEmpty;
             target.needs_bytes = !whole_write || !covers;
+            target.moves = fetch.asked.claim == 0 || pack.shared;
             fetch.targets.push_back(target);
         }
     }
@@ -313,6 +314,15 @@ bool Core::finish(FetchId id, Commands &out)
         if (!satisfied(target)) wait_for(fetch, target, out);
     }
     if (fetch.pending > 0) return false;
+    if (!show_targets(fetch)) {
+        refuse(id,
+               Status::error(STW_ERROR_LIMIT,
+                             "the process has no mapping left to show tensor '%s' at its address; "
+                             "raise vm.max_map_count, or use larger blocks",
+                             tensors_[fetch.asked.requests.front().tensor].spec.name.c_str()),
+               out);
+        return true;
+    }
     const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
     for (const Target &target : fetch.targets) {
         Replica &here = replica(target.block, target.place);
@@ -456,9 +466,11 @@ void Core::release(const Release &release, Instant, Commands &out)
     const Request request{release.tensor, release.access, release.place, release.byte_begin,
                           release.byte_count};
     unlock(request, release.place, release.claim);
+    protect(release);
     if (release.access != Access::kRead) end_write(release, out);
     may_write_back_ = true;
     update_gate(release.tensor, release.place);
+    conceal(release.tensor);
     advance(out);
 }
 
@@ -481,6 +493,7 @@ void Core::end_write(const Release &release, Commands &out)
 void Core::gate_idle(TensorId id, Instant, Commands &out)
 {
     for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
+    conceal(id);
     advance(out);
 }
 

@@ -234,6 +234,7 @@ void Core::claim_tensor(ClaimId claim, TensorId id)
     tensor.claims.push_back(claim);
     packs_[tensor.pack].claimed += tensor.claims.size() == 1;
     for (PlaceId place = 0; place < places(); ++place) close_gate(id, place);
+    conceal(id);
 }
 
 void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
@@ -289,6 +290,7 @@ bool Core::lies_whole(TensorId id, PlaceId place) const
         const Replica &here = replica(first + index, place);
         const Block &block = blocks_[first + index];
         if (!here.valid || here.filling || here.doomed) return false;
+        if (guards(place) && !here.mapped) return false;
         if (block.writers > 0 && block.writer_place != place) return false;
         if (!config_.places[place].maps && here.slot != slot + (index - range.first)) return false;
     }

@@ -152,6 +152,7 @@ struct Target {
     bool writes = false;
     bool started = false;
     bool waiting = false;
+    bool moves = false;          // is seen at its address from the grant on, if aliases decide that
     Slot wanted_slot = kNoSlot;  // of a run
     uint32_t tried = 0;          // sources that failed, a bit per place
 };

@@ -23,7 +23,10 @@ bool Core::satisfied(const Target &target) const
     if (here.filling || here.doomed) return false;
     if (target.writes && blocks_[target.block].transfers > 0) return false;
     if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;
-    if (target.needs_bytes) return here.valid;
+    if (target.needs_bytes && !here.valid) return false;
+    if (guards(target.place))
+        return here.mapped || !target.moves || blocks_[target.block].transfers == 0;
+    if (target.needs_bytes) return true;
     return here.valid || !config_.places[target.place].maps || here.mapped;
 }
 
@@ -67,7 +70,7 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
     } else if (target.needs_bytes) {
         if (bytes_exist(target.block, target.tried)) return;
         transfer.kind = TransferKind::kZero;
-    } else if (config_.places[target.place].maps && !here.mapped) {
+    } else if (config_.places[target.place].maps && !here.mapped && !guards(target.place)) {
         transfer.kind = TransferKind::kMap;
     } else {
         return;
@@ -148,6 +151,7 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     may_write_back_ |= !status.ok() || from == kNoPlace || !is_nvme(from);
     wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);
     Pack &pack = packs_[block.pack];
+    if (!pack.shared && !pack.tensors.empty()) conceal(pack.tensors.front());
     if (pack.dead) {
         bool in_flight = false;
         for (BlockId at = pack.first; at < pack.first + pack.blocks; ++at) {
@@ -211,8 +215,10 @@ void Core::settle_target(const Flight &flight, bool ok, Commands &out)
         return;
     }
     if (ok) {
-        here.mapped = true;
-        arenas_[transfer.to].note_mapped(here.slot, transfer.block);
+        if (!guards(transfer.to)) {
+            here.mapped = true;
+            arenas_[transfer.to].note_mapped(here.slot, transfer.block);
+        }
         if (transfer.kind != TransferKind::kMap) here.valid = true;
         if (here.listed) return;
         if (flight.writes_back) {
@@ -323,6 +329,7 @@ void Core::drop_replica(BlockId id, PlaceId place, Commands &out)
         is_nvme(place) && !packs_[blocks_[id].pack].dead && here.valid && blocks_[id].writers > 0;
     here.valid = false;
     if (stale_keeps_slot) return;
+    if (here.reads == 0 && !here.filling && here.pins == 0) hide(id, place);
     if (here.evicting) {
         here.evicting = false;
         --coming_[place];
@@ -342,6 +349,7 @@ void Core::free_slot(BlockId id, PlaceId place, Commands &out)
     note_waste(id, place);
     STW_ASSERT(here.pins == 0 && here.reads == 0);
     unlist(id, place);
+    hide(id, place);
     if (is_nvme(place)) out.forgets.push_back(id);
     Pack &pack = packs_[blocks_[id].pack];
     arenas_[place].give(here.slot, pack.agreed);

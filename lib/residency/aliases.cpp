@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What programs see at the addresses of tensors while they hold no view: bytes that are there and
+// valid, for reading, and nothing else. A block moves to its address or away from it only while no
+// transfer has it and nobody works on it: fetches wait for that, and claims exclude each other.
+#include "lib/residency/core.h"
+
+namespace stepwell::residency {
+
+bool Core::guards(PlaceId place) const
+{
+    return aliases_ != nullptr && config_.places[place].maps;
+}
+
+// Of a fetch that is granted now. The library works on what it claims in the arena, out of sight;
+// small tensors that share a block cannot be kept apart, and are seen together.
+bool Core::show_targets(const Fetch &fetch)
+{
+    if (aliases_ == nullptr) return true;
+    for (const Target &target : fetch.targets) {
+        if (!guards(target.place)) continue;
+        Replica &here = replica(target.block, target.place);
+        const Block &block = blocks_[target.block];
+        if (!target.moves) {
+            if (target.writes) hide(target.block, target.place);
+            continue;
+        }
+        if (here.mapped && !target.writes) continue;
+        if (!aliases_->show(target.place, here.slot, block.pack, block.index, target.writes))
+            return false;
+        here.mapped = true;
+    }
+    return true;
+}
+
+// The last one who could write lets go: from now on a write without a view faults, and is not lost.
+void Core::protect(const Release &release)
+{
+    const Tensor &tensor = tensors_[release.tensor];
+    const Pack &pack = packs_[tensor.pack];
+    if (!guards(release.place) || release.access == Access::kRead) return;
+    const BlockRange range = blocks_of(tensor, release.byte_begin, release.byte_count);
+    for (uint32_t index = range.first; index < range.second; ++index) {
+        const Replica &here = replica(pack.first + index, release.place);
+        if (!here.mapped || blocks_[pack.first + index].writers > 0) continue;
+        (void)aliases_->show(release.place, here.slot, tensor.pack, index, false);
+    }
+}
+
+void Core::hide(BlockId block, PlaceId place)
+{
+    Replica &here = replica(block, place);
+    if (!here.mapped || !guards(place)) return;
+    aliases_->hide(place, here.slot);
+    here.mapped = false;
+}
+
+// What an update has, or is about to have, is out of sight, so that nobody reads old bytes for new
+// ones; what views and transfers have meanwhile, when they end.
+void Core::conceal(TensorId id)
+{
+    if (aliases_ == nullptr) return;
+    const Tensor &tensor = tensors_[id];
+    const Pack &pack = packs_[tensor.pack];
+    if (tensor.claims.empty() || pack.shared || tensor.readers > 0 || tensor.writer) return;
+    for (PlaceId place = 0; place < places(); ++place) {
+        if (!guards(place) || pack.resident[place] == 0 || gate(id, place).pins() > 0) continue;
+        for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+            const Replica &here = replica(block, place);
+            const bool used = here.pins > 0 || here.holds > 0 || blocks_[block].transfers > 0;
+            if (here.mapped && !used) hide(block, place);
+        }
+    }
+}
+
+}  // namespace stepwell::residency

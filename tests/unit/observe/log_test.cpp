@@ -2,6 +2,7 @@
 // The log: one line per call, bounded, silent without a callback, limited per topic by a clock that
 // the test holds.
 #include "lib/observe/log.h"
+#include "lib/observe/log_relay.h"
 
 #include <gtest/gtest.h>
 
@@ -199,6 +200,48 @@ TEST(Log, EveryLineOfManyThreadsIsHeardOrCounted)
     EXPECT_EQ(heard.lines.size() + log.suppressed(), 2000u);
     EXPECT_GE(heard.lines.size(), 100u);
     EXPECT_LE(heard.lines.size(), 103u) << "one line per thread at the edge of the window";
+}
+
+// The program's callback, which waits for a lock that the thread holds that logs.
+struct Held {
+    std::mutex lock;
+    std::vector<std::string> lines;  // under that lock
+
+    static void take(void *user, uint32_t, const char *, const char *line)
+    {
+        auto *held = static_cast<Held *>(user);
+        const std::lock_guard<std::mutex> lock(held->lock);
+        held->lines.emplace_back(line);
+    }
+};
+
+TEST(LogRelay, NobodyWaitsForTheCallbackAndStopDeliversAll)
+{
+    Held held;
+    LogRelay relay(Held::take, &held);
+    ASSERT_TRUE(relay.start().ok());
+    {
+        const std::lock_guard<std::mutex> lock(held.lock);
+        for (int i = 0; i < 100; ++i)
+            LogRelay::line(&relay, STW_LOG_INFO, "topic", std::to_string(i).c_str());
+    }
+    relay.stop();
+    ASSERT_EQ(held.lines.size(), 100u);
+    EXPECT_EQ(held.lines.front(), "0");
+    EXPECT_EQ(held.lines.back(), "99");
+    LogRelay::line(&relay, STW_LOG_INFO, "topic", "late");
+    EXPECT_EQ(held.lines.size(), 100u);
+}
+
+TEST(LogRelay, WhatIsSilencedIsDropped)
+{
+    Held held;
+    LogRelay relay(Held::take, &held);
+    LogRelay::line(&relay, STW_LOG_INFO, "topic", "before it runs");
+    relay.silence();
+    ASSERT_TRUE(relay.start().ok());
+    relay.stop();
+    EXPECT_TRUE(held.lines.empty());
 }
 
 }  // namespace

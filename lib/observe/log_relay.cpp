@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/observe/log_relay.h"
+
+#include "lib/support/signals.h"
+
+#include <new>
+#include <system_error>
+#include <utility>
+
+namespace stepwell::observe {
+
+Status LogRelay::start()
+{
+    const SignalsBlocked signals;
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error &error) {
+        return Status::os_error(STW_ERROR_LIMIT, error.code().value(), "no thread for the log");
+    }
+    return {};
+}
+
+void LogRelay::line(void *relay, uint32_t level, const char *topic, const char *text)
+{
+    auto *mine = static_cast<LogRelay *>(relay);
+    const std::lock_guard<std::mutex> lock(mine->mutex_);
+    if (mine->stops_) return;
+    try {
+        if (mine->lines_.size() < kLinesMax)
+            mine->lines_.push_back({level, topic, text});
+        else
+            ++mine->dropped_;
+    } catch (const std::bad_alloc &) {
+        ++mine->dropped_;
+    }
+    mine->changed_.notify_all();
+}
+
+void LogRelay::run()
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [this] { return stops_ || !lines_.empty(); });
+        if (lines_.empty()) return;
+        const Line line = std::move(lines_.front());
+        lines_.pop_front();
+        const uint64_t dropped = std::exchange(dropped_, 0);
+        calling_ = true;
+        lock.unlock();
+        callback_(user_, line.level, line.topic.c_str(), line.text.c_str());
+        if (dropped > 0) {
+            const std::string text =
+                std::to_string(dropped) + " lines were left out: the program's callback was slow";
+            callback_(user_, STW_LOG_WARNING, "log", text.c_str());
+        }
+        lock.lock();
+        calling_ = false;
+        changed_.notify_all();
+    }
+}
+
+void LogRelay::stop()
+{
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stops_ = true;
+        changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+}
+
+void LogRelay::silence()
+{
+    std::unique_lock<std::mutex> lock(mutex_);
+    lines_.clear();
+    changed_.wait(lock, [this] { return !calling_; });
+}
+
+}  // namespace stepwell::observe

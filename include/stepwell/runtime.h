@@ -57,9 +57,12 @@ enum { /* stw_runtime_options.flags */
                                   RESUME it is EXISTS. With both it is resumed, and made anew only
                                   where nothing can ever have been committed to it */
     STW_RUNTIME_NO_PROBE = 4, /* measure no directory; use nothing an earlier open measured */
-    STW_RUNTIME_NO_PLAN = 16 /* what steps did before says nothing of the next: no prefetch and no
+    STW_RUNTIME_NO_PLAN = 16, /* what steps did before says nothing of the next: no prefetch and no
                                 early write-back by it, the least recently used leaves first;
                                 stw_step_stats.planned stays 0. To measure what the plan gives */
+    STW_RUNTIME_FAULT_IN = 32 /* with a device of driver "cpu", without a group: a touch of
+                                 stw_tensor_address() without a view is a fetch, by a handler of
+                                 SIGSEGV; see there. Log lines come on a thread of their own */
 };
 typedef struct stw_runtime_options {
     uint32_t struct_size;

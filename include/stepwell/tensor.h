@@ -162,6 +162,15 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
  * tensor's any more. Of a sharded tensor it is where it is gathered to; then the first call that asks
  * is made by all ranks, in the same order as their fetches.
  *
+ * With STW_RUNTIME_FAULT_IN a touch by the CPU without a view is a fetch: the thread sleeps in a
+ * handler of SIGSEGV while another one fetches the tensor, READ, or READ_WRITE where it writes, and
+ * keeps the view until a step begins or ends, or somebody needs the room or the tensor. Bytes that
+ * are there and valid may be read without a fault. Faults are counted by tensor in the report. What
+ * cannot be fetched is a background error, and the signal goes to the handler that was there
+ * before. System calls are not served (EFAULT), nor are forked children. A tensor that is smaller
+ * than a block and not STW_TENSOR_FIXED_ADDRESS shares its block, and is read and written without a
+ * fault while another one of the block is, also in the middle of an update.
+ *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management, or one that gives
  *            an address only to tensors of STW_TENSOR_FIXED_ADDRESS, and this is none).

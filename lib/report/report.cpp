@@ -280,6 +280,13 @@ void write_all(JsonWriter &json, const ReportData &data)
         json.member("contributions", sum.contributions);
         json.end_object();
     });
+    write_list(json, "touches", data.touches, [&](const TouchReport &touch) {
+        json.begin_object();
+        json.member("tensor", touch.tensor);
+        json.member("reads", touch.reads);
+        json.member("writes", touch.writes);
+        json.end_object();
+    });
     json.key("waste");
     write_waste(json, data);
     json.key("errors");

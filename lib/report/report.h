@@ -161,6 +161,13 @@ struct HalfSumReport {
     uint64_t contributions = 0;  // since it was made
 };
 
+// Of a tensor: faults at its address, where the program had no view of it.
+struct TouchReport {
+    std::string tensor;
+    uint64_t reads = 0;
+    uint64_t writes = 0;
+};
+
 struct ReportData {
     std::string name;
     std::string version;
@@ -177,6 +184,7 @@ struct ReportData {
     uint64_t planning_ns = 0;  // of the processor, since open
     UpdateReport update;
     std::vector<HalfSumReport> half_sums;
+    std::vector<TouchReport> touches;
     std::vector<ErrorReport> errors;
     uint64_t errors_total = 0;  // background errors since open; `errors` keeps the first ones
     std::vector<WasteReport> waste;

@@ -177,6 +177,7 @@ Status Runtime::check_update_room(const OptimizerBody &body,
 
 Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 {
+    release_touches();
     if (ranks_.body && place == ranks_->place) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "a part of the %s tier's budget is agreed between the ranks of the "

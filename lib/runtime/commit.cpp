@@ -119,6 +119,7 @@ Status Runtime::begin_commit(const std::shared_ptr<CommitWork> &work)
 
 Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_out)
 {
+    release_touches();
     if (!durable_.body) {
         return Status::error(STW_ERROR_INVALID,
                              "the runtime '%s' keeps nothing, so there is nothing to commit: open "

@@ -6,7 +6,9 @@
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
+#include <chrono>
 #include <new>
+#include <thread>
 #include <unordered_set>
 
 namespace stepwell {
@@ -222,7 +224,22 @@ Status Runtime::sticky_errors(const FetchPlan &plan)
     return {};
 }
 
+// Views that faults left open give way; nobody holds them knowingly.
 Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
+{
+    if (!touches_) return fetch_once(std::move(plan), views_out);
+    const residency::Instant deadline = now() + timeout(plan.timeout_ns);
+    for (;;) {
+        Status status = fetch_once(FetchPlan(plan), views_out);
+        const bool room = status.code() == STW_ERROR_BUDGET && touches_->in_the_way();
+        const bool lock = status.code() == STW_ERROR_BUSY && touches_->any();
+        if ((!room && !lock) || now() >= deadline) return status;
+        if (!touches_->any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        release_touches();
+    }
+}
+
+Status Runtime::fetch_once(FetchPlan plan, stw_view *views_out)
 {
     STW_TRY(sticky_errors(plan));
     Waiter waiter;
@@ -373,6 +390,7 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
 
 Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
 {
+    release_touches();
     const PlanPause pause(*this);  // it might bring back what leaves
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);

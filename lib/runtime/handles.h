@@ -68,8 +68,10 @@ struct stw_tensor {
     bool restored = false;       // the contents came from a generation
     bool kept = false;           // a generation has contents of it
     uint64_t contributions = 0;  // to sums in it, since it was made
-    bool trained = false;        // counted in Runtime::trained_bytes_
-    void *optimizer = nullptr;   // that holds it
+    uint64_t read_touches = 0;   // faults at its address, under the runtime's lock
+    uint64_t write_touches = 0;
+    bool trained = false;       // counted in Runtime::trained_bytes_
+    void *optimizer = nullptr;  // that holds it
 };
 
 struct stw_group {

@@ -370,6 +370,10 @@ void Runtime::fill_report(report::ReportData &data)
         if (tensor->contributions == 0 || tensor->dtype == STW_F32) continue;
         data.half_sums.push_back({tensor->name, tensor->dtype, tensor->contributions});
     }
+    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        if (tensor->read_touches + tensor->write_touches == 0) continue;
+        data.touches.push_back({tensor->name, tensor->read_touches, tensor->write_touches});
+    }
     for (uint32_t i = 0; i < phases_.size(); ++i) {
         report::PhaseReport phase;
         phase.name = phases_[i]->name;

@@ -176,11 +176,11 @@ uint64_t address_bytes_of(const residency::Config &config)
 }
 
 // A failing disk may fail every block: so many lines of a topic in a second, the rest is counted.
-observe::LogOptions log_options(const stw_runtime_options &options)
+observe::LogOptions log_options(const stw_runtime_options &options, observe::LogRelay *relay)
 {
     observe::LogOptions log;
-    log.callback = options.log;
-    log.user = options.log_user;
+    log.callback = relay ? observe::LogRelay::line : options.log;
+    log.user = relay ? relay : options.log_user;
     log.level = options.log_level ? options.log_level : uint32_t{STW_LOG_WARNING};
     log.lines_per_window = 100;
     log.now_ns = [](void *) -> uint64_t {
@@ -286,7 +286,10 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
       timeout_default_ns_(options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
       preset_(options.preset),
       operations_max_(options.operations_max ? options.operations_max : 4096),
-      log_(log_options(options)),
+      log_relay_(options.log && (options.flags & STW_RUNTIME_FAULT_IN) != 0
+                     ? std::make_unique<observe::LogRelay>(options.log, options.log_user)
+                     : nullptr),
+      log_(log_options(options, log_relay_.get())),
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(tiers_config(options, whole_blocks, bucket_blocks(options)))
 {
@@ -306,6 +309,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
 
 Runtime::~Runtime()
 {
+    if (touches_) touches_->close();
     scratch_.reset();
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
@@ -437,11 +441,13 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
                              bytes_text(options.host_scratch_bytes).c_str(),
                              bytes_text(staging_bytes_).c_str(), bytes_text(block_bytes_).c_str());
     }
+    if (log_relay_) STW_TRY(log_relay_->start());
     // The store before the memory: a full disk is told before gigabytes were touched.
     Tuning tuning(options, log_, services_);
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
+    STW_TRY(open_touches(options));
     open_scratch(scratch_blocks * block_bytes_);
     pin_host_memory();
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
@@ -616,6 +622,7 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
 Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     close_ranks();
+    if (touches_) touches_->close();
     if (pins_) pins_->stop();
     if (pipeline_) STW_TRY(tell_waiting(pipeline_->close(timeout_ns)));
     stop_copier();
@@ -639,6 +646,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
 Status Runtime::close(uint64_t timeout_ns, bool deferred)
 {
     const residency::Instant deadline = now() + timeout(timeout_ns);
+    release_touches();
     uint32_t open = 0;
     uint64_t pieces = 0;
     {
@@ -665,12 +673,14 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         (void)drain_ranks(now(), deadline);
         close_ranks();
         log_.silence();
+        if (log_relay_) log_relay_->silence();
         return Status::remark(STW_PENDING);
     }
     Status error = drain(timeout_ns);
     if (error.code() == STW_ERROR_TIMEOUT || error.code() == STW_ERROR_INTERRUPTED) return error;
     STW_TRY(end_policy(timeout_ns));
     STW_TRY(close_tiers(timeout(timeout_ns)));
+    if (log_relay_) log_relay_->stop();
     for (stw_tensor *tensor = first_tensor_; tensor;) {
         stw_tensor *next = tensor->next;
         tensor->runtime = nullptr;

@@ -47,6 +47,7 @@ uint64_t Runtime::step_of(const stw_phase *phase) const
 
 Status Runtime::begin_step(stw_phase *phase)
 {
+    release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
     std::unique_lock<std::mutex> lock(mutex_);
     Phase &mine = *phases_[phase->index];
@@ -71,6 +72,7 @@ Status Runtime::begin_step(stw_phase *phase)
 
 Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 {
+    release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
     std::unique_lock<std::mutex> lock(mutex_);
     const uint32_t index = phase->index;
@@ -158,6 +160,7 @@ void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
 // the hands of a consumer that cannot be told.
 Status Runtime::abort_step(stw_phase *phase, void *stream)
 {
+    release_touches();
     uint64_t step = 0;
     {
         std::lock_guard<std::mutex> lock(mutex_);

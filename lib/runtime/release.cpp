@@ -325,6 +325,7 @@ Status Runtime::move_to_export(stw_view *view, stw_view *moved_out)
 
 Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
 {
+    release_touches();
     STW_TRY(sticky_errors(plan));
     {
         std::lock_guard<std::mutex> lock(mutex_);

@@ -7,6 +7,7 @@
 #include "lib/collective/agreement.h"
 #include "lib/collective/partition.h"
 #include "lib/observe/log.h"
+#include "lib/observe/log_relay.h"
 #include "lib/observe/step_history.h"
 #include "lib/observe/step_stats.h"
 #include "lib/observe/timeline.h"
@@ -19,6 +20,7 @@
 #include "lib/runtime/shown.h"
 #include "lib/runtime/slot_memory.h"
 #include "lib/runtime/streams.h"
+#include "lib/runtime/touches.h"
 #include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/plan.h"
@@ -509,6 +511,7 @@ private:
         }
         if (news) tell_ranks();  // who wakes needs the lock
         call_out(calls, lines);
+        if (stuck_.load(std::memory_order_relaxed) > 0) release_touches();
     }
     void forget_blocks(Commands &out);
     Status discard_one(stw_tensor *tensor, Commands &out, Core &core);
@@ -521,8 +524,9 @@ private:
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
     transfer::Job job_of(const residency::Transfer &transfer) const;
-    char *pointer_of(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
-                     uint64_t pack_offset) const;
+    char *pointer_of(residency::PlaceId place, residency::Slot slot,
+                     const residency::Transfer &transfer) const;
+    [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const;
     void answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
                 std::vector<Waiter *> &calls);
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
@@ -638,6 +642,18 @@ private:
 
     static Status freed_meanwhile();
     void end_early(Waiter &waiter, Core &core, Commands &out);
+
+    // touches.cpp: what is done at addresses without a view
+    friend class Touches;
+    Status open_touches(const stw_runtime_options &options);
+    bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
+                    uint32_t index, bool writable);
+    void hide_block(residency::PlaceId place, residency::Slot slot);
+    stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out);
+    Status serve_touch(const MemoryFault &fault);
+    Status fetch_touched(const Range &range);
+    Status fetch_once(FetchPlan plan, stw_view *views_out);
+    void release_touches();
 
     // callbacks.cpp
     void tell_end(Waiter &waiter);
@@ -995,6 +1011,7 @@ private:
     residency::Instant opened_ns_ = 0;
     report::UpdateReport updates_;
     report::ProfileReport profile_;
+    std::unique_ptr<observe::LogRelay> log_relay_;  // with touches
     observe::Log log_;
     stw_services services_{};
     std::unique_ptr<observe::Timeline> timeline_;
@@ -1008,6 +1025,8 @@ private:
     std::unique_ptr<Scratch> scratch_;  // in the host tier's memory; null: none was kept
     std::unique_ptr<transfer::Engine> engine_;
     ViewTable views_;
+
+    std::unique_ptr<Touches> touches_;  // null: a touch without a view is undefined
 
     mutable std::mutex mutex_;  // core_ and all below it
     Core core_;

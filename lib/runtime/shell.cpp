@@ -27,12 +27,19 @@ residency::Instant Runtime::now() const
     return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
 }
 
-char *Runtime::pointer_of(PlaceId place, residency::Slot slot, residency::PackId pack,
-                          uint64_t pack_offset) const
+char *Runtime::pointer_of(PlaceId place, residency::Slot slot,
+                          const residency::Transfer &transfer) const
 {
     const Place &at = places_[place];
-    if (!at.maps) return at.base + static_cast<uint64_t>(slot) * block_bytes_;
-    return static_cast<char *>(pack_addresses_[pack].at[place]) + pack_offset;
+    if (!at.maps || !is_at_address(place, transfer.block))
+        return at.base + static_cast<uint64_t>(slot) * block_bytes_;
+    return static_cast<char *>(pack_addresses_[transfer.pack].at[place]) + transfer.pack_offset;
+}
+
+// Of a place that maps. Without aliases a transfer brings the block there.
+bool Runtime::is_at_address(PlaceId place, residency::BlockId block) const
+{
+    return !touches_ || core_.is_mapped(block, place);
 }
 
 transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
@@ -44,14 +51,12 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     };
     if (is_memory(transfer.from)) {
         job.from_memory = transfer.from;
-        job.from_pointer =
-            pointer_of(transfer.from, transfer.from_slot, transfer.pack, transfer.pack_offset);
+        job.from_pointer = pointer_of(transfer.from, transfer.from_slot, transfer);
     }
     if (is_memory(transfer.to)) {
         job.to_memory = transfer.to;
-        job.to_pointer =
-            pointer_of(transfer.to, transfer.to_slot, transfer.pack, transfer.pack_offset);
-        if (places_[transfer.to].maps) job.map_block = transfer.to_slot;
+        job.to_pointer = pointer_of(transfer.to, transfer.to_slot, transfer);
+        if (places_[transfer.to].maps && !touches_) job.map_block = transfer.to_slot;
         if (places_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
             job.shown = pack_addresses_[transfer.pack].shown[transfer.to].get();
             job.shown_block = static_cast<uint32_t>(transfer.pack_offset / block_bytes_);
@@ -348,6 +353,7 @@ Status Runtime::sticky_error(residency::TensorId tensor)
 
 Status Runtime::drain(uint64_t timeout_ns)
 {
+    release_touches();
     const PlanPause pause(*this);
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);

@@ -181,6 +181,7 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
                                      bytes_text(bytes).c_str(), at.device,
                                      tensor_text(core_.spec(id).name).c_str());
             }
+            if (touches_) touches_->cover(addresses.at[place], bytes);
         }
         if (handle) {
             handle->addresses[place] =
@@ -264,6 +265,7 @@ void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
     tensor->bytes = bytes;
     tensor->capacity_bytes = bytes;
     tensor->contributions = 0;
+    tensor->read_touches = tensor->write_touches = 0;
     tensor->shard_begin = sharding ? sharding->shard.begin : 0;
     tensor->sharding = std::move(sharding);
     tensor->dtype = spec.dtype;
@@ -297,8 +299,8 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding.get()));
-        wanted.no_packing = std::any_of(places_.begin(), places_.end(),
-                                        [](const Place &place) { return place.shows; });
+        wanted.no_packing = touches_ || std::any_of(places_.begin(), places_.end(),
+                                                    [](const Place &place) { return place.shows; });
     }
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
     STW_TRY(check_durable(spec, wanted.policy));
@@ -431,6 +433,7 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
 
 Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 {
+    release_touches();
     std::vector<stw_tensor *> sorted(tensors, tensors + n);
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -556,6 +559,7 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
 
 Status Runtime::freeze(stw_tensor *tensor, bool frozen)
 {
+    release_touches();
     std::lock_guard<std::mutex> lock(mutex_);
     if (const auto *body = static_cast<const OptimizerBody *>(tensor->optimizer)) {
         const auto &held = body->held;
@@ -575,6 +579,7 @@ Status Runtime::freeze(stw_tensor *tensor, bool frozen)
 
 Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions)
 {
+    release_touches();
     if (tensor->sharding) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "%s lies over several ranks, and its shards are cut for the "
@@ -639,6 +644,7 @@ Status Runtime::discard_one(stw_tensor *tensor, Commands &out, Core &core)
 
 Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
 {
+    release_touches();
     STW_TRY(await_gathers(tensors, n));
     Status first;
     act([&](Core &core, Commands &out) {

@@ -8,6 +8,7 @@ namespace stepwell {
 
 residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n)
 {
+    release_touches();
     residency::ClaimId claim = 0;
     act([&](Core &core, Commands &) {
         drain_hits();
@@ -20,6 +21,7 @@ residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n
 // Not of the pipeline's, whose turns come one after the other.
 residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 {
+    release_touches();
     residency::ClaimId claim = 0;
     act([&](Core &core, Commands &) {
         drain_hits();
@@ -91,7 +93,10 @@ uint64_t Runtime::pack_offset(residency::TensorId tensor) const
 void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
 {
     const Place &at = places_[grant.place];
-    if (!at.maps) {
+    const residency::TensorBlocks blocks = core_.blocks_of(piece.tensor);
+    const auto block = static_cast<residency::BlockId>(
+        blocks.first + (blocks.offset + piece.byte_begin) / block_bytes_);
+    if (!at.maps || !is_at_address(grant.place, block)) {
         return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
     }
     const residency::PackId pack = core_.pack_of(piece.tensor);

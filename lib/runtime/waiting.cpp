@@ -115,6 +115,12 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
                        residency::Instant deadline, bool until_answered)
 {
     if (waiter.done) return;
+    if (touches_ && touches_->any() && core_.waits_for_locks(waiter.fetch)) {
+        lock.unlock();
+        release_touches();
+        lock.lock();
+        if (waiter.done) return;
+    }
     const residency::Instant begin = now();
     const bool copies = waiter.fetch == 0 && waiter.snapshot;
     const residency::Sleeper sleeper{owner_number(),

@@ -6,6 +6,7 @@ seed, which with the same tree repeats the program; timing alone differs.
 """
 import argparse
 import copy
+import ctypes
 import math
 import os
 import random
@@ -180,6 +181,7 @@ class Program:
         self.directory = directory
         self.driver = self.random.choice(["cpu", "cpu-discrete"])
         self.storage = self.random.choice(["aio", "posix"])
+        self.fault_in = self.driver == "cpu" and self.random.random() < 0.6
         self.tensors, self.optimizers, self.made = [], [], 0
         self.committed = ([], [])
         self.shrunk = False
@@ -188,6 +190,7 @@ class Program:
     def open(self, **options):
         return stepwell.Runtime(
             devices=stepwell.Device(self.DEVICE * BLOCK, driver=self.driver),
+            fault_in=self.fault_in,
             host_bytes=self.HOST * BLOCK, block_bytes=BLOCK, probe=False, timeout=60,
             thread_count=self.random.choice([1, 2]), store_name="model",
             nvme=stepwell.Nvme(self.directory, (1 << 20) + self.NVME * BLOCK,
@@ -228,7 +231,8 @@ class Program:
             policy = Policy(home=self.random.choice(["host", "nvme"]))
         tensor = ModelTensor(TensorSpec(
             elements, dtype, f"t{self.made}", role, policy=policy, durable=durable,
-            neighbour=self.random.choice([0, 0, self.made])))
+            neighbour=self.random.choice([0, 0, self.made]),
+            fixed_address=self.fault_in and self.random.random() < 0.7))
         tensor.tensor, = self.runtime.create_many([tensor.spec])
         self.tensors.append(tensor)
         return tensor
@@ -276,6 +280,23 @@ class Program:
                     array[:] = values = self.values(tensor.dtype, count)
                     tensor.set(begin, values)
                 del array
+
+    def touch(self):
+        """What is at an address, without a view. It is promised to be no update half done where the
+        tensor shares its blocks with nobody."""
+        tensor = self.pick(lambda at: self.fault_in and at.values is not None and (
+            at.spec.fixed_address or at.values.nbytes >= BLOCK))
+        if tensor is None:
+            return
+        bytes_there = (ctypes.c_uint8 * tensor.values.nbytes).from_address(
+            tensor.tensor.address()[0])
+        there = np.frombuffer(bytes_there, tensor.values.dtype)
+        begin, count = self.range_of(tensor)
+        self.compare(tensor, there[begin:begin + count].copy(), begin, count, "a touch")
+        if self.random.random() < 0.4:
+            values = self.values(tensor.dtype, count)
+            there[begin:begin + count] = values
+            tensor.set(begin, values)
 
     def reduce(self):
         tensor = self.pick(lambda at: at.dtype in FLOATS)
@@ -436,8 +457,9 @@ class Program:
 
     def run(self, operations):
         weights = {self.create: 2, self.destroy: 1, self.write: 4, self.fill: 2, self.read: 5,
-                   self.view: 6, self.reduce: 4, self.discard: 1, self.move: 3, self.budget: 0.3,
-                   self.optimizer: 0.5, self.step: 5, self.commit: 0.5, self.reopen: 0.2}
+                   self.view: 6, self.touch: 6, self.reduce: 4, self.discard: 1, self.move: 3,
+                   self.budget: 0.3, self.optimizer: 0.5, self.step: 5, self.commit: 0.5,
+                   self.reopen: 0.2}
         for _ in range(4):
             self.create()
         for operation in self.random.choices(list(weights), list(weights.values()), k=operations):

@@ -53,6 +53,10 @@ class Runtime(Fetches, Generations):
     gathered; node_host_bytes: what the host tiers of all ranks of one host may come to.
     replica_group: the ranks that hold the same shards in other groups; sums go over both.
 
+    fault_in: on a CPU, what is touched at the address of a tensor (Tensor.by_address()) without a
+    view is fetched, by a handler of SIGSEGV; enable faulthandler before. Log lines then come later,
+    from a thread of their own.
+
     store_name: durable tensors stay, in files of that name in the directories of nvme. resume: True
     for the newest generation there, or its number; overwrite: a store that is there goes, and with
     resume only where nothing is there to be resumed. generations_kept: at most 7, 0 for 2; a
@@ -68,7 +72,7 @@ class Runtime(Fetches, Generations):
                  log: Log = None, log_level: Optional[int] = None,
                  metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
-                 probe: bool = True, plan: bool = True,
+                 probe: bool = True, plan: bool = True, fault_in: bool = False,
                  group: Optional[Group] = None, whole_bytes: int = 0,
                  node_host_bytes: int = 0, replica_group: Optional[Group] = None,
                  store_name: Optional[str] = None, resume: Resume = False,
@@ -106,7 +110,8 @@ class Runtime(Fetches, Generations):
             log_level=levels_of(log, log_level), metadata_bytes=metadata_bytes,
             profile_path=None if profile is None else os.fsencode(profile),
             flags=ways | (0 if probe else _abi.STW_RUNTIME_NO_PROBE)
-            | (0 if plan else _abi.STW_RUNTIME_NO_PLAN),
+            | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
+            | (_abi.STW_RUNTIME_FAULT_IN if fault_in else 0),
             host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
             whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
             replica_group=None if replica_group is None else replica_group._use(),

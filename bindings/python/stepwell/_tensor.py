@@ -254,7 +254,8 @@ class Tensor:
 
     def by_address(self, device: int = 0) -> ByAddress:
         """What torch.from_dlpack() and its like make an array from, once, at address(): it pins
-        nothing, and may be touched only while the tensor is fetched there.
+        nothing, and may be touched only while the tensor is fetched there, or with the runtime's
+        fault_in=True.
         """
         self.address(device)
         return ByAddress(self, device)

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Touches: what the program does at the addresses of tensors without a view. A fault becomes a
+// fetch on a thread of the library, whose view is kept until a step begins or ends, or until it is
+// in the way of somebody. Which bytes are seen without a fault is the core's to say.
+#pragma once
+
+#include "lib/residency/aliases.h"
+#include "lib/support/fault_handler.h"
+#include "lib/support/status.h"
+
+#include <stepwell/fetch.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace stepwell {
+
+class Runtime;
+
+class Touches final : public residency::Aliases {
+public:
+    explicit Touches(Runtime &runtime) : runtime_(runtime) {}
+
+    Status open();
+    // No fault is answered any more. Joins the threads; the views must be gone.
+    void close();
+    void cover(const void *begin, uint64_t bytes) { watch_->cover(begin, bytes); }
+
+    bool show(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
+              uint32_t index, bool writable) override;
+    void hide(residency::PlaceId place, residency::Slot slot) override;
+
+    // Views that faults left open. None of the caller's locks is held where they are released.
+    [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
+    // Or there may soon be some, of faults that other threads serve.
+    [[nodiscard]] bool in_the_way() const;
+    // A view of the tensor that lets it be used so is there. Of one that does not, the caller gets
+    // it to release.
+    bool has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way);
+    void keep(const stw_view &view);
+    std::vector<stw_view> take();
+
+private:
+    static constexpr size_t kThreadsMax = 256;
+
+    Status start_thread();
+    void run();
+
+    Runtime &runtime_;
+    std::unique_ptr<FaultWatch> watch_;
+    std::mutex mutex_;
+    std::vector<std::thread> threads_;  // as many as there are faults at once, and one that waits
+    uint32_t idle_ = 0;
+    bool closing_ = false;
+    std::vector<stw_view> views_;
+    std::atomic<bool> any_{false};
+    std::atomic<uint32_t> serving_{0};  // faults
+};
+
+}  // namespace stepwell

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * STW_RUNTIME_FAULT_IN: what is touched at stw_tensor_address() without a view is fetched, written
+ * bytes are kept, nobody else's bytes are ever seen there, and what cannot be fetched has a name.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TENSORS = 12, ELEMENTS = 2 * 16384 }; /* two blocks each, in a budget of eight */
+
+static machine machine_touched(void)
+{
+    machine wanted = machine_small();
+    wanted.host_blocks = 0;
+    wanted.flags = STW_RUNTIME_FAULT_IN;
+    return wanted;
+}
+
+static float *address_of(stw_tensor *tensor)
+{
+    void *pointer = NULL;
+    uint64_t bytes = 0;
+    ok(stw_tensor_address(tensor, 0, &pointer, &bytes));
+    return pointer;
+}
+
+static void make_all(stw_runtime *runtime, stw_tensor **tensors, float **addresses)
+{
+    char name[16];
+    int i;
+    for (i = 0; i < TENSORS; ++i) {
+        snprintf(name, sizeof name, "t%d", i);
+        tensors[i] = tensor_f32(runtime, name, ELEMENTS);
+        tensor_fill_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
+        addresses[i] = address_of(tensors[i]);
+    }
+}
+
+static int has_sequence(const volatile float *values, float first)
+{
+    int i;
+    for (i = 0; i < ELEMENTS; i += 61)
+        if (values[i] != first + (float)i) return 0;
+    return 1;
+}
+
+static uint64_t open_views(stw_runtime *runtime)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    return stats.open_views;
+}
+
+/* The report has so many faults of the tensor. */
+static void expect_touches(stw_runtime *runtime, const char *name, unsigned reads, unsigned writes)
+{
+    char words[128];
+    const char *at = strstr(report_text(runtime), "\"touches\"");
+    unsigned found[2] = {0, 0};
+    assert_non_null(at);
+    snprintf(words, sizeof words, "\"tensor\": \"%s\"", name);
+    at = strstr(at, words);
+    if (at != NULL && (at = strstr(at, "\"reads\": ")) != NULL)
+        sscanf(at, "\"reads\": %u, \"writes\": %u", &found[0], &found[1]);
+    assert_int_equal(found[0], reads);
+    assert_int_equal(found[1], writes);
+}
+
+static void what_is_read_without_a_view_is_fetched_counted_and_named(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
+    int i, round;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (round = 0; round < 3; ++round)
+        for (i = 0; i < TENSORS; ++i) assert_true(has_sequence(addresses[i], (float)(i * 1000)));
+    expect_touches(runtime, "t0", 3, 0);
+    expect_touches(runtime, "t11", 3, 0);
+    machine_close(runtime);
+}
+
+static void what_is_written_without_a_view_is_kept(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS], *fresh;
+    float *addresses[TENSORS], *empty;
+    stw_view view;
+    int i;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (i = 0; i < TENSORS; ++i) addresses[i][7] = -1.0F - (float)i;
+    for (i = 0; i < TENSORS; ++i) {
+        float values[8];
+        stw_copy_options some = STW_COPY_OPTIONS_INIT;
+        some.element_count = 8;
+        ok(stw_tensor_read(tensors[i], values, &some));
+        assert_float(values[6], (float)(i * 1000 + 6));
+        assert_float(values[7], -1.0F - (float)i);
+    }
+    expect_touches(runtime, "t3", 0, 1);
+    /* Resident, clean and not pinned: a write then is one too many, and not lost. */
+    ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
+    view = view_get(runtime, tensors[0], STW_READ);
+    view_put(&view);
+    assert_float(addresses[0][7], -1.0F);
+    addresses[0][8] = 5.0F;
+    ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
+    assert_float(addresses[0][8], 5.0F);
+    /* After the step mark a write is seen again. */
+    addresses[0][9] = 6.0F;
+    ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
+    assert_float(addresses[0][9], 6.0F);
+    /* What was never written is zeros beside what is written now. */
+    fresh = tensor_f32(runtime, "fresh", ELEMENTS);
+    empty = address_of(fresh);
+    empty[3] = 1.0F;
+    for (i = 0; i < ELEMENTS; ++i) assert_float(empty[i], i == 3 ? 1.0F : 0.0F);
+    machine_close(runtime);
+}
+
+static void views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
+    stw_phase *phase;
+    stw_view view;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    ok(stw_phase_create(runtime, "train", &phase));
+    assert_float(addresses[0][1], 1.0F);
+    assert_int_equal(open_views(runtime), 1);
+    ok(stw_step_begin(phase));
+    assert_int_equal(open_views(runtime), 0);
+    assert_float(addresses[1][1], 1001.0F);
+    addresses[1][1] = 7.0F; /* one view, and now for writing */
+    assert_int_equal(open_views(runtime), 1);
+    view = view_get(runtime, tensors[1], STW_READ_WRITE);
+    assert_float(((float *)view.pointer)[1], 7.0F);
+    view_put(&view);
+    assert_float(addresses[2][1], 2001.0F);
+    ok(stw_step_end(phase, NULL));
+    assert_int_equal(open_views(runtime), 0);
+    assert_float(addresses[3][1], 3001.0F);
+    ok(stw_tensor_destroy(&tensors[3], 1));
+    machine_close(runtime);
+}
+
+/* An update works behind the call: its old bytes must not be taken for new ones. */
+static void after_a_step_the_updated_bytes_are_read(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *parameters[3], *gradients[3];
+    float *addresses[3];
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_optimizer *optimizer;
+    stw_hyper hyper = STW_HYPER_INIT;
+    char name[16];
+    int i, step;
+    (void)state;
+    options.algorithm = STW_OPTIMIZER_SGD;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper.lr = 1.0;
+    hyper.weight_decay = 0.0;
+    ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
+    for (i = 0; i < 3; ++i) {
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        snprintf(name, sizeof name, "w%d", i);
+        parameters[i] = tensor_f32(runtime, name, ELEMENTS);
+        ok(stw_tensor_fill(parameters[i], 100.0, NULL));
+        snprintf(name, sizeof name, "g%d", i);
+        gradients[i] = tensor_f32(runtime, name, ELEMENTS);
+        addresses[i] = address_of(parameters[i]);
+        entry.parameter = parameters[i];
+        entry.gradient = gradients[i];
+        ok(stw_optimizer_add(optimizer, &entry, 1));
+    }
+    for (step = 1; step <= 20; ++step) {
+        for (i = 0; i < 3; ++i) {
+            assert_float(addresses[i][ELEMENTS - 1], 101.0F - (float)step);
+            ok(stw_tensor_fill(gradients[i], 1.0, NULL));
+        }
+        ok(stw_optimizer_step(optimizer, NULL, NULL));
+        for (i = 2; i >= 0; --i) {
+            assert_float(addresses[i][0], 100.0F - (float)step);
+            assert_float(addresses[i][ELEMENTS - 1], 100.0F - (float)step);
+        }
+    }
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+typedef struct reader {
+    float **addresses;
+    unsigned seed;
+    int wrong;
+} reader;
+
+static void *read_some(void *argument)
+{
+    reader *mine = argument;
+    int i;
+    for (i = 0; i < 300; ++i) {
+        const unsigned at = (mine->seed = mine->seed * 1103515245 + 12345) / 65536 % TENSORS;
+        mine->wrong += !has_sequence(mine->addresses[at], (float)(at * 1000));
+    }
+    return NULL;
+}
+
+static void threads_that_read_see_their_own_bytes_while_others_come_and_go(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
+    pthread_t threads[4];
+    reader readers[4];
+    int i;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (i = 0; i < 4; ++i) {
+        const reader one = {addresses, (unsigned)i + 1, 0};
+        readers[i] = one;
+        assert_int_equal(pthread_create(&threads[i], NULL, read_some, &readers[i]), 0);
+    }
+    for (i = 0; i < 200; ++i) {
+        stw_view view = view_get(runtime, tensors[i % TENSORS], STW_READ);
+        assert_true(has_sequence(view.pointer, (float)(i % TENSORS * 1000)));
+        view_put(&view);
+    }
+    for (i = 0; i < 4; ++i) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(readers[i].wrong, 0);
+    }
+    machine_close(runtime);
+}
+
+static sigjmp_buf jump;
+static void *volatile jumped_at;
+
+static void jump_back(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)context;
+    jumped_at = info->si_addr;
+    siglongjmp(jump, 1);
+}
+
+static struct sigaction handle(void (*handler)(int, siginfo_t *, void *))
+{
+    struct sigaction mine, before;
+    memset(&mine, 0, sizeof mine);
+    mine.sa_sigaction = handler;
+    mine.sa_flags = SA_SIGINFO;
+    assert_int_equal(sigaction(SIGSEGV, &mine, &before), 0);
+    return before;
+}
+
+/* True where the touch came to the handler. */
+static int jumps(volatile float *address, float *value)
+{
+    jumped_at = NULL;
+    if (sigsetjmp(jump, 1) != 0) return 1;
+    *value = *address;
+    return 0;
+}
+
+static void faults_elsewhere_go_to_the_handler_that_was_there(void **state)
+{
+    const struct sigaction before = handle(jump_back);
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS], value;
+    struct sigaction now;
+    void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    assert_true(jumps(page, &value));
+    assert_ptr_equal(jumped_at, page);
+    assert_false(jumps(addresses[0], &value));
+    assert_float(value, 0.0F);
+    assert_true(jumps(page, &value));
+    machine_close(runtime);
+    assert_int_equal(sigaction(SIGSEGV, NULL, &now), 0);
+    assert_ptr_equal(now.sa_sigaction, jump_back);
+    munmap(page, 4096);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+}
+
+/* The first read is of the file itself; a read that fails is tried again, and again. */
+#define EIO_FROM_THE_SECOND                                                                        \
+    "at=read:1:eio;at=read:2:eio;at=read:3:eio;at=read:4:eio;at=read:5:eio;at=read:6:eio;"         \
+    "at=read:7:eio;at=read:8:eio;at=read:9:eio;at=read:10:eio;at=read:11:eio;at=read:12:eio"
+
+static machine machine_faulty(void)
+{
+    machine wanted = machine_touched();
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;" EIO_FROM_THE_SECOND;
+    wanted.errors_expected = 1;
+    return wanted;
+}
+
+static void what_cannot_be_fetched_goes_to_the_handler_and_has_a_name(void **state)
+{
+    const struct sigaction before = handle(jump_back);
+    machine wanted = machine_faulty();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS], *empty;
+    float *addresses[TENSORS], value;
+    stw_error_info info = {.struct_size = sizeof info};
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
+    assert_true(jumps(addresses[0] + 20, &value));
+    assert_ptr_equal(jumped_at, addresses[0] + 20);
+    assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_IO);
+    assert_string_equal(info.tensor, "t0");
+    ok(stw_runtime_clear_error(runtime));
+    empty = tensor_f32(runtime, "nothing", 16);
+    assert_true(jumps(address_of(empty), &value));
+    assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_EMPTY);
+    ok(stw_runtime_clear_error(runtime));
+    ok(stw_runtime_close(runtime, 0, 0));
+    log_reset();
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+}
+
+/* Runs in a child, whose last words come back. */
+static int last_words(void (*body)(void), char *words, size_t capacity)
+{
+    int ends[2], status = 0;
+    size_t length = 0;
+    ssize_t n;
+    pid_t child;
+    assert_int_equal(pipe(ends), 0);
+    child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]), close(ends[1]);
+        body();
+        _exit(0);
+    }
+    assert_true(child > 0);
+    close(ends[1]);
+    while ((n = read(ends[0], words + length, capacity - 1 - length)) > 0) length += (size_t)n;
+    words[length] = '\0';
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status;
+}
+
+static void touch_nothing(void)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime;
+    float value;
+    if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
+    value = *(volatile float *)address_of(tensor_f32(runtime, "never-written", 16));
+    _exit(value == 0.0F ? 2 : 3);
+}
+
+static void without_a_handler_the_last_words_have_the_name(void **state)
+{
+    char words[1024];
+    const int status = last_words(touch_nothing, words, sizeof words);
+    (void)state;
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    assert_non_null(strstr(words, "'never-written'"));
+    assert_non_null(strstr(words, "without a view"));
+}
+
+static float *parents;
+static void touch_the_parents(void)
+{
+    _exit(*(volatile float *)parents == 0.0F ? 2 : 3);
+}
+
+static void a_forked_child_is_not_served(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
+    char words[1024];
+    int status, i;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (i = 0; i < TENSORS; ++i) assert_float(addresses[i][1], (float)(i * 1000 + 1));
+    parents = addresses[0];
+    status = last_words(touch_the_parents, words, sizeof words);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    machine_close(runtime);
+}
+
+static void it_is_refused_where_addresses_cannot_be_guarded(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime;
+    (void)state;
+    wanted.device_driver = "cpu-discrete", wanted.host_blocks = 16;
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_UNSUPPORTED, "STW_RUNTIME_FAULT_IN");
+    wanted.device_blocks = 0;
+    fails(machine_try_open(&wanted, &runtime), STW_ERROR_UNSUPPORTED, "driver cpu");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_read_without_a_view_is_fetched_counted_and_named),
+        cmocka_unit_test(what_is_written_without_a_view_is_kept),
+        cmocka_unit_test(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way),
+        cmocka_unit_test(after_a_step_the_updated_bytes_are_read),
+        cmocka_unit_test(threads_that_read_see_their_own_bytes_while_others_come_and_go),
+        cmocka_unit_test(faults_elsewhere_go_to_the_handler_that_was_there),
+        cmocka_unit_test(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name),
+        cmocka_unit_test(without_a_handler_the_last_words_have_the_name),
+        cmocka_unit_test(a_forked_child_is_not_served),
+        cmocka_unit_test(it_is_refused_where_addresses_cannot_be_guarded),
+    };
+    return cmocka_run_group_tests_name("touches", tests, NULL, NULL);
+}

@@ -230,8 +230,10 @@ Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
     if (!touches_) return fetch_once(std::move(plan), views_out);
     const residency::Instant deadline = now() + timeout(plan.timeout_ns);
     for (;;) {
+        const uint64_t before = touches_->changes();
         Status status = fetch_once(FetchPlan(plan), views_out);
-        const bool room = status.code() == STW_ERROR_BUDGET && touches_->in_the_way();
+        const bool gone = touches_->changes() != before;
+        const bool room = status.code() == STW_ERROR_BUDGET && (touches_->in_the_way() || gone);
         const bool lock = status.code() == STW_ERROR_BUSY && touches_->any();
         if ((!room && !lock) || now() >= deadline) return status;
         if (!touches_->any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 namespace stepwell {
 
@@ -89,7 +90,7 @@ void Touches::hide(PlaceId place, residency::Slot slot)
 
 bool Touches::in_the_way() const
 {
-    return any() || serving_.load() > (serves ? 1u : 0u);
+    return any() || releasing_.load() > 0 || serving_.load() > (serves ? 1u : 0u);
 }
 
 bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way)
@@ -109,13 +110,21 @@ void Touches::keep(const stw_view &view)
     const std::lock_guard<std::mutex> lock(mutex_);
     views_.push_back(view);
     any_ = true;
+    ++changes_;
 }
 
 std::vector<stw_view> Touches::take()
 {
     const std::lock_guard<std::mutex> lock(mutex_);
+    ++releasing_;
     any_ = false;
-    return std::move(views_);
+    return std::exchange(views_, {});
+}
+
+void Touches::released()
+{
+    ++changes_;
+    --releasing_;
 }
 
 // ---------------------------------------------------------------------------------- the runtime --
@@ -245,6 +254,7 @@ void Runtime::release_touches()
     if (!touches_ || !touches_->any()) return;
     std::vector<stw_view> views = touches_->take();
     (void)release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, 0);
+    touches_->released();
 }
 
 }  // namespace stepwell

@@ -41,7 +41,10 @@ public:
     // it to release.
     bool has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way);
     void keep(const stw_view &view);
-    std::vector<stw_view> take();
+    std::vector<stw_view> take();  // and then released()
+    void released();
+    // Counts views that came or went: one that was in the way may be gone when that is asked.
+    [[nodiscard]] uint64_t changes() const { return changes_.load(); }
 
 private:
     static constexpr size_t kThreadsMax = 256;
@@ -57,7 +60,9 @@ private:
     bool closing_ = false;
     std::vector<stw_view> views_;
     std::atomic<bool> any_{false};
-    std::atomic<uint32_t> serving_{0};  // faults
+    std::atomic<uint32_t> serving_{0};    // faults
+    std::atomic<uint32_t> releasing_{0};  // calls of take() without their released()
+    std::atomic<uint64_t> changes_{0};
 };
 
 }  // namespace stepwell

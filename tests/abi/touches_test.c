@@ -197,6 +197,7 @@ static void after_a_step_the_updated_bytes_are_read(void **state)
             assert_float(addresses[i][ELEMENTS - 1], 100.0F - (float)step);
         }
     }
+    ok(stw_runtime_drain(runtime, 0));
     ok(stw_optimizer_destroy(optimizer));
     machine_close(runtime);
 }

@@ -31,8 +31,6 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
 _SLACK = 32     # blocks of nvme beside what is computed
 _Off = torch._C.DisableTorchFunctionSubclass
-_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 _offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
 
@@ -198,9 +196,6 @@ class Offload:
     def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
               escapes: bool) -> Any:
         """A torch function is given parameters that nobody has pinned."""
-        if func == _set_data:
-            self._set_data(records[0], args[1])
-            return None
         name = getattr(func, "__name__", "")
         writes = (escapes or "out" in kwargs or name == "__setitem__" or name.startswith("__i")
                   or (name.endswith("_") and not name.endswith("__")))
@@ -252,13 +247,20 @@ class Offload:
         address = value.untyped_storage().data_ptr()
         return any(record.address == address for record in records)
 
-    def _set_data(self, record: Record, data: torch.Tensor) -> None:
+    def set_data(self, record: Record, data: torch.Tensor) -> None:
+        """Its bytes are others; its memory stays, as aliases of it and the tiers do."""
         if tuple(data.shape) != record.size or data.dtype != record.dtype:
             raise RuntimeError(
                 f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
                 "offload()")
-        write(record.tensor, data, record.stride)
+        if data is record.parameter:  # as Module.to() does where nothing is to be moved
+            return
+        if record.pins:  # in its module's call, or its memory was given away since the last mark
+            with torch.no_grad():
+                record.alias.copy_(data)
+        else:
+            write(record.tensor, data, record.stride)
         record.changes += 1
 
     def copy_of(self, record: Record) -> torch.Tensor:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16}
 
-_grad = torch.Tensor.grad  # the field of C++, which the property below hides
+_grad = torch.Tensor.grad  # the fields of C++, which the properties below hide
+_data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
 READ, READ_WRITE = Access.READ, Access.READ_WRITE
 
@@ -228,7 +229,7 @@ _ESCAPES = {getattr(torch.Tensor, name) for name in (
     "data_ptr", "numpy", "storage", "untyped_storage", "__dlpack__", "__array__", "share_memory_",
     "_typed_storage", "view", "__getitem__", "detach",
 ) if hasattr(torch.Tensor, name)}
-_ESCAPES.add(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+_ESCAPES.add(_data.__get__)  # type: ignore[attr-defined]
 
 
 class Offloaded(torch.nn.Parameter):
@@ -263,6 +264,15 @@ class Offloaded(torch.nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        record = self._stepwell
+        record.offload.set_data(record, data)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
         """A plain parameter with memory of its own."""

@@ -5,6 +5,7 @@ Models are made from configurations, with random weights; nothing is loaded. Ski
 """
 import importlib.util
 import os
+import threading
 import unittest
 import warnings
 
@@ -60,6 +61,31 @@ class Programs(Loops):
                     found.append(run.step(step, stack_loss))
             return found + [p.sum().item() for p in run.model.parameters()]
         self.assertEqual(train(16), train(0))
+
+    def test_two_threads_may_call_it(self):
+        def call(blocks):
+            with Run(Stack, own_steps, blocks) as run:
+                run.model.eval()
+                found = [[], []]
+                both = threading.Barrier(2)
+
+                def work(at):
+                    data = torch.linspace(-1 - at, 1, 4 * 128).reshape(4, 128)
+                    with torch.no_grad():
+                        for _ in range(40):
+                            both.wait(60)
+                            try:
+                                found[at].append(run.model(data).sum().item())
+                            except BaseException:
+                                both.abort()
+                                raise
+                threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                return found
+        self.assertEqual(call(48), call(0))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def size_of(value: Size) -> int:
 class Offload:
     """What offload() made: tiers, units and gradients of one model. Found by offloaded(model).
 
-    Threads: as the model. close() gives the model its memory back.
+    Threads: any may call the model, and calls of several wait for each other; the rest is for one
+    thread at a time. close() gives the model its memory back.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
@@ -76,7 +77,7 @@ class Offload:
         self._phases: Dict[str, Phase] = {}
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # of the model's calls
 
     # -- making -----------------------------------------------------------------------------------
 

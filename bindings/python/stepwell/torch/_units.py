@@ -99,6 +99,8 @@ class Call:
             return _call(module, *args, **kwargs)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here and begin inside again
         begun = transformed = False
+        if self.root:
+            offload.lock.acquire()
         try:
             begun = self.root and offload.begin_call(module)
             if unit is not None:
@@ -124,6 +126,8 @@ class Call:
         finally:
             if begun:
                 offload.end_call()
+            if self.root:
+                offload.lock.release()
             _set_eval_frame(compiler)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:

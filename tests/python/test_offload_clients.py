@@ -321,6 +321,14 @@ class Trainers(Loops):
 
 @needs()
 class Programs(Loops):
+    def test_an_lstm_has_the_losses_of_plain_torch(self):
+        def make():
+            return nn.LSTM(64, 64, 2, dropout=0.1, batch_first=True)
+
+        def loss(model):
+            return model(torch.randn(4, 10, 64))[0].pow(2).mean()
+        self.assertEqual(self.train(make, loss, 12), self.train(make, loss, 0))
+
     def test_a_module_moved_to_the_device_it_is_on_stays_as_it_is(self):
         with Run(lambda: Stack(layers=12), own_steps, 24) as run:  # 6 MiB in 1.5
             self.assertIs(run.model.to("cpu"), run.model)

@@ -51,7 +51,7 @@ class Saved:
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
         self.changes = record.changes
-        self.version = tensor._version
+        self.version = record.alias._version  # what a backward pass has fetched counts by itself
 
     def fetch(self) -> torch.Tensor:
         record = self.record

@@ -69,12 +69,15 @@ class Offload:
         self.hooks = Hooks(self)
         self.backward = Backward()
         self.saved_tensors = Spill(self)
+        self.serves_faults = False
+        self.copies = 0   # state_dict() calls under way: what they give are copies
         self.scale = 1.0  # of a gradient: over ranks the sum of them is to be the mean
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
         self.touched: Dict[Record, Any] = {}
         self._phases: Dict[str, Phase] = {}
+        self._handles: List[Any] = []  # of hooks on modules
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
         self.lock = threading.RLock()  # of the model's calls
@@ -108,6 +111,9 @@ class Offload:
                 record.add_gradient(grad)
         self.cut("", self.model, 0)
         install(self, self.model, None, root=True)
+        for module in self.model.modules():
+            self._handles.append(module.register_state_dict_pre_hook(_copies_begin))
+            self._handles.append(module.register_state_dict_post_hook(_copies_end))
 
     def neighbour(self, record: Record) -> int:
         unit = record.unit
@@ -186,6 +192,7 @@ class Offload:
             self._untouch(record, view)
         while self.held:
             self.held.pop().leave()
+        self.copies = 0
         self.backward.clear()
 
     # -- accesses ---------------------------------------------------------------------------------
@@ -197,8 +204,10 @@ class Offload:
     def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
               escapes: bool) -> Any:
         """A torch function is given parameters that nobody has pinned."""
+        if self.copies and func is torch.Tensor.detach:
+            return self.copy_of(records[0])
         name = getattr(func, "__name__", "")
-        writes = (escapes or "out" in kwargs or name == "__setitem__" or name.startswith("__i")
+        writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__" or name.startswith("__i")
                   or (name.endswith("_") and not name.endswith("__")))
         if self._eval is not None or self._train is not None:
             for record in records:
@@ -207,7 +216,8 @@ class Offload:
         for record in records:
             record.touches += 1
             self._touch(record, writes)
-        keep = escapes
+        # Where faults are served an address may be kept; else the pin lasts until the next mark.
+        keep = escapes and not self.serves_faults
         try:
             pushed = self.hooks.push()
             try:
@@ -216,7 +226,7 @@ class Offload:
             finally:
                 if pushed:
                     pop()
-            keep = keep or any(self._shares(value, records) for value in
+            keep = keep or not self.serves_faults and any(self._shares(value, records) for value in
                                (result if isinstance(result, (tuple, list)) else (result,)))
         finally:
             if not keep:
@@ -281,9 +291,8 @@ class Offload:
         self.backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
-        options = _abi.stw_reduce_options.initial(scale=self.scale)
-        check(_waiting.call(self.runtime, lib.stw_reduce, gradient._use(), source.data_ptr(),
-                            options, again=False))
+        """Give a gradient's memory away; it is added behind the call."""
+        gradient.reduce(source, scale=self.scale, adopt=True)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -295,6 +304,8 @@ class Offload:
         self.runtime.drain()
         for module in self.model.modules():
             uninstall(module)
+        for handle in self._handles:
+            handle.remove()
         self.model.__dict__.pop("_call_impl", None)
         for record in self.records:
             gradient = record.gradient_copy() if record.has_gradient and not record.spent else None
@@ -317,6 +328,22 @@ class Offload:
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.runtime.write_report(path)
+
+
+def _count_copies(module: torch.nn.Module, more: int) -> None:
+    for parameter in module.parameters():
+        if isinstance(parameter, Offloaded):
+            parameter._stepwell.offload.copies += more
+            return
+
+
+# Functions of the module, so that models with these hooks are copied and pickled.
+def _copies_begin(module: torch.nn.Module, *_: Any) -> None:
+    _count_copies(module, 1)
+
+
+def _copies_end(module: torch.nn.Module, *_: Any) -> None:
+    _count_copies(module, -1)
 
 
 def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
@@ -393,6 +420,10 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
         store_name=store_name, **options)
     try:
         made = Offload(model, optimizer, runtime, device, keep_gradients)
+        made.serves_faults = bool(options.get("fault_in"))
+        group = options.get("group")
+        if group is not None:
+            made.scale = 1.0 / group.size
         made.take(parameters, durable=store_name is not None)
         if optimizer is not None:
             _optimizer.convert(optimizer, made)

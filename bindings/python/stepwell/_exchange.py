@@ -99,3 +99,15 @@ def take(made: Exported) -> None:
 def leave(made: Exported) -> None:
     """It is the capsule's after all."""
     _rename(made.capsule, NAMES[made.name][0])
+
+
+def given(capsule: Any) -> Tuple[int, int]:
+    """Take a legacy capsule's tensor: (it, its deleter's address), for who calls that."""
+    managed = _pointer_of(capsule, NAME)
+    deleter = ctypes.c_void_p.from_address(managed + _LEGACY.size - 8).value
+    _rename(capsule, NAMES[NAME][1])
+    return managed, deleter or 0
+
+
+def given_back(capsule: Any) -> None:
+    _rename(capsule, NAMES[NAME][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -11,13 +12,14 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
-from .. import _abi, _waiting
-from .._library import lib
+from .. import _abi
+from .._exchange import given, given_back
+from .._library import unchecked
 from .._options import Device, Nvme
 from .._phase import Phase, Step
 from .._runtime import Runtime
 from .._tensor import Tensor, TensorSpec
-from ..errors import BudgetError, check
+from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._records import (
     DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, write,
@@ -30,6 +32,8 @@ Size = Union[int, str]
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
 _SLACK = 32     # blocks of nvme beside what is computed
+_adopt = unchecked("stw_reduce_adopt")
+_adopt.argtypes = [ctypes.c_void_p] * 5
 _Off = torch._C.DisableTorchFunctionSubclass
 
 _offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
@@ -55,7 +59,7 @@ class Offload:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
-                 runtime: Runtime, budget: int, keep_gradients: bool) -> None:
+                 runtime: Runtime, budget: int, keep_gradients: bool, ranks: int) -> None:
         self.model = model
         self.runtime = runtime
         self.closed = False
@@ -71,7 +75,9 @@ class Offload:
         self.saved_tensors = Spill(self)
         self.serves_faults = False
         self.copies = 0   # state_dict() calls under way: what they give are copies
-        self.scale = 1.0  # of a gradient: over ranks the sum of them is to be the mean
+        # Of gradients: over ranks the sum of them is to be the mean.
+        self._reduce_options = _abi.stw_reduce_options.initial(scale=1.0 / ranks)
+        self._reduce_at = ctypes.addressof(self._reduce_options)
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
@@ -292,7 +298,13 @@ class Offload:
 
     def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
         """Give a gradient's memory away; it is added behind the call."""
-        gradient.reduce(source, scale=self.scale, adopt=True)
+        # As gradient.reduce(source, adopt=True) does, in a sixth of its time.
+        capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
+        managed, deleter = given(capsule)
+        status = _adopt(gradient._handle, source.data_ptr(), self._reduce_at, deleter, managed)
+        if status < 0:
+            given_back(capsule)
+            raise error_of(status)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -419,11 +431,10 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
                    0 if activation_bytes is None else size_of(activation_nvme_bytes)),
         store_name=store_name, **options)
     try:
-        made = Offload(model, optimizer, runtime, device, keep_gradients)
-        made.serves_faults = bool(options.get("fault_in"))
         group = options.get("group")
-        if group is not None:
-            made.scale = 1.0 / group.size
+        made = Offload(model, optimizer, runtime, device, keep_gradients,
+                       1 if group is None else group.size)
+        made.serves_faults = bool(options.get("fault_in"))
         made.take(parameters, durable=store_name is not None)
         if optimizer is not None:
             _optimizer.convert(optimizer, made)

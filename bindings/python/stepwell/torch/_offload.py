@@ -22,7 +22,7 @@ from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._records import (
-    DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, write,
+    DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, users_of, write,
 )
 from ._saved import Backward, Hooks, pop
 from ._spill import Spill
@@ -82,6 +82,7 @@ class Offload:
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer = optimizer
         self.touched: Dict[Record, Any] = {}
+        self.shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
         self._train: Optional[Step] = None
@@ -194,8 +195,7 @@ class Offload:
     def mark(self) -> None:
         """Accesses outside units end here."""
         while self.touched:
-            record, view = self.touched.popitem()
-            self._untouch(record, view)
+            self._untouch(next(reversed(self.touched)))
         while self.held:
             self.held.pop().leave()
         self.copies = 0
@@ -213,17 +213,21 @@ class Offload:
         if self.copies and func is torch.Tensor.detach:
             return self.copy_of(records[0])
         name = getattr(func, "__name__", "")
-        writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__" or name.startswith("__i")
+        writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__"
+                  or name.startswith("__i")
                   or (name.endswith("_") and not name.endswith("__")))
         if self._eval is not None or self._train is not None:
             for record in records:
                 if record.unit is not None and not record.unit.calls:
                     record.unit.split()
+        if sum(self.shown.values()) > self.unit_bytes:
+            self._end_shown()
         for record in records:
             record.touches += 1
             self._touch(record, writes)
         # Where faults are served an address may be kept; else the pin lasts until the next mark.
         keep = escapes and not self.serves_faults
+        result = None
         try:
             pushed = self.hooks.push()
             try:
@@ -232,13 +236,22 @@ class Offload:
             finally:
                 if pushed:
                     pop()
-            keep = keep or not self.serves_faults and any(self._shares(value, records) for value in
-                               (result if isinstance(result, (tuple, list)) else (result,)))
+            keep = keep or not self.serves_faults and any(
+                self._shares(value, records) for value in
+                (result if isinstance(result, (tuple, list)) else (result,)))
         finally:
-            if not keep:
-                for record in records:
-                    self._untouch(record, self.touched.pop(record))
+            for record in records:
+                if not keep:
+                    self._untouch(record)
+                elif isinstance(result, torch.Tensor):
+                    self.shown[record] = record.tensor.nbytes
         return result
+
+    def _end_shown(self) -> None:
+        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget."""
+        for record in list(self.shown):
+            if users_of(record.alias) == 2:  # the parameter's own and this one
+                self._untouch(record)
 
     def _touch(self, record: Record, writes: bool) -> None:
         held = self.touched.get(record)
@@ -248,7 +261,9 @@ class Offload:
                                                   READ_WRITE if writes else READ)
         record.pin()
 
-    def _untouch(self, record: Record, view: Any) -> None:
+    def _untouch(self, record: Record) -> None:
+        view = self.touched.pop(record)
+        self.shown.pop(record, None)
         changed = record.unpin()
         wrote = view.access != READ
         view.release()

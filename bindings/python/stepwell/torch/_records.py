@@ -38,6 +38,12 @@ def set_own_grad(parameter: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
     _grad.__set__(parameter, grad)  # type: ignore[attr-defined]
 
 
+def users_of(tensor: torch.Tensor) -> int:
+    """How many tensors there are over its memory, itself among them."""
+    count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+    return count(tensor.untyped_storage()._cdata) - 1  # type: ignore[no-any-return]
+
+
 def memory_order(tensor: torch.Tensor) -> Tuple[int, ...]:
     """Strides of the same order without gaps, as torch.preserve_format keeps them."""
     return torch.empty_like(tensor, device="meta").stride()
@@ -106,7 +112,8 @@ class Record:
         if self.tensor.info().state == 0:
             write(self.tensor, parameter, self.stride)
         with _Off():
-            parameter.data = at_address(self.tensor, self.size, self.stride)
+            _data.__set__(  # type: ignore[attr-defined]
+                parameter, at_address(self.tensor, self.size, self.stride))
         self.alias = parameter.detach()  # shares the version counter, and costs less to ask
         self.address = self.alias.untyped_storage().data_ptr()
         self.seen = self.alias._version
@@ -236,6 +243,15 @@ class Offloaded(torch.nn.Parameter):
     """A parameter in tiers; see the module's first lines."""
 
     _stepwell: Record
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        record = self._stepwell
+        record.offload.set_data(record, data)
 
     @property
     def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]

@@ -3,6 +3,7 @@
 
     model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
 """
+from ._init import Tiers, init
 from ._offload import Offload, offload, offloaded, save_on_tiers
 
-__all__ = ["Offload", "offload", "offloaded", "save_on_tiers"]
+__all__ = ["Offload", "Tiers", "init", "offload", "offloaded", "save_on_tiers"]

@@ -29,6 +29,7 @@ from ._spill import Spill
 from ._units import Unit, install, is_holder, own, shares, uninstall
 
 Size = Union[int, str]
+Places = Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any], List[Any]]
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
 _SLACK = 32     # blocks of nvme beside what is computed
@@ -58,10 +59,11 @@ class Offload:
     thread at a time. close() gives the model its memory back.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
-                 runtime: Runtime, budget: int, keep_gradients: bool, ranks: int) -> None:
-        self.model = model
+    def __init__(self, runtime: Runtime, budget: int, keep_gradients: bool,
+                 ranks: int) -> None:
+        self.model: Optional[torch.nn.Module] = None  # of init(): not made yet
         self.runtime = runtime
+        self.making: Any = None  # the Tiers of init(), until they have a model
         self.closed = False
         self.keep_gradients = keep_gradients
         self.budget = budget
@@ -80,7 +82,7 @@ class Offload:
         self._reduce_at = ctypes.addressof(self._reduce_options)
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
-        self.optimizer = optimizer
+        self.optimizer: Optional[torch.optim.Optimizer] = None
         self.touched: Dict[Record, Any] = {}
         self.shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
         self._phases: Dict[str, Phase] = {}
@@ -91,36 +93,80 @@ class Offload:
 
     # -- making -----------------------------------------------------------------------------------
 
+    def begin(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
+              parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
+        """Take all of a model, and let its calls and steps go through the tiers."""
+        self.model, self.optimizer = model, optimizer
+        self.take(parameters, durable)
+        self.cut("", model, 0)
+        install(self, model, None, root=True)
+        for module in model.modules():
+            self._handles.append(module.register_state_dict_pre_hook(_copies_begin))
+            self._handles.append(module.register_state_dict_post_hook(_copies_end))
+        if optimizer is not None:
+            _optimizer.convert(optimizer, self)
+        _offloads[model] = self
+
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
-        """Move every parameter into its tensor."""
-        specs, order = [], {}
+        """Move every parameter of the model into its tensor."""
+        assert self.model is not None
+        order = {}
         for name, parameter in parameters:
             order[id(parameter)] = len(order) * 2
         for at, module in enumerate(self.model.modules()):
             for parameter in module._parameters.values():
                 if parameter is not None and id(parameter) in order:
                     order[id(parameter)] = at
+        fresh = [(name, parameter) for name, parameter in parameters
+                 if id(parameter) not in self.by_parameter]
+        self.move(fresh, [1 + order[id(parameter)] // 8 for _, parameter in fresh], durable)
         for name, parameter in parameters:
-            specs.append(TensorSpec(
-                shape=max(1, parameter.numel()), dtype=DTYPES[parameter.dtype], name=name,
-                role="param", neighbour=1 + order[id(parameter)] // 8, durable=durable))
-        tensors = self.runtime.create_many(specs)
-        for (name, parameter), tensor in zip(parameters, tensors):
-            record = Record(self, name, parameter, tensor)
-            self.records.append(record)
-            self.by_parameter[id(parameter)] = record
-        for record in self.records:
+            record = self.by_parameter[id(parameter)]
+            if record.name != name:  # of init()
+                record.name = name
+                if durable:
+                    self.renew(record, record.alias, durable, 1 + order[id(parameter)] // 8)
+
+    def move(self, parameters: List[Tuple[str, torch.nn.Parameter]], neighbours: List[int],
+             durable: bool) -> List[Record]:
+        """Move these into tensors of their own."""
+        tensors = self.runtime.create_many([
+            _spec(name, parameter, neighbour, durable)
+            for (name, parameter), neighbour in zip(parameters, neighbours)])
+        made = [Record(self, name, parameter, tensor)
+                for (name, parameter), tensor in zip(parameters, tensors)]
+        for record in made:
             grad = record.parameter.grad
             record.adopt()
-            self.by_address[record.address] = record
+            self.remember(record)
             if grad is not None:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(grad)
-        self.cut("", self.model, 0)
-        install(self, self.model, None, root=True)
-        for module in self.model.modules():
-            self._handles.append(module.register_state_dict_pre_hook(_copies_begin))
-            self._handles.append(module.register_state_dict_post_hook(_copies_end))
+        return made
+
+    def remember(self, record: Record) -> None:
+        self.records.append(record)
+        self.by_parameter[id(record.parameter)] = record
+        self.by_address[record.address] = record
+
+    def forget(self, record: Record) -> None:
+        self.records.remove(record)
+        del self.by_parameter[id(record.parameter)]
+        del self.by_address[record.address]
+
+    def renew(self, record: Record, data: torch.Tensor, durable: bool, neighbour: int) -> None:
+        """Give a parameter another tensor, for data of its own or of another size or dtype."""
+        old = record.tensor
+        self.mark()
+        if data is record.alias:
+            data = self.copy_of(record)
+        self.forget(record)
+        record.tensor = self.runtime.create_many([
+            _spec(record.name, data, neighbour, durable)])[0]
+        record.like(data)
+        record.adopt(data)
+        self.remember(record)
+        old.destroy()
 
     def neighbour(self, record: Record) -> int:
         unit = record.unit
@@ -282,6 +328,10 @@ class Offload:
     def set_data(self, record: Record, data: torch.Tensor) -> None:
         """Its bytes are others; its memory stays, as aliases of it and the tiers do."""
         if tuple(data.shape) != record.size or data.dtype != record.dtype:
+            if self.making is not None and data.dtype in DTYPES:
+                record.name = self.making.fresh(record.name)
+                self.renew(record, data.detach(), False, 1)
+                return
             raise RuntimeError(
                 f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
@@ -329,11 +379,13 @@ class Offload:
             return
         self.mark()
         self.runtime.drain()
-        for module in self.model.modules():
-            uninstall(module)
-        for handle in self._handles:
-            handle.remove()
-        self.model.__dict__.pop("_call_impl", None)
+        if self.model is not None:
+            for module in self.model.modules():
+                uninstall(module)
+            for handle in self._handles:
+                handle.remove()
+            self.model.__dict__.pop("_call_impl", None)
+            _offloads.pop(self.model, None)
         for record in self.records:
             gradient = record.gradient_copy() if record.has_gradient and not record.spent else None
             record.restore()
@@ -342,7 +394,6 @@ class Offload:
             _optimizer.restore(self.optimizer)
         self.closed = True
         self.runtime.close(deferred=True)
-        _offloads.pop(self.model, None)
 
     def __enter__(self) -> "Offload":
         return self
@@ -373,13 +424,19 @@ def _copies_end(module: torch.nn.Module, *_: Any) -> None:
     _count_copies(module, -1)
 
 
+def _spec(name: str, like: torch.Tensor, neighbour: int, durable: bool) -> TensorSpec:
+    return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
+                      role="param", neighbour=neighbour, durable=durable)
+
+
 def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
     return (f"the parameters of module '{name or type(module).__name__}' "
             f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
             f"device budget of {budget} bytes cannot hold them: raise it, or divide the module")
 
 
-def _checked(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Parameter]]:
+def checked(model: torch.nn.Module,
+            made: Optional[Offload] = None) -> List[Tuple[str, torch.nn.Parameter]]:
     """The parameters, each once, or what is wrong with one of them."""
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
@@ -390,6 +447,9 @@ def _checked(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Parameter]]:
     storages: Dict[int, str] = {}
     for name, parameter in model.named_parameters():
         what = f"parameter '{name}'"
+        if isinstance(parameter, Offloaded) and parameter._stepwell.offload is made:
+            found.append((name, parameter))
+            continue
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             raise TypeError(f"{what} has no shape yet: run the model once before offload()")
         if type(parameter) is not torch.nn.Parameter:
@@ -414,9 +474,7 @@ def _checked(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Parameter]]:
 
 
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
-            device_bytes: Size, host_bytes: Size = 0,
-            nvme: Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any],
-                        List[Any]] = None,
+            device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None,
@@ -434,52 +492,60 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
     parameters do not fit together, naming it.
     """
-    parameters = _checked(model)
+    parameters = checked(model)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
-    device = size_of(device_bytes)
-    runtime = Runtime(
-        devices=[Device(device)], host_bytes=size_of(host_bytes),
-        nvme=_nvme(nvme, nvme_bytes, parameters, optimizer,
-                   options.get("block_bytes") or _abi.STW_BLOCK_2M,
-                   0 if activation_bytes is None else size_of(activation_nvme_bytes)),
-        store_name=store_name, **options)
+    if nvme_bytes is None and nvme is not None:
+        nvme_bytes = _need(parameters, optimizer, options.get("block_bytes") or _abi.STW_BLOCK_2M)
+        if activation_bytes is not None:
+            nvme_bytes += size_of(activation_nvme_bytes)
+    made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
     try:
-        group = options.get("group")
-        made = Offload(model, optimizer, runtime, device, keep_gradients,
-                       1 if group is None else group.size)
-        made.serves_faults = bool(options.get("fault_in"))
-        made.take(parameters, durable=store_name is not None)
-        if optimizer is not None:
-            _optimizer.convert(optimizer, made)
+        made.begin(model, optimizer, parameters, store_name is not None)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:
-        runtime.close(deferred=True)
+        made.runtime.close(deferred=True)
         raise
-    _offloads[model] = made
     return model, optimizer
 
 
-def _nvme(nvme: Any, nvme_bytes: Optional[Size],
-          parameters: List[Tuple[str, torch.nn.Parameter]],
-          optimizer: Optional[torch.optim.Optimizer], block: int, activations: int) -> List[Nvme]:
-    if nvme is None:
-        return []
-    places = list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
-    if nvme_bytes is None:
-        states = 0 if optimizer is None else _optimizer.states_of(optimizer)
-        need = _SLACK * block + activations
-        for _, parameter in parameters:
-            half = parameter.element_size() < 4
-            sizes = [parameter.element_size()] * 2 + [4] * (states + half)
-            need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
-    else:
-        need = size_of(nvme_bytes)
-    each = (-(-need // len(places) // block) + 1) * block
+def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
+           store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any]) -> Offload:
+    """Tiers without a model."""
+    device = size_of(device_bytes)
+    block = options.get("block_bytes") or _abi.STW_BLOCK_2M
+    runtime = Runtime(
+        devices=[Device(device)], host_bytes=size_of(host_bytes),
+        nvme=_nvme(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
+    group = options.get("group")
+    made = Offload(runtime, device, keep_gradients, 1 if group is None else group.size)
+    made.serves_faults = bool(options.get("fault_in"))
+    return made
+
+
+def _need(parameters: List[Tuple[str, torch.nn.Parameter]],
+          optimizer: Optional[torch.optim.Optimizer], block: int) -> int:
+    """Bytes of nvme for parameters, gradients and states."""
+    states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+    need = _SLACK * block
+    for _, parameter in parameters:
+        half = parameter.element_size() < 4
+        sizes = [parameter.element_size()] * 2 + [4] * (states + half)
+        need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
+    return need
+
+
+def _nvme(nvme: Places, need: int, block: int) -> List[Nvme]:
+    places = places_of(nvme)
+    each = (-(-need // max(len(places), 1) // block) + 1) * block
     return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
             else Nvme(place, each) for place in places]
+
+
+def places_of(nvme: Places) -> List[Any]:
+    return [] if nvme is None else list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
 
 
 @contextlib.contextmanager

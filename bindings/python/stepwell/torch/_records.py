@@ -58,6 +58,9 @@ def flat(tensor: torch.Tensor, stride: Tuple[int, ...]) -> torch.Tensor:
 
 
 def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
+    if not data.numel():
+        to.fill(0)  # it has one element, as no tensor has none
+        return
     source = flat(data.detach(), stride)
     options = _abi.stw_copy_options.initial()
     check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), source.data_ptr(), options))
@@ -66,6 +69,8 @@ def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
 def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
          dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty_strided(size, stride, dtype=dtype)
+    if not out.numel():
+        return out
     options = _abi.stw_copy_options.initial()
     check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
                         options))
@@ -90,9 +95,7 @@ class Record:
         self.name = name
         self.parameter = parameter
         self.tensor = tensor
-        self.size = tuple(parameter.size())
-        self.stride = memory_order(parameter)
-        self.dtype = parameter.dtype
+        self.like(parameter)
         self.pins = 0           # of units and accesses; not those that autograd's nodes hold
         self.changes = 0        # updates and writes so far: what a saved tensor compares
         self.gradient: Optional[Tensor] = None
@@ -106,11 +109,16 @@ class Record:
         self.touched: Any = None  # the view of an access that lasts until the next mark
         self.done = -1          # the backward pass in which its gradient came last
 
-    def adopt(self) -> None:
+    def like(self, data: torch.Tensor) -> None:
+        self.size = tuple(data.size())
+        self.stride = memory_order(data)
+        self.dtype = data.dtype
+
+    def adopt(self, data: Optional[torch.Tensor] = None) -> None:
         """Move the parameter's bytes to its tensor; the object shows the tensor's address."""
         parameter = self.parameter
         if self.tensor.info().state == 0:
-            write(self.tensor, parameter, self.stride)
+            write(self.tensor, parameter if data is None else data, self.stride)
         with _Off():
             _data.__set__(  # type: ignore[attr-defined]
                 parameter, at_address(self.tensor, self.size, self.stride))
@@ -296,6 +304,8 @@ class Offloaded(torch.nn.Parameter):
         if id(self) not in memo:
             memo[id(self)] = torch.nn.Parameter(record.offload.copy_of(record),
                                                 self.requires_grad)
+            if record.offload.making is not None:
+                record.offload.making.copied(record.name, memo[id(self)])
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __repr__(self, **_: Any) -> str:

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init(): a model whose parameters go to tiers while its constructor runs.
+
+torch's registration hooks say when a module has a parameter. The parameters of the module that
+registered last are plain memory; those before them are in tensors, where whatever is done to one
+fetches it (Absent in _records.py).
+"""
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any, List, Mapping, Optional, Set, Tuple
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook, register_module_parameter_registration_hook,
+)
+
+from .._options import Nvme
+from ..errors import BudgetError
+from ._offload import Offload, Places, Size, checked, opened, places_of
+from ._optimizer import check_parameters
+from ._records import DTYPES, Offloaded, users_of
+
+_inside = threading.local()
+_Parameter = torch.nn.Parameter
+_plain_new = _Parameter.__new__
+
+
+def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """Parameter(p) of one in tiers: with memory of its own, as p is mostly replaced by it."""
+    if not isinstance(data, Offloaded):
+        return _plain_new(cls, data, requires_grad)
+    record = data._stepwell
+    made = _plain_new(cls, record.offload.copy_of(record), requires_grad)
+    if record.offload.making is not None:
+        record.offload.making.shares(data, made)
+    return made
+
+
+class Tiers:
+    """Tiers that a model was made in; offload() goes on with them. From init().
+
+    Threads: as the model.
+    """
+
+    def __init__(self, made: Offload, durable: bool) -> None:
+        self.runtime = made.runtime
+        self._made = made
+        made.making = self
+        self._durable = durable
+        self._waiting: List[Tuple[str, "weakref.ref[torch.nn.Parameter]"]] = []
+        self._shared: List[Tuple[Any, Any]] = []  # by Parameter() of a parameter
+        self._module: Any = None
+        self._hooks: List[Any] = []
+        self._count = 0
+
+    # -- the with statement -----------------------------------------------------------------------
+
+    def __enter__(self) -> "Tiers":
+        if getattr(_inside, "tiers", None) is not None:
+            self.runtime.close()
+            raise ValueError("init() inside init(): one model has one")
+        _inside.tiers = self
+        _Parameter.__new__ = _new  # type: ignore[method-assign]
+        self._hooks = [register_module_parameter_registration_hook(self._parameter),
+                       register_module_module_registration_hook(self._child)]
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        _inside.tiers = None
+        _Parameter.__new__ = _plain_new  # type: ignore[method-assign]
+        if kind is not None:
+            self.runtime.close(deferred=True)
+        else:
+            self._move()
+
+    def _parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if getattr(_inside, "tiers", None) is not self:
+            return
+        if self._module is None or self._module() is not module:
+            self._move()
+            self._module = weakref.ref(module)
+        self._take(f"{type(module).__name__}.{name}", parameter)
+
+    def _child(self, module: torch.nn.Module, name: str, child: Any) -> None:
+        """A module that is registered has been made; so have copies that nothing registered."""
+        if child is not None and getattr(_inside, "tiers", None) is self:
+            for below in child.modules():
+                for own, parameter in below._parameters.items():
+                    self._take(f"{type(below).__name__}.{own}", parameter)
+            self._move()
+
+    def copied(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """A copy of a parameter in tiers, which no module registers."""
+        if getattr(_inside, "tiers", None) is self:
+            self._take(name, parameter)
+
+    def shares(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
+        self._shared.append((weakref.ref(one), weakref.ref(other)))
+
+    # -- moving -----------------------------------------------------------------------------------
+
+    def _take(self, name: str, parameter: Any) -> None:
+        """Move it with the next ones, if it can be moved at all."""
+        if self._bytes() > self._made.unit_bytes:
+            self._move()
+        if (type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
+                and parameter.device.type == "cpu" and parameter.dtype in DTYPES
+                and all(known() is not parameter for _, known in self._waiting)):
+            self._waiting.append((name, weakref.ref(parameter)))
+
+    def fresh(self, name: str) -> str:
+        """A name that no tensor has."""
+        self._count += 1
+        return f"{name.rsplit(' #', 1)[0]} #{self._count}"
+
+    def _bytes(self) -> int:
+        known = [parameter() for _, parameter in self._waiting]
+        return sum(each.numel() * each.element_size() for each in known if each is not None)
+
+    def _move(self) -> None:
+        """Move what waits, but what shares its memory with something that may yet write to it."""
+        due, kept = [], []
+        for name, known in self._waiting:
+            parameter = known()
+            if parameter is None or type(parameter) is not torch.nn.Parameter:
+                continue
+            if users_of(parameter) > 1:
+                kept.append((name, known))
+                continue
+            due.append((self.fresh(name), parameter))
+        self._waiting = kept
+        made = self._made.move(due, [1 + self._count // 8] * len(due), False)
+        for record in made:
+            if not self.runtime.fits([record.tensor]):
+                raise BudgetError(
+                    f"{record.label()} of {record.tensor.nbytes} bytes is larger than what the "
+                    f"device budget of {self._made.budget} bytes can hold: raise it, or divide the "
+                    "module")
+
+    # -- going on ---------------------------------------------------------------------------------
+
+    def offload(self, model: torch.nn.Module,
+                optimizer: Optional[torch.optim.Optimizer] = None, *,
+                keep_gradients: bool = False
+                ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
+        """stepwell.torch.offload() in these tiers; returns both arguments.
+
+        Parameters of the model that are plain memory are moved, too. The tensors of parameters that
+        nothing refers to any more are destroyed. Blocks while bytes are moved: with a store_name
+        all of them are, once, to tensors with the names that the model has for them.
+        """
+        made = self._made
+        if self._hooks:
+            raise ValueError("the model is still being made: call offload() after the with")
+        if made.model is not None:
+            raise ValueError("these tiers have a model already: make one init() for each")
+        parameters = checked(model, made)
+        names = {id(parameter): name for name, parameter in parameters}
+        for one, other in self._shared:
+            if id(one()) in names and id(other()) in names:
+                raise ValueError(
+                    f"parameter '{names[id(other())]}' was made as Parameter() of "
+                    f"'{names[id(one())]}': they would share memory and are not one Parameter; tie "
+                    "them by assigning one object to both modules")
+        if optimizer is not None:
+            check_parameters(optimizer, set(names))
+        made.keep_gradients = keep_gradients
+        made.mark()
+        self._waiting = []
+        self._sweep(set(names))
+        made.begin(model, optimizer, parameters, self._durable)
+        made.making = None
+        return model, optimizer
+
+    def _sweep(self, used: Set[int]) -> None:
+        """Destroy the tensors of parameters that only their records refer to."""
+        made = self._made
+        others = []
+        for record in list(made.records):
+            if id(record.parameter) not in used:
+                made.forget(record)
+                others.append((record.tensor, weakref.ref(record.parameter)))
+                del record
+        gc.collect()
+        for tensor, known in others:
+            parameter: Any = known()
+            if parameter is None:
+                tensor.destroy()
+            else:
+                made.remember(parameter._stepwell)
+
+    def close(self) -> None:
+        """Give all parameters plain memory again, and close the tiers."""
+        self._made.close()
+
+
+def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
+         nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
+         **options: Any) -> Tiers:
+    """Make a model that fits nowhere: inside the `with`, parameters go to tiers as they are made.
+
+        with stepwell.torch.init(device_bytes="2GiB", nvme="/fast", nvme_bytes="200GiB") as tiers:
+            model = Model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        tiers.offload(model, optimizer)
+
+    The constructor runs as it is and draws the values that it draws without the `with`. Plain
+    memory has the parameters of one module, the one that registered last, and those whose memory
+    something else still refers to. What follows the `with` finds a model whose parameters are
+    fetched by each access; tiers.offload() makes it run in units. A parameter that is replaced
+    keeps its room until then.
+
+    nvme_bytes is needed with nvme (but where it has Nvme objects), as the model's size is not known
+    yet: room for parameters and gradients, and 4 bytes of each of the optimizer's states for each
+    element; with a store_name as docs/generations.md says, and the parameters once more. Other
+    arguments are those of offload(). Threads: models that other threads make meanwhile are plain.
+    """
+    if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))
+                                      for place in places_of(nvme)):
+        raise ValueError("init(nvme=...) needs nvme_bytes, the room for parameters, gradients and "
+                         "optimizer states: the model's size is not known before it is made")
+    return Tiers(opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, False, options),
+                 store_name is not None)

@@ -7,6 +7,7 @@ fetches it (Absent in _records.py).
 """
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -26,6 +27,7 @@ from ._records import DTYPES, Offloaded, users_of
 _inside = threading.local()
 _Parameter = torch.nn.Parameter
 _plain_new = _Parameter.__new__
+_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
 
 def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
@@ -55,6 +57,7 @@ class Tiers:
         self._module: Any = None
         self._hooks: List[Any] = []
         self._count = 0
+        self._freed = 0  # bytes of plain memory, since the allocator was last made to give it back
 
     # -- the with statement -----------------------------------------------------------------------
 
@@ -136,12 +139,22 @@ class Tiers:
             due.append((self.fresh(name), parameter))
         self._waiting = kept
         made = self._made.move(due, [1 + self._count // 8] * len(due), False)
+        self._give_back(sum(record.tensor.nbytes for record in made))
         for record in made:
             if not self.runtime.fits([record.tensor]):
                 raise BudgetError(
                     f"{record.label()} of {record.tensor.nbytes} bytes is larger than what the "
                     f"device budget of {self._made.budget} bytes can hold: raise it, or divide the "
                     "module")
+
+    def _give_back(self, nbytes: int) -> None:
+        """glibc's heap keeps what is freed below something small that stays: as much as the model
+        is, in the end.
+        """
+        self._freed += nbytes
+        if _trim is not None and self._freed > self._made.unit_bytes:
+            self._freed = 0
+            _trim(ctypes.c_size_t(0))
 
     # -- going on ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 import support
 
@@ -21,6 +22,8 @@ if HAS_TORCH:
 
     import stepwell
     import stepwell.torch
+if HAS_SAFETENSORS:
+    import safetensors.torch
 if HAS_TRANSFORMERS:
     import transformers
 
@@ -271,6 +274,178 @@ class Init(Case):
         with self.assertRaisesRegex(ValueError, "'1.weight' was made as Parameter.. of '0.weight'"):
             made.offload(model)
         made.close()
+
+
+# A model of 48 MiB, made, trained for one step, saved and loaded; prints by how many bytes its
+# process grew at most.
+GROWS = """
+import ctypes, sys
+import torch, support
+from torch import nn
+import stepwell, stepwell.torch
+from test_offload_files import tiers
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+def run(layers, width, directory):
+    with stepwell.torch.init(**tiers(directory, 96)) as made:
+        model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made.offload(model, optimizer)
+    model(torch.ones(4, width)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    stepwell.torch.save_safetensors(model, directory + "/saved", max_shard_bytes="20MiB")
+    stepwell.torch.load_safetensors(model, directory + "/saved")
+    stats = made.runtime.tier_stats("device")
+    assert stats.peak_bytes <= 96 * stepwell.BLOCK_64K, stats
+    made.runtime.close(deferred=True)
+
+torch.set_num_threads(2)
+run(2, 64, sys.argv[1])
+ctypes.CDLL(None).malloc_trim(0)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = peak()
+run(48, 512, sys.argv[1])
+print(peak() - before)
+"""
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Files(Case):
+    def made(self, make, blocks=24):
+        """A model in tiers, with other values each time."""
+        place = tempfile.mkdtemp(dir=self.directory)
+        with stepwell.torch.init(**tiers(place, blocks)) as made:
+            model = make()
+        self.addCleanup(made.close)
+        made.offload(model)
+        return model
+
+    def path(self, name="saved"):
+        return os.path.join(self.directory, name)
+
+    def round_trip(self, **options):
+        model = self.made(Custom)
+        model.mean.mul_(3)
+        stepwell.torch.save_safetensors(model, self.path(), **options)
+        for other in (self.made(Custom), Custom()):
+            self.assertEqual(stepwell.torch.load_safetensors(other, self.path()), ([], []))
+            self.equal(values_of(other), values_of(model))
+        return model
+
+    def test_a_model_that_was_saved_is_loaded_with_equal_bits(self):
+        model = self.round_trip()
+        self.assertEqual(os.listdir(self.path()), ["model.safetensors"])
+        if HAS_SAFETENSORS:
+            found = safetensors.torch.load_file(self.path("saved/model.safetensors"))
+            self.equal(dict(sorted(found.items())), dict(sorted(values_of(model).items())))
+
+    def test_shards_and_slices_have_equal_bits(self):
+        with unittest.mock.patch("stepwell.torch._files._SLICE", 5000):
+            self.round_trip(max_shard_bytes="100KiB")
+        self.assertGreater(len(os.listdir(self.path())), 5)
+        stepwell.torch.save_safetensors(Custom(), self.path())
+        self.assertEqual(os.listdir(self.path()), ["model.safetensors"])
+
+    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
+    def test_transformers_and_we_load_what_the_other_saved(self):
+        for make in (gpt2, t5):
+            for most in ("50GiB", "100KiB"):
+                with self.subTest(make.__name__, most=most):
+                    path = self.path(make.__name__ + most)
+                    model = self.made(make, 48)
+                    stepwell.torch.save_safetensors(model, path, max_shard_bytes=most)
+                    model.config.save_pretrained(path)
+                    theirs, told = type(model).from_pretrained(path, output_loading_info=True)
+                    self.assertFalse(told["missing_keys"] or told["unexpected_keys"], told)
+                    self.equal(values_of(theirs), values_of(model))
+                    theirs = make()
+                    theirs.save_pretrained(path + "-theirs", max_shard_size=most.replace("i", ""))
+                    stepwell.torch.load_safetensors(model, path + "-theirs")
+                    self.equal(values_of(model), values_of(theirs))
+
+    def test_other_dtypes_are_converted_as_torch_converts(self):
+        plain = nn.Linear(40, 30)
+        stepwell.torch.save_safetensors(plain, self.path("a.safetensors"))
+        half = self.made(lambda: nn.Linear(40, 30).bfloat16())
+        stepwell.torch.load_safetensors(half, self.path("a.safetensors"))
+        self.equal(values_of(half), values_of(copy.deepcopy(plain).bfloat16()))
+        stepwell.torch.save_safetensors(half, self.path("b.safetensors"))
+        stepwell.torch.load_safetensors(plain, self.path("b.safetensors"))
+        self.equal(values_of(plain), values_of(copy.deepcopy(half).float()))
+
+    def test_other_names_and_shapes_are_told_as_torch_tells_them(self):
+        stepwell.torch.save_safetensors(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)),
+                                        self.path())
+        model = self.made(lambda: nn.ModuleDict({"0": nn.Linear(3, 4), "a": nn.Linear(2, 2)}))
+        before = values_of(model)
+        with self.assertRaises(RuntimeError) as ours:
+            stepwell.torch.load_safetensors(model, self.path())
+        with self.assertRaises(RuntimeError) as theirs:
+            model.load_state_dict(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)).state_dict())
+        ours, theirs = (sorted(str(each.exception).replace(",", "").replace(".", "").split())
+                        for each in (ours, theirs))
+        self.assertEqual(ours, theirs)
+        model.load_state_dict(before)
+        self.assertEqual(stepwell.torch.load_safetensors(model, self.path(), strict=False),
+                         (["a.weight", "a.bias"], ["1.bias", "1.weight"]))
+        with self.assertRaisesRegex(RuntimeError, "size mismatch for weight: .*[4, 3].*[4, 4]"):
+            stepwell.torch.save_safetensors(nn.Linear(4, 4), self.path())
+            stepwell.torch.load_safetensors(nn.Linear(3, 4), self.path())
+        with self.assertRaisesRegex(ValueError, "'weight' is on meta"):
+            stepwell.torch.load_safetensors(nn.Linear(4, 4, device="meta"), self.path())
+
+    def test_a_save_that_fails_leaves_what_was_there(self):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        stepwell.torch.save_safetensors(model, self.path(), max_shard_bytes="17KiB")
+        before, names = values_of(model), os.listdir(self.path())
+        torch.nn.init.zeros_(model[0].weight)
+        calls = []
+
+        def fails(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise OSError("no room")
+            return put(*arguments)
+        put = stepwell.torch._files._put
+        with unittest.mock.patch("stepwell.torch._files._put", fails):
+            with self.assertRaisesRegex(OSError, "no room"):
+                stepwell.torch.save_safetensors(model, self.path(), max_shard_bytes="17KiB")
+        self.assertEqual(sorted(os.listdir(self.path())), sorted(names))
+        stepwell.torch.load_safetensors(model, self.path())
+        self.equal(values_of(model), before)
+
+    def test_damaged_files_are_refused_by_name(self):
+        model = nn.Linear(2, 2)
+        path = self.path("a.safetensors")
+        stepwell.torch.save_safetensors(model, path)
+        with open(path, "rb") as file:
+            whole = file.read()
+        for words, damaged in (("no file of safetensors: it has 3 bytes", b"abc"),
+                               ("no file of safetensors: it has", b"\xff" * 100),
+                               ("header is damaged", whole.replace(b"data_offsets", b"data_0ffsets")),
+                               ("header is damaged", whole[:8] + b"x" + whole[9:]),
+                               ("a tensor of 16 bytes at", whole[:-4]),
+                               ("a tensor of F33", whole.replace(b"F32", b"F33"))):
+            with open(path, "wb") as file:
+                file.write(damaged)
+            with self.assertRaisesRegex(ValueError, "a.safetensors .*" + words):
+                stepwell.torch.load_safetensors(model, path)
+        with self.assertRaisesRegex(FileNotFoundError, "has neither model.safetensors nor"):
+            stepwell.torch.load_safetensors(model, self.directory)
+
+    @unittest.skipUnless(os.path.exists("/proc/self/clear_refs"), "no /proc/self/clear_refs")
+    def test_a_model_beyond_memory_is_made_trained_saved_and_loaded_within_it(self):
+        status, printed = support.run_program(GROWS, self.directory, timeout=200)
+        self.assertEqual(status, 0, printed)
+        grown = int(printed.split()[-1])
+        # The device budget of 6 MiB, two weights of 1 MiB on their way, and 12 for activations,
+        # threads and the allocator; the model has 48, and 96 with gradients.
+        self.assertLess(grown, 20 * support.MIB)
 
 
 if __name__ == "__main__":

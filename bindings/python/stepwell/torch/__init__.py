@@ -3,7 +3,9 @@
 
     model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
 """
+from ._files import load_safetensors, save_safetensors
 from ._init import Tiers, init
 from ._offload import Offload, offload, offloaded, save_on_tiers
 
-__all__ = ["Offload", "Tiers", "init", "offload", "offloaded", "save_on_tiers"]
+__all__ = ["Offload", "Tiers", "init", "load_safetensors", "offload", "offloaded",
+           "save_on_tiers", "save_safetensors"]

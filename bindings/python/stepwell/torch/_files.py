@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of safetensors, read into and written from tensors in tiers without a copy of the model.
+
+The format is read here and not by its package, which maps whole files into memory and wants all
+tensors of a file at once to write it. A tensor goes in slices; one whose memory is not in row-major
+order goes whole.
+"""
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from contextlib import ExitStack
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Tuple, Union
+
+import torch
+
+from .. import _abi, _waiting
+from .._library import lib
+from ..errors import check
+from ._offload import Size, size_of
+from ._records import Offloaded, Record, read, write
+
+Path = Union[str, "os.PathLike[str]"]
+_SLICE = 16 << 20  # bytes of a tensor in plain memory at a time
+_HEADER_MAX = 100 << 20
+_ALIGN = 8
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+
+
+class _Slices:
+    """Plain memory for one slice after the other."""
+
+    def __init__(self, most: int) -> None:
+        self._memory = bytearray(min(most, _SLICE))
+
+    def of(self, dtype: torch.dtype, numel: int) -> Iterator[Tuple[int, torch.Tensor, memoryview]]:
+        """(first element, a tensor, its bytes) of each slice of a tensor."""
+        step = max(1, _SLICE // dtype.itemsize)
+        for begin in range(0, numel, step):
+            count = min(step, numel - begin)
+            yield (begin, torch.frombuffer(self._memory, dtype=dtype, count=count),
+                   memoryview(self._memory)[:count * dtype.itemsize])
+
+
+class _Entry(NamedTuple):
+    """A tensor of a file."""
+
+    file: BinaryIO
+    path: str
+    dtype: torch.dtype
+    shape: Tuple[int, ...]
+    begin: int
+
+    def read(self, at: int, memory: memoryview) -> None:
+        self.file.seek(self.begin + at * self.dtype.itemsize)
+        if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
+            raise ValueError(f"{self.path} ends before its tensors do")
+
+
+def _stated(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """What state_dict() names; parameters and buffers themselves."""
+    found = model.state_dict(keep_vars=True)
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"'{name}' of the model's state is a {type(value).__name__}: a file "
+                             "of safetensors has tensors alone")
+        if value.device.type == "meta":
+            raise ValueError(f"'{name}' is on meta and has no memory: make the model in "
+                             "stepwell.torch.init()")
+        if isinstance(value, Offloaded):
+            value._stepwell.offload.mark()
+    return found
+
+
+def _in_order(record: Record) -> bool:
+    return record.stride == torch.empty(record.size, device="meta").stride()
+
+
+def _copy(call: Any, record: Record, memory: torch.Tensor, begin: int) -> None:
+    options = _abi.stw_copy_options.initial(element_begin=begin, element_count=memory.numel())
+    check(_waiting.call(record.tensor._runtime, call, record.tensor._use(), memory.data_ptr(),
+                        options))
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True) -> Any:
+    """Load a model's parameters and buffers from a file, or from a folder as save_safetensors() and
+    transformers write them; returns (missing_keys, unexpected_keys) as load_state_dict() does.
+
+    Names are those of state_dict(); of a parameter with several names one is enough. Values of
+    another dtype are converted to the model's, as copy_() does. strict: names that are missing or
+    unexpected are a RuntimeError, like another shape always; nothing has been loaded then. Plain
+    memory has one slice of 16 MiB at a time. The model may be plain, made by init(), or offloaded.
+    """
+    state = _stated(model)
+    with ExitStack() as stack:
+        entries = _entries(os.fspath(path), stack)
+        groups: Dict[int, List[str]] = {}
+        for name, value in state.items():
+            groups.setdefault(id(value), []).append(name)
+        missing = [name for name, value in state.items()
+                   if not any(each in entries for each in groups[id(value)])]
+        unexpected = [name for name in entries if name not in state]
+        wrong = [f"size mismatch for {name}: copying a param with shape "
+                 f"{torch.Size(entries[name].shape)} from checkpoint, the shape in current model "
+                 f"is {value.shape}."
+                 for name, value in state.items()
+                 if name in entries and tuple(value.shape) != entries[name].shape]
+        if strict and unexpected:
+            wrong.insert(0, "Unexpected key(s) in state_dict: "
+                         + ", ".join(f'"{name}"' for name in unexpected) + ". ")
+        if strict and missing:
+            wrong.insert(0, "Missing key(s) in state_dict: "
+                         + ", ".join(f'"{name}"' for name in missing) + ". ")
+        if wrong:
+            raise RuntimeError(f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
+                               + "\n\t".join(wrong))
+        slices = _Slices(max((math.prod(each.shape) * each.dtype.itemsize
+                              for each in entries.values()), default=0))
+        for name, value in state.items():
+            if name in entries:
+                _load(value, entries[name], slices)
+    return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def _load(value: torch.Tensor, entry: _Entry, slices: _Slices) -> None:
+    record = value._stepwell if isinstance(value, Offloaded) else None
+    if record is None or not _in_order(record):
+        data = torch.empty(entry.shape, dtype=entry.dtype)
+        for begin, part, memory in slices.of(entry.dtype, data.numel()):
+            entry.read(begin, memory)
+            data.view(-1)[begin:begin + len(part)] = part
+        if record is None:
+            with torch.no_grad():
+                value.copy_(data)
+        else:
+            write(record.tensor, data.to(record.dtype), record.stride)
+            record.changes += 1
+        return
+    for begin, part, memory in slices.of(entry.dtype, value.numel()):
+        entry.read(begin, memory)
+        _copy(lib.stw_tensor_write, record, part.to(record.dtype), begin)
+    record.changes += 1
+
+
+def _entries(path: str, stack: ExitStack) -> Dict[str, _Entry]:
+    """All tensors of a file or folder; the files are open as long as the stack."""
+    if not os.path.isdir(path):
+        return _opened(path, stack)
+    if os.path.exists(os.path.join(path, _ONE)):
+        return _opened(os.path.join(path, _ONE), stack)
+    index = os.path.join(path, _INDEX)
+    if not os.path.exists(index):
+        raise FileNotFoundError(f"{path} has neither {_ONE} nor {_INDEX}")
+    with open(index, encoding="utf-8") as file:
+        places = json.load(file)["weight_map"]
+    files = {name: _opened(os.path.join(path, name), stack) for name in set(places.values())}
+    found = {}
+    for name, place in places.items():
+        if name not in files[place]:
+            raise ValueError(f"{os.path.join(path, place)} has no tensor '{name}', though {_INDEX} "
+                             "says so")
+        found[name] = files[place][name]
+    return found
+
+
+def _opened(path: str, stack: ExitStack) -> Dict[str, _Entry]:
+    file = stack.enter_context(open(path, "rb", buffering=0))
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(_HEADER_MAX, size - 8):
+        raise ValueError(f"{path} is no file of safetensors: it has {size} bytes, and a header of "
+                         f"{length}")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        found = {name: _entry(file, path, 8 + length, size, **each)
+                 for name, each in header.items()}
+    except (AttributeError, KeyError, TypeError, UnicodeDecodeError,
+            json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no file of safetensors: its header is damaged "
+                         f"({type(error).__name__}: {error})") from error
+    return found
+
+
+def _entry(file: Any, path: str, at: int, size: int, dtype: str, shape: List[int],
+           data_offsets: Tuple[int, int]) -> _Entry:
+    if dtype not in _DTYPES:
+        raise ValueError(f"{path} has a tensor of {dtype}; known are {', '.join(_DTYPES)}")
+    begin, end = data_offsets
+    entry = _Entry(file, path, _DTYPES[dtype], tuple(shape), at + begin)
+    nbytes = math.prod(shape) * entry.dtype.itemsize
+    if not 0 <= begin <= end or at + end > size or end - begin != nbytes:
+        raise ValueError(f"{path} has a tensor of {nbytes} bytes at [{begin}, {end}), and "
+                         f"{size - at} bytes of tensors")
+    return entry
+
+
+# -- saving ---------------------------------------------------------------------------------------
+
+def save_safetensors(model: torch.nn.Module, path: Path, *,
+                     max_shard_bytes: Size = "50GiB") -> None:
+    """Save a model's parameters and buffers for load_safetensors(), safetensors and transformers
+    (which needs model.config.save_pretrained(path), too).
+
+    path: a folder, made if need be, that gets model.safetensors, or several files of at most
+    max_shard_bytes and model.safetensors.index.json; or the name of one file, ".safetensors". Names
+    are those of state_dict(); of several names of a parameter the first. dtypes are the model's.
+    Files are written under other names, flushed and renamed when all are there: what is read
+    before is the old model, or nothing. A folder whose shards are replaced has both for a moment.
+    Plain memory has one slice of 16 MiB at a time.
+    """
+    path, state = os.fspath(path), _stated(model)
+    first: Dict[int, str] = {}
+    for name, value in state.items():
+        first.setdefault(id(value), name)
+    tied = {name: first[id(value)] for name, value in state.items() if first[id(value)] != name}
+    state = {name: value for name, value in state.items() if name not in tied}
+    for name, value in state.items():
+        if value.dtype not in _NAMES:
+            raise ValueError(f"'{name}' is {value.dtype}, which a file of safetensors has not")
+    if path.endswith(".safetensors"):
+        folder, shards = os.path.dirname(path) or ".", {os.path.basename(path): list(state)}
+    else:
+        os.makedirs(path, exist_ok=True)
+        folder, shards = path, _shards(state, size_of(max_shard_bytes))
+    files: Dict[str, str] = {}
+    try:
+        for shard, names in shards.items():
+            with _Temporary(folder, shard, files) as file:
+                _write(file, {name: state[name] for name in names}, tied)
+        if len(shards) > 1:
+            total = sum(value.numel() * value.element_size() for value in state.values())
+            places = {name: shard for shard, names in shards.items() for name in names}
+            with _Temporary(folder, _INDEX, files) as file:
+                file.write(json.dumps({"metadata": {"total_size": total},
+                                       "weight_map": dict(sorted(places.items()))},
+                                      indent=2).encode())
+        for shard, temporary in files.items():
+            os.replace(temporary, os.path.join(folder, shard))
+    finally:
+        for temporary in files.values():
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+    if folder == path:
+        _remove_others(folder, set(files))
+    _flush(folder)
+
+
+class _Temporary:
+    """A file under another name, on stable storage when it is closed."""
+
+    def __init__(self, folder: str, name: str, files: Dict[str, str]) -> None:
+        files[name] = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+        self._file = open(files[name], "wb", buffering=0)
+
+    def __enter__(self) -> BinaryIO:
+        return self._file
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        with self._file as file:
+            if kind is None:
+                os.fsync(file.fileno())
+
+
+def _shards(state: Dict[str, torch.Tensor], most: int) -> Dict[str, List[str]]:
+    shards: List[List[str]] = [[]]
+    size = 0
+    for name, value in state.items():
+        nbytes = value.numel() * value.element_size()
+        if shards[-1] and size + nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += nbytes
+    if len(shards) == 1:
+        return {_ONE: shards[0]}
+    return {f"model-{at:05}-of-{len(shards):05}.safetensors": names
+            for at, names in enumerate(shards, 1)}
+
+
+def _write(file: BinaryIO, state: Dict[str, torch.Tensor], tied: Dict[str, str]) -> None:
+    order = sorted(state, key=lambda name: (-state[name].element_size(), name))
+    header: Dict[str, Any] = {"__metadata__": {
+        "format": "pt", **{name: kept for name, kept in tied.items() if kept in state}}}
+    at = 0
+    for name in order:
+        value = state[name]
+        end = at + value.numel() * value.element_size()
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape),
+                        "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    _put(file, memoryview(len(text).to_bytes(8, "little") + text))
+    slices = _Slices(max((value.numel() * value.element_size() for value in state.values()),
+                         default=0))
+    for name in order:
+        _save(file, state[name], slices)
+
+
+def _save(file: BinaryIO, value: torch.Tensor, slices: _Slices) -> None:
+    record = value._stepwell if isinstance(value, Offloaded) else None
+    if record is None:
+        data = value.detach().reshape(-1)
+    elif not _in_order(record):
+        data = read(record.tensor, record.size, record.stride, record.dtype).reshape(-1)
+    for begin, part, memory in slices.of(value.dtype, value.numel()):
+        if record is not None and _in_order(record):
+            _copy(lib.stw_tensor_read, record, part, begin)
+        else:
+            part.copy_(data[begin:begin + len(part)])
+        _put(file, memory)
+
+
+def _put(file: BinaryIO, memory: memoryview) -> None:
+    while memory:
+        memory = memory[file.write(memory):]
+
+
+def _remove_others(folder: str, kept: Any) -> None:
+    """Files of a model that was saved here in other parts."""
+    for name in os.listdir(folder):
+        if name not in kept and (name in (_ONE, _INDEX) or _SHARD.fullmatch(name)):
+            os.unlink(os.path.join(folder, name))
+
+
+def _flush(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -250,6 +250,25 @@ class Init(Case):
         made.offload(model)
         made.close()
 
+    def test_a_model_that_is_refused_is_as_before(self):
+        def make():
+            return nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(64 * 8, 4))
+        words = "module '1' .*are used together"
+        model = make()
+        before = values_of(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with self.assertRaisesRegex(stepwell.BudgetError, words):
+            stepwell.torch.offload(model, optimizer, **tiers(self.directory, 56))
+        self.assertTrue(all(type(each) is nn.Parameter for each in model.parameters()))
+        self.equal(values_of(model), before)
+        with stepwell.torch.init(**tiers(self.directory, 56)) as made:
+            model = make()
+        with self.assertRaisesRegex(stepwell.BudgetError, words):
+            made.offload(model)
+        made.offload(model[0])
+        model[0](torch.ones(2, 8)).sum().backward()
+        made.close()
+
     def test_what_makes_no_sense_is_refused(self):
         with self.assertRaisesRegex(ValueError, "needs nvme_bytes"):
             stepwell.torch.init(device_bytes="4MiB", nvme=self.directory)
@@ -427,7 +446,7 @@ class Files(Case):
             whole = file.read()
         for words, damaged in (("no file of safetensors: it has 3 bytes", b"abc"),
                                ("no file of safetensors: it has", b"\xff" * 100),
-                               ("header is damaged", whole.replace(b"data_offsets", b"data_0ffsets")),
+                               ("header is damaged", whole.replace(b"_offsets", b"_0ffsets")),
                                ("header is damaged", whole[:8] + b"x" + whole[9:]),
                                ("a tensor of 16 bytes at", whole[:-4]),
                                ("a tensor of F33", whole.replace(b"F32", b"F33"))):
@@ -443,9 +462,9 @@ class Files(Case):
         status, printed = support.run_program(GROWS, self.directory, timeout=200)
         self.assertEqual(status, 0, printed)
         grown = int(printed.split()[-1])
-        # The device budget of 6 MiB, two weights of 1 MiB on their way, and 12 for activations,
+        # The device budget of 6 MiB, two weights of 1 MiB on their way, and 16 for activations,
         # threads and the allocator; the model has 48, and 96 with gradients.
-        self.assertLess(grown, 20 * support.MIB)
+        self.assertLess(grown, 24 * support.MIB)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,11 @@ class Tiers:
         made.mark()
         self._waiting = []
         self._sweep(set(names))
-        made.begin(model, optimizer, parameters, self._durable)
+        try:
+            made.begin(model, optimizer, parameters, self._durable)
+        except BaseException:
+            made.let_go(model)
+            raise
         made.making = None
         return model, optimizer
 

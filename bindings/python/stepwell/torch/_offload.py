@@ -380,20 +380,29 @@ class Offload:
         self.mark()
         self.runtime.drain()
         if self.model is not None:
-            for module in self.model.modules():
-                uninstall(module)
-            for handle in self._handles:
-                handle.remove()
-            self.model.__dict__.pop("_call_impl", None)
-            _offloads.pop(self.model, None)
+            self.let_go(self.model)
         for record in self.records:
             gradient = record.gradient_copy() if record.has_gradient and not record.spent else None
             record.restore()
             record.parameter.grad = gradient
-        if self.optimizer is not None:
+        if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)
         self.closed = True
         self.runtime.close(deferred=True)
+
+    def let_go(self, model: torch.nn.Module) -> None:
+        """Call its modules as torch does; parameters stay in their tensors."""
+        for module in model.modules():
+            uninstall(module)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        model.__dict__.pop("_call_impl", None)
+        _offloads.pop(model, None)
+        self.model = None
+        self.units.clear()
+        for record in self.records:
+            record.unit = None
 
     def __enter__(self) -> "Offload":
         return self
@@ -506,7 +515,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:
-        made.runtime.close(deferred=True)
+        made.close()
         raise
     return model, optimizer
 

@@ -7,6 +7,9 @@ import copy
 import gc
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -465,6 +468,152 @@ class Files(Case):
         # The device budget of 6 MiB, two weights of 1 MiB on their way, and 16 for activations,
         # threads and the allocator; the model has 48, and 96 with gradients.
         self.assertLess(grown, 24 * support.MIB)
+
+def trained(model, optimizer, scheduler, steps):
+    for _ in range(steps):
+        model(torch.randn(16, 64)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+
+def run_of(kind, directory=None, **options):
+    """(model, optimizer, scheduler) of a run, plain without a directory."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.Dropout(0.1), nn.ReLU(),
+                          nn.Linear(128, 64))
+    model[4].bias.requires_grad_(False)
+    groups = [{"params": model[0].parameters()},
+              {"params": [*model[1].parameters(), *model[4].parameters()], "lr": 0.02}]
+    optimizer = kind(groups)
+    if directory:
+        stepwell.torch.offload(model, optimizer, **tiers(directory, 32, **options))
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def kinds():
+    """By a kernel, and by its own code, with small states too."""
+    return {"adamw": lambda groups: torch.optim.AdamW(groups, 0.01),
+            "rmsprop": lambda groups: torch.optim.RMSprop(groups, 0.01, momentum=0.9,
+                                                          foreach=False)}
+
+
+def all_of(model, optimizer):
+    """Every bit of a run."""
+    found = values_of(model)
+    for at, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            found[f"{at} {name}"] = torch.as_tensor(value).clone()
+    return found
+
+
+# Trains two steps of each, commits, trains on and waits to be killed.
+KILLED = """
+import os, sys, time
+import torch
+import stepwell.torch
+from test_offload_files import kinds, run_of, trained
+torch.set_num_threads(2)
+for name, kind in kinds().items():
+    directory = os.path.join(sys.argv[1], name)
+    model, optimizer, scheduler = run_of(kind, directory, store_name="run")
+    trained(model, optimizer, scheduler, 2)
+    stepwell.torch.offloaded(model).commit({
+        "random": torch.get_rng_state(), "scheduler": scheduler.state_dict()})
+    trained(model, optimizer, scheduler, 1)
+print("committed", flush=True)
+time.sleep(600)
+"""
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Commits(Case):
+    def test_a_run_that_was_killed_goes_on_with_equal_bits(self):
+        for name in kinds():
+            os.mkdir(os.path.join(self.directory, name))
+            os.mkdir(os.path.join(self.directory, name + "-whole"))
+        child = subprocess.Popen([sys.executable, "-B", "-c", KILLED, self.directory],
+                                 stdout=subprocess.PIPE, text=True, env=support.environment())
+        with child:
+            try:
+                self.assertEqual(child.stdout.readline(), "committed\n")
+            finally:
+                child.send_signal(signal.SIGKILL)
+        self.assertEqual(child.returncode, -signal.SIGKILL)
+        for name, kind in kinds().items():
+            with self.subTest(name):
+                # The kernel of AdamW rounds as torch does not, so it is its own reference.
+                whole = run_of(kind, name == "adamw" and os.path.join(
+                    self.directory, name + "-whole"))
+                trained(*whole, 4)
+                model, optimizer, scheduler = run_of(
+                    kind, os.path.join(self.directory, name), store_name="run", resume=True)
+                with stepwell.torch.offloaded(model) as made:
+                    self.assertEqual(made.generation, 1)
+                    torch.set_rng_state(made.metadata["random"])
+                    scheduler.load_state_dict(made.metadata["scheduler"])
+                    trained(model, optimizer, scheduler, 2)
+                    self.assertEqual(optimizer.param_groups[0]["lr"],
+                                     whole[1].param_groups[0]["lr"])
+                    self.equal(all_of(model, optimizer), all_of(*whole[:2]))
+                    self.assertEqual(made.commit(), 2)
+                if name == "adamw":
+                    stepwell.torch.offloaded(whole[0]).close()
+
+    def test_a_model_made_in_tiers_is_resumed(self):
+        def run(**options):
+            with stepwell.torch.init(**tiers(self.directory, store_name="run", **options)) as made:
+                model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+            optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
+            made.offload(model, optimizer)
+            return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 9)
+        model, optimizer, scheduler = run(resume=True, overwrite=True)
+        with stepwell.torch.offloaded(model) as made:
+            self.assertEqual((made.generation, made.metadata), (0, None))
+            trained(model, optimizer, scheduler, 1)
+            made.commit([7, "a"], label="first")
+            expected = all_of(model, optimizer)
+            trained(model, optimizer, scheduler, 1)
+        model, optimizer, scheduler = run(resume=True, overwrite=True)
+        with stepwell.torch.offloaded(model) as made:
+            self.assertEqual((made.generation, made.metadata), (1, [7, "a"]))
+            self.assertEqual(made.runtime.generation().label, "first")
+            self.equal(all_of(model, optimizer), expected)
+            self.assertTrue(all("#" not in tensor.name for tensor in made.runtime))
+
+    def test_the_default_of_nvme_bytes_has_room_for_generations(self):
+        def run(resume):
+            model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)], nn.BatchNorm1d(64))
+            optimizer = torch.optim.Adam(model.parameters(), 0.1)
+            return stepwell.torch.offload(
+                model, optimizer, device_bytes=24 * BLOCK, block_bytes=BLOCK, thread_count=2,
+                nvme=stepwell.Nvme(self.directory, stepwell.torch._offload._need(
+                    model, list(model.named_parameters()), optimizer, BLOCK, 3),
+                    driver_options="allow_tmpfs=1"), store_name="run", resume=resume)
+        model, optimizer = run(False)
+        with stepwell.torch.offloaded(model) as made:
+            for _ in range(4):
+                model(torch.randn(16, 64)).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                made.commit()
+        model, _ = run(True)
+        self.assertEqual(stepwell.torch.offloaded(model).generation, 4)
+        stepwell.torch.offloaded(model).close()
+
+    def test_what_a_generation_cannot_keep_or_give_is_refused(self):
+        model, optimizer, _ = run_of(kinds()["adamw"], self.directory, store_name="run")
+        with stepwell.torch.offloaded(model) as made:
+            with self.assertRaisesRegex(TypeError, "weights_only"):
+                made.commit(self.directory.__class__.__mro__[0].__len__)
+            made.commit()
+        with self.assertRaisesRegex(ValueError, "of AdamW with groups of .2, 4. parameters, and "
+                                    "the optimizer is RMSprop"):
+            run_of(kinds()["rmsprop"], self.directory, store_name="run", resume=True)
+        model, _, _ = run_of(kinds()["adamw"], self.directory)
+        with stepwell.torch.offloaded(model) as made:
+            with self.assertRaisesRegex(ValueError, "give .* a store_name"):
+                made.commit()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from .._runtime import Runtime
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, error_of
 from . import _optimizer
+from ._commits import Commits
 from ._records import (
     DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, users_of, write,
 )
@@ -64,6 +65,7 @@ class Offload:
         self.model: Optional[torch.nn.Module] = None  # of init(): not made yet
         self.runtime = runtime
         self.making: Any = None  # the Tiers of init(), until they have a model
+        self.commits: Optional[Commits] = None  # with a store_name
         self.closed = False
         self.keep_gradients = keep_gradients
         self.budget = budget
@@ -103,6 +105,8 @@ class Offload:
         for module in model.modules():
             self._handles.append(module.register_state_dict_pre_hook(_copies_begin))
             self._handles.append(module.register_state_dict_post_hook(_copies_end))
+        if durable:
+            self.commits = Commits(self)
         if optimizer is not None:
             _optimizer.convert(optimizer, self)
         _offloads[model] = self
@@ -404,6 +408,45 @@ class Offload:
         for record in self.records:
             record.unit = None
 
+    # -- generations ------------------------------------------------------------------------------
+
+    def commit(self, metadata: Any = None, *, label: Optional[str] = None) -> int:
+        """Make the present state a generation, and return its number; needs store_name.
+
+        In it: parameters, persistent buffers, the optimizer's states, counts and groups. Not in it:
+        gradients, so call it after step() and zero_grad(). metadata: what torch.load() reads with
+        weights_only, at most 1 MiB with the small states. Random states, schedulers, scalers and
+        the place in the data are the program's:
+
+            model, optimizer = stepwell.torch.offload(model, optimizer, ..., store_name="run1",
+                                                      resume=True, overwrite=True)
+            found = stepwell.torch.offloaded(model).metadata  # None: nothing was resumed
+            if found:
+                torch.set_rng_state(found["random"])
+                scheduler.load_state_dict(found["scheduler"])
+            ...
+            stepwell.torch.offloaded(model).commit({
+                "random": torch.get_rng_state(), "scheduler": scheduler.state_dict()})
+
+        Blocks until it is on stable storage. A process that resumes it goes on with equal bits.
+        """
+        return self._stored().commit(metadata, label)
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation that was resumed; 0: none."""
+        return self.commits.generation if self.commits is not None else 0
+
+    @property
+    def metadata(self) -> Any:
+        """What commit() was given for it."""
+        return self.commits.metadata if self.commits is not None else None
+
+    def _stored(self) -> Commits:
+        if self.commits is None:
+            raise ValueError("the model has no store: give offload() or init() a store_name")
+        return self.commits
+
     def __enter__(self) -> "Offload":
         return self
 
@@ -493,6 +536,8 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     The training loop stays as it is. device_bytes: memory for what is computed with; host_bytes:
     more of it behind, of use where the device is a GPU; nvme: a directory, or several, for what
     does not fit; nvme_bytes: its size, by default what parameters, gradients and states need.
+    store_name: generations stay there (Offload.commit()); resume=True: go on with the newest, and
+    with overwrite=True begin anew where there is none; what the arguments have is replaced then.
     keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
     takes room meanwhile. activation_bytes: what autograd saves beyond so many bytes goes to nvme
     until backward needs it, of which activation_nvme_bytes are for that; None: it stays in memory.
@@ -506,7 +551,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
     if nvme_bytes is None and nvme is not None:
-        nvme_bytes = _need(parameters, optimizer, options.get("block_bytes") or _abi.STW_BLOCK_2M)
+        nvme_bytes = _need(model, parameters, optimizer,
+                           options.get("block_bytes") or _abi.STW_BLOCK_2M,
+                           1 + (options.get("generations_kept") or 2) if store_name else 1)
         if activation_bytes is not None:
             nvme_bytes += size_of(activation_nvme_bytes)
     made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
@@ -534,15 +581,19 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     return made
 
 
-def _need(parameters: List[Tuple[str, torch.nn.Parameter]],
-          optimizer: Optional[torch.optim.Optimizer], block: int) -> int:
-    """Bytes of nvme for parameters, gradients and states."""
+def _need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
+          optimizer: Optional[torch.optim.Optimizer], block: int, copies: int) -> int:
+    """Bytes of nvme for parameters, gradients and states; copies: of what is durable."""
     states = 0 if optimizer is None else _optimizer.states_of(optimizer)
     need = _SLACK * block
     for _, parameter in parameters:
         half = parameter.element_size() < 4
-        sizes = [parameter.element_size()] * 2 + [4] * (states + half)
+        sizes = [parameter.element_size()] * (1 + copies) + [4] * copies * (states + half)
         need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
+    if copies > 1:  # and the file of generations, as docs/generations.md says
+        need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
+                             for buffer in model.buffers())
+        need += copies * ((2 << 20) + 512 * (need // block))
     return need
 
 

@@ -165,6 +165,9 @@ _classes: Dict[type, type] = {}
 
 def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
     before = type(optimizer)
+    resumed = offload.commits.optimizer if offload.commits is not None else None
+    if resumed is not None:
+        _resume_groups(optimizer, resumed)
     kind = kind_of(optimizer)
     steps: Steps = (KernelSteps(optimizer, offload, kind) if kind is not None
                     else OwnSteps(optimizer, offload))
@@ -175,11 +178,27 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
     optimizer.__dict__.pop("step", None)  # of a scheduler that watches calls
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    steps.load(dict(optimizer.state))
+    if resumed is not None:
+        steps.resume(resumed)
+    else:
+        steps.load(dict(optimizer.state))
     optimizer.state.clear()
     optimizer.__class__ = made
     optimizer._stepwell = steps  # type: ignore[attr-defined]
     optimizer._patch_step_function()  # type: ignore[no-untyped-call]
+
+
+def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) -> None:
+    """Give the groups the hyper-parameters of a generation."""
+    name, groups = resumed["class"], resumed["groups"]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if type(optimizer).__name__ != name or sizes != resumed["sizes"]:
+        raise ValueError(f"the generation has states of {name} with groups of {resumed['sizes']} "
+                         f"parameters, and the optimizer is {type(optimizer).__name__} with groups "
+                         f"of {sizes}: make it as it was made, or begin with overwrite=True and "
+                         "without resume")
+    for group, settings in zip(optimizer.param_groups, groups):
+        group.update(settings)
 
 
 def restore(optimizer: torch.optim.Optimizer) -> None:
@@ -235,6 +254,15 @@ class Steps:
     def load(self, state: Dict[Any, Dict[str, Any]]) -> None:
         raise NotImplementedError
 
+    def kept(self) -> Dict[str, Any]:
+        """What a generation keeps of it as metadata."""
+        groups = self.optimizer.param_groups
+        return {"class": self.before.__name__, "groups": [_settings(group) for group in groups],
+                "sizes": [len(group["params"]) for group in groups]}
+
+    def resume(self, kept: Dict[str, Any]) -> None:
+        raise NotImplementedError
+
     def state_dict(self) -> Dict[str, Any]:
         optimizer = self.optimizer
         optimizer.state.update(self.states())
@@ -262,6 +290,7 @@ class KernelSteps(Steps):
         group = optimizer.param_groups[0]
         self.momentum = type(optimizer) is not torch.optim.SGD or bool(group["momentum"])
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
+                             name="optimizer", durable=offload.commits is not None,
                              torch_order=torch_order(optimizer))
         self._given[0] = kind.hyper(group)
         self._add([(at, record) for at, record in self.records()
@@ -311,6 +340,15 @@ class KernelSteps(Steps):
             found[record.parameter] = values
         return found
 
+    def kept(self) -> Dict[str, Any]:
+        return {**super().kept(), "added": [record.name for _, record in self.records()
+                                            if record.group >= 0]}
+
+    def resume(self, kept: Dict[str, Any]) -> None:
+        """States and counts come with the parameters that are added."""
+        added = set(kept["added"])
+        self._add([(group, record) for group, record in self.records() if record.name in added])
+
     def load(self, state: Dict[Any, Dict[str, Any]]) -> None:
         self._add([(group, record) for group, record in self.records()
                    if record.parameter in state])
@@ -335,8 +373,10 @@ class _State:
         self.dtype = value.dtype
         self.tensor = record.offload.runtime.create_many([TensorSpec(
             shape=value.numel(), dtype=DTYPES[value.dtype], name=f"{record.name}.{name}",
-            role="optimizer_state", neighbour=record.offload.neighbour(record))])[0]
-        write(self.tensor, value, self.stride)
+            role="optimizer_state", neighbour=record.offload.neighbour(record),
+            durable=record.offload.commits is not None)])[0]
+        if value.device.type != "meta":  # else a generation has it
+            write(self.tensor, value, self.stride)
         self.alias = at_address(self.tensor, self.size, self.stride)
 
 
@@ -408,8 +448,9 @@ class OwnSteps(Steps):
             record.spent = True
 
     def _kept(self, record: Record, name: str, value: Any, known: Any) -> Any:
+        least = _SMALL if self.offload.commits is None else 4  # metadata have little room
         if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES \
-                or value.numel() * value.element_size() <= _SMALL:
+                or value.numel() * value.element_size() <= least:
             return value
         if isinstance(known, _State) and known.size == tuple(value.size()) \
                 and known.dtype == value.dtype:
@@ -431,6 +472,37 @@ class OwnSteps(Steps):
             kept = self._keep.setdefault(record, {})
             for name, value in values.items():
                 kept[name] = self._kept(record, name, value, kept.get(name))
+
+
+    def kept(self) -> Dict[str, Any]:
+        return {**super().kept(), "states": {
+            record.name: {name: _described(value) for name, value in kept.items()}
+            for record, kept in self._keep.items()}}
+
+    def resume(self, kept: Dict[str, Any]) -> None:
+        for _, record in self.records():
+            states = kept["states"].get(record.name)
+            if states is not None:
+                self._keep[record] = {name: _of_description(record, name, value)
+                                      for name, value in states.items()}
+
+
+def _described(value: Any) -> Any:
+    """A state for the metadata. A tensor there costs hundreds of bytes, so numbers are none."""
+    if isinstance(value, _State):
+        return {"size": value.size, "stride": value.stride, "dtype": value.dtype}
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
+        return {"number": value.item(), "dtype": value.dtype}
+    return value
+
+
+def _of_description(record: Record, name: str, value: Any) -> Any:
+    if isinstance(value, dict) and "stride" in value:
+        return _State(record, name, torch.empty_strided(
+            value["size"], value["stride"], dtype=value["dtype"], device="meta"))
+    if isinstance(value, dict) and "number" in value:
+        return torch.tensor(value["number"], dtype=value["dtype"])
+    return value
 
 
 def _plain(step: Any) -> Any:

@@ -176,6 +176,9 @@ class Init(Case):
         for make in (gpt2, t5):
             with self.subTest(make.__name__):
                 self.same(make)
+                path = os.path.join(self.directory, make.__name__)
+                make().save_pretrained(path)
+                self.same(lambda kind=type(make()): kind.from_pretrained(path))
 
     def test_a_model_that_was_made_in_tiers_trains_as_a_plain_one(self):
         def train(model, optimizer):

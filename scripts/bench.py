@@ -3,9 +3,10 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [predict] [simulate] [ranks] [commit] [--nvme DIR] [--json FILE] [--pairs N]
-                        [--bytes N]
+                        [predict] [simulate] [ranks] [commit] [torch] [--nvme DIR] [--json FILE]
+                        [--pairs N] [--bytes N]
                         [--train-pairs N] [--train-steps N]
+                        [--torch-pairs N] [--torch-steps N] [--torch-small] [--torch-deepspeed]
 
 Without a group all of them are measured, in one run and into one JSON file.
 
@@ -46,11 +47,12 @@ from bench_tools import (
     say,
     three_digits,
 )
+from bench_torch import bench_torch
 from bench_tune import bench_tune
 
 GROUPS = (
     "nvme", "fetch", "update", "train", "python", "tune", "policy", "predict", "simulate",
-    "ranks", "commit",
+    "ranks", "commit", "torch",
 )
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "2m", "4m") for depth in (4, 16, 32)]
@@ -625,11 +627,19 @@ def parse(arguments):
     parser.add_argument("--bytes", type=int, default=2 << 30, help="working set on the drive")
     parser.add_argument("--train-pairs", type=int, default=7, help="of runs of train_gpt (7)")
     parser.add_argument("--train-steps", type=int, default=16, help="of each of these runs (16)")
+    parser.add_argument("--torch-pairs", type=int, default=5, help="rounds of training (5)")
+    parser.add_argument("--torch-steps", type=int, default=4, help="of each of these runs (4)")
+    parser.add_argument("--torch-small", action="store_true", help="tiny: whether it works")
+    parser.add_argument("--torch-deepspeed", action="store_true",
+                        help="beside DeepSpeed too, whose first start compiles for minutes")
+    parser.add_argument("--torch-python", type=Path,
+                        help="a Python with PyTorch (build/torch/bin/python3)")
     options = parser.parse_args(arguments)
     for group in options.groups:
         if group not in GROUPS:
             parser.error(f"no bench {group}; there are {', '.join(GROUPS)}")
-    if min(options.pairs, options.train_pairs) < 1 or options.train_steps < 5:
+    least = min(options.pairs, options.train_pairs, options.torch_pairs, options.torch_steps)
+    if least < 1 or options.train_steps < 5:
         parser.error("at least one pair, and five steps of training, of which two warm up")
     if options.nvme and not options.nvme.is_dir():
         parser.error(f"{options.nvme} is not a directory")
@@ -655,6 +665,7 @@ def main(arguments):
         "simulate": bench_simulate,
         "ranks": bench_ranks,
         "commit": bench_commit,
+        "torch": bench_torch,
     }
     results = []
     try:
@@ -672,7 +683,8 @@ def main(arguments):
     say("ratio: ours over the reference, median of the pairs; of policy.* the least, of ranks.* "
         "that of the worst case")
     if options.json:
-        taken = {name: getattr(options, name) for name in ("pairs", "train_pairs", "train_steps")}
+        taken = {name: getattr(options, name) for name in (
+            "pairs", "train_pairs", "train_steps", "torch_pairs", "torch_steps", "torch_small")}
         taken |= {"groups": options.groups or list(GROUPS), "bytes": options.bytes}
         text = json.dumps({"results": results, "taken": taken, "machine": about}, indent=2)
         options.json.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One way to train a model, in a process of its own: stepwell.torch, plain PyTorch, or a peer.
+
+Prints JSON objects, one a line. A process is one configuration, so that its peak of resident memory
+is that configuration's. scripts/bench_torch.py runs them in turn.
+
+usage: torch_bench.py WHAT [--dir DIRECTORY] [--steps N] [--small]
+WHAT: plain-fused, plain-foreach, plain-loop: AdamW's three forms in torch
+      resident, nvme: offloaded, with room for everything and with a quarter of it
+      hooks: what calls of units cost; equal: losses beside those of plain torch
+      fsdp, mapped, deepspeed-nvme, deepspeed-host: peers
+      forward, accelerate: a forward pass alone, from the drive
+"""
+import argparse
+import importlib.util
+import json
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+MIB = 1 << 20
+WARM_UP = 3     # steps: an offloaded model plans from the second on
+LR = 1e-4
+HOOK_UNITS = 200
+EQUAL_STEPS = 20
+STATE_BYTES = 16  # of a parameter in fp32 with AdamW: itself, its gradient, two moments
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """GPT-2's layers; the head shares the embedding's weight."""
+
+    def __init__(self, layers, width, words, length):
+        super().__init__()
+        self.tokens = nn.Embedding(words, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, width // 64) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.tokens.weight
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Work:
+    """The model and its batches, the same in every process."""
+
+    def __init__(self, small):
+        self.small = small
+        layers, width, self.words, self.length = (
+            (2, 128, 512, 32) if small else (8, 768, 8192, 256))
+        torch.manual_seed(1)
+        self.model = Gpt(layers, width, self.words, self.length)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+
+    def batch(self, step):
+        made = torch.Generator().manual_seed(step)
+        return torch.randint(self.words, (2, self.length + 1), generator=made)
+
+    def loss(self, model, step):
+        batch = self.batch(step)
+        logits = model(batch[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def peak_bytes():
+    """VmHWM: the most resident memory since start, or since forget_peak()."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status does not say VmHWM")
+
+
+def forget_peak():
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def timed(step, count, end=lambda: None, begin=lambda: None):
+    """Seconds a step after the warm-up, and the peaks of the process's life and of its steps."""
+    at_start = peak_bytes()
+    forget_peak()
+    for number in range(WARM_UP):
+        step(number)
+    end()
+    begin()
+    started = time.perf_counter()
+    for number in range(WARM_UP, WARM_UP + count):
+        loss = step(number)
+    end()
+    seconds = (time.perf_counter() - started) / count
+    steps_peak = peak_bytes()
+    return {"step_seconds": seconds, "peak_bytes": max(at_start, steps_peak),
+            "steps_peak_bytes": steps_peak, "loss": loss}
+
+
+def trained(work, model, optimizer):
+    """A step of the usual loop."""
+    def step(number):
+        loss = work.loss(model, number)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+    return step
+
+
+def adamw(parameters, form="fused"):
+    forms = {"fused": {"fused": True}, "foreach": {"foreach": True},
+             "loop": {"foreach": False, "fused": False}}
+    return torch.optim.AdamW(parameters, LR, **forms[form])
+
+
+def plain(options, form):
+    work = Work(options.small)
+    optimizer = adamw(work.model.parameters(), form)
+    found = timed(trained(work, work.model, optimizer), options.steps)
+    return {**found, "state_bytes": STATE_BYTES * work.parameters, "parameters": work.parameters}
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+def nvme_bytes_of(runtime):
+    found = {"read": 0, "write": 0}
+    for link, way in (("nvme_to_host", "read"), ("nvme_to_device", "read"),
+                      ("host_to_nvme", "write"), ("device_to_nvme", "write")):
+        found[way] += runtime.link_stats(link).bytes
+    return found
+
+
+def offloaded(options, share, train=True):
+    """share: of the bytes of parameters, gradients and states, the device budget."""
+    import stepwell
+    import stepwell.torch
+
+    work = Work(options.small)
+    model = work.model
+    budget = int(STATE_BYTES * work.parameters * share)
+    optimizer = adamw(model.parameters()) if train else None
+    block = stepwell.BLOCK_64K if options.small else None
+    stepwell.torch.offload(model, optimizer, device_bytes=budget,
+                           nvme=options.dir if share < 1 else None,
+                           **({"block_bytes": block} if block else {}))
+    tiers = stepwell.torch.offloaded(model)
+    moved = {}
+
+    def begin():
+        moved.update(nvme_bytes_of(tiers.runtime))
+
+    if train:
+        step = trained(work, model, optimizer)
+    else:
+        step = forward_of(work, model)
+    found = timed(step, options.steps, end=tiers.runtime.drain, begin=begin)
+    after = nvme_bytes_of(tiers.runtime)
+    found.update({f"{way}_bytes_per_step": (after[way] - moved[way]) / options.steps
+                  for way in after})
+    found["budget_bytes"] = budget
+    found["peak_budget_bytes"] = tiers.runtime.tier_stats("device").peak_bytes
+    found["units"] = len(tiers.units)
+    tiers.close()
+    return found
+
+
+def forward_of(work, model):
+    model.eval()
+
+    def step(number):
+        with torch.no_grad():
+            return work.loss(model, number).item()
+    return step
+
+
+def hooks(options):
+    """A line a round. Processor time of the thread that calls and runs backward: nothing waits."""
+    import stepwell.torch
+
+    torch.set_num_threads(1)
+    width = 64
+
+    def make():
+        torch.manual_seed(1)
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(HOOK_UNITS)))
+
+    model, ours = make(), make()
+    optimizer = torch.optim.SGD(ours.parameters(), 1e-3)
+    # A unit is an eighth of the budget at most, so that each layer is one; all of them fit.
+    budget = 7 * 4 * sum(p.numel() for p in ours.parameters())
+    stepwell.torch.offload(ours, optimizer, device_bytes=budget,
+                           block_bytes=stepwell.BLOCK_64K)
+    tiers = stepwell.torch.offloaded(ours)
+    if len(tiers.units) != HOOK_UNITS:
+        raise RuntimeError(f"{len(tiers.units)} units of {HOOK_UNITS} layers")
+    data = torch.randn(1, width)
+
+    def once(which):
+        started = time.thread_time_ns()
+        which(data).sum().backward()
+        return time.thread_time_ns() - started
+
+    lines = []
+    for number in range(2 + options.steps):
+        theirs = once(model)
+        model.zero_grad()
+        mine = once(ours)
+        optimizer.step()
+        optimizer.zero_grad()
+        tiers.runtime.drain()
+        if number >= 2:
+            lines.append({"us_per_unit": (mine - theirs) / HOOK_UNITS / 1e3,
+                          "plain_us_per_unit": theirs / HOOK_UNITS / 1e3})
+    tiers.close()
+    return lines
+
+
+# -- equal losses ---------------------------------------------------------------------------------
+
+
+def gpt2_of(small):
+    """transformers' GPT-2 where it is installed, else the model above."""
+    if importlib.util.find_spec("transformers") is None:
+        work = Work(True)
+        return "gpt", work.model, lambda model, step: work.loss(model, step)
+    import transformers
+    transformers.logging.set_verbosity_error()
+    config = transformers.GPT2Config(
+        n_layer=2 if small else 4, n_embd=128 if small else 256, n_head=4, vocab_size=512,
+        n_positions=64, bos_token_id=0, eos_token_id=0)
+
+    def loss(model, step):
+        made = torch.Generator().manual_seed(step)
+        tokens = torch.randint(512, (2, 64), generator=made)
+        return model(tokens, labels=tokens).loss
+    return "gpt2", transformers.GPT2LMHeadModel(config), loss
+
+
+class Lstm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(256, 128)
+        self.layers = nn.LSTM(128, 256, 2, batch_first=True)
+        self.head = nn.Linear(256, 256)
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.tokens(tokens))[0])
+
+
+def lstm_of(_):
+    def loss(model, step):
+        made = torch.Generator().manual_seed(step)
+        tokens = torch.randint(256, (4, 33), generator=made)
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    return "lstm", Lstm(), loss
+
+
+def cnn_of(_):
+    layers, before = [], 3
+    for width in (32, 64, 128, 256):
+        layers += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+                   nn.MaxPool2d(2)]
+        before = width
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * before, 10))
+
+    def loss(model, step):
+        made = torch.Generator().manual_seed(step)
+        images = torch.randn(8, 3, 32, 32, generator=made)
+        return F.cross_entropy(model(images), torch.arange(8))
+    return "cnn", model, loss
+
+
+def losses(make, options, ours):
+    torch.manual_seed(1)
+    name, model, loss_of = make(options.small)
+    # Torch's own loop over parameters, in the order of operations that its documentation has.
+    optimizer = adamw(model.parameters(), "loop")
+    if ours:
+        import stepwell
+        import stepwell.torch
+        parameter_bytes = 4 * sum(p.numel() for p in model.parameters())
+        largest = 4 * max(p.numel() for p in model.parameters())
+        # As little as its largest unit allows: gradients and states do not fit.
+        budget = max(2 * parameter_bytes, 3 * largest) + 32 * stepwell.BLOCK_64K
+        stepwell.torch.offload(model, optimizer, device_bytes=budget, nvme=options.dir,
+                               block_bytes=stepwell.BLOCK_64K)
+    found = []
+    for step in range(EQUAL_STEPS):
+        torch.manual_seed(step)  # of dropout
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    if ours:
+        stepwell.torch.offloaded(model).close()
+    return name, found
+
+
+def equal(options):
+    lines = []
+    for make in (gpt2_of, lstm_of, cnn_of):
+        name, theirs = losses(make, options, False)
+        _, mine = losses(make, options, True)
+        apart = [abs(one - other) / abs(other) for one, other in zip(mine, theirs)]
+        lines.append({"model": name, "steps": EQUAL_STEPS, "relative_difference": max(apart),
+                      "equal": sum(one == other for one, other in zip(mine, theirs))})
+    return lines
+
+
+# -- peers ----------------------------------------------------------------------------------------
+
+
+def one_rank():
+    """What torch.distributed wants to know of a group of one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+
+
+def fsdp(options):
+    """Everything in host memory, parameters copied before their module: nothing behind it."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    one_rank()
+    init_process_group("gloo")
+    work = Work(options.small)
+    mesh = init_device_mesh("cpu", (1,))
+    policy = CPUOffloadPolicy(pin_memory=False)
+    for block in work.model.blocks:
+        fully_shard(block, mesh=mesh, offload_policy=policy)
+    fully_shard(work.model, mesh=mesh, offload_policy=policy)
+    found = timed(trained(work, work.model, adamw(work.model.parameters())), options.steps)
+    destroy_process_group()
+    return found
+
+
+def mapped(options):
+    """Parameters and moments in maps of files: the kernel's page cache is the only tier."""
+    work = Work(options.small)
+    optimizer = adamw(work.model.parameters())
+
+    def file_of(like):
+        path = os.path.join(options.dir, f"map-{file_of.count}")
+        file_of.count += 1
+        made = torch.from_file(path, shared=True, size=like.numel(), dtype=like.dtype)
+        os.unlink(path)
+        return made.view_as(like)
+    file_of.count = 0
+    for parameter in work.model.parameters():
+        parameter.data = file_of(parameter).copy_(parameter.data)
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            **{name: file_of(parameter) for name in ("exp_avg", "exp_avg_sq")}}
+    return timed(trained(work, work.model, optimizer), options.steps)
+
+
+def deepspeed(options, device):
+    """ZeRO-3 over one rank, with buffers for all tensors of a module. Its first start compiles."""
+    one_rank()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    sys.argv = sys.argv[:1]
+    import deepspeed as library
+
+    work = Work(options.small)
+    largest = max(p.numel() for p in work.model.parameters())
+    place = {"device": device, "pin_memory": False, "buffer_count": 60}
+    if device == "nvme":
+        place["nvme_path"] = options.dir
+    library.init_distributed("gloo")
+    engine, *_ = library.initialize(
+        model=work.model, model_parameters=work.model.parameters(),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": LR}},
+            "zero_optimization": {
+                "stage": 3,
+                "offload_param": {**place, "buffer_size": largest} if device == "nvme" else
+                {name: place[name] for name in ("device", "pin_memory")},
+                "offload_optimizer": place,
+                "sub_group_size": 4 * largest,
+            },
+            "aio": {"block_size": MIB, "queue_depth": 16, "single_submit": False,
+                    "overlap_events": True},
+        })
+
+    def step(number):
+        loss = work.loss(engine, number)
+        engine.backward(loss)
+        engine.step()
+        return loss.item()
+    return timed(step, options.steps)
+
+
+def accelerate(options):
+    import accelerate as library
+
+    work = Work(options.small)
+    library.disk_offload(work.model, os.path.join(options.dir, "accelerate"),
+                         execution_device=torch.device("cpu"))
+    return timed(forward_of(work, work.model), options.steps)
+
+
+RUNS = {
+    "plain-fused": lambda options: plain(options, "fused"),
+    "plain-foreach": lambda options: plain(options, "foreach"),
+    "plain-loop": lambda options: plain(options, "loop"),
+    "resident": lambda options: offloaded(options, 1.25),
+    "nvme": lambda options: offloaded(options, 0.25),
+    "forward": lambda options: offloaded(options, 0.0625, train=False),
+    "hooks": hooks,
+    "equal": equal,
+    "fsdp": fsdp,
+    "mapped": mapped,
+    "deepspeed-nvme": lambda options: deepspeed(options, "nvme"),
+    "deepspeed-host": lambda options: deepspeed(options, "cpu"),
+    "accelerate": accelerate,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=RUNS)
+    parser.add_argument("--dir", help="an existing directory on the drive")
+    parser.add_argument("--steps", type=int, default=5, help="after the warm-up")
+    parser.add_argument("--small", action="store_true", help="a tiny model: whether it works")
+    options = parser.parse_args()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    found = RUNS[options.what](options)
+    for line in found if isinstance(found, list) else [found]:
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench torch: stepwell.torch beside plain PyTorch, what it must move, and what else offloads.
+
+Each run is a process of bench/torch_bench.py. The reference is plain PyTorch with AdamW's fastest
+form on this machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from bench_tools import GB, MIB, BenchError, Fio, in_turn, need_space, result, say
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMS = ("fused", "foreach", "loop")
+FIO_GRID = [(block, depth) for block in ("1m", "2m") for depth in (4, 16)]
+HOOKS_LIMIT_US = 30
+HOOK_ROUNDS = 20
+MEMORY_MARGIN = 1.05
+SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
+# What each is beside, and what it is.
+PEERS = {
+    "fsdp": ("resident", "FSDP2, CPUOffloadPolicy"),
+    "mapped": ("nvme", "parameters and moments in torch.from_file maps"),
+    "accelerate": ("forward", "accelerate.disk_offload, a forward pass"),
+    "deepspeed-host": ("resident", "DeepSpeed ZeRO-3, host"),
+    "deepspeed-nvme": ("nvme", "DeepSpeed ZeRO-3, NVMe"),
+}
+NEEDS = {"accelerate": "accelerate", "deepspeed-host": "deepspeed", "deepspeed-nvme": "deepspeed"}
+
+
+class Runs:
+    """Starts torch_bench.py in the environment that has PyTorch."""
+
+    def __init__(self, options):
+        self.options = options
+        build = options.build.resolve()
+        self.python = options.torch_python or build.parent / "torch/bin/python3"
+        self.env = dict(
+            os.environ,
+            PYTHONPATH=str(ROOT / "bindings/python"),
+            STEPWELL_LIBRARY=str(next(build.glob("libstepwell.so.?"))),
+        )
+
+    def lacks(self, module):
+        done = subprocess.run([str(self.python), "-c", f"import {module}"], capture_output=True,
+                              env=self.env, check=False) if Path(self.python).exists() else None
+        return done is None or done.returncode != 0
+
+    def lines(self, what, steps):
+        command = [self.python, "-B", ROOT / "bench/torch_bench.py", what,
+                   "--dir", self.options.nvme.resolve(), "--steps", steps]
+        command += ["--small"] if self.options.torch_small else []
+        try:
+            done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                                  env=self.env, timeout=SECONDS_MAX, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"torch_bench.py {what} did not end in {SECONDS_MAX} s") from error
+        if done.returncode != 0:
+            raise BenchError(f"torch_bench.py {what}: {done.stderr.strip()[-800:]}")
+        # Peers print lines of their own.
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    def step(self, what):
+        return self.lines(what, self.options.torch_steps)[-1]
+
+
+def bench_torch(options):
+    runs = Runs(options)
+    if runs.lacks("torch"):
+        say(f"  skipped: {runs.python} has no PyTorch (./dev setup --torch)")
+        return []
+    need_space(options.nvme, options.bytes + 3 * 1024 * MIB)
+    forms = {form: runs.step(f"plain-{form}") for form in FORMS}
+    fastest = min(forms, key=lambda form: forms[form]["step_seconds"])
+    say("  plain AdamW: " + ", ".join(
+        f"{form} {found['step_seconds']:.3f} s a step" for form, found in forms.items()))
+    plains, residents, nvmes, bounds = rounds(runs, fastest)
+    results = [
+        resident_result(plains, residents, fastest),
+        nvme_result(nvmes, bounds, plains),
+        memory_result(nvmes, [*plains, *forms.values()]),
+        hooks_result(runs),
+        equal_result(runs),
+    ]
+    return results + peer_results(runs, {"resident": residents, "nvme": nvmes})
+
+
+def rounds(runs, form):
+    """Plain, resident and nvme in turn, with fio after each: a list of each, and of bounds."""
+    options = runs.options
+    plains, residents, nvmes, bounds = [], [], [], []
+    with Fio(options.nvme, options.bytes) as fio:
+        best = fio.best_setting("rw", FIO_GRID)
+        for number in range(options.torch_pairs):
+            plain, resident = in_turn(number, lambda: runs.step(f"plain-{form}"),
+                                      lambda: runs.step("resident"))
+            nvme = runs.step("nvme")
+            moved = nvme["read_bytes_per_step"] + nvme["write_bytes_per_step"]
+            fio.mix_read_percent = round(100 * nvme["read_bytes_per_step"] / max(moved, 1))
+            drive = moved / fio.run("rw", *best)
+            bounds.append({"compute": plain["step_seconds"], "drive": drive, "moved": moved})
+            plains.append(plain)
+            residents.append(resident)
+            nvmes.append(nvme)
+            say(f"  {number + 1}/{options.torch_pairs}: plain {plain['step_seconds']:.3f} s a "
+                f"step, resident {resident['step_seconds']:.3f}, nvme {nvme['step_seconds']:.3f}; "
+                f"bounds of nvme: compute {plain['step_seconds']:.3f}, drive {drive:.3f} "
+                f"({moved / MIB:.0f} MiB)")
+    return plains, residents, nvmes, bounds
+
+
+def seconds_of(found):
+    return median(one["step_seconds"] for one in found)
+
+
+def resident_result(plains, residents, form):
+    return result(
+        "torch.resident",
+        seconds_of(residents),
+        "s a step",
+        f"plain torch, AdamW {form}",
+        [plain["step_seconds"] / ours["step_seconds"] for plain, ours in zip(plains, residents)],
+        reference_value=seconds_of(plains),
+        parameters=plains[0]["parameters"],
+    )
+
+
+def nvme_result(nvmes, bounds, plains):
+    by = ["compute" if bound["compute"] > bound["drive"] else "drive" for bound in bounds]
+    states, budget = plains[0]["state_bytes"], nvmes[0]["budget_bytes"]
+    # Gradients need not move. Of parameters and moments what the budget does not hold is read and
+    # written in every step at least.
+    least = 2 * max(0, 3 * states // 4 - budget)
+    return result(
+        "torch.nvme",
+        seconds_of(nvmes),
+        "s a step",
+        f"bound by {max(set(by), key=by.count)}",
+        [max(bound["compute"], bound["drive"]) / ours["step_seconds"]
+         for bound, ours in zip(bounds, nvmes)],
+        reference_value=median(max(bound["compute"], bound["drive"]) for bound in bounds),
+        compute_seconds=median(bound["compute"] for bound in bounds),
+        drive_seconds=median(bound["drive"] for bound in bounds),
+        bytes_per_step=median(bound["moved"] for bound in bounds),
+        bytes_moved_over_least=median(bound["moved"] for bound in bounds) / max(least, 1),
+        states_over_budget=states / budget,
+        units=nvmes[0]["units"],
+    )
+
+
+def memory_result(nvmes, plains):
+    """Activations: of the leanest plain run all but parameters, gradients and states. The
+    interpreter and PyTorch itself are in there, as they are in ours."""
+    activations = min(plain["peak_bytes"] - plain["state_bytes"] for plain in plains)
+    allowed = MEMORY_MARGIN * (nvmes[0]["budget_bytes"] + activations)
+    return result(
+        "torch.memory",
+        max(ours["peak_bytes"] for ours in nvmes) / MIB,
+        "MiB peak",
+        "budget + activations + 5 %",
+        [allowed / ours["peak_bytes"] for ours in nvmes],
+        reference_value=allowed / MIB,
+        budget_mib=nvmes[0]["budget_bytes"] / MIB,
+        activations_mib=activations / MIB,
+        peak_of_steps_mib=max(ours["steps_peak_bytes"] for ours in nvmes) / MIB,
+        plain_peak_mib=median(plain["peak_bytes"] for plain in plains) / MIB,
+    )
+
+
+def hooks_result(runs):
+    lines = runs.lines("hooks", HOOK_ROUNDS)
+    return result(
+        "torch.hooks",
+        median(line["us_per_unit"] for line in lines),
+        "us a unit and step",
+        f"the limit, {HOOKS_LIMIT_US} us",
+        [HOOKS_LIMIT_US / line["us_per_unit"] for line in lines],
+        reference_value=HOOKS_LIMIT_US,
+        plain_us=median(line["plain_us_per_unit"] for line in lines),
+    )
+
+
+def equal_result(runs):
+    lines = runs.lines("equal", 1)
+    for line in lines:
+        say(f"  {line['model']}: {line['equal']} of {line['steps']} losses are equal, the largest "
+            f"relative difference is {line['relative_difference']:.1e}")
+    return result(
+        "torch.equal",
+        sum(line["equal"] for line in lines),
+        "steps with equal losses",
+        "plain torch, bit for bit, 20 steps of each model",
+        [line["equal"] / line["steps"] for line in lines],
+        reference_value=sum(line["steps"] for line in lines),
+        models={line["model"]: line["equal"] for line in lines},
+        relative_difference=max(line["relative_difference"] for line in lines),
+    )
+
+
+def peer_results(runs, ours_of):
+    results = []
+    for peer, (beside, text) in PEERS.items():
+        need = NEEDS.get(peer)
+        if need == "deepspeed" and not runs.options.torch_deepspeed:
+            say(f"  {peer}: skipped; its first start compiles for minutes: --torch-deepspeed")
+            continue
+        if need and runs.lacks(need):
+            say(f"  {peer}: skipped; {need} is not installed ({runs.python} -m pip install {need})")
+            continue
+        theirs = runs.step(peer)
+        ours = ours_of.get(beside) or [runs.step(beside)]
+        say(f"  {peer}: {theirs['step_seconds']:.3f} s a step, "
+            f"{theirs['peak_bytes'] / MIB:.0f} MiB; ours, {beside}: {seconds_of(ours):.3f} s, "
+            f"{max(one['peak_bytes'] for one in ours) / MIB:.0f} MiB")
+        results.append(result(
+            f"torch.peers.{peer}",
+            seconds_of(ours),
+            "s a step",
+            f"{text}; ours {beside}",
+            [theirs["step_seconds"] / one["step_seconds"] for one in ours],
+            reference_value=theirs["step_seconds"],
+            peak_mib=max(one["peak_bytes"] for one in ours) / MIB,
+            reference_peak_mib=theirs["peak_bytes"] / MIB,
+        ))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit("this is a part of scripts/bench.py: ./dev bench torch")

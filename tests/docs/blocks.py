@@ -29,8 +29,9 @@ import pages
 NOTES = {"not run", "file", "run in", "smaller", "needs"}
 LANGUAGES = {"c", "cpp", "python", "sh"}
 FRAGMENTS = pathlib.Path(__file__).resolve().parent / "fragments"
-# Reports, and stores with a name, which are meant to stay.
-LEFT_BEHIND = re.compile(r"(report|timeline)\.json|.+-of-\d+\.(stepwell|generations)")
+# Reports, checkpoints, and stores with a name, which are meant to stay.
+LEFT_BEHIND = re.compile(
+    r"(report|timeline)\.json|checkpoint\.pt|.+-of-\d+\.(stepwell|generations)")
 BLOCK_SECONDS = 120
 
 

@@ -159,7 +159,7 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
 /**
  * The device address of WHOLE, the same for life, whether bytes are there or not. Touching it
  * without a view is undefined: a fault (SIGSEGV, a lost CUDA context), or bytes that are not the
- * tensor's any more. Of a sharded tensor it is where it is gathered to; then the first call that asks
+ * tensor's any more. Of a sharded tensor it is where it is gathered to: the first call that asks
  * is made by all ranks, in the same order as their fetches.
  *
  * With STW_RUNTIME_FAULT_IN a touch by the CPU without a view is a fetch: the thread sleeps in a

@@ -114,8 +114,13 @@ def forget_peak():
         file.write("5")
 
 
+def use_all_cores():
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
 def timed(step, count, end=lambda: None, begin=lambda: None):
     """Seconds a step after the warm-up, and the peaks of the process's life and of its steps."""
+    use_all_cores()  # a peer may have chosen otherwise
     at_start = peak_bytes()
     forget_peak()
     for number in range(WARM_UP):
@@ -466,7 +471,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="after the warm-up")
     parser.add_argument("--small", action="store_true", help="a tiny model: whether it works")
     options = parser.parse_args()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
     found = RUNS[options.what](options)
     for line in found if isinstance(found, list) else [found]:
         print(json.dumps(line), flush=True)

@@ -343,8 +343,8 @@ static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
     frozen = tensor_make(here.runtime, &spec);
     options.algorithm = 77;
     fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "77");
-    options.algorithm = STW_OPTIMIZER_ADAM, options.flags = 2;
-    fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "0x2");
+    options.algorithm = STW_OPTIMIZER_ADAM, options.flags = 4;
+    fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_INVALID, "0x4");
     options.flags = 0, options.state_dtype = STW_F16;
     fails(stw_optimizer_create(here.runtime, &options, &adam), STW_ERROR_UNSUPPORTED, "dtype 2");
     options.state_dtype = 0;

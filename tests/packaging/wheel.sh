@@ -44,8 +44,9 @@ carries_the_library() {
         sed 's/==.*//' | grep -vxE 'pip|setuptools|wheel|pkg[-_]resources')"
     "$python" "$source/examples/small/threads.py"
     # `pip install .` takes the files of the package from a list of its own.
-    diff <(cd "$source/bindings/python" && ls stepwell/*.py stepwell/py.typed) \
-        <(grep -o "stepwell/[^']*" "$source/bindings/python/meson.build" | LC_ALL=C sort)
+    diff <(cd "$source/bindings/python" &&
+        find stepwell -name '*.py' -o -name py.typed | LC_ALL=C sort) \
+        <(grep -o "stepwell/[^']*\.[a-z]*" "$source/bindings/python/meson.build" | LC_ALL=C sort)
     # Licences travel, and the page of the package leads nowhere that is not there.
     local about=("$HOME"/stepwell-env/lib/python3*/site-packages/stepwell-*.dist-info)
     ls "${about[0]}/licenses/LICENSE" "${about[0]}/licenses/NOTICE"

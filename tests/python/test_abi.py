@@ -83,10 +83,10 @@ class Abi(unittest.TestCase):
 
     def test_every_file_of_the_package_is_installed(self):
         package = ROOT / "bindings" / "python"
-        files = {f"stepwell/{path.name}" for path in (package / "stepwell").iterdir()
+        files = {str(path.relative_to(package)) for path in (package / "stepwell").rglob("*")
                  if path.suffix == ".py" or path.name == "py.typed"}
         build = (package / "meson.build").read_text(encoding="utf-8")
-        self.assertEqual(set(re.findall(r"'(stepwell/[\w.]+)'", build)), files)
+        self.assertEqual(set(re.findall(r"'(stepwell/[\w/]+\.[\w.]+)'", build)), files)
 
 
 class Finding(unittest.TestCase):

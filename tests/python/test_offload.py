@@ -428,6 +428,14 @@ class Offload(unittest.TestCase):
             self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(True))
             run.step(0, stack_loss)
 
+    def test_gradients_are_dropped_while_they_are_added(self):
+        with Run(lambda: Stack(width=512, layers=2), own_steps, 512) as run:
+            for seed in range(4):
+                torch.manual_seed(seed)
+                run.model(torch.randn(1, 512)).sum().backward()
+                run.optimizer.zero_grad()  # at once, with sums under way
+            self.assertTrue(all(p.grad is None for p in run.model.parameters()))
+
     def test_gradients_that_were_not_dropped_are_not_added_to(self):
         with Run(Stack, own_steps, 24) as run:
             stack_loss(run.model).backward()

@@ -417,11 +417,11 @@ class Programs(Loops):
                 with self.assertRaises(KeyboardInterrupt):
                     run.step(0, stack_loss)
                 handle.remove()
+                self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(True))
+                run.optimizer.zero_grad()
                 if blocks:
                     runtime = stepwell.torch.offloaded(run.model).runtime
                     self.assertEqual(runtime.tier_stats("device").open_views, 0)
-                self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(True))
-                run.optimizer.zero_grad()
                 return [run.step(step, stack_loss) for step in range(2)]
         self.assertEqual(train(24), train(0))
 

@@ -17,7 +17,7 @@ from .._dtypes import Dtype
 from .._enums import Access
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
-from ..errors import check
+from ..errors import BusyError, check
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -196,7 +196,11 @@ class Record:
 
     def drop_gradient(self) -> None:
         if self.has_gradient and not self.spent and self.gradient is not None:
-            self.gradient.discard()
+            try:
+                self.gradient.discard()
+            except BusyError:  # what was given away last is being added
+                self.offload.runtime.fetch(self.gradient).release()
+                self.gradient.discard()
         self.has_gradient = self.spent = False
 
     def gradient_copy(self) -> torch.Tensor:

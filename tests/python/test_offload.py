@@ -224,7 +224,7 @@ class Offload(unittest.TestCase):
             def forward(self, x):
                 with torch.no_grad():
                     self.a.weight.clamp_(-0.03, 0.03)
-                    self.b.weight.data.mul_(0.99)
+                    self.b.weight.mul_(0.99)
                 return self.b(torch.relu_(self.a(x)))
         self.same(Writes, stack_loss)
 

@@ -104,6 +104,46 @@ def beside_the_programs_own(rank, size):
     return "done"
 
 
+def offloaded(rank, size):
+    """A model in tiers on all ranks, each with its part of every batch: mean losses, bytes."""
+    import torch
+    import torch.distributed as distributed
+
+    import stepwell.torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    group = stepwell.Group.from_torch(timeout=60) if size > 1 else None
+    stepwell.torch.offload(
+        model, optimizer, device_bytes=24 * support.BLOCK, block_bytes=support.BLOCK,
+        thread_count=1, timeout=60, group=group, nvme=stepwell.Nvme(
+            ".", (1 << 20) + 512 * support.BLOCK, driver_options="allow_tmpfs=1"))
+    losses = []
+    for step in range(4):
+        torch.manual_seed(step)
+        batch = torch.randn(8, 256).chunk(size)[rank]
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        if size > 1:
+            distributed.all_reduce(mean)
+        losses.append(mean.item() / size)
+    made = stepwell.torch.offloaded(model)
+    made.runtime.drain()
+    held = sum(record.tensor.info().shard_bytes for record in made.records)
+    weights = made.records[0].tensor
+    with weights.fetch() as view:
+        same = view.address == made.records[0].address
+    made.close()
+    if group is not None:
+        group.destroy()
+    return losses, held, same
+
+
 def lost(rank, size):
     """The last rank leaves, as if it were killed; the others are told what Gloo said."""
     group = stepwell.Group.from_torch(timeout=60)
@@ -149,6 +189,21 @@ class Torch(unittest.TestCase):
         for together in self.results("trained"):
             self.assertEqual(together[0], alone[0])
             self.assertTrue(together[1] == alone[1])
+
+    def test_offloaded_models_have_the_losses_of_one_rank_and_half_the_bytes(self):
+        with tempfile.TemporaryDirectory(prefix="stepwell-torch-", dir=".") as directory:
+            here = os.getcwd()
+            os.chdir(directory)
+            try:
+                alone, bytes_alone, same = offloaded(0, 1)
+            finally:
+                os.chdir(here)
+        self.assertTrue(same)
+        for losses, held, same in self.results("offloaded"):
+            for ours, theirs in zip(losses, alone):
+                self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
+            self.assertLess(held, 0.55 * bytes_alone)
+            self.assertTrue(same)
 
     def test_sums_are_rounded_once(self):
         for found in self.results("summed"):

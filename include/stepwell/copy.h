@@ -102,7 +102,7 @@ typedef void (*stw_deleter_fn)(void *user);
  * waits for more room, also for what waits for views of its own thread: release those first. A sum
  * that fails later fails the tensor, as an update does.
  *
- * Ownership: `local` is the library's until deleter(user), unchanged. deleter NULL: nobody is told.
+ * Ownership: `local` is the library's, unchanged, until deleter(user); NULL: nothing is called.
  * Threads:   any thread.
  * Blocks:    never within the limit above; else until there is room, or the timeout passes.
  * Errors:    as stw_reduce; INVALID (local is NULL), LIMIT, PEER.

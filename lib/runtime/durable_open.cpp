@@ -95,7 +95,7 @@ uint64_t Runtime::store_blocks(const stw_runtime_options &options, uint32_t inde
 }
 
 // Budgets of 0 of a store that is resumed become those that it was made with. They stay 0 where it
-// has no files, which is told when it is opened, to all ranks.
+// has no files; the open then fails on all ranks.
 void Runtime::find_budgets(const stw_runtime_options &options, stw_nvme_options *nvme)
 {
     if (!options.store_name || (options.flags & STW_RUNTIME_RESUME) == 0) return;

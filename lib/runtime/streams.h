@@ -123,7 +123,7 @@ private:
         // kSeveral.
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
         std::atomic<uint64_t> several_behind{0};
-        // Under the lock: the last few marks, oldest first, the epoch that copies come behind, of
+        // Under the lock: the last few marks, oldest first, the epoch that copies wait for in
         // either direction, and whether a thread is in the driver's call for the next mark.
         std::array<Mark, kMarksKept> marks{};
         std::array<uint64_t, 2> copies_behind{};

@@ -98,7 +98,7 @@ struct FaultHandler {
         return sigaction(SIGSEGV, &mine, nullptr) == 0;
     }
 
-    // Whoever came later may have the address of ours, so it stays as it is then.
+    // A handler installed later may have saved the address of ours: then it stays installed.
     static void remove()
     {
         if (is_ours(entry))
@@ -252,7 +252,7 @@ MemoryFault *FaultWatch::take()
     return fault;
 }
 
-// The fault goes with its thread's stack as soon as the answer is there.
+// The fault lies on its thread's stack and is gone once it is answered.
 void FaultWatch::answer(MemoryFault *fault, bool served)
 {
     std::atomic<uint32_t> *word = &fault->answer;

@@ -259,7 +259,7 @@ class Offload:
 
     def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
               escapes: bool) -> Any:
-        """A torch function is given parameters that nobody has pinned."""
+        """Fetch the unpinned parameters of a torch function's arguments, and call it."""
         if self.copies and func is torch.Tensor.detach:
             return self.copy_of(records[0])
         name = getattr(func, "__name__", "")

@@ -293,15 +293,6 @@ class Offloaded(torch.nn.Parameter):
     def grad(self) -> None:
         self.grad = None
 
-    @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
-        return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
-
-    @data.setter
-    def data(self, data: torch.Tensor) -> None:
-        record = self._stepwell
-        record.offload.set_data(record, data)
-
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
         """A plain parameter with memory of its own."""
         record = self._stepwell

@@ -329,6 +329,9 @@ def run(layers, width, directory):
     made.runtime.close(deferred=True)
 
 torch.set_num_threads(2)
+# M_MMAP_THRESHOLD, fixed: by itself glibc raises it with the first gradient that is freed, and the
+# peak is then that of its heap, whose freed pieces of 1 MiB do not fit the next aligned request.
+assert ctypes.CDLL(None).mallopt(-3, 256 << 10) == 1
 run(2, 64, sys.argv[1])
 ctypes.CDLL(None).malloc_trim(0)
 with open("/proc/self/clear_refs", "w") as file:
@@ -468,9 +471,10 @@ class Files(Case):
         status, printed = support.run_program(GROWS, self.directory, timeout=200)
         self.assertEqual(status, 0, printed)
         grown = int(printed.split()[-1])
-        # The device budget of 6 MiB, two weights of 1 MiB on their way, and 16 for activations,
-        # threads and the allocator; the model has 48, and 96 with gradients.
-        self.assertLess(grown, 24 * support.MIB)
+        # The device budget of 6 MiB, half of it again in adopted gradients, two weights of 1 MiB
+        # on their way, and 11 for activations, threads and slices; the model has 48, and 96 with
+        # gradients.
+        self.assertLess(grown, 22 * support.MIB)
 
 def trained(model, optimizer, scheduler, steps):
     for _ in range(steps):

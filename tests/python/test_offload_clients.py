@@ -339,10 +339,12 @@ class Programs(Loops):
         class Halves(nn.Linear):
             def forward(self, x):
                 self.weight.data = self.weight.data * 0.5
+                self.weight.data.add_(0.01)
+                self.bias.data[0].mul_(1.5)
                 return super().forward(x)
 
         def train(blocks):
-            with Run(lambda: nn.Sequential(Halves(128, 128), nn.Linear(128, 128)), own_steps,
+            with Run(lambda: nn.Sequential(*(Halves(128, 128) for _ in range(12))), own_steps,
                      blocks) as run:
                 found = []
                 for step in range(3):

@@ -258,6 +258,8 @@ class Offloaded(torch.nn.Parameter):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
+        if self._stepwell.pins:  # a write to it counts as one to the parameter, unlike torch's
+            return self.detach()
         return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 
     @data.setter

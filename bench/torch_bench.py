@@ -6,6 +6,7 @@ is that configuration's. scripts/bench_torch.py runs them in turn.
 
 usage: torch_bench.py WHAT [--dir DIRECTORY] [--steps N] [--small]
 WHAT: plain-fused, plain-foreach, plain-loop: AdamW's three forms in torch
+      activations: plain forward and backward passes alone, for their memory
       resident, nvme: offloaded, with room for everything and with a quarter of it
       hooks: what calls of units cost; equal: losses beside those of plain torch
       fsdp, mapped, deepspeed-nvme, deepspeed-host: peers
@@ -159,6 +160,27 @@ def plain(options, form):
     optimizer = adamw(work.model.parameters(), form)
     found = timed(trained(work, work.model, optimizer), options.steps)
     return {**found, "state_bytes": STATE_BYTES * work.parameters, "parameters": work.parameters}
+
+
+def activations(options):
+    """Memory of forward and backward without gradients that stay and without states. The peak of
+    plain training cannot say it: it comes when most activations are gone and all gradients are
+    there."""
+    work = Work(options.small)
+
+    def drop(parameter):
+        parameter.grad = None
+
+    for parameter in work.model.parameters():
+        parameter.register_post_accumulate_grad_hook(drop)
+
+    def step(number):
+        loss = work.loss(work.model, number)
+        loss.backward()
+        return loss.item()
+
+    found = timed(step, options.steps)
+    return {**found, "bytes": found["peak_bytes"] - 4 * work.parameters}
 
 
 # -- ours -----------------------------------------------------------------------------------------
@@ -451,6 +473,7 @@ RUNS = {
     "plain-fused": lambda options: plain(options, "fused"),
     "plain-foreach": lambda options: plain(options, "foreach"),
     "plain-loop": lambda options: plain(options, "loop"),
+    "activations": activations,
     "resident": lambda options: offloaded(options, 1.25),
     "nvme": lambda options: offloaded(options, 0.25),
     "forward": lambda options: offloaded(options, 0.0625, train=False),

@@ -5,6 +5,7 @@ Each run is a process of bench/torch_bench.py. The reference is plain PyTorch wi
 form on this machine.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,17 +20,43 @@ FORMS = ("fused", "foreach", "loop")
 FIO_GRID = [(block, depth) for block in ("1m", "2m") for depth in (4, 16)]
 HOOKS_LIMIT_US = 30
 HOOK_ROUNDS = 20
+LIMIT_MARGIN = 1.05  # over the peak of ours: files of programs count there too
 MEMORY_MARGIN = 1.05
 SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
 # What each is beside, and what it is.
 PEERS = {
     "fsdp": ("resident", "FSDP2, CPUOffloadPolicy"),
-    "mapped": ("nvme", "parameters and moments in torch.from_file maps"),
     "accelerate": ("forward", "accelerate.disk_offload, a forward pass"),
     "deepspeed-host": ("resident", "DeepSpeed ZeRO-3, host"),
     "deepspeed-nvme": ("nvme", "DeepSpeed ZeRO-3, NVMe"),
 }
 NEEDS = {"accelerate": "accelerate", "deepspeed-host": "deepspeed", "deepspeed-nvme": "deepspeed"}
+
+
+# Of memory, and which of its files has the limit: of version 1, of version 2.
+MEMORY_GROUPS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+                 (Path("/sys/fs/cgroup"), "memory.max"))
+
+
+@contextlib.contextmanager
+def memory_limited(limit):
+    """A control group with a limit of resident memory, page cache included."""
+    for root, name in MEMORY_GROUPS:
+        group = root / f"stepwell-bench-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            refused = error
+            continue
+        try:
+            if (group / name).exists():
+                (group / name).write_text(str(limit), encoding="ascii")
+                yield group
+                return
+            refused = FileNotFoundError(f"{group / name} is absent")
+        finally:
+            group.rmdir()
+    raise BenchError(f"no control group limits memory here: {refused}")
 
 
 class Runs:
@@ -50,8 +77,9 @@ class Runs:
                               env=self.env, check=False) if Path(self.python).exists() else None
         return done is None or done.returncode != 0
 
-    def lines(self, what, steps):
-        command = [self.python, "-B", ROOT / "bench/torch_bench.py", what,
+    def lines(self, what, steps, group=None):
+        joins = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', group / "cgroup.procs"] if group else []
+        command = [*joins, self.python, "-B", ROOT / "bench/torch_bench.py", what,
                    "--dir", self.options.nvme.resolve(), "--steps", steps]
         command += ["--small"] if self.options.torch_small else []
         try:
@@ -64,8 +92,8 @@ class Runs:
         # Peers print lines of their own.
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
-    def step(self, what):
-        return self.lines(what, self.options.torch_steps)[-1]
+    def step(self, what, group=None):
+        return self.lines(what, self.options.torch_steps, group)[-1]
 
 
 def bench_torch(options):
@@ -86,6 +114,7 @@ def bench_torch(options):
         hooks_result(runs),
         equal_result(runs),
     ]
+    results += mapped_result(runs, nvmes)
     return results + peer_results(runs, {"resident": residents, "nvme": nvmes})
 
 
@@ -197,6 +226,31 @@ def equal_result(runs):
         models={line["model"]: line["equal"] for line in lines},
         relative_difference=max(line["relative_difference"] for line in lines),
     )
+
+
+def mapped_result(runs, nvmes):
+    """Both with the memory that ours takes: without a limit the page cache holds all maps."""
+    limit = int(LIMIT_MARGIN * max(one["peak_bytes"] for one in nvmes))
+    try:
+        with memory_limited(limit) as group:
+            ours, theirs = [], []
+            for number in range(runs.options.torch_pairs):
+                pair = in_turn(number, lambda: runs.step("nvme", group),
+                               lambda: runs.step("mapped", group))
+                ours.append(pair[0])
+                theirs.append(pair[1])
+    except BenchError as error:
+        say(f"  mapped: skipped; {error}")
+        return []
+    return [result(
+        "torch.peers.mapped",
+        seconds_of(ours),
+        "s a step",
+        "parameters and moments in torch.from_file maps; ours nvme; both in as much memory",
+        [their["step_seconds"] / our["step_seconds"] for our, their in zip(ours, theirs)],
+        reference_value=seconds_of(theirs),
+        limit_mib=limit / MIB,
+    )]
 
 
 def peer_results(runs, ours_of):

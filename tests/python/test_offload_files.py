@@ -4,6 +4,8 @@
 Skipped where PyTorch is not installed.
 """
 import copy
+import errno
+import fcntl
 import gc
 import importlib.util
 import os
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import unittest.mock
 
@@ -373,7 +376,8 @@ class Files(Case):
             self.equal(dict(sorted(found.items())), dict(sorted(values_of(model).items())))
 
     def test_shards_and_slices_have_equal_bits(self):
-        with unittest.mock.patch("stepwell.torch._files._SLICE", 5000):
+        with unittest.mock.patch("stepwell.torch._files.PART_BYTES", 4096), \
+                unittest.mock.patch("stepwell.torch._streams.PART_BYTES", 4096):
             self.round_trip(max_shard_bytes="100KiB")
         self.assertGreater(len(os.listdir(self.path())), 5)
         stepwell.torch.save_safetensors(Custom(), self.path())
@@ -439,13 +443,48 @@ class Files(Case):
             if len(calls) == 3:
                 raise OSError("no room")
             return put(*arguments)
-        put = stepwell.torch._files._put
-        with unittest.mock.patch("stepwell.torch._files._put", fails):
+        put = stepwell.torch._streams.Writer.put
+        with unittest.mock.patch("stepwell.torch._streams.Writer.put", fails):
             with self.assertRaisesRegex(OSError, "no room"):
                 stepwell.torch.save_safetensors(model, self.path(), max_shard_bytes="17KiB")
         self.assertEqual(sorted(os.listdir(self.path())), sorted(names))
         stepwell.torch.load_safetensors(model, self.path())
         self.equal(values_of(model), before)
+
+    def test_tensors_are_fetched_before_they_are_saved(self):
+        model = self.made(lambda: nn.Sequential(*[nn.Linear(128, 128) for _ in range(30)]))
+        tiers = stepwell.torch.offloaded(model)
+        tiers.runtime.evict(tier="device")
+        hints, reads = [], []
+
+        def prefetch(items, *arguments):
+            hints.append((items[0].tensor, len(reads)))
+            return ahead(items, *arguments)
+        ahead, copy_of = tiers.runtime.prefetch, stepwell.torch._files._copy
+        with unittest.mock.patch.object(tiers.runtime, "prefetch", prefetch), \
+                unittest.mock.patch("stepwell.torch._files._copy", lambda *arguments: (
+                    reads.append(arguments[1].tensor), copy_of(*arguments))):
+            stepwell.torch.save_safetensors(model, self.path())
+        self.assertEqual(list(dict.fromkeys(tensor for tensor, _ in hints)),
+                         list(dict.fromkeys(reads)))
+        self.assertEqual([at for _, at in hints[1:16]], [0] * 15)
+
+    def test_files_are_written_where_nothing_passes_the_page_cache(self):
+        refused = []
+
+        def pwrite(descriptor, memory, at):
+            if len(memory) % 4096 == 0 and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+                refused.append(at)
+                raise OSError(errno.EINVAL, "no O_DIRECT here")
+            return plain(descriptor, memory, at)
+        plain, model = os.pwrite, nn.Linear(512, 512)
+        with unittest.mock.patch("os.pwrite", pwrite):
+            stepwell.torch.save_safetensors(model, self.path())
+        if not refused:
+            self.skipTest("the build directory's file system has no O_DIRECT")
+        other = nn.Linear(512, 512)
+        stepwell.torch.load_safetensors(other, self.path())
+        self.equal(values_of(other), values_of(model))
 
     def test_damaged_files_are_refused_by_name(self):
         model = nn.Linear(2, 2)
@@ -531,6 +570,57 @@ for name, kind in kinds().items():
 print("committed", flush=True)
 time.sleep(600)
 """
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Streams(Case):
+    """The drive has work while the caller has: each waits here for what only a thread can do."""
+
+    def test_the_next_pieces_are_read_while_the_caller_has_one(self):
+        path = os.path.join(self.directory, "file")
+        data = os.urandom(5 * 4096 + 100)
+        with open(path, "wb") as file:
+            file.write(data)
+        begun, plain = threading.Semaphore(0), os.preadv
+
+        def preadv(*arguments):
+            begun.release()
+            return plain(*arguments)
+        with open(path, "rb") as file, unittest.mock.patch("os.preadv", preadv), \
+                unittest.mock.patch("stepwell.torch._streams.PART_BYTES", 4096), \
+                stepwell.torch._streams.Reader([
+                    stepwell.torch._streams.Place(path, file.fileno(), at, len(data) - 200)
+                    for at in (0, 200)]) as reader:
+            pieces = iter(reader)
+            found = bytes(next(pieces))
+            for _ in range(stepwell.torch._streams.PARTS):
+                self.assertTrue(begun.acquire(timeout=60))
+            found += b"".join(bytes(piece) for piece in pieces)
+        self.assertEqual(found, data[:-200] + data[200:])
+
+    def test_a_file_is_written_while_the_caller_makes_more_of_it(self):
+        path = os.path.join(self.directory, "file")
+        data = os.urandom(5 * 4096 + 100)
+        begun, plain = threading.Event(), os.pwrite
+
+        def pwrite(*arguments):
+            begun.set()
+            return plain(*arguments)
+        with unittest.mock.patch("os.pwrite", pwrite), \
+                unittest.mock.patch("stepwell.torch._streams.PART_BYTES", 4096), \
+                stepwell.torch._streams.Writer(path, len(data)) as writer:
+            writer.put(data[:5000])
+            self.assertTrue(begun.wait(60))
+            writer.put(data[5000:])
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), data)
+
+    def test_a_write_that_fails_is_the_callers_error(self):
+        def pwrite(*_):
+            raise OSError(errno.ENOSPC, "no room")
+        with unittest.mock.patch("os.pwrite", pwrite), self.assertRaisesRegex(OSError, "no room"):
+            with stepwell.torch._streams.Writer(os.path.join(self.directory, "file"), 9) as writer:
+                writer.put(b"123456789")
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

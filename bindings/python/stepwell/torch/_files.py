@@ -2,8 +2,8 @@
 """Files of safetensors, read into and written from tensors in tiers without a copy of the model.
 
 The format is read here and not by its package, which maps whole files into memory and wants all
-tensors of a file at once to write it. A tensor goes in slices; one whose memory is not in row-major
-order goes whole.
+tensors of a file at once to write it. A tensor goes in slices, by the memory of _streams.py; one
+whose memory is not in row-major order goes whole.
 """
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import json
 import math
 import os
 import re
+from collections import deque
 from contextlib import ExitStack
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Tuple, Union
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple, Union
 
 import torch
 
@@ -20,10 +21,11 @@ from .. import _abi, _waiting
 from .._library import lib
 from ..errors import check
 from ._offload import Size, size_of
-from ._records import Offloaded, Record, read, write
+from ._records import READ, Offloaded, Record, read, write
+from ._streams import PART_BYTES, Place, Reader, Writer
 
 Path = Union[str, "os.PathLike[str]"]
-_SLICE = 16 << 20  # bytes of a tensor in plain memory at a time
+_AHEAD = 16  # slices of tensors in tiers that are fetched before they are saved
 _HEADER_MAX = 100 << 20
 _ALIGN = 8
 _DTYPES = {
@@ -37,34 +39,21 @@ _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
-class _Slices:
-    """Plain memory for one slice after the other."""
-
-    def __init__(self, most: int) -> None:
-        self._memory = bytearray(min(most, _SLICE))
-
-    def of(self, dtype: torch.dtype, numel: int) -> Iterator[Tuple[int, torch.Tensor, memoryview]]:
-        """(first element, a tensor, its bytes) of each slice of a tensor."""
-        step = max(1, _SLICE // dtype.itemsize)
-        for begin in range(0, numel, step):
-            count = min(step, numel - begin)
-            yield (begin, torch.frombuffer(self._memory, dtype=dtype, count=count),
-                   memoryview(self._memory)[:count * dtype.itemsize])
-
-
 class _Entry(NamedTuple):
     """A tensor of a file."""
 
-    file: BinaryIO
+    descriptor: int
     path: str
     dtype: torch.dtype
     shape: Tuple[int, ...]
     begin: int
 
-    def read(self, at: int, memory: memoryview) -> None:
-        self.file.seek(self.begin + at * self.dtype.itemsize)
-        if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
-            raise ValueError(f"{self.path} ends before its tensors do")
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def place(self) -> Place:
+        return Place(self.path, self.descriptor, self.begin, self.size)
 
 
 def _stated(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
@@ -101,7 +90,7 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
     Names are those of state_dict(); of a parameter with several names one is enough. Values of
     another dtype are converted to the model's, as copy_() does. strict: names that are missing or
     unexpected are a RuntimeError, like another shape always; nothing has been loaded then. Plain
-    memory has one slice of 16 MiB at a time. The model may be plain, made by init(), or offloaded.
+    memory has 8 MiB of it at a time. The model may be plain, made by init(), or offloaded.
     """
     state = _stated(model)
     with ExitStack() as stack:
@@ -126,32 +115,42 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
         if wrong:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
                                + "\n\t".join(wrong))
-        slices = _Slices(max((math.prod(each.shape) * each.dtype.itemsize
-                              for each in entries.values()), default=0))
-        for name, value in state.items():
-            if name in entries:
-                _load(value, entries[name], slices)
+        # Of several names of a parameter the last, as load_state_dict() does; in the files' order.
+        chosen = {id(value): (entries[name], value) for name, value in state.items()
+                  if name in entries}
+        pairs = sorted(chosen.values(), key=lambda pair: (pair[0].path, pair[0].begin))
+        with Reader([entry.place() for entry, _ in pairs]) as reader:
+            slices = iter(reader)
+            for entry, value in pairs:
+                _load(value, entry, slices)
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
-def _load(value: torch.Tensor, entry: _Entry, slices: _Slices) -> None:
+def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> None:
     record = value._stepwell if isinstance(value, Offloaded) else None
-    if record is None or not _in_order(record):
-        data = torch.empty(entry.shape, dtype=entry.dtype)
-        for begin, part, memory in slices.of(entry.dtype, data.numel()):
-            entry.read(begin, memory)
-            data.view(-1)[begin:begin + len(part)] = part
-        if record is None:
-            with torch.no_grad():
-                value.copy_(data)
-        else:
-            write(record.tensor, data.to(record.dtype), record.stride)
-            record.changes += 1
+    if record is not None and _in_order(record):
+        for begin, part in _parts(entry, slices):
+            _copy(lib.stw_tensor_write, record, part.to(record.dtype), begin)
+        record.changes += 1
         return
-    for begin, part, memory in slices.of(entry.dtype, value.numel()):
-        entry.read(begin, memory)
-        _copy(lib.stw_tensor_write, record, part.to(record.dtype), begin)
-    record.changes += 1
+    data = torch.empty(entry.shape, dtype=entry.dtype)
+    for begin, part in _parts(entry, slices):
+        data.view(-1)[begin:begin + len(part)] = part
+    if record is None:
+        with torch.no_grad():
+            value.copy_(data)
+    else:
+        write(record.tensor, data.to(record.dtype), record.stride)
+        record.changes += 1
+
+
+def _parts(entry: _Entry, slices: Iterator[memoryview]) -> Iterator[Tuple[int, torch.Tensor]]:
+    """(first element, the elements) of each slice of a tensor that is read."""
+    at = 0
+    while at < entry.size:
+        memory = next(slices)
+        yield at // entry.dtype.itemsize, torch.frombuffer(memory, dtype=entry.dtype)
+        at += len(memory)
 
 
 def _entries(path: str, stack: ExitStack) -> Dict[str, _Entry]:
@@ -176,7 +175,7 @@ def _entries(path: str, stack: ExitStack) -> Dict[str, _Entry]:
 
 
 def _opened(path: str, stack: ExitStack) -> Dict[str, _Entry]:
-    file = stack.enter_context(open(path, "rb", buffering=0))
+    file = stack.enter_context(open(path, "rb"))
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(_HEADER_MAX, size - 8):
@@ -185,7 +184,7 @@ def _opened(path: str, stack: ExitStack) -> Dict[str, _Entry]:
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        found = {name: _entry(file, path, 8 + length, size, **each)
+        found = {name: _entry(file.fileno(), path, 8 + length, size, **each)
                  for name, each in header.items()}
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError,
             json.JSONDecodeError) as error:
@@ -194,15 +193,14 @@ def _opened(path: str, stack: ExitStack) -> Dict[str, _Entry]:
     return found
 
 
-def _entry(file: Any, path: str, at: int, size: int, dtype: str, shape: List[int],
+def _entry(descriptor: int, path: str, at: int, size: int, dtype: str, shape: List[int],
            data_offsets: Tuple[int, int]) -> _Entry:
     if dtype not in _DTYPES:
         raise ValueError(f"{path} has a tensor of {dtype}; known are {', '.join(_DTYPES)}")
     begin, end = data_offsets
-    entry = _Entry(file, path, _DTYPES[dtype], tuple(shape), at + begin)
-    nbytes = math.prod(shape) * entry.dtype.itemsize
-    if not 0 <= begin <= end or at + end > size or end - begin != nbytes:
-        raise ValueError(f"{path} has a tensor of {nbytes} bytes at [{begin}, {end}), and "
+    entry = _Entry(descriptor, path, _DTYPES[dtype], tuple(shape), at + begin)
+    if not 0 <= begin <= end or at + end > size or end - begin != entry.size:
+        raise ValueError(f"{path} has a tensor of {entry.size} bytes at [{begin}, {end}), and "
                          f"{size - at} bytes of tensors")
     return entry
 
@@ -219,7 +217,7 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     are those of state_dict(); of several names of a parameter the first. dtypes are the model's.
     Files are written under other names, flushed and renamed when all are there: what is read
     before is the old model, or nothing. A folder whose shards are replaced has both for a moment.
-    Plain memory has one slice of 16 MiB at a time.
+    Plain memory has 8 MiB of it at a time.
     """
     path, state = os.fspath(path), _stated(model)
     first: Dict[int, str] = {}
@@ -238,15 +236,14 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     files: Dict[str, str] = {}
     try:
         for shard, names in shards.items():
-            with _Temporary(folder, shard, files) as file:
-                _write(file, {name: state[name] for name in names}, tied)
+            _write(_temporary(folder, shard, files), {name: state[name] for name in names}, tied)
         if len(shards) > 1:
             total = sum(value.numel() * value.element_size() for value in state.values())
             places = {name: shard for shard, names in shards.items() for name in names}
-            with _Temporary(folder, _INDEX, files) as file:
-                file.write(json.dumps({"metadata": {"total_size": total},
-                                       "weight_map": dict(sorted(places.items()))},
-                                      indent=2).encode())
+            text = json.dumps({"metadata": {"total_size": total},
+                               "weight_map": dict(sorted(places.items()))}, indent=2).encode()
+            with Writer(_temporary(folder, _INDEX, files), len(text)) as file:
+                file.put(text)
         for shard, temporary in files.items():
             os.replace(temporary, os.path.join(folder, shard))
     finally:
@@ -258,20 +255,9 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     _flush(folder)
 
 
-class _Temporary:
-    """A file under another name, on stable storage when it is closed."""
-
-    def __init__(self, folder: str, name: str, files: Dict[str, str]) -> None:
-        files[name] = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-        self._file = open(files[name], "wb", buffering=0)
-
-    def __enter__(self) -> BinaryIO:
-        return self._file
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        with self._file as file:
-            if kind is None:
-                os.fsync(file.fileno())
+def _temporary(folder: str, name: str, files: Dict[str, str]) -> str:
+    files[name] = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    return files[name]
 
 
 def _shards(state: Dict[str, torch.Tensor], most: int) -> Dict[str, List[str]]:
@@ -290,7 +276,7 @@ def _shards(state: Dict[str, torch.Tensor], most: int) -> Dict[str, List[str]]:
             for at, names in enumerate(shards, 1)}
 
 
-def _write(file: BinaryIO, state: Dict[str, torch.Tensor], tied: Dict[str, str]) -> None:
+def _write(path: str, state: Dict[str, torch.Tensor], tied: Dict[str, str]) -> None:
     order = sorted(state, key=lambda name: (-state[name].element_size(), name))
     header: Dict[str, Any] = {"__metadata__": {
         "format": "pt", **{name: kept for name, kept in tied.items() if kept in state}}}
@@ -303,30 +289,59 @@ def _write(file: BinaryIO, state: Dict[str, torch.Tensor], tied: Dict[str, str])
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
-    _put(file, memoryview(len(text).to_bytes(8, "little") + text))
-    slices = _Slices(max((value.numel() * value.element_size() for value in state.values()),
-                         default=0))
-    for name in order:
-        _save(file, state[name], slices)
+    with Writer(path, 8 + len(text) + at) as file:
+        file.put(len(text).to_bytes(8, "little") + text)
+        ahead = _Ahead([state[name] for name in order])
+        for name in order:
+            _save(file, state[name], ahead)
 
 
-def _save(file: BinaryIO, value: torch.Tensor, slices: _Slices) -> None:
+class _Ahead:
+    """Fetches what is to be saved next, in the order of saving."""
+
+    def __init__(self, values: List[torch.Tensor]) -> None:
+        self._left = ((record, begin) for record in map(_streamed, values) if record is not None
+                      for begin in range(0, record.alias.numel(), self._step(record)))
+        self._asked: Deque[Tuple[Record, int]] = deque()
+
+    @staticmethod
+    def _step(record: Record) -> int:
+        return PART_BYTES // record.dtype.itemsize
+
+    def __call__(self, record: Record, begin: int) -> None:
+        """The elements from `begin` on are saved now."""
+        while self._asked and (self._asked[0][0] is not record
+                               or self._asked[0][1] + self._step(record) <= begin):
+            self._asked.popleft()
+        while len(self._asked) < _AHEAD:
+            found = next(self._left, None)
+            if found is None:
+                return
+            self._asked.append(found)
+            later, at = found
+            count = min(self._step(later), later.alias.numel() - at)
+            later.offload.runtime.prefetch([later.tensor.request(READ, at, count)])
+
+
+def _streamed(value: torch.Tensor) -> Any:
+    """Its record, where it is in tiers and goes in slices."""
     record = value._stepwell if isinstance(value, Offloaded) else None
+    return record if record is not None and _in_order(record) else None
+
+
+def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
+    record, begin = _streamed(value), 0
     if record is None:
-        data = value.detach().reshape(-1)
-    elif not _in_order(record):
-        data = read(record.tensor, record.size, record.stride, record.dtype).reshape(-1)
-    for begin, part, memory in slices.of(value.dtype, value.numel()):
-        if record is not None and _in_order(record):
+        whole = (read(value._stepwell.tensor, value.size(), value._stepwell.stride, value.dtype)
+                 if isinstance(value, Offloaded) else value.detach()).reshape(-1)
+    for memory in file.room(value.numel() * value.element_size()):
+        part = torch.frombuffer(memory, dtype=value.dtype)
+        if record is not None:
+            ahead(record, begin)
             _copy(lib.stw_tensor_read, record, part, begin)
         else:
-            part.copy_(data[begin:begin + len(part)])
-        _put(file, memory)
-
-
-def _put(file: BinaryIO, memory: memoryview) -> None:
-    while memory:
-        memory = memory[file.write(memory):]
+            part.copy_(whole[begin:begin + len(part)])
+        begin += len(part)
 
 
 def _remove_others(folder: str, kept: Any) -> None:

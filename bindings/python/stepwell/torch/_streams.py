@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes from and to files, in order, through a few parts of memory: while the caller has one,
+threads read or write others, so that the drive works meanwhile.
+
+It knows nothing of tensors.
+"""
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
+
+PARTS = 4
+PART_BYTES = 2 << 20
+_ALIGN = 4096         # of memory, places and lengths for O_DIRECT
+_AHEAD = 32 << 20     # of a file: what the kernel is asked to read before it is needed
+_WRITERS = 2          # at one a drive waits between two writes
+
+
+def _parts(most: int) -> List[memoryview]:
+    """Parts that together have no more than `most` bytes needs."""
+    size = min(PART_BYTES, -(-most // (PARTS * _ALIGN)) * _ALIGN or _ALIGN)
+    memory = memoryview(mmap.mmap(-1, PARTS * size))
+    return [memory[at:at + size] for at in range(0, PARTS * size, size)]
+
+
+class Place(NamedTuple):
+    """Bytes of a file."""
+
+    path: str
+    descriptor: int
+    offset: int
+    size: int
+
+
+class Reader:
+    """Gives the bytes of places in an order that is known before."""
+
+    def __init__(self, places: List[Place]) -> None:
+        self._free = _parts(sum(place.size for place in places))
+        most = len(self._free[0])
+        self._pieces = (
+            place._replace(offset=place.offset + at, size=min(most, place.size - at))
+            for place in places for at in range(0, place.size, most))
+        self._due: Deque[Tuple["Future[None]", memoryview, int]] = deque()
+        self._asked: Dict[int, int] = {}  # of files: up to where the kernel reads by itself
+        self._thread = ThreadPoolExecutor(1, "stepwell-files")
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Pieces, none of two places; each is the caller's until the next is asked for."""
+        while True:
+            while self._free:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    break
+                part = self._free.pop()
+                done = self._thread.submit(self._read, piece, part[:piece.size])
+                self._due.append((done, part, piece.size))
+            if not self._due:
+                return
+            done, part, size = self._due.popleft()
+            done.result()
+            yield part[:size]
+            self._free.append(part)
+
+    def _read(self, piece: Place, memory: memoryview) -> None:
+        """By the page cache, as a file that was just written or fetched is there."""
+        path, descriptor, at, size = piece
+        asked = max(self._asked.get(descriptor, 0), at)
+        if asked < at + size + _AHEAD // 2:
+            os.posix_fadvise(descriptor, asked, at + _AHEAD - asked, os.POSIX_FADV_WILLNEED)
+            self._asked[descriptor] = at + _AHEAD
+        while memory:
+            count = os.preadv(descriptor, [memory], at)
+            if count == 0:
+                raise ValueError(f"{path} ends before its tensors do")
+            memory, at = memory[count:], at + count
+
+
+class Writer:
+    """Makes a file of `size` bytes, which is on stable storage at the end of the `with`.
+
+    Past the page cache where the file system can: copies into it, and its write-back, which begins
+    late, take longer than the drive.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._direct = True
+        self._free = _parts(size)
+        self._part = self._free.pop()
+        self._filled = self._sent = 0
+        self._due: Deque[Tuple["Future[None]", memoryview]] = deque()
+        self._threads = ThreadPoolExecutor(_WRITERS, "stepwell-files")
+        try:
+            self._set_direct(True)
+        except OSError:
+            self._direct = False
+
+    def _set_direct(self, direct: bool) -> None:
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        flags = flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+
+    def room(self, size: int) -> Iterator[memoryview]:
+        """Memory for the next bytes: each piece is to be filled before the next is asked for."""
+        while size:
+            count = min(size, len(self._part) - self._filled)
+            yield self._part[self._filled:self._filled + count]
+            self._filled += count
+            size -= count
+            if self._filled == len(self._part):
+                self._send(len(self._part))
+
+    def put(self, data: bytes) -> None:
+        for piece in self.room(len(data)):
+            piece[:], data = data[:len(piece)], data[len(piece):]
+
+    def _send(self, count: int) -> None:
+        part = self._part
+        self._due.append((self._threads.submit(self._write, part[:count], self._sent), part))
+        self._sent += count
+        if not self._free:
+            self._free.append(self._done())
+        self._part, self._filled = self._free.pop(), 0
+
+    def _done(self) -> memoryview:
+        done, part = self._due.popleft()
+        done.result()
+        return part
+
+    def _write(self, memory: memoryview, at: int) -> None:
+        while memory:
+            try:
+                count = os.pwrite(self._descriptor, memory, at)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False  # it has other alignments, or said at open that it could
+                self._set_direct(False)
+                continue
+            memory, at = memory[count:], at + count
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            if kind is None:
+                size = self._sent + self._filled
+                if self._filled:
+                    self._send(-(-self._filled // _ALIGN) * _ALIGN)
+                while self._due:
+                    self._done()
+                os.ftruncate(self._descriptor, size)
+                os.fsync(self._descriptor)
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+            os.close(self._descriptor)

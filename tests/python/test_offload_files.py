@@ -259,6 +259,15 @@ class Init(Case):
         made.offload(model)
         made.close()
 
+    def test_a_weight_waits_in_plain_memory_until_its_module_has_drawn_it(self):
+        with stepwell.torch.init(**tiers(self.directory)) as made:  # a unit has 3 blocks, these 4
+            nn.Sequential(*[nn.Linear(256, 256) for _ in range(24)])
+        made.runtime.drain()
+        written = made.runtime.link_stats("device_to_nvme").bytes
+        # Each once, and the block of biases each time it leaves.
+        self.assertLessEqual(written, 24 * (4 + 1) * BLOCK)
+        made.close()
+
     def test_a_model_that_is_refused_is_as_before(self):
         def make():
             return nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(64 * 8, 4))

@@ -110,7 +110,7 @@ class Tiers:
 
     def _take(self, name: str, parameter: Any) -> None:
         """Move it with the next ones, if it can be moved at all."""
-        if self._bytes() > self._made.unit_bytes:
+        if self._others(parameter) > self._made.unit_bytes:
             self._move()
         if (type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
                 and parameter.device.type == "cpu" and parameter.dtype in DTYPES
@@ -122,9 +122,13 @@ class Tiers:
         self._count += 1
         return f"{name.rsplit(' #', 1)[0]} #{self._count}"
 
-    def _bytes(self) -> int:
-        known = [parameter() for _, parameter in self._waiting]
-        return sum(each.numel() * each.element_size() for each in known if each is not None)
+    def _others(self, parameter: Any) -> int:
+        """Bytes of it and of what waits, but for the largest: a weight waits for its bias, as the
+        module writes to both once it has them."""
+        known = [each for each in (waiting() for _, waiting in self._waiting) if each is not None]
+        sizes = [each.numel() * each.element_size() for each in [*known, parameter]
+                 if isinstance(each, torch.Tensor)]
+        return sum(sizes) - max(sizes, default=0)
 
     def _move(self) -> None:
         """Move what waits, but what shares its memory with something that may yet write to it."""

@@ -33,6 +33,21 @@ def own_steps(parameters):
 
 
 if HAS_TORCH:
+    class Adapted(nn.Module):
+        """A frozen base of a block each, with adapters of 2 KiB."""
+
+        def __init__(self, layers=24, width=128):
+            super().__init__()
+            self.base = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+            self.base.requires_grad_(False)
+            self.down = nn.ModuleList(nn.Linear(width, 4, bias=False) for _ in range(layers))
+            self.up = nn.ModuleList(nn.Linear(4, width, bias=False) for _ in range(layers))
+
+        def forward(self, x):
+            for base, down, up in zip(self.base, self.down, self.up):
+                x = x + base(x) + up(down(x))
+            return x
+
     class Stack(nn.Module):
         """Layers of 512 KiB; how = None, or use_reentrant of a checkpoint around each."""
 
@@ -119,6 +134,22 @@ class Offload(unittest.TestCase):
     def test_a_model_beyond_the_budget_has_the_losses_of_plain_torch(self):
         # 3 MiB of parameters, as many gradients and states, through 1.5 MiB.
         self.same(Stack, stack_loss, blocks=24)
+
+    def test_steps_write_the_blocks_of_adapters_and_not_their_frozen_base(self):
+        # 24 blocks of base, through 16; the adapters fill 2, and so do their gradients.
+        written = []
+
+        def moved(run):
+            run.model.train()
+            tiers = stepwell.torch.offloaded(run.model)
+            for step in range(4):
+                run.step(10 + step, stack_loss)
+                tiers.runtime.drain()
+                written.append(tiers.runtime.link_stats("device_to_nvme").bytes)
+        self.train(Adapted, stack_loss, 16, after=moved)
+        # Two steps; 24 blocks of base, or one for each adapter's gradient, would be many more.
+        self.assertLessEqual(written[-1] - written[1], 2 * 12 * BLOCK)
+        self.same(Adapted, stack_loss, blocks=16)
 
     def test_both_kinds_of_checkpoints_have_the_same_losses(self):
         for how in (False, True):

@@ -142,7 +142,7 @@ class Tiers:
                 continue
             due.append((self.fresh(name), parameter))
         self._waiting = kept
-        made = self._made.move(due, [1 + self._count // 8] * len(due), False)
+        made = self._made.move(due, False)
         self._give_back(sum(record.tensor.nbytes for record in made))
         for record in made:
             if not self.runtime.fits([record.tensor]):

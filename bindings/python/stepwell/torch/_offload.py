@@ -23,7 +23,8 @@ from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._commits import Commits
 from ._records import (
-    DTYPES, READ, READ_WRITE, Offloaded, Record, own_grad, read, set_own_grad, users_of, write,
+    DTYPES, READ, READ_WRITE, TRAINED, Offloaded, Record, own_grad, read, set_own_grad,
+    users_of, write,
 )
 from ._saved import Backward, Hooks, pop
 from ._spill import Spill
@@ -34,6 +35,7 @@ Places = Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any], List[Any]
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
 _SLACK = 32     # blocks of nvme beside what is computed
+_FROZEN = TRAINED + 1  # neighbour number
 _adopt = unchecked("stw_reduce_adopt")
 _adopt.argtypes = [ctypes.c_void_p] * 5
 _Off = torch._C.DisableTorchFunctionSubclass
@@ -113,30 +115,21 @@ class Offload:
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
         """Move every parameter of the model into its tensor."""
-        assert self.model is not None
-        order = {}
-        for name, parameter in parameters:
-            order[id(parameter)] = len(order) * 2
-        for at, module in enumerate(self.model.modules()):
-            for parameter in module._parameters.values():
-                if parameter is not None and id(parameter) in order:
-                    order[id(parameter)] = at
-        fresh = [(name, parameter) for name, parameter in parameters
-                 if id(parameter) not in self.by_parameter]
-        self.move(fresh, [1 + order[id(parameter)] // 8 for _, parameter in fresh], durable)
+        self.move([(name, parameter) for name, parameter in parameters
+                   if id(parameter) not in self.by_parameter], durable)
         for name, parameter in parameters:
             record = self.by_parameter[id(parameter)]
             if record.name != name:  # of init()
                 record.name = name
                 if durable:
-                    self.renew(record, record.alias, durable, 1 + order[id(parameter)] // 8)
+                    self.renew(record, record.alias, durable)
 
-    def move(self, parameters: List[Tuple[str, torch.nn.Parameter]], neighbours: List[int],
+    def move(self, parameters: List[Tuple[str, torch.nn.Parameter]],
              durable: bool) -> List[Record]:
         """Move these into tensors of their own."""
         tensors = self.runtime.create_many([
-            _spec(name, parameter, neighbour, durable)
-            for (name, parameter), neighbour in zip(parameters, neighbours)])
+            _spec(name, parameter, parameter.requires_grad, durable)
+            for name, parameter in parameters])
         made = [Record(self, name, parameter, tensor)
                 for (name, parameter), tensor in zip(parameters, tensors)]
         for record in made:
@@ -158,7 +151,7 @@ class Offload:
         del self.by_parameter[id(record.parameter)]
         del self.by_address[record.address]
 
-    def renew(self, record: Record, data: torch.Tensor, durable: bool, neighbour: int) -> None:
+    def renew(self, record: Record, data: torch.Tensor, durable: bool) -> None:
         """Give a parameter another tensor, for data of its own or of another size or dtype."""
         old = record.tensor
         self.mark()
@@ -166,15 +159,11 @@ class Offload:
             data = self.copy_of(record)
         self.forget(record)
         record.tensor = self.runtime.create_many([
-            _spec(record.name, data, neighbour, durable)])[0]
+            _spec(record.name, data, record.parameter.requires_grad, durable)])[0]
         record.like(data)
         record.adopt(data)
         self.remember(record)
         old.destroy()
-
-    def neighbour(self, record: Record) -> int:
-        unit = record.unit
-        return 1 if unit is None else 2 + self.units.index(unit)
 
     def cut(self, name: str, module: torch.nn.Module, least: int) -> None:
         """Make units of a subtree: as large as may be, and of what is called."""
@@ -334,7 +323,7 @@ class Offload:
         if tuple(data.shape) != record.size or data.dtype != record.dtype:
             if self.making is not None and data.dtype in DTYPES:
                 record.name = self.making.fresh(record.name)
-                self.renew(record, data.detach(), False, 1)
+                self.renew(record, data.detach(), False)
                 return
             raise RuntimeError(
                 f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
@@ -476,9 +465,12 @@ def _copies_end(module: torch.nn.Module, *_: Any) -> None:
     _count_copies(module, -1)
 
 
-def _spec(name: str, like: torch.Tensor, neighbour: int, durable: bool) -> TensorSpec:
+def _spec(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
+    """Small ones fill blocks in the order of creation. Frozen ones, which are never written, have
+    blocks of their own; but a generation wants the same places whatever is frozen in a run."""
     return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
-                      role="param", neighbour=neighbour, durable=durable)
+                      role="param", neighbour=TRAINED if trained or durable else _FROZEN,
+                      durable=durable)
 
 
 def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:

@@ -17,7 +17,7 @@ from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import TensorSpec
 from ._records import (
-    DTYPES, Record, at_address, memory_order, own_grad, read, set_own_grad, write,
+    DTYPES, TRAINED, Record, at_address, memory_order, own_grad, read, set_own_grad, write,
 )
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ class _State:
         self.dtype = value.dtype
         self.tensor = record.offload.runtime.create_many([TensorSpec(
             shape=value.numel(), dtype=DTYPES[value.dtype], name=f"{record.name}.{name}",
-            role="optimizer_state", neighbour=record.offload.neighbour(record),
+            role="optimizer_state", neighbour=TRAINED,
             durable=record.offload.commits is not None)])[0]
         if value.device.type != "meta":  # else a generation has it
             write(self.tensor, value, self.stride)

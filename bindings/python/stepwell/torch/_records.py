@@ -28,6 +28,7 @@ _grad = torch.Tensor.grad  # the fields of C++, which the properties below hide
 _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
 READ, READ_WRITE = Access.READ, Access.READ_WRITE
+TRAINED = 1  # neighbour number of what a step writes: small tensors of one number share blocks
 
 
 def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -176,7 +177,7 @@ class Record:
         if self.gradient is None:
             self.gradient = self.offload.runtime.create_many([TensorSpec(
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
-                name=self.name + ".grad", role="grad", neighbour=self.offload.neighbour(self))])[0]
+                name=self.name + ".grad", role="grad", neighbour=TRAINED)])[0]
         return self.gradient
 
     def add_gradient(self, grad: torch.Tensor) -> None:

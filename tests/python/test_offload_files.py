@@ -707,6 +707,56 @@ class Commits(Case):
         self.assertEqual(stepwell.torch.offloaded(model).generation, 4)
         stepwell.torch.offloaded(model).close()
 
+    def test_of_what_is_frozen_there_is_one_copy_until_it_is_written(self):
+        def run(resume, name="tight", more=0):
+            torch.manual_seed(2)
+            model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(6)])
+            model[:5].requires_grad_(False)
+            optimizer = torch.optim.Adam(model.parameters(), 0.1)
+            need = stepwell.torch._offload._need(
+                model, list(model.named_parameters()), optimizer, BLOCK, 3)
+            stepwell.torch.offload(
+                model, optimizer, device_bytes=24 * BLOCK, block_bytes=BLOCK, thread_count=2,
+                nvme=stepwell.Nvme(self.directory, need + more, driver_options="allow_tmpfs=1"),
+                store_name=name, resume=resume, overwrite=True)
+            return model, optimizer, stepwell.torch.offloaded(model), need
+
+        def step(model, optimizer):
+            model(torch.ones(1, 256)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model, optimizer, made, need = run(False)
+        # 5 x 4 blocks of what is frozen, 4 x (1 + 3 x 3) of what is trained, and the store's own.
+        self.assertLess(need, (5 * 4 + 4 * 10 + 140) * BLOCK)
+        stepwell.torch.save_safetensors(model, self.directory + "/saved")
+        stepwell.torch.load_safetensors(model, self.directory + "/saved")
+        for _ in range(3):
+            step(model, optimizer)
+            made.commit()
+        before = values_of(model)
+        with torch.no_grad(), self.assertRaisesRegex(stepwell.BudgetError, "promise room"):
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        made.close()
+
+        model, optimizer, made, _ = run(True)
+        self.equal(values_of(model), before)
+        made.close()
+        model, optimizer, made, _ = run(False, "wide", 64 * BLOCK)
+        made.commit()
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        model[1].weight.data = torch.ones(256, 256)
+        model[2].weight.requires_grad_(True)
+        step(model, optimizer)
+        stepwell.torch.load_safetensors(model, self.directory + "/saved")
+        made.commit()
+        after = values_of(model)
+        made.close()
+        model, _, made, _ = run(True, "wide", 64 * BLOCK)
+        self.equal(values_of(model), after)
+        made.close()
+
     def test_what_a_generation_cannot_keep_or_give_is_refused(self):
         model, optimizer, _ = run_of(kinds()["adamw"], self.directory, store_name="run")
         with stepwell.torch.offloaded(model) as made:

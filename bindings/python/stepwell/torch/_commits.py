@@ -28,10 +28,12 @@ class Commits:
         self._offload = offload
         self._buffers: Dict[str, Tensor] = {}
         self.generation = 0  # what was resumed; 0: nothing
+        self.kept = False    # a generation has what is frozen
         found: Dict[str, Any] = {}
         try:
             info = offload.runtime.generation()
             self.generation, found = info.generation, _unpacked(info.metadata)
+            self.kept = True
         except NotFoundError:
             pass
         self.metadata = found.get("program")
@@ -49,6 +51,7 @@ class Commits:
         for name, buffer in self._stated():
             write(self._tensor(name, buffer), _bytes_of(buffer), (1,))
         steps = getattr(offload.optimizer, "_stepwell", None)
+        self.kept = True
         kept = _packed({"program": metadata, "optimizer": steps and steps.kept()})
         return offload.runtime.commit(label, kept)
 

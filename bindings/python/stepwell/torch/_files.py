@@ -128,6 +128,8 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
 
 def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> None:
     record = value._stepwell if isinstance(value, Offloaded) else None
+    if record is not None:
+        record.thaw(by_view=False)
     if record is not None and _in_order(record):
         for begin, part in _parts(entry, slices):
             _copy(lib.stw_tensor_write, record, part.to(record.dtype), begin)

@@ -23,7 +23,7 @@ from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._commits import Commits
 from ._records import (
-    DTYPES, READ, READ_WRITE, TRAINED, Offloaded, Record, own_grad, read, set_own_grad,
+    DTYPES, READ, READ_WRITE, TRAINED, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
     users_of, write,
 )
 from ._saved import Backward, Hooks, pop
@@ -127,11 +127,11 @@ class Offload:
     def move(self, parameters: List[Tuple[str, torch.nn.Parameter]],
              durable: bool) -> List[Record]:
         """Move these into tensors of their own."""
-        tensors = self.runtime.create_many([
-            _spec(name, parameter, parameter.requires_grad, durable)
-            for name, parameter in parameters])
-        made = [Record(self, name, parameter, tensor)
-                for (name, parameter), tensor in zip(parameters, tensors)]
+        specs = [_spec(name, parameter, parameter.requires_grad, durable)
+                 for name, parameter in parameters]
+        tensors = self.runtime.create_many(specs)
+        made = [Record(self, name, parameter, tensor, spec.read_only)
+                for (name, parameter), tensor, spec in zip(parameters, tensors, specs)]
         for record in made:
             grad = record.parameter.grad
             record.adopt()
@@ -158,8 +158,8 @@ class Offload:
         if data is record.alias:
             data = self.copy_of(record)
         self.forget(record)
-        record.tensor = self.runtime.create_many([
-            _spec(record.name, data, record.parameter.requires_grad, durable)])[0]
+        spec = _spec(record.name, data, record.parameter.requires_grad, durable)
+        record.tensor, record.frozen = self.runtime.create_many([spec])[0], spec.read_only
         record.like(data)
         record.adopt(data)
         self.remember(record)
@@ -263,7 +263,8 @@ class Offload:
             self._end_shown()
         for record in records:
             record.touches += 1
-            self._touch(record, writes)
+            # Of what is frozen a view is enough where a write to it is noticed.
+            self._touch(record, writes and not (record.frozen and func in VERSIONED))
         # Where faults are served an address may be kept; else the pin lasts until the next mark.
         keep = escapes and not self.serves_faults
         result = None
@@ -294,8 +295,12 @@ class Offload:
 
     def _touch(self, record: Record, writes: bool) -> None:
         held = self.touched.get(record)
-        if held is not None:
+        if held is not None and (held.access != READ or not writes):
             return
+        if held is not None:
+            self._untouch(record)
+        if writes:
+            record.thaw()
         self.touched[record] = self.runtime.fetch(record.tensor,
                                                   READ_WRITE if writes else READ)
         record.pin()
@@ -335,6 +340,7 @@ class Offload:
             with torch.no_grad():
                 record.alias.copy_(data)
         else:
+            record.thaw(by_view=False)
             write(record.tensor, data, record.stride)
         record.changes += 1
 
@@ -467,10 +473,11 @@ def _copies_end(module: torch.nn.Module, *_: Any) -> None:
 
 def _spec(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
     """Small ones fill blocks in the order of creation. Frozen ones, which are never written, have
-    blocks of their own; but a generation wants the same places whatever is frozen in a run."""
+    blocks of their own; but a generation wants the same places whatever is frozen in a run. It
+    keeps one copy of those."""
     return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
                       role="param", neighbour=TRAINED if trained or durable else _FROZEN,
-                      durable=durable)
+                      read_only=durable and not trained, durable=durable)
 
 
 def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
@@ -580,7 +587,12 @@ def _need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter
     need = _SLACK * block
     for _, parameter in parameters:
         half = parameter.element_size() < 4
-        sizes = [parameter.element_size()] * (1 + copies) + [4] * copies * (states + half)
+        own = [parameter.element_size()]
+        if parameter.requires_grad:
+            sizes = own * (1 + copies) + [4] * copies * (states + half)
+        else:  # and one copy where it shares its block with nobody
+            alone = parameter.numel() * parameter.element_size() >= block
+            sizes = own if alone else own * copies
         need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
     if copies > 1:  # and the file of generations, as docs/generations.md says
         need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block

@@ -88,14 +88,15 @@ class Record:
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
-                 "unit", "hooked", "group", "touches", "touched", "done")
+                 "unit", "hooked", "group", "touches", "touched", "done", "frozen")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
-                 tensor: Tensor) -> None:
+                 tensor: Tensor, frozen: bool) -> None:
         self.offload = offload
         self.name = name
         self.parameter = parameter
         self.tensor = tensor
+        self.frozen = frozen    # the tensor is: a generation has the one copy of it
         self.like(parameter)
         self.pins = 0           # of units and accesses; not those that autograd's nodes hold
         self.changes = 0        # updates and writes so far: what a saved tensor compares
@@ -162,19 +163,30 @@ class Record:
             self.parameter.__class__ = Absent
         return written
 
+    def thaw(self, by_view: bool = True) -> None:
+        """It is about to be written, which takes room for more copies. Not by a view: until a
+        generation has it that may be."""
+        commits = self.offload.commits
+        if self.frozen and (by_view or commits is not None and commits.kept):
+            self.tensor.freeze(False)
+            self.frozen = False
+
     def save(self, written: Optional[torch.Tensor]) -> None:
         if written is not None:
+            self.thaw(by_view=False)
             write(self.tensor, written, self.stride)
 
     # -- gradients --------------------------------------------------------------------------------
 
     def hook(self) -> None:
         if self.hooked is None:
+            self.thaw()
             self.hooked = self.parameter.register_post_accumulate_grad_hook(
                 self.offload.accumulated)
 
     def make_gradient(self) -> Tensor:
         if self.gradient is None:
+            self.thaw()
             self.gradient = self.offload.runtime.create_many([TensorSpec(
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", neighbour=TRAINED)])[0]
@@ -250,6 +262,8 @@ _ESCAPES = {getattr(torch.Tensor, name) for name in (
     "_typed_storage", "view", "__getitem__", "detach",
 ) if hasattr(torch.Tensor, name)}
 _ESCAPES.add(_data.__get__)  # type: ignore[attr-defined]
+# Of these what they give counts its writes with the parameter's.
+VERSIONED = {torch.Tensor.view, torch.Tensor.__getitem__, torch.Tensor.detach}
 
 
 class Offloaded(torch.nn.Parameter):

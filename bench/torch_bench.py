@@ -11,11 +11,14 @@ WHAT: plain-fused, plain-foreach, plain-loop: AdamW's three forms in torch
       hooks: what calls of units cost; equal: losses beside those of plain torch
       fsdp, mapped, deepspeed-nvme, deepspeed-host: peers
       forward, accelerate: a forward pass alone, from the drive
+      lora-plain, lora: a Llama of transformers in bf16 with adapters of peft, its base frozen
+      init: answers the commands of Init below, a line each
 """
 import argparse
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -30,6 +33,8 @@ LR = 1e-4
 HOOK_UNITS = 200
 EQUAL_STEPS = 20
 STATE_BYTES = 16  # of a parameter in fp32 with AdamW: itself, its gradient, two moments
+INIT_BUDGET = 192 * MIB
+LORA_BUDGET = 448 * MIB
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -77,13 +82,15 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+SMALL = (2, 128, 512, 32)  # layers, width, words, length
+
+
 class Work:
     """The model and its batches, the same in every process."""
 
-    def __init__(self, small):
+    def __init__(self, small, sizes=(8, 768, 8192, 256)):
         self.small = small
-        layers, width, self.words, self.length = (
-            (2, 128, 512, 32) if small else (8, 768, 8192, 256))
+        layers, width, self.words, self.length = SMALL if small else sizes
         torch.manual_seed(1)
         self.model = Gpt(layers, width, self.words, self.length)
         self.parameters = sum(p.numel() for p in self.model.parameters())
@@ -98,16 +105,35 @@ class Work:
         return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
+def lora_of(small):
+    """A Llama of 1.1e9 random parameters in bf16; adapters of the attention's q and v in fp32."""
+    import peft
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    wide = (dict(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2)
+            if small else dict(vocab_size=32000, hidden_size=2048, intermediate_size=5632,
+                               num_hidden_layers=22))
+    torch.manual_seed(1)
+    torch.set_default_dtype(torch.bfloat16)
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        num_attention_heads=wide["hidden_size"] // 64, use_cache=False,
+        num_key_value_heads=max(1, wide["hidden_size"] // 512), **wide))
+    torch.set_default_dtype(torch.float32)
+    return peft.get_peft_model(base, peft.LoraConfig(
+        r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def peak_bytes():
-    """VmHWM: the most resident memory since start, or since forget_peak()."""
+def peak_bytes(field="VmHWM"):
+    """VmHWM: the most resident memory since start, or since forget_peak(). VmRSS: now."""
     with open("/proc/self/status", encoding="ascii") as status:
         for line in status:
-            if line.startswith("VmHWM:"):
+            if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status does not say VmHWM")
+    raise OSError(f"/proc/self/status does not say {field}")
 
 
 def forget_peak():
@@ -194,6 +220,16 @@ def nvme_bytes_of(runtime):
     return found
 
 
+def timed_moves(step, count, runtime):
+    """timed(), and the bytes that the drive moves in a step."""
+    moved = {}
+    found = timed(step, count, end=runtime.drain,
+                  begin=lambda: moved.update(nvme_bytes_of(runtime)))
+    after = nvme_bytes_of(runtime)
+    return {**found, **{f"{way}_bytes_per_step": (after[way] - moved[way]) / count
+                        for way in after}}
+
+
 def offloaded(options, share, train=True):
     """share: of the bytes of parameters, gradients and states, the device budget."""
     import stepwell
@@ -208,24 +244,134 @@ def offloaded(options, share, train=True):
                            nvme=options.dir if share < 1 else None,
                            **({"block_bytes": block} if block else {}))
     tiers = stepwell.torch.offloaded(model)
-    moved = {}
-
-    def begin():
-        moved.update(nvme_bytes_of(tiers.runtime))
-
-    if train:
-        step = trained(work, model, optimizer)
-    else:
-        step = forward_of(work, model)
-    found = timed(step, options.steps, end=tiers.runtime.drain, begin=begin)
-    after = nvme_bytes_of(tiers.runtime)
-    found.update({f"{way}_bytes_per_step": (after[way] - moved[way]) / options.steps
-                  for way in after})
+    step = trained(work, model, optimizer) if train else forward_of(work, model)
+    found = timed_moves(step, options.steps, tiers.runtime)
     found["budget_bytes"] = budget
     found["peak_budget_bytes"] = tiers.runtime.tier_stats("device").peak_bytes
     found["units"] = len(tiers.units)
     tiers.close()
     return found
+
+
+class Init:
+    """make, step, save and load a model of 1e9 parameters that never lies in memory as a whole.
+
+    SGD without momentum: the drive has parameters and gradients.
+    """
+
+    def __init__(self, options):
+        self.small = options.small
+        self.directory = options.dir
+        self.saved = os.path.join(options.dir, "saved")
+        self.sizes = SMALL if options.small else (36, 1536, 8192, 16)
+        # What the interpreter and PyTorch have once they have trained anything.
+        little = Work(True)
+        trained(little, little.model, adamw(little.model.parameters()))(0)
+        del little
+        self.before = peak_bytes("VmRSS")
+        self.tiers = self.work = None
+
+    def make(self):
+        import stepwell
+        import stepwell.torch
+
+        budget = 4 * MIB if self.small else INIT_BUDGET
+        layers, width, words, length = self.sizes
+        need = 12 * layers * width * (width + 2) + width * (words + length)
+        block = stepwell.BLOCK_64K if self.small else stepwell.BLOCK_2M
+        with stepwell.torch.init(device_bytes=budget, nvme=self.directory, block_bytes=block,
+                                 nvme_bytes=int(8.2 * need) + 64 * block) as self.tiers:
+            self.work = Work(self.small, self.sizes)
+        self.optimizer = torch.optim.SGD(self.work.model.parameters(), LR, fused=True)
+        self.tiers.offload(self.work.model, self.optimizer)
+        return {"parameters": self.work.parameters, "budget_bytes": budget}
+
+    def step(self):
+        return {"loss": trained(self.work, self.work.model, self.optimizer)(0)}
+
+    def save(self):
+        import stepwell.torch
+
+        stepwell.torch.save_safetensors(self.work.model, self.saved)
+        return {"written": self.of_files(lambda file: os.fstat(file).st_size)}
+
+    def load(self):
+        import stepwell.torch
+
+        stepwell.torch.load_safetensors(self.work.model, self.saved)
+        return {"read": self.of_files(lambda file: os.fstat(file).st_size)}
+
+    def of_files(self, call):
+        found = 0
+        for name in os.listdir(self.saved):
+            file = os.open(os.path.join(self.saved, name), os.O_RDONLY)
+            found += call(file) or 0
+            os.close(file)
+        return found
+
+    def answer(self, command):
+        """Seconds, the bytes that the drive moved, and the peak of memory beyond the interpreter's.
+        A load finds nothing of the files in the page cache; what is dirty in the tiers counts to
+        the command that made it so."""
+        if command == "load":
+            self.of_files(lambda file: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED))
+        forget_peak()
+        before = nvme_bytes_of(self.tiers.runtime) if self.tiers else {"read": 0, "write": 0}
+        started = time.perf_counter()
+        found = {"save": self.save, "load": self.load, "make": self.make, "step": self.step}[
+            command]()
+        self.tiers.runtime.drain()
+        found["seconds"] = time.perf_counter() - started
+        after = nvme_bytes_of(self.tiers.runtime)
+        found["read_bytes"] = after["read"] - before["read"] + found.pop("read", 0)
+        found["write_bytes"] = after["write"] - before["write"] + found.pop("written", 0)
+        found["grown_bytes"] = peak_bytes() - self.before
+        return found
+
+
+def init(options):
+    run = Init(options)
+    for command in sys.stdin:
+        print(json.dumps(run.answer(command.strip())), flush=True)
+    shutil.rmtree(run.saved, ignore_errors=True)
+    return []
+
+
+class LoraWork:
+    """Sequences of 64 for lora_of()."""
+
+    def loss(self, model, step):
+        made = torch.Generator().manual_seed(step)
+        tokens = torch.randint(model.config.vocab_size, (1, 64), generator=made)
+        return model(input_ids=tokens, labels=tokens).loss
+
+
+def lora_plain(options):
+    model = lora_of(options.small)
+    adapters = [p for p in model.parameters() if p.requires_grad]
+    return timed(trained(LoraWork(), model, adamw(adapters)), options.steps)
+
+
+def lora(options):
+    import stepwell
+    import stepwell.torch
+
+    budget = 4 * MIB if options.small else LORA_BUDGET
+    with stepwell.torch.init(device_bytes=budget, nvme=options.dir,
+                             block_bytes=(stepwell.BLOCK_64K if options.small
+                                          else stepwell.BLOCK_2M),
+                             nvme_bytes=(64 if options.small else 3072) * MIB) as tiers:
+        model = lora_of(options.small)
+    adapters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = adamw(adapters)
+    tiers.offload(model, optimizer)
+    found = timed_moves(trained(LoraWork(), model, optimizer), options.steps, tiers.runtime)
+    return {**found, "budget_bytes": budget,
+            "base_bytes": sum(p.numel() * p.element_size() for p in model.parameters()
+                              if not p.requires_grad),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "adapter_parameters": sum(p.numel() for p in adapters),
+            "nvme_bytes": tiers.runtime.tier_stats("nvme").used_bytes}
 
 
 def forward_of(work, model):
@@ -477,6 +623,9 @@ RUNS = {
     "resident": lambda options: offloaded(options, 1.25),
     "nvme": lambda options: offloaded(options, 0.25),
     "forward": lambda options: offloaded(options, 0.0625, train=False),
+    "init": init,
+    "lora-plain": lora_plain,
+    "lora": lora,
     "hooks": hooks,
     "equal": equal,
     "fsdp": fsdp,

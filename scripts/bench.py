@@ -7,6 +7,7 @@ usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tu
                         [--pairs N] [--bytes N]
                         [--train-pairs N] [--train-steps N]
                         [--torch-pairs N] [--torch-steps N] [--torch-small] [--torch-deepspeed]
+                        [--only ROW ...]
 
 Without a group all of them are measured, in one run and into one JSON file.
 
@@ -47,6 +48,7 @@ from bench_tools import (
     say,
     three_digits,
 )
+from bench_torch import ROWS as TORCH_ROWS
 from bench_torch import bench_torch
 from bench_tune import bench_tune
 
@@ -632,6 +634,8 @@ def parse(arguments):
     parser.add_argument("--torch-small", action="store_true", help="tiny: whether it works")
     parser.add_argument("--torch-deepspeed", action="store_true",
                         help="beside DeepSpeed too, whose first start compiles for minutes")
+    parser.add_argument("--only", action="append", choices=TORCH_ROWS, metavar="ROW",
+                        help=f"of torch, again for another: {', '.join(TORCH_ROWS)}")
     parser.add_argument("--torch-python", type=Path,
                         help="a Python with PyTorch (build/torch/bin/python3)")
     options = parser.parse_args(arguments)
@@ -684,7 +688,8 @@ def main(arguments):
         "that of the worst case")
     if options.json:
         taken = {name: getattr(options, name) for name in (
-            "pairs", "train_pairs", "train_steps", "torch_pairs", "torch_steps", "torch_small")}
+            "pairs", "train_pairs", "train_steps", "torch_pairs", "torch_steps", "torch_small",
+            "only")}
         taken |= {"groups": options.groups or list(GROUPS), "bytes": options.bytes}
         text = json.dumps({"results": results, "taken": taken, "machine": about}, indent=2)
         options.json.write_text(text + "\n", encoding="utf-8")

@@ -60,13 +60,14 @@ def run_lines(command, env=None):
 class Program:
     """A bench program that answers commands, so that its store lives while fio has its turn."""
 
-    def __init__(self, command):
+    def __init__(self, command, env=None):
         self.name = str(command[0])
         self.process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=env,
         )
 
     def ask(self, command):

@@ -13,15 +13,26 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from bench_tools import GB, MIB, BenchError, Fio, in_turn, need_space, result, say
+from bench_tools import MIB, BenchError, Fio, Program, in_turn, need_space, result, say
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMS = ("fused", "foreach", "loop")
 FIO_GRID = [(block, depth) for block in ("1m", "2m") for depth in (4, 16)]
 HOOKS_LIMIT_US = 30
 HOOK_ROUNDS = 20
-LIMIT_MARGIN = 1.05  # over the peak of ours: files of programs count there too
+LIMIT_MARGIN = 1.15  # over the peak of ours: it is not the same in each run
 MEMORY_MARGIN = 1.05
+INIT_LIMIT = 512 * MIB  # beyond the interpreter: budget and activations
+INIT_ROUNDS = 3         # of saving and loading
+INIT_SPACE = 15 << 30   # of the drive: parameters, gradients, the file and fio's
+# By itself glibc's heap keeps most of the gradients that were freed, in pieces that fit no other
+# request, in plain torch as in ours. Where memory is measured they are maps of their own: that
+# costs 0.4 s of system time in a step of plain torch, so not where time is.
+LEAN = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
+LORA_LIMIT = 1126 * MIB  # the interpreter among it
+LORA_PAIRS = 2          # at most: one of 1.1e9 parameters takes a minute or two
+# Rows, by the runs that they are made of. --only takes the names.
+ROWS = ("resident", "nvme", "memory", "hooks", "equal", "peers", "init", "lora")
 SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
 # What each is beside, and what it is.
 PEERS = {
@@ -77,14 +88,18 @@ class Runs:
                               env=self.env, check=False) if Path(self.python).exists() else None
         return done is None or done.returncode != 0
 
-    def lines(self, what, steps, group=None):
-        joins = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', group / "cgroup.procs"] if group else []
-        command = [*joins, self.python, "-B", ROOT / "bench/torch_bench.py", what,
+    def command(self, what, steps):
+        command = [self.python, "-B", ROOT / "bench/torch_bench.py", what,
                    "--dir", self.options.nvme.resolve(), "--steps", steps]
-        command += ["--small"] if self.options.torch_small else []
+        return command + (["--small"] if self.options.torch_small else [])
+
+    def lines(self, what, steps, env=(), group=None):
+        command = self.command(what, steps)
+        if group:
+            command[:0] = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', group / "cgroup.procs"]
         try:
             done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                                  env=self.env, timeout=SECONDS_MAX, check=False)
+                                  env={**self.env, **dict(env)}, timeout=SECONDS_MAX, check=False)
         except subprocess.TimeoutExpired as error:
             raise BenchError(f"torch_bench.py {what} did not end in {SECONDS_MAX} s") from error
         if done.returncode != 0:
@@ -93,7 +108,10 @@ class Runs:
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     def step(self, what, group=None):
-        return self.lines(what, self.options.torch_steps, group)[-1]
+        return self.lines(what, self.options.torch_steps, group=group)[-1]
+
+    def lean(self, what):
+        return self.lines(what, 1, LEAN)[-1]
 
 
 def bench_torch(options):
@@ -101,21 +119,41 @@ def bench_torch(options):
     if runs.lacks("torch"):
         say(f"  skipped: {runs.python} has no PyTorch (./dev setup --torch)")
         return []
-    need_space(options.nvme, options.bytes + 3 * 1024 * MIB)
+    wanted = set(options.only or ROWS)
+    results = []
+    if wanted & {"resident", "nvme", "memory", "peers"}:
+        results += training_results(runs, wanted)
+    results += [measure(runs) for row, measure in (("hooks", hooks_result), ("equal", equal_result))
+                if row in wanted]
+    for row, measure in (("init", init_results), ("lora", lora_results)):
+        results += measure(runs) if row in wanted else []
+    return results
+
+
+def training_results(runs, wanted):
+    need_space(runs.options.nvme, runs.options.bytes + 3 * 1024 * MIB)
     forms = {form: runs.step(f"plain-{form}") for form in FORMS}
     fastest = min(forms, key=lambda form: forms[form]["step_seconds"])
     say("  plain AdamW: " + ", ".join(
         f"{form} {found['step_seconds']:.3f} s a step" for form, found in forms.items()))
     plains, residents, nvmes, bounds = rounds(runs, fastest)
-    results = [
-        resident_result(plains, residents, fastest),
-        nvme_result(nvmes, bounds, plains),
-        memory_result(nvmes, plains, runs.step("activations")["bytes"]),
-        hooks_result(runs),
-        equal_result(runs),
-    ]
-    results += mapped_result(runs, nvmes)
-    return results + peer_results(runs, {"resident": residents, "nvme": nvmes})
+    results = {
+        "resident": resident_result(plains, residents, fastest),
+        "nvme": nvme_result(nvmes, bounds, plains),
+    }
+    if "memory" in wanted:
+        results["memory"] = memory_result(
+            [runs.lean("nvme") for _ in range(min(runs.options.torch_pairs, 3))],
+            plains, runs.lean("activations")["bytes"], nvmes)
+    peers = (peer_results(runs, {"resident": residents, "nvme": nvmes})
+             if "peers" in wanted else [])
+    return [found for row, found in results.items() if row in wanted] + peers
+
+
+def drive_seconds(fio, setting, read, written):
+    """What fio needs for as many bytes, read and written at once."""
+    fio.mix_read_percent = min(99, max(1, round(100 * read / max(read + written, 1))))
+    return (read + written) / fio.run("rw", *setting)
 
 
 def rounds(runs, form):
@@ -129,8 +167,8 @@ def rounds(runs, form):
                                       lambda: runs.step("resident"))
             nvme = runs.step("nvme")
             moved = nvme["read_bytes_per_step"] + nvme["write_bytes_per_step"]
-            fio.mix_read_percent = round(100 * nvme["read_bytes_per_step"] / max(moved, 1))
-            drive = moved / fio.run("rw", *best)
+            drive = drive_seconds(fio, best, nvme["read_bytes_per_step"],
+                                  nvme["write_bytes_per_step"])
             bounds.append({"compute": plain["step_seconds"], "drive": drive, "moved": moved})
             plains.append(plain)
             residents.append(resident)
@@ -181,8 +219,9 @@ def nvme_result(nvmes, bounds, plains):
     )
 
 
-def memory_result(nvmes, plains, activations):
-    """The interpreter and PyTorch itself are in the activations, as they are in ours."""
+def memory_result(nvmes, plains, activations, timed):
+    """timed: ours with the heap as it is. The interpreter and PyTorch itself are in the activations,
+    as they are in ours."""
     allowed = MEMORY_MARGIN * (nvmes[0]["budget_bytes"] + activations)
     return result(
         "torch.memory",
@@ -195,6 +234,7 @@ def memory_result(nvmes, plains, activations):
         activations_mib=activations / MIB,
         peak_of_steps_mib=max(ours["steps_peak_bytes"] for ours in nvmes) / MIB,
         plain_peak_mib=median(plain["peak_bytes"] for plain in plains) / MIB,
+        peak_as_timed_mib=max(ours["peak_bytes"] for ours in timed) / MIB,
     )
 
 
@@ -251,6 +291,85 @@ def mapped_result(runs, nvmes):
         reference_value=seconds_of(theirs),
         limit_mib=limit / MIB,
     )]
+
+
+def init_results(runs):
+    """A model of 4 GB under 192 MiB: its memory, and files of safetensors beside the drive."""
+    options = runs.options
+    need_space(options.nvme, options.bytes + (INIT_SPACE if not options.torch_small else 0))
+    ratios = {"save": [], "load": []}
+    found = {"save": [], "load": []}
+    with Fio(options.nvme, options.bytes) as fio:
+        best = fio.best_setting("rw", FIO_GRID)
+        with Program(runs.command("init", 1), {**runs.env, **LEAN}) as program:
+            made, step = program.ask("make"), program.ask("step")
+            say(f"  made {made['parameters'] / 1e9:.2f} G parameters in {made['seconds']:.1f} s, "
+                f"a step took {step['seconds']:.1f} s")
+            for number in range(INIT_ROUNDS):
+                for what, answers in found.items():
+                    ours = program.ask(what)
+                    moved = ours["read_bytes"] + ours["write_bytes"]
+                    drive = drive_seconds(fio, best, ours["read_bytes"], ours["write_bytes"])
+                    answers.append({**ours, "moved": moved, "drive": drive})
+                    ratios[what].append(drive / ours["seconds"])
+                    say(f"  {what} {number + 1}/{INIT_ROUNDS}: {ours['seconds']:.2f} s, drive "
+                        f"{drive:.2f} s ({moved / MIB:.0f} MiB), {ours['grown_bytes'] / MIB:.0f} "
+                        "MiB beyond the interpreter's")
+    each = {"make": [made], "step": [step], **found}
+    grown = {what: max(one["grown_bytes"] for one in answers) / MIB
+             for what, answers in each.items()}
+    results = [result(
+        "torch.init", max(grown.values()), "MiB peak", "the limit, beyond the interpreter's",
+        [INIT_LIMIT / MIB / max(grown.values())], reference_value=INIT_LIMIT / MIB,
+        peaks_mib=grown, budget_mib=made["budget_bytes"] / MIB, parameters=made["parameters"],
+        make_seconds=made["seconds"], make_bytes=made["read_bytes"] + made["write_bytes"],
+        train_seconds=step["seconds"], train_bytes=step["read_bytes"] + step["write_bytes"])]
+    return results + [result(
+        f"torch.{what}", median(one["seconds"] for one in answers), "s",
+        f"fio for the bytes of drive and file, {fio.named(*best)}", ratios[what],
+        reference_value=median(one["drive"] for one in answers),
+        bytes_moved=median(one["moved"] for one in answers)) for what, answers in found.items()]
+
+
+def lora_results(runs):
+    """Adapters of a frozen base on the drive, beside the same in plain torch."""
+    options = runs.options
+    missing = [module for module in ("transformers", "peft") if runs.lacks(module)]
+    if missing:
+        say(f"  lora: skipped; {' and '.join(missing)} not installed "
+            f"({runs.python} -m pip install {' '.join(missing)})")
+        return []
+    need_space(options.nvme, options.bytes + 4096 * MIB)
+    plains, ours, bounds = [], [], []
+    pairs = min(options.torch_pairs, LORA_PAIRS)
+    with Fio(options.nvme, options.bytes) as fio:
+        best = fio.best_setting("rw", FIO_GRID)
+        for number in range(pairs):
+            plain, mine = in_turn(number, lambda: runs.step("lora-plain"),
+                                  lambda: runs.step("lora"))
+            drive = drive_seconds(fio, best, mine["read_bytes_per_step"],
+                                  mine["write_bytes_per_step"])
+            say(f"  lora {number + 1}/{pairs}: plain {plain['step_seconds']:.2f} s a step and "
+                f"{plain['peak_bytes'] / MIB:.0f} MiB, ours {mine['step_seconds']:.2f} s and "
+                f"{mine['peak_bytes'] / MIB:.0f} MiB, drive {drive:.2f} s")
+            plains.append(plain)
+            ours.append(mine)
+            bounds.append(max(plain["step_seconds"], drive))
+    peaks = [one["peak_bytes"] for one in ours]
+    return [
+        result("torch.lora", seconds_of(ours), "s a step", "the larger of plain torch and fio",
+               [bound / one["step_seconds"] for bound, one in zip(bounds, ours)],
+               reference_value=median(bounds), compute_seconds=seconds_of(plains),
+               equal_loss=all(one["loss"] == plain["loss"] for one, plain in zip(ours, plains)),
+               **{name: ours[0][name] for name in (
+                   "read_bytes_per_step", "write_bytes_per_step", "base_bytes", "nvme_bytes",
+                   "parameters", "adapter_parameters")}),
+        result("torch.lora.memory", max(peaks) / MIB, "MiB peak", "the limit",
+               [LORA_LIMIT / peak for peak in peaks], reference_value=LORA_LIMIT / MIB,
+               peak_of_steps_mib=max(one["steps_peak_bytes"] for one in ours) / MIB,
+               budget_mib=ours[0]["budget_bytes"] / MIB,
+               plain_peak_mib=max(one["peak_bytes"] for one in plains) / MIB),
+    ]
 
 
 def peer_results(runs, ours_of):

@@ -48,6 +48,22 @@ if HAS_TORCH:
                 x = x + base(x) + up(down(x))
             return x
 
+    class Quantised(nn.Module):
+        """A weight of int8 with scales by row, and an adapter."""
+
+        def __init__(self, width=128):
+            super().__init__()
+            values = torch.randn(width, width) / width
+            self.scale = nn.Parameter(values.abs().amax(1, keepdim=True) / 127, False)
+            self.weight = nn.Parameter((values / self.scale).round().to(torch.int8), False)
+            self.bits = nn.Parameter(torch.randint(256, (width,)).to(torch.uint8), False)
+            self.down = nn.Linear(width, 4, bias=False)
+            self.up = nn.Linear(4, width, bias=False)
+
+        def forward(self, x):
+            weight = self.weight.to(x.dtype) * self.scale * (self.bits > 127)
+            return x + nn.functional.linear(x, weight) + self.up(self.down(x))
+
     class Stack(nn.Module):
         """Layers of 512 KiB; how = None, or use_reentrant of a checkpoint around each."""
 
@@ -150,6 +166,9 @@ class Offload(unittest.TestCase):
         # Two steps; 24 blocks of base, or one for each adapter's gradient, would be many more.
         self.assertLessEqual(written[-1] - written[1], 2 * 12 * BLOCK)
         self.same(Adapted, stack_loss, blocks=16)
+
+    def test_weights_of_integers_are_read_as_in_plain_torch(self):
+        self.same(lambda: nn.Sequential(*[Quantised() for _ in range(12)]), stack_loss, blocks=16)
 
     def test_both_kinds_of_checkpoints_have_the_same_losses(self):
         for how in (False, True):

@@ -508,8 +508,9 @@ def checked(model: torch.nn.Module,
         if parameter.layout != torch.strided:
             raise TypeError(f"{what} is sparse ({parameter.layout}); offload takes dense ones")
         if parameter.dtype not in DTYPES:
-            raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16 and "
-                            "float16: convert it, or keep that module out of the model")
+            raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16, "
+                            "float16, int8 and uint8: convert it, or keep that module out of the "
+                            "model")
         if parameter.device.type != "cpu":
             raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
                             "of the CPU in this release")

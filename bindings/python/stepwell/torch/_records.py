@@ -22,7 +22,9 @@ from ..errors import BusyError, check
 if TYPE_CHECKING:
     from ._offload import Offload
 
-DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16}
+# Integers are of quantised weights, which torch lets nobody train.
+DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16,
+          torch.int8: Dtype.I8, torch.uint8: Dtype.U8}
 
 _grad = torch.Tensor.grad  # the fields of C++, which the properties below hide
 _data = torch.Tensor.data

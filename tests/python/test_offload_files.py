@@ -268,6 +268,15 @@ class Init(Case):
         self.assertLessEqual(written, 24 * (4 + 1) * BLOCK)
         made.close()
 
+    def test_what_is_drawn_in_its_tier_is_not_copied(self):
+        with stepwell.torch.init(**tiers(self.directory)) as made:
+            model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            with unittest.mock.patch.object(torch.Tensor, "clone") as clone:
+                nn.init.ones_(model[0].weight)
+            self.assertFalse(clone.called)
+        self.assertEqual(model[0].weight.sum().item(), 64 * 64)
+        made.close()
+
     def test_a_model_that_is_refused_is_as_before(self):
         def make():
             return nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(64 * 8, 4))

@@ -308,11 +308,9 @@ class Offload:
     def _untouch(self, record: Record) -> None:
         view = self.touched.pop(record)
         self.shown.pop(record, None)
-        changed = record.unpin()
-        wrote = view.access != READ
+        changed = record.unpin(stays=view.access != READ)
         view.release()
-        if not wrote:
-            record.save(changed)
+        record.save(changed)
 
     @staticmethod
     def _shares(value: Any, records: List[Record]) -> bool:

@@ -154,13 +154,14 @@ class Record:
         if self.pins == 1:
             self.parameter.__class__ = Present
 
-    def unpin(self) -> Optional[torch.Tensor]:
-        """The bytes, where the program has written them: the caller writes them to the tensor."""
+    def unpin(self, stays: bool = False) -> Optional[torch.Tensor]:
+        """The bytes, where the program has written them: the caller writes them to the tensor.
+        stays: what was written was by a view that may write."""
         self.pins -= 1
         written = None
         if self.alias._version != self.seen:
             self.seen = self.alias._version
-            written = self.alias.clone()
+            written = None if stays else self.alias.clone()
         if self.pins == 0:
             self.parameter.__class__ = Absent
         return written

@@ -88,7 +88,7 @@ def stack_loss(model):
 class Run:
     """A model that trains some steps, plain or offloaded."""
 
-    def __init__(self, make, optimizer, budget):
+    def __init__(self, make, optimizer, budget, **options):
         torch.manual_seed(1)
         self.model = make()
         self.optimizer = optimizer(self.model.parameters())
@@ -96,7 +96,7 @@ class Run:
         if budget:
             self.directory = tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".")
             self.model, self.optimizer = offload(self.model, self.optimizer, budget,
-                                                 self.directory.name)
+                                                 self.directory.name, **options)
 
     def __enter__(self):
         return self

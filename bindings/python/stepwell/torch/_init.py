@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 
 from .._options import Nvme
 from ..errors import BudgetError
-from ._offload import Offload, Places, Size, checked, opened, places_of
+from ._offload import Offload, Places, Size, check_updates, checked, opened, places_of
 from ._optimizer import check_parameters
 from ._records import DTYPES, Offloaded, users_of
 
@@ -164,7 +164,7 @@ class Tiers:
 
     def offload(self, model: torch.nn.Module,
                 optimizer: Optional[torch.optim.Optimizer] = None, *,
-                keep_gradients: bool = False
+                keep_gradients: bool = False, update_in_backward: bool = False
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
@@ -173,6 +173,7 @@ class Tiers:
         all of them are, once, to tensors with the names that the model has for them.
         """
         made = self._made
+        check_updates(optimizer, keep_gradients, update_in_backward)
         if self._hooks:
             raise ValueError("the model is still being made: call offload() after the with")
         if made.model is not None:
@@ -192,7 +193,7 @@ class Tiers:
         self._waiting = []
         self._sweep(set(names))
         try:
-            made.begin(model, optimizer, parameters, self._durable)
+            made.begin(model, optimizer, parameters, self._durable, update_in_backward)
         except BaseException:
             made.let_go(model)
             raise

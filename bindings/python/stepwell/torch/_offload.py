@@ -22,6 +22,7 @@ from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._commits import Commits
+from ._in_backward import InBackward
 from ._records import (
     DTYPES, READ, READ_WRITE, TRAINED, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
     users_of, write,
@@ -68,6 +69,7 @@ class Offload:
         self.runtime = runtime
         self.making: Any = None  # the Tiers of init(), until they have a model
         self.commits: Optional[Commits] = None  # with a store_name
+        self.in_backward: Optional[InBackward] = None  # with update_in_backward
         self.closed = False
         self.keep_gradients = keep_gradients
         self.budget = budget
@@ -98,7 +100,8 @@ class Offload:
     # -- making -----------------------------------------------------------------------------------
 
     def begin(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
-              parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
+              parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
+              update_in_backward: bool) -> None:
         """Take all of a model, and let its calls and steps go through the tiers."""
         self.model, self.optimizer = model, optimizer
         self.take(parameters, durable)
@@ -110,7 +113,9 @@ class Offload:
         if durable:
             self.commits = Commits(self)
         if optimizer is not None:
-            _optimizer.convert(optimizer, self)
+            steps = _optimizer.convert(optimizer, self)
+            if update_in_backward:
+                self.in_backward = InBackward(self, steps)
         _offloads[model] = self
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
@@ -354,9 +359,13 @@ class Offload:
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
         grad = own_grad(parameter)
         set_own_grad(parameter, None)
+        if self.in_backward is not None:
+            self.in_backward.coming(record)
         if grad is not None:
             record.add_gradient(grad)
         self.backward.arrived(record)
+        if self.in_backward is not None:
+            self.in_backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
         """Give a gradient's memory away; it is added behind the call."""
@@ -526,6 +535,7 @@ def checked(model: torch.nn.Module,
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
             device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
+            update_in_backward: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None,
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
@@ -537,13 +547,16 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     store_name: generations stay there (Offload.commit()); resume=True: go on with the newest, and
     with overwrite=True begin anew where there is none; what the arguments have is replaced then.
     keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
-    takes room meanwhile. activation_bytes: what autograd saves beyond so many bytes goes to nvme
-    until backward needs it, of which activation_nvme_bytes are for that; None: it stays in memory.
+    takes room meanwhile. update_in_backward: update each parameter once backward has its gradient,
+    which needs a loop that does nothing with gradients. activation_bytes: what autograd saves
+    beyond so many bytes goes to nvme until backward needs it, of which activation_nvme_bytes are
+    for that; None: it stays in memory.
     options: those of stepwell.Runtime.
 
     Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
     parameters do not fit together, naming it.
     """
+    check_updates(optimizer, keep_gradients, update_in_backward)
     parameters = checked(model)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
@@ -556,13 +569,22 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             nvme_bytes += size_of(activation_nvme_bytes)
     made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
     try:
-        made.begin(model, optimizer, parameters, store_name is not None)
+        made.begin(model, optimizer, parameters, store_name is not None, update_in_backward)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:
         made.close()
         raise
     return model, optimizer
+
+
+def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bool,
+                  update_in_backward: bool) -> None:
+    if update_in_backward and optimizer is None:
+        raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
+    if update_in_backward and keep_gradients:
+        raise ValueError("update_in_backward=True uses up each gradient in backward, so "
+                         "keep_gradients=True has none to keep: give one of them")
 
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],

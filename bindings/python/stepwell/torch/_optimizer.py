@@ -16,6 +16,7 @@ from .._enums import Access
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import TensorSpec
+from ..errors import BudgetError
 from ._records import (
     DTYPES, TRAINED, Record, at_address, memory_order, own_grad, read, set_own_grad, write,
 )
@@ -163,7 +164,7 @@ class Streamed:
 _classes: Dict[type, type] = {}
 
 
-def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
+def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
     before = type(optimizer)
     resumed = offload.commits.optimizer if offload.commits is not None else None
     if resumed is not None:
@@ -186,6 +187,7 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
     optimizer.__class__ = made
     optimizer._stepwell = steps  # type: ignore[attr-defined]
     optimizer._patch_step_function()  # type: ignore[no-untyped-call]
+    return steps
 
 
 def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) -> None:
@@ -225,8 +227,14 @@ class Steps:
                 for at, group in enumerate(self.optimizer.param_groups)
                 for parameter in group["params"]]
 
+    def settings(self) -> List[Dict[str, Any]]:
+        """The hyper-parameters of the groups."""
+        return [_settings(group) for group in self.optimizer.param_groups]
+
     def step(self) -> None:
         offload = self.offload
+        if offload.in_backward is not None:
+            offload.in_backward.check_settings()
         offload.mark()
         # Gradients that the program made itself, or that came before the parameter was watched.
         due = []
@@ -242,10 +250,16 @@ class Steps:
         try:
             if due:
                 self.update(due)
+            if offload.in_backward is not None:
+                offload.in_backward.end_step()
         finally:
             offload.end_step()
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
+        raise NotImplementedError
+
+    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+        """In the middle of backward. What there is no room for is left to step()."""
         raise NotImplementedError
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
@@ -256,9 +270,8 @@ class Steps:
 
     def kept(self) -> Dict[str, Any]:
         """What a generation keeps of it as metadata."""
-        groups = self.optimizer.param_groups
-        return {"class": self.before.__name__, "groups": [_settings(group) for group in groups],
-                "sizes": [len(group["params"]) for group in groups]}
+        return {"class": self.before.__name__, "groups": self.settings(),
+                "sizes": [len(group["params"]) for group in self.optimizer.param_groups]}
 
     def resume(self, kept: Dict[str, Any]) -> None:
         raise NotImplementedError
@@ -320,6 +333,8 @@ class KernelSteps(Steps):
         for _, record in due:
             record.changes += 1
             record.spent = not self.offload.keep_gradients
+
+    update_early = update  # it is queued, and waits for its room behind the call
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
         found = {}
@@ -388,9 +403,21 @@ class OwnSteps(Steps):
         self._keep: Dict[Record, Dict[str, Any]] = {}
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
+        self._each(due, len(due) > 1)
+
+    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+        for group, record in due:
+            changes = record.changes
+            try:
+                self._each([(group, record)], True)
+            except BudgetError:  # units are held
+                if record.changes != changes:
+                    raise
+
+    def _each(self, due: List[Tuple[int, Record]], among_others: bool) -> None:
         optimizer = self.optimizer
         parameters = [group["params"] for group in optimizer.param_groups]
-        before = [_settings(group) for group in optimizer.param_groups]
+        before = self.settings()
         try:
             for group in optimizer.param_groups:
                 group["params"] = []
@@ -398,8 +425,8 @@ class OwnSteps(Steps):
                 optimizer.param_groups[at]["params"] = [record.parameter]
                 self._one(record)
                 optimizer.param_groups[at]["params"] = []
-                after = [_settings(group) for group in optimizer.param_groups]
-                if len(due) > 1 and str(after) != str(before):
+                after = self.settings()
+                if among_others and str(after) != str(before):
                     changed = [key for key in after[at] if str(after[at][key])
                                != str(before[at].get(key))]
                     raise NotImplementedError(

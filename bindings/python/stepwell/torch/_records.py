@@ -300,6 +300,8 @@ class Offloaded(torch.nn.Parameter):
         record = self._stepwell
         if isinstance(grad, LazyGrad) and grad._record is record:
             return
+        if record.offload.in_backward is not None:
+            record.offload.in_backward.dropped(record)
         record.drop_gradient()
         set_own_grad(self, None)
         if grad is not None:
@@ -417,6 +419,8 @@ class LazyGrad(torch.Tensor):
     def _pinned(self, write: bool) -> torch.Tensor:
         """A tensor over its memory that holds the pin."""
         record = self._record
+        if record.offload.in_backward is not None:
+            record.offload.in_backward.check_use(record)
         if not record.has_gradient or record.spent or record.gradient is None:
             raise RuntimeError(
                 f"the gradient of {record.label()} was "

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload(update_in_backward=True): a parameter is updated once backward has its gradient.
+
+autograd adds the gradient of a parameter in one piece when all nodes that lead to it have run, so
+the update may begin then. It waits for the end of the hold of the parameter's unit, as later nodes
+of the unit may read what it writes. What has to see all gradients first cannot be had with it, and
+is refused. The first step updates nothing before step(): a loop that does such a thing is refused
+there, with its model as it was.
+"""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List
+
+import torch
+
+from ._records import Record
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+    from ._optimizer import Steps
+
+_task = torch._C._current_graph_task_id
+_run_backward = torch.autograd.graph._engine_run_backward.__code__
+
+
+class InBackward:
+    """The updates of one optimizer. Called on the thread that runs backward."""
+
+    def __init__(self, offload: "Offload", steps: "Steps") -> None:
+        self._offload = offload
+        self._steps = steps
+        self._armed = False     # a step has ended, in which nothing was refused
+        self._taken: Dict[Record, None] = {}  # of this step: updated, or the next to be
+        self._due: Dict[Record, None] = {}    # of these, those that are not updated yet
+        self._groups: Dict[Record, int] = {}
+        self._settings: List[Dict[str, Any]] = []  # of the groups when the first gradient came
+        self._task = -1         # the backward pass of the last gradient
+        self._outermost = False
+        self._open = -1         # the outermost pass whose end is to come
+
+    # -- gradients, as they come --------------------------------------------------------------
+
+    def coming(self, record: Record) -> None:
+        """Before a gradient is added."""
+        if record in self._taken:
+            raise RuntimeError(
+                f"{record.label()} gets another gradient in this step, and "
+                f"{self._what_was_done()}: with update_in_backward there is one backward pass for "
+                "each optimizer.step(), and what reentrant checkpoints share with the rest of the "
+                "model is not supported (use_reentrant=False is); offload without it to accumulate "
+                "gradients")
+
+    def arrived(self, record: Record) -> None:
+        """A gradient was added, and the hold of its unit has ended if it was the last of it."""
+        task = _task()
+        if task != self._task:
+            self._begin(task)
+        # A pass inside another one, as reentrant checkpoints run it, may not be the only one.
+        if not self._outermost or record not in self._groups:
+            return
+        self._taken[record] = self._due[record] = None
+        if self._armed and not record.pins:
+            self._update()
+
+    def _begin(self, task: int) -> None:
+        self._task = task
+        self._outermost = _passes() == 1
+        if not self._taken:
+            self._groups = {record: at for at, record in self._steps.records()}
+            self._settings = self._steps.settings()
+        if self._outermost and self._open != task:
+            self._open = task
+            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
+                self._end_pass)
+
+    def _end_pass(self) -> None:
+        self._task = self._open = -1
+        if self._armed:
+            self._update()
+
+    def _update(self) -> None:
+        ready = [(self._groups[record], record) for record in self._due if not record.pins]
+        for _, record in ready:
+            del self._due[record]
+        if ready:
+            self._steps.update_early(ready)
+
+    # -- the rest of the step -----------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """step() begins: its hyper-parameters are those of the updates that were made."""
+        if not self._taken:
+            return
+        now = self._steps.settings()
+        changed = [key for before, after in zip(self._settings, now)
+                   for key in after if str(before.get(key)) != str(after[key])]
+        if changed or len(now) != len(self._settings):
+            raise RuntimeError(
+                f"{changed or 'groups'} of the optimizer changed between backward() and step(), "
+                f"and {self._what_was_done()}: with update_in_backward, change hyper-parameters "
+                "before backward() or after step(), or offload without it")
+
+    def end_step(self) -> None:
+        self._armed = True
+        self._forget()
+
+    def check_use(self, record: Record) -> None:
+        """Somebody asks for the bytes of a gradient."""
+        if record in self._taken:
+            raise RuntimeError(
+                f"the gradient of {record.label()} is used between backward() and step(), and "
+                f"{self._what_was_done()}: with update_in_backward there is nothing to clip, scale "
+                "or read there (no clip_grad_norm_, no GradScaler); leave that away, or offload "
+                "without it")
+
+    def dropped(self, record: Record) -> None:
+        """A gradient is dropped or replaced. After a pass that failed that is how to go on."""
+        if record not in self._taken:
+            return
+        if self._open >= 0:
+            self._forget()
+            return
+        raise RuntimeError(
+            f"the gradient of {record.label()} is dropped between backward() and step(), and "
+            f"{self._what_was_done()}: with update_in_backward a backward pass cannot be taken "
+            "back; call step() before zero_grad(), or offload without it")
+
+    def _forget(self) -> None:
+        self._taken.clear()
+        self._due.clear()
+        self._task = self._open = -1
+
+    def _what_was_done(self) -> str:
+        if not self._armed:
+            return "was to be used for its update in backward (nothing is updated yet)"
+        return f"{len(self._taken) - len(self._due)} parameters were updated in backward already"
+
+
+def _passes() -> int:
+    """How many backward passes this thread is in, one inside the other."""
+    found = 0
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        found += frame.f_code is _run_backward
+        frame = frame.f_back
+    return found

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload(update_in_backward=True): the bits of plain PyTorch, and what cannot go with it.
+
+Skipped where PyTorch is not installed.
+"""
+import unittest
+
+from test_offload import BLOCK, HAS_TORCH, Run, own_steps, stack_loss
+
+if HAS_TORCH:
+    import torch
+    import torch.nn.functional as F
+    from test_offload import Stack
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    import stepwell.torch
+
+    class Tied(nn.Module):
+        """A language model whose embedding is its head, and whose middle is used twice."""
+
+        def __init__(self, width=64):
+            super().__init__()
+            self.embedding = nn.Embedding(96, width)
+            self.middle = nn.Linear(width, width)
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, 96, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for _ in range(2):
+                x = self.norm(x + torch.tanh(self.middle(x)))
+            return self.head(x)
+
+    class Branches(nn.Module):
+        """Layers of which a step uses every other one; one is frozen, and one nobody calls."""
+
+        def __init__(self, width=128):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+            self.layers[3].requires_grad_(False)
+            self.shared = nn.Linear(width, width)
+            self.unused = nn.Linear(width, width)
+            self.at = 0
+
+        def forward(self, x):
+            self.at += 1
+            for layer in self.layers[self.at % 2::2]:
+                x = self.shared(torch.tanh(layer(x)))
+            return x
+
+
+def tied_loss(model):
+    tokens = torch.randint(0, 96, (4, 8))
+    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, 1e-3)
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class InBackward(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(2)
+
+    def run_of(self, make, optimizer, blocks):
+        run = Run(make, optimizer, blocks, **({"update_in_backward": True} if blocks else {}))
+        self.addCleanup(run.__exit__)
+        return run
+
+    def train(self, make, loss, optimizer, blocks, steps=10):
+        """Losses, and the parameters at the end; how many were updated before step()."""
+        run = self.run_of(make, optimizer, blocks)
+        schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 3, 0.5)
+        found, early = [], []
+        for step in range(steps):
+            torch.manual_seed(step)
+            value = loss(run.model)
+            value.backward()
+            early.append(sum(record.spent for record in stepwell.torch.offloaded(run.model).records)
+                         if blocks else 0)
+            run.optimizer.step()
+            schedule.step()
+            run.optimizer.zero_grad()
+            found.append(value.item())
+        if blocks:
+            view_count = stepwell.torch.offloaded(run.model).runtime.tier_stats("device").open_views
+            self.assertEqual(view_count, 0)
+        return found, [p.detach().clone() for p in run.model.parameters()], early
+
+    def same(self, make, loss, optimizer, blocks=32, early=None):
+        plain = self.train(make, loss, optimizer, 0)
+        ours = self.train(make, loss, optimizer, blocks)
+        self.assertEqual(ours[0], plain[0])
+        for one, other in zip(ours[1], plain[1]):
+            self.assertTrue(torch.equal(one, other))
+        self.assertEqual(ours[2][0], 0)  # the first step shows whether the loop may have it
+        every = len([p for p in make().parameters() if p.requires_grad])
+        self.assertEqual(set(ours[2][1:]), {every} if early is None else early)
+
+    def test_all_parameters_are_updated_in_backward_with_the_bits_of_plain_torch(self):
+        for name, optimizer in (
+                ("adamw", adamw),
+                ("adam", lambda p: torch.optim.Adam(p, 1e-3, weight_decay=0.01)),
+                ("sgd", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True)),
+                ("adagrad", lambda p: torch.optim.Adagrad(p, 1e-2)),
+                ("own code", own_steps)):
+            with self.subTest(name):
+                self.same(Stack, stack_loss, optimizer)
+
+    def test_tied_and_repeated_modules_have_the_bits_of_plain_torch(self):
+        self.same(Tied, tied_loss, adamw)
+        self.same(Tied, tied_loss, own_steps)
+
+    def test_unused_and_frozen_parameters_are_left_alone_as_by_plain_torch(self):
+        self.same(Branches, stack_loss, adamw, 40, early={6, 8})
+
+    def test_checkpoints_that_are_not_reentrant_are_updated_in_backward(self):
+        self.same(lambda: Stack(False), stack_loss, adamw)
+
+    def test_what_reentrant_checkpoints_have_inside_is_left_to_the_step(self):
+        class Twice(Stack):
+            """Its first layer has gradients from two passes inside one."""
+
+            def forward(self, x):
+                x = super().forward(x)
+                return x + checkpoint(self.layers[0], x, use_reentrant=True)
+        self.same(lambda: Twice(True), stack_loss, adamw, early={0})
+
+    def test_a_unit_that_is_let_go_before_its_gradients_is_updated(self):
+        """Units that run in turns, more than a pass holds at once."""
+        class Turns(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(8))
+
+            def forward(self, x):
+                for _ in range(2):
+                    for layer in self.layers:
+                        x = torch.tanh(layer(x))
+                return x
+        for optimizer in (adamw, own_steps):
+            self.same(Turns, stack_loss, optimizer, 16, early={16})
+
+    def test_an_optimizer_of_some_parameters_updates_those(self):
+        def some(parameters):
+            return adamw(list(parameters)[:12])
+        self.same(Stack, stack_loss, some, early={12})
+
+    def test_a_model_that_was_made_in_tiers_is_updated_in_backward(self):
+        with stepwell.torch.init(device_bytes=64 * BLOCK, block_bytes=BLOCK) as tiers:
+            model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        tiers.offload(model, adamw(model.parameters()), update_in_backward=True)
+        made = stepwell.torch.offloaded(model)
+        self.addCleanup(made.close)
+        for step in range(2):
+            model(torch.ones(1, 32)).sum().backward()
+            self.assertEqual([record.spent for record in made.records], [step == 1] * 4)
+            made.optimizer.step()
+            made.optimizer.zero_grad()
+
+    # -- what cannot go with it -------------------------------------------------------------------
+
+    def refused(self, words, loop, steps=(1, 2)):
+        """In the first step nothing is changed by it; in a later one it is an error all the same.
+        """
+        for step in steps:
+            run = self.run_of(Stack, adamw, 32)
+            for seed in range(step - 1):
+                run.step(seed, stack_loss)
+            before = [p.detach().clone() for p in run.model.parameters()]
+            with self.assertRaisesRegex(RuntimeError, words) as error:
+                loop(run)
+            self.assertIn("offload without it", str(error.exception))
+            if step == 1:
+                self.assertIn("nothing is updated yet", str(error.exception))
+                for parameter, value in zip(run.model.parameters(), before):
+                    self.assertTrue(torch.equal(parameter, value))
+            else:
+                self.assertIn("36 parameters were updated", str(error.exception))
+
+    def test_a_clip_between_backward_and_step_is_refused(self):
+        def loop(run):
+            stack_loss(run.model).backward()
+            torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        self.refused("no clip_grad_norm_", loop)
+
+    def test_a_scaler_is_refused(self):
+        def loop(run):
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(stack_loss(run.model)).backward()
+            scaler.step(run.optimizer)
+        self.refused("no GradScaler", loop)
+        run = self.run_of(Stack, adamw, 32)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        for _ in range(2):
+            scaler.scale(stack_loss(run.model)).backward()
+            scaler.step(run.optimizer)
+            scaler.update()
+            run.optimizer.zero_grad()
+
+    def test_several_backward_passes_for_one_step_are_refused(self):
+        def loop(run):
+            for _ in range(2):
+                stack_loss(run.model).backward()
+        self.refused("one backward pass for each optimizer.step", loop)
+
+    def test_a_pass_that_is_taken_back_is_refused(self):
+        def loop(run):
+            stack_loss(run.model).backward()
+            run.optimizer.zero_grad()
+        self.refused("cannot be taken back", loop)
+
+    def test_a_rate_that_is_set_after_backward_is_refused(self):
+        def loop(run):
+            stack_loss(run.model).backward()
+            run.optimizer.param_groups[0]["lr"] = 0.5
+            run.optimizer.step()
+        self.refused("'lr'.* changed between", loop)
+
+    def test_a_parameter_of_a_reentrant_checkpoint_and_of_the_rest_is_refused(self):
+        class Both(Stack):
+            def forward(self, x):
+                return self.layers[0](checkpoint(self.layers[0], x, use_reentrant=True))
+        run = self.run_of(Both, adamw, 32)
+        with self.assertRaisesRegex(RuntimeError, "use_reentrant=False"):
+            stack_loss(run.model).backward()
+
+    def test_arguments_that_contradict_each_other_are_refused(self):
+        for words, optimizer, options in (
+                ("needs the optimizer", None, {}),
+                ("keep_gradients=True has none to keep", adamw, {"keep_gradients": True})):
+            model = nn.Linear(4, 4)
+            with self.assertRaisesRegex(ValueError, words):
+                stepwell.torch.offload(model, optimizer and optimizer(model.parameters()),
+                                       device_bytes=16 * BLOCK, update_in_backward=True, **options)
+
+    def test_a_second_pass_through_one_graph_is_refused(self):
+        run = self.run_of(Stack, adamw, 32)
+        run.step(0, stack_loss)
+        loss = stack_loss(run.model)
+        loss.backward(retain_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "was updated or written after the forward pass"):
+            loss.backward()
+
+    # -- failures ---------------------------------------------------------------------------------
+
+    def test_after_a_backward_pass_that_failed_the_next_step_goes_on(self):
+        run = self.run_of(Stack, adamw, 32)
+        for seed in range(2):
+            run.step(seed, stack_loss)
+        before = [p.detach().clone() for p in run.model.parameters()]
+
+        def fail(_):
+            raise KeyboardInterrupt
+        handle = run.model.layers[2][1].weight.register_hook(fail)
+        with self.assertRaises(KeyboardInterrupt):
+            run.step(3, stack_loss)
+        handle.remove()
+        run.optimizer.zero_grad()
+        runtime = stepwell.torch.offloaded(run.model).runtime
+        self.assertEqual(runtime.tier_stats("device").open_views, 0)
+        changed = [not torch.equal(p, value) for p, value in zip(run.model.parameters(), before)]
+        # What backward came to is updated: the last three layers, and not the first two.
+        self.assertEqual(changed[:12], [False] * 12)
+        self.assertEqual(changed[18:], [True] * 18)
+        counts = {int(state["step"]) for state in run.optimizer.state_dict()["state"].values()}
+        self.assertEqual(counts, {2, 3})
+        found = [run.step(seed, stack_loss) for seed in range(4, 8)]
+        self.assertTrue(all(torch.isfinite(torch.tensor(found))))
+
+
+if __name__ == "__main__":
+    unittest.main()

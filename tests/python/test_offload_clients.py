@@ -6,6 +6,7 @@ Models are made from configurations, with random weights; nothing is loaded. Ski
 import copy
 import importlib.util
 import io
+import json
 import logging
 import os
 import pickle
@@ -237,6 +238,52 @@ class Trainers(Loops):
                 return first
         self.assertEqual(len(self.same(train)), 5)
 
+    @needs("transformers", "accelerate", "tqdm")
+    def test_the_trainer_of_transformers_logs_bytes_and_waits_and_writes_the_report(self):
+        import transformers
+        transformers.utils.logging.disable_progress_bar()
+        seen, reports = [], []
+
+        class Watches(transformers.TrainerCallback):
+            def on_log(self, args, state, control, logs=None, **_):
+                seen.append(dict(logs))
+
+            def on_save(self, *_, **__):
+                reports.append(self.report())
+
+            @staticmethod
+            def report():
+                with open(path) as file:
+                    return json.load(file)["phases"][0]["steps"]
+
+        def read(runtime):
+            return sum(runtime.link_stats(link).bytes for link in (
+                stepwell.Link.NVME_TO_DEVICE, stepwell.Link.NVME_TO_HOST))
+        run = self.run_of(gpt2, BLOCKS)
+        runtime = stepwell.torch.offloaded(run.model).runtime
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            path = os.path.join(directory, "report.json")
+            trainer = transformers.Trainer(
+                model=run.model, train_dataset=Rows(32), optimizers=(run.optimizer, None),
+                args=transformers.TrainingArguments(
+                    output_dir=directory, per_device_train_batch_size=2, max_steps=4,
+                    save_steps=2, logging_steps=2, report_to=[], use_cpu=True, disable_tqdm=True),
+                callbacks=[stepwell.torch.report_callback(path), Watches])
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.train()
+            reports.append(Watches.report())
+        self.assertEqual(len(seen), 3)
+        keys = {"stepwell/read_bytes", "stepwell/written_bytes", "stepwell/wait_share"}
+        for each, logged in zip(seen[:2], trainer.state.log_history):
+            self.assertTrue(keys <= set(each))
+            self.assertEqual({key: each[key] for key in keys}, {key: logged[key] for key in keys})
+            self.assertGreater(each["stepwell/read_bytes"], 0)
+            self.assertTrue(0 < each["stepwell/wait_share"] < 1)
+        self.assertFalse(keys & set(seen[2]))  # the summary at the end: no step since
+        self.assertLessEqual(2 * sum(each["stepwell/read_bytes"] for each in seen[:2]),
+                             read(runtime))
+        self.assertEqual(reports, [2, 4, 4])
+
     @needs("transformers", "accelerate")
     def test_a_loop_of_accelerate_has_the_losses_of_plain_torch(self):
         from accelerate import Accelerator
@@ -321,6 +368,28 @@ class Trainers(Loops):
 
 @needs()
 class Programs(Loops):
+    def test_the_progress_of_a_loop_is_what_went_since_the_last_line(self):
+        with Run(Stack, own_steps, 24) as run:
+            made = stepwell.torch.offloaded(run.model)
+            before = made.progress()
+            self.assertEqual((before.steps, before.wait_share), (0, 0.0))
+            run.step(0, stack_loss)
+            run.step(1, stack_loss)
+            made.runtime.drain()
+            found = made.progress()
+            links = [made.runtime.link_stats(link).bytes for link in (
+                stepwell.Link.NVME_TO_DEVICE, stepwell.Link.DEVICE_TO_NVME)]
+            again = made.progress()
+            self.assertEqual((found.steps, again.steps, again.wait_share), (2, 0, 0.0))
+            self.assertTrue(0 < found.wait_share < 1)
+            for ours, first, last, total in (
+                    (found.read_bytes, before.read_bytes, again.read_bytes, links[0]),
+                    (found.written_bytes, before.written_bytes, again.written_bytes, links[1])):
+                self.assertGreater(ours, 0)
+                # What is read ahead for the next step may go on.
+                self.assertTrue(total - last - 1 <= first + 2 * ours <= total)
+            self.assertRegex(str(found), r"^\d+ [KM]iB read, \d+ [KM]iB written, \d+% waiting$")
+
     def test_an_lstm_has_the_losses_of_plain_torch(self):
         def make():
             return nn.LSTM(64, 64, 2, dropout=0.1, batch_first=True)

@@ -6,6 +6,7 @@
 from ._files import load_safetensors, save_safetensors
 from ._init import Tiers, init
 from ._offload import Offload, offload, offloaded, save_on_tiers
+from ._progress import Progress, report_callback
 
-__all__ = ["Offload", "Tiers", "init", "load_safetensors", "offload", "offloaded",
-           "save_on_tiers", "save_safetensors"]
+__all__ = ["Offload", "Progress", "Tiers", "init", "load_safetensors", "offload", "offloaded",
+           "report_callback", "save_on_tiers", "save_safetensors"]

@@ -23,6 +23,7 @@ from ..errors import BudgetError, error_of
 from . import _optimizer
 from ._commits import Commits
 from ._in_backward import InBackward
+from ._progress import Meter, Progress
 from ._records import (
     DTYPES, READ, READ_WRITE, TRAINED, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
     users_of, write,
@@ -80,6 +81,7 @@ class Offload:
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
         self.backward = Backward()
+        self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
         self.copies = 0   # state_dict() calls under way: what they give are copies
@@ -226,7 +228,7 @@ class Offload:
     def end_step(self) -> None:
         step, self._train = self._train, None
         if step is not None:
-            step.end()
+            self.meter.add(step.end())
 
     def _step(self, name: str) -> Step:
         phase = self._phases.get(name)
@@ -457,6 +459,15 @@ class Offload:
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None
+
+    def progress(self) -> Progress:
+        """What the steps moved and waited since this was called last, for a line of text:
+
+            bar.set_postfix_str(stepwell.torch.offloaded(model).progress())
+
+        Never blocks.
+        """
+        return self.meter.progress()
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.runtime.write_report(path)

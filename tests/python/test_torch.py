@@ -13,16 +13,16 @@ import stepwell
 import support
 
 PROGRAM = """
-import ctypes, json, sys, threading, warnings
+import ctypes, importlib, json, sys, threading, warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch
 import torch.distributed as distributed
 import stepwell
-import test_torch
 
 claim, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
-print(json.dumps(getattr(test_torch, claim)(rank, size)))
+module = importlib.import_module(sys.argv[5])
+print(json.dumps(getattr(module, claim)(rank, size)))
 distributed.destroy_process_group()
 """
 SIZE = 20001
@@ -161,13 +161,14 @@ def lost(rank, size):
     os._exit(0)
 
 
-def run_ranks(claim, size=2):
+def run_ranks(claim, size=2, module="test_torch"):
     with tempfile.TemporaryDirectory(prefix="stepwell-torch-", dir=".") as directory:
         store = os.path.abspath(os.path.join(directory, "store"))
         # On one machine, whatever its name resolves to.
         settings = dict(support.environment(), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         ranks = [subprocess.Popen(
-            [sys.executable, "-B", "-c", PROGRAM, claim, store, str(rank), str(size)],
+            [sys.executable, "-B", "-c", PROGRAM, claim, store, str(rank), str(size),
+             module],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
             for rank in range(size)]
         return [(rank.returncode, *texts) for rank, texts in

@@ -164,7 +164,8 @@ class Tiers:
 
     def offload(self, model: torch.nn.Module,
                 optimizer: Optional[torch.optim.Optimizer] = None, *,
-                keep_gradients: bool = False, update_in_backward: bool = False
+                keep_gradients: bool = False, update_in_backward: bool = False,
+                find_unused_parameters: bool = False
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
@@ -173,7 +174,7 @@ class Tiers:
         all of them are, once, to tensors with the names that the model has for them.
         """
         made = self._made
-        check_updates(optimizer, keep_gradients, update_in_backward)
+        check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
         if self._hooks:
             raise ValueError("the model is still being made: call offload() after the with")
         if made.model is not None:
@@ -193,7 +194,8 @@ class Tiers:
         self._waiting = []
         self._sweep(set(names))
         try:
-            made.begin(model, optimizer, parameters, self._durable, update_in_backward)
+            made.begin(model, optimizer, parameters, self._durable, update_in_backward,
+                       find_unused_parameters)
         except BaseException:
             made.let_go(model)
             raise

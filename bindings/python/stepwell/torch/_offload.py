@@ -8,7 +8,9 @@ import os
 import re
 import threading
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import (
+    Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union,
+)
 
 import torch
 
@@ -24,6 +26,7 @@ from . import _optimizer
 from ._commits import Commits
 from ._in_backward import InBackward
 from ._progress import Meter, Progress
+from ._ranks import Ranks
 from ._records import (
     DTYPES, READ, READ_WRITE, TRAINED, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
     users_of, write,
@@ -86,8 +89,10 @@ class Offload:
         self.serves_faults = False
         self.copies = 0   # state_dict() calls under way: what they give are copies
         # Of gradients: over ranks the sum of them is to be the mean.
-        self._reduce_options = _abi.stw_reduce_options.initial(scale=1.0 / ranks)
-        self._reduce_at = ctypes.addressof(self._reduce_options)
+        self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
+                                for flags in (0, _abi.STW_REDUCE_MORE)]
+        self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
+        self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.optimizer: Optional[torch.optim.Optimizer] = None
@@ -103,8 +108,10 @@ class Offload:
 
     def begin(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
               parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
-              update_in_backward: bool) -> None:
+              update_in_backward: bool, find_unused_parameters: bool) -> None:
         """Take all of a model, and let its calls and steps go through the tiers."""
+        if self.ranks is not None:
+            self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
         self.take(parameters, durable)
         self.cut("", model, 0)
@@ -214,6 +221,8 @@ class Offload:
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
             if self._train is None:
                 self._train = self._step("train")
+            if self.ranks is not None:
+                self.ranks.begin()
             return False
         if self._eval is not None:
             return False
@@ -365,19 +374,37 @@ class Offload:
             self.in_backward.coming(record)
         if grad is not None:
             record.add_gradient(grad)
-        self.backward.arrived(record)
+        if self.ranks is None or not self.ranks.find_unused:  # else others hold it longer
+            self.backward.arrived(record)
         if self.in_backward is not None:
             self.in_backward.arrived(record)
 
-    def reduce(self, gradient: Tensor, source: torch.Tensor) -> None:
-        """Give a gradient's memory away; it is added behind the call."""
+    def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
+        """Give a gradient's memory away; it is added behind the call. more: to this rank's part."""
         # As gradient.reduce(source, adopt=True) does, in a sixth of its time.
         capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
         managed, deleter = given(capsule)
-        status = _adopt(gradient._handle, source.data_ptr(), self._reduce_at, deleter, managed)
+        status = _adopt(gradient._handle, source.data_ptr(), self._reduce_at[more], deleter,
+                        managed)
         if status < 0:
             given_back(capsule)
             raise error_of(status)
+
+    def no_sync(self) -> ContextManager[None]:
+        """In the block, gradients of several ranks are added up on each; the next backward pass
+        after it sums all of them over the ranks. For all micro-batches of a step but the last:
+
+            with stepwell.torch.offloaded(model).no_sync():
+                loss(model, first).backward()
+            loss(model, last).backward()
+            optimizer.step()
+
+        What the last pass does not reach is summed by step(). One rank alone has nothing to sum.
+        """
+        if self.in_backward is not None:
+            raise ValueError("no_sync() is for several backward passes in a step, and with "
+                             "update_in_backward=True there is one: offload without it")
+        return contextlib.nullcontext() if self.ranks is None else self.ranks.no_sync()
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -386,6 +413,8 @@ class Offload:
         if self.closed:
             return
         self.mark()
+        if self.ranks is not None:
+            self.ranks.settle()
         self.runtime.drain()
         if self.model is not None:
             self.let_go(self.model)
@@ -546,7 +575,7 @@ def checked(model: torch.nn.Module,
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
             device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
-            update_in_backward: bool = False,
+            update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None,
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
@@ -559,15 +588,16 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     with overwrite=True begin anew where there is none; what the arguments have is replaced then.
     keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
     takes room meanwhile. update_in_backward: update each parameter once backward has its gradient,
-    which needs a loop that does nothing with gradients. activation_bytes: what autograd saves
-    beyond so many bytes goes to nvme until backward needs it, of which activation_nvme_bytes are
-    for that; None: it stays in memory.
+    which needs a loop that does nothing with gradients. find_unused_parameters: some ranks may have
+    no gradient of a parameter where others have one. activation_bytes: what autograd saves beyond
+    so many bytes goes to nvme until backward needs it, of which activation_nvme_bytes are for that;
+    None: it stays in memory.
     options: those of stepwell.Runtime.
 
     Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
     parameters do not fit together, naming it.
     """
-    check_updates(optimizer, keep_gradients, update_in_backward)
+    check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
@@ -580,7 +610,8 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             nvme_bytes += size_of(activation_nvme_bytes)
     made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
     try:
-        made.begin(model, optimizer, parameters, store_name is not None, update_in_backward)
+        made.begin(model, optimizer, parameters, store_name is not None, update_in_backward,
+                   find_unused_parameters)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:
@@ -590,12 +621,15 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
 
 
 def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bool,
-                  update_in_backward: bool) -> None:
+                  update_in_backward: bool, find_unused_parameters: bool) -> None:
     if update_in_backward and optimizer is None:
         raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
     if update_in_backward and keep_gradients:
         raise ValueError("update_in_backward=True uses up each gradient in backward, so "
                          "keep_gradients=True has none to keep: give one of them")
+    if update_in_backward and find_unused_parameters:
+        raise ValueError("find_unused_parameters=True sums gradients after backward, and "
+                         "update_in_backward=True needs them in it: give one of them")
 
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],

@@ -237,16 +237,19 @@ class Steps:
             offload.in_backward.check_settings()
         offload.mark()
         # Gradients that the program made itself, or that came before the parameter was watched.
-        due = []
-        for group, record in self.records():
+        every = self.records()
+        for _, record in every:
             if record.hooked is None and record.parameter.requires_grad:
                 record.hook()
             own = own_grad(record.parameter)
             if own is not None:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(own)
-            if record.has_gradient and not record.spent:
-                due.append((group, record))
+        if offload.ranks is not None:
+            offload.ranks.begin()
+            offload.ranks.settle(self.may_be_empty(every))
+        due = [(group, record) for group, record in every
+               if record.has_gradient and not record.spent]
         try:
             if due:
                 self.update(due)
@@ -254,6 +257,10 @@ class Steps:
                 offload.in_backward.end_step()
         finally:
             offload.end_step()
+
+    def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
+        """Parameters that update() leaves alone where their gradient is empty."""
+        return set()
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         raise NotImplementedError
@@ -333,6 +340,9 @@ class KernelSteps(Steps):
         for _, record in due:
             record.changes += 1
             record.spent = not self.offload.keep_gradients
+
+    def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
+        return {record for _, record in every}
 
     update_early = update  # it is queued, and waits for its room behind the call
 
@@ -471,7 +481,7 @@ class OwnSteps(Steps):
         for name, value in fresh.items():
             kept[name] = self._kept(record, name, value, kept.get(name))
         if not offload.keep_gradients:
-            record.gradient.discard()
+            record.discard_gradient()
             record.spent = True
 
     def _kept(self, record: Record, name: str, value: Any, known: Any) -> Any:

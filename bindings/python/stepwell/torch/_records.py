@@ -17,7 +17,7 @@ from .._dtypes import Dtype
 from .._enums import Access
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
-from ..errors import BusyError, check
+from ..errors import BusyError, EmptyError, check
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -207,17 +207,28 @@ class Record:
                 "keep_gradients=True")
         gradient = self.make_gradient()
         if grad.numel():
-            self.offload.reduce(gradient, flat(grad, self.stride))
+            ranks = self.offload.ranks
+            self.offload.reduce(gradient, flat(grad, self.stride),
+                                ranks is not None and ranks.keeps(self))
         self.has_gradient = True
 
     def drop_gradient(self) -> None:
         if self.has_gradient and not self.spent and self.gradient is not None:
-            try:
-                self.gradient.discard()
-            except BusyError:  # what was given away last is being added
-                self.offload.runtime.fetch(self.gradient).release()
-                self.gradient.discard()
+            self.discard_gradient()
+        if self.offload.ranks is not None:
+            self.offload.ranks.drop(self)
         self.has_gradient = self.spent = False
+
+    def discard_gradient(self) -> None:
+        assert self.gradient is not None
+        try:
+            self.gradient.discard()
+        except BusyError:  # what was given away last is being added
+            try:  # this rank's part alone, as others may not have to wait
+                self.gradient.fetch(scope="shard").release()
+            except EmptyError:
+                pass
+            self.gradient.discard()
 
     def gradient_copy(self) -> torch.Tensor:
         assert self.gradient is not None
@@ -289,6 +300,8 @@ class Offloaded(torch.nn.Parameter):
     def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
         own = own_grad(self)
         record = self._stepwell
+        if record.offload.ranks is not None:
+            record.offload.ranks.settle()
         if own is not None or not record.has_gradient:
             return own
         if record.lazy is None:

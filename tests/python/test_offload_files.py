@@ -299,14 +299,13 @@ class Init(Case):
     def test_what_makes_no_sense_is_refused(self):
         with self.assertRaisesRegex(ValueError, "needs nvme_bytes"):
             stepwell.torch.init(device_bytes="4MiB", nvme=self.directory)
-        with self.assertRaisesRegex(stepwell.BudgetError, "'Linear.weight #1' of 4194304 bytes"):
-            with stepwell.torch.init(**tiers(self.directory)) as made:
-                with self.assertRaisesRegex(ValueError, "inside init"):
-                    with stepwell.torch.init(**tiers(self.directory)):
-                        pass
-                with self.assertRaisesRegex(ValueError, "after the with"):
-                    made.offload(nn.Linear(2, 2))
-                nn.Sequential(nn.Linear(1024, 1024), nn.ReLU())
+        with stepwell.torch.init(**tiers(self.directory)) as made:
+            with self.assertRaisesRegex(ValueError, "inside init"):
+                with stepwell.torch.init(**tiers(self.directory)):
+                    pass
+            with self.assertRaisesRegex(ValueError, "after the with"):
+                made.offload(nn.Linear(2, 2))
+        made.close()
         self.assertIs(type(nn.Linear(2, 2).weight), nn.Parameter)
         with stepwell.torch.init(**tiers(self.directory)) as made:
             model = nn.Linear(2, 2)

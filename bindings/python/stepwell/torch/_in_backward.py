@@ -57,7 +57,8 @@ class InBackward:
         if task != self._task:
             self._begin(task)
         # A pass inside another one, as reentrant checkpoints run it, may not be the only one.
-        if not self._outermost or record not in self._groups:
+        # Gradients of tiles, and of other uses, come one by one.
+        if not self._outermost or record not in self._groups or record.large:
             return
         self._taken[record] = self._due[record] = None
         if self._armed and not record.pins:

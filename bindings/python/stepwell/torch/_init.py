@@ -19,7 +19,6 @@ from torch.nn.modules.module import (
 )
 
 from .._options import Nvme
-from ..errors import BudgetError
 from ._offload import Offload, Places, Size, check_updates, checked, opened, places_of
 from ._optimizer import check_parameters
 from ._records import DTYPES, Offloaded, users_of
@@ -144,12 +143,6 @@ class Tiers:
         self._waiting = kept
         made = self._made.move(due, False)
         self._give_back(sum(record.tensor.nbytes for record in made))
-        for record in made:
-            if not self.runtime.fits([record.tensor]):
-                raise BudgetError(
-                    f"{record.label()} of {record.tensor.nbytes} bytes is larger than what the "
-                    f"device budget of {self._made.budget} bytes can hold: raise it, or divide the "
-                    "module")
 
     def _give_back(self, nbytes: int) -> None:
         """glibc's heap keeps what is freed below something small that stays: as much as the model
@@ -165,7 +158,7 @@ class Tiers:
     def offload(self, model: torch.nn.Module,
                 optimizer: Optional[torch.optim.Optimizer] = None, *,
                 keep_gradients: bool = False, update_in_backward: bool = False,
-                find_unused_parameters: bool = False
+                find_unused_parameters: bool = False, tile_bytes: Optional[Size] = None
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
@@ -195,7 +188,7 @@ class Tiers:
         self._sweep(set(names))
         try:
             made.begin(model, optimizer, parameters, self._durable, update_in_backward,
-                       find_unused_parameters)
+                       find_unused_parameters, tile_bytes)
         except BaseException:
             made.let_go(model)
             raise

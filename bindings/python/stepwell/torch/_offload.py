@@ -22,7 +22,7 @@ from .._phase import Phase, Step
 from .._runtime import Runtime
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, error_of
-from . import _optimizer
+from . import _optimizer, _tiles
 from ._commits import Commits
 from ._in_backward import InBackward
 from ._progress import Meter, Progress
@@ -78,6 +78,7 @@ class Offload:
         self.keep_gradients = keep_gradients
         self.budget = budget
         self.unit_bytes = budget // _SHARE
+        self.copied = _tiles.Copies()
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
         self.by_address: Dict[int, Record] = {}
@@ -108,12 +109,14 @@ class Offload:
 
     def begin(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
               parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
-              update_in_backward: bool, find_unused_parameters: bool) -> None:
+              update_in_backward: bool, find_unused_parameters: bool,
+              tile_bytes: Optional[Size]) -> None:
         """Take all of a model, and let its calls and steps go through the tiers."""
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
         self.take(parameters, durable)
+        _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
         self.cut("", model, 0)
         install(self, model, None, root=True)
         for module in model.modules():
@@ -159,6 +162,8 @@ class Offload:
         self.records.append(record)
         self.by_parameter[id(record.parameter)] = record
         self.by_address[record.address] = record
+        record.large = (record.tensor.nbytes > self.unit_bytes
+                        and not self.runtime.fits([record.tensor]))
 
     def forget(self, record: Record) -> None:
         self.records.remove(record)
@@ -204,7 +209,7 @@ class Offload:
         for parameter in parameters:
             if id(parameter) in self.by_parameter:
                 found[id(parameter)] = self.by_parameter[id(parameter)]
-        return list(found.values())
+        return [record for record in found.values() if record.tiles is None]
 
     def _unit(self, name: str, module: torch.nn.Module, records: List[Record]) -> None:
         unit = Unit(self, name, module, records)
@@ -255,6 +260,7 @@ class Offload:
             self.held.pop().leave()
         self.copies = 0
         self.backward.clear()
+        self.copied.mark()
 
     # -- accesses ---------------------------------------------------------------------------------
 
@@ -267,6 +273,8 @@ class Offload:
         """Fetch the unpinned parameters of a torch function's arguments, and call it."""
         if self.copies and func is torch.Tensor.detach:
             return self.copy_of(records[0])
+        if any(record.large for record in records):
+            return _tiles.touch(self, records, func, args, kwargs, escapes)
         name = getattr(func, "__name__", "")
         writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__"
                   or name.startswith("__i")
@@ -348,6 +356,7 @@ class Offload:
                 f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
                 "offload()")
+        self.copied.end(record.tensor)
         if data is record.parameter:  # as Module.to() does where nothing is to be moved
             return
         if record.pins:  # in its module's call, or its memory was given away since the last mark
@@ -361,6 +370,7 @@ class Offload:
     def copy_of(self, record: Record) -> torch.Tensor:
         if record.pins:
             return record.alias.clone()
+        self.copied.sync(record.tensor)
         return read(record.tensor, record.size, record.stride, record.dtype)
 
     # -- gradients --------------------------------------------------------------------------------
@@ -440,6 +450,7 @@ class Offload:
         self.units.clear()
         for record in self.records:
             record.unit = None
+            _tiles.undo(record)
 
     # -- generations ------------------------------------------------------------------------------
 
@@ -530,7 +541,8 @@ def _spec(name: str, like: torch.Tensor, trained: bool, durable: bool) -> Tensor
 def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
     return (f"the parameters of module '{name or type(module).__name__}' "
             f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
-            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module")
+            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module; "
+            f"{_tiles.why_not(module) or 'its weight is in tiles already'}")
 
 
 def checked(model: torch.nn.Module,
@@ -577,7 +589,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
             update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
-            store_name: Optional[str] = None,
+            store_name: Optional[str] = None, tile_bytes: Optional[Size] = None,
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
@@ -591,7 +603,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     which needs a loop that does nothing with gradients. find_unused_parameters: some ranks may have
     no gradient of a parameter where others have one. activation_bytes: what autograd saves beyond
     so many bytes goes to nvme until backward needs it, of which activation_nvme_bytes are for that;
-    None: it stays in memory.
+    None: it stays in memory. tile_bytes: weights of Linear, Embedding and Conv1D larger than that
+    are computed with in tiles of at most so many; None: those that do not fit device_bytes, in
+    tiles of an eighth of it.
     options: those of stepwell.Runtime.
 
     Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
@@ -611,7 +625,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
     try:
         made.begin(model, optimizer, parameters, store_name is not None, update_in_backward,
-                   find_unused_parameters)
+                   find_unused_parameters, tile_bytes)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:

@@ -411,6 +411,15 @@ class OwnSteps(Steps):
     def __init__(self, optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
         super().__init__(optimizer, offload)
         self._keep: Dict[Record, Dict[str, Any]] = {}
+        for _, record in self.records():
+            least = 2 * record.tensor.nbytes
+            if record.parameter.requires_grad and least > offload.budget:
+                raise BudgetError(
+                    f"{self.before.__name__} is run by its own code, which is given all of a "
+                    f"parameter with its gradient: {least} bytes of {record.label()}, and the "
+                    f"device budget is {offload.budget} bytes. Use AdamW, Adam, SGD or Adagrad of "
+                    "torch.optim, which have kernels that update a parameter in parts (without "
+                    "amsgrad and the like), or raise device_bytes")
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._each(due, len(due) > 1)

@@ -90,7 +90,8 @@ class Record:
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
-                 "unit", "hooked", "group", "touches", "touched", "done", "frozen")
+                 "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
+                 "tiles")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -112,6 +113,8 @@ class Record:
         self.touches = 0        # accesses outside a unit
         self.touched: Any = None  # the view of an access that lasts until the next mark
         self.done = -1          # the backward pass in which its gradient came last
+        self.large = False      # never pinned as a whole: see _tiles.py
+        self.tiles: Any = None  # of a weight: parts of it, which are computed with
 
     def like(self, data: torch.Tensor) -> None:
         self.size = tuple(data.size())
@@ -184,18 +187,20 @@ class Record:
     def hook(self) -> None:
         if self.hooked is None:
             self.thaw()
-            self.hooked = self.parameter.register_post_accumulate_grad_hook(
-                self.offload.accumulated)
+            if self.tiles is None:
+                self.hooked = self.parameter.register_post_accumulate_grad_hook(
+                    self.offload.accumulated)
 
     def make_gradient(self) -> Tensor:
         if self.gradient is None:
             self.thaw()
             self.gradient = self.offload.runtime.create_many([TensorSpec(
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
-                name=self.name + ".grad", role="grad", neighbour=TRAINED)])[0]
+                name=self.name + ".grad", role="grad", zero=self.large,
+                neighbour=TRAINED)])[0]
         return self.gradient
 
-    def add_gradient(self, grad: torch.Tensor) -> None:
+    def check_gradient(self, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:
             raise RuntimeError(
                 f"the gradient of {self.label()} is sparse, and gradients in tiers are dense: make "
@@ -205,7 +210,12 @@ class Record:
                 f"{self.label()} has the gradient of the last step, which its update has consumed, "
                 "and another one is to be added: call zero_grad() between steps, or offload with "
                 "keep_gradients=True")
+
+    def add_gradient(self, grad: torch.Tensor) -> None:
+        self.check_gradient(grad)
         gradient = self.make_gradient()
+        if self.large:
+            self.offload.copied.end(gradient)
         if grad.numel():
             ranks = self.offload.ranks
             self.offload.reduce(gradient, flat(grad, self.stride),
@@ -213,6 +223,8 @@ class Record:
         self.has_gradient = True
 
     def drop_gradient(self) -> None:
+        if self.large and self.gradient is not None:
+            self.offload.copied.forget(self.gradient)
         if self.has_gradient and not self.spent and self.gradient is not None:
             self.discard_gradient()
         if self.offload.ranks is not None:
@@ -251,6 +263,7 @@ _METADATA_CALLS = (
 )
 
 
+_HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 _GRAD_SWITCHES = {torch.Tensor.requires_grad_,
                   torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 
@@ -266,7 +279,7 @@ def _metadata() -> Any:
             found.add(getattr(torch.Tensor, name))
     for name in ("is_floating_point", "is_complex", "numel", "is_same_size"):
         found.add(getattr(torch, name))
-    return found - _GRAD_SWITCHES
+    return found - _GRAD_SWITCHES - _HOOKS
 
 
 _METADATA = _metadata()
@@ -368,6 +381,14 @@ class Absent(Offloaded):
                     if isinstance(parameter, Offloaded) and parameter.requires_grad:
                         parameter._stepwell.hook()
             return result
+        if func in _HOOKS:
+            record = args[0]._stepwell
+            if record.tiles is not None:
+                raise NotImplementedError(
+                    f"{record.label()} is computed with in tiles and has no gradient as a whole to "
+                    "call a hook with: use a hook of its module, or raise device_bytes")
+            with _Off():
+                return func(*args, **kwargs)
         found: List[Record] = []
         _find(args, found)
         if kwargs:
@@ -419,12 +440,17 @@ class LazyGrad(torch.Tensor):
                   if argument.alias_info is not None and argument.alias_info.is_write}
         if "_foreach_" in name and args and isinstance(args[0], (list, tuple)):
             return _one_by_one(func, args, kwargs, writes)
+        if args and type(args[0]) is LazyGrad and args[0]._record.tiles is not None:
+            result = args[0]._record.offload.copied.by_tiles(args[0], func, args, kwargs)
+            if result is not None:
+                return result
         named = {argument.name for argument in func._schema.arguments
                  if argument.alias_info is not None and argument.alias_info.is_write}
-        own: List[Tuple[torch.Tensor, LazyGrad]] = []
+        own: _Own = []
         result = func(*[_shown(value, at in writes, own) for at, value in enumerate(args)],
                       **{key: _shown(value, key in named, own) for key, value in kwargs.items()})
-        for tensor, lazy in own:
+        _used(own, result)
+        for tensor, lazy, _ in own:
             if result is tensor:
                 return lazy
         return result
@@ -439,15 +465,28 @@ class LazyGrad(torch.Tensor):
                 f"the gradient of {record.label()} was "
                 f"{'consumed by the update of the last step' if record.spent else 'dropped'}: use "
                 "it before optimizer.step(), or offload with keep_gradients=True")
+        if record.large:
+            return record.offload.copied.of(record.gradient, record.size, record.stride,
+                                            record.dtype)
         view = record.offload.runtime.fetch(record.gradient, READ_WRITE if write else READ)
         return torch.from_dlpack(view).as_strided(record.size, record.stride)
 
 
-def _shown(value: Any, write: bool, own: List[Tuple[torch.Tensor, LazyGrad]]) -> Any:
+_Own = List[Tuple[torch.Tensor, LazyGrad, bool]]  # fetched memory, whose it is, and to write to?
+
+
+def _used(own: _Own, result: Any) -> None:
+    for tensor, lazy, wrote in own:
+        record = lazy._record
+        if record.large and record.gradient is not None:
+            record.offload.copied.used(record.gradient, tensor, record.stride, result, False, wrote)
+
+
+def _shown(value: Any, write: bool, own: _Own) -> Any:
     """An argument of an operation, with fetched memory for each gradient."""
     if isinstance(value, LazyGrad):
         tensor = value._pinned(write)
-        own.append((tensor, value))
+        own.append((tensor, value, write))
         return tensor
     if isinstance(value, (list, tuple)):
         return type(value)(_shown(each, write, own) for each in value)
@@ -459,10 +498,11 @@ def _one_by_one(func: Any, args: Any, kwargs: Any, writes: Any) -> Any:
     n = len(args[0])
     results = []
     for at in range(n):
-        own: List[Tuple[torch.Tensor, LazyGrad]] = []
+        own: _Own = []
         part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n else value
                 for value in args]
         result = func(*[_shown(value, at in writes, own) for at, value in enumerate(part)],
                       **kwargs)
+        _used(own, result)
         results += result if isinstance(result, (list, tuple)) else []
     return results or None

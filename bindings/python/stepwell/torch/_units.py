@@ -34,7 +34,7 @@ class Unit:
         self.module = module
         self.records = records
         self.tensors = [record.tensor for record in records]
-        self.bytes = sum(tensor.nbytes for tensor in self.tensors)
+        self.bytes = sum(record.alias.nbytes for record in records)
         self.depth = 0
         self.calls = 0
         self.views: Optional["Views"] = None

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that the device budget does not hold: computed with in tiles, copied for what is else.
+
+A tile is some rows of a weight: a range of its tensor, fetched, used and released before the next.
+The parameter object stays the whole one, whose torch functions come here (Absent in _records.py):
+F.linear, F.embedding and torch.addmm run tile by tile, each over a leaf of its own, so that
+autograd saves and differentiates one at a time. Any other function is given a copy in plain memory.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from .._enums import Access
+from .._tensor import Tensor
+from ..errors import BudgetError
+from ._records import READ, READ_WRITE, Offloaded, Record, read, users_of, write
+from ._saved import not_compiled, pop
+from ._units import Unit, shares
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+_transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
+_norm = torch.ops.aten.linalg_vector_norm.default
+_ROWS = 16  # a tile has a multiple of it, where it has that many: the blocks of gemm kernels
+
+
+class Tile(Record):
+    """Some rows of a weight, as autograd and units know them."""
+
+    __slots__ = ("whole", "begin", "end", "columns")
+
+    def __init__(self, whole: Record, begin: int, end: int) -> None:
+        self.whole = whole
+        self.begin, self.end, self.columns = begin, end, whole.size[1]
+        count = (end - begin) * self.columns
+        nbytes = count * whole.dtype.itemsize
+        address = whole.address + begin * self.columns * whole.dtype.itemsize
+        # A storage of its own, as saved tensors are known by its address.
+        self.alias = torch.frombuffer((ctypes.c_char * nbytes).from_address(address),
+                                      dtype=whole.dtype).view(end - begin, self.columns)
+        super().__init__(whole.offload, f"{whole.name}[{begin}:{end}]",
+                         torch.nn.Parameter(self.alias, whole.parameter.requires_grad),
+                         self.request(whole.tensor), False)
+        self.address, self.seen = address, self.alias._version
+        self.parameter._stepwell = self  # type: ignore[attr-defined]
+        if self.parameter.requires_grad:
+            self.hook()
+
+    def request(self, tensor: Tensor, access: Access = READ) -> Any:
+        """These rows of the parameter's tensor, or of one like it."""
+        return tensor.request(access, self.begin * self.columns,
+                              (self.end - self.begin) * self.columns)
+
+    @property
+    def changes(self) -> int:  # type: ignore[override]
+        return self.whole.changes
+
+    @changes.setter
+    def changes(self, value: int) -> None:
+        pass  # the whole one counts
+
+    def run(self, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Call a function with these rows, which are a new leaf: a gradient comes for each use."""
+        self.unit.enter()
+        try:
+            if _transforms() is not None:  # nothing of ours sees what is saved, and no leaf is made
+                return function(self.parameter.clone())
+            rows = self.alias.detach()
+            if self.whole.parameter.requires_grad and torch.is_grad_enabled():
+                rows.requires_grad_()
+                rows._stepwell = self  # type: ignore[attr-defined]
+                rows.register_post_accumulate_grad_hook(self.offload.accumulated)
+            return function(rows)
+        finally:
+            self.unit.leave()
+
+    def add_gradient(self, grad: torch.Tensor) -> None:
+        whole = self.whole
+        whole.check_gradient(grad)
+        tensor = whole.make_gradient()
+        self.offload.copied.end(tensor)
+        # It reads as zeros at first, so that what no tile adds to is zero.
+        rows = torch.from_dlpack(self.offload.runtime.fetch(self.request(tensor, READ_WRITE)))
+        rows.view(self.size).add_(grad.detach())
+        whole.has_gradient = True
+
+
+# -- making ---------------------------------------------------------------------------------------
+
+def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> None:
+    """Make tiles of the weights below that do not fit, and of those larger than `most` bytes."""
+    if most is not None and offload.ranks is not None:
+        raise ValueError("tile_bytes over several ranks: weights that are divided over ranks are "
+                         "gathered whole, and not in tiles, in this release; leave it out")
+    if shares(module) or offload.ranks is not None:
+        return
+    record = offload.by_parameter.get(id(module._parameters.get("weight")))
+    if record is not None and record.tiles is None and why_not(module) is None:
+        own = [offload.by_parameter[id(each)].tensor for each in module._parameters.values()
+               if each is not None]
+        if (most is not None and record.tensor.nbytes > most) or not offload.runtime.fits(own):
+            _make(offload, module, record, most)
+    for child in module.children():
+        divide(offload, child, most)
+
+
+def why_not(module: torch.nn.Module) -> Optional[str]:
+    """Why its weight cannot be divided; None: it can."""
+    if shares(module):
+        return "a weight that is used without its module being called is not computed in tiles"
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2 or weight.numel() == 0 or not (
+            isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+            or type(module).__name__ == "Conv1D"):  # of transformers
+        return "only the weight of a Linear, an Embedding or a Conv1D can be computed in tiles"
+    if getattr(module, "max_norm", None) is not None:
+        return "an Embedding with max_norm writes to its weight, and is not computed in tiles"
+    if not weight.is_contiguous():
+        return ("only a weight in row-major order is computed in tiles: make it so by "
+                "weight.data = weight.data.contiguous() before offload()")
+    ours = isinstance(weight, Offloaded) and weight._stepwell.hooked is not None
+    if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > ours:
+        return ("its weight has hooks, and a weight in tiles has no gradient as a whole to call "
+                "them with: remove them")
+    return None
+
+
+def _make(offload: "Offload", module: torch.nn.Module, record: Record,
+          most: Optional[int]) -> None:
+    rows, columns = record.size
+    row = columns * record.dtype.itemsize
+    count = (offload.unit_bytes if most is None else most) // row
+    if count == 0 and most is not None:
+        raise ValueError(f"tile_bytes={most} is less than one row of {record.label()}, which is "
+                         f"{row} bytes: a tile has whole rows, so give as much or more")
+    count = max(count, 1)
+    each = -(-rows // -(-rows // count))  # as equal as may be
+    if count >= _ROWS:
+        each = min(-(-each // _ROWS) * _ROWS, count // _ROWS * _ROWS)
+    tiles = [Tile(record, begin, min(begin + each, rows)) for begin in range(0, rows, each)]
+    if not offload.runtime.fits([tiles[0].tensor]):
+        raise BudgetError(
+            f"{record.label()} of {record.tensor.nbytes} bytes does not fit into the device budget "
+            f"of {offload.budget} bytes, and neither does a tile of it, which has at least one row "
+            f"of {row} bytes: raise device_bytes")
+    record.tiles, record.large = tiles, True
+    for tile in tiles:
+        offload.units.append(Unit(offload, tile.name, module, [tile]))
+        offload.by_address[tile.address] = tile
+
+
+def undo(record: Record) -> None:
+    """Its units are none any more."""
+    if record.tiles is None:
+        return
+    offload = record.offload
+    for tile in record.tiles:
+        del offload.by_address[tile.address]
+        tile.unit = None
+    offload.by_address[record.address] = record
+    record.tiles, record.large = None, not offload.runtime.fits([record.tensor])
+
+
+# -- functions ------------------------------------------------------------------------------------
+
+def _tiles_of(tensor: Any) -> Optional[List[Tile]]:
+    return tensor._stepwell.tiles if isinstance(tensor, Offloaded) else None
+
+
+def _rows_of(tiles: List[Tile]) -> List[int]:
+    return [tile.end - tile.begin for tile in tiles]
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    tiles = _tiles_of(weight)
+    if tiles is None:
+        return None
+    parts = [None] * len(tiles) if bias is None else bias.split(_rows_of(tiles))
+    return torch.cat([tile.run(lambda rows, part=part: F.linear(input, rows, part))
+                      for tile, part in zip(tiles, parts)], -1)
+
+
+def _addmm(input: Any, mat1: Any, mat2: Any, **options: Any) -> Any:
+    tiles = _tiles_of(mat2)
+    if tiles is None or options:
+        return None
+    for tile, part in zip(tiles, mat1.split(_rows_of(tiles), 1)):
+        input = tile.run(lambda rows: torch.addmm(input, part, rows))
+    return input
+
+
+def _embedding(input: Any, weight: Any, padding_idx: Optional[int] = None,
+               max_norm: Optional[float] = None, norm_type: float = 2.0,
+               scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:
+    tiles = _tiles_of(weight)
+    if tiles is None or max_norm is not None:
+        return None
+    rows = weight.size(0)
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += rows
+    # Sorted, each tile has a range of them; equal ones stay in order, as their gradients are added.
+    known, order = input.reshape(-1).sort(stable=True)
+    if len(known) and not 0 <= int(known[0]) <= int(known[-1]) < rows:
+        raise IndexError("index out of range in self")
+    ends = torch.searchsorted(known, torch.tensor([tile.end for tile in tiles], dtype=known.dtype))
+    found, begin = [], 0
+    for tile, end in zip(tiles, ends.tolist()):
+        if end > begin or end == 0 and tile is tiles[-1]:  # one at least: a gradient is dense
+            inside = padding_idx is not None and tile.begin <= padding_idx < tile.end
+            ids, pad = known[begin:end] - tile.begin, padding_idx - tile.begin if inside else None
+            found.append(tile.run(lambda rows: F.embedding(
+                ids, rows, pad, None, norm_type, scale_grad_by_freq, sparse)))
+        begin = end
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return torch.cat(found).index_select(0, place).view(*input.shape, weight.size(1))
+
+
+_BY_TILES: Dict[Any, Callable[..., Any]] = {
+    F.linear: _linear, F.embedding: _embedding, torch.addmm: _addmm,
+}
+
+
+def touch(offload: "Offload", records: List[Record], func: Any, args: Any, kwargs: Any,
+          escapes: bool) -> Any:
+    """Offload.touch() where one of the parameters is too large."""
+    compiler = _set_eval_frame(None)  # torch.compile's graphs end here
+    try:
+        return _touch(offload, [record for record in records if record.large], func, args, kwargs,
+                      escapes)
+    finally:
+        _set_eval_frame(compiler)
+
+
+not_compiled(touch)
+
+
+def _touch(offload: "Offload", large: List[Record], func: Any, args: Any, kwargs: Any,
+           escapes: bool) -> Any:
+    by_tiles = _BY_TILES.get(func)
+    if by_tiles is not None:
+        for record in large:
+            offload.copied.sync(record.tensor)
+        pushed = _transforms() is None and offload.hooks.push()
+        try:
+            result = by_tiles(*args, **kwargs)
+        finally:
+            if pushed:
+                pop()
+        if result is not None:
+            return result
+    shown = {id(record.parameter): _leaf(record) for record in large}
+    before = [leaf._version for leaf in shown.values()]
+    result = func(*_replaced(args, shown), **_replaced(kwargs, shown))
+    for record, leaf, version in zip(large, shown.values(), before):
+        if leaf._version != version:
+            record.changes += 1
+            record.thaw(by_view=False)
+        offload.copied.used(record.tensor, leaf, record.stride, result, escapes,
+                            leaf._version != version)
+        result = record.parameter if result is leaf else result
+    return result
+
+
+def _leaf(record: Record) -> torch.Tensor:
+    """A copy of a parameter, whose gradient is the parameter's."""
+    offload = record.offload
+    leaf = offload.copied.of(record.tensor, record.size, record.stride, record.dtype).detach()
+    if record.parameter.requires_grad and torch.is_grad_enabled():
+        leaf.requires_grad_()
+        leaf._stepwell = record  # type: ignore[attr-defined]
+        leaf.register_post_accumulate_grad_hook(offload.accumulated)
+    return leaf
+
+
+def _replaced(value: Any, shown: Dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shown.get(id(value), value)
+    if type(value) in (tuple, list):
+        return type(value)(_replaced(each, shown) for each in value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, shown) for key, each in value.items()}
+    return value
+
+
+def _aliases(value: Any, memory: torch.Tensor) -> bool:
+    """Whether the program has something that it may write to."""
+    if isinstance(value, (tuple, list)):
+        return any(_aliases(each, memory) for each in value)
+    return (isinstance(value, torch.Tensor) and value.layout == torch.strided
+            and value.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr())
+
+
+class Copies:
+    """Copies in plain memory. One that the program may write to stays until the next mark, or until
+    nothing else refers to it, and is written back: as a pin would last.
+    """
+
+    def __init__(self) -> None:
+        # The copy, its stride, and whether what refers to it can be counted.
+        self._kept: Dict[Tensor, Tuple[torch.Tensor, Tuple[int, ...], bool]] = {}
+
+    def of(self, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
+           dtype: torch.dtype) -> torch.Tensor:
+        """used() is to follow."""
+        for each, (copy, _, counted) in list(self._kept.items()):
+            if counted and users_of(copy) == 1:
+                self.end(each)
+        kept = self._kept.get(tensor)
+        return read(tensor, size, stride, dtype) if kept is None else kept[0]
+
+    def used(self, tensor: Tensor, copy: torch.Tensor, stride: Tuple[int, ...], result: Any,
+             escapes: bool, wrote: bool) -> None:
+        """A function was given the copy. escapes: of functions that give addresses away."""
+        if wrote:
+            write(tensor, copy, stride)
+        counted = isinstance(result, (torch.Tensor, tuple, list))
+        if result is not copy and (_aliases(result, copy) if counted else escapes):
+            _, _, before = self._kept.get(tensor, (None, None, True))
+            self._kept[tensor] = copy.detach(), stride, counted and before
+
+    def sync(self, tensor: Tensor) -> None:
+        """Write one back that may have been written to."""
+        if tensor in self._kept:
+            copy, stride, _ = self._kept[tensor]
+            write(tensor, copy, stride)
+
+    def end(self, tensor: Tensor) -> None:
+        self.sync(tensor)
+        self.forget(tensor)
+
+    def forget(self, tensor: Tensor) -> None:
+        self._kept.pop(tensor, None)
+
+    def mark(self) -> None:
+        for tensor in list(self._kept):
+            self.end(tensor)
+
+    def by_tiles(self, grad: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """What is done to a gradient, one tile after the other; None: it has to be whole."""
+        record: Record = grad._record
+        rest = [*args[1:], *kwargs.values()]
+        writes = func._schema.name.endswith("_") and torch.Tag.pointwise in func.tags
+        if (not record.has_gradient or record.spent or record.gradient is None
+                or any(isinstance(each, (tuple, list)) for each in rest)
+                or any(isinstance(each, torch.Tensor) and each.dim() for each in rest)
+                or not (writes or func is _norm and len(rest) < 2 and rest != [0])):
+            return None
+        self.end(record.gradient)
+        found = []
+        for tile in record.tiles:
+            rows = torch.from_dlpack(record.offload.runtime.fetch(
+                tile.request(record.gradient, READ_WRITE if writes else READ)))
+            result = func(rows, *args[1:], **kwargs)
+            if not writes:
+                found.append(result)
+            del rows, result
+        return grad if writes else _norm(torch.stack(found), *args[1:])

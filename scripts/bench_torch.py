@@ -220,8 +220,8 @@ def nvme_result(nvmes, bounds, plains):
 
 
 def memory_result(nvmes, plains, activations, timed):
-    """timed: ours with the heap as it is. The interpreter and PyTorch itself are in the activations,
-    as they are in ours."""
+    """timed: ours with the heap as it is. The interpreter and PyTorch itself are in the
+    activations, as they are in ours."""
     allowed = MEMORY_MARGIN * (nvmes[0]["budget_bytes"] + activations)
     return result(
         "torch.memory",

@@ -202,6 +202,7 @@ TEST_F(LentCommunicator, ARankThatIsGoneIsToldAndTheCommunicatorIsLeftToTheProgr
 {
     run(2, [](Rank &rank) {
         rank.lends = true;
+        rank.gives_up = true;
         rank.timeout_ns = kSecond;
         rank.open("", 24, 48);
         if (testing::Test::HasFailure()) return;

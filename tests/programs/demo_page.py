@@ -23,7 +23,9 @@ def run_demo(folder, *arguments):
     command = [sys.executable, "-B", DEMO, "--build", str(BUILD), "--nvme", folder,
                "--report", str(page), *arguments]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # Few steps teach no UTF-8: the sample may have any byte.
+    ran = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8",
+                         errors="replace", check=False)
     return ran, page
 
 

@@ -4,6 +4,7 @@
 Skipped where PyTorch is not installed.
 """
 import copy
+import gc
 import importlib.util
 import io
 import json
@@ -11,6 +12,7 @@ import os
 import tempfile
 import unittest
 import warnings
+import weakref
 
 import support
 
@@ -496,6 +498,17 @@ class Offload(unittest.TestCase):
                 run.model.layers[5][3].weight.grad.norm()
             run.model.zero_grad()
             run.step(1, stack_loss)
+
+    def test_a_graph_that_is_dropped_goes(self):
+        class Exponential(nn.Module):
+            def forward(self, x):
+                return x.exp()  # its node saves what it returns
+        with Run(lambda: nn.Sequential(nn.Linear(8, 8), Exponential()), own_steps, 24) as run:
+            result = run.model(torch.randn(4, 8))
+            alive = weakref.ref(result)
+            del result
+            gc.collect()
+            self.assertIsNone(alive())
 
     # -- activations ------------------------------------------------------------------------------
 

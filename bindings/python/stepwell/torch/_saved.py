@@ -156,7 +156,8 @@ class Hooks:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
                     return kept
-            return tensor, tensor._version
+            # As torch does: an output is kept without the graph, which would never go else.
+            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is tuple:

@@ -430,6 +430,22 @@ class Offload(unittest.TestCase):
             return found + [model(data).sum().item()]
         self.same(lambda: Stack(layers=3), stack_loss, blocks=96, after=after)
 
+    def test_writes_between_forward_and_backward_are_kept(self):
+        def train(budget):
+            with Run(Stack, own_steps, budget) as run:
+                found = []
+                for step in range(3):
+                    torch.manual_seed(step)
+                    loss = stack_loss(run.model)
+                    for parameter in run.model.parameters():
+                        parameter.data.mul_(0.99)
+                    loss.backward()
+                    run.optimizer.step()
+                    run.optimizer.zero_grad()
+                    found.append(loss.item())
+                return found
+        self.assertEqual(train(24), train(0))
+
     def test_a_backward_after_the_step_is_an_error(self):
         with Run(Stack, own_steps, 24) as run:
             loss = stack_loss(run.model)

@@ -329,6 +329,12 @@ class Offload:
                                                   READ_WRITE if writes else READ)
         record.pin()
 
+    def end_touched(self, records: List[Record]) -> None:
+        """End accesses that would be in the way of a unit's fetch."""
+        for record in records:
+            if record in self.touched:
+                self._untouch(record)
+
     def _untouch(self, record: Record) -> None:
         view = self.touched.pop(record)
         self.shown.pop(record, None)

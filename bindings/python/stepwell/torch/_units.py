@@ -47,6 +47,8 @@ class Unit:
 
     def enter(self) -> None:
         if self.depth == 0:
+            if self.offload.touched:
+                self.offload.end_touched(self.records)
             self.views = self.offload.runtime.fetch_many(self.tensors)
             for record in self.records:
                 record.pin()

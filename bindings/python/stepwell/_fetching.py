@@ -12,7 +12,7 @@ from ._enums import Access, Scope, Tier, number
 from ._library import lib, unchecked
 from ._operation import Operation
 from ._tensor import Request, Tensor, nanoseconds
-from ._views import View, Views
+from ._views import View, Views, _array_type, _release
 from .errors import Error, check, error_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,45 @@ _waits = operator.attrgetter("_waits")
 # Of a call that only tries: what is not all resident has then cost one part, not all of it twice.
 _HITS_MAX = 256
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
+
+
+class Prepared(Views):
+    """One fetch that is made and released many times: nothing is allocated in between."""
+
+    __slots__ = ("_wire", "_slow")
+
+    def __init__(self, runtime: "Runtime", items: Sequence[Item], access: Access = _READ) -> None:
+        super().__init__(runtime, list(items))
+        self._ended = True  # until it is fetched
+        self._wire = b"".join([item._requests[access] for item in items])
+        self._slow = True in map(_waits, items)
+
+    def fetch(self) -> None:
+        runtime = self._runtime
+        if self._n > _HITS_MAX:
+            hit = not self._slow and runtime._hits(self._wire, self._views, self._n)
+        else:
+            hit = not self._slow and _fetch(runtime._handle, _AT_ONCE, self._wire, self._n,
+                                            self._at) == 0
+        if not hit:
+            runtime._fetch_slowly(self._items, self._wire, self, {})
+        self._step = runtime._step
+        self._ended = False
+
+
+def fetch_at_once(runtime: "Runtime", requests: List[bytes]) -> Any:
+    """Views of what is resident, as C structs; None where that is not all, or has to wait."""
+    n = len(requests)
+    views = _array_type(n)()
+    hit = _fetch(runtime._handle, _AT_ONCE, b"".join(requests), n, views) == 0
+    return views if hit else None
+
+
+def release(views: Any) -> None:
+    """Give back what fetch_at_once() gave."""
+    status = _release(views, len(views), None, 0)
+    if status < 0:
+        raise error_of(status)
 
 
 class Fetches:

@@ -24,6 +24,7 @@ from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, error_of
 from . import _optimizer, _tiles
 from ._commits import Commits
+from ._gradients import Arrived
 from ._in_backward import InBackward
 from ._progress import Meter, Progress
 from ._ranks import Ranks
@@ -43,6 +44,9 @@ _SLACK = 32     # blocks of nvme beside what is computed
 _FROZEN = TRAINED + 1  # neighbour number
 _adopt = unchecked("stw_reduce_adopt")
 _adopt.argtypes = [ctypes.c_void_p] * 5
+_reduce = unchecked("stw_reduce")
+_reduce.argtypes = [ctypes.c_void_p] * 3
+_task = torch._C._current_graph_task_id
 _Off = torch._C.DisableTorchFunctionSubclass
 
 _offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
@@ -67,7 +71,7 @@ class Offload:
     thread at a time. close() gives the model its memory back.
     """
 
-    def __init__(self, runtime: Runtime, budget: int, keep_gradients: bool,
+    def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
                  ranks: int) -> None:
         self.model: Optional[torch.nn.Module] = None  # of init(): not made yet
         self.runtime = runtime
@@ -77,14 +81,17 @@ class Offload:
         self.closed = False
         self.keep_gradients = keep_gradients
         self.budget = budget
+        self.block_bytes = block_bytes
         self.unit_bytes = budget // _SHARE
         self.copied = _tiles.Copies()
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
         self.by_address: Dict[int, Record] = {}
+        self.first, self.last = 1 << 64, 0  # all of these addresses are in between
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
-        self.backward = Backward()
+        self.small = Arrived(runtime)
+        self.backward = Backward(self.small)
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
@@ -96,6 +103,8 @@ class Offload:
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
+        self.resident = False  # all of it fits the device budget for good
+        self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.touched: Dict[Record, Any] = {}
         self.shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
@@ -124,11 +133,28 @@ class Offload:
             self._handles.append(module.register_state_dict_post_hook(_copies_end))
         if durable:
             self.commits = Commits(self)
+        states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+        # What is updated in backward gives its pins and gradients up there.
+        self.resident = not update_in_backward and self._stays(states)
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
             if update_in_backward:
                 self.in_backward = InBackward(self, steps)
         _offloads[model] = self
+
+    def _stays(self, states: int) -> bool:
+        """Whether all of it stays in the device budget: nothing has to leave it between uses."""
+        used = self.runtime.tier_stats("device").used_bytes
+        if self.ranks is not None or used < sum(record.tensor.nbytes for record in self.records):
+            return False
+        for unit in self.units:  # each has blocks of its own for gradients, and for each state
+            own = [record for record in unit.records if record.unit is unit]
+            gradients = sum(record.elements * record.dtype.itemsize for record in own)
+            state = 4 * sum(record.elements for record in own)
+            halves = any(record.dtype.itemsize < 4 for record in own)
+            used += sum(-(-each // self.block_bytes) * self.block_bytes
+                        for each in [gradients] + [state] * (states + halves))
+        return used <= self.budget * 15 // 16
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
         """Move every parameter of the model into its tensor."""
@@ -162,6 +188,8 @@ class Offload:
         self.records.append(record)
         self.by_parameter[id(record.parameter)] = record
         self.by_address[record.address] = record
+        self.first = min(self.first, record.address)
+        self.last = max(self.last, record.address + record.tensor.nbytes)
         record.large = (record.tensor.nbytes > self.unit_bytes
                         and not self.runtime.fits([record.tensor]))
 
@@ -254,6 +282,7 @@ class Offload:
 
     def mark(self) -> None:
         """Accesses outside units end here."""
+        self.end_kept()
         while self.touched:
             self._untouch(next(reversed(self.touched)))
         while self.held:
@@ -261,6 +290,13 @@ class Offload:
         self.copies = 0
         self.backward.clear()
         self.copied.mark()
+
+    def end_kept(self) -> None:
+        """Give back the views that units keep for their backward pass."""
+        while self.kept:
+            unit, _ = self.kept.popitem()
+            unit.kept = False
+            unit.views.release()
 
     # -- accesses ---------------------------------------------------------------------------------
 
@@ -314,7 +350,8 @@ class Offload:
     def _end_shown(self) -> None:
         """End accesses whose tensors are gone: a loop over `.data` may exceed the budget."""
         for record in list(self.shown):
-            if users_of(record.alias) == 2:  # the parameter's own and this one
+            # The parameter's own, this one, and those that are kept.
+            if users_of(record.alias) == 2 + len(record.views):
                 self._untouch(record)
 
     def _touch(self, record: Record, writes: bool) -> None:
@@ -324,6 +361,7 @@ class Offload:
         if held is not None:
             self._untouch(record)
         if writes:
+            self.end_kept()
             record.thaw()
         self.touched[record] = self.runtime.fetch(record.tensor,
                                                   READ_WRITE if writes else READ)
@@ -369,6 +407,7 @@ class Offload:
             with torch.no_grad():
                 record.alias.copy_(data)
         else:
+            self.end_kept()
             record.thaw(by_view=False)
             write(record.tensor, data, record.stride)
         record.changes += 1
@@ -384,14 +423,25 @@ class Offload:
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Autograd has a gradient; its memory goes at once."""
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
-        grad = own_grad(parameter)
-        set_own_grad(parameter, None)
+        task = _task()
         if self.in_backward is not None:
             self.in_backward.coming(record)
-        if grad is not None:
-            record.add_gradient(grad)
-        if self.ranks is None or not self.ranks.find_unused:  # else others hold it longer
-            self.backward.arrived(record)
+        if (record.place is not None and not record.has_gradient and not record.spent
+                and parameter is record.parameter):  # else it stands for a part of one
+            self.small.put(record, self.backward.knows(task))
+        else:
+            grad = own_grad(parameter)
+            set_own_grad(parameter, None)
+            if grad is not None:
+                record.add_gradient(grad)
+        unit = record.unit
+        record.done = task
+        if self.ranks is not None and self.ranks.find_unused:
+            pass  # others hold it longer
+        elif unit is not None and unit.task == task and task >= 0:
+            unit.awaited -= 1
+            if unit.awaited <= 0:
+                self.backward.release(unit)
         if self.in_backward is not None:
             self.in_backward.arrived(record)
 
@@ -405,6 +455,10 @@ class Offload:
         if status < 0:
             given_back(capsule)
             raise error_of(status)
+
+    def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
+        """Add to a gradient at once. False: it is to be given away, as views are in the way."""
+        return _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0
 
     def no_sync(self) -> ContextManager[None]:
         """In the block, gradients of several ranks are added up on each; the next backward pass
@@ -661,7 +715,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=_nvme(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     group = options.get("group")
-    made = Offload(runtime, device, keep_gradients, 1 if group is None else group.size)
+    made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
     made.serves_faults = bool(options.get("fault_in"))
     return made
 

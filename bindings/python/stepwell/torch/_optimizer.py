@@ -335,8 +335,11 @@ class KernelSteps(Steps):
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
-        self.kernel.step([record.tensor for _, record in due], verdict=False,
-                         keep_gradients=self.offload.keep_gradients)
+        for keep in (False, True):  # a gradient that has its place stays there
+            tensors = [record.tensor for _, record in due
+                       if (self.offload.keep_gradients or record.place is not None) == keep]
+            if tensors:
+                self.kernel.step(tensors, verdict=False, keep_gradients=keep)
         for _, record in due:
             record.changes += 1
             record.spent = not self.offload.keep_gradients
@@ -490,7 +493,8 @@ class OwnSteps(Steps):
         for name, value in fresh.items():
             kept[name] = self._kept(record, name, value, kept.get(name))
         if not offload.keep_gradients:
-            record.discard_gradient()
+            if record.place is None:
+                record.discard_gradient()
             record.spent = True
 
     def _kept(self, record: Record, name: str, value: Any, known: Any) -> Any:

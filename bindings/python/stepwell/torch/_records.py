@@ -31,6 +31,8 @@ _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
 READ, READ_WRITE = Access.READ, Access.READ_WRITE
 TRAINED = 1  # neighbour number of what a step writes: small tensors of one number share blocks
+_VIEWS = 16         # of a parameter, that are kept
+_SMALL = 256 << 10  # bytes: a gradient up to this size is copied sooner than given away
 
 
 def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -91,7 +93,7 @@ class Record:
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
-                 "tiles")
+                 "tiles", "elements", "place", "views")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -115,9 +117,12 @@ class Record:
         self.done = -1          # the backward pass in which its gradient came last
         self.large = False      # never pinned as a whole: see _tiles.py
         self.tiles: Any = None  # of a weight: parts of it, which are computed with
+        self.views: Dict[Any, torch.Tensor] = {}  # of the alias, that modules have made
+        self.place: Optional[bytes] = None  # the request for a gradient's tensor that stays
 
     def like(self, data: torch.Tensor) -> None:
         self.size = tuple(data.size())
+        self.elements = data.numel()
         self.stride = memory_order(data)
         self.dtype = data.dtype
 
@@ -129,6 +134,7 @@ class Record:
         with _Off():
             _data.__set__(  # type: ignore[attr-defined]
                 parameter, at_address(self.tensor, self.size, self.stride))
+        self.views.clear()
         self.alias = parameter.detach()  # shares the version counter, and costs less to ask
         self.address = self.alias.untyped_storage().data_ptr()
         self.seen = self.alias._version
@@ -146,6 +152,16 @@ class Record:
         parameter.__class__ = torch.nn.Parameter
         del parameter._stepwell  # type: ignore[attr-defined]
         parameter.data = data
+
+    def view(self, like: torch.Tensor) -> torch.Tensor:
+        """What a view of the parameter shows. Kept, as a module makes the same ones each time."""
+        key = like.size(), like.stride(), like.storage_offset()
+        found = self.views.get(key)
+        if found is None:
+            if len(self.views) >= _VIEWS:
+                self.views.clear()
+            found = self.views[key] = self.alias.as_strided(*key)
+        return found
 
     def label(self) -> str:
         return f"parameter '{self.name}'"
@@ -179,6 +195,7 @@ class Record:
 
     def save(self, written: Optional[torch.Tensor]) -> None:
         if written is not None:
+            self.offload.end_kept()
             self.thaw(by_view=False)
             write(self.tensor, written, self.stride)
 
@@ -198,6 +215,8 @@ class Record:
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", zero=self.large,
                 neighbour=TRAINED)])[0]
+            if self.offload.resident and self.elements and self.gradient.nbytes <= _SMALL:
+                self.place = self.gradient._requests[Access.WRITE]
         return self.gradient
 
     def check_gradient(self, grad: torch.Tensor) -> None:
@@ -216,17 +235,21 @@ class Record:
         gradient = self.make_gradient()
         if self.large:
             self.offload.copied.end(gradient)
+        if self.place is not None and not self.has_gradient:
+            self.discard_gradient()  # it has that of an earlier step
         if grad.numel():
             ranks = self.offload.ranks
-            self.offload.reduce(gradient, flat(grad, self.stride),
-                                ranks is not None and ranks.keeps(self))
+            grad = flat(grad, self.stride)
+            if self.place is None or not self.offload.add(gradient, grad):
+                self.offload.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
         self.has_gradient = True
 
     def drop_gradient(self) -> None:
         if self.large and self.gradient is not None:
             self.offload.copied.forget(self.gradient)
         if self.has_gradient and not self.spent and self.gradient is not None:
-            self.discard_gradient()
+            if self.place is None:
+                self.discard_gradient()
         if self.offload.ranks is not None:
             self.offload.ranks.drop(self)
         self.has_gradient = self.spent = False

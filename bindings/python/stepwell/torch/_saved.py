@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Set, Tuple
 import torch
 
 from ..errors import BudgetError
+from ._gradients import Arrived
 from ._records import Record
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ pop = _autograd._pop_saved_tensors_default_hooks
 
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
+_grad_enabled = torch.is_grad_enabled
 
 _HELD = 4  # units that a backward pass holds at once
 
@@ -43,13 +45,11 @@ def not_compiled(function: Any) -> None:
 class Saved:
     """A parameter, or a view of it, as a node of the graph keeps it."""
 
-    __slots__ = ("record", "size", "stride", "offset", "changes", "version")
+    __slots__ = ("record", "data", "changes", "version")
 
     def __init__(self, record: Record, tensor: torch.Tensor) -> None:
         self.record = record
-        self.size = tensor.size()
-        self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
+        self.data = record.alias if tensor is record.parameter else record.view(tensor)
         self.changes = record.changes
         self.version = record.alias._version  # what a backward pass has fetched counts by itself
 
@@ -62,12 +62,15 @@ class Saved:
                 "run the forward pass again")
         task = _task()
         unit = record.unit
+        data = self.data
         if task < 0 or unit is None:  # somebody looks at a node outside of a backward pass
-            return record.offload.pinned(record).as_strided(self.size, self.stride, self.offset)
+            return record.offload.pinned(record).as_strided(
+                data.size(), data.stride(), data.storage_offset())
+        node = _node()
         if unit.task < 0:
-            record.offload.backward.hold(unit, task)
-        unit.node = _node()
-        return record.alias.as_strided(self.size, self.stride, self.offset)
+            record.offload.backward.hold(unit, task, node)
+        unit.node = node
+        return data
 
 
 class Backward:
@@ -79,17 +82,18 @@ class Backward:
     is being run has unpacked it; and with the pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, small: Arrived) -> None:
+        self._small = small
         self._held: Dict["Unit", None] = {}
         self._passes: Set[int] = set()
 
-    def hold(self, unit: "Unit", task: int) -> None:
+    def hold(self, unit: "Unit", task: int, node: Any) -> None:
         if task not in self._passes:
             self._passes.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
                 lambda: self._end(task))
-        node = _node()
-        while len(self._held) >= _HELD and self._drop(node):
+        held = self._held
+        while len(held) >= _HELD and self._drop(node):
             pass
         while True:
             try:
@@ -99,27 +103,26 @@ class Backward:
                 if not self._drop(node):
                     raise
         unit.task = task
-        unit.awaited = sum(record.hooked is not None and record.done != task
-                           and record.alias.numel() > 0 for record in unit.records)
-        self._held[unit] = None
+        awaited = 0
+        for record in unit.records:
+            if record.hooked is not None and record.done != task and record.elements:
+                awaited += 1
+        unit.awaited = awaited
+        held[unit] = None
 
-    def arrived(self, record: Record) -> None:
-        """A gradient has come in the pass that is under way."""
-        unit = record.unit
-        record.done = task = _task()
-        if unit is not None and unit.task == task and task >= 0:
-            unit.awaited -= 1
-            if unit.awaited <= 0:
-                self._release(unit)
+    def knows(self, task: int) -> bool:
+        """Whether the end of the pass will be noticed."""
+        return task in self._passes
 
     def _drop(self, node: Any) -> bool:
         for unit in self._held:
             if node is not None and unit.node is not node:
-                self._release(unit)
+                self.release(unit)
                 return True
         return False
 
-    def _release(self, unit: "Unit") -> None:
+    def release(self, unit: "Unit") -> None:
+        """End a hold."""
         del self._held[unit]
         unit.task, unit.node = -1, None
         unit.leave()
@@ -127,13 +130,15 @@ class Backward:
     def _end(self, task: int) -> None:
         self._passes.discard(task)
         for unit in [unit for unit in self._held if unit.task == task]:
-            self._release(unit)
+            self.release(unit)
+        self._small.copy()
 
     def clear(self) -> None:
         """Of passes that failed: the engine ends them without a word."""
         self._passes.clear()
         for unit in list(self._held):
-            self._release(unit)
+            self.release(unit)
+        self._small.copy()
 
 
 class Hooks:
@@ -149,9 +154,10 @@ class Hooks:
         self._records = records
 
         def pack(tensor: torch.Tensor) -> Any:
-            record = records.get(tensor.untyped_storage().data_ptr())
-            if record is not None:
-                return Saved(record, tensor)
+            if offload.first <= tensor.data_ptr() < offload.last:
+                record = records.get(tensor.untyped_storage().data_ptr())
+                if record is not None:
+                    return Saved(record, tensor)
             if offload.spill is not None:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
@@ -165,7 +171,7 @@ class Hooks:
                 if tensor._version != version:
                     raise _modified(tensor, version)
                 return tensor  # type: ignore[no-any-return]
-            if torch.is_grad_enabled():
+            if _grad_enabled():
                 self.push()
             return packed.fetch()  # type: ignore[no-any-return]
 
@@ -179,7 +185,7 @@ class Hooks:
         if top is None:
             _push(self._pack, self._unpack)
             return True
-        if hasattr(top[0], "_stepwell"):
+        if top[0] is self._pack or hasattr(top[0], "_stepwell"):
             return False
         _push(*self._over(*top))
         return True

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 import torch
 
-from ._records import Record
+from .._fetching import Prepared
+from ._records import Absent, Present, Record
 from ._saved import not_compiled, pop
 
 if TYPE_CHECKING:
-    from .._views import Views
     from ._offload import Offload
 
 # They hold modules or parameters and are never called.
@@ -20,12 +20,17 @@ _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
 _PARAMETER_HOLDERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
 _SHARING = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _call = torch.nn.Module._call_impl
+_grad_enabled = torch.is_grad_enabled
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 
 
 class Unit:
-    """Parameters that are pinned from the beginning of a module's call to its end."""
+    """Parameters that are pinned from the beginning of a module's call to its end.
+
+    Where all of the model fits the budget, the pin is kept after the call for the backward pass. It
+    is no access then: the parameters are Absent, and whatever needs the pin gone may end it.
+    """
 
     def __init__(self, offload: "Offload", name: str, module: torch.nn.Module,
                  records: List[Record]) -> None:
@@ -37,7 +42,8 @@ class Unit:
         self.bytes = sum(record.alias.nbytes for record in records)
         self.depth = 0
         self.calls = 0
-        self.views: Optional["Views"] = None
+        self.views = Prepared(offload.runtime, self.tensors)
+        self.kept = False       # depth is 0 and the views are held
         self.task = -1          # the backward pass that holds it
         self.node: Any = None   # of that pass, which unpacked one of its parameters last
         self.awaited = 0        # gradients that are to come in it
@@ -47,26 +53,38 @@ class Unit:
 
     def enter(self) -> None:
         if self.depth == 0:
-            if self.offload.touched:
-                self.offload.end_touched(self.records)
-            self.views = self.offload.runtime.fetch_many(self.tensors)
-            for record in self.records:
-                record.pin()
+            if self.kept:
+                self.kept = False
+                del self.offload.kept[self]
+            else:
+                if self.offload.touched:
+                    self.offload.end_touched(self.records)
+                self.views.fetch()
+            for record in self.records:  # Record.pin(), without the call
+                record.pins += 1
+                if record.pins == 1:
+                    record.parameter.__class__ = Present
         self.depth += 1
 
-    def leave(self) -> None:
+    def leave(self, keep: bool = False) -> None:
+        """keep: its views may be held until something needs them gone."""
         self.depth -= 1
         if self.depth:
             return
-        views, self.views = self.views, None
         written = None
         for record in self.records:
-            changed = record.unpin()
-            if changed is not None:
+            if record.alias._version != record.seen:
                 written = written or []
-                written.append((record, changed))
-        if views is not None:
-            views.release()
+                written.append((record, record.unpin()))
+                continue
+            record.pins -= 1  # Record.unpin(), without the call
+            if record.pins == 0:
+                record.parameter.__class__ = Absent
+        if keep and written is None:
+            self.kept = True
+            self.offload.kept[self] = None
+            return
+        self.views.release()
         for record, changed in written or ():
             record.save(changed)
 
@@ -100,7 +118,7 @@ class Call:
         if offload.closed:
             return _call(module, *args, **kwargs)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here and begin inside again
-        begun = transformed = False
+        begun = transformed = keep = False
         if self.root:
             offload.lock.acquire()
         try:
@@ -112,11 +130,14 @@ class Call:
                 # Within torch.func nothing of ours sees what is saved: what may be stays pinned.
                 transformed = _transforms() is not None
                 pushed = not transformed and offload.hooks.push()
-                _set_eval_frame(compiler)
+                keep = offload.resident and _grad_enabled()
+                if compiler is not None:
+                    _set_eval_frame(compiler)
                 try:
                     return _call(module, *args, **kwargs)
                 finally:
-                    _set_eval_frame(None)
+                    if compiler is not None:
+                        _set_eval_frame(None)
                     if pushed:
                         pop()
             finally:
@@ -124,13 +145,14 @@ class Call:
                     if transformed:
                         offload.held.append(unit)
                     else:
-                        unit.leave()
+                        unit.leave(keep)
         finally:
             if begun:
                 offload.end_call()
             if self.root:
                 offload.lock.release()
-            _set_eval_frame(compiler)
+            if compiler is not None:
+                _set_eval_frame(compiler)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         return types.MethodType(_call, memo.get(id(self.module), self.module))

@@ -8,6 +8,7 @@ usage: torch_bench.py WHAT [--dir DIRECTORY] [--steps N] [--small]
 WHAT: plain-fused, plain-foreach, plain-loop: AdamW's three forms in torch
       activations: plain forward and backward passes alone, for their memory
       resident, nvme: offloaded, with room for everything and with a quarter of it
+      nvme-in-backward: as nvme, with updates in backward
       hooks: what calls of units cost; equal: losses beside those of plain torch
       fsdp, mapped, deepspeed-nvme, deepspeed-host: peers
       forward, accelerate: a forward pass alone, from the drive
@@ -230,7 +231,7 @@ def timed_moves(step, count, runtime):
                         for way in after}}
 
 
-def offloaded(options, share, train=True):
+def offloaded(options, share, train=True, in_backward=False):
     """share: of the bytes of parameters, gradients and states, the device budget."""
     import stepwell
     import stepwell.torch
@@ -242,6 +243,7 @@ def offloaded(options, share, train=True):
     block = stepwell.BLOCK_64K if options.small else None
     stepwell.torch.offload(model, optimizer, device_bytes=budget,
                            nvme=options.dir if share < 1 else None,
+                           update_in_backward=in_backward,
                            **({"block_bytes": block} if block else {}))
     tiers = stepwell.torch.offloaded(model)
     step = trained(work, model, optimizer) if train else forward_of(work, model)
@@ -622,6 +624,7 @@ RUNS = {
     "activations": activations,
     "resident": lambda options: offloaded(options, 1.25),
     "nvme": lambda options: offloaded(options, 0.25),
+    "nvme-in-backward": lambda options: offloaded(options, 0.25, in_backward=True),
     "forward": lambda options: offloaded(options, 0.0625, train=False),
     "init": init,
     "lora-plain": lora_plain,

@@ -136,18 +136,19 @@ def training_results(runs, wanted):
     fastest = min(forms, key=lambda form: forms[form]["step_seconds"])
     say("  plain AdamW: " + ", ".join(
         f"{form} {found['step_seconds']:.3f} s a step" for form, found in forms.items()))
-    plains, residents, nvmes, bounds = rounds(runs, fastest)
+    plains, residents, offloads = rounds(runs, fastest)
+    nvmes = [run for run, _ in offloads["nvme"]]
     results = {
-        "resident": resident_result(plains, residents, fastest),
-        "nvme": nvme_result(nvmes, bounds, plains),
+        "resident": [resident_result(plains, residents, fastest)],
+        "nvme": [nvme_result(what, found, plains) for what, found in offloads.items()],
     }
     if "memory" in wanted:
-        results["memory"] = memory_result(
+        results["memory"] = [memory_result(
             [runs.lean("nvme") for _ in range(min(runs.options.torch_pairs, 3))],
-            plains, runs.lean("activations")["bytes"], nvmes)
+            plains, runs.lean("activations")["bytes"], nvmes)]
     peers = (peer_results(runs, {"resident": residents, "nvme": nvmes})
              if "peers" in wanted else [])
-    return [found for row, found in results.items() if row in wanted] + peers
+    return [one for row, found in results.items() if row in wanted for one in found] + peers
 
 
 def drive_seconds(fio, setting, read, written):
@@ -157,27 +158,28 @@ def drive_seconds(fio, setting, read, written):
 
 
 def rounds(runs, form):
-    """Plain, resident and nvme in turn, with fio after each: a list of each, and of bounds."""
+    """Plain, resident and offloaded in turn, with fio after each of the last: a list of each, of
+    these with their bounds."""
     options = runs.options
-    plains, residents, nvmes, bounds = [], [], [], []
+    plains, residents, offloads = [], [], {"nvme": [], "nvme-in-backward": []}
     with Fio(options.nvme, options.bytes) as fio:
         best = fio.best_setting("rw", FIO_GRID)
         for number in range(options.torch_pairs):
             plain, resident = in_turn(number, lambda: runs.step(f"plain-{form}"),
                                       lambda: runs.step("resident"))
-            nvme = runs.step("nvme")
-            moved = nvme["read_bytes_per_step"] + nvme["write_bytes_per_step"]
-            drive = drive_seconds(fio, best, nvme["read_bytes_per_step"],
-                                  nvme["write_bytes_per_step"])
-            bounds.append({"compute": plain["step_seconds"], "drive": drive, "moved": moved})
+            compute = plain["step_seconds"]
+            say(f"  {number + 1}/{options.torch_pairs}: plain {compute:.3f} s a step, resident "
+                f"{resident['step_seconds']:.3f}")
             plains.append(plain)
             residents.append(resident)
-            nvmes.append(nvme)
-            say(f"  {number + 1}/{options.torch_pairs}: plain {plain['step_seconds']:.3f} s a "
-                f"step, resident {resident['step_seconds']:.3f}, nvme {nvme['step_seconds']:.3f}; "
-                f"bounds of nvme: compute {plain['step_seconds']:.3f}, drive {drive:.3f} "
-                f"({moved / MIB:.0f} MiB)")
-    return plains, residents, nvmes, bounds
+            for what, found in offloads.items():
+                run = runs.step(what)
+                read, written = run["read_bytes_per_step"], run["write_bytes_per_step"]
+                drive = drive_seconds(fio, best, read, written)
+                found.append((run, {"compute": compute, "drive": drive, "moved": read + written}))
+                say(f"  {what} {run['step_seconds']:.3f} s; bounds: compute {compute:.3f}, drive "
+                    f"{drive:.3f} ({(read + written) / MIB:.0f} MiB)")
+    return plains, residents, offloads
 
 
 def seconds_of(found):
@@ -196,14 +198,15 @@ def resident_result(plains, residents, form):
     )
 
 
-def nvme_result(nvmes, bounds, plains):
+def nvme_result(what, found, plains):
+    nvmes, bounds = zip(*found)
     by = ["compute" if bound["compute"] > bound["drive"] else "drive" for bound in bounds]
     states, budget = plains[0]["state_bytes"], nvmes[0]["budget_bytes"]
     # Gradients need not move. Of parameters and moments what the budget does not hold is read and
     # written in every step at least.
     least = 2 * max(0, 3 * states // 4 - budget)
     return result(
-        "torch.nvme",
+        f"torch.{what.replace('-', '_')}",
         seconds_of(nvmes),
         "s a step",
         f"bound by {max(set(by), key=by.count)}",

@@ -188,6 +188,42 @@ class Offload(unittest.TestCase):
                 return super().forward(x)
         self.same(Nested, stack_loss, blocks=24)
 
+    def test_checkpoints_inside_a_unit_have_the_same_losses(self):
+        class Pair(nn.Module):
+            """One unit, parts of which are computed again in backward."""
+
+            def __init__(self, frozen=False):
+                super().__init__()
+                self.inner = nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128))
+                self.scale = nn.Parameter(torch.ones(128))
+                if frozen:
+                    self.requires_grad_(False)
+
+            def forward(self, x):
+                return self.scale * (x + checkpoint(self.inner, x, use_reentrant=self.how))
+
+        class Elsewhere(nn.Module):
+            """A weight that is used in a checkpoint and not by its module there."""
+
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(128, 128)
+                self.rest = nn.Sequential(*(Pair() for _ in range(12)))
+
+            def forward(self, x):
+                x = self.rest(self.first(x))
+                return checkpoint(lambda x: F.linear(x, self.first.weight), x, use_reentrant=False)
+
+        for how in (False, True):
+            Pair.how = how
+            for blocks in (24, 768):
+                with self.subTest(use_reentrant=how, blocks=blocks):
+                    self.same(lambda: nn.Sequential(*(Pair() for _ in range(12))), stack_loss,
+                              blocks=blocks)
+                    self.same(Elsewhere, stack_loss, blocks=blocks)
+                    self.same(lambda: nn.Sequential(*(Pair(at % 2 == 0) for at in range(12))),
+                              stack_loss, blocks=blocks)
+
     def test_convolutions_and_batch_norm_have_the_same_losses(self):
         def make():
             return nn.Sequential(

@@ -47,6 +47,7 @@ _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
 _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
 _Off = torch._C.DisableTorchFunctionSubclass
 
 _offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
@@ -311,6 +312,17 @@ class Offload:
             return self.copy_of(records[0])
         if any(record.large for record in records):
             return _tiles.touch(self, records, func, args, kwargs, escapes)
+        if self.hooks.others_on_top():
+            if _task() < 0:
+                for record in records:
+                    record.outside = True
+            elif not any(record.outside or record.unit is None for record in records):
+                # A checkpoint inside a unit computes a part of it again. As in the forward pass
+                # all of it is pinned, and the checkpoint's own hooks see what is saved.
+                for record in records:
+                    self.backward.pin(record.unit, _task(), _node())
+                with _Off():
+                    return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__"
                   or name.startswith("__i")

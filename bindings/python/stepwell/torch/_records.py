@@ -93,7 +93,7 @@ class Record:
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
-                 "tiles", "elements", "place", "views")
+                 "tiles", "elements", "place", "views", "outside")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -113,6 +113,7 @@ class Record:
         self.hooked: Any = None  # the handle of its hook
         self.group = -1         # of the optimizer; -1: in none
         self.touches = 0        # accesses outside a unit
+        self.outside = False    # some of them were below saved-tensor hooks of others
         self.touched: Any = None  # the view of an access that lasts until the next mark
         self.done = -1          # the backward pass in which its gradient came last
         self.large = False      # never pinned as a whole: see _tiles.py

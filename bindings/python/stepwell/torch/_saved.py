@@ -13,7 +13,7 @@ import torch
 
 from ..errors import BudgetError
 from ._gradients import Arrived
-from ._records import Record
+from ._records import Absent, Record
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -66,10 +66,7 @@ class Saved:
         if task < 0 or unit is None:  # somebody looks at a node outside of a backward pass
             return record.offload.pinned(record).as_strided(
                 data.size(), data.stride(), data.storage_offset())
-        node = _node()
-        if unit.task < 0:
-            record.offload.backward.hold(unit, task, node)
-        unit.node = node
+        record.offload.backward.pin(unit, task, _node())
         return data
 
 
@@ -87,7 +84,13 @@ class Backward:
         self._held: Dict["Unit", None] = {}
         self._passes: Set[int] = set()
 
-    def hold(self, unit: "Unit", task: int, node: Any) -> None:
+    def pin(self, unit: "Unit", task: int, node: Any) -> None:
+        """A node of a pass needs the parameters of a unit."""
+        if unit.task < 0:
+            self._hold(unit, task, node)
+        unit.node = node
+
+    def _hold(self, unit: "Unit", task: int, node: Any) -> None:
         if task not in self._passes:
             self._passes.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
@@ -105,6 +108,8 @@ class Backward:
         unit.task = task
         awaited = 0
         for record in unit.records:
+            if record.outside:  # a checkpoint that computes again has to meet it as it did before
+                record.parameter.__class__ = Absent
             if record.hooked is not None and record.done != task and record.elements:
                 awaited += 1
         unit.awaited = awaited
@@ -189,6 +194,11 @@ class Hooks:
             return False
         _push(*self._over(*top))
         return True
+
+    @staticmethod
+    def others_on_top() -> bool:
+        top = _top(True)
+        return top is not None and not hasattr(top[0], "_stepwell")
 
     def _over(self, below: Pack, below_unpack: Unpack) -> Tuple[Pack, Unpack]:
         records = self._records

@@ -3,9 +3,9 @@
 """Sum up the logs of `meson test`, say where the time went, and close with "N passed, N failed,
 N skipped".
 
-A program that tells its cases apart (GoogleTest, TAP, cmocka's own output) counts with each of
-them; any other counts as one. A program that died counts as one failure more than it had time to
-report. Exit status 1 when anything failed, or when nothing ran.
+A program that tells its cases apart (GoogleTest, TAP, cmocka's and unittest's own output) counts
+with each of them; any other counts as one. A program that died counts as one failure more than it
+had time to report. Exit status 1 when anything failed, or when nothing ran.
 """
 
 import json
@@ -26,6 +26,10 @@ TAP_SKIP = re.compile(r"#\s*skip\b\s*(.*)$", re.I)
 CMOCKA_PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)\.", re.M)
 CMOCKA_FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
 CMOCKA_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) test\(s\)", re.M)
+UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in [\d.]+s$", re.M)
+UNITTEST_COUNT = re.compile(r"^(?:OK|FAILED) \((.+)\)$", re.M)
+UNITTEST_SKIP = re.compile(
+    r"^(\w+) \([\w.]+\)(?:\n.*)? \.\.\. skipped (['\"])(.*)\2$", re.M)
 SLOWEST = 10  # tests and targets that are listed
 
 
@@ -64,6 +68,15 @@ def count_cases(text):
                 skipped=sum(int(n) for n in skipped.findall(text)),
             )
             return counts, list(skipped_cases(text))
+    ran = sum(int(n) for n in UNITTEST_RAN.findall(text))
+    if ran:
+        said = Counter()
+        for counts in UNITTEST_COUNT.findall(text):
+            said += Counter({key: int(n) for key, n in re.findall(r"(\w+)=(\d+)", counts)})
+        failed = said["failures"] + said["errors"]
+        counts = Counter(passed=max(0, ran - failed - said["skipped"]), failed=failed,
+                         skipped=said["skipped"])
+        return counts, [(name, why) for name, _, why in UNITTEST_SKIP.findall(text)]
     if re.search(r"^(TAP version|1\.\.\d+)", text, re.M):
         counts, skips = Counter(), []
         for verdict, rest in TAP.findall(text):

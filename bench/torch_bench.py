@@ -251,7 +251,7 @@ def offloaded(options, share, train=True, in_backward=False):
     found["budget_bytes"] = budget
     found["peak_budget_bytes"] = tiers.runtime.tier_stats("device").peak_bytes
     found["units"] = len(tiers.units)
-    tiers.close()
+    tiers.runtime.close(deferred=True)  # tiers.close() would take memory for the model and states
     return found
 
 

@@ -608,6 +608,24 @@ class Offload(unittest.TestCase):
 
     # -- refusals ---------------------------------------------------------------------------------
 
+    def test_a_unit_leaves_a_block_for_its_gradients_or_is_refused(self):
+        def make():  # units of five blocks
+            return nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+
+        def loss(model):
+            return model(torch.randn(8, 256)).pow(2).mean()
+        with tempfile.TemporaryDirectory(dir=".") as directory:
+            with self.assertRaisesRegex(stepwell.BudgetError, r"module '0' \(Linear\) takes 5 "
+                                        "blocks .* has 5: none is left to add its gradients"):
+                model = make()
+                offload(model, torch.optim.AdamW(model.parameters()), 5, directory)
+
+        def train(blocks):
+            options = {"timeout": 30} if blocks else {}
+            with Run(make, torch.optim.AdamW, blocks, **options) as run:
+                return [run.step(seed, loss) for seed in range(3)]
+        self.assertEqual(train(6), train(0))
+
     def test_what_cannot_be_offloaded_is_refused_by_name(self):
         with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
             def refused(error, words, model, optimizer=None, blocks=24):

@@ -173,7 +173,7 @@ def micro_batches(rank, size):
 
 
 def of_one_rank_by_mistake(rank, size):
-    """What the ranks are told where one has a gradient that the other has not."""
+    """The error on each rank if only one of them has a gradient of a parameter."""
     import torch
     model = branches()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

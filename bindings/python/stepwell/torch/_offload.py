@@ -96,6 +96,7 @@ class Offload:
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
+        self.has_host = False  # a tier of its own beside the device's, where gradients are added
         self.copies = 0   # state_dict() calls under way: what they give are copies
         # Of gradients: over ranks the sum of them is to be the mean.
         self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
@@ -244,8 +245,25 @@ class Offload:
         unit = Unit(self, name, module, records)
         if not self.runtime.fits(unit.tensors):
             raise BudgetError(_too_large(name, module, unit.bytes, self.budget))
+        self._check_room_for_gradients(unit)
         self.units.append(unit)
         install(self, module, unit)
+
+    def _check_room_for_gradients(self, unit: Unit) -> None:
+        """Gradients are added, block by block, while backward holds their unit."""
+        block = self.block_bytes
+        sizes = [record.alias.nbytes for record in unit.records]
+        small = sum(size for size in sizes if size < block)
+        blocks = -(-small // block) + sum(-(-size // block) for size in sizes if size >= block)
+        if (blocks < self.budget // block or self.has_host or self.ranks is not None
+                or not any(record.parameter.requires_grad for record in unit.records)):
+            return
+        raise BudgetError(
+            f"module '{unit.name or type(unit.module).__name__}' ({type(unit.module).__name__}) "
+            f"takes {blocks} blocks of {block} bytes, its parameters of {unit.bytes} bytes, and "
+            f"the device budget of {self.budget} bytes has {self.budget // block}: none is left "
+            "to add its gradients while backward holds it. Raise device_bytes, or give a smaller "
+            "block_bytes (stepwell.BLOCK_64K)")
 
     # -- calls and steps --------------------------------------------------------------------------
 
@@ -729,6 +747,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     group = options.get("group")
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
     made.serves_faults = bool(options.get("fault_in"))
+    made.has_host = size_of(host_bytes) > 0
     return made
 
 

@@ -87,6 +87,21 @@ def stack_loss(model):
     return model(torch.randn(8, 128, requires_grad=True)).pow(2).mean()
 
 
+def steps_with_writes(run):
+    """Losses of three steps, with all parameters written between forward and backward."""
+    found = []
+    for step in range(3):
+        torch.manual_seed(step)
+        loss = stack_loss(run.model)
+        for parameter in run.model.parameters():
+            parameter.data.mul_(0.99)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 class Run:
     """A model that trains some steps, plain or offloaded."""
 
@@ -469,17 +484,7 @@ class Offload(unittest.TestCase):
     def test_writes_between_forward_and_backward_are_kept(self):
         def train(budget):
             with Run(Stack, own_steps, budget) as run:
-                found = []
-                for step in range(3):
-                    torch.manual_seed(step)
-                    loss = stack_loss(run.model)
-                    for parameter in run.model.parameters():
-                        parameter.data.mul_(0.99)
-                    loss.backward()
-                    run.optimizer.step()
-                    run.optimizer.zero_grad()
-                    found.append(loss.item())
-                return found
+                return steps_with_writes(run)
         self.assertEqual(train(24), train(0))
 
     def test_a_backward_after_the_step_is_an_error(self):

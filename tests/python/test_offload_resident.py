@@ -7,7 +7,7 @@ Skipped where PyTorch is not installed.
 import tempfile
 import unittest
 
-from test_offload import HAS_TORCH, Run, offload, own_steps, stack_loss
+from test_offload import HAS_TORCH, Run, offload, own_steps, stack_loss, steps_with_writes
 
 if HAS_TORCH:
     import torch
@@ -101,17 +101,8 @@ class Resident(unittest.TestCase):
 
     def test_writes_between_forward_and_backward_are_kept(self):
         def train(blocks):
-            found = []
             with self.run_of(blocks) as run:
-                for step in range(3):
-                    torch.manual_seed(step)
-                    loss = stack_loss(run.model)
-                    for parameter in run.model.parameters():
-                        parameter.data.mul_(0.99)
-                    loss.backward()
-                    run.optimizer.step()
-                    run.optimizer.zero_grad()
-                    found.append(loss.item())
+                found = steps_with_writes(run)
                 loss = stack_loss(run.model)
                 with torch.no_grad():
                     run.model.layers[2][1].weight.mul_(0.5)

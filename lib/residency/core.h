@@ -223,6 +223,9 @@ public:
     [[nodiscard]] std::vector<FetchId> stuck_fetches() const;
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
+    // A fetch of it that is no hint, asked after the first `asked` ones, waits for locks or room.
+    [[nodiscard]] bool is_awaited(TensorId tensor, FetchId asked) const;
+    [[nodiscard]] FetchId last_fetch() const { return next_fetch_ - 1; }
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
     [[nodiscard]] bool waits_for_nvme(FetchId fetch) const;  // a transfer from there or to there
     // Those that wait, one line each, and what for.
@@ -291,6 +294,11 @@ private:
     bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
     bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request,
                           PlaceId place);
+    // Readers at other places are in its way still: of their blocks it is the only writer.
+    [[nodiscard]] static bool beside_readers(const Fetch &fetch)
+    {
+        return (fetch.asked.flags & kFetchBesideReaders) != 0;
+    }
     // A block that is being written at one place must not be used at another; small tensors that
     // share it are bound by this as well.
     [[nodiscard]] bool block_in_the_way(const Block &block, BlockId id, bool writes,

@@ -19,7 +19,9 @@ bool Core::conflicts_with_view(const Fetch &fetch, const Held &view) const
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
         const Request &request = fetch.asked.requests[i];
         const bool writes = request.access != Access::kRead || view.writes;
-        if (request.tensor == view.tensor && (writes || fetch.asked.claim != 0)) return true;
+        const bool beside = beside_readers(fetch) && !view.writes && fetch.places[i] == view.place;
+        if (request.tensor == view.tensor && !beside && (writes || fetch.asked.claim != 0))
+            return true;
         const Tensor &wanted = tensors_[request.tensor];
         if (wanted.pack != held.pack || !writes || fetch.places[i] == view.place) continue;
         const BlockRange mine = blocks_of(wanted, request.byte_begin, request.byte_count);

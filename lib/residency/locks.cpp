@@ -27,7 +27,8 @@ bool Core::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &requ
     uint32_t pins = 0;
     const Pack &pack = packs_[tensors_[id].pack];
     for (PlaceId other = 0; other < places(); ++other) {
-        pins += close_gate(id, other);
+        const uint32_t own = close_gate(id, other);
+        if (!beside_readers(fetch) || other != place) pins += own;
         const bool neighbours = request.access != Access::kRead && other != place;
         if (!neighbours || !uses_gates(pack, other)) continue;
         for (const TensorId at : pack.tensors) {
@@ -46,7 +47,7 @@ bool Core::conflicts_with(const Fetch &fetch, const Request &request, PlaceId pl
         if (tensor.readers > 0 || tensor.writer) return true;
     } else {
         if (tensor.claim() != 0 || tensor.writer) return true;
-        if (writes && tensor.readers > 0) return true;
+        if (writes && tensor.readers > 0 && !beside_readers(fetch)) return true;
     }
     if (gates_in_the_way(request.tensor, fetch, request, place)) return true;
     const BlockRange range = blocks_of(tensor, request.byte_begin, request.byte_count);

@@ -70,6 +70,7 @@ residency::FetchAsked Runtime::asked_of(const Waiter &waiter) const
     asked.deadline = waiter.deadline;
     if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
     if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
+    if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
     for (const Range &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
             asked.requests.push_back(
@@ -200,6 +201,7 @@ void Runtime::ask(Waiter &waiter, Commands &out)
     if (waiter.cancelled) core_.cancel(waiter.fetch, cancelled(), out);
     if (!core_.is_waiting(waiter.fetch)) return;
     waiter.cause = cause_of(waiter);
+    touches_give_way_ |= touches_ && touches_->any() && core_.waits_for_locks(waiter.fetch);
     std::string name;
     if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, &name)) {
         core_.cancel(waiter.fetch,

@@ -133,6 +133,7 @@ struct FetchPlan {
     std::vector<Range> gathered;  // to be pinned, of all ranks
     std::vector<Range> absent;    // neither, and gathered by nobody
     uint32_t flags = 0;           // STW_FETCH_*
+    bool beside_readers = false;  // see kFetchBesideReaders
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
@@ -499,6 +500,7 @@ private:
         std::vector<Waiter *> calls;
         std::vector<LogLine> lines;
         bool news = false;
+        bool give_way = false;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             Commands out;
@@ -508,10 +510,11 @@ private:
             if (!sleepers_.empty()) break_deadlocks(calls);
             lines.swap(log_lines_);
             news = std::exchange(ranks_news_, false);
+            give_way = std::exchange(touches_give_way_, false);
         }
         if (news) tell_ranks();  // who wakes needs the lock
         call_out(calls, lines);
-        if (stuck_.load(std::memory_order_relaxed) > 0) release_touches();
+        if (give_way || stuck_.load(std::memory_order_relaxed) > 0) release_touches();
     }
     void forget_blocks(Commands &out);
     Status discard_one(stw_tensor *tensor, Commands &out, Core &core);
@@ -1124,6 +1127,7 @@ private:
     residency::Instant timer_target_ = residency::kNever;
     bool closing_ = false;
     bool budget_changes_ = false;            // somebody is in set_budget()
+    bool touches_give_way_ = false;          // a fetch was asked for that may wait for theirs
     residency::Instant interrupted_at_ = 0;  // waits that began before it end
 
     std::atomic<uint64_t> current_step_{0};

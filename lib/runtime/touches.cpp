@@ -93,6 +93,25 @@ bool Touches::in_the_way() const
     return any() || releasing_.load() > 0 || serving_.load() > (serves ? 1u : 0u);
 }
 
+Touches::Turn::Turn(Touches &touches, const stw_tensor *tensor) : touches_(touches), tensor_(tensor)
+{
+    std::unique_lock<std::mutex> lock(touches_.mutex_);
+    std::vector<const stw_tensor *> &served = touches_.served_;
+    touches_.over_.wait(
+        lock, [&] { return std::find(served.begin(), served.end(), tensor_) == served.end(); });
+    served.push_back(tensor_);
+}
+
+Touches::Turn::~Turn()
+{
+    {
+        const std::lock_guard<std::mutex> lock(touches_.mutex_);
+        std::vector<const stw_tensor *> &served = touches_.served_;
+        served.erase(std::find(served.begin(), served.end(), tensor_));
+    }
+    touches_.over_.notify_all();
+}
+
 bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way)
 {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -235,6 +254,7 @@ try {
 
 Status Runtime::fetch_touched(const Range &range)
 {
+    const Touches::Turn turn(*touches_, range.tensor);
     std::vector<stw_view> weaker;
     if (touches_->has(range.tensor, range.access != STW_READ, &weaker)) return {};
     if (!weaker.empty()) (void)release(weaker.data(), 1, STW_STREAM_SYNCED, 0);
@@ -242,10 +262,17 @@ Status Runtime::fetch_touched(const Range &range)
     plan.ranges.push_back(range);
     plan.step = current_step();  // whose own views would be waited for in vain
     plan.flags = STW_FETCH_HAND_OVER;
+    plan.beside_readers = true;  // whoever writes memory that it reads is not kept from it
     stw_view view{};
+    residency::FetchId before = 0;
+    act([&](Core &core, Commands &) { before = core.last_fetch(); });
     STW_TRY(fetch(std::move(plan), &view));
     views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // nobody fetched it
     touches_->keep(view);
+    // Whoever asked for it before it was kept did not find it in the way.
+    act([&](Core &core, Commands &) {
+        touches_give_way_ |= core.is_awaited(range.tensor->id, before);
+    });
     return {};
 }
 

@@ -11,6 +11,7 @@
 #include <stepwell/fetch.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -37,6 +38,19 @@ public:
     [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
     // Or there may soon be some, of faults that other threads serve.
     [[nodiscard]] bool in_the_way() const;
+    // Faults of one tensor are served one after the other, or the second would wait for the view
+    // of the first.
+    class Turn {
+    public:
+        Turn(Touches &touches, const stw_tensor *tensor);
+        Turn(const Turn &) = delete;
+        Turn &operator=(const Turn &) = delete;
+        ~Turn();
+
+    private:
+        Touches &touches_;
+        const stw_tensor *const tensor_;
+    };
     // A view of the tensor that lets it be used so is there. Of one that does not, the caller gets
     // it to release.
     bool has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way);
@@ -58,6 +72,8 @@ private:
     std::vector<std::thread> threads_;  // as many as there are faults at once, and one that waits
     uint32_t idle_ = 0;
     bool closing_ = false;
+    std::vector<const stw_tensor *> served_;  // now
+    std::condition_variable over_;            // of one of these
     std::vector<stw_view> views_;
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults

@@ -28,12 +28,14 @@ bool Runtime::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
         if (!own || view.scratch != residency::kNone) continue;
         for (const Range &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
-            const bool writes = view.access != STW_READ || range.access != STW_READ;
+            const bool beside = waiter.plan.beside_readers && view.place == range.place;
+            const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
             const bool claimed = core_.claimed_by(range.tensor->id) != 0;
             const bool same = range.tensor == view.tensor && (writes || claimed);
-            const bool beside = core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
-                                view.place != range.place && writes;
-            if (!same && !beside) continue;
+            const bool elsewhere =
+                core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
+                view.place != range.place && writes;
+            if (!same && !elsewhere) continue;
             *tensor_out = view.tensor->name;
             return true;
         }

@@ -157,6 +157,98 @@ static void views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the
 }
 
 /* An update works behind the call: its old bytes must not be taken for new ones. */
+/* Through a pin in the gate and through one by blocks, of a tensor alone and of ones that share. */
+static void what_is_written_beside_open_views_that_read_is_kept(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS], *small[2];
+    float *addresses[TENSORS], *few[2];
+    stw_view views[2];
+    int i, round;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (i = 0; i < 2; ++i) {
+        small[i] = tensor_f32(runtime, i == 0 ? "small" : "beside", 16);
+        tensor_fill_sequence(small[i], 16, 0.0F);
+        few[i] = address_of(small[i]);
+    }
+    for (round = 0; round < 3; ++round) {
+        for (i = 0; i < TENSORS; ++i) {
+            views[0] = view_get(runtime, tensors[i], STW_READ);
+            views[1] = view_get(runtime, tensors[i], STW_READ);
+            addresses[i][7 + round] = -1.0F - (float)i;
+            assert_float(((const float *)views[1].pointer)[7 + round], -1.0F - (float)i);
+            view_put(&views[0]);
+            addresses[i][17 + round] = -2.0F - (float)i; /* beside the one that is left */
+            view_put(&views[1]);
+        }
+        for (i = 0; i < 2; ++i) views[i] = view_get(runtime, small[i], STW_READ);
+        few[0][round] = -1.0F;
+        few[1][round] = -2.0F;
+        for (i = 0; i < 2; ++i) view_put(&views[i]);
+    }
+    for (i = 0; i < TENSORS; ++i) {
+        ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_DEVICE, 0, 0));
+        for (round = 0; round < 3; ++round) {
+            assert_float(addresses[i][7 + round], -1.0F - (float)i);
+            assert_float(addresses[i][17 + round], -2.0F - (float)i);
+        }
+        assert_float(addresses[i][10], (float)(i * 1000 + 10));
+    }
+    for (i = 0; i < 2; ++i) ok(stw_evict(runtime, &small[i], 1, STW_TIER_DEVICE, 0, 0));
+    for (round = 0; round < 3; ++round) {
+        assert_float(few[0][round], -1.0F);
+        assert_float(few[1][round], -2.0F);
+    }
+    assert_float(few[0][3], 3.0F);
+    machine_close(runtime);
+}
+
+struct half {
+    float *begin;
+    pthread_barrier_t *together;
+};
+
+static void *write_half(void *argument)
+{
+    const struct half *half = argument;
+    int i;
+    pthread_barrier_wait(half->together);
+    for (i = 0; i < ELEMENTS / 2; i += 256) half->begin[i] += 1.0F;
+    return NULL;
+}
+
+/* Both fault at once, with a view that reads and without one. */
+static void threads_that_write_parts_of_a_tensor_at_once_are_both_served(void **state)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
+    int round, i;
+    (void)state;
+    make_all(runtime, tensors, addresses);
+    for (round = 1; round <= 60; ++round) {
+        pthread_barrier_t together;
+        struct half halves[2];
+        pthread_t threads[2];
+        stw_view view;
+        ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
+        if (round % 2) view = view_get(runtime, tensors[0], STW_READ);
+        assert_int_equal(pthread_barrier_init(&together, NULL, 2), 0);
+        for (i = 0; i < 2; ++i) {
+            halves[i].begin = addresses[0] + i * ELEMENTS / 2, halves[i].together = &together;
+            assert_int_equal(pthread_create(&threads[i], NULL, write_half, &halves[i]), 0);
+        }
+        for (i = 0; i < 2; ++i) assert_int_equal(pthread_join(threads[i], NULL), 0);
+        pthread_barrier_destroy(&together);
+        if (round % 2) view_put(&view);
+    }
+    for (i = 0; i < ELEMENTS; i += 256) assert_float(addresses[0][i], (float)(i + 60));
+    machine_close(runtime);
+}
+
 static void after_a_step_the_updated_bytes_are_read(void **state)
 {
     machine wanted = machine_touched();
@@ -423,6 +515,8 @@ int main(void)
         cmocka_unit_test(what_is_read_without_a_view_is_fetched_counted_and_named),
         cmocka_unit_test(what_is_written_without_a_view_is_kept),
         cmocka_unit_test(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way),
+        cmocka_unit_test(what_is_written_beside_open_views_that_read_is_kept),
+        cmocka_unit_test(threads_that_write_parts_of_a_tensor_at_once_are_both_served),
         cmocka_unit_test(after_a_step_the_updated_bytes_are_read),
         cmocka_unit_test(threads_that_read_see_their_own_bytes_while_others_come_and_go),
         cmocka_unit_test(faults_elsewhere_go_to_the_handler_that_was_there),

@@ -331,6 +331,32 @@ class Offload(unittest.TestCase):
                 return self.b(torch.relu_(self.a(x)))
         self.same(Writes, stack_loss)
 
+    @support.needs_numpy
+    def test_arrays_over_parameters_are_written_inside_forward_and_kept_for_good(self):
+        class Writes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(128, 128) / 12)
+
+            def forward(self, x):
+                self.weight.detach().numpy()[3] *= 0.9
+                x = torch.relu(x @ self.weight)
+                self.weight.detach().numpy()[5] += 0.001
+                return x
+
+        def train(budget):
+            with Run(lambda: nn.Sequential(*(Writes() for _ in range(40))), own_steps,
+                     budget) as run:
+                arrays = [p.detach().numpy() for p in run.model.parameters()]
+                found = []
+                for step in range(3):
+                    found.append(run.step(step, stack_loss))
+                    for array in arrays:
+                        found.append(float(array.sum()))
+                        array *= 0.98
+                return found + [run.step(3, stack_loss)]
+        self.assertEqual(train(24), train(0))
+
     def test_frozen_and_unfrozen_parameters_have_the_same_losses(self):
         def train(budget):
             with Run(Stack, own_steps, budget) as run:

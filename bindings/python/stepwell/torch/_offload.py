@@ -342,8 +342,7 @@ class Offload:
                 with _Off():
                     return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        writes = (escapes and not self.serves_faults or "out" in kwargs or name == "__setitem__"
-                  or name.startswith("__i")
+        writes = ("out" in kwargs or name == "__setitem__" or name.startswith("__i")
                   or (name.endswith("_") and not name.endswith("__")))
         if self._eval is not None or self._train is not None:
             for record in records:
@@ -353,10 +352,11 @@ class Offload:
             self._end_shown()
         for record in records:
             record.touches += 1
-            # Of what is frozen a view is enough where a write to it is noticed.
-            self._touch(record, writes and not (record.frozen and func in VERSIONED))
-        # Where faults are served an address may be kept; else the pin lasts until the next mark.
-        keep = escapes and not self.serves_faults
+            # A write by an address is a fault where these are served; of what is frozen it is
+            # not, and a view is enough where torch notices a write.
+            given = escapes and (record.frozen or not self.serves_faults)
+            self._touch(record, (writes or given) and not (record.frozen and func in VERSIONED))
+        keep = escapes  # until the next mark
         result = None
         try:
             pushed = self.hooks.push()
@@ -366,22 +366,23 @@ class Offload:
             finally:
                 if pushed:
                     pop()
-            keep = keep or not self.serves_faults and any(
+            keep = keep or any(
                 self._shares(value, records) for value in
                 (result if isinstance(result, (tuple, list)) else (result,)))
         finally:
             for record in records:
                 if not keep:
                     self._untouch(record)
-                elif isinstance(result, torch.Tensor):
+                elif isinstance(result, torch.Tensor) or self.serves_faults:
                     self.shown[record] = record.tensor.nbytes
         return result
 
     def _end_shown(self) -> None:
-        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget."""
+        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget. Where
+        faults are served the others may end as well, and come back by one."""
         for record in list(self.shown):
             # The parameter's own, this one, and those that are kept.
-            if users_of(record.alias) == 2 + len(record.views):
+            if self.serves_faults or users_of(record.alias) == 2 + len(record.views):
                 self._untouch(record)
 
     def _touch(self, record: Record, writes: bool) -> None:
@@ -741,12 +742,14 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     """Tiers without a model."""
     device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
+    ranks = options.get("group") is not None or options.get("replica_group") is not None
+    options.setdefault("fault_in", not ranks)  # what all ranks fetch together, no fault of one can
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=_nvme(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     group = options.get("group")
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
-    made.serves_faults = bool(options.get("fault_in"))
+    made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0
     return made
 

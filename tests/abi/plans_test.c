@@ -437,10 +437,9 @@ static void threads_share_steps_while_plans_are_made(void **state)
     for (step = 0; step < SHARED_STEPS || !strstr(report_text(runtime), "\"chosen\""); ++step) {
         ok(stw_step_begin(phase));
         for (i = 0; i < READERS; ++i) {
-            readers[i] = observer;
-            readers[i].phase = phase;
-            readers[i].first = i;
-            readers[i].wrong = 0;
+            const worker reader = {
+                .runtime = runtime, .phase = phase, .layers = layers, .first = i};
+            readers[i] = reader;
             assert_int_equal(pthread_create(&readers[i].thread, NULL, read_share, &readers[i]), 0);
         }
         for (i = 0; i < READERS; ++i) {

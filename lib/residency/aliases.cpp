@@ -21,7 +21,7 @@ bool Core::show_targets(const Fetch &fetch)
         Replica &here = replica(target.block, target.place);
         const Block &block = blocks_[target.block];
         if (!target.moves) {
-            if (target.writes) hide(target.block, target.place);
+            hide(target.block, target.place);
             continue;
         }
         if (here.mapped && !target.writes) continue;
@@ -33,17 +33,16 @@ bool Core::show_targets(const Fetch &fetch)
 }
 
 // The last one who could write lets go: from now on a write without a view faults, and is not lost.
-void Core::protect(const Release &release)
+// So does a read, where the contents are not to be read.
+void Core::protect(BlockId block, PlaceId place)
 {
-    const Tensor &tensor = tensors_[release.tensor];
-    const Pack &pack = packs_[tensor.pack];
-    if (!guards(release.place) || release.access == Access::kRead) return;
-    const BlockRange range = blocks_of(tensor, release.byte_begin, release.byte_count);
-    for (uint32_t index = range.first; index < range.second; ++index) {
-        const Replica &here = replica(pack.first + index, release.place);
-        if (!here.mapped || blocks_[pack.first + index].writers > 0) continue;
-        (void)aliases_->show(release.place, here.slot, tensor.pack, index, false);
-    }
+    const Replica &here = replica(block, place);
+    if (!guards(place) || !here.mapped || blocks_[block].writers > 0) return;
+    const PackId id = blocks_[block].pack;
+    const Tensor &tensor = tensors_[packs_[id].tensors.front()];
+    const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
+    if (!packs_[id].shared && !readable) return hide(block, place);
+    (void)aliases_->show(place, here.slot, id, blocks_[block].index, false);
 }
 
 void Core::hide(BlockId block, PlaceId place)
@@ -70,6 +69,12 @@ void Core::conceal(TensorId id)
             if (here.mapped && !used) hide(block, place);
         }
     }
+}
+
+// An update came while the fetch had them.
+void Core::conceal_asked(const Fetch &fetch)
+{
+    for (const Request &request : fetch.asked.requests) conceal(request.tensor);
 }
 
 }  // namespace stepwell::residency

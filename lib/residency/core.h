@@ -448,9 +448,10 @@ private:
     // aliases.cpp: what is seen of blocks at their addresses
     [[nodiscard]] bool guards(PlaceId place) const;
     bool show_targets(const Fetch &fetch);
-    void protect(const Release &release);
+    void protect(BlockId block, PlaceId place);
     void hide(BlockId block, PlaceId place);
     void conceal(TensorId tensor);
+    void conceal_asked(const Fetch &fetch);
 
     // moves.cpp: transfers and what they change
     void start_fill(Fetch &fetch, Target &target, Commands &out);

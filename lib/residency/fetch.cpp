@@ -354,6 +354,7 @@ bool Core::finish(FetchId id, Commands &out)
         --replica(target.block, target.place).holds;
         stir(target.block, target.place);
     }
+    if (prefetch) conceal_asked(fetch);
     forget_fetch(fetch);
     out.granted.push_back(std::move(granted));
     return true;
@@ -406,6 +407,7 @@ void Core::refuse(FetchId id, Status why, Commands &out)
         for (const Target &target : fetch.targets) {
             Replica &here = replica(target.block, target.place);
             --here.holds;
+            if (target.writes) protect(target.block, target.place);
             std::vector<FetchId> &waiters = blocks_[target.block].waiters;
             waiters.erase(std::remove(waiters.begin(), waiters.end(), id), waiters.end());
             const bool idle = !here.filling && here.holds == 0 && here.pins == 0;
@@ -419,6 +421,7 @@ void Core::refuse(FetchId id, Status why, Commands &out)
             update_gate(fetch.asked.requests[i].tensor, place);
         }
     }
+    conceal_asked(fetch);
     forget_fetch(fetch);
     out.refused.push_back({id, std::move(why)});
 }
@@ -466,8 +469,10 @@ void Core::release(const Release &release, Instant, Commands &out)
     const Request request{release.tensor, release.access, release.place, release.byte_begin,
                           release.byte_count};
     unlock(request, release.place, release.claim);
-    protect(release);
     if (release.access != Access::kRead) end_write(release, out);
+    for (uint32_t index = range.first; release.access != Access::kRead && index < range.second;
+         ++index)
+        protect(first + index, release.place);
     may_write_back_ = true;
     update_gate(release.tensor, release.place);
     conceal(release.tensor);

@@ -25,7 +25,7 @@ bool Core::satisfied(const Target &target) const
     if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;
     if (target.needs_bytes && !here.valid) return false;
     if (guards(target.place))
-        return here.mapped || !target.moves || blocks_[target.block].transfers == 0;
+        return here.mapped == target.moves || blocks_[target.block].transfers == 0;
     if (target.needs_bytes) return true;
     return here.valid || !config_.places[target.place].maps || here.mapped;
 }

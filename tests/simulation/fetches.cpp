@@ -174,7 +174,9 @@ void Program::refused(const Refused &refused)
                       (unsigned long long)refused.fetch);
         return;
     }
-    const std::string why = model_.justify(found->second, refused.status);
+    const bool no_mapping = refused.status.code() == STW_ERROR_LIMIT && addresses_.take_refusal();
+    const std::string why =
+        no_mapping ? std::string() : model_.justify(found->second, refused.status);
     if (!why.empty())
         journal_.fail("fetch %llu: %s", (unsigned long long)refused.fetch, why.c_str());
     if (Claim *claim = claim_of(refused.fetch)) claim->fetch = 0;

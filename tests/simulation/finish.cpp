@@ -73,6 +73,7 @@ void Program::finish()
 {
     journal_.line("---- finish");
     machine_.faults = {};
+    addresses_.refusals_percent = 0;
     if (shrinking_ != kNoPlace) end_shrinking(shrinks_from_);
     settle();
     if (journal_.failed()) return;

@@ -53,6 +53,17 @@ public:
     void make_bare(PlaceId place, Slot slot);
     void make_backed(PlaceId place, Slot slot) { pins_[place][slot].bare = false; }
 
+    struct Use {
+        uint32_t views = 0;
+        uint32_t sources = 0;  // transfers that read it
+        uint32_t targets = 0;  // transfers that write it
+    };
+    [[nodiscard]] Use use(PlaceId place, Slot slot) const
+    {
+        const Pins &pins = pins_[place][slot];
+        return {pins.views, pins.sources, pins.targets};
+    }
+
     // The bytes are still in another slot of the place.
     [[nodiscard]] bool moving_in(PlaceId place, Slot slot) const
     {

@@ -36,7 +36,9 @@ void Model::locate(ModelView &view, const Grant &grant)
     const uint64_t first = begin / kBlockBytes;
     const uint64_t last = (begin + request.byte_count - 1) / kBlockBytes;
     view.first_offset = begin % kBlockBytes;
-    const bool maps = config_.places[request.place].maps;
+    // An update works in the arena, where aliases are the program's.
+    const bool in_arena = aliases_ && view.claim != 0;
+    const bool maps = config_.places[request.place].maps && !in_arena;
     if (!maps && (grant.slot == kNoSlot || grant.slot_offset != view.first_offset)) {
         journal_.fail("tensor %u is granted at slot %u + %llu, expected offset %llu",
                       request.tensor, grant.slot, (unsigned long long)grant.slot_offset,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tests/simulation/machine.h"
+#include "tests/simulation/setup.h"
 
 #include <memory>
 
@@ -54,8 +55,8 @@ struct ModelFetch {
 
 class Model {
 public:
-    Model(Machine &machine, Journal &journal, const Config &config)
-        : machine_(machine), journal_(journal), config_(config)
+    Model(Machine &machine, Journal &journal, const Setup &setup)
+        : machine_(machine), journal_(journal), config_(setup.config), aliases_(setup.aliases)
     {
     }
 
@@ -95,6 +96,7 @@ private:
     void check_kept(const ModelView &view, const char *when);
 
     const Config &config_;
+    const bool aliases_;
 };
 
 inline uint64_t pieces_begin(const Request &request)

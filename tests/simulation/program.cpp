@@ -15,7 +15,9 @@ Program::Program(const Options &options, Random &random, Journal &journal)
       journal_(journal),
       setup_(choose_setup(options, random)),
       machine_(setup_.config, random, journal, *this),
-      model_(machine_, journal, setup_.config),
+      model_(machine_, journal, setup_),
+      address_random_(options.seed ^ 0x616c6961736573),
+      addresses_(machine_, address_random_, journal),
       plan_random_(1),
       plan_(plan_random_),
       plans_(random.chance(50))
@@ -24,6 +26,10 @@ Program::Program(const Options &options, Random &random, Journal &journal)
     const PlaceId host = static_cast<PlaceId>(nvme - 1);
     for (uint32_t phase = 0; phase < kPhases; ++phase) lookaheads_.emplace_back(host, nvme);
     if (plans_) machine_.core.set_victim_policy(&trace_);
+    if (setup_.aliases) {
+        machine_.core.set_aliases(&addresses_);
+        addresses_.refusals_percent = address_random_.chance(30) ? 10 : 0;
+    }
     machine_.faults = setup_.faults;
     journal_.line("%s", describe(setup_).c_str());
 }
@@ -43,6 +49,7 @@ void Program::check(const char *after)
     if (journal_.failed()) return;
     const std::string broken = machine_.core.check();
     if (!broken.empty()) journal_.fail("after %s: %s", after, broken.c_str());
+    check_addresses();
     const TensorId id = any_tensor();
     if (id != kNone) model_.check_tensor(id);
     if (!views_.empty()) {
@@ -221,9 +228,14 @@ void Program::fail_one()
     ModelTensor &tensor = model_.tensors[id];
     const bool used = tensor.readers + tensor.writers + tensor.fetches > 0;
     if (used || tensor.contents != Contents::kValid) return;
+    if (setup_.aliases && (!tensor.claims.empty() || machine_.core.in_use(id))) return;
     journal_.line("fail tensor %u", id);
+    const ClaimId claim = setup_.aliases ? machine_.core.claim() : 0;
+    if (claim != 0) machine_.core.claim_tensor(claim, id);
     machine_.core.fail(id, Status::error(STW_ERROR_SYNC, "a simulated update failed"));
     tensor.contents = Contents::kFailed;
+    if (claim != 0) machine_.core.unclaim_tensor(claim, id, false, out_);
+    execute();
 }
 
 void Program::pass_time()

@@ -4,6 +4,7 @@
 
 #include "lib/schedule/lookahead.h"
 #include "lib/schedule/trace.h"
+#include "tests/simulation/addresses.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/setup.h"
 
@@ -86,6 +87,19 @@ private:
     void hint_over(FetchId id, const Status &status);
     void check_planned();
 
+    // addresses.cpp: what is seen without a view
+    [[nodiscard]] bool is_aliased(PlaceId place) const
+    {
+        return setup_.aliases && setup_.config.places[place].maps;
+    }
+    [[nodiscard]] bool has_view_of(TensorId id, PlaceId place, Slot slot, bool writes) const;
+    [[nodiscard]] bool is_updated(TensorId id, PlaceId place, Slot slot) const;
+    void check_views_shown();
+    void check_seen(const ModelTensor &tensor, const std::string &name, uint32_t index,
+                    const Image &image);
+    void check_shown(PlaceId place, Slot slot, const Addresses::Shown &shown);
+    void check_addresses();
+
     // fetches.cpp
     void fetch();
     void ask(const FetchAsked &asked);
@@ -133,6 +147,8 @@ private:
     const PlaceId nvme_ = static_cast<PlaceId>(setup_.config.places.size() - 1);  // if it has any
     Machine machine_;
     Model model_;
+    Random address_random_;
+    Addresses addresses_;
     Random plan_random_;
     WildPlan plan_;
     Commands out_;

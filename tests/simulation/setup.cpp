@@ -83,6 +83,8 @@ Setup choose_setup(const Options &options, Random &random)
     setup.faults.rot_per_million = setup.faults.per_million / 10;
     setup.faults.stall_percent = random.chance(30) ? 5 : 0;
     setup.faults.orders = random.chance(50);
+    // Of their own numbers, so that the other runs of a seed stay what they were.
+    setup.aliases = maps && config.places[0].whole_blocks == 0 && Random(~options.seed).chance(50);
     return setup;
 }
 
@@ -105,6 +107,8 @@ TensorSpec choose_tensor(const Setup &setup, Random &random, uint32_t number)
         spec.bytes = random.between(kBlockBytes + 1, 6 * kBlockBytes);
         if (random.chance(30)) spec.bytes -= spec.bytes % kBlockBytes;
     }
+    // Of an address that is fixed, as the shell has it.
+    spec.no_packing |= setup.aliases && random.chance(60);
     const uint32_t whole_blocks = setup.config.places[0].whole_blocks;
     if (whole_blocks > 0 && random.chance(15)) {
         spec.agreed = true;
@@ -136,7 +140,8 @@ std::string describe(const Setup &setup)
                             place.blocks, place.maps ? " maps" : "", place.cpu_access ? " cpu" : "",
                             place.whole_blocks);
     }
-    return text + format_text("%u faults per million", setup.faults.per_million);
+    return text + format_text("%u faults per million%s", setup.faults.per_million,
+                              setup.aliases ? ", aliases" : "");
 }
 
 }  // namespace stepwell::simulation

@@ -44,11 +44,12 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
         return Status::error(STW_ERROR_TIMEOUT,
                              "%s of gradient '%s' had no room among the memory that "
                              "stw_reduce_adopt may hold when the timeout passed: %s held; at most "
-                             "%s, half of the host tier's budget; release views of gradients, or "
+                             "%s, half of the %s tier's budget; release views of gradients, or "
                              "raise it",
                              bytes_text(bytes).c_str(), gradient.name.c_str(),
                              bytes_text(adopted_bytes_).c_str(),
-                             bytes_text(update_window()).c_str());
+                             bytes_text(update_window()).c_str(),
+                             core_.budget_blocks(host_place_) ? "host" : "device");
     }
     adopted_bytes_ += bytes;
     if (waited) {

@@ -122,7 +122,8 @@ static void a_call_returns_before_its_sum_and_others_wait_for_it(void **state)
 
 static void what_is_held_is_bounded_and_a_call_waits_for_more(void **state)
 {
-    stw_runtime *runtime = machine_open(*state);
+    const machine *here = *state;
+    stw_runtime *runtime = machine_open(here);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
     stw_fetch_request reads = request_of(gradient, STW_READ);
     stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
@@ -142,6 +143,8 @@ static void what_is_held_is_bounded_and_a_call_waits_for_more(void **state)
     }
     assert_int_equal(status, STW_ERROR_TIMEOUT);
     assert_non_null(strstr(stw_last_error(), "gradient 'g'"));
+    assert_non_null(strstr(stw_last_error(), here->host_blocks ? "half of the host tier's budget"
+                                                               : "half of the device tier's"));
     assert_true(taken > 0);
     assert_int_equal(atomic_load(&given_back), 0);
     view_put(&held);

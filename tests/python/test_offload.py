@@ -466,6 +466,50 @@ class Offload(unittest.TestCase):
         self.assertTrue(all(type(p) is nn.Parameter for p in run.model.parameters()))
         self.assertIs(type(run.optimizer), torch.optim.RMSprop)
 
+    def test_schedulers_made_before_and_after_offload_watch_the_steps(self):
+        def train(when, inside):
+            """Losses and rates: `inside` steps in tiers, the others after close()."""
+            torch.manual_seed(1)
+            model = Stack(layers=2)
+            optimizer = own_steps(model.parameters())
+            make = torch.optim.lr_scheduler.StepLR
+            schedule = make(optimizer, 1, 0.5) if when == "before" else None
+            if when is not None:
+                directory = tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".")
+                self.addCleanup(directory.cleanup)
+                offload(model, optimizer, 24, directory.name)
+            schedule = schedule or make(optimizer, 1, 0.5)
+            found = []
+            for step in range(3):
+                if when is not None and step == inside:
+                    stepwell.torch.offloaded(model).close()
+                torch.manual_seed(step)
+                loss = stack_loss(model)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                found.append((loss.item(), schedule.get_last_lr()))
+            if when is not None and inside == 3:
+                stepwell.torch.offloaded(model).close()
+            return found
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            expected = train(None, 0)
+            for when in ("before", "after"):
+                for inside in (0, 3):
+                    with self.subTest(when=when, inside=inside):
+                        self.assertEqual(train(when, inside), expected)
+
+    def test_a_schedule_ahead_of_the_steps_is_warned_of_as_in_plain_torch(self):
+        make = torch.optim.lr_scheduler.StepLR
+        for budget in (0, 24):
+            with Run(Stack, own_steps, budget) as run:
+                run.step(0, stack_loss)  # nothing watches it
+                schedule = make(run.optimizer, 1)
+                with self.assertWarnsRegex(UserWarning, "call of `lr_scheduler.step..` before"):
+                    schedule.step()
+
     # -- accesses ---------------------------------------------------------------------------------
 
     def test_accesses_between_steps_see_and_keep_the_bytes(self):

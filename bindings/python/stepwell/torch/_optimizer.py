@@ -8,6 +8,8 @@ run as it is, for one parameter after the other, over states that are tensors of
 from __future__ import annotations
 
 import copy
+import functools
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
@@ -126,7 +128,6 @@ class Streamed:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._opt_called = True
         self._stepwell.step()
         return loss
 
@@ -176,7 +177,6 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
     if made is None:
         made = _classes[before] = type(before.__name__, (Streamed, before), {
             "__module__": before.__module__, "__doc__": before.__doc__})
-    optimizer.__dict__.pop("step", None)  # of a scheduler that watches calls
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     if resumed is not None:
@@ -187,7 +187,26 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
     optimizer.__class__ = made
     optimizer._stepwell = steps  # type: ignore[attr-defined]
     optimizer._patch_step_function()  # type: ignore[no-untyped-call]
+    _rewrap_step(optimizer)
     return steps
+
+
+def _rewrap_step(optimizer: torch.optim.Optimizer) -> None:
+    """A scheduler hides step() behind a wrapper that notes calls, and warns once that is gone. It
+    calls the step() of the class of that time: replace it with one that asks for the class."""
+    known = optimizer.__dict__.pop("step", None)
+    if not hasattr(known, "_wrapped_by_lr_sched"):
+        return
+    reference = weakref.ref(optimizer)
+
+    @functools.wraps(type(optimizer).step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer: Any = reference()
+        optimizer._opt_called = True
+        return type(optimizer).step(optimizer, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]
 
 
 def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) -> None:
@@ -209,6 +228,7 @@ def restore(optimizer: torch.optim.Optimizer) -> None:
     state = steps.states()
     optimizer.__class__ = steps.before
     del optimizer._stepwell  # type: ignore[attr-defined]
+    _rewrap_step(optimizer)
     optimizer.state.update(state)
 
 

@@ -501,6 +501,32 @@ class Offload(unittest.TestCase):
                     with self.subTest(when=when, inside=inside):
                         self.assertEqual(train(when, inside), expected)
 
+    def test_two_models_in_turn_have_the_same_losses(self):
+        def train(budget):
+            entropy = F.binary_cross_entropy_with_logits
+            with Run(lambda: Stack(layers=3), own_steps, budget) as generates, \
+                    Run(lambda: nn.Sequential(Stack(layers=2), nn.Linear(128, 1)), own_steps,
+                        budget) as judges:
+                generator, critic = generates.model, judges.model
+                found = []
+                for step in range(3):
+                    torch.manual_seed(step)
+                    made = generator(torch.randn(8, 128))
+                    known = entropy(critic(torch.randn(8, 128)), torch.ones(8, 1))
+                    known.backward()
+                    entropy(critic(made.detach()), torch.zeros(8, 1)).backward()
+                    judges.optimizer.step()
+                    judges.optimizer.zero_grad()
+                    critic.requires_grad_(False)
+                    missed = entropy(critic(made), torch.ones(8, 1))
+                    missed.backward()
+                    critic.requires_grad_(True)
+                    generates.optimizer.step()
+                    generates.optimizer.zero_grad()
+                    found.append((known.item(), missed.item()))
+                return found
+        self.assertEqual(train(24), train(0))
+
     def test_a_schedule_ahead_of_the_steps_is_warned_of_as_in_plain_torch(self):
         make = torch.optim.lr_scheduler.StepLR
         for budget in (0, 24):

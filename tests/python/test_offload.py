@@ -131,6 +131,21 @@ class Run:
         self.optimizer.zero_grad()
         return value.item()
 
+    def interrupt_step(self, seed):
+        """A step of a Stack whose backward pass is interrupted in its middle, and zero_grad()."""
+        def interrupted(_):
+            raise KeyboardInterrupt
+        handle = self.model.layers[2][1].weight.register_hook(interrupted)
+        try:
+            self.step(seed, stack_loss)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the backward pass was not interrupted")
+        finally:
+            handle.remove()
+        self.optimizer.zero_grad()
+
 
 def offload(model, optimizer, blocks, directory, **options):
     return stepwell.torch.offload(

@@ -135,13 +135,7 @@ class Resident(unittest.TestCase):
 
     def test_a_backward_that_failed_leaves_no_view_and_no_gradient(self):
         with self.run_of(BLOCKS) as run:
-            def interrupted(_):
-                raise KeyboardInterrupt
-            handle = run.model.layers[2][1].weight.register_hook(interrupted)
-            with self.assertRaises(KeyboardInterrupt):
-                run.step(0, stack_loss)
-            handle.remove()
-            run.optimizer.zero_grad()
+            run.interrupt_step(0)
             self.assertEqual(self.views(run), 0)
             self.assertTrue(all(p.grad is None for p in run.model.parameters()))
             run.step(1, stack_loss)

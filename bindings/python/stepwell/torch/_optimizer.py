@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._offload import Offload
 
 _SMALL = 4096  # bytes: a state up to this size stays in plain memory
+_Off = torch._C.DisableTorchFunctionSubclass  # around fields of parameters that may be Absent
 
 
 def _adam(group: Dict[str, Any]) -> Hyper:
@@ -134,9 +135,10 @@ class Streamed:
     def zero_grad(self, set_to_none: bool = True) -> None:
         steps = self._stepwell
         steps.offload.mark()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        with _Off():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         if "_stepwell" in self.__dict__:
@@ -258,13 +260,14 @@ class Steps:
         offload.mark()
         # Gradients that the program made itself, or that came before the parameter was watched.
         every = self.records()
-        for _, record in every:
-            if record.hooked is None and record.parameter.requires_grad:
-                record.hook()
-            own = own_grad(record.parameter)
-            if own is not None:
-                set_own_grad(record.parameter, None)
-                record.add_gradient(own)
+        with _Off():
+            for _, record in every:
+                if record.hooked is None and record.parameter.requires_grad:
+                    record.hook()
+                own = own_grad(record.parameter)
+                if own is not None:
+                    set_own_grad(record.parameter, None)
+                    record.add_gradient(own)
         if offload.ranks is not None:
             offload.ranks.begin()
             offload.ranks.settle(self.may_be_empty(every))

@@ -701,7 +701,7 @@ class Commits(Case):
             optimizer = torch.optim.Adam(model.parameters(), 0.1)
             return stepwell.torch.offload(
                 model, optimizer, device_bytes=24 * BLOCK, block_bytes=BLOCK, thread_count=2,
-                nvme=stepwell.Nvme(self.directory, stepwell.torch._offload._need(
+                nvme=stepwell.Nvme(self.directory, stepwell.torch._making.need(
                     model, list(model.named_parameters()), optimizer, BLOCK, 3),
                     driver_options="allow_tmpfs=1"), store_name="run", resume=resume)
         model, optimizer = run(False)
@@ -721,7 +721,7 @@ class Commits(Case):
             model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(6)])
             model[:5].requires_grad_(False)
             optimizer = torch.optim.Adam(model.parameters(), 0.1)
-            need = stepwell.torch._offload._need(
+            need = stepwell.torch._making.need(
                 model, list(model.named_parameters()), optimizer, BLOCK, 3)
             stepwell.torch.offload(
                 model, optimizer, device_bytes=24 * BLOCK, block_bytes=BLOCK, thread_count=2,

@@ -19,9 +19,11 @@ from torch.nn.modules.module import (
 )
 
 from .._options import Nvme
-from ._offload import Offload, Places, Size, check_updates, checked, opened, places_of
+from ._making import check_updates, checked
+from ._offload import Offload, opened
 from ._optimizer import check_parameters
 from ._records import DTYPES, Offloaded, users_of
+from ._sizes import Places, Size, places_of
 
 _inside = threading.local()
 _Parameter = torch.nn.Parameter

@@ -5,43 +5,36 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import threading
-import weakref
-from typing import (
-    Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union,
-)
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
 from .. import _abi
 from .._exchange import given, given_back
 from .._library import unchecked
-from .._options import Device, Nvme
+from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
-from .._tensor import Tensor, TensorSpec
+from .._tensor import Tensor
 from ..errors import BudgetError, error_of
 from . import _optimizer, _tiles
 from ._commits import Commits
 from ._gradients import Arrived
 from ._in_backward import InBackward
+from ._making import check_updates, checked, need, offloads, spec_of, too_large
 from ._progress import Meter, Progress
 from ._ranks import Ranks
 from ._records import (
-    DTYPES, READ, READ_WRITE, TRAINED, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
+    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
     users_of, write,
 )
 from ._saved import Backward, Hooks, pop
+from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
 from ._units import Unit, install, is_holder, own, shares, uninstall
 
-Size = Union[int, str]
-Places = Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any], List[Any]]
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
-_SLACK = 32     # blocks of nvme beside what is computed
-_FROZEN = TRAINED + 1  # neighbour number
 _adopt = unchecked("stw_reduce_adopt")
 _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
@@ -49,20 +42,6 @@ _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _Off = torch._C.DisableTorchFunctionSubclass
-
-_offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Offload]" = weakref.WeakKeyDictionary()
-
-
-def size_of(value: Size) -> int:
-    """Bytes: a number, or a text such as "512MiB", "1.5 GiB", "2g"."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
-        if not found:
-            raise ValueError(f"no size: {value!r}; give bytes, or a text such as '512MiB'")
-        return int(float(found[1]) * _UNITS[found[2]])
-    if int(value) != value or value < 0:
-        raise ValueError(f"no size: {value!r}")
-    return int(value)
 
 
 class Offload:
@@ -142,7 +121,7 @@ class Offload:
             steps = _optimizer.convert(optimizer, self)
             if update_in_backward:
                 self.in_backward = InBackward(self, steps)
-        _offloads[model] = self
+        offloads[model] = self
 
     def _stays(self, states: int) -> bool:
         """Whether all of it stays in the device budget: nothing has to leave it between uses."""
@@ -172,7 +151,7 @@ class Offload:
     def move(self, parameters: List[Tuple[str, torch.nn.Parameter]],
              durable: bool) -> List[Record]:
         """Move these into tensors of their own."""
-        specs = [_spec(name, parameter, parameter.requires_grad, durable)
+        specs = [spec_of(name, parameter, parameter.requires_grad, durable)
                  for name, parameter in parameters]
         tensors = self.runtime.create_many(specs)
         made = [Record(self, name, parameter, tensor, spec.read_only)
@@ -207,7 +186,7 @@ class Offload:
         if data is record.alias:
             data = self.copy_of(record)
         self.forget(record)
-        spec = _spec(record.name, data, record.parameter.requires_grad, durable)
+        spec = spec_of(record.name, data, record.parameter.requires_grad, durable)
         record.tensor, record.frozen = self.runtime.create_many([spec])[0], spec.read_only
         record.like(data)
         record.adopt(data)
@@ -244,7 +223,7 @@ class Offload:
     def _unit(self, name: str, module: torch.nn.Module, records: List[Record]) -> None:
         unit = Unit(self, name, module, records)
         if not self.runtime.fits(unit.tensors):
-            raise BudgetError(_too_large(name, module, unit.bytes, self.budget))
+            raise BudgetError(too_large(name, module, unit.bytes, self.budget))
         self._check_room_for_gradients(unit)
         self.units.append(unit)
         install(self, module, unit)
@@ -536,7 +515,7 @@ class Offload:
             handle.remove()
         self._handles.clear()
         model.__dict__.pop("_call_impl", None)
-        _offloads.pop(model, None)
+        offloads.pop(model, None)
         self.model = None
         self.units.clear()
         for record in self.records:
@@ -620,61 +599,6 @@ def _copies_end(module: torch.nn.Module, *_: Any) -> None:
     _count_copies(module, -1)
 
 
-def _spec(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
-    """Small ones fill blocks in the order of creation. Frozen ones, which are never written, have
-    blocks of their own; but a generation wants the same places whatever is frozen in a run. It
-    keeps one copy of those."""
-    return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
-                      role="param", neighbour=TRAINED if trained or durable else _FROZEN,
-                      read_only=durable and not trained, durable=durable)
-
-
-def _too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
-    return (f"the parameters of module '{name or type(module).__name__}' "
-            f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
-            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module; "
-            f"{_tiles.why_not(module) or 'its weight is in tiles already'}")
-
-
-def checked(model: torch.nn.Module,
-            made: Optional[Offload] = None) -> List[Tuple[str, torch.nn.Parameter]]:
-    """The parameters, each once, or what is wrong with one of them."""
-    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
-                        "inside it (model.module)")
-    if model in _offloads:
-        raise ValueError("this model is offloaded already; offloaded(model).close() ends it")
-    found: List[Tuple[str, torch.nn.Parameter]] = []
-    storages: Dict[int, str] = {}
-    for name, parameter in model.named_parameters():
-        what = f"parameter '{name}'"
-        if isinstance(parameter, Offloaded) and parameter._stepwell.offload is made:
-            found.append((name, parameter))
-            continue
-        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
-            raise TypeError(f"{what} has no shape yet: run the model once before offload()")
-        if type(parameter) is not torch.nn.Parameter:
-            raise TypeError(f"{what} is a {type(parameter).__name__}, not a plain Parameter")
-        if parameter.layout != torch.strided:
-            raise TypeError(f"{what} is sparse ({parameter.layout}); offload takes dense ones")
-        if parameter.dtype not in DTYPES:
-            raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16, "
-                            "float16, int8 and uint8: convert it, or keep that module out of the "
-                            "model")
-        if parameter.device.type != "cpu":
-            raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
-                            "of the CPU in this release")
-        address = parameter.untyped_storage().data_ptr()
-        if parameter.numel() and address in storages:
-            raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
-                             "Parameter; tie them by assigning one object to both modules")
-        storages[address] = name
-        found.append((name, parameter))
-    if not found:
-        raise ValueError("the model has no parameters")
-    return found
-
-
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
             device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
             nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
@@ -708,7 +632,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
     if nvme_bytes is None and nvme is not None:
-        nvme_bytes = _need(model, parameters, optimizer,
+        nvme_bytes = need(model, parameters, optimizer,
                            options.get("block_bytes") or _abi.STW_BLOCK_2M,
                            1 + (options.get("generations_kept") or 2) if store_name else 1)
         if activation_bytes is not None:
@@ -725,18 +649,6 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     return model, optimizer
 
 
-def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bool,
-                  update_in_backward: bool, find_unused_parameters: bool) -> None:
-    if update_in_backward and optimizer is None:
-        raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
-    if update_in_backward and keep_gradients:
-        raise ValueError("update_in_backward=True uses up each gradient in backward, so "
-                         "keep_gradients=True has none to keep: give one of them")
-    if update_in_backward and find_unused_parameters:
-        raise ValueError("find_unused_parameters=True sums gradients after backward, and "
-                         "update_in_backward=True needs them in it: give one of them")
-
-
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
            store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any]) -> Offload:
     """Tiers without a model."""
@@ -746,44 +658,12 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     options.setdefault("fault_in", not ranks)  # what all ranks fetch together, no fault of one can
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
-        nvme=_nvme(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
+        nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     group = options.get("group")
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
     made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0
     return made
-
-
-def _need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
-          optimizer: Optional[torch.optim.Optimizer], block: int, copies: int) -> int:
-    """Bytes of nvme for parameters, gradients and states; copies: of what is durable."""
-    states = 0 if optimizer is None else _optimizer.states_of(optimizer)
-    need = _SLACK * block
-    for _, parameter in parameters:
-        half = parameter.element_size() < 4
-        own = [parameter.element_size()]
-        if parameter.requires_grad:
-            sizes = own * (1 + copies) + [4] * copies * (states + half)
-        else:  # and one copy where it shares its block with nobody
-            alone = parameter.numel() * parameter.element_size() >= block
-            sizes = own if alone else own * copies
-        need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
-    if copies > 1:  # and the file of generations, as docs/generations.md says
-        need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
-                             for buffer in model.buffers())
-        need += copies * ((2 << 20) + 512 * (need // block))
-    return need
-
-
-def _nvme(nvme: Places, need: int, block: int) -> List[Nvme]:
-    places = places_of(nvme)
-    each = (-(-need // max(len(places), 1) // block) + 1) * block
-    return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
-            else Nvme(place, each) for place in places]
-
-
-def places_of(nvme: Places) -> List[Any]:
-    return [] if nvme is None else list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
 
 
 @contextlib.contextmanager
@@ -804,9 +684,7 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
 
 def offloaded(model: torch.nn.Module) -> Offload:
     """The Offload of a model: its runtime, report and close()."""
-    found = _offloads.get(model)
+    found = offloads.get(model)
     if found is None:
         raise KeyError("this model is not offloaded")
     return found
-
-

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What offload() asks of a model before its parameters are moved, and the tensors it makes of them.
+"""
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from .._tensor import TensorSpec
+from . import _optimizer, _tiles
+from ._records import DTYPES, TRAINED, Offloaded
+
+_SLACK = 32     # blocks of nvme beside what is computed
+_FROZEN = TRAINED + 1  # neighbour number
+
+offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDictionary()
+
+
+def checked(model: torch.nn.Module,
+            made: Any = None) -> List[Tuple[str, torch.nn.Parameter]]:
+    """The parameters, each once, or what is wrong with one of them."""
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
+                        "inside it (model.module)")
+    if model in offloads:
+        raise ValueError("this model is offloaded already; offloaded(model).close() ends it")
+    found: List[Tuple[str, torch.nn.Parameter]] = []
+    storages: Dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        what = f"parameter '{name}'"
+        if isinstance(parameter, Offloaded) and parameter._stepwell.offload is made:
+            found.append((name, parameter))
+            continue
+        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            raise TypeError(f"{what} has no shape yet: run the model once before offload()")
+        if type(parameter) is not torch.nn.Parameter:
+            raise TypeError(f"{what} is a {type(parameter).__name__}, not a plain Parameter")
+        if parameter.layout != torch.strided:
+            raise TypeError(f"{what} is sparse ({parameter.layout}); offload takes dense ones")
+        if parameter.dtype not in DTYPES:
+            raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16, "
+                            "float16, int8 and uint8: convert it, or keep that module out of the "
+                            "model")
+        if parameter.device.type != "cpu":
+            raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
+                            "of the CPU in this release")
+        address = parameter.untyped_storage().data_ptr()
+        if parameter.numel() and address in storages:
+            raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
+                             "Parameter; tie them by assigning one object to both modules")
+        storages[address] = name
+        found.append((name, parameter))
+    if not found:
+        raise ValueError("the model has no parameters")
+    return found
+
+
+def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bool,
+                  update_in_backward: bool, find_unused_parameters: bool) -> None:
+    if update_in_backward and optimizer is None:
+        raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
+    if update_in_backward and keep_gradients:
+        raise ValueError("update_in_backward=True uses up each gradient in backward, so "
+                         "keep_gradients=True has none to keep: give one of them")
+    if update_in_backward and find_unused_parameters:
+        raise ValueError("find_unused_parameters=True sums gradients after backward, and "
+                         "update_in_backward=True needs them in it: give one of them")
+
+
+def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
+          optimizer: Optional[torch.optim.Optimizer], block: int, copies: int) -> int:
+    """Bytes of nvme for parameters, gradients and states; copies: of what is durable."""
+    states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+    need = _SLACK * block
+    for _, parameter in parameters:
+        half = parameter.element_size() < 4
+        own = [parameter.element_size()]
+        if parameter.requires_grad:
+            sizes = own * (1 + copies) + [4] * copies * (states + half)
+        else:  # and one copy where it shares its block with nobody
+            alone = parameter.numel() * parameter.element_size() >= block
+            sizes = own if alone else own * copies
+        need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
+    if copies > 1:  # and the file of generations, as docs/generations.md says
+        need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
+                             for buffer in model.buffers())
+        need += copies * ((2 << 20) + 512 * (need // block))
+    return need
+
+
+def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
+    """Small ones fill blocks in the order of creation. Frozen ones, which are never written, have
+    blocks of their own; but a generation wants the same places whatever is frozen in a run. It
+    keeps one copy of those."""
+    return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
+                      role="param", neighbour=TRAINED if trained or durable else _FROZEN,
+                      read_only=durable and not trained, durable=durable)
+
+
+def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
+    return (f"the parameters of module '{name or type(module).__name__}' "
+            f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
+            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module; "
+            f"{_tiles.why_not(module) or 'its weight is in tiles already'}")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes and directories, as the arguments of offload() and init() give them."""
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, List, Mapping, Union
+
+from .._options import Nvme
+
+Size = Union[int, str]
+Places = Union[None, str, "os.PathLike[str]", Nvme, Mapping[str, Any], List[Any]]
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def size_of(value: Size) -> int:
+    """Bytes: a number, or a text such as "512MiB", "1.5 GiB", "2g"."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if not found:
+            raise ValueError(f"no size: {value!r}; give bytes, or a text such as '512MiB'")
+        return int(float(found[1]) * _UNITS[found[2]])
+    if int(value) != value or value < 0:
+        raise ValueError(f"no size: {value!r}")
+    return int(value)
+
+
+def places_of(nvme: Places) -> List[Any]:
+    return [] if nvme is None else list(nvme) if isinstance(nvme, (list, tuple)) else [nvme]
+
+
+def nvme_of(nvme: Places, need: int, block: int) -> List[Nvme]:
+    places = places_of(nvme)
+    each = (-(-need // max(len(places), 1) // block) + 1) * block
+    return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
+            else Nvme(place, each) for place in places]

@@ -36,7 +36,7 @@ def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     if not isinstance(data, Offloaded):
         return _plain_new(cls, data, requires_grad)
     record = data._stepwell
-    made = _plain_new(cls, record.offload.copy_of(record), requires_grad)
+    made = _plain_new(cls, record.offload.accesses.copy_of(record), requires_grad)
     if record.offload.making is not None:
         record.offload.making.shares(data, made)
     return made

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
-from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
 
 from .. import _abi
-from .._exchange import given, given_back
-from .._library import unchecked
 from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
-from .._tensor import Tensor
-from ..errors import BudgetError, error_of
 from . import _optimizer, _tiles
+from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
-from ._gradients import Arrived
+from ._division import cut, stays
+from ._gradients import Gradients
 from ._in_backward import InBackward
-from ._making import check_updates, checked, need, offloads, spec_of, too_large
+from ._making import check_updates, checked, need, offloads, spec_of
 from ._progress import Meter, Progress
 from ._ranks import Ranks
-from ._records import (
-    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, own_grad, read, set_own_grad,
-    users_of, write,
-)
-from ._saved import Backward, Hooks, pop
+from ._records import Record, set_own_grad
+from ._saved import Backward, Hooks
 from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
-from ._units import Unit, install, is_holder, own, shares, uninstall
+from ._units import Unit, install, uninstall
 
 _SHARE = 8      # of the device budget: what a unit's parameters are together at most
-_adopt = unchecked("stw_reduce_adopt")
-_adopt.argtypes = [ctypes.c_void_p] * 5
-_reduce = unchecked("stw_reduce")
-_reduce.argtypes = [ctypes.c_void_p] * 3
-_task = torch._C._current_graph_task_id
-_node = torch._C._current_autograd_node
-_Off = torch._C.DisableTorchFunctionSubclass
 
 
 class Offload:
@@ -70,25 +57,19 @@ class Offload:
         self.first, self.last = 1 << 64, 0  # all of these addresses are in between
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
-        self.small = Arrived(runtime)
-        self.backward = Backward(self.small)
+        self.accesses = Accesses(self)
+        self.gradients = Gradients(self, ranks)
+        self.backward = Backward(self.gradients.small)
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
         self.has_host = False  # a tier of its own beside the device's, where gradients are added
-        self.copies = 0   # state_dict() calls under way: what they give are copies
-        # Of gradients: over ranks the sum of them is to be the mean.
-        self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
-                                for flags in (0, _abi.STW_REDUCE_MORE)]
-        self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
         self.held: List[Unit] = []  # left at the next mark
         self.resident = False  # all of it fits the device budget for good
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
-        self.touched: Dict[Record, Any] = {}
-        self.shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
         self._train: Optional[Step] = None
@@ -107,35 +88,21 @@ class Offload:
         self.model, self.optimizer = model, optimizer
         self.take(parameters, durable)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
-        self.cut("", model, 0)
+        cut(self, "", model, 0)
         install(self, model, None, root=True)
         for module in model.modules():
-            self._handles.append(module.register_state_dict_pre_hook(_copies_begin))
-            self._handles.append(module.register_state_dict_post_hook(_copies_end))
+            self._handles.append(module.register_state_dict_pre_hook(copies_begin))
+            self._handles.append(module.register_state_dict_post_hook(copies_end))
         if durable:
             self.commits = Commits(self)
         states = 0 if optimizer is None else _optimizer.states_of(optimizer)
         # What is updated in backward gives its pins and gradients up there.
-        self.resident = not update_in_backward and self._stays(states)
+        self.resident = not update_in_backward and stays(self, states)
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
             if update_in_backward:
                 self.in_backward = InBackward(self, steps)
         offloads[model] = self
-
-    def _stays(self, states: int) -> bool:
-        """Whether all of it stays in the device budget: nothing has to leave it between uses."""
-        used = self.runtime.tier_stats("device").used_bytes
-        if self.ranks is not None or used < sum(record.tensor.nbytes for record in self.records):
-            return False
-        for unit in self.units:  # each has blocks of its own for gradients, and for each state
-            own = [record for record in unit.records if record.unit is unit]
-            gradients = sum(record.elements * record.dtype.itemsize for record in own)
-            state = 4 * sum(record.elements for record in own)
-            halves = any(record.dtype.itemsize < 4 for record in own)
-            used += sum(-(-each // self.block_bytes) * self.block_bytes
-                        for each in [gradients] + [state] * (states + halves))
-        return used <= self.budget * 15 // 16
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
         """Move every parameter of the model into its tensor."""
@@ -184,7 +151,7 @@ class Offload:
         old = record.tensor
         self.mark()
         if data is record.alias:
-            data = self.copy_of(record)
+            data = self.accesses.copy_of(record)
         self.forget(record)
         spec = spec_of(record.name, data, record.parameter.requires_grad, durable)
         record.tensor, record.frozen = self.runtime.create_many([spec])[0], spec.read_only
@@ -192,57 +159,6 @@ class Offload:
         record.adopt(data)
         self.remember(record)
         old.destroy()
-
-    def cut(self, name: str, module: torch.nn.Module, least: int) -> None:
-        """Make units of a subtree: as large as may be, and of what is called."""
-        found = self._records_of(module.parameters())
-        if not found:
-            return
-        total = sum(record.tensor.nbytes for record in found)
-        below = [(key, child) for key, child in module.named_children()
-                 if any(True for _ in child.parameters())]
-        whole = not is_holder(module) and (
-            shares(module) or not below or (least == 0 and total <= self.unit_bytes))
-        if whole:
-            self._unit(name, module, found)
-            return
-        direct = self._records_of(own(module))
-        if direct and not is_holder(module):
-            self._unit(name, module, direct)
-        for key, child in below:
-            if not isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
-                self.cut(f"{name}.{key}" if name else key, child, 0)
-
-    def _records_of(self, parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
-        found: Dict[int, Record] = {}
-        for parameter in parameters:
-            if id(parameter) in self.by_parameter:
-                found[id(parameter)] = self.by_parameter[id(parameter)]
-        return [record for record in found.values() if record.tiles is None]
-
-    def _unit(self, name: str, module: torch.nn.Module, records: List[Record]) -> None:
-        unit = Unit(self, name, module, records)
-        if not self.runtime.fits(unit.tensors):
-            raise BudgetError(too_large(name, module, unit.bytes, self.budget))
-        self._check_room_for_gradients(unit)
-        self.units.append(unit)
-        install(self, module, unit)
-
-    def _check_room_for_gradients(self, unit: Unit) -> None:
-        """Gradients are added, block by block, while backward holds their unit."""
-        block = self.block_bytes
-        sizes = [record.alias.nbytes for record in unit.records]
-        small = sum(size for size in sizes if size < block)
-        blocks = -(-small // block) + sum(-(-size // block) for size in sizes if size >= block)
-        if (blocks < self.budget // block or self.has_host or self.ranks is not None
-                or not any(record.parameter.requires_grad for record in unit.records)):
-            return
-        raise BudgetError(
-            f"module '{unit.name or type(unit.module).__name__}' ({type(unit.module).__name__}) "
-            f"takes {blocks} blocks of {block} bytes, its parameters of {unit.bytes} bytes, and "
-            f"the device budget of {self.budget} bytes has {self.budget // block}: none is left "
-            "to add its gradients while backward holds it. Raise device_bytes, or give a smaller "
-            "block_bytes (stepwell.BLOCK_64K)")
 
     # -- calls and steps --------------------------------------------------------------------------
 
@@ -270,6 +186,9 @@ class Offload:
         if step is not None:
             self.meter.add(step.end())
 
+    def in_step(self) -> bool:
+        return self._eval is not None or self._train is not None
+
     def _step(self, name: str) -> Step:
         phase = self._phases.get(name)
         if phase is None:
@@ -281,11 +200,9 @@ class Offload:
     def mark(self) -> None:
         """Accesses outside units end here."""
         self.end_kept()
-        while self.touched:
-            self._untouch(next(reversed(self.touched)))
+        self.accesses.end()
         while self.held:
             self.held.pop().leave()
-        self.copies = 0
         self.backward.clear()
         self.copied.mark()
 
@@ -295,180 +212,6 @@ class Offload:
             unit, _ = self.kept.popitem()
             unit.kept = False
             unit.views.release()
-
-    # -- accesses ---------------------------------------------------------------------------------
-
-    def pinned(self, record: Record) -> torch.Tensor:
-        """Its bytes, flat: the pin ends with the tensor."""
-        return torch.from_dlpack(self.runtime.fetch(record.tensor))
-
-    def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
-              escapes: bool) -> Any:
-        """Fetch the unpinned parameters of a torch function's arguments, and call it."""
-        if self.copies and func is torch.Tensor.detach:
-            return self.copy_of(records[0])
-        if any(record.large for record in records):
-            return _tiles.touch(self, records, func, args, kwargs, escapes)
-        if self.hooks.others_on_top():
-            if _task() < 0:
-                for record in records:
-                    record.outside = True
-            elif not any(record.outside or record.unit is None for record in records):
-                # A checkpoint inside a unit computes a part of it again. As in the forward pass
-                # all of it is pinned, and the checkpoint's own hooks see what is saved.
-                for record in records:
-                    self.backward.pin(record.unit, _task(), _node())
-                with _Off():
-                    return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        writes = ("out" in kwargs or name == "__setitem__" or name.startswith("__i")
-                  or (name.endswith("_") and not name.endswith("__")))
-        if self._eval is not None or self._train is not None:
-            for record in records:
-                if record.unit is not None and not record.unit.calls:
-                    record.unit.split()
-        if sum(self.shown.values()) > self.unit_bytes:
-            self._end_shown()
-        for record in records:
-            record.touches += 1
-            # A write by an address is a fault where these are served; of what is frozen it is
-            # not, and a view is enough where torch notices a write.
-            given = escapes and (record.frozen or not self.serves_faults)
-            self._touch(record, (writes or given) and not (record.frozen and func in VERSIONED))
-        keep = escapes  # until the next mark
-        result = None
-        try:
-            pushed = self.hooks.push()
-            try:
-                with _Off():
-                    result = func(*args, **kwargs)
-            finally:
-                if pushed:
-                    pop()
-            keep = keep or any(
-                self._shares(value, records) for value in
-                (result if isinstance(result, (tuple, list)) else (result,)))
-        finally:
-            for record in records:
-                if not keep:
-                    self._untouch(record)
-                elif isinstance(result, torch.Tensor) or self.serves_faults:
-                    self.shown[record] = record.tensor.nbytes
-        return result
-
-    def _end_shown(self) -> None:
-        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget. Where
-        faults are served the others may end as well, and come back by one."""
-        for record in list(self.shown):
-            # The parameter's own, this one, and those that are kept.
-            if self.serves_faults or users_of(record.alias) == 2 + len(record.views):
-                self._untouch(record)
-
-    def _touch(self, record: Record, writes: bool) -> None:
-        held = self.touched.get(record)
-        if held is not None and (held.access != READ or not writes):
-            return
-        if held is not None:
-            self._untouch(record)
-        if writes:
-            self.end_kept()
-            record.thaw()
-        self.touched[record] = self.runtime.fetch(record.tensor,
-                                                  READ_WRITE if writes else READ)
-        record.pin()
-
-    def end_touched(self, records: List[Record]) -> None:
-        """End accesses that would be in the way of a unit's fetch."""
-        for record in records:
-            if record in self.touched:
-                self._untouch(record)
-
-    def _untouch(self, record: Record) -> None:
-        view = self.touched.pop(record)
-        self.shown.pop(record, None)
-        changed = record.unpin(stays=view.access != READ)
-        view.release()
-        record.save(changed)
-
-    @staticmethod
-    def _shares(value: Any, records: List[Record]) -> bool:
-        if not isinstance(value, torch.Tensor) or isinstance(value, Offloaded):
-            return False
-        if value.layout != torch.strided or value.device.type != "cpu":
-            return False
-        address = value.untyped_storage().data_ptr()
-        return any(record.address == address for record in records)
-
-    def set_data(self, record: Record, data: torch.Tensor) -> None:
-        """Its bytes are others; its memory stays, as aliases of it and the tiers do."""
-        if tuple(data.shape) != record.size or data.dtype != record.dtype:
-            if self.making is not None and data.dtype in DTYPES:
-                record.name = self.making.fresh(record.name)
-                self.renew(record, data.detach(), False)
-                return
-            raise RuntimeError(
-                f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
-                f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
-                "offload()")
-        self.copied.end(record.tensor)
-        if data is record.parameter:  # as Module.to() does where nothing is to be moved
-            return
-        if record.pins:  # in its module's call, or its memory was given away since the last mark
-            with torch.no_grad():
-                record.alias.copy_(data)
-        else:
-            self.end_kept()
-            record.thaw(by_view=False)
-            write(record.tensor, data, record.stride)
-        record.changes += 1
-
-    def copy_of(self, record: Record) -> torch.Tensor:
-        if record.pins:
-            return record.alias.clone()
-        self.copied.sync(record.tensor)
-        return read(record.tensor, record.size, record.stride, record.dtype)
-
-    # -- gradients --------------------------------------------------------------------------------
-
-    def accumulated(self, parameter: torch.Tensor) -> None:
-        """Autograd has a gradient; its memory goes at once."""
-        record: Record = parameter._stepwell  # type: ignore[attr-defined]
-        task = _task()
-        if self.in_backward is not None:
-            self.in_backward.coming(record)
-        if (record.place is not None and not record.has_gradient and not record.spent
-                and parameter is record.parameter):  # else it stands for a part of one
-            self.small.put(record, self.backward.knows(task))
-        else:
-            grad = own_grad(parameter)
-            set_own_grad(parameter, None)
-            if grad is not None:
-                record.add_gradient(grad)
-        unit = record.unit
-        record.done = task
-        if self.ranks is not None and self.ranks.find_unused:
-            pass  # others hold it longer
-        elif unit is not None and unit.task == task and task >= 0:
-            unit.awaited -= 1
-            if unit.awaited <= 0:
-                self.backward.release(unit)
-        if self.in_backward is not None:
-            self.in_backward.arrived(record)
-
-    def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
-        """Give a gradient's memory away; it is added behind the call. more: to this rank's part."""
-        # As gradient.reduce(source, adopt=True) does, in a sixth of its time.
-        capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
-        managed, deleter = given(capsule)
-        status = _adopt(gradient._handle, source.data_ptr(), self._reduce_at[more], deleter,
-                        managed)
-        if status < 0:
-            given_back(capsule)
-            raise error_of(status)
-
-    def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
-        """Add to a gradient at once. False: it is to be given away, as views are in the way."""
-        return _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0
 
     def no_sync(self) -> ContextManager[None]:
         """In the block, gradients of several ranks are added up on each; the next backward pass
@@ -581,22 +324,6 @@ class Offload:
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.runtime.write_report(path)
-
-
-def _count_copies(module: torch.nn.Module, more: int) -> None:
-    for parameter in module.parameters():
-        if isinstance(parameter, Offloaded):
-            parameter._stepwell.offload.copies += more
-            return
-
-
-# Functions of the module, so that models with these hooks are copied and pickled.
-def _copies_begin(module: torch.nn.Module, *_: Any) -> None:
-    _count_copies(module, 1)
-
-
-def _copies_end(module: torch.nn.Module, *_: Any) -> None:
-    _count_copies(module, -1)
 
 
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,

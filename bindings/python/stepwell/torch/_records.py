@@ -207,7 +207,7 @@ class Record:
             self.thaw()
             if self.tiles is None:
                 self.hooked = self.parameter.register_post_accumulate_grad_hook(
-                    self.offload.accumulated)
+                    self.offload.gradients.accumulated)
 
     def make_gradient(self) -> Tensor:
         if self.gradient is None:
@@ -239,10 +239,10 @@ class Record:
         if self.place is not None and not self.has_gradient:
             self.discard_gradient()  # it has that of an earlier step
         if grad.numel():
-            ranks = self.offload.ranks
+            ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
-            if self.place is None or not self.offload.add(gradient, grad):
-                self.offload.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
+            if self.place is None or not gradients.add(gradient, grad):
+                gradients.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
         self.has_gradient = True
 
     def drop_gradient(self) -> None:
@@ -331,7 +331,7 @@ class Offloaded(torch.nn.Parameter):
     @data.setter
     def data(self, data: torch.Tensor) -> None:
         record = self._stepwell
-        record.offload.set_data(record, data)
+        record.offload.accesses.set_data(record, data)
 
     @property
     def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
@@ -369,7 +369,7 @@ class Offloaded(torch.nn.Parameter):
         """A plain parameter with memory of its own."""
         record = self._stepwell
         if id(self) not in memo:
-            memo[id(self)] = torch.nn.Parameter(record.offload.copy_of(record),
+            memo[id(self)] = torch.nn.Parameter(record.offload.accesses.copy_of(record),
                                                 self.requires_grad)
             if record.offload.making is not None:
                 record.offload.making.copied(record.name, memo[id(self)])
@@ -377,11 +377,11 @@ class Offloaded(torch.nn.Parameter):
 
     def __repr__(self, **_: Any) -> str:
         record = self._stepwell
-        return repr(torch.nn.Parameter(record.offload.copy_of(record), self.requires_grad))
+        return repr(torch.nn.Parameter(record.offload.accesses.copy_of(record), self.requires_grad))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = self._stepwell
-        plain = torch.nn.Parameter(record.offload.copy_of(record), self.requires_grad)
+        plain = torch.nn.Parameter(record.offload.accesses.copy_of(record), self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
 
@@ -420,7 +420,7 @@ class Absent(Offloaded):
         if not found:  # made present since the call was looked up
             with _Off():
                 return func(*args, **kwargs)
-        return found[0].offload.touch(found, func, args, kwargs, func in _ESCAPES)
+        return found[0].offload.accesses.touch(found, func, args, kwargs, func in _ESCAPES)
 
 
 def _find(values: Any, found: List[Record]) -> None:

@@ -64,7 +64,7 @@ class Saved:
         unit = record.unit
         data = self.data
         if task < 0 or unit is None:  # somebody looks at a node outside of a backward pass
-            return record.offload.pinned(record).as_strided(
+            return record.offload.accesses.pinned(record).as_strided(
                 data.size(), data.stride(), data.storage_offset())
         record.offload.backward.pin(unit, task, _node())
         return data

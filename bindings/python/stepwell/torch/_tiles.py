@@ -75,7 +75,7 @@ class Tile(Record):
             if self.whole.parameter.requires_grad and torch.is_grad_enabled():
                 rows.requires_grad_()
                 rows._stepwell = self  # type: ignore[attr-defined]
-                rows.register_post_accumulate_grad_hook(self.offload.accumulated)
+                rows.register_post_accumulate_grad_hook(self.offload.gradients.accumulated)
             return function(rows)
         finally:
             self.unit.leave()
@@ -229,7 +229,7 @@ _BY_TILES: Dict[Any, Callable[..., Any]] = {
 
 def touch(offload: "Offload", records: List[Record], func: Any, args: Any, kwargs: Any,
           escapes: bool) -> Any:
-    """Offload.touch() where one of the parameters is too large."""
+    """Accesses.touch() where one of the parameters is too large."""
     compiler = _set_eval_frame(None)  # torch.compile's graphs end here
     try:
         return _touch(offload, [record for record in records if record.large], func, args, kwargs,
@@ -275,7 +275,7 @@ def _leaf(record: Record) -> torch.Tensor:
     if record.parameter.requires_grad and torch.is_grad_enabled():
         leaf.requires_grad_()
         leaf._stepwell = record  # type: ignore[attr-defined]
-        leaf.register_post_accumulate_grad_hook(offload.accumulated)
+        leaf.register_post_accumulate_grad_hook(offload.gradients.accumulated)
     return leaf
 
 

@@ -57,8 +57,8 @@ class Unit:
                 self.kept = False
                 del self.offload.kept[self]
             else:
-                if self.offload.touched:
-                    self.offload.end_touched(self.records)
+                if self.offload.accesses.touched:
+                    self.offload.accesses.end_touched(self.records)
                 self.views.fetch()
             for record in self.records:  # Record.pin(), without the call
                 record.pins += 1
@@ -87,16 +87,6 @@ class Unit:
         self.views.release()
         for record, changed in written or ():
             record.save(changed)
-
-    def split(self) -> None:
-        """Its module is not called though its parameters are used: its children become units."""
-        if self.depth or shares(self.module):
-            return
-        uninstall(self.module)
-        self.offload.units.remove(self)
-        for record in self.records:
-            record.unit = None
-        self.offload.cut(self.name, self.module, 0)
 
 
 class Call:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses to parameters outside their units: by torch functions, `.data`, and copies of them."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List
+
+import torch
+
+from . import _tiles
+from ._division import split
+from ._records import (
+    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, read, users_of, write,
+)
+from ._saved import pop
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+_Off = torch._C.DisableTorchFunctionSubclass
+
+
+class Accesses:
+    """Those of one Offload that last until the next mark, or less."""
+
+    def __init__(self, offload: "Offload") -> None:
+        self._offload = offload
+        self.touched: Dict[Record, Any] = {}
+        self._shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
+        self.copies = 0   # state_dict() calls under way: what they give are copies
+
+    def end(self) -> None:
+        """The mark."""
+        while self.touched:
+            self._untouch(next(reversed(self.touched)))
+        self.copies = 0
+
+    def pinned(self, record: Record) -> torch.Tensor:
+        """Its bytes, flat: the pin ends with the tensor."""
+        return torch.from_dlpack(self._offload.runtime.fetch(record.tensor))
+
+    def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
+              escapes: bool) -> Any:
+        """Fetch the unpinned parameters of a torch function's arguments, and call it."""
+        offload = self._offload
+        if self.copies and func is torch.Tensor.detach:
+            return self.copy_of(records[0])
+        if any(record.large for record in records):
+            return _tiles.touch(offload, records, func, args, kwargs, escapes)
+        if offload.hooks.others_on_top():
+            if _task() < 0:
+                for record in records:
+                    record.outside = True
+            elif not any(record.outside or record.unit is None for record in records):
+                # A checkpoint inside a unit computes a part of it again. As in the forward pass
+                # all of it is pinned, and the checkpoint's own hooks see what is saved.
+                for record in records:
+                    offload.backward.pin(record.unit, _task(), _node())
+                with _Off():
+                    return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        writes = ("out" in kwargs or name == "__setitem__" or name.startswith("__i")
+                  or (name.endswith("_") and not name.endswith("__")))
+        if offload.in_step():
+            for record in records:
+                if record.unit is not None and not record.unit.calls:
+                    split(record.unit)
+        if sum(self._shown.values()) > offload.unit_bytes:
+            self._end_shown()
+        for record in records:
+            record.touches += 1
+            # A write by an address is a fault where these are served; of what is frozen it is
+            # not, and a view is enough where torch notices a write.
+            given = escapes and (record.frozen or not offload.serves_faults)
+            self._touch(record, (writes or given) and not (record.frozen and func in VERSIONED))
+        keep = escapes  # until the next mark
+        result = None
+        try:
+            pushed = offload.hooks.push()
+            try:
+                with _Off():
+                    result = func(*args, **kwargs)
+            finally:
+                if pushed:
+                    pop()
+            keep = keep or any(
+                self._shares(value, records) for value in
+                (result if isinstance(result, (tuple, list)) else (result,)))
+        finally:
+            for record in records:
+                if not keep:
+                    self._untouch(record)
+                elif isinstance(result, torch.Tensor) or offload.serves_faults:
+                    self._shown[record] = record.tensor.nbytes
+        return result
+
+    def _end_shown(self) -> None:
+        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget. Where
+        faults are served the others may end as well, and come back by one."""
+        for record in list(self._shown):
+            # The parameter's own, this one, and those that are kept.
+            if self._offload.serves_faults or users_of(record.alias) == 2 + len(record.views):
+                self._untouch(record)
+
+    def _touch(self, record: Record, writes: bool) -> None:
+        held = self.touched.get(record)
+        if held is not None and (held.access != READ or not writes):
+            return
+        if held is not None:
+            self._untouch(record)
+        if writes:
+            self._offload.end_kept()
+            record.thaw()
+        self.touched[record] = self._offload.runtime.fetch(
+            record.tensor, READ_WRITE if writes else READ)
+        record.pin()
+
+    def end_touched(self, records: List[Record]) -> None:
+        """End accesses that would be in the way of a unit's fetch."""
+        for record in records:
+            if record in self.touched:
+                self._untouch(record)
+
+    def _untouch(self, record: Record) -> None:
+        view = self.touched.pop(record)
+        self._shown.pop(record, None)
+        changed = record.unpin(stays=view.access != READ)
+        view.release()
+        record.save(changed)
+
+    @staticmethod
+    def _shares(value: Any, records: List[Record]) -> bool:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Offloaded):
+            return False
+        if value.layout != torch.strided or value.device.type != "cpu":
+            return False
+        address = value.untyped_storage().data_ptr()
+        return any(record.address == address for record in records)
+
+    def set_data(self, record: Record, data: torch.Tensor) -> None:
+        """Its bytes are others; its memory stays, as aliases of it and the tiers do."""
+        if tuple(data.shape) != record.size or data.dtype != record.dtype:
+            if self._offload.making is not None and data.dtype in DTYPES:
+                record.name = self._offload.making.fresh(record.name)
+                self._offload.renew(record, data.detach(), False)
+                return
+            raise RuntimeError(
+                f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
+                f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
+                "offload()")
+        self._offload.copied.end(record.tensor)
+        if data is record.parameter:  # as Module.to() does where nothing is to be moved
+            return
+        if record.pins:  # in its module's call, or its memory was given away since the last mark
+            with torch.no_grad():
+                record.alias.copy_(data)
+        else:
+            self._offload.end_kept()
+            record.thaw(by_view=False)
+            write(record.tensor, data, record.stride)
+        record.changes += 1
+
+    def copy_of(self, record: Record) -> torch.Tensor:
+        if record.pins:
+            return record.alias.clone()
+        self._offload.copied.sync(record.tensor)
+        return read(record.tensor, record.size, record.stride, record.dtype)
+
+
+def _count_copies(module: torch.nn.Module, more: int) -> None:
+    for parameter in module.parameters():
+        if isinstance(parameter, Offloaded):
+            parameter._stepwell.offload.accesses.copies += more
+            return
+
+
+# Functions of the module, so that models with these hooks are copied and pickled.
+def copies_begin(module: torch.nn.Module, *_: Any) -> None:
+    _count_copies(module, 1)
+
+
+def copies_end(module: torch.nn.Module, *_: Any) -> None:
+    _count_copies(module, -1)

@@ -11,12 +11,12 @@ from . import _abi, _waiting
 from ._enums import Access, Scope, Tier, number
 from ._library import lib, unchecked
 from ._operation import Operation
+from ._phase import Phase, Step
 from ._tensor import Request, Tensor, nanoseconds
 from ._views import View, Views, _array_type, _release
 from .errors import Error, check, error_of
 
 if TYPE_CHECKING:
-    from ._phase import Phase, Step
     from ._runtime import Runtime
 
 Item = Union[Tensor, Request]
@@ -77,7 +77,7 @@ class Fetches:
 
     _handle: ctypes.c_void_p
     _operations: "weakref.WeakSet[Operation]"
-    _step: "Optional[Step]"
+    _step: Optional[Step]
 
     def _use(self) -> ctypes.c_void_p:
         raise NotImplementedError

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Generator, List, Optional, Union
 
 from . import _abi, _waiting
 from ._library import lib
-from ._tensor import nanoseconds
+from ._tensor import Request, Tensor, nanoseconds
 from ._views import View, Views
 from .errors import check, raised
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
-    from ._tensor import Request, Tensor
 
 
 def _eventfd() -> int:
@@ -45,7 +44,7 @@ class Operation:
 
     __slots__ = ("_runtime", "_handle", "_items", "_single", "_step", "_awaited", "__weakref__")
 
-    def __init__(self, runtime: "Runtime", items: "List[Union[Tensor, Request]]",
+    def __init__(self, runtime: "Runtime", items: List[Union[Tensor, Request]],
                  single: bool) -> None:
         self._runtime = runtime
         self._handle = ctypes.c_void_p()

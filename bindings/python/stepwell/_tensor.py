@@ -18,12 +18,12 @@ from ._enums import (
     Access, Advice, Allow, Partition, Retain, Role, Scope, State, Tier, number,
 )
 from ._library import lib
+from ._views import View
 from ._waiting import nanoseconds
 from .errors import check, raised
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
-    from ._views import View
 
 _deleter = _abi.stw_deleter_fn
 _request = _abi.stw_fetch_request
@@ -289,7 +289,7 @@ class Tensor:
         ), into, memory)
 
     def fetch(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0,
-              **options: Any) -> "View":
+              **options: Any) -> View:
         """Runtime.fetch() of this tensor: scope=, into=, dtype= and the options of fetch_many()."""
         return self._runtime.fetch(self, access, begin, count, **options)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 
 from . import _abi
 from ._enums import Retain, Role, Tier
+from ._tensor import Tensor
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
-    from ._tensor import Tensor
 
 _UNKNOWN = 2**64 - 1
 _RANK = dict(_abi.stw_victim_policy._fields_)["rank"]
@@ -19,7 +19,7 @@ _RANK = dict(_abi.stw_victim_policy._fields_)["rank"]
 class Victim(NamedTuple):
     """A tensor that may live at a tier, as it was a moment ago."""
 
-    tensor: Optional["Tensor"]  # None: the program holds no object of it
+    tensor: Optional[Tensor]  # None: the program holds no object of it
     bytes: int                  # of it there now; 0: the score counts when it comes
     dirty_bytes: int            # of these, in no tier behind
     last_use: Optional[int]     # so many accesses ago; None: never used

@@ -8,10 +8,10 @@ import torch
 
 from . import _tiles
 from ._division import split
+from ._private import pop
 from ._records import (
     DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, read, users_of, write,
 )
-from ._saved import pop
 
 if TYPE_CHECKING:
     from ._offload import Offload

@@ -17,12 +17,12 @@ from .. import _abi
 from .._exchange import given, given_back
 from .._fetching import fetch_at_once, release
 from .._library import unchecked
+from .._runtime import Runtime
 from .._tensor import Tensor
 from ..errors import error_of
 from ._records import Record, flat, own_grad, set_own_grad
 
 if TYPE_CHECKING:
-    from .._runtime import Runtime
     from ._offload import Offload
 
 _TOGETHER = 64          # gradients that wait for each other at most,
@@ -42,7 +42,7 @@ _Off = torch._C.DisableTorchFunctionSubclass
 class Arrived:
     """Those that have come in a backward pass. They wait in the parameters' own `.grad`."""
 
-    def __init__(self, runtime: "Runtime") -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._records: List[Record] = []
         self._elements = 0

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 import torch
 
+from ._optimizer import Steps
 from ._records import Record
 
 if TYPE_CHECKING:
     from ._offload import Offload
-    from ._optimizer import Steps
 
 _task = torch._C._current_graph_task_id
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
@@ -27,7 +27,7 @@ _run_backward = torch.autograd.graph._engine_run_backward.__code__
 class InBackward:
     """The updates of one optimizer. Called on the thread that runs backward."""
 
-    def __init__(self, offload: "Offload", steps: "Steps") -> None:
+    def __init__(self, offload: "Offload", steps: Steps) -> None:
         self._offload = offload
         self._steps = steps
         self._armed = False     # a step has ended, in which nothing was refused

@@ -13,18 +13,16 @@ import torch
 
 from ..errors import BudgetError
 from ._gradients import Arrived
+from ._private import not_compiled
 from ._records import Absent, Record
+from ._units import Unit
 
 if TYPE_CHECKING:
     from ._offload import Offload
-    from ._units import Unit
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 _push = _autograd._push_saved_tensors_default_hooks
 _top = _autograd._top_saved_tensors_default_hooks
-_frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
-pop = _autograd._pop_saved_tensors_default_hooks
-
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
@@ -33,13 +31,6 @@ _HELD = 4  # units that a backward pass holds at once
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
-
-
-def not_compiled(function: Any) -> None:
-    """torch.compile neither traces it nor goes into it; what it calls is seen again."""
-    function._torchdynamo_disable = True
-    _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
-        _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))
 
 
 class Saved:
@@ -81,16 +72,16 @@ class Backward:
 
     def __init__(self, small: Arrived) -> None:
         self._small = small
-        self._held: Dict["Unit", None] = {}
+        self._held: Dict[Unit, None] = {}
         self._passes: Set[int] = set()
 
-    def pin(self, unit: "Unit", task: int, node: Any) -> None:
+    def pin(self, unit: Unit, task: int, node: Any) -> None:
         """A node of a pass needs the parameters of a unit."""
         if unit.task < 0:
             self._hold(unit, task, node)
         unit.node = node
 
-    def _hold(self, unit: "Unit", task: int, node: Any) -> None:
+    def _hold(self, unit: Unit, task: int, node: Any) -> None:
         if task not in self._passes:
             self._passes.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
@@ -126,7 +117,7 @@ class Backward:
                 return True
         return False
 
-    def release(self, unit: "Unit") -> None:
+    def release(self, unit: Unit) -> None:
         """End a hold."""
         del self._held[unit]
         unit.task, unit.node = -1, None

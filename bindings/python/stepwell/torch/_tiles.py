@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from .._enums import Access
 from .._tensor import Tensor
 from ..errors import BudgetError
+from ._private import not_compiled, pop
 from ._records import READ, READ_WRITE, Offloaded, Record, read, users_of, write
-from ._saved import not_compiled, pop
 from ._units import Unit, shares
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 import torch
 
 from .._fetching import Prepared
+from ._private import not_compiled, pop
 from ._records import Absent, Present, Record
-from ._saved import not_compiled, pop
 
 if TYPE_CHECKING:
     from ._offload import Offload

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several modules use of torch that has no public name."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
+_frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+pop = _autograd._pop_saved_tensors_default_hooks
+
+
+def not_compiled(function: Any) -> None:
+    """torch.compile neither traces it nor goes into it; what it calls is seen again."""
+    function._torchdynamo_disable = True
+    _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
+        _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))

@@ -592,6 +592,26 @@ class Offload(unittest.TestCase):
             return found + [model(data).sum().item()]
         self.same(lambda: Stack(layers=3), stack_loss, blocks=96, after=after)
 
+    def test_a_parameter_that_is_read_into_another_tensor_is_not_written_again(self):
+        with Run(Stack, own_steps, 24) as run, torch.no_grad():
+            runtime = stepwell.torch.offloaded(run.model).runtime
+
+            def written():
+                runtime.evict()
+                return runtime.link_stats("device_to_nvme").bytes
+            means = [torch.ones(p.shape) for p in run.model.parameters()]
+            before = written()
+            for mean, p in zip(means, run.model.parameters()):
+                mean.lerp_(p, 0.5)
+                mean.copy_(p)
+            self.assertEqual(written(), before)
+            for mean, p in zip(means, run.model.parameters()):
+                self.assertTrue(torch.equal(mean, p))
+                p.lerp_(mean, 0.5).mul_(2)
+                nn.init.constant_(p, 3)
+            self.assertGreater(written(), before)
+            self.assertTrue(all(bool((p == 3).all()) for p in run.model.parameters()))
+
     def test_writes_between_forward_and_backward_are_kept(self):
         def train(budget):
             with Run(Stack, own_steps, budget) as run:

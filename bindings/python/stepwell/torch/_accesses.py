@@ -10,7 +10,7 @@ from . import _tiles
 from ._division import split
 from ._private import pop
 from ._records import (
-    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, read, users_of, write,
+    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, read, users_of, write,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ class Accesses:
                     offload.backward.pin(record.unit, _task(), _node())
                 with _Off():
                     return func(*args, **kwargs)
+        written: List[Record] = []
         name = getattr(func, "__name__", "")
-        writes = ("out" in kwargs or name == "__setitem__" or name.startswith("__i")
-                  or (name.endswith("_") and not name.endswith("__")))
+        if (name == "__setitem__" or name.startswith("__i")
+                or (name.endswith("_") and not name.endswith("__"))):
+            find_absent(args[:1] or kwargs.values(), written)  # the others are read
         if offload.in_step():
             for record in records:
                 if record.unit is not None and not record.unit.calls:
@@ -73,7 +75,8 @@ class Accesses:
             # A write by an address is a fault where these are served; of what is frozen it is
             # not, and a view is enough where torch notices a write.
             given = escapes and (record.frozen or not offload.serves_faults)
-            self._touch(record, (writes or given) and not (record.frozen and func in VERSIONED))
+            writes = given or record in written or "out" in kwargs
+            self._touch(record, writes and not (record.frozen and func in VERSIONED))
         keep = escapes  # until the next mark
         result = None
         try:

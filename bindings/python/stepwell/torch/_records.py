@@ -414,24 +414,24 @@ class Absent(Offloaded):
             with _Off():
                 return func(*args, **kwargs)
         found: List[Record] = []
-        _find(args, found)
+        find_absent(args, found)
         if kwargs:
-            _find(kwargs.values(), found)
+            find_absent(kwargs.values(), found)
         if not found:  # made present since the call was looked up
             with _Off():
                 return func(*args, **kwargs)
         return found[0].offload.accesses.touch(found, func, args, kwargs, func in _ESCAPES)
 
 
-def _find(values: Any, found: List[Record]) -> None:
+def find_absent(values: Any, found: List[Record]) -> None:
     for value in values:
         if type(value) is Absent:
             if value._stepwell not in found:
                 found.append(value._stepwell)
         elif isinstance(value, (tuple, list)):
-            _find(value, found)
+            find_absent(value, found)
         elif isinstance(value, dict):
-            _find(value.values(), found)
+            find_absent(value.values(), found)
 
 
 class LazyGrad(torch.Tensor):

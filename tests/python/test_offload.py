@@ -147,10 +147,11 @@ class Run:
         self.optimizer.zero_grad()
 
 
-def offload(model, optimizer, blocks, directory, **options):
+def offload(model, optimizer, blocks, directory, nvme_blocks=1024, **options):
     return stepwell.torch.offload(
         model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK, thread_count=2,
-        nvme=stepwell.Nvme(directory, (1 << 20) + 1024 * BLOCK, driver_options="allow_tmpfs=1"),
+        nvme=stepwell.Nvme(directory, (1 << 20) + nvme_blocks * BLOCK,
+                           driver_options="allow_tmpfs=1"),
         **options)
 
 

@@ -145,8 +145,8 @@ class Loops(unittest.TestCase):
         states = 3 * 4 * sum(p.numel() for p in model.parameters())
         self.assertGreater(states, blocks * BLOCK)
 
-    def train(self, make, loss, blocks, between=None):
-        with Run(make, own_steps, blocks) as run:
+    def train(self, make, loss, blocks, between=None, optimizer=own_steps, **options):
+        with Run(make, optimizer, blocks, **options) as run:
             if blocks:
                 self.beyond(run.model, blocks)
             found = []
@@ -161,6 +161,43 @@ class Loops(unittest.TestCase):
                     if between:
                         found.append(between(run.model))
             return found
+
+
+@needs()
+class Vision(Loops):
+    """torchvision's ResNet-18, with BatchNorm: 43 MiB of parameters.
+
+    `./dev setup --torch` has no torchvision: docs/pytorch.md says which one goes with which torch.
+    """
+
+    def setUp(self):
+        super().setUp()
+        try:
+            import torchvision.models
+        except (ImportError, OSError, RuntimeError) as error:  # absent, or built for another torch
+            self.skipTest(f"torchvision does not import: {error}")
+        self.make = lambda: torchvision.models.resnet18(num_classes=10)
+
+    @staticmethod
+    def loss(model):
+        return nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4))
+
+    def same(self, optimizer):
+        def train(blocks):
+            return self.train(self.make, self.loss, blocks, self.running, optimizer,
+                              nvme_blocks=4096)
+        self.assertEqual(train(512), train(0))  # 32 MiB
+
+    @staticmethod
+    def running(model):
+        """What BatchNorm found; parameters and states do not have it."""
+        return [each.double().sum().item() for each in model.buffers()]
+
+    def test_resnet18_has_the_losses_of_plain_torch_with_momentum(self):
+        self.same(lambda every: torch.optim.SGD(every, 0.05, momentum=0.9, weight_decay=1e-4))
+
+    def test_resnet18_has_the_losses_of_plain_torch_with_adamw(self):
+        self.same(lambda every: torch.optim.AdamW(every, 1e-3))
 
 
 @needs("transformers")

@@ -787,6 +787,41 @@ class Offload(unittest.TestCase):
                 sparse(torch.tensor([1])).sum().backward()
             stepwell.torch.offloaded(sparse).close()
 
+    def test_parameters_of_quantizers_are_refused_with_what_to_do(self):
+        class Packed(nn.Parameter):
+            """As of bitsandbytes: bytes of which the class knows the meaning."""
+
+        class Scaled(torch.Tensor):
+            """As of torchao: two tensors inside and no memory of its own."""
+
+            @staticmethod
+            def __new__(cls, values, scale):
+                made = torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+                made.values, made.scale = values, scale
+                return made
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+                if function is torch.ops.aten.detach.default:
+                    return cls(args[0].values, args[0].scale)
+                raise NotImplementedError(function)
+
+        values = torch.zeros(4, 4, dtype=torch.int8)
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            for name, made in (("Packed", Packed(values, requires_grad=False)),
+                               ("Scaled", nn.Parameter(Scaled(values, torch.ones(4)), False))):
+                words = f"'1.weight' is a {name}, and .* convert it, or keep that module out"
+                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+                model[1].weight = made
+                with self.assertRaisesRegex(TypeError, words):
+                    offload(model, None, 24, directory)
+                with stepwell.torch.init(device_bytes=24 * BLOCK, block_bytes=BLOCK, nvme=directory,
+                                         nvme_bytes=128 * BLOCK) as tiers:
+                    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+                    model[1].weight = made
+                with self.assertRaisesRegex(TypeError, words):
+                    tiers.offload(model)
+
     def test_compiled_models_and_function_transforms_work(self):
         def func(run):
             from torch.func import functional_call, grad

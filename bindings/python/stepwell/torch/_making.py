@@ -36,7 +36,9 @@ def checked(model: torch.nn.Module,
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             raise TypeError(f"{what} has no shape yet: run the model once before offload()")
         if type(parameter) is not torch.nn.Parameter:
-            raise TypeError(f"{what} is a {type(parameter).__name__}, not a plain Parameter")
+            raise TypeError(f"{what} is a {type(parameter).__name__}, and offload takes plain "
+                            "Parameters, those of int8 and uint8 with requires_grad=False: convert "
+                            "it, or keep that module out of the model")
         if parameter.layout != torch.strided:
             raise TypeError(f"{what} is sparse ({parameter.layout}); offload takes dense ones")
         if parameter.dtype not in DTYPES:

@@ -6,7 +6,7 @@ usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tu
                         [predict] [simulate] [ranks] [commit] [torch] [--nvme DIR] [--json FILE]
                         [--pairs N] [--bytes N]
                         [--train-pairs N] [--train-steps N]
-                        [--torch-pairs N] [--torch-steps N] [--torch-small] [--torch-deepspeed]
+                        [--torch-pairs N] [--torch-steps N] [--torch-small]
                         [--only ROW ...]
 
 Without a group all of them are measured, in one run and into one JSON file.
@@ -632,8 +632,6 @@ def parse(arguments):
     parser.add_argument("--torch-pairs", type=int, default=5, help="rounds of training (5)")
     parser.add_argument("--torch-steps", type=int, default=4, help="of each of these runs (4)")
     parser.add_argument("--torch-small", action="store_true", help="tiny: whether it works")
-    parser.add_argument("--torch-deepspeed", action="store_true",
-                        help="beside DeepSpeed too, whose first start compiles for minutes")
     parser.add_argument("--only", action="append", choices=TORCH_ROWS, metavar="ROW",
                         help=f"of torch, again for another: {', '.join(TORCH_ROWS)}")
     parser.add_argument("--torch-python", type=Path,

@@ -31,17 +31,17 @@ INIT_SPACE = 15 << 30   # of the drive: parameters, gradients, the file and fio'
 LEAN = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
 LORA_LIMIT = 1126 * MIB  # the interpreter among it
 LORA_PAIRS = 2          # at most: one of 1.1e9 parameters takes a minute or two
-# Rows, by the runs that they are made of. --only takes the names.
-ROWS = ("resident", "nvme", "memory", "hooks", "equal", "peers", "init", "lora")
+# Rows, by the runs that they are made of. --only takes the names. DeepSpeed's is not taken
+# otherwise: it compiles for minutes when it is first started.
+ROWS = ("resident", "nvme", "memory", "hooks", "equal", "peers", "init", "lora", "deepspeed")
 SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
 # What each is beside, and what it is.
 PEERS = {
     "fsdp": ("resident", "FSDP2, CPUOffloadPolicy"),
     "accelerate": ("forward", "accelerate.disk_offload, a forward pass"),
-    "deepspeed-host": ("resident", "DeepSpeed ZeRO-3, host"),
-    "deepspeed-nvme": ("nvme", "DeepSpeed ZeRO-3, NVMe"),
 }
-NEEDS = {"accelerate": "accelerate", "deepspeed-host": "deepspeed", "deepspeed-nvme": "deepspeed"}
+NEEDS = {"accelerate": "accelerate"}
+DEEPSPEED = {"nvme": ("nvme", "deepspeed-nvme"), "host": ("resident", "deepspeed-host")}
 
 
 # Of memory, and which of its files has the limit: of version 1, of version 2.
@@ -119,13 +119,14 @@ def bench_torch(options):
     if runs.lacks("torch"):
         say(f"  skipped: {runs.python} has no PyTorch (./dev setup --torch)")
         return []
-    wanted = set(options.only or ROWS)
+    wanted = set(options.only or set(ROWS) - {"deepspeed"})
     results = []
     if wanted & {"resident", "nvme", "memory", "peers"}:
         results += training_results(runs, wanted)
     results += [measure(runs) for row, measure in (("hooks", hooks_result), ("equal", equal_result))
                 if row in wanted]
-    for row, measure in (("init", init_results), ("lora", lora_results)):
+    for row, measure in (("init", init_results), ("lora", lora_results),
+                         ("deepspeed", deepspeed_results)):
         results += measure(runs) if row in wanted else []
     return results
 
@@ -376,13 +377,40 @@ def lora_results(runs):
     ]
 
 
+def deepspeed_results(runs):
+    """Ours and ZeRO-3 in turn, on the drive and in memory."""
+    if runs.lacks("deepspeed"):
+        say(f"  deepspeed: skipped; it is not installed (DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "
+            f"{runs.python} -m pip install deepspeed ninja)")
+        return []
+    need_space(runs.options.nvme, 4096 * MIB)
+    results = []
+    for place, sides in DEEPSPEED.items():
+        pairs = [in_turn(number, *(lambda side=side: runs.step(side) for side in sides))
+                 for number in range(runs.options.torch_pairs)]
+        ours, theirs = zip(*pairs)
+        apart = max(abs(one["loss"] - other["loss"]) / abs(one["loss"]) for one, other in pairs)
+        peaks = [max(one["peak_bytes"] for one in side) / MIB for side in (ours, theirs)]
+        say(f"  {place}: ours {seconds_of(ours):.3f} s a step and {peaks[0]:.0f} MiB, DeepSpeed "
+            f"{seconds_of(theirs):.3f} s and {peaks[1]:.0f} MiB; losses differ by {apart:.1e}")
+        results.append(result(
+            f"torch.peers.deepspeed-{place}",
+            seconds_of(ours),
+            "s a step",
+            f"DeepSpeed ZeRO-3, {place}; ours {sides[0]}",
+            [their["step_seconds"] / our["step_seconds"] for our, their in pairs],
+            reference_value=seconds_of(theirs),
+            peak_mib=peaks[0],
+            reference_peak_mib=peaks[1],
+            relative_difference=apart,
+        ))
+    return results
+
+
 def peer_results(runs, ours_of):
     results = []
     for peer, (beside, text) in PEERS.items():
         need = NEEDS.get(peer)
-        if need == "deepspeed" and not runs.options.torch_deepspeed:
-            say(f"  {peer}: skipped; its first start compiles for minutes: --torch-deepspeed")
-            continue
         if need and runs.lacks(need):
             say(f"  {peer}: skipped; {need} is not installed ({runs.python} -m pip install {need})")
             continue

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define BUDGET (1024 * MIB)
-/* Tables, threads, and what a sanitizer adds: the thread sanitizer four times of what is touched. */
+/* Tables, threads, and what a sanitizer adds: that of threads four times of what is touched. */
 #if defined(__has_feature)
 #define SANITIZES_THREADS __has_feature(thread_sanitizer)
 #elif defined(__SANITIZE_THREAD__)

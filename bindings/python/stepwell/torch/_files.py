@@ -25,7 +25,7 @@ from ._records import READ, Offloaded, Record, read, write
 from ._streams import PART_BYTES, Place, Reader, Writer
 
 Path = Union[str, "os.PathLike[str]"]
-_AHEAD = 16  # slices of tensors in tiers that are fetched before they are saved
+_AHEAD = 8  # slices of tensors in tiers that are fetched before they are saved
 _HEADER_MAX = 100 << 20
 _ALIGN = 8
 _DTYPES = {

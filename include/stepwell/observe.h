@@ -61,9 +61,8 @@ typedef struct stw_link_stats {
     uint64_t measured_bytes_per_s; /* what plans are made with */
     uint64_t errors;
     uint64_t retries;
-    uint64_t shared_bytes; /* from nvme: that another rank of the host read, not in bytes */
 } stw_link_stats;
-#define STW_LINK_STATS_INIT { sizeof(stw_link_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_LINK_STATS_INIT { sizeof(stw_link_stats), 0, 0, 0, 0, 0, 0, 0 }
 
 /* Totals since open. Any thread. Blocks: never. */
 STW_API stw_status stw_tier_stats_get(stw_runtime *runtime, uint32_t tier, uint32_t device,

@@ -3,7 +3,6 @@
 // whether everybody has it.
 #include "lib/collective/node.h"
 
-#include "lib/collective/read_board.h"
 #include "lib/support/assert.h"
 
 #include <stepwell/driver.h>
@@ -23,7 +22,6 @@ struct Hello {
     ProcessId process;
     uint64_t host_bytes;
     uint64_t node_host_bytes;
-    uint64_t shared_block_bytes;
     Processors processors;
 };
 static_assert(sizeof(Hello) <= STW_EXCHANGE_BYTES_MAX);
@@ -32,8 +30,7 @@ static_assert(sizeof(Hello) <= STW_EXCHANGE_BYTES_MAX);
 struct Outcome {
     int64_t code;
     SegmentName name;
-    uint64_t board_bytes;
-    char text[224];
+    char text[232];
 };
 
 Outcome outcome_of(const Status &status)
@@ -90,18 +87,12 @@ std::string summands(const std::vector<Hello> &all, const std::vector<uint32_t> 
     return text;
 }
 
-uint64_t limit_of(const std::vector<Hello> &all, const std::vector<uint32_t> &ranks)
+Status check_budget(const std::vector<Hello> &all, const std::vector<uint32_t> &ranks)
 {
     uint64_t limit = UINT64_MAX;
     for (const uint32_t rank : ranks) {
         if (all[rank].node_host_bytes != 0) limit = std::min(limit, all[rank].node_host_bytes);
     }
-    return limit;
-}
-
-Status check_budget(const std::vector<Hello> &all, const std::vector<uint32_t> &ranks)
-{
-    const uint64_t limit = limit_of(all, ranks);
     const uint64_t sum = host_bytes_of(all, ranks);
     if (sum <= limit) return {};
     Status status = Status::error(
@@ -141,32 +132,6 @@ Status check_hellos(const std::vector<Hello> &all)
     return {};
 }
 
-// The same on all ranks of the host; 0: no board, and if they wanted one why.
-uint64_t board_bytes_of(const std::vector<Hello> &all, const std::vector<uint32_t> &ranks,
-                        std::string *remark_out)
-{
-    const uint64_t block_bytes = all[ranks[0]].shared_block_bytes;
-    bool alike = block_bytes > 0 && ranks.size() > 1;
-    for (const uint32_t rank : ranks) alike &= all[rank].shared_block_bytes == block_bytes;
-    if (!alike) return 0;
-    const uint64_t bytes = ReadBoard::bytes_of(block_bytes);
-    const uint64_t sum = host_bytes_of(all, ranks);
-    const uint64_t limit = limit_of(all, ranks);
-    if (ranks.size() > kBoardRanksMax) {
-        *remark_out = format_text("each rank reads for itself what is replicated: the host has %zu "
-                                  "ranks, and at most %u share reads",
-                                  ranks.size(), kBoardRanksMax);
-        return 0;
-    }
-    if (limit - sum < bytes) {
-        *remark_out = format_text("each rank reads for itself what is replicated: to share reads "
-                                  "takes %" PRIu64 " bytes, and node_host_bytes leaves %" PRIu64,
-                                  bytes, limit - sum);
-        return 0;
-    }
-    return bytes;
-}
-
 const char *life_text(const Standing &standing)
 {
     if (standing.left) return "closed";
@@ -191,16 +156,14 @@ struct Node::Joining {
     {
         const Hello hello{kSegmentLayout,          options.host,
                           options.process,         options.host_bytes,
-                          options.node_host_bytes, options.shared_block_bytes,
-                          options.processors};
+                          options.node_host_bytes, options.processors};
         STW_TRY(options.exchange(&hello, hellos.data(), sizeof hello));
         return check_hellos(hellos);
     }
-    Status agree(Status status, const SegmentName &name, uint64_t board_bytes)
+    Status agree(Status status, const SegmentName &name)
     {
         Outcome outcome = outcome_of(status);
         outcome.name = name;
-        outcome.board_bytes = board_bytes;
         STW_TRY(options.exchange(&outcome, outcomes.data(), sizeof outcome));
         return first_failure(outcomes, options.rank, std::move(status));
     }
@@ -211,37 +174,17 @@ struct Node::Joining {
         node.segment_ = made.take();
         return {};
     }
-    // Without the board where there is no memory for it: it only saves reads.
-    static Status make(Node &node, uint64_t *board_bytes)
-    {
-        const auto n = static_cast<uint32_t>(node.ranks_.size());
-        if (n == 1) return keep(Segment::alone(), node);
-        Status status = keep(Segment::create(n, *board_bytes), node);
-        if (*board_bytes == 0 || status.ok()) return status;
-        *board_bytes = 0;
-        return keep(Segment::create(n), node);
-    }
     Status share(Node &node)
     {
-        const bool first = node.index_ == 0;
-        const uint64_t wanted = board_bytes_of(hellos, node.ranks_, &node.board_remark_);
-        uint64_t board_bytes = wanted;
-        Status status;
-        if (first) status = make(node, &board_bytes);
-        const SegmentName name = node.segment_ ? node.segment_->name() : SegmentName{};
-        STW_TRY(agree(std::move(status), name, board_bytes));
-        const Outcome made = outcomes[node.ranks_[0]];
         const auto n = static_cast<uint32_t>(node.ranks_.size());
+        const bool first = node.index_ == 0;
+        Status status;
+        if (first) status = keep(n > 1 ? Segment::create(n) : Segment::alone(), node);
+        STW_TRY(agree(std::move(status), node.segment_ ? node.segment_->name() : SegmentName{}));
         Status opened;
-        if (!first) opened = keep(Segment::open(made.name, n, made.board_bytes), node);
-        STW_TRY(agree(std::move(opened), {}, 0));
+        if (!first) opened = keep(Segment::open(outcomes[node.ranks_[0]].name, n), node);
+        STW_TRY(agree(std::move(opened), {}));
         node.segment_->forget_name();
-        node.host_bytes_ += made.board_bytes;
-        if (made.board_bytes > 0) node.board_block_bytes_ = options.shared_block_bytes;
-        if (made.board_bytes == wanted) return {};
-        node.board_remark_ = format_text("each rank reads for itself what is replicated: to share "
-                                         "reads takes %" PRIu64 " bytes, which /dev/shm has not",
-                                         wanted);
         return {};
     }
 };
@@ -280,16 +223,6 @@ uint32_t Node::index_of(uint32_t rank) const
     return found ? static_cast<uint32_t>(at - ranks_.begin()) : UINT32_MAX;
 }
 
-bool Node::has_left(uint32_t index) const
-{
-    return segment_->slot(index).state.load(std::memory_order_acquire) == RankSlot::kLeft;
-}
-
-bool Node::is_gone(uint32_t index) const
-{
-    return has_left(index) || life_of(processes_[index]) == Life::kGone;
-}
-
 Standing Node::standing(uint32_t rank) const
 {
     Standing standing;
@@ -297,7 +230,7 @@ Standing Node::standing(uint32_t rank) const
     if (index == UINT32_MAX) return standing;
     const RankSlot &slot = segment_->slot(index);
     standing.here = true;
-    standing.left = has_left(index);
+    standing.left = slot.state.load(std::memory_order_acquire) == RankSlot::kLeft;
     standing.life = life_of(processes_[index]);
     // A text that cannot be read is one that its rank writes all the while: it says nothing.
     (void)slot.read(standing.collective, standing.text);

@@ -23,8 +23,6 @@ struct NodeOptions {
     uint32_t ranks = 1;
     uint64_t host_bytes = 0;       // of this rank's host tier
     uint64_t node_host_bytes = 0;  // of all ranks of the host together; 0: no limit
-    // Of blocks that it would read from its disk for the others, and they for it; 0: of none.
-    uint64_t shared_block_bytes = 0;
     Processors processors;
     // `bytes` of each rank to all, in rank order; blocks, at most as long as the caller's timeout.
     std::function<Status(const void *record, void *records, uint32_t bytes)> exchange;
@@ -57,7 +55,7 @@ public:
     [[nodiscard]] const std::vector<uint32_t> &ranks() const { return ranks_; }
     // This rank's place in ranks(); 0: the first of the host.
     [[nodiscard]] uint32_t index() const { return index_; }
-    // Host bytes of all of them together, as at join, and of the board.
+    // Host bytes of all of them together, as at join.
     [[nodiscard]] uint64_t host_bytes() const { return host_bytes_; }
     // What each of ranks() may run on.
     [[nodiscard]] const std::vector<Processors> &processors() const { return processors_; }
@@ -72,14 +70,6 @@ public:
 
     // As Segment::lanes().
     [[nodiscard]] FairLane *disk_lanes(uint64_t disk) const { return segment_->lanes(disk); }
-    // For blocks that one of them reads for all; null: there is none.
-    [[nodiscard]] void *board() const { return segment_->board(); }
-    [[nodiscard]] uint64_t board_block_bytes() const { return board_block_bytes_; }
-    // Why there is none where the ranks wanted one; "" if not.
-    [[nodiscard]] const std::string &board_remark() const { return board_remark_; }
-    // Of the rank at a place in ranks(). Any thread; has_left() makes no system call.
-    [[nodiscard]] bool has_left(uint32_t index) const;
-    [[nodiscard]] bool is_gone(uint32_t index) const;
     // False in a fork of the rank, which is none: it may destroy the node and nothing else.
     [[nodiscard]] bool is_rank() const { return segment_ && segment_->is_mapped(); }
 
@@ -95,8 +85,6 @@ private:
     std::vector<Processors> processors_;
     uint32_t index_ = 0;
     uint64_t host_bytes_ = 0;
-    uint64_t board_block_bytes_ = 0;
-    std::string board_remark_;
 };
 
 }  // namespace stepwell::collective

@@ -20,7 +20,6 @@ namespace stepwell::collective {
 namespace {
 
 constexpr uint32_t kReadsMax = 16;  // of a text that changes meanwhile
-constexpr uint64_t kBoardAlign = 4096;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -107,17 +106,13 @@ bool Segment::is_mapped() const
     return memory_ != nullptr && process_ == getpid();
 }
 
-void Segment::lay_out(uint32_t ranks, uint64_t board_bytes)
+void Segment::lay_out(uint32_t ranks)
 {
     ranks_ = ranks;
-    board_bytes_ = board_bytes;
     bytes_ = sizeof(Header) + ranks * (sizeof(RankSlot) + kHostDisksMax * sizeof(FairLane));
-    const uint64_t board_at = (bytes_ + kBoardAlign - 1) / kBoardAlign * kBoardAlign;
-    if (board_bytes > 0) bytes_ = board_at + board_bytes;
     if (!memory_) return;
     slots_ = reinterpret_cast<RankSlot *>(static_cast<uint8_t *>(memory_) + sizeof(Header));
     lanes_ = reinterpret_cast<FairLane *>(slots_ + ranks);
-    if (board_bytes > 0) board_ = static_cast<uint8_t *>(memory_) + board_at;
 }
 
 // Fresh pages are zeros, and zeros are a segment in which nobody is yet.
@@ -133,14 +128,14 @@ Status Segment::map(int file)
     }
     // A fork of a rank is no rank.
     madvise(memory_, bytes_, MADV_DONTFORK);
-    lay_out(static_cast<uint32_t>(ranks_), board_bytes_);
+    lay_out(static_cast<uint32_t>(ranks_));
     return {};
 }
 
-Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks, uint64_t board_bytes)
+Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks)
 {
     std::unique_ptr<Segment> made(new Segment());
-    made->lay_out(ranks, board_bytes);
+    made->lay_out(ranks);
     if (getrandom(made->name_.data(), sizeof made->name_, 0) != sizeof made->name_) {
         return failed("naming", made->bytes_, errno);
     }
@@ -156,12 +151,11 @@ Result<std::unique_ptr<Segment>> Segment::create(uint32_t ranks, uint64_t board_
     return made;
 }
 
-Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t ranks,
-                                               uint64_t board_bytes)
+Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t ranks)
 {
     std::unique_ptr<Segment> made(new Segment());
     made->name_ = name;
-    made->lay_out(ranks, board_bytes);
+    made->lay_out(ranks);
     const File file(shm_open(path_of(name).c_str(), O_RDWR | O_CLOEXEC, 0));
     // It was made before its name was told, and is removed early only by who made it.
     if (file.fd < 0 && errno == ENOENT) {
@@ -196,7 +190,7 @@ Result<std::unique_ptr<Segment>> Segment::open(const SegmentName &name, uint32_t
 Result<std::unique_ptr<Segment>> Segment::alone()
 {
     std::unique_ptr<Segment> made(new Segment());
-    made->lay_out(1, 0);
+    made->lay_out(1);
     STW_TRY(made->map(-1));
     return made;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory that the ranks of one host share: a slot for each rank and its count at each disk,
-// which that rank alone writes, and room for a board (read_board.h). No lock lies in it, so a rank
-// that is killed in the middle of anything holds up nobody. It has a name only until all ranks have
-// it: what is killed later leaves nothing behind.
+// which that rank alone writes. No lock lies in it, so a rank that is killed in the middle of
+// anything holds up nobody. It has a name only until all ranks have it: what is killed later leaves
+// nothing behind.
 #pragma once
 
 #include "lib/collective/fair_share.h"
@@ -21,7 +21,7 @@ constexpr uint32_t kHostRanksMax = 1024;
 constexpr uint32_t kHostDisksMax = 16;  // that are shared; more are not
 constexpr uint32_t kStandingBytesMax = 144;
 // Changes with the layout below: ranks of different builds must not meet in it.
-constexpr uint64_t kSegmentLayout = 0x5354575345470002;  // "STWSEG", 2
+constexpr uint64_t kSegmentLayout = 0x5354575345470003;  // "STWSEG", 3
 
 struct alignas(64) RankSlot {
     enum : uint64_t { kNobody = 0, kJoined = 1, kLeft = 2 };
@@ -44,9 +44,8 @@ using SegmentName = std::array<uint64_t, 2>;
 class Segment {
 public:
     // With a name of its own, which goes with the object or with forget_name().
-    static Result<std::unique_ptr<Segment>> create(uint32_t ranks, uint64_t board_bytes = 0);
-    static Result<std::unique_ptr<Segment>> open(const SegmentName &name, uint32_t ranks,
-                                                 uint64_t board_bytes = 0);
+    static Result<std::unique_ptr<Segment>> create(uint32_t ranks);
+    static Result<std::unique_ptr<Segment>> open(const SegmentName &name, uint32_t ranks);
     // Without a name: of a rank that is alone on its host.
     static Result<std::unique_ptr<Segment>> alone();
     ~Segment();
@@ -60,8 +59,6 @@ public:
     // Counts of all ranks at a disk, in order; the first to ask for it gives it a place. Null: all
     // places are taken, or the disk is 0.
     [[nodiscard]] FairLane *lanes(uint64_t disk) const;
-    // Zeros at first, aligned to pages; null: no bytes were asked for.
-    [[nodiscard]] void *board() const { return board_; }
     // False in a fork of the process that opened it: nothing of it is there.
     [[nodiscard]] bool is_mapped() const;
 
@@ -69,7 +66,7 @@ private:
     struct Header;
     Segment();
     Status map(int file);
-    void lay_out(uint32_t ranks, uint64_t board_bytes);
+    void lay_out(uint32_t ranks);
 
     int64_t process_ = 0;
     SegmentName name_{};
@@ -79,8 +76,6 @@ private:
     uint64_t ranks_ = 0;
     RankSlot *slots_ = nullptr;
     FairLane *lanes_ = nullptr;  // [kHostDisksMax][ranks_]
-    uint64_t board_bytes_ = 0;
-    void *board_ = nullptr;
 };
 
 }  // namespace stepwell::collective

@@ -86,7 +86,6 @@ void write_link(JsonWriter &json, const LinkReport &link, uint64_t elapsed_ns)
     }
     json.member("errors", stats.errors);
     json.member("retries", stats.retries);
-    json.member("shared_bytes", stats.shared_bytes);
     json.end_object();
 }
 

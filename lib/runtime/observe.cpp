@@ -123,7 +123,6 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     stats.measured_bytes_per_s = from.measured_bytes_per_s;
     stats.errors = from.errors;
     stats.retries = from.retries;
-    stats.shared_bytes = from.shared_bytes;
     stats.struct_size = std::min<uint32_t>(stats_out->struct_size, sizeof stats);
     std::memcpy(stats_out, &stats, stats.struct_size);
     return {};

@@ -584,7 +584,6 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
 {
     transfer::EngineOptions options;
     share_disks(from, &options);
-    share_reads(&options);
     options.services = &services_;
     options.store = std::move(store);
     for (PlaceId place = 0; place <= host_place_; ++place) {

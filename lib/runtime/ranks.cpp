@@ -92,7 +92,6 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
     node.ranks = group.size();
     node.host_bytes = options.host_bytes;
     node.node_host_bytes = options.node_host_bytes;
-    node.shared_block_bytes = options.nvme_count > 0 ? block_bytes_ : 0;
     node.processors = own_processors();
     node.exchange = [&group](const void *record, void *records, uint32_t bytes) {
         return group.exchange(record, records, bytes);
@@ -112,7 +111,6 @@ Status Runtime::join_host(collective::NodeOptions node)
     collective::Group &replicas = *ranks_->replicas;
     node.rank = replicas.rank() * group.size() + group.rank();
     node.ranks = replicas.size() * group.size();
-    node.shared_block_bytes = 0;
     node.exchange = [&](const void *record, void *records, uint32_t bytes) -> Status {
         std::vector<char> mine(size_t{group.size()} * bytes);
         std::vector<char> theirs(size_t{replicas.size()} * bytes);
@@ -202,7 +200,6 @@ void Runtime::leave_ranks()
     if (!ranks_.body) return;
     ranks_->group.set_witness(nullptr);
     ranks_->disks.reset();
-    ranks_->reads.reset();
     ranks_->host.reset();
     ranks_->node.reset();
 }

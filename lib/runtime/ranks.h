@@ -8,7 +8,6 @@
 #include "lib/collective/disk_share.h"
 #include "lib/collective/group.h"
 #include "lib/collective/node.h"
-#include "lib/collective/shared_reads.h"
 #include "lib/residency/agreed.h"
 #include "lib/runtime/runtime.h"
 #include "lib/update/verdict.h"
@@ -81,8 +80,7 @@ struct Runtime::Ranks {
     std::unique_ptr<collective::Node> node;
     std::unique_ptr<collective::Node> host;         // with those of other groups; null: no replicas
     std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
-    std::unique_ptr<collective::SharedReads> reads;  // as disks
-    residency::PlaceId place;                        // of wholes
+    residency::PlaceId place;                       // of wholes
     residency::WholeGathers gathers;
     std::vector<stw_tensor *> wholes;  // by their number in the ledger
     std::deque<std::unique_ptr<Collective>> queue;

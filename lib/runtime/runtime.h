@@ -762,10 +762,6 @@ private:
     Status order_group(const void *memory, uint64_t bytes, bool writes);
     Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
                           residency::FetchAsked *asked_out);
-    // shared_reads.cpp
-    void share_reads(transfer::EngineOptions *engine);
-    void note_copies(residency::TensorId tensor, uint64_t copies);
-    [[nodiscard]] uint64_t shared_block(const residency::Transfer &transfer) const;
     void leave_ranks();
     void close_ranks();
     [[nodiscard]] bool ranks_idle() const;
@@ -1059,8 +1055,6 @@ private:
     uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
     struct PackAddresses {
         uint32_t blocks = 0;
-        bool own = false;     // something in it is this rank's alone
-        uint64_t copies = 0;  // of the first tensor that all ranks hold; 0: there is none
         void *at[residency::kDevicesMax] = {};  // per device; null: none
         std::unique_ptr<ShownTensor> shown[residency::kDevicesMax];
     };

@@ -62,7 +62,6 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
             job.shown_block = static_cast<uint32_t>(transfer.pack_offset / block_bytes_);
         }
     }
-    if (transfer.from == nvme_place_) job.shared_block = shared_block(transfer);
     return job;
 }
 

@@ -320,8 +320,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
                              "destroy tensors that are not needed",
                              tensor_pool.objects_max());
     }
-    const bool copies = sharding && !sharding->is_sharded();
-    const uint64_t same = copies ? hash_of(name) * 0x100000001b3 ^ sharding->spec : 0;
     fill_handle(spec, elements, bytes, std::move(sharding), tensor.get());
     Status status;
     {
@@ -330,7 +328,6 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
             status = register_tensor(wanted, words, tensor.get());
-            if (status.ok()) note_copies(tensor->id, same);
         }
     }
     if (!status.ok()) {

@@ -206,16 +206,9 @@ uint64_t Store::seed(const Placement &place) const
     return checksum(words, sizeof words, 0);
 }
 
-// The bytes' own sum and the place's, one over the other: whoever knows the place gets back what
-// the bytes alone sum to, and for different bytes it differs as surely as their own sums do.
 uint64_t Store::sum(const Placement &place, const void *data) const
 {
     return checksum(data, place.bytes, 0) ^ seed(place);
-}
-
-uint64_t Store::content(const Placement &place) const
-{
-    return place.sum ^ seed(place);
 }
 
 void Store::seal(Placement &place, const void *data) const

@@ -77,9 +77,9 @@ struct PathStats {
     uint64_t bytes_per_s = 0;  // measured; 0: nothing yet
 };
 
-// THREADS. seal, sum, content and the questions about paths: any thread, no lock. begin_*, end_*,
-// forget, path_*, stats: any thread, under the store's own short lock. open and close: one thread,
-// nothing else running. A storage handle is used by one thread at a time, by its driver's rules.
+// THREADS. seal, sum and the questions about paths: any thread, no lock. begin_*, end_*, forget,
+// path_*, stats: any thread, under the store's own short lock. open and close: one thread, nothing
+// else running. A storage handle is used by one thread at a time, by its driver's rules.
 constexpr uint32_t kNowhere = UINT32_MAX;  // no slot, no path
 
 class Store {
@@ -106,8 +106,6 @@ public:
     void seal(Placement &placement, const void *data) const;
     // The sum of the bytes that were read; right when equal to placement.sum.
     [[nodiscard]] uint64_t sum(const Placement &placement, const void *data) const;
-    // What the block's bytes alone sum to: the same wherever the same bytes are stored.
-    [[nodiscard]] uint64_t content(const Placement &placement) const;
     void end_write(const Placement &placement, bool written);
     void end_read(const Placement &placement);
     // The block's slot may be reused, once nobody reads or writes it any more and nothing keeps it.

@@ -11,7 +11,6 @@
 #include "lib/residency/types.h"
 #include "lib/store/store.h"
 #include "lib/support/status.h"
-#include "lib/transfer/shared_read.h"
 
 #include <cstdint>
 #include <memory>
@@ -51,9 +50,6 @@ struct Job {
     // For DeviceOrder::shows, of a tensor that is seen at an address of its own; null: it is not.
     void *shown = nullptr;
     uint32_t shown_block = 0;
-    // Of a read from nvme: the same number in all processes of the host that store a copy of the
-    // block; 0: it is this process's own.
-    uint64_t shared_block = 0;
 };
 
 struct Completion {
@@ -81,7 +77,6 @@ struct LinkStats {
     uint64_t measured_bytes_per_s = 0;
     uint64_t errors = 0;   // hops that failed for good
     uint64_t retries = 0;  // requests sent again after an error, blocks read again after a mismatch
-    uint64_t shared_bytes = 0;  // that another process read, not in bytes
 };
 
 struct Memory {
@@ -173,7 +168,6 @@ struct EngineOptions {
     bool (*may_send)(void *user, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
-    SharedReadHooks shared;
     DeviceOrder order;
 };
 

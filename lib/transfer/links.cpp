@@ -43,21 +43,13 @@ void Links::retried(Link link, uint32_t memory)
     ++entries_[static_cast<uint32_t>(link)][memory].retries;
 }
 
-void Links::shared(Link link, uint32_t memory, uint64_t bytes)
-{
-    if (!counted(link, memory)) return;
-    MutexLock lock(mutex_);
-    entries_[static_cast<uint32_t>(link)][memory].shared_bytes += bytes;
-}
-
 LinkStats Links::stats(Link link, uint32_t memory, uint64_t now_ns) const
 {
     if (!counted(link, memory)) return {};
     MutexLock lock(mutex_);
     const Entry &entry = entries_[static_cast<uint32_t>(link)][memory];
     return {entry.meter.bytes(),       entry.transfers, entry.meter.busy_ns(now_ns),
-            entry.meter.bytes_per_s(), entry.errors,    entry.retries,
-            entry.shared_bytes};
+            entry.meter.bytes_per_s(), entry.errors,    entry.retries};
 }
 
 }  // namespace stepwell::transfer

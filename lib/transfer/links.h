@@ -17,7 +17,6 @@ public:
     void end(Link link, uint32_t memory, uint64_t bytes, bool moved, uint64_t now_ns);
     void expect(Link link, uint32_t memory, uint64_t bytes_per_s);
     void retried(Link link, uint32_t memory);
-    void shared(Link link, uint32_t memory, uint64_t bytes);
     [[nodiscard]] LinkStats stats(Link link, uint32_t memory, uint64_t now_ns) const;
 
 private:
@@ -26,7 +25,6 @@ private:
         uint64_t transfers = 0;
         uint64_t errors = 0;
         uint64_t retries = 0;
-        uint64_t shared_bytes = 0;
     };
     mutable Mutex mutex_;
     std::array<std::array<Entry, kMemoriesMax>, kLinks> entries_ STW_GUARDED_BY(mutex_);

@@ -345,6 +345,22 @@ void Engine::Parts::flush(Outbox &outbox)
     if (closing) changed.notify_all();
 }
 
+// Keeps close from returning while a hook runs. False: none may be called any more.
+bool Engine::Parts::enter_hook()
+{
+    MutexLock lock(mutex);
+    if (closing) return false;
+    ++callbacks;
+    return true;
+}
+
+void Engine::Parts::leave_hook()
+{
+    MutexLock lock(mutex);
+    --callbacks;
+    if (closing) changed.notify_all();
+}
+
 std::string Engine::Parts::describe(uint32_t lines_max) const
 {
     struct Line {

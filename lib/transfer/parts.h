@@ -176,7 +176,7 @@ struct Engine::Parts {
     std::vector<uint32_t> read_ring STW_GUARDED_BY(mutex);  // free slots
     std::vector<uint32_t> write_ring STW_GUARDED_BY(mutex);  // free slots
     uint64_t sequence STW_GUARDED_BY(mutex) = 0;
-    uint32_t callbacks STW_GUARDED_BY(mutex) = 0;  // running, hooks of shared reads among them
+    uint32_t callbacks STW_GUARDED_BY(mutex) = 0;  // running, hooks among them
     uint32_t threads_alive STW_GUARDED_BY(mutex) = 0;
     bool closing STW_GUARDED_BY(mutex) = false;
     bool muted STW_GUARDED_BY(mutex) = false;

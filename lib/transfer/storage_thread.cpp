@@ -20,8 +20,6 @@ constexpr uint64_t kRefusedNs = 1'000'000;   // before a device that takes nothi
 constexpr uint64_t kHeldNs = 500'000;        // before asking again whether others still come first
 constexpr uint32_t kRefusalsMax = 2000;      // of these one after the other, with nothing in flight
 constexpr uint32_t kAgainsMax = 1000;        // EAGAIN and EINTR of one request
-constexpr uint64_t kSharedNs = 250'000;      // before looking again whether another has read
-constexpr uint32_t kSharedMax = 16;          // blocks that wait for others
 constexpr uint64_t kSealedMax = 8;           // blocks to be written that are ready ahead
 
 unsigned long long wide(uint64_t value)
@@ -53,7 +51,6 @@ StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
     batch_.reserve(depth_);
     begun_.reserve(depth_ + 16ull);
     settling_.reserve(depth_ + 16ull);
-    shared_.reserve(kSharedMax);
     outbox_.tasks.reserve(kOutboxMax);
     outbox_.list.reserve(kOutboxMax);
 }
@@ -71,10 +68,8 @@ void StorageThread::main()
         collect(n);
         fill();
         settle();
-        take_shared();
         parts_.flush(outbox_);
         if (!wait_for_work()) break;
-        wait_for_shared();
     }
     parts_.thread_gone();  // nothing of this object after that
 }
@@ -107,29 +102,7 @@ bool StorageThread::wait_for_work()
     return true;
 }
 
-void StorageThread::wait_for_shared()
-{
-    for (const Task *task : shared_) {
-        const bool waits = task->shared.answer == SharedRead::Answer::kLater;
-        wait_ns_ = std::min(wait_ns_, waits ? kSharedNs : 0);
-    }
-}
-
 // --------------------------------------------------------------------------- what goes next --
-
-bool StorageThread::waits_for_others(const Task &task) const
-{
-    return may_share(task) && shared_.size() >= kSharedMax;
-}
-
-// Null also where the best is one more that may have to wait for others: what it stands before is
-// no more urgent, and this ends in a moment.
-Task *StorageThread::best_read(PathQueues &queues) const
-{
-    Task *best = queues.reads.best();
-    if (!parts_.read_ring.empty()) best = more_urgent(best, queues.staged_reads.best());
-    return best != nullptr && waits_for_others(*best) ? nullptr : best;
-}
 
 StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
 {
@@ -147,7 +120,10 @@ StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
     for (Task *task : begun_) {
         if (is_read(*task) == reads) offer(Source::kBegun, task, 0);
     }
-    Task *queued = reads ? best_read(queues) : queues.writes.best();
+    Task *queued = reads ? queues.reads.best() : queues.writes.best();
+    if (reads && !parts_.read_ring.empty()) {
+        queued = more_urgent(queued, queues.staged_reads.best());
+    }
     if (queued != nullptr) offer(Source::kQueue, queued, 0);
     return best;
 }
@@ -198,7 +174,8 @@ void StorageThread::tell_rest(PathQueues &queues)
 {
     const EngineOptions &options = parts_.options;
     if (options.rests == nullptr || parts_.closing) return;
-    if (begun_.empty() && again_.empty() && best_read(queues) == nullptr &&
+    const bool staged = !parts_.read_ring.empty() && queues.staged_reads.best() != nullptr;
+    if (begun_.empty() && again_.empty() && !staged && queues.reads.best() == nullptr &&
         queues.writes.best() == nullptr) {
         options.rests(options.share_user, path_);
     }
@@ -260,35 +237,27 @@ void StorageThread::begin_ahead()
     {
         MutexLock lock(parts_.mutex);
         PathQueues &queues = *parts_.paths[path_];
-        Task *read = reads ? queues.reads.best() : nullptr;
-        if (read != nullptr && waits_for_others(*read)) read = nullptr;
-        next = more_urgent(read, writes ? queues.writes.best() : nullptr);
+        next = more_urgent(reads ? queues.reads.best() : nullptr,
+                           writes ? queues.writes.best() : nullptr);
         if (next != nullptr) take(*next, queues);
     }
     began_ahead_ = next != nullptr;
     if (next != nullptr) begin(*next);
 }
 
-void StorageThread::begin(Task &task)
-{
-    if (!is_shared(task)) begin_own(task);
-}
-
 // The map of a block into a tensor's address comes here, when its turn has come, and not earlier or
 // on a copy thread: it is in the order of urgency for nothing, costs no hand-over, does not wait
 // behind copies, and the device is busy meanwhile.
-Status StorageThread::map_once(Task &task)
-{
-    if (task.route != Route::kRead || task.mapped) return {};
-    task.mapped = true;
-    return parts_.map_block(task);
-}
-
-void StorageThread::begin_own(Task &task)
+void StorageThread::begin(Task &task)
 {
     parts_.hop_begin(task, parts_.storage_link(task));
-    Status status = map_once(task);
-    if (!status.ok()) return fail(task, std::move(status));
+    if (task.route == Route::kRead) {
+        Status status = parts_.map_block(task);
+        if (!status.ok()) {
+            fail(task, std::move(status));
+            return;
+        }
+    }
     if (is_write(task)) store_.seal(task.place, task.data);
     begun_.push_back(&task);
 }
@@ -531,7 +500,6 @@ void StorageThread::settle()
     if (is_read(task) && task.status.ok() && !verified(task)) return;
     const bool moved = task.status.ok();
     parts_.hop_end(task, parts_.storage_link(task), moved);
-    give_shared(task);
     if (moved && task.route == Route::kReadStaged) {
         parts_.queue_copy(task);
     } else {

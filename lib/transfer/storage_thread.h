@@ -2,8 +2,7 @@
 // One thread per storage path: decides which request goes to the device next, keeps its queue full,
 // and sees every block from its first request to its verified end. All members but the engine's
 // shared parts belong to this thread alone.
-// Must not know rings other than by a task's slot, nor who waits for a block. What concerns blocks
-// that other processes read too is in storage_shared.cpp.
+// Must not know rings other than by a task's slot, nor who waits for a block.
 #pragma once
 
 #include "lib/transfer/parts.h"
@@ -46,8 +45,6 @@ private:
     bool send();
     void begin_ahead();
     void begin(Task &task);
-    void begin_own(Task &task);
-    Status map_once(Task &task);
     void give_request(Task &task);
     void collect(uint32_t n);
     void answered(uint32_t index, int64_t result);
@@ -58,20 +55,6 @@ private:
     void settle();
     bool verified(Task &task);
 
-    [[nodiscard]] bool may_share(const Task &task) const
-    {
-        return is_read(task) && task.job.shared_block != 0 && parts_.options.shared.look != nullptr;
-    }
-    [[nodiscard]] SharedKey key_of(const Task &task) const;
-    SharedRead look(const Task &task);
-    bool is_shared(Task &task);
-    void take_shared();
-    void copy_shared(Task &task);
-    void give_shared(Task &task);
-
-    void wait_for_shared();
-    [[nodiscard]] bool waits_for_others(const Task &task) const;
-    Task *best_read(PathQueues &queues) const STW_REQUIRES(parts_.mutex);
     Choice choose() STW_REQUIRES(parts_.mutex);
     Choice best_of(bool reads, PathQueues &queues) STW_REQUIRES(parts_.mutex);
     void take(Task &task, PathQueues &queues) STW_REQUIRES(parts_.mutex);
@@ -101,7 +84,6 @@ private:
     bool began_ahead_ = false;      // there may be more
     std::vector<Task *> begun_;     // with bytes that were not yet handed out
     std::vector<Task *> settling_;  // all requests are back
-    std::vector<Task *> shared_;    // another process reads them, or has
     Outbox outbox_;
     uint32_t in_flight_ = 0;
     uint32_t flying_[2] = {0, 0};  // in flight or about to: writes, reads

@@ -55,9 +55,6 @@ struct Task {
     uint32_t open_requests = 0;  // handed out and not finished
     bool read_again = false;
     bool placed = false;  // place is begun at the store and to be ended
-    bool mapped = false;
-    SharedRead shared;
-    uint64_t shared_since_ns = 0;
     uint64_t hop_start_ns = 0;
     bool held_back = false;                  // its hop has begun, and its copy not
     uint64_t mark = 0;                       // behind its copy, on a device

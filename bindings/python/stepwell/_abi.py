@@ -709,7 +709,6 @@ class stw_link_stats(Struct):
         ("measured_bytes_per_s", c_uint64),
         ("errors", c_uint64),
         ("retries", c_uint64),
-        ("shared_bytes", c_uint64),
     ]
 
 

@@ -120,7 +120,6 @@ class LinkStats(NamedTuple):
     measured_bytes_per_s: int
     errors: int
     retries: int
-    shared_bytes: int
 
 
 def _encoded(text: Optional[str]) -> Optional[bytes]:

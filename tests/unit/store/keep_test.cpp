@@ -452,7 +452,6 @@ TEST(Keep, AdoptFindsTheBytesUnderTheNumberTheyWereSealedWith)
     write(*store, 0, 10);
     write(*store, 3, 11);
     const Placement kept = keep(*store, 3, 0);
-    const uint64_t content = store->content(kept);
     ASSERT_TRUE(store->flush().ok());
     store.reset();
     disks[0].restart(true);
@@ -468,7 +467,6 @@ TEST(Keep, AdoptFindsTheBytesUnderTheNumberTheyWereSealedWith)
     ASSERT_TRUE(place.ok());
     EXPECT_EQ(place.value().sealed_as, 3u);
     EXPECT_TRUE(has(*store, place.value(), 11));
-    EXPECT_EQ(store->content(place.value()), content);
     Placement renamed = place.value();
     renamed.sealed_as = 900;
     EXPECT_FALSE(has(*store, renamed, 11)) << "the new number is not what was sealed";

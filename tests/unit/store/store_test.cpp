@@ -307,27 +307,6 @@ TEST(Store, TheSumIsBoundToStoreBlockSlotGenerationAndLength)
     EXPECT_NE(store->sum(place, bytes.data()), place.sum);
 }
 
-TEST(Store, TheSameBytesHaveOneContentWhereverTheyLie)
-{
-    std::vector<FakeStorage> disks(2);
-    std::vector<FakeStorage> others(2);
-    auto store = open_store(disks, 8);
-    StoreOptions options = options_for(others, 8);
-    options.uuid[0] = 43;
-    Result<std::unique_ptr<Store>> other = Store::open(options);
-    ASSERT_TRUE(store != nullptr && other.ok());
-    std::vector<uint8_t> bytes(kStoreBlock, 7);
-    Placement here = write(*store, 3);
-    Placement there = write(*other.value(), 5);
-    store->seal(here, bytes.data());
-    other.value()->seal(there, bytes.data());
-    EXPECT_NE(here.sum, there.sum);
-    EXPECT_EQ(store->content(here), other.value()->content(there));
-    bytes[0] = 8;
-    other.value()->seal(there, bytes.data());
-    EXPECT_NE(store->content(here), other.value()->content(there));
-}
-
 TEST(Store, VectorsChangeNoSum)
 {
     std::vector<uint8_t> bytes(5000);

@@ -92,7 +92,6 @@ struct RigOptions {
     bool (*may_send)(void *, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *, uint32_t path) = nullptr;
     void *share_user = nullptr;
-    transfer::SharedReadHooks shared = {};
     transfer::DeviceOrder order = {};
 };
 
@@ -268,7 +267,6 @@ private:
         made.may_send = options.may_send;
         made.rests = options.rests;
         made.share_user = options.share_user;
-        made.shared = options.shared;
         made.order = options.order;
         Result<std::unique_ptr<Engine>> opened = Engine::open(std::move(made));
         EXPECT_TRUE(opened.ok()) << opened.status().sentence();

@@ -5,7 +5,7 @@ together, with the structs that they take. Names of a group beyond the first are
 import re
 import textwrap
 
-from header_pages import SILENT, parts_of
+from headers import SILENT, parts_of
 
 
 def escaped(text):
@@ -19,9 +19,8 @@ def paragraphs(lines):
     return [line if line == ".PP" else escaped(line.strip()) for line in text]
 
 
-def declaration(signature):
+def declaration(text):
     """As C is written: arguments that do not fit below the first one."""
-    text = re.sub(r"^.*?:: ", "", signature) + ";"
     indent = " " * (text.index("(") + 1)
     return textwrap.wrap(text, 72, subsequent_indent=indent if len(indent) < 36 else " " * 8,
                          break_long_words=False)
@@ -37,7 +36,7 @@ def first_sentence(lines):
 def structs_of(entry, structs):
     """Those that the functions take or fill, in the order of their arguments."""
     found = []
-    for name in re.findall(r"\bstw_\w+", " ".join(entry.signatures)):
+    for name in re.findall(r"\bstw_\w+", " ".join(text for _, _, text in entry.declared)):
         if name in structs and structs[name] not in found:
             found.append(structs[name])
     return found
@@ -54,8 +53,8 @@ def page_of(entry, header, structs, version):
         ".SH NAME", f"{', '.join(names)} \\- {escaped(summary)}",
         ".SH SYNOPSIS", ".nf", f".B #include <stepwell/{header}.h>", ".PP",
     ]
-    for signature in entry.signatures:
-        lines += [f"\\fB{escaped(line)}\\fR" for line in declaration(signature)]
+    for _, _, declared in entry.declared:
+        lines += [f"\\fB{escaped(line)}\\fR" for line in declaration(f"{declared};")]
     lines += [".fi", ".SH DESCRIPTION", *(paragraphs(text) if text else [])]
     for label, said in fields:
         lines += [".TP", f".B {label}", *[escaped(line) for line in said]]

@@ -5,8 +5,8 @@
 set -euo pipefail
 
 source=$1 library=$2
-if ! python3 -c 'import sphinx, myst_parser, furo' 2>/dev/null; then
-    echo "Sphinx is not installed (python3-sphinx python3-myst-parser furo)"
+if ! python3 -c 'import sphinx, myst_parser, furo, pycparser' 2>/dev/null; then
+    echo "What makes the pages is not installed (python3-sphinx python3-myst-parser python3-pycparser furo)"
     exit 77
 fi
 

@@ -66,7 +66,7 @@ static void expect_alike(stw_tensor *one, stw_tensor *other, uint64_t bytes)
     free(first), free(second);
 }
 
-static void sums_have_the_bits_of_those_that_are_waited_for(void **state)
+TEST(sums_have_the_bits_of_those_that_are_waited_for)
 {
     static const uint32_t dtypes[] = {STW_F32, STW_BF16, STW_F16};
     stw_runtime *runtime = machine_open(*state);
@@ -94,7 +94,7 @@ static void sums_have_the_bits_of_those_that_are_waited_for(void **state)
 }
 
 /* A view of the gradient keeps the sum waiting, and whatever is called after it. */
-static void a_call_returns_before_its_sum_and_others_wait_for_it(void **state)
+TEST(a_call_returns_before_its_sum_and_others_wait_for_it)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
@@ -120,7 +120,7 @@ static void a_call_returns_before_its_sum_and_others_wait_for_it(void **state)
     machine_close(runtime);
 }
 
-static void what_is_held_is_bounded_and_a_call_waits_for_more(void **state)
+TEST(what_is_held_is_bounded_and_a_call_waits_for_more)
 {
     const machine *here = *state;
     stw_runtime *runtime = machine_open(here);
@@ -157,7 +157,7 @@ static void what_is_held_is_bounded_and_a_call_waits_for_more(void **state)
     machine_close(runtime);
 }
 
-static void an_update_takes_what_was_adopted_before_it(void **state)
+TEST(an_update_takes_what_was_adopted_before_it)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -182,14 +182,13 @@ static void an_update_takes_what_was_adopted_before_it(void **state)
 }
 
 /* Memory of a sum that fails, or that a close finds, is given back all the same. */
-static void memory_is_given_back_whatever_comes_of_its_sum(void **state)
+TEST(memory_is_given_back_whatever_comes_of_its_sum)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor *gradient;
     float *mine = numbers(2);
     float value;
-    (void)state;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;"
                           "at=read:1:eio;at=read:2:eio;at=read:3:eio;at=read:4:eio;at=read:5:eio;"
@@ -210,7 +209,7 @@ static void memory_is_given_back_whatever_comes_of_its_sum(void **state)
     assert_int_equal(atomic_load(&given_back), 2);
 }
 
-static void what_is_refused_stays_the_callers(void **state)
+TEST(what_is_refused_stays_the_callers)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
@@ -231,19 +230,4 @@ static void what_is_refused_stays_the_callers(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    machine now;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(sums_have_the_bits_of_those_that_are_waited_for, &now),
-        cmocka_unit_test_prestate(a_call_returns_before_its_sum_and_others_wait_for_it, &now),
-        cmocka_unit_test_prestate(what_is_held_is_bounded_and_a_call_waits_for_more, &now),
-        cmocka_unit_test_prestate(an_update_takes_what_was_adopted_before_it, &now),
-        cmocka_unit_test_prestate(what_is_refused_stays_the_callers, &now),
-    };
-    const struct CMUnitTest once[] = {
-        cmocka_unit_test(memory_is_given_back_whatever_comes_of_its_sum),
-    };
-    return machine_run_each("adopted gradients", &now, tests) +
-           cmocka_run_group_tests(once, NULL, NULL);
-}
+RUN_TESTS_ON_EACH_MACHINE("adopted gradients", NULL)

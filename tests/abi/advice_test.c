@@ -134,13 +134,12 @@ static double promised_of(const stw_plan_advice *advice)
            (double)(advice->then_nvme_read_bytes + advice->then_nvme_write_bytes);
 }
 
-static void a_trainer_is_told_what_to_do_and_saves_it(void **state)
+TEST(a_trainer_is_told_what_to_do_and_saves_it)
 {
     trainer t;
     stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     double before, saved, promised;
     uint32_t count = 77;
-    (void)state;
     trainer_open(&t);
     before = nvme_bytes_of_a_step(&t, 0);
     await_advice(&t);
@@ -167,13 +166,12 @@ static void a_trainer_is_told_what_to_do_and_saves_it(void **state)
 }
 
 /* Nothing is brought ahead in the runtime that is measured, as in a replay. */
-static void bytes_of_fetches_alone_fall_as_advised_within_a_tenth(void **state)
+TEST(bytes_of_fetches_alone_fall_as_advised_within_a_tenth)
 {
     trainer t;
     stw_plan_advice advice = STW_PLAN_ADVICE_INIT;
     double before, saved, promised;
     uint32_t count = 0;
-    (void)state;
     trainer_open(&t);
     (void)nvme_bytes_of_a_step(&t, 0);
     await_advice(&t);
@@ -194,7 +192,7 @@ static void bytes_of_fetches_alone_fall_as_advised_within_a_tenth(void **state)
 
 /* Sums, the library's own updates beside the program, a clip that reads all gradients before, and
  * a read into the program's memory: all of it is replayed. */
-static void what_an_optimizer_does_is_replayed(void **state)
+TEST(what_an_optimizer_does_is_replayed)
 {
     enum { PARAMETERS = 6, BLOCKS = 3 };
     static float copied[BLOCKS * BLOCK / 4];
@@ -207,7 +205,6 @@ static void what_an_optimizer_does_is_replayed(void **state)
     stw_phase *phase = NULL;
     uint32_t count = 77, i, j;
     int steps;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper_usual(optimizer);
@@ -320,14 +317,13 @@ static double nvme_bytes_of_an_updated_step(updater *u, int first_to_last)
 }
 
 /* It begins with what the backward left long ago, and is told to begin with what is near. */
-static void an_update_is_told_to_begin_with_what_is_near_and_saves_it(void **state)
+TEST(an_update_is_told_to_begin_with_what_is_near_and_saves_it)
 {
     updater u;
     stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     double before, saved, promised;
     uint32_t count = 0;
     int more;
-    (void)state;
     updater_open(&u);
     before = nvme_bytes_of_an_updated_step(&u, 0);
     for (more = 0; more < 40 && count == 0; ++more) { /* as in await_advice() */
@@ -351,13 +347,12 @@ static void an_update_is_told_to_begin_with_what_is_near_and_saves_it(void **sta
     updater_close(&u);
 }
 
-static void there_is_no_advice_before_a_step_has_ended(void **state)
+TEST(there_is_no_advice_before_a_step_has_ended)
 {
     trainer t;
     stw_plan_advice advice = STW_PLAN_ADVICE_INIT;
     stw_plan_entry entries[2 * LAYERS];
     uint32_t count = 77, i;
-    (void)state;
     trainer_open(&t);
     fails(stw_phase_advice_get(t.phase, &advice, 1, &count), STW_ERROR_EMPTY,
           "steps of phase 'train': none has ended, or was declared");
@@ -381,7 +376,7 @@ static void there_is_no_advice_before_a_step_has_ended(void **state)
     trainer_close(&t);
 }
 
-static void what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room(void **state)
+TEST(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room)
 {
     machine large = now;
     stw_tensor_spec spec = spec_f32("pinned", 54 * BLOCK / 4);
@@ -391,7 +386,6 @@ static void what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room(void **
     stw_tensor *tensors[4];
     uint32_t count = 77;
     int i, turn;
-    (void)state;
     if (large.device_blocks > 0) large.device_blocks = 64;
     if (large.device_blocks == 0) large.host_blocks = 64;
     runtime = machine_open(&large);
@@ -418,13 +412,12 @@ static void what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room(void **
     machine_close(runtime);
 }
 
-static void a_tensor_that_is_gone_still_counts_in_the_step_that_used_it(void **state)
+TEST(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it)
 {
     trainer t;
     stw_plan_advice before = STW_PLAN_ADVICE_INIT, after = STW_PLAN_ADVICE_INIT;
     uint32_t count = 77, again = 78;
     int j;
-    (void)state;
     trainer_open(&t);
     (void)nvme_bytes_of_a_step(&t, 0);
     await_advice(&t); /* at rest then, so that both see the same bandwidths */
@@ -437,11 +430,10 @@ static void a_tensor_that_is_gone_still_counts_in_the_step_that_used_it(void **s
     trainer_close(&t);
 }
 
-static void a_runtime_without_plans_has_no_advice(void **state)
+TEST(a_runtime_without_plans_has_no_advice)
 {
     trainer t;
     uint32_t count = 77;
-    (void)state;
     now.flags |= STW_RUNTIME_NO_PLAN;
     trainer_open(&t);
     (void)step(&t, 0);
@@ -450,13 +442,12 @@ static void a_runtime_without_plans_has_no_advice(void **state)
     now.flags &= ~(uint32_t)STW_RUNTIME_NO_PLAN;
 }
 
-static void what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes(void **state)
+TEST(what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes)
 {
     trainer t;
     stw_plan_advice advice[2] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     stw_phase *gone = NULL;
     uint32_t count = 77;
-    (void)state;
     trainer_open(&t);
     (void)step(&t, 0);
     await_advice(&t);
@@ -484,18 +475,4 @@ static void what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_go
     trainer_close(&t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_trainer_is_told_what_to_do_and_saves_it),
-        cmocka_unit_test(bytes_of_fetches_alone_fall_as_advised_within_a_tenth),
-        cmocka_unit_test(what_an_optimizer_does_is_replayed),
-        cmocka_unit_test(an_update_is_told_to_begin_with_what_is_near_and_saves_it),
-        cmocka_unit_test(there_is_no_advice_before_a_step_has_ended),
-        cmocka_unit_test(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room),
-        cmocka_unit_test(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it),
-        cmocka_unit_test(a_runtime_without_plans_has_no_advice),
-        cmocka_unit_test(what_is_wrong_is_refused_and_an_old_struct_is_filled_as_far_as_it_goes),
-    };
-    return machine_run_each("advice", &now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("advice", &now)

@@ -4,25 +4,11 @@
  */
 #include "support.h"
 
-static int open_runtime(void **state)
-{
-    machine small = machine_small();
-    *state = machine_open(&small);
-    return 0;
-}
-
-static int close_runtime(void **state)
-{
-    machine_close(*state);
-    return 0;
-}
-
 static char never_a_handle[256];
 
-static void null_handles_are_refused_everywhere(void **state)
+TEST(null_handles_are_refused_everywhere)
 {
     stw_view view;
-    (void)state;
     memset(&view, 0, sizeof view);
     fails(stw_runtime_close(NULL, 0, 0), STW_ERROR_CLOSED, "not open");
     fails(stw_runtime_drain(NULL, 0), STW_ERROR_CLOSED, "not open");
@@ -58,9 +44,8 @@ static void null_handles_are_refused_everywhere(void **state)
     fails(stw_reduce(NULL, NULL, NULL), STW_ERROR_INVALID, "tensor handle");
 }
 
-static void null_objects_of_a_step_are_refused_everywhere(void **state)
+TEST(null_objects_of_a_step_are_refused_everywhere)
 {
-    (void)state;
     fails(stw_phase_create(NULL, "x", NULL), STW_ERROR_CLOSED, "not open");
     fails(stw_phase_destroy(NULL), STW_ERROR_INVALID, "phase handle");
     fails(stw_step_begin(NULL), STW_ERROR_INVALID, "phase handle");
@@ -85,7 +70,7 @@ static void null_objects_of_a_step_are_refused_everywhere(void **state)
     fails(stw_timeline_write(NULL, NULL), STW_ERROR_CLOSED, "not open");
 }
 
-static void memory_that_never_was_a_handle_is_refused(void **state)
+TEST(memory_that_never_was_a_handle_is_refused)
 {
     void *odd = never_a_handle;
     stw_view view;
@@ -104,7 +89,7 @@ static void memory_that_never_was_a_handle_is_refused(void **state)
     fails(stw_runtime_drain(odd, 0), STW_ERROR_CLOSED, "never was");
 }
 
-static void null_arguments_of_a_live_runtime_are_refused(void **state)
+TEST(null_arguments_of_a_live_runtime_are_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "t", 16);
@@ -144,7 +129,7 @@ static void null_arguments_of_a_live_runtime_are_refused(void **state)
 }
 
 /* What nothing would honour is not taken in silence. */
-static void options_without_effect_are_refused(void **state)
+TEST(options_without_effect_are_refused)
 {
     stw_runtime *runtime = *state, *second = NULL;
     stw_tensor *tensor = tensor_f32(runtime, "sum", 16);
@@ -170,7 +155,7 @@ static void options_without_effect_are_refused(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void unknown_flags_and_enumerators_are_refused(void **state)
+TEST(unknown_flags_and_enumerators_are_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "flags", 16);
@@ -228,12 +213,11 @@ static void unknown_flags_and_enumerators_are_refused(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void options_of_open_are_checked(void **state)
+TEST(options_of_open_are_checked)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    (void)state;
     fails(stw_runtime_open(&options, NULL), STW_ERROR_INVALID, "runtime_out is null");
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "has a budget");
     options.flags = 64;
@@ -267,9 +251,8 @@ static void options_of_open_are_checked(void **state)
     assert_null(runtime);
 }
 
-static void a_status_is_known_by_text_and_number(void **state)
+TEST(a_status_is_known_by_text_and_number)
 {
-    (void)state;
     assert_string_equal(stw_status_string(STW_OK), "success");
     assert_non_null(strstr(stw_status_string(STW_ERROR_BUDGET), "budget"));
     assert_non_null(strstr(stw_status_string(-12345), "does not know"));
@@ -282,7 +265,7 @@ static void a_status_is_known_by_text_and_number(void **state)
     assert_int_equal(stw_dtype_bits(13), 0);
 }
 
-static void outputs_are_untouched_by_an_error(void **state)
+TEST(outputs_are_untouched_by_an_error)
 {
     stw_runtime *runtime = *state;
     stw_tensor *hit = tensor_f32(runtime, "resident", 16);
@@ -316,7 +299,7 @@ static void outputs_are_untouched_by_an_error(void **state)
     ok(stw_tensor_destroy(both, 2));
 }
 
-static void the_last_error_is_of_this_thread_and_has_numbers(void **state)
+TEST(the_last_error_is_of_this_thread_and_has_numbers)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "named", 16);
@@ -340,19 +323,4 @@ static void the_last_error_is_of_this_thread_and_has_numbers(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(null_handles_are_refused_everywhere),
-        cmocka_unit_test(null_objects_of_a_step_are_refused_everywhere),
-        cmocka_unit_test(memory_that_never_was_a_handle_is_refused),
-        cmocka_unit_test(null_arguments_of_a_live_runtime_are_refused),
-        cmocka_unit_test(options_without_effect_are_refused),
-        cmocka_unit_test(unknown_flags_and_enumerators_are_refused),
-        cmocka_unit_test(options_of_open_are_checked),
-        cmocka_unit_test(a_status_is_known_by_text_and_number),
-        cmocka_unit_test(outputs_are_untouched_by_an_error),
-        cmocka_unit_test(the_last_error_is_of_this_thread_and_has_numbers),
-    };
-    return cmocka_run_group_tests_name("arguments", tests, open_runtime, close_runtime);
-}
+RUN_TESTS("arguments", machine_setup, machine_teardown)

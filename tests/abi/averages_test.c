@@ -116,14 +116,13 @@ static void expect_average(trainee *here, uint64_t begin, uint64_t end)
     }
 }
 
-static void an_average_follows_its_formula_beside_every_algorithm(void **state)
+TEST(an_average_follows_its_formula_beside_every_algorithm)
 {
     const uint32_t algorithms[] = {STW_OPTIMIZER_ADAMW,   STW_OPTIMIZER_ADAM, STW_OPTIMIZER_SGD,
                                    STW_OPTIMIZER_ADAGRAD, STW_OPTIMIZER_LION, STW_OPTIMIZER_CUSTOM};
     const uint32_t dtypes[] = {STW_F32, STW_BF16};
     size_t i, j;
     int number;
-    (void)state;
     for (i = 0; i < COUNT(algorithms); ++i) {
         for (j = 0; j < COUNT(dtypes); ++j) {
             trainee here = trainee_open(algorithms[i], dtypes[j]);
@@ -141,11 +140,10 @@ static void an_average_follows_its_formula_beside_every_algorithm(void **state)
     }
 }
 
-static void what_is_written_into_an_average_is_averaged_on_from(void **state)
+TEST(what_is_written_into_an_average_is_averaged_on_from)
 {
     trainee here = trainee_open(STW_OPTIMIZER_SGD, STW_F32);
     uint64_t i;
-    (void)state;
     trainee_add(&here, 0, 0);
     ok(stw_tensor_fill(state_of(&here, "ema"), 3, NULL));
     for (i = 0; i < ELEMENTS; ++i) here.average[i] = 3;
@@ -155,11 +153,10 @@ static void what_is_written_into_an_average_is_averaged_on_from(void **state)
     trainee_close(&here);
 }
 
-static void parts_of_a_parameter_are_averaged_as_they_come(void **state)
+TEST(parts_of_a_parameter_are_averaged_as_they_come)
 {
     const uint64_t first = 20000;
     trainee here = trainee_open(STW_OPTIMIZER_ADAMW, STW_BF16);
-    (void)state;
     trainee_add(&here, 0, first);
     step(&here, 1);
     follow(&here, STW_BF16, 0, first);
@@ -171,7 +168,7 @@ static void parts_of_a_parameter_are_averaged_as_they_come(void **state)
     trainee_close(&here);
 }
 
-static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
+TEST(an_average_belongs_to_its_optimizer_and_its_budget)
 {
     machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -181,7 +178,6 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     stw_runtime *runtime;
     stw_optimizer *optimizer = NULL;
     stw_view view;
-    (void)state;
     small.nvme_blocks = 0, small.host_blocks = 32;
     runtime = machine_open(&small);
     entry.parameter = tensor_f32(runtime, "w", 8 * BLOCK / 4);
@@ -216,7 +212,7 @@ static void an_average_belongs_to_its_optimizer_and_its_budget(void **state)
     machine_close(runtime);
 }
 
-static void a_decay_that_is_none_is_refused_with_its_value(void **state)
+TEST(a_decay_that_is_none_is_refused_with_its_value)
 {
     const double wrong[] = {1, -0.25, 1.5, (double)INFINITY};
     const char *const words[] = {"is 1;", "is -0.25;", "is 1.5;", "is inf;"};
@@ -227,7 +223,6 @@ static void a_decay_that_is_none_is_refused_with_its_value(void **state)
     stw_optimizer *optimizer = NULL;
     stw_custom_update custom;
     size_t i;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     for (i = 0; i < COUNT(wrong); ++i) {
         options.ema_decay = wrong[i];
@@ -255,14 +250,4 @@ static void a_decay_that_is_none_is_refused_with_its_value(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_average_follows_its_formula_beside_every_algorithm),
-        cmocka_unit_test(what_is_written_into_an_average_is_averaged_on_from),
-        cmocka_unit_test(parts_of_a_parameter_are_averaged_as_they_come),
-        cmocka_unit_test(an_average_belongs_to_its_optimizer_and_its_budget),
-        cmocka_unit_test(a_decay_that_is_none_is_refused_with_its_value),
-    };
-    return cmocka_run_group_tests_name("averages", tests, NULL, NULL);
-}
+RUN_TESTS("averages", NULL, NULL)

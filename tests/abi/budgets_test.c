@@ -37,13 +37,6 @@ static void expect_all(stw_tensor **tensors)
     for (i = 0; i < TENSORS; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
 }
 
-static stw_tier_stats stats_of(stw_runtime *runtime, uint32_t tier)
-{
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, tier, 0, &stats));
-    return stats;
-}
-
 static stw_status set_blocks(stw_runtime *runtime, uint32_t tier, uint64_t blocks)
 {
     return stw_tier_set_budget(runtime, tier, 0, blocks * BLOCK, 0);
@@ -56,27 +49,26 @@ static void visit_all(stw_runtime *runtime, stw_tensor **tensors)
         stw_view view = view_get(runtime, tensors[i], STW_READ);
         assert_float(((const float *)view.pointer)[ELEMENTS - 1], (float)(i * 1000 + ELEMENTS - 1));
         view_put(&view);
-        assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <=
-                    stats_of(runtime, STW_TIER_DEVICE).budget_bytes);
+        assert_true(tier_stats(runtime, STW_TIER_DEVICE).used_bytes <=
+                    tier_stats(runtime, STW_TIER_DEVICE).budget_bytes);
     }
 }
 
-static void a_shrink_is_in_force_when_it_returns(void **state)
+TEST(a_shrink_is_in_force_when_it_returns)
 {
     machine wanted = machine_large();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[TENSORS];
-    (void)state;
     fill_all(runtime, tensors);
     visit_all(runtime, tensors);
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 10));
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 10 * BLOCK);
-    assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <= 10 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).budget_bytes, 10 * BLOCK);
+    assert_true(tier_stats(runtime, STW_TIER_DEVICE).used_bytes <= 10 * BLOCK);
     visit_all(runtime, tensors);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 32));
     visit_all(runtime, tensors);
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).used_bytes, 32 * BLOCK);
     expect_all(tensors);
     machine_close(runtime);
 }
@@ -92,7 +84,7 @@ static uint64_t resident_bytes(void)
 }
 
 /* Sleep and wake up: nothing is in memory, nothing is lost, and the addresses are the same. */
-static void everything_goes_out_and_comes_back(void **state)
+TEST(everything_goes_out_and_comes_back)
 {
     machine wanted = machine_large();
     stw_runtime *runtime;
@@ -101,7 +93,6 @@ static void everything_goes_out_and_comes_back(void **state)
     uint64_t bytes, awake, asleep;
     stw_view view;
     stw_fetch_request request;
-    (void)state;
     wanted.block_bytes = (uint32_t)(2 * MIB);
     runtime = machine_open(&wanted);
     fill_all(runtime, tensors);
@@ -116,8 +107,8 @@ static void everything_goes_out_and_comes_back(void **state)
     ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 0, 0));
     ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 0, 0));
     asleep = resident_bytes();
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).used_bytes, 0);
-    assert_int_equal(stats_of(runtime, STW_TIER_HOST).used_bytes, 0);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).used_bytes, 0);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).used_bytes, 0);
     /* Both tiers together were nearly full; the program may have taken a few MiB meanwhile. */
     assert_true(awake - asleep > 96 * MIB);
     request = request_of(tensors[0], STW_READ);
@@ -132,20 +123,19 @@ static void everything_goes_out_and_comes_back(void **state)
     machine_close(runtime);
 }
 
-static void open_views_refuse_a_shrink_and_nothing_changes(void **state)
+TEST(open_views_refuse_a_shrink_and_nothing_changes)
 {
     machine wanted = machine_large();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[TENSORS];
     stw_view views[5];
     int i;
-    (void)state;
     fill_all(runtime, tensors);
     for (i = 0; i < 5; ++i) views[i] = view_get(runtime, tensors[i], STW_READ);
     fails(set_blocks(runtime, STW_TIER_DEVICE, 19), STW_ERROR_BUDGET, "pinned by open views");
     assert_int_equal(error_numbers().pinned_bytes, 20 * BLOCK);
     assert_int_equal(error_numbers().tier, STW_TIER_DEVICE);
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 20));
     for (i = 0; i < 5; ++i) {
         assert_float(((const float *)views[i].pointer)[7], (float)(i * 1000 + 7));
@@ -155,13 +145,12 @@ static void open_views_refuse_a_shrink_and_nothing_changes(void **state)
     machine_close(runtime);
 }
 
-static void what_can_go_nowhere_else_refuses_a_shrink(void **state)
+TEST(what_can_go_nowhere_else_refuses_a_shrink)
 {
     machine wanted = machine_large();
     stw_runtime *runtime;
     stw_tensor *tensors[TENSORS];
     stw_tensor_spec spec;
-    (void)state;
     wanted.nvme_blocks = 0;
     runtime = machine_open(&wanted);
     spec = spec_f32("rests", 20 * 16384);
@@ -184,18 +173,17 @@ static void what_can_go_nowhere_else_refuses_a_shrink(void **state)
     machine_close(runtime);
 }
 
-static void senseless_budgets_are_refused(void **state)
+TEST(senseless_budgets_are_refused)
 {
     machine wanted = machine_large();
     stw_runtime *runtime = machine_open(&wanted);
-    (void)state;
     fails(set_blocks(runtime, STW_TIER_DEVICE, 33), STW_ERROR_LIMIT, "was opened with 2.0 MiB");
     fails(set_blocks(runtime, STW_TIER_HOST, 1000000), STW_ERROR_LIMIT, "the host tier");
     fails(set_blocks(runtime, 9, 1), STW_ERROR_INVALID, "tier 9");
     fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 1, 0, 0), STW_ERROR_INVALID, "device 1");
     fails(stw_tier_set_budget(NULL, STW_TIER_DEVICE, 0, 0, 0), STW_ERROR_CLOSED, "not open");
     ok(set_blocks(runtime, STW_TIER_DEVICE, 32));
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
     machine_close(runtime);
 }
 
@@ -212,13 +200,12 @@ static uint64_t file_bytes(void)
     return bytes;
 }
 
-static void the_disk_gets_its_space_back(void **state)
+TEST(the_disk_gets_its_space_back)
 {
     machine wanted = machine_large();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[TENSORS];
     const uint64_t before = file_bytes();
-    (void)state;
     fill_all(runtime, tensors);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 0));
     fails(set_blocks(runtime, STW_TIER_NVME, 4 * TENSORS - 1), STW_ERROR_BUDGET, "promised");
@@ -234,12 +221,11 @@ static void the_disk_gets_its_space_back(void **state)
     machine_close(runtime);
 }
 
-static void a_shrink_that_takes_too_long_changes_nothing(void **state)
+TEST(a_shrink_that_takes_too_long_changes_nothing)
 {
     machine wanted = machine_large();
     stw_runtime *runtime;
     stw_tensor *tensor;
-    (void)state;
     wanted.host_blocks = 0;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;delay_write=1:400000000";
@@ -248,7 +234,7 @@ static void a_shrink_that_takes_too_long_changes_nothing(void **state)
     tensor_fill_sequence(tensor, 32 * 16384, 0);
     fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 16 * BLOCK, 50 * MILLISECOND_NS),
           STW_ERROR_TIMEOUT, "its budget is what it was");
-    assert_int_equal(stats_of(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
     tensor_expect_sequence(tensor, 32 * 16384, 0);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 16));
     tensor_expect_sequence(tensor, 32 * 16384, 0);
@@ -256,14 +242,13 @@ static void a_shrink_that_takes_too_long_changes_nothing(void **state)
 }
 
 /* What fits by arithmetic fits, wherever the slots lie that have lost their memory. */
-static void a_view_of_all_that_is_left_fits(void **state)
+TEST(a_view_of_all_that_is_left_fits)
 {
     machine wanted = machine_large();
     stw_runtime *runtime;
     stw_tensor *small[8], *large;
     stw_view views[8], view;
     int i;
-    (void)state;
     wanted.device_blocks = 0;
     runtime = machine_open(&wanted);
     for (i = 0; i < 8; ++i) {
@@ -281,7 +266,7 @@ static void a_view_of_all_that_is_left_fits(void **state)
     for (i = 0; i < 16 * 16384; ++i) {
         if (((const float *)view.pointer)[i] != (float)(i + 3)) fail_msg("element %d", i);
     }
-    assert_int_equal(stats_of(runtime, STW_TIER_HOST).used_bytes, 16 * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).used_bytes, 16 * BLOCK);
     view_put(&view);
     for (i = 0; i < 8; ++i) tensor_expect_sequence(small[i], 16384, (float)i);
     machine_close(runtime);
@@ -318,7 +303,7 @@ static void *fetch_for_ever(void *argument)
     return NULL;
 }
 
-static void budgets_change_under_threads_that_fetch(void **state)
+TEST(budgets_change_under_threads_that_fetch)
 {
     machine wanted = machine_large();
     stw_runtime *runtime = machine_open(&wanted);
@@ -326,7 +311,6 @@ static void budgets_change_under_threads_that_fetch(void **state)
     pthread_t threads[2];
     crowd here;
     int round, shrunk = 0;
-    (void)state;
     fill_all(runtime, tensors);
     memset(&here, 0, sizeof here);
     here.runtime = runtime;
@@ -340,7 +324,7 @@ static void budgets_change_under_threads_that_fetch(void **state)
         const stw_status status = set_blocks(runtime, tier, tier == STW_TIER_HOST ? 16 : blocks);
         if (status == STW_OK) ++shrunk;
         if (status != STW_OK) assert_int_equal(status, STW_ERROR_BUDGET);
-        assert_true(stats_of(runtime, STW_TIER_DEVICE).used_bytes <= 32 * BLOCK);
+        assert_true(tier_stats(runtime, STW_TIER_DEVICE).used_bytes <= 32 * BLOCK);
         if (round % 3 == 0) ok(set_blocks(runtime, STW_TIER_HOST, 32));
     }
     atomic_store(&here.stop, 1);
@@ -352,7 +336,7 @@ static void budgets_change_under_threads_that_fetch(void **state)
 }
 
 /* An update that was accepted ends before the last room goes; a new one is refused at once. */
-static void updates_end_before_the_last_room_goes(void **state)
+TEST(updates_end_before_the_last_room_goes)
 {
     machine wanted = machine_large();
     stw_runtime *runtime;
@@ -364,7 +348,6 @@ static void updates_end_before_the_last_room_goes(void **state)
     stw_tensor *parameter, *gradient;
     float values[4];
     stw_copy_options few = STW_COPY_OPTIONS_INIT;
-    (void)state;
     wanted.device_blocks = 0;
     runtime = machine_open(&wanted);
     parameter = tensor_f32(runtime, "parameter", ELEMENTS);
@@ -426,7 +409,7 @@ static void expect_weights(stw_tensor *parameter, int changed)
 }
 
 /* Two shrinks that were accepted one by one, together below what an update works on. */
-static void a_step_that_has_no_room_is_refused_and_changes_nothing(void **state)
+TEST(a_step_that_has_no_room_is_refused_and_changes_nothing)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -434,7 +417,6 @@ static void a_step_that_has_no_room_is_refused_and_changes_nothing(void **state)
     stw_optimizer *optimizer = four_tensors(runtime, STW_F32, &parameter, &gradient);
     stw_tensor_info info = {.struct_size = sizeof info};
     uint64_t count = 7;
-    (void)state;
     ok(set_blocks(runtime, STW_TIER_DEVICE, 2));
     ok(set_blocks(runtime, STW_TIER_HOST, 0));
     fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET,
@@ -455,13 +437,12 @@ static void a_step_that_has_no_room_is_refused_and_changes_nothing(void **state)
 }
 
 /* The same where budgets were too small at open: four blocks beside staging, five at once. */
-static void an_update_that_never_fits_is_refused_at_its_step(void **state)
+TEST(an_update_that_never_fits_is_refused_at_its_step)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor *parameter, *gradient;
     stw_optimizer *optimizer;
-    (void)state;
     wanted.device_driver = "cpu-discrete", wanted.host_blocks = 12;
     runtime = machine_open(&wanted);
     optimizer = four_tensors(runtime, STW_BF16, &parameter, &gradient);
@@ -473,21 +454,4 @@ static void an_update_that_never_fits_is_refused_at_its_step(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_shrink_is_in_force_when_it_returns),
-        cmocka_unit_test(everything_goes_out_and_comes_back),
-        cmocka_unit_test(open_views_refuse_a_shrink_and_nothing_changes),
-        cmocka_unit_test(what_can_go_nowhere_else_refuses_a_shrink),
-        cmocka_unit_test(senseless_budgets_are_refused),
-        cmocka_unit_test(the_disk_gets_its_space_back),
-        cmocka_unit_test(a_shrink_that_takes_too_long_changes_nothing),
-        cmocka_unit_test(a_view_of_all_that_is_left_fits),
-        cmocka_unit_test(budgets_change_under_threads_that_fetch),
-        cmocka_unit_test(updates_end_before_the_last_room_goes),
-        cmocka_unit_test(a_step_that_has_no_room_is_refused_and_changes_nothing),
-        cmocka_unit_test(an_update_that_never_fits_is_refused_at_its_step),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS("budgets", NULL, NULL)

@@ -89,12 +89,11 @@ static int told_times(told *here)
     return times;
 }
 
-static void a_callback_comes_once_on_another_thread_and_may_collect(void **state)
+TEST(a_callback_comes_once_on_another_thread_and_may_collect)
 {
     crowd here = crowd_open();
     stw_operation *operation = ask_for_room(&here);
     told heard;
-    (void)state;
     told_begin(&heard, here.runtime);
     heard.polls = heard.collects = 1;
     fails(stw_operation_on_done(operation, NULL, &heard), STW_ERROR_INVALID, "done is null");
@@ -119,7 +118,7 @@ static void a_callback_comes_once_on_another_thread_and_may_collect(void **state
     told_end(&heard);
 }
 
-static void what_is_over_calls_back_at_once_on_this_thread(void **state)
+TEST(what_is_over_calls_back_at_once_on_this_thread)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -127,7 +126,6 @@ static void what_is_over_calls_back_at_once_on_this_thread(void **state)
     stw_tensor *blank = tensor_f32(runtime, "blank", 100);
     stw_operation *operation;
     told heard;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     told_begin(&heard, runtime);
     operation = ask(runtime, tensor, STW_READ, 0);
@@ -151,12 +149,11 @@ static void what_is_over_calls_back_at_once_on_this_thread(void **state)
     told_end(&heard);
 }
 
-static void cancels_timeouts_and_frees_are_told_once(void **state)
+TEST(cancels_timeouts_and_frees_are_told_once)
 {
     crowd here = crowd_open();
     stw_operation *operation = ask_for_room(&here);
     told heard;
-    (void)state;
     told_begin(&heard, here.runtime);
     heard.polls = 1;
     ok(stw_operation_on_done(operation, note, &heard));
@@ -188,12 +185,11 @@ static void cancels_timeouts_and_frees_are_told_once(void **state)
     told_end(&heard);
 }
 
-static void an_interrupt_ends_waits_and_not_operations(void **state)
+TEST(an_interrupt_ends_waits_and_not_operations)
 {
     crowd here = crowd_open();
     stw_operation *operation = ask_for_room(&here);
     told heard;
-    (void)state;
     told_begin(&heard, here.runtime);
     ok(stw_operation_on_done(operation, note, &heard));
     ok(stw_runtime_interrupt(here.runtime));
@@ -207,13 +203,12 @@ static void an_interrupt_ends_waits_and_not_operations(void **state)
     told_end(&heard);
 }
 
-static void a_slow_callback_stops_neither_bytes_nor_deadlines(void **state)
+TEST(a_slow_callback_stops_neither_bytes_nor_deadlines)
 {
     crowd here = crowd_open();
     stw_operation *first = ask_for_room(&here), *second, *late;
     stw_tensor *other = tensor_f32(here.runtime, "other", 2 * BLOCK / 4);
     told slow, next;
-    (void)state;
     told_begin(&slow, here.runtime);
     told_begin(&next, here.runtime);
     slow.waits = 1;
@@ -242,12 +237,11 @@ static void a_slow_callback_stops_neither_bytes_nor_deadlines(void **state)
     told_end(&next);
 }
 
-static void another_thread_may_free_while_the_callback_runs(void **state)
+TEST(another_thread_may_free_while_the_callback_runs)
 {
     crowd here = crowd_open();
     stw_operation *operation = ask_for_room(&here);
     told heard;
-    (void)state;
     told_begin(&heard, here.runtime);
     heard.waits = heard.polls = heard.collects = 1;
     ok(stw_operation_on_done(operation, note, &heard));
@@ -264,10 +258,9 @@ static void another_thread_may_free_while_the_callback_runs(void **state)
     told_end(&heard);
 }
 
-static void a_close_waits_for_the_callbacks_of_freed_operations(void **state)
+TEST(a_close_waits_for_the_callbacks_of_freed_operations)
 {
     uint32_t flags;
-    (void)state;
     for (flags = 0; flags <= STW_CLOSE_DEFERRED; ++flags) {
         crowd here = crowd_open();
         stw_operation *operation = ask_for_room(&here);
@@ -301,7 +294,7 @@ static void a_close_waits_for_the_callbacks_of_freed_operations(void **state)
     }
 }
 
-static void a_sum_into_contents_is_told_when_its_own_buffer_is_there(void **state)
+TEST(a_sum_into_contents_is_told_when_its_own_buffer_is_there)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -311,7 +304,6 @@ static void a_sum_into_contents_is_told_when_its_own_buffer_is_there(void **stat
     float back[100];
     told heard;
     int i;
-    (void)state;
     spec.role = STW_ROLE_GRAD;
     gradient = tensor_make(runtime, &spec);
     tensor_fill_sequence(gradient, 100, 0);
@@ -360,14 +352,13 @@ static void *race(void *argument)
     return NULL;
 }
 
-static void each_of_many_is_told_once(void **state)
+TEST(each_of_many_is_told_once)
 {
     crowd here = crowd_open();
     pthread_t threads[RACERS];
     racer racers[RACERS];
     told heard;
     int i;
-    (void)state;
     told_begin(&heard, here.runtime);
     heard.polls = 1;
     for (i = 0; i < RACERS; ++i) {
@@ -384,18 +375,4 @@ static void each_of_many_is_told_once(void **state)
     told_end(&heard);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_callback_comes_once_on_another_thread_and_may_collect),
-        cmocka_unit_test(what_is_over_calls_back_at_once_on_this_thread),
-        cmocka_unit_test(cancels_timeouts_and_frees_are_told_once),
-        cmocka_unit_test(an_interrupt_ends_waits_and_not_operations),
-        cmocka_unit_test(a_slow_callback_stops_neither_bytes_nor_deadlines),
-        cmocka_unit_test(another_thread_may_free_while_the_callback_runs),
-        cmocka_unit_test(a_close_waits_for_the_callbacks_of_freed_operations),
-        cmocka_unit_test(a_sum_into_contents_is_told_when_its_own_buffer_is_there),
-        cmocka_unit_test(each_of_many_is_told_once),
-    };
-    return cmocka_run_group_tests_name("callbacks", tests, NULL, NULL);
-}
+RUN_TESTS("callbacks", NULL, NULL)

@@ -122,7 +122,7 @@ static void to_disk(stw_runtime *runtime, stw_tensor *tensor)
     if (machine_now.host_blocks) ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
 }
 
-static void a_range_is_converted_to_nearest_wherever_it_lies(void **state)
+TEST(a_range_is_converted_to_nearest_wherever_it_lies)
 {
     enum { ELEMENTS = 7 * 16384 + 99 };
     const uint64_t begins[] = {0, 1, 16383, 20001, 5 * 16384};
@@ -134,7 +134,6 @@ static void a_range_is_converted_to_nearest_wherever_it_lies(void **state)
     stw_view view;
     size_t d, i;
     int place;
-    (void)state;
     ok(stw_tensor_write(tensor, values, NULL));
     for (place = 0; place < 2; ++place) {
         for (d = 0; d < COUNT(dtypes); ++d) {
@@ -159,7 +158,7 @@ static void a_range_is_converted_to_nearest_wherever_it_lies(void **state)
     machine_close(runtime);
 }
 
-static void widening_is_exact_and_neighbours_stay_theirs(void **state)
+TEST(widening_is_exact_and_neighbours_stay_theirs)
 {
     enum { N = 12, ELEMENTS = 1000 };
     stw_runtime *runtime = open_now();
@@ -168,7 +167,6 @@ static void widening_is_exact_and_neighbours_stay_theirs(void **state)
     stw_view views[N];
     float *values = values_make(ELEMENTS);
     uint64_t i, k;
-    (void)state;
     for (k = 0; k < N; ++k) {
         stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
         as_f32.dtype = STW_F32;
@@ -190,7 +188,7 @@ static void widening_is_exact_and_neighbours_stay_theirs(void **state)
     machine_close(runtime);
 }
 
-static void memory_of_the_callers_is_converted_to(void **state)
+TEST(memory_of_the_callers_is_converted_to)
 {
     enum { ELEMENTS = 40 * 16384 + 17 };
     stw_runtime *runtime = open_now();
@@ -200,7 +198,6 @@ static void memory_of_the_callers_is_converted_to(void **state)
     stw_fetch_request request = request_as(tensor, STW_READ, STW_BF16);
     stw_operation *operation = NULL;
     stw_view view;
-    (void)state;
     assert_non_null(halves);
     ok(stw_tensor_write(tensor, values, NULL));
     request.into = halves;
@@ -222,7 +219,7 @@ static void memory_of_the_callers_is_converted_to(void **state)
     machine_close(runtime);
 }
 
-static void a_converted_view_takes_room_and_gives_it_back(void **state)
+TEST(a_converted_view_takes_room_and_gives_it_back)
 {
     enum { ELEMENTS = 4 * 16384 };
     stw_runtime *runtime = open_now();
@@ -232,7 +229,6 @@ static void a_converted_view_takes_room_and_gives_it_back(void **state)
     stw_fetch_request request = request_as(half, STW_READ, STW_F32);
     stw_view narrow, own;
     uint64_t before, used, tensors;
-    (void)state;
     ok(stw_tensor_write(tensor, values, NULL));
     ok(stw_tensor_fill(half, 2, NULL));
     own = view_get(runtime, tensor, STW_READ);
@@ -271,14 +267,13 @@ static void a_converted_view_takes_room_and_gives_it_back(void **state)
     machine_close(runtime);
 }
 
-static void writing_in_another_dtype_is_refused(void **state)
+TEST(writing_in_another_dtype_is_refused)
 {
     stw_runtime *runtime = open_now();
     stw_tensor *tensor = tensor_f32(runtime, "weights", 64);
     stw_tensor *whole = tensor_of(runtime, "counts", 64, STW_I32, 0);
     stw_fetch_request request;
     stw_view view;
-    (void)state;
     ok(stw_tensor_fill(tensor, 1, NULL));
     ok(stw_tensor_fill(whole, 1, NULL));
     request = request_as(tensor, STW_WRITE, STW_BF16);
@@ -296,7 +291,7 @@ static void writing_in_another_dtype_is_refused(void **state)
     machine_close(runtime);
 }
 
-static void sums_in_another_dtype_are_rounded_to_the_tensors(void **state)
+TEST(sums_in_another_dtype_are_rounded_to_the_tensors)
 {
     enum { ELEMENTS = 2 * 16384 + 5 };
     stw_runtime *runtime = open_now();
@@ -306,7 +301,6 @@ static void sums_in_another_dtype_are_rounded_to_the_tensors(void **state)
     uint16_t *halves = malloc(ELEMENTS * sizeof *halves);
     stw_view view;
     int i, round;
-    (void)state;
     assert_non_null(sums);
     assert_non_null(halves);
     for (round = 0; round < 3; ++round) {
@@ -355,7 +349,7 @@ static void sums_in_another_dtype_are_rounded_to_the_tensors(void **state)
     machine_close(runtime);
 }
 
-static void what_ends_early_leaves_nothing_behind(void **state)
+TEST(what_ends_early_leaves_nothing_behind)
 {
     stw_runtime *runtime = open_now();
     stw_tensor *tensor = tensor_f32(runtime, "t", 3 * 16384);
@@ -367,7 +361,6 @@ static void what_ends_early_leaves_nothing_behind(void **state)
     uint64_t tensors;
     uint32_t tier;
     float *values = values_make(3 * 16384);
-    (void)state;
     ok(stw_tensor_write(tensor, values, NULL));
     options.flags = STW_FETCH_HAND_OVER;
     ok(stw_fetch(runtime, &options, &write, 1, &held));
@@ -407,13 +400,12 @@ static void what_ends_early_leaves_nothing_behind(void **state)
 }
 
 /* The blocks are lost on the way from the disk: no view, no room taken; the others are served. */
-static void a_source_that_cannot_be_read_promises_nothing(void **state)
+TEST(a_source_that_cannot_be_read_promises_nothing)
 {
     const char *kinds[] = {"eio", "flip"};
     const stw_status codes[] = {STW_ERROR_IO, STW_ERROR_CHECKSUM};
     size_t k;
     int i;
-    (void)state;
     for (k = 0; k < COUNT(kinds); ++k) {
         static char script[4096];
         machine wanted = machine_now;
@@ -454,17 +446,4 @@ static void a_source_that_cannot_be_read_promises_nothing(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_range_is_converted_to_nearest_wherever_it_lies),
-        cmocka_unit_test(widening_is_exact_and_neighbours_stay_theirs),
-        cmocka_unit_test(memory_of_the_callers_is_converted_to),
-        cmocka_unit_test(a_converted_view_takes_room_and_gives_it_back),
-        cmocka_unit_test(writing_in_another_dtype_is_refused),
-        cmocka_unit_test(sums_in_another_dtype_are_rounded_to_the_tensors),
-        cmocka_unit_test(what_ends_early_leaves_nothing_behind),
-        cmocka_unit_test(a_source_that_cannot_be_read_promises_nothing),
-    };
-    return machine_run_each("converted", &machine_now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("converted", &machine_now)

@@ -5,19 +5,6 @@
  */
 #include "support.h"
 
-static int open_runtime(void **state)
-{
-    machine small = machine_small();
-    *state = machine_open(&small);
-    return 0;
-}
-
-static int close_runtime(void **state)
-{
-    machine_close(*state);
-    return 0;
-}
-
 static stw_copy_options range_of(uint64_t begin, uint64_t count, uint32_t dtype)
 {
     stw_copy_options options = STW_COPY_OPTIONS_INIT;
@@ -27,7 +14,7 @@ static stw_copy_options range_of(uint64_t begin, uint64_t count, uint32_t dtype)
     return options;
 }
 
-static void ranges_cross_blocks(void **state)
+TEST(ranges_cross_blocks)
 {
     const uint64_t elements = 40 * BLOCK / 4 + 123; /* device 8, host 16 blocks */
     stw_tensor *tensor = tensor_f32(*state, "long", elements);
@@ -56,7 +43,7 @@ static void ranges_cross_blocks(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void ranges_outside_are_refused(void **state)
+TEST(ranges_outside_are_refused)
 {
     stw_tensor *tensor = tensor_f32(*state, "ten", 10);
     float values[16] = {0};
@@ -86,7 +73,7 @@ static uint16_t bf16_of(float value)
     return (uint16_t)(bits >> 16);
 }
 
-static void f32_and_bf16_convert_to_nearest_even(void **state)
+TEST(f32_and_bf16_convert_to_nearest_even)
 {
     const float values[] = {0,     -0.0F,       1,           -1.5F,         3.14159265F, 1e-40F,
                             65504, 1.00390625F, 1.01171875F, 3.3895314e38F, INFINITY,    -INFINITY};
@@ -111,7 +98,7 @@ static void f32_and_bf16_convert_to_nearest_even(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void f16_round_trips_every_finite_value(void **state)
+TEST(f16_round_trips_every_finite_value)
 {
     stw_tensor_spec spec = spec_f32("f16", 65536);
     stw_copy_options as_f32 = range_of(0, 0, STW_F32);
@@ -144,7 +131,7 @@ static void f16_round_trips_every_finite_value(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void other_dtypes_must_be_equal(void **state)
+TEST(other_dtypes_must_be_equal)
 {
     stw_tensor_spec spec = spec_f32("ints", 4);
     stw_copy_options options = range_of(0, 0, STW_F32);
@@ -160,7 +147,7 @@ static void other_dtypes_must_be_equal(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void fill_refuses_what_the_dtype_cannot_hold(void **state)
+TEST(fill_refuses_what_the_dtype_cannot_hold)
 {
     const uint32_t dtypes[] = {STW_I64, STW_I32, STW_I16, STW_I8, STW_U8, STW_BOOL};
     const double too_much[] = {1e19, 2147483648.0, 32768, 128, 256, 2};
@@ -185,7 +172,7 @@ static void fill_refuses_what_the_dtype_cannot_hold(void **state)
     }
 }
 
-static void copies_go_to_where_the_newest_bytes_are(void **state)
+TEST(copies_go_to_where_the_newest_bytes_are)
 {
     stw_runtime *runtime = *state;
     const uint64_t elements = 4 * BLOCK / 4;
@@ -204,16 +191,4 @@ static void copies_go_to_where_the_newest_bytes_are(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranges_cross_blocks),
-        cmocka_unit_test(ranges_outside_are_refused),
-        cmocka_unit_test(f32_and_bf16_convert_to_nearest_even),
-        cmocka_unit_test(f16_round_trips_every_finite_value),
-        cmocka_unit_test(other_dtypes_must_be_equal),
-        cmocka_unit_test(fill_refuses_what_the_dtype_cannot_hold),
-        cmocka_unit_test(copies_go_to_where_the_newest_bytes_are),
-    };
-    return cmocka_run_group_tests_name("copies", tests, open_runtime, close_runtime);
-}
+RUN_TESTS("copies", machine_setup, machine_teardown)

@@ -97,13 +97,12 @@ static stw_operation *copy_async(scene *here)
     return operation;
 }
 
-static void the_end_is_told_when_the_memory_is_the_callers_again(void **state)
+TEST(the_end_is_told_when_the_memory_is_the_callers_again)
 {
     machine wanted = machine_small();
     scene here;
     stw_operation *operation;
     stw_view view;
-    (void)state;
     scene_open(&here, &wanted);
     /* A cancelled one. */
     operation = copy_async(&here);
@@ -140,12 +139,11 @@ static void the_end_is_told_when_the_memory_is_the_callers_again(void **state)
     scene_close(&here);
 }
 
-static void copies_are_cancelled_and_freed_while_they_are_made(void **state)
+TEST(copies_are_cancelled_and_freed_while_they_are_made)
 {
     machine wanted = machine_small();
     scene here;
     int round;
-    (void)state;
     scene_open(&here, &wanted);
     view_put(&here.writer);
     for (round = 1; round <= 60; ++round) {
@@ -188,13 +186,12 @@ static void *sleep_until_over(void *argument)
     return NULL;
 }
 
-static void an_interrupt_ends_the_wait_for_a_copy(void **state)
+TEST(an_interrupt_ends_the_wait_for_a_copy)
 {
     machine wanted = machine_small();
     scene here;
     sleeper other;
     pthread_t thread;
-    (void)state;
     scene_open(&here, &wanted);
     other.operation = copy_async(&here);
     atomic_init(&other.awake, 0);
@@ -215,13 +212,12 @@ static void an_interrupt_ends_the_wait_for_a_copy(void **state)
     scene_close(&here);
 }
 
-static void a_drain_waits_for_copies_and_a_close_refuses(void **state)
+TEST(a_drain_waits_for_copies_and_a_close_refuses)
 {
     machine wanted = machine_small();
     scene here;
     stw_operation *operation;
     int round;
-    (void)state;
     scene_open(&here, &wanted);
     operation = copy_async(&here);
     fails(stw_runtime_drain(here.runtime, 5 * MILLISECOND_NS), STW_ERROR_TIMEOUT, "1 copies");
@@ -241,14 +237,13 @@ static void a_drain_waits_for_copies_and_a_close_refuses(void **state)
     scene_close(&here);
 }
 
-static void the_last_room_stays_until_copies_are_made(void **state)
+TEST(the_last_room_stays_until_copies_are_made)
 {
     machine wanted = machine_small();
     scene here;
     stw_operation *operation;
     stw_fetch_request request;
     stw_view view;
-    (void)state;
     wanted.device_blocks = 0;
     scene_open(&here, &wanted);
     operation = copy_async(&here);
@@ -272,14 +267,13 @@ static void the_last_room_stays_until_copies_are_made(void **state)
 }
 
 /* A sum needs room when its view goes, a converted view only what it has. */
-static void converted_views_keep_no_other_tier(void **state)
+TEST(converted_views_keep_no_other_tier)
 {
     machine wanted = machine_small();
     scene here;
     stw_tensor_spec spec = spec_f32("sum", 100);
     stw_fetch_request request;
     stw_view view;
-    (void)state;
     scene_open(&here, &wanted);
     view_put(&here.writer);
     request = request_range(here.tensor, STW_READ, 0, 1000);
@@ -300,7 +294,7 @@ static void converted_views_keep_no_other_tier(void **state)
 }
 
 /* One sum is asked for in place and finds contents; what else the call made stays what it was. */
-static void a_sum_asked_again_keeps_what_was_converted(void **state)
+TEST(a_sum_asked_again_keeps_what_was_converted)
 {
     enum { MANY = 16384 + 9 };
     machine wanted = machine_small();
@@ -312,7 +306,6 @@ static void a_sum_asked_again_keeps_what_was_converted(void **state)
     float *copy = calloc(MANY, sizeof *copy);
     stw_view views[4];
     uint64_t i;
-    (void)state;
     assert_non_null(copy);
     tensor_fill_sequence(weights, MANY, 0);
     spec.role = STW_ROLE_GRAD;
@@ -352,16 +345,4 @@ static void a_sum_asked_again_keeps_what_was_converted(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_end_is_told_when_the_memory_is_the_callers_again),
-        cmocka_unit_test(copies_are_cancelled_and_freed_while_they_are_made),
-        cmocka_unit_test(an_interrupt_ends_the_wait_for_a_copy),
-        cmocka_unit_test(a_drain_waits_for_copies_and_a_close_refuses),
-        cmocka_unit_test(the_last_room_stays_until_copies_are_made),
-        cmocka_unit_test(converted_views_keep_no_other_tier),
-        cmocka_unit_test(a_sum_asked_again_keeps_what_was_converted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS("copy_ends", NULL, NULL)

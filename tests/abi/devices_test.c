@@ -67,9 +67,8 @@ static void there_and_back(const char *first, const char *second, uint32_t host_
     machine_close(runtime);
 }
 
-static void bytes_go_from_one_device_to_the_other_and_back(void **state)
+TEST(bytes_go_from_one_device_to_the_other_and_back)
 {
-    (void)state;
     there_and_back(NULL, NULL, 0);
     there_and_back(NULL, NULL, 16);
     there_and_back(NULL, "cpu-discrete", 16);
@@ -77,7 +76,7 @@ static void bytes_go_from_one_device_to_the_other_and_back(void **state)
     there_and_back("cpu-discrete", "cpu-discrete", 16);
 }
 
-static void each_device_has_a_budget_of_its_own(void **state)
+TEST(each_device_has_a_budget_of_its_own)
 {
     stw_runtime *runtime = open_two(NULL, NULL, 2 * BLOCKS);
     stw_tensor *tensors[2];
@@ -85,7 +84,6 @@ static void each_device_has_a_budget_of_its_own(void **state)
     stw_fetch_request request;
     stw_view more;
     uint32_t i;
-    (void)state;
     for (i = 0; i < 2; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, BLOCKS * BLOCK / 4);
         tensors[i] = tensor_make(runtime, &spec);
@@ -103,12 +101,11 @@ static void each_device_has_a_budget_of_its_own(void **state)
 }
 
 /* With no farther tier each device can still promise its own room. */
-static void devices_alone_hold_as_much_as_their_budgets_together(void **state)
+TEST(devices_alone_hold_as_much_as_their_budgets_together)
 {
     stw_runtime *runtime = open_two(NULL, NULL, 0);
     stw_policy policy = STW_POLICY_INIT;
     uint32_t i;
-    (void)state;
     policy.home = STW_TIER_DEVICE;
     for (i = 0; i < 2; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, BLOCKS * BLOCK / 4);
@@ -118,12 +115,4 @@ static void devices_alone_hold_as_much_as_their_budgets_together(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_go_from_one_device_to_the_other_and_back),
-        cmocka_unit_test(devices_alone_hold_as_much_as_their_budgets_together),
-        cmocka_unit_test(each_device_has_a_budget_of_its_own),
-    };
-    return cmocka_run_group_tests_name("devices", tests, NULL, NULL);
-}
+RUN_TESTS("devices", NULL, NULL)

@@ -59,11 +59,10 @@ static void bytes_come_back(stw_runtime *runtime)
 
 /* ------------------------------------------------------------------------------- no space -- */
 
-static void a_disk_smaller_than_the_store_is_no_space_with_the_numbers(void **state)
+TEST(a_disk_smaller_than_the_store_is_no_space_with_the_numbers)
 {
     static const char *const drivers[] = {"aio", "posix", NULL};
     size_t i;
-    (void)state;
     need(disk_mount(&mounted, DISK, 32 * MIB, ""));
     for (i = 0; i < COUNT(drivers); ++i) {
         machine wanted = machine_on(DISK, drivers[i], 1024); /* 64 MiB */
@@ -83,12 +82,11 @@ static void a_disk_smaller_than_the_store_is_no_space_with_the_numbers(void **st
     disk_unmount(&mounted);
 }
 
-static void what_one_store_has_taken_the_next_one_cannot_have(void **state)
+TEST(what_one_store_has_taken_the_next_one_cannot_have)
 {
     machine wanted = machine_on(DISK, NULL, 256); /* 16 MiB of 32 */
     stw_runtime *first = NULL, *second = NULL;
     uint64_t free_bytes;
-    (void)state;
     need(disk_mount(&mounted, DISK, 32 * MIB, ""));
     first = machine_open(&wanted);
     free_bytes = disk_free_bytes(DISK);
@@ -105,11 +103,10 @@ static void what_one_store_has_taken_the_next_one_cannot_have(void **state)
     disk_unmount(&mounted);
 }
 
-static void a_file_system_that_copies_on_write_is_named_in_a_remark(void **state)
+TEST(a_file_system_that_copies_on_write_is_named_in_a_remark)
 {
     machine wanted = machine_on(DISK, NULL, 256);
     stw_runtime *runtime;
-    (void)state;
     need(disk_mount_type(&mounted, "btrfs", DISK, 256 * MIB, ""));
     runtime = machine_open(&wanted);
     assert_int_equal(times_logged("'" DISK "': btrfs copies on write: it cannot promise"), 1);
@@ -134,13 +131,12 @@ static void fill_up(const char *path)
     close(file);
 }
 
-static void a_report_on_a_full_disk_is_no_space_and_the_old_one_stays(void **state)
+TEST(a_report_on_a_full_disk_is_no_space_and_the_old_one_stays)
 {
     machine small = machine_small();
     stw_runtime *runtime;
     FILE *file;
     char text[16];
-    (void)state;
     need(disk_mount(&mounted, DISK, 16 * MIB, ""));
     file = fopen(DISK "/report.json", "w");
     assert_non_null(file);
@@ -166,11 +162,10 @@ static void a_report_on_a_full_disk_is_no_space_and_the_old_one_stays(void **sta
 /* ------------------------------------------------------------------------------- fallbacks -- */
 
 /* ext4 that journals its data does no direct I/O. */
-static void a_file_system_that_refuses_direct_io_gets_posix_by_itself(void **state)
+TEST(a_file_system_that_refuses_direct_io_gets_posix_by_itself)
 {
     machine wanted = machine_on(DISK, NULL, 256);
     stw_runtime *runtime = NULL;
-    (void)state;
     need(disk_mount(&mounted, DISK, 64 * MIB, "data=journal"));
     wanted.nvme_driver = "aio";
     if (machine_try_open(&wanted, &runtime) == STW_OK) {
@@ -192,11 +187,10 @@ static void a_file_system_that_refuses_direct_io_gets_posix_by_itself(void **sta
     disk_unmount(&mounted);
 }
 
-static void a_file_system_without_tmpfile_keeps_no_name_of_the_store(void **state)
+TEST(a_file_system_without_tmpfile_keeps_no_name_of_the_store)
 {
     static const char *const drivers[] = {"aio", "posix"};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(drivers); ++i) {
         machine wanted = machine_on(FUSE, drivers[i], 64);
         stw_runtime *runtime;
@@ -230,10 +224,9 @@ static void move_for_ever(int ready)
     }
 }
 
-static void without_tmpfile_nothing_is_left_after_sigkill(void **state)
+TEST(without_tmpfile_nothing_is_left_after_sigkill)
 {
     int round;
-    (void)state;
     need(fuse_mount(FUSE));
     for (round = 0; round < 4; ++round) {
         int pipes[2], status = 0, i;
@@ -340,11 +333,10 @@ static void close_with_errors(stw_runtime *runtime)
     ok(stw_runtime_close(runtime, 0, 0));
 }
 
-static void a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving(void **state)
+TEST(a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving)
 {
     static const char *const drivers[] = {"aio", "posix"};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(drivers); ++i) {
         const machine wanted = machine_on(DISK, drivers[i], 256);
         machine healthy = machine_small();
@@ -364,12 +356,11 @@ static void a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving(void 
     }
 }
 
-static void a_file_system_whose_server_died_is_io_and_memory_keeps_serving(void **state)
+TEST(a_file_system_whose_server_died_is_io_and_memory_keeps_serving)
 {
     const machine wanted = machine_on(FUSE, NULL, 256);
     stw_runtime *runtime;
     three tensors;
-    (void)state;
     need(fuse_mount(FUSE));
     runtime = machine_open(&wanted);
     tensors = one_in_each_tier(runtime);
@@ -380,14 +371,13 @@ static void a_file_system_whose_server_died_is_io_and_memory_keeps_serving(void 
     fuse_unmount(FUSE);
 }
 
-static void a_file_system_gone_read_only_fails_writes_and_keeps_what_it_has(void **state)
+TEST(a_file_system_gone_read_only_fails_writes_and_keeps_what_it_has)
 {
     const machine wanted = machine_on(DISK, NULL, 256);
     stw_runtime *runtime, *second = NULL;
     stw_tensor *late;
     const char *why;
     three tensors;
-    (void)state;
     need(disk_mount(&mounted, DISK, 64 * MIB, "errors=remount-ro"));
     runtime = machine_open(&wanted);
     tensors = one_in_each_tier(runtime);
@@ -415,21 +405,4 @@ static int unmount_all(void **state)
     return 0;
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, unmount_all)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(a_disk_smaller_than_the_store_is_no_space_with_the_numbers),
-        TEST(what_one_store_has_taken_the_next_one_cannot_have),
-        TEST(a_file_system_that_copies_on_write_is_named_in_a_remark),
-        TEST(a_report_on_a_full_disk_is_no_space_and_the_old_one_stays),
-        TEST(a_file_system_that_refuses_direct_io_gets_posix_by_itself),
-        TEST(a_file_system_without_tmpfile_keeps_no_name_of_the_store),
-        TEST(without_tmpfile_nothing_is_left_after_sigkill),
-        TEST(a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving),
-        TEST(a_file_system_whose_server_died_is_io_and_memory_keeps_serving),
-        TEST(a_file_system_gone_read_only_fails_writes_and_keeps_what_it_has),
-    };
-    return cmocka_run_group_tests_name("disks", tests, NULL, NULL);
-}
+RUN_TESTS_EACH("disks", NULL, NULL, NULL, unmount_all)

@@ -31,7 +31,7 @@ static stw_tensor *matrix(stw_runtime *runtime, const char *name, uint32_t dtype
     return tensor_make(runtime, &spec);
 }
 
-static void a_reader_is_exported_as_read_only(void **state)
+TEST(a_reader_is_exported_as_read_only)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -39,7 +39,6 @@ static void a_reader_is_exported_as_read_only(void **state)
     versioned *made = NULL;
     stw_view view;
     void *pointer;
-    (void)state;
     tensor_fill_sequence(tensor, 15, 1);
     view = view_get(runtime, tensor, STW_READ);
     pointer = view.pointer;
@@ -63,7 +62,7 @@ static void a_reader_is_exported_as_read_only(void **state)
     machine_close(runtime);
 }
 
-static void what_a_writer_exports_counts_from_its_deleter_on(void **state)
+TEST(what_a_writer_exports_counts_from_its_deleter_on)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -74,7 +73,6 @@ static void what_a_writer_exports_counts_from_its_deleter_on(void **state)
     legacy *old = NULL;
     stw_view view, reader;
     int i;
-    (void)state;
     at_once.flags = STW_FETCH_TRY;
     view = view_get(runtime, tensor, STW_WRITE);
     ok(stw_view_to_dlpack_legacy(&view, STW_STREAM_SYNCED, &old));
@@ -92,7 +90,7 @@ static void what_a_writer_exports_counts_from_its_deleter_on(void **state)
     machine_close(runtime);
 }
 
-static void every_dtype_has_its_code(void **state)
+TEST(every_dtype_has_its_code)
 {
     static const struct {
         uint32_t dtype, code, bits;
@@ -114,7 +112,6 @@ static void every_dtype_has_its_code(void **state)
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(rows); ++i) {
         stw_tensor *tensor = matrix(runtime, NULL, rows[i].dtype);
         stw_view view = view_get(runtime, tensor, STW_WRITE);
@@ -138,7 +135,7 @@ static void every_dtype_has_its_code(void **state)
     machine_close(runtime);
 }
 
-static void a_converted_view_is_exported_in_its_dtype(void **state)
+TEST(a_converted_view_is_exported_in_its_dtype)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -149,7 +146,6 @@ static void a_converted_view_is_exported_in_its_dtype(void **state)
     versioned *made = NULL;
     legacy *old = NULL;
     stw_view views[2];
-    (void)state;
     tensor_fill_sequence(tensor, 15, 1);
     requests[0] = requests[1] = request_of(tensor, STW_READ);
     requests[0].dtype = STW_BF16;
@@ -180,7 +176,7 @@ static void a_converted_view_is_exported_in_its_dtype(void **state)
     machine_close(runtime);
 }
 
-static void ranges_are_flat_and_scalars_have_no_dimension(void **state)
+TEST(ranges_are_flat_and_scalars_have_no_dimension)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -189,7 +185,6 @@ static void ranges_are_flat_and_scalars_have_no_dimension(void **state)
     stw_fetch_request request = request_range(tensor, STW_READ, 4, 3);
     versioned *made = NULL;
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 15, 0);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     ok(stw_view_to_dlpack(&view, NULL, &made));
@@ -217,7 +212,7 @@ static void ranges_are_flat_and_scalars_have_no_dimension(void **state)
     machine_close(runtime);
 }
 
-static void what_cannot_be_said_is_refused_and_the_view_stays(void **state)
+TEST(what_cannot_be_said_is_refused_and_the_view_stays)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -225,7 +220,6 @@ static void what_cannot_be_said_is_refused_and_the_view_stays(void **state)
     versioned *made = NULL;
     legacy *old = NULL;
     stw_view view, copy, none = {0};
-    (void)state;
     tensor_fill_sequence(tensor, 10, 0);
     view = view_get(runtime, tensor, STW_READ);
     copy = view;
@@ -257,7 +251,7 @@ static void *delete_it(void *made)
     return NULL;
 }
 
-static void an_export_outlives_its_runtime(void **state)
+TEST(an_export_outlives_its_runtime)
 {
     machine wanted = machine_small();
     const int descriptors = descriptors_open();
@@ -267,7 +261,6 @@ static void an_export_outlives_its_runtime(void **state)
     pthread_t thread;
     stw_view view;
     int i;
-    (void)state;
     tensor_fill_sequence(tensor, 10, 3);
     for (i = 0; i < 2; ++i) {
         view = view_get(runtime, tensor, STW_READ);
@@ -284,7 +277,7 @@ static void an_export_outlives_its_runtime(void **state)
     assert_int_equal(descriptors_open(), descriptors);
 }
 
-static void an_aborted_step_leaves_its_exports(void **state)
+TEST(an_aborted_step_leaves_its_exports)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -293,7 +286,6 @@ static void an_aborted_step_leaves_its_exports(void **state)
     versioned *made = NULL;
     stw_view view, second;
     int i;
-    (void)state;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_step_begin(phase));
     view = view_get(runtime, tensor, STW_WRITE);
@@ -313,7 +305,7 @@ static void an_aborted_step_leaves_its_exports(void **state)
     machine_close(runtime);
 }
 
-static void a_forked_child_deletes_its_copy_alone(void **state)
+TEST(a_forked_child_deletes_its_copy_alone)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -322,7 +314,6 @@ static void a_forked_child_deletes_its_copy_alone(void **state)
     int status = -1;
     pid_t child;
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 10, 1);
     view = view_get(runtime, tensor, STW_READ);
     ok(stw_view_to_dlpack(&view, NULL, &made));
@@ -341,7 +332,7 @@ static void a_forked_child_deletes_its_copy_alone(void **state)
     machine_close(runtime);
 }
 
-static void an_address_is_exported_without_a_pin(void **state)
+TEST(an_address_is_exported_without_a_pin)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -350,7 +341,6 @@ static void an_address_is_exported_without_a_pin(void **state)
     versioned *made = NULL;
     legacy *old = NULL;
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 15, 2);
     ok(stw_tensor_to_dlpack(tensor, 0, &made));
     ok(stw_tensor_to_dlpack_legacy(tensor, 0, &old));
@@ -372,14 +362,13 @@ static void an_address_is_exported_without_a_pin(void **state)
     made->deleter(made);
 }
 
-static void a_device_across_a_bus_exports_views_and_no_addresses(void **state)
+TEST(a_device_across_a_bus_exports_views_and_no_addresses)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor *tensor;
     versioned *made = NULL;
     stw_view view;
-    (void)state;
     wanted.device_driver = "cpu-discrete";
     runtime = machine_open(&wanted);
     tensor = tensor_f32(runtime, "t", 10);
@@ -410,7 +399,7 @@ void *PyCapsule_GetPointer(void *made, const char *name)
     return ((capsule *)made)->pointer;
 }
 
-static void a_capsule_gives_back_what_nobody_took(void **state)
+TEST(a_capsule_gives_back_what_nobody_took)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -419,7 +408,6 @@ static void a_capsule_gives_back_what_nobody_took(void **state)
     legacy *old = NULL;
     capsule holder;
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 10, 0);
     view = view_get(runtime, tensor, STW_READ);
     ok(stw_view_to_dlpack(&view, NULL, &made));
@@ -442,21 +430,4 @@ static void a_capsule_gives_back_what_nobody_took(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_reader_is_exported_as_read_only),
-        cmocka_unit_test(what_a_writer_exports_counts_from_its_deleter_on),
-        cmocka_unit_test(every_dtype_has_its_code),
-        cmocka_unit_test(a_converted_view_is_exported_in_its_dtype),
-        cmocka_unit_test(ranges_are_flat_and_scalars_have_no_dimension),
-        cmocka_unit_test(what_cannot_be_said_is_refused_and_the_view_stays),
-        cmocka_unit_test(an_export_outlives_its_runtime),
-        cmocka_unit_test(an_aborted_step_leaves_its_exports),
-        cmocka_unit_test(a_forked_child_deletes_its_copy_alone),
-        cmocka_unit_test(an_address_is_exported_without_a_pin),
-        cmocka_unit_test(a_device_across_a_bus_exports_views_and_no_addresses),
-        cmocka_unit_test(a_capsule_gives_back_what_nobody_took),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS("dlpack", NULL, NULL)

@@ -24,14 +24,13 @@ static uint64_t count_of(int fd)
     return count;
 }
 
-static void one_eventfd_counts_the_ends_of_many(void **state)
+TEST(one_eventfd_counts_the_ends_of_many)
 {
     crowd here = crowd_open();
     const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     stw_operation *operations[3];
     uint64_t ends = 0;
     int i;
-    (void)state;
     for (i = 0; i < 3; ++i) {
         operations[i] = ask_for_room(&here);
         ok(stw_operation_notify_fd(operations[i], fd));
@@ -56,13 +55,12 @@ static void one_eventfd_counts_the_ends_of_many(void **state)
     close(fd);
 }
 
-static void an_eventfd_is_replaced_withdrawn_and_told_of_a_free(void **state)
+TEST(an_eventfd_is_replaced_withdrawn_and_told_of_a_free)
 {
     crowd here = crowd_open();
     const int first = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     const int second = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     stw_operation *operation = ask_for_room(&here);
-    (void)state;
     ok(stw_operation_notify_fd(operation, first));
     ok(stw_operation_notify_fd(operation, second));
     ok(stw_operation_cancel(operation));
@@ -86,7 +84,7 @@ static void an_eventfd_is_replaced_withdrawn_and_told_of_a_free(void **state)
     close(second);
 }
 
-static void what_is_no_eventfd_is_refused(void **state)
+TEST(what_is_no_eventfd_is_refused)
 {
     crowd here = crowd_open();
     stw_operation *operation = ask_for_room(&here);
@@ -95,7 +93,6 @@ static void what_is_no_eventfd_is_refused(void **state)
     FILE *file = tmpfile();
     int ends[2];
     char byte;
-    (void)state;
     assert_int_equal(pipe(ends), 0);
     assert_int_equal(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
     assert_int_equal(fcntl(ends[0], F_SETFL, O_NONBLOCK), 0);
@@ -122,12 +119,4 @@ static void what_is_no_eventfd_is_refused(void **state)
     close(ends[1]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_eventfd_counts_the_ends_of_many),
-        cmocka_unit_test(an_eventfd_is_replaced_withdrawn_and_told_of_a_free),
-        cmocka_unit_test(what_is_no_eventfd_is_refused),
-    };
-    return cmocka_run_group_tests_name("eventfds", tests, NULL, NULL);
-}
+RUN_TESTS("eventfds", NULL, NULL)

@@ -108,32 +108,22 @@ static void model_step(model *m)
     ok(stw_step_end(m->phase, NULL));
 }
 
-static uint64_t blocks_read(stw_runtime *runtime)
-{
-    stw_link_stats to_host = STW_LINK_STATS_INIT, to_device = STW_LINK_STATS_INIT;
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &to_host));
-    if (now.device_blocks > 0) {
-        ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &to_device));
-    }
-    return (to_host.bytes + to_device.bytes) / BLOCK;
-}
-
 /* Of the bytes that steps fetch, the part that no disk was asked for, ahead or not. */
 static double hit_rate(model *m)
 {
-    uint64_t before = blocks_read(m->runtime);
+    uint64_t before = bytes_from_disk(m->runtime) / BLOCK;
     int step;
     for (step = 0; step < MEASURED; ++step) model_step(m);
-    return 1 - (double)(blocks_read(m->runtime) - before) / (MEASURED * LAYERS * WANTED);
+    return 1 -
+           (double)(bytes_from_disk(m->runtime) / BLOCK - before) / (MEASURED * LAYERS * WANTED);
 }
 
-static void what_is_drawn_is_kept_by_how_often_it_was(void **state)
+TEST(what_is_drawn_is_kept_by_how_often_it_was)
 {
     double recency, planned;
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     model m;
     int step;
-    (void)state;
     model_open(&m, STW_RUNTIME_NO_PLAN);
     for (step = 0; step < LEARNED; ++step) model_step(&m);
     recency = hit_rate(&m);
@@ -156,10 +146,4 @@ static void what_is_drawn_is_kept_by_how_often_it_was(void **state)
     model_close(&m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_drawn_is_kept_by_how_often_it_was),
-    };
-    return machine_run_each("experts", &now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("experts", &now)

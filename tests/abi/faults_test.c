@@ -38,7 +38,7 @@ static void close_with_errors(stw_runtime *runtime)
     ok(stw_runtime_close(runtime, 0, 0));
 }
 
-static void a_read_error_is_retried_and_not_seen(void **state)
+TEST(a_read_error_is_retried_and_not_seen)
 {
     machine wanted = machine_with("at=read:1:eio;at=read:3:eio");
     stw_runtime *runtime = machine_open(&wanted);
@@ -46,7 +46,6 @@ static void a_read_error_is_retried_and_not_seen(void **state)
     stw_link_stats stats = STW_LINK_STATS_INIT;
     uint64_t retries = 0;
     uint32_t link;
-    (void)state;
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     for (link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
         ok(stw_link_stats_get(runtime, link, 0, &stats));
@@ -56,7 +55,7 @@ static void a_read_error_is_retried_and_not_seen(void **state)
     machine_close(runtime);
 }
 
-static void a_lasting_read_error_names_path_offset_and_errno(void **state)
+TEST(a_lasting_read_error_names_path_offset_and_errno)
 {
     machine wanted = machine_with(each("read", 1, 60, "eio"));
     stw_runtime *runtime = machine_open(&wanted);
@@ -66,7 +65,6 @@ static void a_lasting_read_error_names_path_offset_and_errno(void **state)
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_view view, before;
     float value;
-    (void)state;
     tensor_fill_sequence(other, ELEMENTS, 7);
     memset(&view, 0x66, sizeof view);
     before = view;
@@ -109,9 +107,8 @@ static void expect_second_named(const char *kind, stw_status code, const char *w
     close_with_errors(runtime);
 }
 
-static void a_fetch_of_several_names_the_one_that_was_hurt(void **state)
+TEST(a_fetch_of_several_names_the_one_that_was_hurt)
 {
-    (void)state;
     expect_second_named("eio", STW_ERROR_IO, "Input/output error");
     expect_second_named("flip", STW_ERROR_CHECKSUM, "checksum");
 }
@@ -142,14 +139,13 @@ static void expect_shared_named(const char *kind, stw_status code)
     close_with_errors(runtime);
 }
 
-static void a_tensor_in_a_shared_block_is_named_as_it_was_asked_for(void **state)
+TEST(a_tensor_in_a_shared_block_is_named_as_it_was_asked_for)
 {
-    (void)state;
     expect_shared_named("eio", STW_ERROR_IO);
     expect_shared_named("flip", STW_ERROR_CHECKSUM);
 }
 
-static void a_disk_that_recovers_is_read_again(void **state)
+TEST(a_disk_that_recovers_is_read_again)
 {
     /* The first block's request and its two retries. */
     machine wanted = machine_with(each("read", 1, 3, "eio"));
@@ -157,20 +153,18 @@ static void a_disk_that_recovers_is_read_again(void **state)
     stw_tensor *tensor = tensor_on_disk(runtime, "t", 100, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
-    (void)state;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "Input/output error");
     ok(stw_runtime_clear_error(runtime));
     tensor_expect_sequence(tensor, 100, 0);
     close_with_errors(runtime);
 }
 
-static void short_counts_are_not_seen(void **state)
+TEST(short_counts_are_not_seen)
 {
     machine wanted = machine_with("seed=11;read_short=0.4;write_short=0.4");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[6];
     int i, round;
-    (void)state;
     for (i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL, ELEMENTS, 0);
     for (round = 0; round < 3; ++round) {
         for (i = 0; i < 6; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)round);
@@ -179,12 +173,11 @@ static void short_counts_are_not_seen(void **state)
     machine_close(runtime);
 }
 
-static void one_flip_on_the_way_is_healed(void **state)
+TEST(one_flip_on_the_way_is_healed)
 {
     machine wanted = machine_with("at=read:2:flip");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
-    (void)state;
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     machine_close(runtime);
 }
@@ -208,9 +201,8 @@ static void expect_checksum(const char *script)
     close_with_errors(runtime);
 }
 
-static void wrong_bytes_are_never_handed_out(void **state)
+TEST(wrong_bytes_are_never_handed_out)
 {
-    (void)state;
     expect_checksum("at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip");
     expect_checksum("at=write:1:torn");
     expect_checksum("at=write:1:lost");
@@ -228,7 +220,7 @@ static void expect_first(stw_tensor *tensor, int changed)
 
 /* The gradient is no good, so nothing of the parameter changes, and nobody takes that for the step
  * that was asked for: not who fetches it next, nor a later step, until somebody says so. */
-static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(void **state)
+TEST(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing)
 {
     machine wanted =
         machine_with("at=read:1:flip;at=read:2:flip;at=read:3:flip;at=read:4:flip;at=read:5:flip;"
@@ -243,7 +235,6 @@ static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(vo
     stw_tensor_info info = {.struct_size = sizeof info};
     stw_optimizer *optimizer = NULL;
     stw_view view;
-    (void)state;
     ok(stw_tensor_fill(parameter, 2, NULL));
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
@@ -267,7 +258,7 @@ static void an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing(vo
     close_with_errors(runtime);
 }
 
-static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
+TEST(a_lost_overwrite_is_not_taken_for_the_new_bytes)
 {
     machine wanted = machine_with("at=write:2:lost");
     stw_runtime *runtime = machine_open(&wanted);
@@ -275,7 +266,6 @@ static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
     int round;
-    (void)state;
     for (round = 0; round < 2; ++round) {
         tensor_fill_sequence(tensor, 100, (float)round * 50);
         tensor_to_disk(runtime, tensor);
@@ -284,7 +274,7 @@ static void a_lost_overwrite_is_not_taken_for_the_new_bytes(void **state)
     close_with_errors(runtime);
 }
 
-static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void **state)
+TEST(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again)
 {
     machine wanted = machine_with("at=read:1:delay:1500000000");
     stw_runtime *runtime = machine_open(&wanted);
@@ -294,7 +284,6 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
     const int descriptors = descriptors_open();
     uint64_t begin = clock_ns();
     stw_view view;
-    (void)state;
     options.timeout_ns = 300 * MILLISECOND_NS;
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_TIMEOUT, "'slow'");
     assert_true(clock_ns() - begin >= 300 * MILLISECOND_NS);
@@ -312,7 +301,7 @@ static void a_hung_read_ends_at_the_timeout_and_close_can_be_called_again(void *
 }
 
 /* The clock of a loaded machine may be late once, not always. */
-static void a_wait_ends_no_more_than_a_tenth_after_its_timeout(void **state)
+TEST(a_wait_ends_no_more_than_a_tenth_after_its_timeout)
 {
     enum { TRIES = 3 };
     /* Each answer comes long after the timeout. Each tensor is one block and so one request. */
@@ -323,7 +312,6 @@ static void a_wait_ends_no_more_than_a_tenth_after_its_timeout(void **state)
     uint64_t waited_ns = UINT64_MAX;
     stw_view view;
     int i;
-    (void)state;
     for (i = 0; i < TRIES; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, BLOCK / 4);
         tensor_fill_sequence(tensors[i], BLOCK / 4, (float)i);
@@ -345,7 +333,7 @@ static void a_wait_ends_no_more_than_a_tenth_after_its_timeout(void **state)
 }
 
 /* The first block is written when the third cannot be read. */
-static void a_write_that_fails_half_way_is_told_to_readers(void **state)
+TEST(a_write_that_fails_half_way_is_told_to_readers)
 {
     machine wanted = machine_with(each("read", 2, 8, "eio"));
     stw_runtime *runtime = machine_open(&wanted);
@@ -355,7 +343,6 @@ static void a_write_that_fails_half_way_is_told_to_readers(void **state)
     stw_tensor_info info;
     static float values[ELEMENTS];
     stw_view view;
-    (void)state;
     options.element_begin = 100;
     options.element_count = ELEMENTS / 2;
     fails(stw_tensor_write(tensor, values, &options), STW_ERROR_IO, "Input/output error");
@@ -372,7 +359,7 @@ static void a_write_that_fails_half_way_is_told_to_readers(void **state)
     close_with_errors(runtime);
 }
 
-static void a_throttled_disk_shows_as_stall(void **state)
+TEST(a_throttled_disk_shows_as_stall)
 {
     machine wanted = machine_with("throttle_bytes_per_s=4194304");
     stw_runtime *runtime = machine_open(&wanted);
@@ -380,7 +367,6 @@ static void a_throttled_disk_shows_as_stall(void **state)
     stw_phase *phase = NULL;
     stw_step_stats stats;
     stw_view view;
-    (void)state;
     memset(&stats, 0, sizeof stats);
     stats.struct_size = sizeof stats;
     ok(stw_phase_create(runtime, "p", &phase));
@@ -394,23 +380,4 @@ static void a_throttled_disk_shows_as_stall(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_read_error_is_retried_and_not_seen),
-        cmocka_unit_test(a_lasting_read_error_names_path_offset_and_errno),
-        cmocka_unit_test(a_fetch_of_several_names_the_one_that_was_hurt),
-        cmocka_unit_test(a_tensor_in_a_shared_block_is_named_as_it_was_asked_for),
-        cmocka_unit_test(a_disk_that_recovers_is_read_again),
-        cmocka_unit_test(short_counts_are_not_seen),
-        cmocka_unit_test(one_flip_on_the_way_is_healed),
-        cmocka_unit_test(wrong_bytes_are_never_handed_out),
-        cmocka_unit_test(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing),
-        cmocka_unit_test(a_lost_overwrite_is_not_taken_for_the_new_bytes),
-        cmocka_unit_test(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again),
-        cmocka_unit_test(a_wait_ends_no_more_than_a_tenth_after_its_timeout),
-        cmocka_unit_test(a_write_that_fails_half_way_is_told_to_readers),
-        cmocka_unit_test(a_throttled_disk_shows_as_stall),
-    };
-    return cmocka_run_group_tests_name("faults of reading", tests, NULL, NULL);
-}
+RUN_TESTS("faults of reading", NULL, NULL)

@@ -34,18 +34,17 @@ static void push_out(stw_runtime *runtime, stw_tensor *tensor)
     (void)stw_runtime_drain(runtime, 10 * SECOND_NS);
 }
 
-static void one_write_error_is_retried_and_not_seen(void **state)
+TEST(one_write_error_is_retried_and_not_seen)
 {
     machine wanted = machine_failing(1);
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
-    (void)state;
     ok(stw_runtime_drain(runtime, 0));
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     machine_close(runtime);
 }
 
-static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **state)
+TEST(a_lasting_write_error_sticks_until_cleared_and_loses_nothing)
 {
     /* Two blocks, three attempts each; from then on the disk is well again. */
     machine wanted = machine_failing(6);
@@ -57,7 +56,6 @@ static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **
     stw_phase *phase = NULL;
     stw_view view;
     float value = 0;
-    (void)state;
     ok(stw_runtime_error(runtime, NULL));
     tensor_fill_sequence(hurt, ELEMENTS, 3);
     push_out(runtime, hurt);
@@ -92,7 +90,7 @@ static void a_lasting_write_error_sticks_until_cleared_and_loses_nothing(void **
     (void)stw_runtime_close(runtime, 0, 0);
 }
 
-static void all_tensors_of_a_block_are_hurt_by_its_failure(void **state)
+TEST(all_tensors_of_a_block_are_hurt_by_its_failure)
 {
     machine wanted = machine_failing(3);
     stw_runtime *runtime = machine_open(&wanted);
@@ -101,7 +99,6 @@ static void all_tensors_of_a_block_are_hurt_by_its_failure(void **state)
     stw_tensor *unwritten = tensor_f32(runtime, "unwritten", 100);
     float value[100] = {0};
     stw_view view;
-    (void)state;
     /* While one of them is written, the block stays. */
     view = view_get(runtime, unwritten, STW_WRITE);
     tensor_fill_sequence(first, 100, 1);
@@ -118,12 +115,11 @@ static void all_tensors_of_a_block_are_hurt_by_its_failure(void **state)
 }
 
 /* A file system that copies on write cannot promise the space it reserved. */
-static void a_disk_that_becomes_full_is_said_with_the_tensor(void **state)
+TEST(a_disk_that_becomes_full_is_said_with_the_tensor)
 {
     machine wanted = machine_failing(0);
     stw_runtime *runtime;
     stw_tensor *hurt;
-    (void)state;
     /* Two blocks, three attempts each; the superblock was written. */
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:enospc;at=write:2:enospc;"
                           "at=write:3:enospc;at=write:4:enospc;at=write:5:enospc;at=write:6:enospc";
@@ -140,14 +136,13 @@ static void a_disk_that_becomes_full_is_said_with_the_tensor(void **state)
     (void)stw_runtime_close(runtime, 0, 0);
 }
 
-static void a_hurt_view_is_released_and_says_so(void **state)
+TEST(a_hurt_view_is_released_and_says_so)
 {
     machine wanted = machine_failing(100);
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *hurt = tensor_f32(runtime, "hurt", 100);
     stw_tensor *neighbour = tensor_f32(runtime, "beside", 2 * ELEMENTS);
     stw_view view;
-    (void)state;
     /* Being written, the neighbour cannot be written back: the first failure is the other one's. */
     view = view_get(runtime, neighbour, STW_WRITE);
     tensor_fill_sequence(hurt, 100, 0);
@@ -175,12 +170,11 @@ static void ask_back(const char *topic)
 }
 
 /* With a lock held across the callback this would never end. */
-static void a_log_callback_may_ask_the_runtime_back(void **state)
+TEST(a_log_callback_may_ask_the_runtime_back)
 {
     machine wanted = machine_failing(6);
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
-    (void)state;
     heard_from = runtime;
     heard = STW_OK;
     sem_init(&was_heard, 0, 0);
@@ -197,13 +191,12 @@ static void a_log_callback_may_ask_the_runtime_back(void **state)
     sem_destroy(&was_heard);
 }
 
-static void a_hung_write_does_not_hold_evict_beyond_its_timeout(void **state)
+TEST(a_hung_write_does_not_hold_evict_beyond_its_timeout)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor *tensor;
     uint64_t begin;
-    (void)state;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:delay:1200000000";
     runtime = machine_open(&wanted);
@@ -222,16 +215,4 @@ static void a_hung_write_does_not_hold_evict_beyond_its_timeout(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_write_error_is_retried_and_not_seen),
-        cmocka_unit_test(a_lasting_write_error_sticks_until_cleared_and_loses_nothing),
-        cmocka_unit_test(all_tensors_of_a_block_are_hurt_by_its_failure),
-        cmocka_unit_test(a_disk_that_becomes_full_is_said_with_the_tensor),
-        cmocka_unit_test(a_hurt_view_is_released_and_says_so),
-        cmocka_unit_test(a_log_callback_may_ask_the_runtime_back),
-        cmocka_unit_test(a_hung_write_does_not_hold_evict_beyond_its_timeout),
-    };
-    return cmocka_run_group_tests_name("faults of writing", tests, NULL, NULL);
-}
+RUN_TESTS("faults of writing", NULL, NULL)

@@ -12,7 +12,7 @@ static stw_runtime *open_here(void)
     return machine_open(&machine_now);
 }
 
-static void ranges_show_their_elements_alone(void **state)
+TEST(ranges_show_their_elements_alone)
 {
     stw_runtime *runtime = open_here();
     /* Three blocks and a bit. */
@@ -23,7 +23,6 @@ static void ranges_show_their_elements_alone(void **state)
     stw_fetch_request request;
     stw_view view;
     uint64_t i, j;
-    (void)state;
     tensor_fill_sequence(tensor, elements, 0);
     for (i = 0; i < COUNT(begins); ++i) {
         request = request_range(tensor, STW_READ, begins[i], counts[i]);
@@ -48,7 +47,7 @@ static void ranges_show_their_elements_alone(void **state)
     machine_close(runtime);
 }
 
-static void writing_a_range_leaves_the_rest(void **state)
+TEST(writing_a_range_leaves_the_rest)
 {
     stw_runtime *runtime = open_here();
     const uint64_t elements = 4 * BLOCK / 4;
@@ -57,7 +56,6 @@ static void writing_a_range_leaves_the_rest(void **state)
     float *values = malloc(elements * 4);
     stw_view view;
     uint64_t i;
-    (void)state;
     assert_non_null(values);
     tensor_fill_sequence(tensor, elements, 0);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
@@ -73,13 +71,12 @@ static void writing_a_range_leaves_the_rest(void **state)
     machine_close(runtime);
 }
 
-static void read_write_keeps_what_was_there(void **state)
+TEST(read_write_keeps_what_was_there)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK);
     stw_view view;
     uint64_t i;
-    (void)state;
     tensor_fill_sequence(tensor, BLOCK, 0);
     view = view_get(runtime, tensor, STW_READ_WRITE);
     for (i = 0; i < BLOCK; ++i) ((float *)view.pointer)[i] += 5;
@@ -88,7 +85,7 @@ static void read_write_keeps_what_was_there(void **state)
     machine_close(runtime);
 }
 
-static void one_impossible_request_pins_nothing(void **state)
+TEST(one_impossible_request_pins_nothing)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *fine = tensor_f32(runtime, "fine", BLOCK / 4);
@@ -97,7 +94,6 @@ static void one_impossible_request_pins_nothing(void **state)
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_fetch_request requests[2];
     stw_view views[2];
-    (void)state;
     ok(stw_tensor_fill(fine, 1, NULL));
     requests[0] = request_of(fine, STW_READ_WRITE), requests[1] = request_of(blank, STW_READ);
     fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_EMPTY, "'blank'");
@@ -111,12 +107,11 @@ static void one_impossible_request_pins_nothing(void **state)
     machine_close(runtime);
 }
 
-static void readers_share_and_have_one_pointer(void **state)
+TEST(readers_share_and_have_one_pointer)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "shared", 100);
     stw_view first, second, third;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     first = view_get(runtime, tensor, STW_READ);
     second = view_get(runtime, tensor, STW_READ);
@@ -136,14 +131,13 @@ static void readers_share_and_have_one_pointer(void **state)
     machine_close(runtime);
 }
 
-static void a_conflict_with_the_own_thread_is_busy_at_once(void **state)
+TEST(a_conflict_with_the_own_thread_is_busy_at_once)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "mine", 100);
     stw_fetch_request request = request_of(tensor, STW_WRITE), pair[2];
     stw_view view, other, two[2];
     const uint64_t begin = clock_ns();
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     view = view_get(runtime, tensor, STW_READ);
     fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUSY, "'mine'");
@@ -163,7 +157,7 @@ static void a_conflict_with_the_own_thread_is_busy_at_once(void **state)
     machine_close(runtime);
 }
 
-static void pinned_room_is_a_budget_error_with_the_arithmetic(void **state)
+TEST(pinned_room_is_a_budget_error_with_the_arithmetic)
 {
     stw_runtime *runtime = open_here();
     stw_tier_stats stats = STW_TIER_STATS_INIT;
@@ -172,7 +166,6 @@ static void pinned_room_is_a_budget_error_with_the_arithmetic(void **state)
     stw_error_info info;
     stw_view view, other;
     uint64_t blocks;
-    (void)state;
     ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
     blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
     held = tensor_f32(runtime, "held", (blocks - 2) * BLOCK / 4);
@@ -204,7 +197,7 @@ static void pinned_room_is_a_budget_error_with_the_arithmetic(void **state)
     machine_close(runtime);
 }
 
-static void try_never_waits(void **state)
+TEST(try_never_waits)
 {
     stw_runtime *runtime = open_here();
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
@@ -212,7 +205,6 @@ static void try_never_waits(void **state)
     stw_tensor *other = tensor_f32(runtime, "other", 4 * BLOCK / 4);
     stw_fetch_request request = request_of(tensor, STW_WRITE);
     stw_view view, second;
-    (void)state;
     options.flags = STW_FETCH_TRY;
     tensor_fill_sequence(tensor, 100, 0);
     tensor_fill_sequence(other, 4 * BLOCK / 4, 0);
@@ -236,7 +228,7 @@ static void try_never_waits(void **state)
 }
 
 /* As many hits as there may be, or none of them: the one that is held is the last, or first. */
-static void hits_of_a_large_call_are_all_or_nothing(void **state)
+TEST(hits_of_a_large_call_are_all_or_nothing)
 {
     enum { N = 1000 };
     static stw_fetch_request requests[N];
@@ -247,7 +239,6 @@ static void hits_of_a_large_call_are_all_or_nothing(void **state)
     stw_tensor_info info;
     stw_view held;
     int i, round;
-    (void)state;
     for (i = 0; i < N; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 40);
         tensor_fill_sequence(tensors[i], 40, (float)i);
@@ -284,12 +275,11 @@ static void hits_of_a_large_call_are_all_or_nothing(void **state)
     machine_close(runtime);
 }
 
-static void double_stale_and_torn_views_are_found_out(void **state)
+TEST(double_stale_and_torn_views_are_found_out)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_view view, copy, torn, zeroed;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     view = view_get(runtime, tensor, STW_READ);
     copy = view;
@@ -310,13 +300,12 @@ static void double_stale_and_torn_views_are_found_out(void **state)
     machine_close(runtime);
 }
 
-static void a_view_with_another_ones_tensor_is_torn(void **state)
+TEST(a_view_with_another_ones_tensor_is_torn)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *a = tensor_f32(runtime, "a", 100);
     stw_tensor *b = tensor_f32(runtime, "b", 100);
     stw_view view, torn;
-    (void)state;
     tensor_fill_sequence(a, 100, 0);
     view = view_get(runtime, a, STW_READ);
     torn = view, torn.tensor = b;
@@ -325,13 +314,12 @@ static void a_view_with_another_ones_tensor_is_torn(void **state)
     machine_close(runtime);
 }
 
-static void one_bad_view_does_not_keep_the_good_ones(void **state)
+TEST(one_bad_view_does_not_keep_the_good_ones)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_view views[3];
     int bad, i;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     for (bad = 0; bad < 3; ++bad) {
         for (i = 0; i < 3; ++i) views[i] = view_get(runtime, tensor, STW_READ);
@@ -346,13 +334,12 @@ static void one_bad_view_does_not_keep_the_good_ones(void **state)
     machine_close(runtime);
 }
 
-static void abandon_and_discard_say_what_became_of_the_bytes(void **state)
+TEST(abandon_and_discard_say_what_became_of_the_bytes)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
-    (void)state;
     /* Never written, abandoned: empty as before. */
     view = view_get(runtime, tensor, STW_WRITE);
     memset(view.pointer, 0x11, 400);
@@ -369,7 +356,7 @@ static void abandon_and_discard_say_what_became_of_the_bytes(void **state)
     machine_close(runtime);
 }
 
-static void an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid(void **state)
+TEST(an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK / 4);
@@ -378,7 +365,6 @@ static void an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid(v
     stw_tensor_info info;
     stw_view view;
     size_t i;
-    (void)state;
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;
     for (i = 0; i < COUNT(writes); ++i) {
@@ -400,7 +386,7 @@ static void an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid(v
     machine_close(runtime);
 }
 
-static void hints_beyond_the_budget_never_fail(void **state)
+TEST(hints_beyond_the_budget_never_fail)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensors[12];
@@ -410,7 +396,6 @@ static void hints_beyond_the_budget_never_fail(void **state)
     const uint64_t elements = blocks * BLOCK / 4;
     int n = machine_now.nvme_blocks > 0 ? 12 : 6;
     int i, round;
-    (void)state;
     for (i = 0; i < n; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, elements);
         tensor_fill_sequence(tensors[i], elements, (float)i);
@@ -425,7 +410,7 @@ static void hints_beyond_the_budget_never_fail(void **state)
     machine_close(runtime);
 }
 
-static void fits_answers_without_moving_anything(void **state)
+TEST(fits_answers_without_moving_anything)
 {
     stw_runtime *runtime = open_here();
     stw_tier_stats stats = STW_TIER_STATS_INIT;
@@ -433,7 +418,6 @@ static void fits_answers_without_moving_anything(void **state)
     stw_tensor *b;
     stw_fetch_request requests[2];
     uint64_t blocks;
-    (void)state;
     ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
     blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
     requests[0] = request_of(a, STW_READ);
@@ -451,14 +435,13 @@ static void fits_answers_without_moving_anything(void **state)
     machine_close(runtime);
 }
 
-static void empty_tensors_and_scalars_are_views_too(void **state)
+TEST(empty_tensors_and_scalars_are_views_too)
 {
     stw_runtime *runtime = open_here();
     stw_tensor_spec spec = spec_f32("nothing", 0);
     stw_tensor *nothing = tensor_make(runtime, &spec), *scalar;
     stw_view view;
     float value = 0;
-    (void)state;
     view = view_get(runtime, nothing, STW_WRITE);
     assert_int_equal(view.bytes, 0);
     assert_int_equal(view.element_count, 0);
@@ -477,7 +460,7 @@ static void empty_tensors_and_scalars_are_views_too(void **state)
     machine_close(runtime);
 }
 
-static void every_dtype_and_alignment_survives_a_round_trip(void **state)
+TEST(every_dtype_and_alignment_survives_a_round_trip)
 {
     stw_runtime *runtime = open_here();
     unsigned char bytes[8 * 37], back[8 * 37];
@@ -485,7 +468,6 @@ static void every_dtype_and_alignment_survives_a_round_trip(void **state)
     uint64_t align;
     stw_view view;
     size_t i;
-    (void)state;
     for (i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)(i * 7 + 1);
     for (dtype = STW_F32; dtype <= STW_BOOL; ++dtype) {
         for (align = 1; align <= 4096; align *= 4) {
@@ -506,27 +488,4 @@ static void every_dtype_and_alignment_survives_a_round_trip(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranges_show_their_elements_alone),
-        cmocka_unit_test(writing_a_range_leaves_the_rest),
-        cmocka_unit_test(read_write_keeps_what_was_there),
-        cmocka_unit_test(one_impossible_request_pins_nothing),
-        cmocka_unit_test(readers_share_and_have_one_pointer),
-        cmocka_unit_test(a_conflict_with_the_own_thread_is_busy_at_once),
-        cmocka_unit_test(pinned_room_is_a_budget_error_with_the_arithmetic),
-        cmocka_unit_test(try_never_waits),
-        cmocka_unit_test(hits_of_a_large_call_are_all_or_nothing),
-        cmocka_unit_test(double_stale_and_torn_views_are_found_out),
-        cmocka_unit_test(a_view_with_another_ones_tensor_is_torn),
-        cmocka_unit_test(one_bad_view_does_not_keep_the_good_ones),
-        cmocka_unit_test(abandon_and_discard_say_what_became_of_the_bytes),
-        cmocka_unit_test(an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid),
-        cmocka_unit_test(hints_beyond_the_budget_never_fail),
-        cmocka_unit_test(fits_answers_without_moving_anything),
-        cmocka_unit_test(empty_tensors_and_scalars_are_views_too),
-        cmocka_unit_test(every_dtype_and_alignment_survives_a_round_trip),
-    };
-    return machine_run_each("fetch", &machine_now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("fetch", &machine_now)

@@ -57,10 +57,7 @@ static uint64_t commit(stw_runtime *runtime)
 
 static uint32_t restored(stw_tensor *tensor)
 {
-    stw_tensor_info info;
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
-    return info.restored;
+    return info_of(tensor).restored;
 }
 
 static stw_runtime *resume(void)
@@ -82,13 +79,12 @@ static void refuse_open(const machine *wanted, stw_status code, const char *word
     assert_null(runtime);
 }
 
-static void what_was_committed_is_found_again(void **state)
+TEST(what_was_committed_is_found_again)
 {
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", LARGE);
     stw_tensor *first = durable(runtime, "first", SMALL);
     stw_tensor *second = durable(runtime, "second", SMALL);
-    (void)state;
     tensor_fill_sequence(large, LARGE, 1);
     tensor_fill_sequence(first, SMALL, 1000);
     tensor_fill_sequence(second, SMALL, 2000);
@@ -123,13 +119,12 @@ static stw_generation_info newest(stw_runtime *runtime)
 }
 
 /* A program that forgets one loses it with the generations that are kept: not without a word. */
-static void what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all(void **state)
+TEST(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all)
 {
     stw_runtime *runtime = make();
     stw_commit_options complete = STW_COMMIT_OPTIONS_INIT;
     stw_tensor *gone;
     uint64_t generation = 0;
-    (void)state;
     complete.flags = STW_COMMIT_COMPLETE;
     tensor_fill_sequence(durable(runtime, "kept", SMALL), SMALL, 1);
     tensor_fill_sequence(durable(runtime, "forgotten", LARGE), LARGE, 2);
@@ -165,13 +160,12 @@ static void what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all(v
     machine_close(runtime);
 }
 
-static void a_generation_can_be_gone_on_with(void **state)
+TEST(a_generation_can_be_gone_on_with)
 {
     int round;
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", LARGE);
     stw_tensor *small = durable(runtime, "small", SMALL);
-    (void)state;
     tensor_fill_sequence(large, LARGE, 0);
     tensor_fill_sequence(small, SMALL, 0);
     commit(runtime);
@@ -189,13 +183,12 @@ static void a_generation_can_be_gone_on_with(void **state)
     machine_close(runtime);
 }
 
-static void an_older_generation_is_resumed_by_its_number(void **state)
+TEST(an_older_generation_is_resumed_by_its_number)
 {
     machine wanted = machine_kept(STW_RUNTIME_RESUME);
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", LARGE);
     uint64_t i;
-    (void)state;
     for (i = 1; i <= 4; ++i) {
         tensor_fill_sequence(large, LARGE, (float)i);
         assert_int_equal(commit(runtime), i);
@@ -216,11 +209,10 @@ static void an_older_generation_is_resumed_by_its_number(void **state)
     machine_close(runtime);
 }
 
-static void updates_go_on_as_if_nothing_had_happened(void **state)
+TEST(updates_go_on_as_if_nothing_had_happened)
 {
     static float run[2][SMALL];
     int stopped;
-    (void)state;
     for (stopped = 0; stopped < 2; ++stopped) {
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
@@ -252,14 +244,13 @@ static void updates_go_on_as_if_nothing_had_happened(void **state)
     assert_memory_equal(run[0], run[1], sizeof run[0]);
 }
 
-static void label_and_metadata_come_back(void **state)
+TEST(label_and_metadata_come_back)
 {
     stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
     stw_generation_info info;
     char metadata[16] = {0};
     uint64_t bytes = 0;
     stw_runtime *runtime = make();
-    (void)state;
     info.struct_size = sizeof info;
     fails(stw_generation_get(runtime, 0, &info), STW_ERROR_NOT_FOUND, "no generation yet");
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 0);
@@ -284,7 +275,7 @@ static void label_and_metadata_come_back(void **state)
     machine_close(runtime);
 }
 
-static void zeros_and_what_is_empty_come_back_as_that(void **state)
+TEST(zeros_and_what_is_empty_come_back_as_that)
 {
     stw_tensor_spec spec = spec_f32("zeros", LARGE);
     stw_tensor_info info;
@@ -293,7 +284,6 @@ static void zeros_and_what_is_empty_come_back_as_that(void **state)
     stw_runtime *runtime = make();
     stw_tensor *zeros;
     float *values;
-    (void)state;
     spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_ZERO;
     zeros = tensor_make(runtime, &spec);
     durable(runtime, "empty", LARGE);
@@ -325,12 +315,11 @@ static void zeros_and_what_is_empty_come_back_as_that(void **state)
     machine_close(runtime);
 }
 
-static void an_open_view_of_a_durable_tensor_is_busy(void **state)
+TEST(an_open_view_of_a_durable_tensor_is_busy)
 {
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "held", LARGE);
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, LARGE, 0);
     view = view_get(runtime, tensor, STW_READ_WRITE);
     fails(stw_commit(runtime, NULL, NULL), STW_ERROR_BUSY, "'held' has an open view");
@@ -340,7 +329,7 @@ static void an_open_view_of_a_durable_tensor_is_busy(void **state)
 }
 
 /* A fetch that has its bytes, and whose views nobody has collected yet, may still write them. */
-static void a_commit_waits_for_a_fetch_that_is_not_collected(void **state)
+TEST(a_commit_waits_for_a_fetch_that_is_not_collected)
 {
     stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
     stw_runtime *runtime = make();
@@ -349,7 +338,6 @@ static void a_commit_waits_for_a_fetch_that_is_not_collected(void **state)
     stw_operation *operation = NULL;
     stw_view view;
     int i;
-    (void)state;
     ok(stw_fetch_async(runtime, NULL, &request, 1, &operation));
     ok(stw_operation_wait(operation, 0));
     options.timeout_ns = 50 * MILLISECOND_NS;
@@ -366,12 +354,11 @@ static void a_commit_waits_for_a_fetch_that_is_not_collected(void **state)
 }
 
 /* One that shared a block alone, and has another policy now, leaves no door open behind it. */
-static void a_policy_that_changes_takes_the_tensor_out_of_its_kind(void **state)
+TEST(a_policy_that_changes_takes_the_tensor_out_of_its_kind)
 {
     stw_policy policy = STW_POLICY_INIT;
     stw_runtime *runtime = make();
     stw_tensor *first = durable(runtime, "first", SMALL);
-    (void)state;
     policy.priority = 5;
     ok(stw_tensor_set_policy(first, &policy));
     ok(stw_tensor_destroy(&first, 1));
@@ -384,13 +371,12 @@ static void a_policy_that_changes_takes_the_tensor_out_of_its_kind(void **state)
 }
 
 /* Nothing is made anew over what may have been committed. */
-static void a_file_that_is_missing_is_no_reason_to_begin_anew(void **state)
+TEST(a_file_that_is_missing_is_no_reason_to_begin_anew)
 {
     machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE);
     char path[2][128], other[128];
     stw_runtime *runtime = machine_open(&wanted);
     int i;
-    (void)state;
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
     commit(runtime);
     machine_close(runtime);
@@ -407,12 +393,11 @@ static void a_file_that_is_missing_is_no_reason_to_begin_anew(void **state)
 }
 
 /* What an older generation has of a tensor is in the promise of the tensor. */
-static void what_was_empty_when_it_was_committed_has_its_room(void **state)
+TEST(what_was_empty_when_it_was_committed_has_its_room)
 {
     enum { ELEMENTS = 100 * BLOCK / 4 };
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", ELEMENTS);
-    (void)state;
     tensor_fill_sequence(tensor, ELEMENTS, 1);
     commit(runtime);
     ok(stw_tensor_discard(&tensor, 1));
@@ -426,12 +411,11 @@ static void what_was_empty_when_it_was_committed_has_its_room(void **state)
     machine_close(runtime);
 }
 
-static void a_store_is_made_once_and_overwritten_when_told(void **state)
+TEST(a_store_is_made_once_and_overwritten_when_told)
 {
     machine wanted = machine_kept(0);
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor;
-    (void)state;
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
     commit(runtime);
     refuse_open(&wanted, STW_ERROR_EXISTS, files[0]);
@@ -460,12 +444,11 @@ static void a_store_is_made_once_and_overwritten_when_told(void **state)
 }
 
 /* A file of generations whose blocks are gone is not ours to remove. */
-static void an_open_that_fails_removes_nothing_that_was_there(void **state)
+TEST(an_open_that_fails_removes_nothing_that_was_there)
 {
     machine wanted = machine_kept(0);
     char blocks[128], generations[128];
     stw_runtime *runtime = make();
-    (void)state;
     snprintf(blocks, sizeof blocks, "%s/%s", directory, files[0]);
     snprintf(generations, sizeof generations, "%s/%s", directory, files[1]);
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
@@ -477,13 +460,12 @@ static void an_open_that_fails_removes_nothing_that_was_there(void **state)
     assert_int_equal(access(blocks, F_OK), -1);
 }
 
-static void what_differs_from_the_store_is_refused_with_both(void **state)
+TEST(what_differs_from_the_store_is_refused_with_both)
 {
     machine wanted;
     stw_runtime *runtime = make();
     stw_tensor_spec spec = spec_f32("t", LARGE);
     stw_tensor *tensor = NULL;
-    (void)state;
     tensor_fill_sequence(durable(runtime, "t", LARGE), LARGE, 1);
     commit(runtime);
     machine_close(runtime);
@@ -562,7 +544,7 @@ static void a_store_of_this_size_is_found_without_it(const uint64_t *budgets, ui
     fails(open_two(none, &wanted, &runtime), STW_ERROR_MISMATCH, "generations_kept");
 }
 
-static void without_a_budget_a_store_has_that_which_it_was_made_with(void **state)
+TEST(without_a_budget_a_store_has_that_which_it_was_made_with)
 {
     static const uint64_t none[2] = {0, 0};
     static const uint64_t budgets[][2] = {{20 * MIB, 3 * MIB}, {19 * MIB + 4095, 40 * MIB + 1}};
@@ -571,7 +553,6 @@ static void without_a_budget_a_store_has_that_which_it_was_made_with(void **stat
     char second[128], path[160];
     FILE *file;
     size_t i;
-    (void)state;
     snprintf(second, sizeof second, "%s/second", directory);
     snprintf(path, sizeof path, "%s/%s", second, files[0]);
     assert_int_equal(mkdir(second, 0700), 0);
@@ -594,12 +575,11 @@ static void without_a_budget_a_store_has_that_which_it_was_made_with(void **stat
     assert_int_equal(rmdir(second), 0);
 }
 
-static void creation_that_is_undone_leaves_what_is_stored(void **state)
+TEST(creation_that_is_undone_leaves_what_is_stored)
 {
     stw_runtime *runtime = make();
     stw_tensor_spec specs[2];
     stw_tensor *tensors[2] = {NULL, NULL};
-    (void)state;
     tensor_fill_sequence(durable(runtime, "a", LARGE), LARGE, 1);
     tensor_fill_sequence(durable(runtime, "b", SMALL), SMALL, 2);
     commit(runtime);
@@ -621,7 +601,7 @@ static void creation_that_is_undone_leaves_what_is_stored(void **state)
     machine_close(runtime);
 }
 
-static void options_that_make_no_sense_are_refused(void **state)
+TEST(options_that_make_no_sense_are_refused)
 {
     machine wanted = machine_kept(0);
     stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
@@ -632,7 +612,6 @@ static void options_that_make_no_sense_are_refused(void **state)
     stw_tensor *tensor = NULL;
     stw_runtime *runtime;
     char label[300];
-    (void)state;
     wanted.store_name = "../test";
     refuse_open(&wanted, STW_ERROR_INVALID, "store_name");
     wanted.store_name = "";
@@ -699,7 +678,7 @@ static uint32_t room_left(stw_runtime *runtime)
 }
 
 /* A base model of 110 blocks: three copies of it do not fit, one does. */
-static void of_what_is_frozen_one_copy_is_kept(void **state)
+TEST(of_what_is_frozen_one_copy_is_kept)
 {
     enum { BASE = 110 * 16384 };
     stw_tensor_spec spec = spec_f32("base", BASE);
@@ -709,7 +688,6 @@ static void of_what_is_frozen_one_copy_is_kept(void **state)
     const uint32_t all = room_left(runtime);
     float value = 0;
     int i;
-    (void)state;
     assert_in_range(all, 256, 329);
     spec.flags = STW_TENSOR_DURABLE;
     fails(stw_tensor_create(runtime, &spec, 1, &base), STW_ERROR_BUDGET, "promise");
@@ -745,7 +723,7 @@ static void of_what_is_frozen_one_copy_is_kept(void **state)
 }
 
 /* What was committed before it was frozen keeps its room until the generations are dropped. */
-static void what_is_frozen_later_gives_its_copies_back_behind_their_generations(void **state)
+TEST(what_is_frozen_later_gives_its_copies_back_behind_their_generations)
 {
     enum { LAYER = 60 * 16384, REST = 150 * 16384 };
     stw_runtime *runtime = make();
@@ -754,7 +732,6 @@ static void what_is_frozen_later_gives_its_copies_back_behind_their_generations(
     stw_tensor *layer = durable(runtime, "layer", LAYER);
     stw_tensor *rest = NULL;
     int round;
-    (void)state;
     for (round = 1; round <= 2; ++round) {
         tensor_fill_sequence(layer, LAYER, (float)round);
         commit(runtime);
@@ -800,13 +777,12 @@ static void what_is_frozen_later_gives_its_copies_back_behind_their_generations(
 }
 
 /* Kept generations are promised room for when a tensor is made, so that no write finds none. */
-static void room_is_promised_for_all_that_is_kept(void **state)
+TEST(room_is_promised_for_all_that_is_kept)
 {
     stw_tensor_spec spec = spec_f32("t", 110 * BLOCK / 4);
     stw_tensor *tensor = NULL;
     stw_runtime *runtime = make();
     int i;
-    (void)state;
     spec.flags = STW_TENSOR_DURABLE;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "promise");
     spec.shape[0] = 80 * BLOCK / 4;
@@ -822,14 +798,13 @@ static void room_is_promised_for_all_that_is_kept(void **state)
 }
 
 /* Of tensors that the next process does not make, or destroys, generations keep slots. */
-static void slots_of_what_is_gone_are_promised_to_nobody(void **state)
+TEST(slots_of_what_is_gone_are_promised_to_nobody)
 {
     enum { LARGE_ELEMENTS = 60 * BLOCK / 4, OTHER_ELEMENTS = 90 * BLOCK / 4 };
     stw_tensor_spec spec = spec_f32("other", OTHER_ELEMENTS);
     stw_runtime *runtime = make();
     stw_tensor *other = NULL;
     int destroys;
-    (void)state;
     spec.flags = STW_TENSOR_DURABLE;
     tensor_fill_sequence(durable(runtime, "large", LARGE_ELEMENTS), LARGE_ELEMENTS, 1);
     commit(runtime);
@@ -858,13 +833,12 @@ static void slots_of_what_is_gone_are_promised_to_nobody(void **state)
     machine_close(runtime);
 }
 
-static void a_commit_writes_only_what_has_changed(void **state)
+TEST(a_commit_writes_only_what_has_changed)
 {
     stw_link_stats before, after;
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", 20 * BLOCK / 4);
     stw_tensor *other = durable(runtime, "other", 20 * BLOCK / 4);
-    (void)state;
     tensor_fill_sequence(large, 20 * BLOCK / 4, 1);
     tensor_fill_sequence(other, 20 * BLOCK / 4, 2);
     commit(runtime);
@@ -877,12 +851,11 @@ static void a_commit_writes_only_what_has_changed(void **state)
 }
 
 /* Of a disk that fails: the generation before stays the newest, and the next one can be taken. */
-static void a_write_that_fails_is_no_generation_and_loses_none(void **state)
+TEST(a_write_that_fails_is_no_generation_and_loses_none)
 {
     machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", LARGE);
-    (void)state;
     tensor_fill_sequence(tensor, LARGE, 1);
     commit(runtime);
     machine_close(runtime);
@@ -906,12 +879,11 @@ static void a_write_that_fails_is_no_generation_and_loses_none(void **state)
     machine_close(runtime);
 }
 
-static void a_flush_that_fails_sticks(void **state)
+TEST(a_flush_that_fails_sticks)
 {
     machine wanted = machine_kept(STW_RUNTIME_RESUME);
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", LARGE);
-    (void)state;
     tensor_fill_sequence(tensor, LARGE, 1);
     commit(runtime);
     machine_close(runtime);
@@ -931,7 +903,7 @@ static void a_flush_that_fails_sticks(void **state)
 }
 
 /* One byte of a block that a generation has. */
-static void rot_is_found_when_the_block_is_used(void **state)
+TEST(rot_is_found_when_the_block_is_used)
 {
     char path[128];
     char byte = 0;
@@ -940,7 +912,6 @@ static void rot_is_found_when_the_block_is_used(void **state)
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", LARGE);
     float *values = calloc(LARGE, sizeof *values);
-    (void)state;
     tensor_fill_sequence(tensor, LARGE, 1);
     commit(runtime);
     machine_close(runtime);
@@ -963,37 +934,4 @@ static void rot_is_found_when_the_block_is_used(void **state)
     (void)stw_runtime_close(runtime, 0, 0);
 }
 
-int main(void)
-{
-    static const struct CMUnitTest tests[] = {
-#define cmocka_unit_test_here(name)                                                                \
-    cmocka_unit_test_setup_teardown(name, make_directory, remove_directory)
-        cmocka_unit_test_here(what_was_committed_is_found_again),
-        cmocka_unit_test_here(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all),
-        cmocka_unit_test_here(a_generation_can_be_gone_on_with),
-        cmocka_unit_test_here(an_older_generation_is_resumed_by_its_number),
-        cmocka_unit_test_here(updates_go_on_as_if_nothing_had_happened),
-        cmocka_unit_test_here(label_and_metadata_come_back),
-        cmocka_unit_test_here(zeros_and_what_is_empty_come_back_as_that),
-        cmocka_unit_test_here(an_open_view_of_a_durable_tensor_is_busy),
-        cmocka_unit_test_here(a_commit_waits_for_a_fetch_that_is_not_collected),
-        cmocka_unit_test_here(a_policy_that_changes_takes_the_tensor_out_of_its_kind),
-        cmocka_unit_test_here(a_file_that_is_missing_is_no_reason_to_begin_anew),
-        cmocka_unit_test_here(what_was_empty_when_it_was_committed_has_its_room),
-        cmocka_unit_test_here(a_store_is_made_once_and_overwritten_when_told),
-        cmocka_unit_test_here(an_open_that_fails_removes_nothing_that_was_there),
-        cmocka_unit_test_here(what_differs_from_the_store_is_refused_with_both),
-        cmocka_unit_test_here(without_a_budget_a_store_has_that_which_it_was_made_with),
-        cmocka_unit_test_here(creation_that_is_undone_leaves_what_is_stored),
-        cmocka_unit_test_here(options_that_make_no_sense_are_refused),
-        cmocka_unit_test_here(of_what_is_frozen_one_copy_is_kept),
-        cmocka_unit_test_here(what_is_frozen_later_gives_its_copies_back_behind_their_generations),
-        cmocka_unit_test_here(room_is_promised_for_all_that_is_kept),
-        cmocka_unit_test_here(slots_of_what_is_gone_are_promised_to_nobody),
-        cmocka_unit_test_here(a_commit_writes_only_what_has_changed),
-        cmocka_unit_test_here(a_write_that_fails_is_no_generation_and_loses_none),
-        cmocka_unit_test_here(a_flush_that_fails_sticks),
-        cmocka_unit_test_here(rot_is_found_when_the_block_is_used),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS_EACH("generations", NULL, NULL, make_directory, remove_directory)

@@ -115,13 +115,12 @@ static stw_runtime *runtime_on(stw_group *group)
 
 /* ----------------------------------------------------------------------- what create refuses -- */
 
-static void sizes_flags_and_drivers_are_checked(void **state)
+TEST(sizes_flags_and_drivers_are_checked)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
     stw_group *group = NULL;
     char newer[sizeof options + 8] = {0};
-    (void)state;
     fails(stw_group_create(&options, NULL), STW_ERROR_INVALID, "group_out is null");
     refused(NULL, STW_ERROR_INVALID, "options");
     options.struct_size = 2;
@@ -139,11 +138,10 @@ static void sizes_flags_and_drivers_are_checked(void **state)
     refused((const stw_group_options *)(const void *)newer, STW_ERROR_INVALID, "options");
 }
 
-static void a_rank_is_below_the_size(void **state)
+TEST(a_rank_is_below_the_size)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
-    (void)state;
     options.size = 0;
     refused(&options, STW_ERROR_INVALID, "options.rank 0 of options.size 0");
     options.size = 3, options.rank = 3;
@@ -157,12 +155,11 @@ static void a_rank_is_below_the_size(void **state)
     refused(&options, STW_ERROR_INVALID, "at most 65536");
 }
 
-static void a_device_is_one_of_nccl(void **state)
+TEST(a_device_is_one_of_nccl)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
     stw_group *group = NULL;
-    (void)state;
     options.device_ordinal = 1;
     refused(&options, STW_ERROR_INVALID, "options.device_ordinal 1 is for a group over NCCL");
     options.driver = STW_GROUP_NCCL, options.device_ordinal = -1;
@@ -177,14 +174,13 @@ static void a_device_is_one_of_nccl(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void callbacks_are_all_there(void **state)
+TEST(callbacks_are_all_there)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
     stw_group_ops ops = all_ops;
     stw_group *group = NULL;
     int i;
-    (void)state;
     options.ops = NULL;
     refused(&options, STW_ERROR_INVALID, "options.ops");
     options.ops = &ops;
@@ -204,10 +200,9 @@ static void callbacks_are_all_there(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void a_module_that_is_absent_is_unsupported(void **state)
+TEST(a_module_that_is_absent_is_unsupported)
 {
     stw_group_options options = STW_GROUP_OPTIONS_INIT;
-    (void)state;
     options.driver = STW_GROUP_MPI;
     options.module = "absent";
     refused(&options, STW_ERROR_UNSUPPORTED, "'absent'");
@@ -227,12 +222,11 @@ static void expect_rank(const stw_group *group, uint32_t rank, uint32_t size)
     ok(stw_group_rank(group, NULL, NULL));
 }
 
-static void this_process_alone_is_a_group_too(void **state)
+TEST(this_process_alone_is_a_group_too)
 {
     const stw_group_options options = STW_GROUP_OPTIONS_INIT;
     stw_group *group = NULL, *part = NULL;
     stw_runtime *runtime;
-    (void)state;
     expect_rank(NULL, 0, 1);
     ok(stw_group_create(&options, &group));
     expect_rank(group, 0, 1);
@@ -246,14 +240,13 @@ static void this_process_alone_is_a_group_too(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void handles_that_are_gone_are_found_out(void **state)
+TEST(handles_that_are_gone_are_found_out)
 {
     engine self = {0};
     stw_group *group = group_of(&self), *part = NULL;
     uint32_t rank = 99;
     stw_runtime_options options;
     stw_runtime *runtime = NULL;
-    (void)state;
     ok(stw_group_destroy(group));
     fails(stw_group_destroy(group), STW_ERROR_INVALID, "not alive");
     fails(stw_group_destroy(NULL), STW_ERROR_INVALID, "null");
@@ -270,13 +263,12 @@ static void handles_that_are_gone_are_found_out(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void a_group_has_one_runtime(void **state)
+TEST(a_group_has_one_runtime)
 {
     engine self = {0};
     stw_group *group = group_of(&self), *part = NULL;
     stw_runtime *runtime = runtime_on(group), *second = NULL;
     const stw_runtime_options options = runtime_options(group);
-    (void)state;
     fails(stw_runtime_open(&options, &second), STW_ERROR_BUSY, "group");
     fails(stw_group_destroy(group), STW_ERROR_BUSY, "close the runtime first");
     fails(stw_group_split(group, 0, 0, &part), STW_ERROR_BUSY, "used by a runtime");
@@ -288,14 +280,13 @@ static void a_group_has_one_runtime(void **state)
 }
 
 /* Two groups of one thing would take each other's bytes. */
-static void an_engine_has_one_group_of_each_rank(void **state)
+TEST(an_engine_has_one_group_of_each_rank)
 {
     engine self = {0};
     engine other = {0};
     stw_group_options options = options_of(&self);
     stw_group *group = group_of(&self);
     stw_group *second = NULL;
-    (void)state;
     refused(&options, STW_ERROR_BUSY, "already serve a group of this process as rank 0");
     second = group_of(&other);
     ok(stw_group_destroy(second));
@@ -308,13 +299,12 @@ static void an_engine_has_one_group_of_each_rank(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void a_forked_child_is_told(void **state)
+TEST(a_forked_child_is_told)
 {
     engine self = {0};
     stw_group *group = group_of(&self);
     int status = 0;
     pid_t child;
-    (void)state;
     child = fork();
     if (child == 0) {
         const stw_runtime_options options = runtime_options(group);
@@ -371,13 +361,12 @@ static void train(stw_runtime *runtime, trained *out)
     ok(stw_optimizer_destroy(optimizer));
 }
 
-static void a_runtime_on_a_group_of_one_behaves_as_alone(void **state)
+TEST(a_runtime_on_a_group_of_one_behaves_as_alone)
 {
     engine self = {0};
     stw_group *group = group_of(&self);
     trained alone, together;
     stw_runtime *runtime = runtime_on(NULL);
-    (void)state;
     train(runtime, &alone);
     machine_close(runtime);
     runtime = runtime_on(group);
@@ -391,7 +380,7 @@ static void a_runtime_on_a_group_of_one_behaves_as_alone(void **state)
     ok(stw_group_destroy(group));
 }
 
-static void a_rank_of_a_group_says_how_its_tensors_lie(void **state)
+TEST(a_rank_of_a_group_says_how_its_tensors_lie)
 {
     engine self = {0};
     stw_group *group = group_of(&self);
@@ -399,7 +388,6 @@ static void a_rank_of_a_group_says_how_its_tensors_lie(void **state)
     stw_tensor_spec spec = spec_f32("w", 20000);
     stw_tensor_info info = {0};
     stw_tensor *tensor = NULL;
-    (void)state;
     info.struct_size = sizeof info;
     spec.partition_multiple = 48;
     tensor = tensor_make(runtime, &spec);
@@ -415,11 +403,10 @@ static void a_rank_of_a_group_says_how_its_tensors_lie(void **state)
 
 /* ------------------------------------------------------------------------- engines that fail -- */
 
-static void an_engine_that_fails_fails_the_group(void **state)
+TEST(an_engine_that_fails_fails_the_group)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
-    (void)state;
     self.answer = STW_ERROR_PEER;
     refused(&options, STW_ERROR_PEER, "poll");
     self.answer = STW_OK, self.start = STW_ERROR_DEVICE;
@@ -433,34 +420,14 @@ static void an_engine_that_fails_fails_the_group(void **state)
     refused(&options, -12345, "-12345");
 }
 
-static void a_wait_without_end_ends_with_the_timeout(void **state)
+TEST(a_wait_without_end_ends_with_the_timeout)
 {
     engine self = {0};
     stw_group_options options = options_of(&self);
-    (void)state;
     options.timeout_ns = MILLISECOND_NS;
     self.answer = STW_PENDING;
     refused(&options, STW_ERROR_PEER, "was not done after");
     assert_int_equal(self.aborted, 1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_flags_and_drivers_are_checked),
-        cmocka_unit_test(a_rank_is_below_the_size),
-        cmocka_unit_test(a_device_is_one_of_nccl),
-        cmocka_unit_test(callbacks_are_all_there),
-        cmocka_unit_test(a_module_that_is_absent_is_unsupported),
-        cmocka_unit_test(this_process_alone_is_a_group_too),
-        cmocka_unit_test(handles_that_are_gone_are_found_out),
-        cmocka_unit_test(a_group_has_one_runtime),
-        cmocka_unit_test(an_engine_has_one_group_of_each_rank),
-        cmocka_unit_test(a_forked_child_is_told),
-        cmocka_unit_test(a_runtime_on_a_group_of_one_behaves_as_alone),
-        cmocka_unit_test(a_rank_of_a_group_says_how_its_tensors_lie),
-        cmocka_unit_test(an_engine_that_fails_fails_the_group),
-        cmocka_unit_test(a_wait_without_end_ends_with_the_timeout),
-    };
-    return cmocka_run_group_tests_name("groups", tests, NULL, NULL);
-}
+RUN_TESTS("groups", NULL, NULL)

@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-static void a_destroyed_tensor_is_refused_by_every_function(void **state)
+TEST(a_destroyed_tensor_is_refused_by_every_function)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -17,7 +17,6 @@ static void a_destroyed_tensor_is_refused_by_every_function(void **state)
     stw_view view;
     uint64_t shape = 1;
     float value = 0;
-    (void)state;
     info.struct_size = sizeof info;
     ok(stw_tensor_destroy(&dead, 1));
     fails(stw_tensor_destroy(&dead, 1), STW_ERROR_INVALID, "was destroyed");
@@ -38,7 +37,7 @@ static void a_destroyed_tensor_is_refused_by_every_function(void **state)
     machine_close(runtime);
 }
 
-static void destroyed_phases_optimizers_and_operations_are_refused(void **state)
+TEST(destroyed_phases_optimizers_and_operations_are_refused)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -50,7 +49,6 @@ static void destroyed_phases_optimizers_and_operations_are_refused(void **state)
     stw_optimizer *optimizer = NULL;
     stw_operation *operation = NULL;
     stw_view view;
-    (void)state;
     ok(stw_tensor_fill(tensor, 1, NULL));
     ok(stw_phase_create(runtime, "p", &phase));
     ok(stw_phase_destroy(phase));
@@ -72,7 +70,7 @@ static void destroyed_phases_optimizers_and_operations_are_refused(void **state)
     machine_close(runtime);
 }
 
-static void handles_of_a_closed_runtime_stay_dead_when_another_opens(void **state)
+TEST(handles_of_a_closed_runtime_stay_dead_when_another_opens)
 {
     machine small = machine_small();
     stw_runtime *first = machine_open(&small);
@@ -83,7 +81,6 @@ static void handles_of_a_closed_runtime_stay_dead_when_another_opens(void **stat
     stw_optimizer *optimizer = NULL;
     float value = 0;
     int i;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_phase_create(first, "p", &phase));
     ok(stw_optimizer_create(first, &options, &optimizer));
@@ -102,7 +99,7 @@ static void handles_of_a_closed_runtime_stay_dead_when_another_opens(void **stat
     machine_close(second);
 }
 
-static void things_of_another_runtime_are_refused(void **state)
+TEST(things_of_another_runtime_are_refused)
 {
     machine small = machine_small();
     stw_runtime *mine = machine_open(&small);
@@ -115,7 +112,6 @@ static void things_of_another_runtime_are_refused(void **state)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_phase *phase = NULL;
     stw_view view;
-    (void)state;
     both[0] = own, both[1] = foreign;
     ok(stw_tensor_fill(own, 1, NULL));
     ok(stw_tensor_fill(foreign, 1, NULL));
@@ -135,7 +131,7 @@ static void things_of_another_runtime_are_refused(void **state)
     machine_close(other);
 }
 
-static void optimizers_refuse_tensors_of_another_runtime(void **state)
+TEST(optimizers_refuse_tensors_of_another_runtime)
 {
     machine small = machine_small();
     stw_runtime *mine = machine_open(&small);
@@ -149,7 +145,6 @@ static void optimizers_refuse_tensors_of_another_runtime(void **state)
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
     uint64_t count = 0;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_ADAM;
     ok(stw_optimizer_create(mine, &options, &optimizer));
     hyper_usual(optimizer);
@@ -169,7 +164,7 @@ static void optimizers_refuse_tensors_of_another_runtime(void **state)
     machine_close(other);
 }
 
-static void views_of_two_runtimes_end_in_one_call(void **state)
+TEST(views_of_two_runtimes_end_in_one_call)
 {
     machine small = machine_small();
     stw_runtime *mine = machine_open(&small);
@@ -178,7 +173,6 @@ static void views_of_two_runtimes_end_in_one_call(void **state)
     stw_tensor *foreign = tensor_f32(other, "foreign", 16);
     stw_tensor *second = tensor_f32(other, "second", 16);
     stw_view views[3], kept;
-    (void)state;
     ok(stw_tensor_fill(own, 1, NULL));
     ok(stw_tensor_fill(foreign, 2, NULL));
     ok(stw_tensor_fill(second, 2, NULL));
@@ -223,7 +217,7 @@ static void *find_and_train(void *argument)
     return NULL;
 }
 
-static void a_tensor_is_complete_when_another_thread_finds_it(void **state)
+TEST(a_tensor_is_complete_when_another_thread_finds_it)
 {
     machine small = machine_small();
     stw_runtime *runtime;
@@ -231,7 +225,6 @@ static void a_tensor_is_complete_when_another_thread_finds_it(void **state)
     finder here = {NULL, NULL, 0};
     pthread_t thread;
     int i;
-    (void)state;
     small.nvme_blocks = 2048;
     runtime = machine_open(&small);
     here.runtime = runtime;
@@ -254,16 +247,4 @@ static void a_tensor_is_complete_when_another_thread_finds_it(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_destroyed_tensor_is_refused_by_every_function),
-        cmocka_unit_test(destroyed_phases_optimizers_and_operations_are_refused),
-        cmocka_unit_test(handles_of_a_closed_runtime_stay_dead_when_another_opens),
-        cmocka_unit_test(a_tensor_is_complete_when_another_thread_finds_it),
-        cmocka_unit_test(things_of_another_runtime_are_refused),
-        cmocka_unit_test(optimizers_refuse_tensors_of_another_runtime),
-        cmocka_unit_test(views_of_two_runtimes_end_in_one_call),
-    };
-    return cmocka_run_group_tests_name("handles", tests, NULL, NULL);
-}
+RUN_TESTS("handles", NULL, NULL)

@@ -191,10 +191,7 @@ static void backward(trainee *here, int which, int step)
 
 static void keep(outcome *made, int which, int slot, stw_tensor *tensor)
 {
-    stw_tensor_info info;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
+    const stw_tensor_info info = info_of(tensor);
     made->sizes[which][slot] = info.whole_bytes;
     made->bytes[which][slot] = malloc(info.whole_bytes);
     assert_non_null(made->bytes[which][slot]);
@@ -335,31 +332,27 @@ static void same_bits_everywhere(const course *course)
     forget(&first);
 }
 
-static void training_has_the_same_bits_on_every_machine(void **state)
+TEST(training_has_the_same_bits_on_every_machine)
 {
-    (void)state;
     same_bits_everywhere(&courses[0]);
 }
 
-static void halves_with_masters_and_a_loss_scale_have_the_same_bits_on_every_machine(void **state)
+TEST(halves_with_masters_and_a_loss_scale_have_the_same_bits_on_every_machine)
 {
-    (void)state;
     same_bits_everywhere(&courses[1]);
 }
 
-static void moments_in_bf16_have_the_same_bits_on_every_machine(void **state)
+TEST(moments_in_bf16_have_the_same_bits_on_every_machine)
 {
-    (void)state;
     same_bits_everywhere(&courses[2]);
 }
 
 /* Else the comparison would prove little. */
-static void the_order_of_summation_matters_for_these_gradients(void **state)
+TEST(the_order_of_summation_matters_for_these_gradients)
 {
     const uint64_t elements = whole_ones[COUNT(whole_ones) - 1].elements;
     double up = 0, down = 0;
     uint64_t i;
-    (void)state;
     for (i = 0; i < elements; ++i) {
         const double low = (double)noise(4, 1, 0, i);
         const double high = (double)noise(4, 1, 0, elements - 1 - i);
@@ -370,13 +363,4 @@ static void the_order_of_summation_matters_for_these_gradients(void **state)
     assert_true(up != down);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_order_of_summation_matters_for_these_gradients),
-        cmocka_unit_test(training_has_the_same_bits_on_every_machine),
-        cmocka_unit_test(halves_with_masters_and_a_loss_scale_have_the_same_bits_on_every_machine),
-        cmocka_unit_test(moments_in_bf16_have_the_same_bits_on_every_machine),
-    };
-    return cmocka_run_group_tests_name("identity", tests, NULL, NULL);
-}
+RUN_TESTS("identity", NULL, NULL)

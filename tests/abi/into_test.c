@@ -80,7 +80,7 @@ static void expect_nothing_pinned(stw_runtime *runtime)
     }
 }
 
-static void a_tensor_larger_than_every_near_tier_is_copied_out(void **state)
+TEST(a_tensor_larger_than_every_near_tier_is_copied_out)
 {
     const uint64_t elements = 40 * BLOCK / 4 + 123;
     stw_runtime *runtime = machine_open(&machine_now);
@@ -88,7 +88,6 @@ static void a_tensor_larger_than_every_near_tier_is_copied_out(void **state)
     buffer all = buffer_make(elements, 4);
     stw_fetch_request request = request_into(tensor, 0, 0, all.memory);
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, elements, 0);
     ok(stw_fetch_fits(runtime, &request, 1));
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
@@ -111,7 +110,7 @@ static void a_tensor_larger_than_every_near_tier_is_copied_out(void **state)
 }
 
 /* On disk, in the host tier, on the device: wherever, and with neighbours in the block. */
-static void several_ranges_come_together_from_wherever_they_are(void **state)
+TEST(several_ranges_come_together_from_wherever_they_are)
 {
     enum { N = 24 };
     stw_runtime *runtime = machine_open(&machine_now);
@@ -121,7 +120,6 @@ static void several_ranges_come_together_from_wherever_they_are(void **state)
     buffer memories[N];
     uint64_t counts[N];
     int i, round;
-    (void)state;
     for (i = 0; i < N; ++i) {
         counts[i] = i % 3 == 0 ? 2 * BLOCK / 4 + 77 : 100 + (uint64_t)i;
         tensors[i] = tensor_f32(runtime, NULL, counts[i]);
@@ -151,7 +149,7 @@ static void several_ranges_come_together_from_wherever_they_are(void **state)
     machine_close(runtime);
 }
 
-static void copies_and_pins_keep_the_order_of_the_call(void **state)
+TEST(copies_and_pins_keep_the_order_of_the_call)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *a = tensor_f32(runtime, "a", 300);
@@ -159,7 +157,6 @@ static void copies_and_pins_keep_the_order_of_the_call(void **state)
     buffer memory = buffer_make(200, 4);
     stw_fetch_request requests[3];
     stw_view views[3];
-    (void)state;
     tensor_fill_sequence(a, 300, 5);
     tensor_fill_sequence(b, BLOCK / 4 + 9, 70);
     requests[0] = request_range(b, STW_READ, 0, 0);
@@ -181,7 +178,7 @@ static void copies_and_pins_keep_the_order_of_the_call(void **state)
     machine_close(runtime);
 }
 
-static void what_cannot_be_copied_is_refused_with_a_sentence(void **state)
+TEST(what_cannot_be_copied_is_refused_with_a_sentence)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
@@ -190,7 +187,6 @@ static void what_cannot_be_copied_is_refused_with_a_sentence(void **state)
     stw_fetch_request requests[2];
     stw_view views[2], before[2], more;
     uint32_t access;
-    (void)state;
     memset(views, 0x77, sizeof views);
     memcpy(before, views, sizeof views);
     for (access = STW_WRITE; access <= STW_REDUCE; ++access) {
@@ -219,7 +215,7 @@ static void what_cannot_be_copied_is_refused_with_a_sentence(void **state)
     machine_close(runtime);
 }
 
-static void an_older_request_has_no_such_memory(void **state)
+TEST(an_older_request_has_no_such_memory)
 {
     /* Two requests of a program that does not know `into`: the next one begins there. */
     const uint32_t size = offsetof(stw_fetch_request, into);
@@ -229,7 +225,6 @@ static void an_older_request_has_no_such_memory(void **state)
     stw_fetch_request request = request_range(tensor, STW_READ, 0, 0);
     stw_view views[2];
     int round;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 3);
     request.struct_size = size;
     memset(requests, 0xff, sizeof requests);
@@ -245,14 +240,13 @@ static void an_older_request_has_no_such_memory(void **state)
     machine_close(runtime);
 }
 
-static void tensors_without_elements_are_copied_too(void **state)
+TEST(tensors_without_elements_are_copied_too)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *tensor = tensor_f32(runtime, "none", 0);
     buffer memory = buffer_make(1, 4);
     stw_fetch_request request = request_into(tensor, 0, 0, memory.memory);
     stw_view view;
-    (void)state;
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     assert_null(view.pointer);
     assert_int_equal(view.bytes, 0);
@@ -273,7 +267,7 @@ static stw_view write_by_nobody(stw_runtime *runtime, stw_tensor *tensor)
     return view;
 }
 
-static void after_a_timeout_the_memory_is_left_alone(void **state)
+TEST(after_a_timeout_the_memory_is_left_alone)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *tensor = tensor_f32(runtime, "t", 3 * BLOCK / 4);
@@ -281,7 +275,6 @@ static void after_a_timeout_the_memory_is_left_alone(void **state)
     stw_fetch_request request = request_into(tensor, 0, 0, memory.memory);
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_view held, view;
-    (void)state;
     tensor_fill_sequence(tensor, 3 * BLOCK / 4, 0);
     held = write_by_nobody(runtime, tensor);
     options.flags = STW_FETCH_TRY;
@@ -302,16 +295,7 @@ static void after_a_timeout_the_memory_is_left_alone(void **state)
     machine_close(runtime);
 }
 
-static stw_status status_of(stw_operation *operation)
-{
-    stw_status status;
-    do {
-        status = stw_operation_wait(operation, SECOND_NS);
-    } while (status == STW_PENDING);
-    return status;
-}
-
-static void operations_copy_behind_the_call(void **state)
+TEST(operations_copy_behind_the_call)
 {
     const uint64_t elements = 40 * BLOCK / 4 + 5;
     stw_runtime *runtime = machine_open(&machine_now);
@@ -321,7 +305,6 @@ static void operations_copy_behind_the_call(void **state)
     stw_fetch_request requests[2];
     stw_operation *operation = NULL;
     stw_view views[2];
-    (void)state;
     tensor_fill_sequence(tensor, elements, 0);
     tensor_fill_sequence(pinned, 100, 8);
     requests[0] = request_into(tensor, 0, 0, memory.memory);
@@ -343,7 +326,7 @@ static void operations_copy_behind_the_call(void **state)
     machine_close(runtime);
 }
 
-static void a_waiting_copy_keeps_no_other_and_can_be_cancelled(void **state)
+TEST(a_waiting_copy_keeps_no_other_and_can_be_cancelled)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *held = tensor_f32(runtime, "held", 2 * BLOCK / 4);
@@ -354,7 +337,6 @@ static void a_waiting_copy_keeps_no_other_and_can_be_cancelled(void **state)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_operation *waiting = NULL, *going = NULL;
     stw_view view, none;
-    (void)state;
     tensor_fill_sequence(held, 2 * BLOCK / 4, 1);
     tensor_fill_sequence(free_one, 2 * BLOCK / 4, 2);
     view = write_by_nobody(runtime, held);
@@ -389,7 +371,7 @@ static void a_waiting_copy_keeps_no_other_and_can_be_cancelled(void **state)
 }
 
 /* While `late` cannot be read `early` is overwritten: neither is handed out as it was before. */
-static void all_of_one_call_is_of_one_moment(void **state)
+TEST(all_of_one_call_is_of_one_moment)
 {
     stw_runtime *runtime = machine_open(&machine_now);
     stw_tensor *early = tensor_f32(runtime, "early", 2 * BLOCK / 4);
@@ -400,7 +382,6 @@ static void all_of_one_call_is_of_one_moment(void **state)
     stw_view view;
     uint64_t i;
     int round;
-    (void)state;
     tensor_fill_sequence(early, 2 * BLOCK / 4, 0);
     tensor_fill_sequence(late, 2 * BLOCK / 4, 0);
     requests[0] = request_into(early, 0, 0, first.memory);
@@ -450,7 +431,7 @@ static void *write_both(void *argument)
 
 /* In one copy all numbers are equal, and the second tensor, written later, has the same or the one
  * before. */
-static void no_copy_is_half_old_and_half_new(void **state)
+TEST(no_copy_is_half_old_and_half_new)
 {
     writer other;
     pthread_t thread;
@@ -460,7 +441,6 @@ static void no_copy_is_half_old_and_half_new(void **state)
     stw_tensor *still;
     float last = 0;
     int i;
-    (void)state;
     memset(&other, 0, sizeof other);
     other.runtime = machine_open(&machine_now);
     other.rounds = 60;
@@ -502,20 +482,4 @@ static void no_copy_is_half_old_and_half_new(void **state)
     machine_close(other.runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tensor_larger_than_every_near_tier_is_copied_out),
-        cmocka_unit_test(several_ranges_come_together_from_wherever_they_are),
-        cmocka_unit_test(copies_and_pins_keep_the_order_of_the_call),
-        cmocka_unit_test(what_cannot_be_copied_is_refused_with_a_sentence),
-        cmocka_unit_test(an_older_request_has_no_such_memory),
-        cmocka_unit_test(tensors_without_elements_are_copied_too),
-        cmocka_unit_test(after_a_timeout_the_memory_is_left_alone),
-        cmocka_unit_test(operations_copy_behind_the_call),
-        cmocka_unit_test(a_waiting_copy_keeps_no_other_and_can_be_cancelled),
-        cmocka_unit_test(all_of_one_call_is_of_one_moment),
-        cmocka_unit_test(no_copy_is_half_old_and_half_new),
-    };
-    return machine_run_each("into", &machine_now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("into", &machine_now)

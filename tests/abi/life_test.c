@@ -6,13 +6,12 @@
 
 #include <pthread.h>
 
-static void closing_with_views_is_busy_and_changes_nothing(void **state)
+TEST(closing_with_views_is_busy_and_changes_nothing)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     view = view_get(runtime, tensor, STW_READ);
     fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "1 open views");
@@ -24,7 +23,7 @@ static void closing_with_views_is_busy_and_changes_nothing(void **state)
     machine_close(runtime);
 }
 
-static void every_use_after_close_is_an_error(void **state)
+TEST(every_use_after_close_is_an_error)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -35,7 +34,6 @@ static void every_use_after_close_is_an_error(void **state)
     stw_phase *phase = NULL;
     stw_view view, old;
     float value;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     old = view_get(runtime, tensor, STW_READ);
     view = old;
@@ -51,7 +49,7 @@ static void every_use_after_close_is_an_error(void **state)
     fails(stw_release(&old, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
 }
 
-static void deferred_closing_ends_with_the_last_view(void **state)
+TEST(deferred_closing_ends_with_the_last_view)
 {
     machine small = machine_small();
     stw_runtime *runtime;
@@ -59,7 +57,6 @@ static void deferred_closing_ends_with_the_last_view(void **state)
     stw_fetch_request request;
     stw_view views[2], more;
     const int descriptors = descriptors_open();
-    (void)state;
     runtime = machine_open(&small);
     tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
     request = request_of(tensor, STW_READ);
@@ -85,12 +82,11 @@ static void count_line(void *user, uint32_t level, const char *topic, const char
 }
 
 /* The driver tells at its close what it did: to nobody, where that comes with the last view. */
-static void the_log_is_silent_after_a_deferred_close(void **state)
+TEST(the_log_is_silent_after_a_deferred_close)
 {
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     int deferred, lines, told = 0;
-    (void)state;
     nvme.path = ".", nvme.budget_bytes = 4 * MIB;
     nvme.driver = "fault", nvme.driver_options = "inner=posix;inner.allow_tmpfs=1";
     options.nvme = &nvme, options.nvme_count = 1;
@@ -111,12 +107,11 @@ static void the_log_is_silent_after_a_deferred_close(void **state)
     }
 }
 
-static void deferred_closing_without_views_closes_at_once(void **state)
+TEST(deferred_closing_without_views_closes_at_once)
 {
     machine small = machine_small();
     const int descriptors = descriptors_open();
     stw_runtime *runtime = machine_open(&small);
-    (void)state;
     ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
     assert_int_equal(descriptors_open(), descriptors);
     fails(stw_runtime_drain(runtime, 0), STW_ERROR_CLOSED, "closed");
@@ -128,12 +123,11 @@ static void *release_view(void *argument)
     return NULL;
 }
 
-static void the_last_views_may_go_on_many_threads_at_once(void **state)
+TEST(the_last_views_may_go_on_many_threads_at_once)
 {
     machine small = machine_small();
     const int descriptors = descriptors_open();
     int round;
-    (void)state;
     for (round = 0; round < 10; ++round) {
         stw_runtime *runtime = machine_open(&small);
         stw_tensor *tensor = tensor_f32(runtime, "t", 100);
@@ -149,14 +143,13 @@ static void the_last_views_may_go_on_many_threads_at_once(void **state)
     assert_int_equal(descriptors_open(), descriptors);
 }
 
-static void runtimes_beside_each_other_share_nothing(void **state)
+TEST(runtimes_beside_each_other_share_nothing)
 {
     machine small = machine_small();
     stw_runtime *one = machine_open(&small);
     stw_runtime *other = machine_open(&small);
     stw_tensor *a = tensor_f32(one, "same name", 30 * BLOCK / 4);
     stw_tensor *b = tensor_f32(other, "same name", 30 * BLOCK / 4);
-    (void)state;
     tensor_fill_sequence(a, 30 * BLOCK / 4, 0);
     tensor_fill_sequence(b, 30 * BLOCK / 4, 1000);
     tensor_expect_sequence(a, 30 * BLOCK / 4, 0);
@@ -165,14 +158,13 @@ static void runtimes_beside_each_other_share_nothing(void **state)
     machine_close(other);
 }
 
-static void closing_while_an_update_is_pending_waits_for_it(void **state)
+TEST(closing_while_an_update_is_pending_waits_for_it)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_optimizer *optimizer = NULL;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper_usual(optimizer);
@@ -203,14 +195,13 @@ static void hear(void *user, uint32_t level, const char *topic, const char *line
     pthread_mutex_unlock(&here->lock);
 }
 
-static void the_log_gets_whole_lines_with_level_and_topic(void **state)
+TEST(the_log_gets_whole_lines_with_level_and_topic)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
     stw_tensor *tensor;
     heard here;
-    (void)state;
     memset(&here, 0, sizeof here);
     pthread_mutex_init(&here.lock, NULL);
     nvme.path = ".", nvme.budget_bytes = 8 * MIB, nvme.driver = "fault";
@@ -234,18 +225,4 @@ static void the_log_gets_whole_lines_with_level_and_topic(void **state)
     assert_int_equal(here.bad, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(closing_with_views_is_busy_and_changes_nothing),
-        cmocka_unit_test(every_use_after_close_is_an_error),
-        cmocka_unit_test(deferred_closing_ends_with_the_last_view),
-        cmocka_unit_test(the_log_is_silent_after_a_deferred_close),
-        cmocka_unit_test(deferred_closing_without_views_closes_at_once),
-        cmocka_unit_test(the_last_views_may_go_on_many_threads_at_once),
-        cmocka_unit_test(runtimes_beside_each_other_share_nothing),
-        cmocka_unit_test(closing_while_an_update_is_pending_waits_for_it),
-        cmocka_unit_test(the_log_gets_whole_lines_with_level_and_topic),
-    };
-    return cmocka_run_group_tests_name("life", tests, NULL, NULL);
-}
+RUN_TESTS("life", NULL, NULL)

@@ -23,13 +23,6 @@ static stw_runtime *scratch_open(uint64_t blocks)
     return runtime;
 }
 
-static stw_tier_stats host_stats(stw_runtime *runtime)
-{
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats));
-    return stats;
-}
-
 static void *piece(stw_runtime *runtime, uint64_t bytes)
 {
     void *pointer = NULL;
@@ -58,21 +51,20 @@ static void report_expect_allocator(stw_runtime *runtime)
     assert_non_null(strstr(text, "\"scratch_used_bytes\": 0"));
 }
 
-static void scratch_is_part_of_the_host_budget(void **state)
+TEST(scratch_is_part_of_the_host_budget)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     stw_tensor *tensor = tensor_f32(runtime, "t", 16 * BLOCK / 4);
-    stw_tier_stats stats = host_stats(runtime);
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_HOST);
     stw_tensor_spec more = spec_f32("more", 1);
     stw_tensor *refused = NULL;
     void *pointer;
-    (void)state;
     assert_int_equal(stats.budget_bytes, (SCRATCH_BLOCKS + 16) * BLOCK);
     assert_int_equal(stats.scratch_bytes, SCRATCH_BLOCKS * BLOCK);
     assert_int_equal(stats.scratch_used_bytes, 0);
     assert_int_equal(stats.used_bytes, SCRATCH_BLOCKS * BLOCK);
     pointer = piece(runtime, 100000);
-    stats = host_stats(runtime);
+    stats = tier_stats(runtime, STW_TIER_HOST);
     assert_in_range(stats.scratch_used_bytes, 100000, 125000);
     assert_int_equal(stats.used_bytes, SCRATCH_BLOCKS * BLOCK);
     /* All other blocks are the tensors'. */
@@ -80,19 +72,18 @@ static void scratch_is_part_of_the_host_budget(void **state)
     fails(stw_tensor_create(runtime, &more, 1, &refused), STW_ERROR_BUDGET, "host tier");
     memset(pointer, 0xff, 100000);
     tensor_expect_sequence(tensor, 16 * BLOCK / 4, 0);
-    assert_int_equal(host_stats(runtime).peak_bytes, (SCRATCH_BLOCKS + 16) * BLOCK);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).peak_bytes, (SCRATCH_BLOCKS + 16) * BLOCK);
     ok(stw_host_free(runtime, pointer));
-    assert_int_equal(host_stats(runtime).scratch_used_bytes, 0);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).scratch_used_bytes, 0);
     report_expect_allocator(runtime);
     machine_close(runtime);
 }
 
-static void pieces_are_aligned_and_zero_where_asked(void **state)
+TEST(pieces_are_aligned_and_zero_where_asked)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     uint64_t align, at;
     void *any;
-    (void)state;
     for (align = 1; align <= BLOCK; align *= 2) {
         unsigned char *pointer = NULL;
         ok(stw_host_alloc(runtime, 777, align, 0, (void **)&pointer));
@@ -109,12 +100,11 @@ static void pieces_are_aligned_and_zero_where_asked(void **state)
     machine_close(runtime);
 }
 
-static void what_cannot_fit_is_refused_with_the_arithmetic(void **state)
+TEST(what_cannot_fit_is_refused_with_the_arithmetic)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     void *pointers[SCRATCH_BLOCKS], *pointer = NULL;
     uint64_t given = 0, i, used;
-    (void)state;
     fails(stw_host_alloc(runtime, SCRATCH_BLOCKS * BLOCK + 1, 0, 0, &pointer), STW_ERROR_BUDGET,
           "20.0 MiB");
     fails(stw_host_alloc(runtime, UINT64_MAX, 0, 0, &pointer), STW_ERROR_BUDGET, "cannot hold");
@@ -122,7 +112,7 @@ static void what_cannot_fit_is_refused_with_the_arithmetic(void **state)
            stw_host_alloc(runtime, BLOCK, 0, 0, &pointers[given]) == STW_OK)
         memset(pointers[given], (int)given, BLOCK), ++given;
     assert_true(given >= SCRATCH_BLOCKS * 3 / 4);
-    used = host_stats(runtime).scratch_used_bytes;
+    used = tier_stats(runtime, STW_TIER_HOST).scratch_used_bytes;
     assert_true(used >= given * BLOCK && used <= SCRATCH_BLOCKS * BLOCK);
     fails(stw_host_alloc(runtime, SCRATCH_BLOCKS * BLOCK / 2, 0, 0, &pointer), STW_ERROR_BUDGET,
           "stw_host_free");
@@ -140,14 +130,13 @@ static void what_cannot_fit_is_refused_with_the_arithmetic(void **state)
     machine_close(runtime);
 }
 
-static void wrong_arguments_are_refused(void **state)
+TEST(wrong_arguments_are_refused)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS), *without;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     machine wanted = machine_small();
     char *pointer = piece(runtime, 5000), local[64];
     void *out = NULL;
-    (void)state;
     fails(stw_host_alloc(runtime, 0, 0, 0, &out), STW_ERROR_INVALID, "bytes is 0");
     fails(stw_host_alloc(runtime, 1, 48, 0, &out), STW_ERROR_INVALID, "align_bytes is 48");
     fails(stw_host_alloc(runtime, 1, 2 * BLOCK, 0, &out), STW_ERROR_INVALID, "block size, 65536");
@@ -174,14 +163,13 @@ static void wrong_arguments_are_refused(void **state)
     assert_null(out);
 }
 
-static void close_waits_for_the_pieces(void **state)
+TEST(close_waits_for_the_pieces)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     char *first = piece(runtime, 5000), *second = piece(runtime, 70000);
     stw_view view;
     void *out = NULL;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     view = view_get(runtime, tensor, STW_READ);
     fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "2 pieces");
@@ -241,13 +229,12 @@ static void *work(void *user)
     return NULL;
 }
 
-static void threads_take_and_give_side_by_side(void **state)
+TEST(threads_take_and_give_side_by_side)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     pthread_t threads[THREADS];
     worker workers[THREADS];
     int i;
-    (void)state;
     for (i = 0; i < THREADS; ++i) {
         const worker begin = {runtime, (uint64_t)i + 1, 0, 0};
         workers[i] = begin;
@@ -258,18 +245,17 @@ static void threads_take_and_give_side_by_side(void **state)
         assert_int_equal(workers[i].wrong, 0);
         assert_true(workers[i].refused < TURNS / 2);
     }
-    assert_int_equal(host_stats(runtime).scratch_used_bytes, 0);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).scratch_used_bytes, 0);
     machine_close(runtime);
 }
 
 /* The child can allocate elsewhere and leave; the parent goes on. */
-static void a_forked_child_leaves_the_pieces_alone(void **state)
+TEST(a_forked_child_leaves_the_pieces_alone)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     char *pointer = piece(runtime, 5000);
     int status = 0;
     pid_t child;
-    (void)state;
     memset(pointer, 1, 5000);
     child = fork();
     if (child == 0) {
@@ -286,10 +272,9 @@ static void a_forked_child_leaves_the_pieces_alone(void **state)
     machine_close(runtime);
 }
 
-static void runtimes_follow_each_other(void **state)
+TEST(runtimes_follow_each_other)
 {
     int i;
-    (void)state;
     for (i = 0; i < 20; ++i) {
         stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
         void *large = piece(runtime, 1 << 20);
@@ -300,17 +285,4 @@ static void runtimes_follow_each_other(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scratch_is_part_of_the_host_budget),
-        cmocka_unit_test(pieces_are_aligned_and_zero_where_asked),
-        cmocka_unit_test(what_cannot_fit_is_refused_with_the_arithmetic),
-        cmocka_unit_test(wrong_arguments_are_refused),
-        cmocka_unit_test(close_waits_for_the_pieces),
-        cmocka_unit_test(threads_take_and_give_side_by_side),
-        cmocka_unit_test(a_forked_child_leaves_the_pieces_alone),
-        cmocka_unit_test(runtimes_follow_each_other),
-    };
-    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
-}
+RUN_TESTS("memory", NULL, NULL)

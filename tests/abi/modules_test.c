@@ -41,11 +41,10 @@ static void bytes_come_back(stw_runtime *runtime)
     tensor_expect_sequence(tensor, ELEMENTS, 5);
 }
 
-static void an_nvme_tier_of_a_module_keeps_its_bytes(void **state)
+TEST(an_nvme_tier_of_a_module_keeps_its_bytes)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     wanted.nvme_driver = module, wanted.nvme_options = "", wanted.nvme_path = "no directory";
     runtime = machine_open(&wanted);
     bytes_come_back(runtime);
@@ -53,7 +52,7 @@ static void an_nvme_tier_of_a_module_keeps_its_bytes(void **state)
     machine_close(runtime);
 }
 
-static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
+TEST(a_device_tier_of_a_module_keeps_its_bytes)
 {
     machine wanted = machine_small();
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
@@ -61,7 +60,6 @@ static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
     stw_tensor *tensor;
     stw_view view;
     stw_fetch_request request;
-    (void)state;
     wanted.device_driver = module;
     runtime = machine_open(&wanted);
     ok(stw_device_info_get(runtime, 0, &info));
@@ -78,14 +76,13 @@ static void a_device_tier_of_a_module_keeps_its_bytes(void **state)
 }
 
 /* The arena says nothing of its device, so that it is another one shows in what is refused. */
-static void a_module_is_asked_for_the_ordinal_of_the_options(void **state)
+TEST(a_module_is_asked_for_the_ordinal_of_the_options)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_device_options devices[2] = {STW_DEVICE_OPTIONS_INIT, STW_DEVICE_OPTIONS_INIT};
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
     stw_runtime *runtime = NULL;
     uint32_t i;
-    (void)state;
     options.devices = devices, options.device_count = 2;
     for (i = 0; i < 2; ++i) {
         devices[i].driver = module, devices[i].budget_bytes = 8 * MIB;
@@ -105,11 +102,10 @@ static void a_module_is_asked_for_the_ordinal_of_the_options(void **state)
     assert_null(runtime);
 }
 
-static void tiers_of_an_older_module_keep_their_bytes_and_their_budgets(void **state)
+TEST(tiers_of_an_older_module_keep_their_bytes_and_their_budgets)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     wanted.device_driver = older;
     wanted.nvme_driver = older, wanted.nvme_options = "", wanted.nvme_path = "no directory";
     runtime = machine_open(&wanted);
@@ -121,10 +117,9 @@ static void tiers_of_an_older_module_keep_their_bytes_and_their_budgets(void **s
     machine_close(runtime);
 }
 
-static void drivers_are_looked_up_without_a_runtime(void **state)
+TEST(drivers_are_looked_up_without_a_runtime)
 {
     stw_driver_info info = {sizeof info, 0, 0, 0, {0}};
-    (void)state;
     ok(stw_driver_info_get(module, &info));
     assert_int_equal(info.kinds, STW_DRIVER_MEMORY | STW_DRIVER_STORAGE);
     assert_int_equal(info.built_in, 0);
@@ -144,12 +139,11 @@ static void drivers_are_looked_up_without_a_runtime(void **state)
     assert_string_equal(info.name, "cpu");
 }
 
-static void the_fault_driver_wraps_a_module(void **state)
+TEST(the_fault_driver_wraps_a_module)
 {
     machine wanted = machine_small();
     char options[128];
     stw_runtime *runtime;
-    (void)state;
     snprintf(options, sizeof options, "inner=%s;at=read:1:eio", module);
     wanted.nvme_driver = "fault", wanted.nvme_options = options, wanted.errors_expected = 1;
     runtime = machine_open(&wanted);
@@ -157,12 +151,11 @@ static void the_fault_driver_wraps_a_module(void **state)
     machine_close(runtime);
 }
 
-static void a_module_that_cannot_be_loaded_leaves_nothing_open(void **state)
+TEST(a_module_that_cannot_be_loaded_leaves_nothing_open)
 {
     const int descriptors = descriptors_open();
     machine wanted = machine_small();
     stw_runtime *runtime = NULL;
-    (void)state;
     wanted.nvme_driver = "./any_name.so";
     fails(machine_try_open(&wanted, &runtime), STW_ERROR_INVALID, "nvme[0].driver: ");
     wanted.nvme_driver = "tape";
@@ -180,16 +173,4 @@ static void a_module_that_cannot_be_loaded_leaves_nothing_open(void **state)
     assert_int_equal(descriptors_open(), descriptors);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_module_that_cannot_be_loaded_leaves_nothing_open),
-        cmocka_unit_test(an_nvme_tier_of_a_module_keeps_its_bytes),
-        cmocka_unit_test(a_device_tier_of_a_module_keeps_its_bytes),
-        cmocka_unit_test(a_module_is_asked_for_the_ordinal_of_the_options),
-        cmocka_unit_test(tiers_of_an_older_module_keep_their_bytes_and_their_budgets),
-        cmocka_unit_test(drivers_are_looked_up_without_a_runtime),
-        cmocka_unit_test(the_fault_driver_wraps_a_module),
-    };
-    return cmocka_run_group_tests(tests, copy_modules, remove_modules);
-}
+RUN_TESTS("modules", copy_modules, remove_modules)

@@ -90,14 +90,13 @@ static void expect_mean(stw_tensor *tensor, double wanted, double mean_slack, do
     free(values);
 }
 
-static void moments_in_bf16_follow_their_formula_in_the_mean(void **state)
+TEST(moments_in_bf16_follow_their_formula_in_the_mean)
 {
     const stw_hyper hyper = some_hyper();
     double value = 0.5, first = 0, second = 0;
     trainee here = trainee_open();
     stw_tensor_info info;
     int number;
-    (void)state;
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;
     ok(stw_tensor_info_get(state_of(&here, "exp_avg_sq"), &info));
@@ -119,11 +118,10 @@ static void moments_in_bf16_follow_their_formula_in_the_mean(void **state)
     trainee_close(&here);
 }
 
-static void a_run_again_has_the_same_bits(void **state)
+TEST(a_run_again_has_the_same_bits)
 {
     float *first[3], *again[3];
     int run, number, i;
-    (void)state;
     for (run = 0; run < 2; ++run) {
         trainee here = trainee_open();
         float **kept = run == 0 ? first : again;
@@ -145,7 +143,7 @@ static stw_status never(void *user, const stw_update_chunk *chunk)
     return STW_ERROR_INTERNAL;
 }
 
-static void moments_in_bf16_take_half_the_room(void **state)
+TEST(moments_in_bf16_take_half_the_room)
 {
     machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -153,7 +151,6 @@ static void moments_in_bf16_take_half_the_room(void **state)
     stw_custom_update custom;
     stw_optimizer *optimizer = NULL;
     stw_runtime *runtime;
-    (void)state;
     small.nvme_blocks = 0, small.host_blocks = 24;
     runtime = machine_open(&small);
     entry.parameter = tensor_f32(runtime, "w", 8 * BLOCK / 4);
@@ -178,12 +175,4 @@ static void moments_in_bf16_take_half_the_room(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moments_in_bf16_follow_their_formula_in_the_mean),
-        cmocka_unit_test(a_run_again_has_the_same_bits),
-        cmocka_unit_test(moments_in_bf16_take_half_the_room),
-    };
-    return cmocka_run_group_tests_name("moments", tests, NULL, NULL);
-}
+RUN_TESTS("moments", NULL, NULL)

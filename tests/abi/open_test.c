@@ -48,11 +48,10 @@ static void refused(const machine *wanted, stw_status code, const char *words)
     assert_int_equal(entries_in("/proc/self/task"), threads);
 }
 
-static void a_path_that_is_no_directory_is_refused_by_name(void **state)
+TEST(a_path_that_is_no_directory_is_refused_by_name)
 {
     machine wanted = machine_small();
     FILE *file = fopen("open-a-file", "w");
-    (void)state;
     assert_non_null(file);
     fclose(file);
     wanted.nvme_path = "open-nowhere/deeper";
@@ -68,12 +67,11 @@ static void a_path_that_is_no_directory_is_refused_by_name(void **state)
     remove("open-a-file");
 }
 
-static void a_directory_that_may_not_be_written_is_permission(void **state)
+TEST(a_directory_that_may_not_be_written_is_permission)
 {
     machine wanted = machine_small();
     int status = 0;
     pid_t child;
-    (void)state;
     (void)rmdir("open-closed");
     assert_int_equal(mkdir("open-closed", 0555), 0);
     wanted.nvme_path = "open-closed";
@@ -97,12 +95,11 @@ static void a_directory_that_may_not_be_written_is_permission(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void a_tier_in_memory_is_refused_with_the_way_out(void **state)
+TEST(a_tier_in_memory_is_refused_with_the_way_out)
 {
     machine wanted = machine_small();
     struct statfs about;
     stw_runtime *runtime;
-    (void)state;
     if (statfs("/dev/shm", &about) != 0 || about.f_type != TMPFS) {
         print_message("/dev/shm is no tmpfs here\n");
         skip();
@@ -116,12 +113,11 @@ static void a_tier_in_memory_is_refused_with_the_way_out(void **state)
     machine_close(runtime);
 }
 
-static void a_full_disk_is_found_at_open_with_the_numbers(void **state)
+TEST(a_full_disk_is_found_at_open_with_the_numbers)
 {
     machine wanted = machine_small();
     struct statvfs space;
     stw_error_info info;
-    (void)state;
     assert_int_equal(statvfs(".", &space), 0);
     wanted.nvme_blocks =
         (uint32_t)(((uint64_t)space.f_bavail * space.f_frsize + 64 * 1024 * MIB) / BLOCK);
@@ -135,11 +131,10 @@ static void a_full_disk_is_found_at_open_with_the_numbers(void **state)
     refused(&wanted, STW_ERROR_NO_SPACE, "'.'");
 }
 
-static void a_budget_above_the_machines_memory_is_refused(void **state)
+TEST(a_budget_above_the_machines_memory_is_refused)
 {
     machine wanted = machine_small();
     stw_error_info info;
-    (void)state;
     wanted.host_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK); /* 16 TiB */
     refused(&wanted, STW_ERROR_MEMORY, "16384.0 GiB");
     info = error_numbers();
@@ -161,13 +156,12 @@ static uint64_t mapped_bytes(void)
 }
 
 /* As in a shell after `ulimit -v`. */
-static void addresses_that_a_limit_refuses_are_told_with_its_numbers(void **state)
+TEST(addresses_that_a_limit_refuses_are_told_with_its_numbers)
 {
     machine wanted = machine_small();
     struct rlimit before, small;
     stw_runtime *runtime = NULL;
     stw_status status;
-    (void)state;
     if (mapped_bytes() >> 40) {
         print_message("a sanitizer has mapped terabytes: no limit can be set\n");
         skip();
@@ -187,12 +181,11 @@ static void addresses_that_a_limit_refuses_are_told_with_its_numbers(void **stat
 }
 
 /* -1, SIZE_MAX and their like, for "as much as there is": refused before tables of that size. */
-static void sizes_that_no_machine_has_are_refused_at_once(void **state)
+TEST(sizes_that_no_machine_has_are_refused_at_once)
 {
     const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 2 * MIB, UINT64_C(1) << 63, INT64_MAX,
                               UINT64_C(1) << 46};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(sizes); ++i) {
         stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
         stw_device_options device = STW_DEVICE_OPTIONS_INIT;
@@ -210,12 +203,11 @@ static void sizes_that_no_machine_has_are_refused_at_once(void **state)
     }
 }
 
-static void a_budget_of_less_than_a_block_is_refused(void **state)
+TEST(a_budget_of_less_than_a_block_is_refused)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    (void)state;
     options.block_bytes = BLOCK;
     options.host_bytes = 64;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID,
@@ -228,12 +220,11 @@ static void a_budget_of_less_than_a_block_is_refused(void **state)
     assert_null(runtime);
 }
 
-static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void **state)
+TEST(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl)
 {
     machine wanted = machine_small();
     unsigned long most = 65530;
     FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
-    (void)state;
     assert_non_null(file);
     assert_int_equal(fscanf(file, "%lu", &most), 1);
     fclose(file);
@@ -245,10 +236,9 @@ static void more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl(void *
     refused(&wanted, STW_ERROR_LIMIT, "'sysctl vm.max_map_count=");
 }
 
-static void tables_that_do_not_fit_their_budget_are_refused(void **state)
+TEST(tables_that_do_not_fit_their_budget_are_refused)
 {
     machine wanted = machine_small();
-    (void)state;
     wanted.metadata_bytes = 512 * KIB;
     refused(&wanted, STW_ERROR_BUDGET, "metadata_bytes 512.0 KiB = ");
     assert_true(error_numbers().needed_bytes > wanted.metadata_bytes);
@@ -256,10 +246,9 @@ static void tables_that_do_not_fit_their_budget_are_refused(void **state)
     machine_close(machine_open(&wanted));
 }
 
-static void a_device_across_a_bus_needs_room_for_staging(void **state)
+TEST(a_device_across_a_bus_needs_room_for_staging)
 {
     machine wanted = machine_small();
-    (void)state;
     wanted.device_driver = "cpu-discrete", wanted.host_blocks = 8;
     refused(&wanted, STW_ERROR_INVALID, "staging");
     wanted.device_driver = "abacus";
@@ -301,11 +290,10 @@ static int open_and_use_without_locks(void)
     return times_logged("Not locked") == 1 ? CHILD_FINE : 8;
 }
 
-static void pages_that_may_not_be_locked_are_logged_once_with_the_remedy(void **state)
+TEST(pages_that_may_not_be_locked_are_logged_once_with_the_remedy)
 {
     int status = 0;
     pid_t child = fork();
-    (void)state;
     if (child == 0) _exit(open_and_use_without_locks());
     assert_true(waitpid(child, &status, 0) == child && WIFEXITED(status));
     if (WEXITSTATUS(status) == CHILD_CANNOT_TRY) {
@@ -315,13 +303,12 @@ static void pages_that_may_not_be_locked_are_logged_once_with_the_remedy(void **
     assert_int_equal(WEXITSTATUS(status), CHILD_FINE);
 }
 
-static void the_second_directory_failing_closes_the_first(void **state)
+TEST(the_second_directory_failing_closes_the_first)
 {
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_nvme_options nvme[2] = {STW_NVME_OPTIONS_INIT, STW_NVME_OPTIONS_INIT};
     stw_runtime *runtime = NULL;
     const int descriptors = descriptors_open();
-    (void)state;
     nvme[0].path = ".", nvme[1].path = "open-missing";
     nvme[0].budget_bytes = nvme[1].budget_bytes = 4 * MIB;
     nvme[0].driver_options = nvme[1].driver_options = "allow_tmpfs=1";
@@ -335,11 +322,10 @@ static void the_second_directory_failing_closes_the_first(void **state)
     assert_int_equal(descriptors_open(), descriptors);
 }
 
-static void the_store_has_no_name_in_its_directory(void **state)
+TEST(the_store_has_no_name_in_its_directory)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     (void)rmdir("open-store");
     assert_int_equal(mkdir("open-store", 0700), 0);
     wanted.nvme_path = "open-store";
@@ -364,12 +350,11 @@ static int pages_open(void)
     return pages;
 }
 
-static void a_page_of_statistics_is_there_while_a_runtime_is_open(void **state)
+TEST(a_page_of_statistics_is_there_while_a_runtime_is_open)
 {
     machine wanted = machine_small();
     stw_runtime *first;
     stw_runtime *second;
-    (void)state;
     assert_int_equal(pages_open(), 0);
     first = machine_open(&wanted);
     second = machine_open(&wanted);
@@ -380,13 +365,12 @@ static void a_page_of_statistics_is_there_while_a_runtime_is_open(void **state)
 }
 
 /* Nobody pays with the training for a page that cannot be had. */
-static void a_page_that_cannot_be_made_is_a_warning(void **state)
+TEST(a_page_that_cannot_be_made_is_a_warning)
 {
     machine wanted = machine_small();
     const struct rlimit none = {1024, RLIM_INFINITY};
     struct rlimit before;
     stw_runtime *runtime;
-    (void)state;
     wanted.nvme_blocks = 0;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN); /* then the file that grows too large is an error of the call */
@@ -401,25 +385,4 @@ static void a_page_that_cannot_be_made_is_a_warning(void **state)
     log_reset();
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_path_that_is_no_directory_is_refused_by_name),
-        cmocka_unit_test(a_directory_that_may_not_be_written_is_permission),
-        cmocka_unit_test(a_tier_in_memory_is_refused_with_the_way_out),
-        cmocka_unit_test(a_full_disk_is_found_at_open_with_the_numbers),
-        cmocka_unit_test(a_budget_above_the_machines_memory_is_refused),
-        cmocka_unit_test(a_budget_of_less_than_a_block_is_refused),
-        cmocka_unit_test(addresses_that_a_limit_refuses_are_told_with_its_numbers),
-        cmocka_unit_test(sizes_that_no_machine_has_are_refused_at_once),
-        cmocka_unit_test(more_mappings_than_the_kernel_has_are_a_limit_with_the_sysctl),
-        cmocka_unit_test(tables_that_do_not_fit_their_budget_are_refused),
-        cmocka_unit_test(a_device_across_a_bus_needs_room_for_staging),
-        cmocka_unit_test(pages_that_may_not_be_locked_are_logged_once_with_the_remedy),
-        cmocka_unit_test(the_second_directory_failing_closes_the_first),
-        cmocka_unit_test(the_store_has_no_name_in_its_directory),
-        cmocka_unit_test(a_page_of_statistics_is_there_while_a_runtime_is_open),
-        cmocka_unit_test(a_page_that_cannot_be_made_is_a_warning),
-    };
-    return cmocka_run_group_tests_name("open", tests, NULL, NULL);
-}
+RUN_TESTS("open", NULL, NULL)

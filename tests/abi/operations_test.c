@@ -13,23 +13,13 @@ static stw_operation *ask(stw_runtime *runtime, stw_tensor *tensor, uint32_t acc
     return operation;
 }
 
-static stw_status status_of(stw_operation *operation)
-{
-    stw_status status;
-    do {
-        status = stw_operation_wait(operation, SECOND_NS);
-    } while (status == STW_PENDING);
-    return status;
-}
-
-static void an_operation_is_waited_for_collected_once_and_freed(void **state)
+TEST(an_operation_is_waited_for_collected_once_and_freed)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
     stw_operation *operation;
     stw_view views[2];
-    (void)state;
     tensor_fill_sequence(tensor, 5 * BLOCK / 4, 0);
     ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
     ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
@@ -50,7 +40,7 @@ static void an_operation_is_waited_for_collected_once_and_freed(void **state)
     machine_close(runtime);
 }
 
-static void freeing_what_was_not_collected_gives_its_pins_back(void **state)
+TEST(freeing_what_was_not_collected_gives_its_pins_back)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -59,7 +49,6 @@ static void freeing_what_was_not_collected_gives_its_pins_back(void **state)
     stw_operation *operation;
     stw_view view;
     uint32_t access;
-    (void)state;
     for (access = STW_READ; access <= STW_REDUCE; ++access) {
         tensor_fill_sequence(tensor, 6 * BLOCK / 4, 0);
         operation = ask(runtime, tensor, access);
@@ -81,7 +70,7 @@ static void freeing_what_was_not_collected_gives_its_pins_back(void **state)
     machine_close(runtime);
 }
 
-static void a_waiting_operation_can_be_cancelled(void **state)
+TEST(a_waiting_operation_can_be_cancelled)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -91,7 +80,6 @@ static void a_waiting_operation_can_be_cancelled(void **state)
     stw_fetch_request request = request_of(wanted, STW_READ);
     stw_operation *operation = NULL;
     stw_view view, none;
-    (void)state;
     tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
     tensor_fill_sequence(wanted, 6 * BLOCK / 4, 0);
     view = view_get(runtime, held, STW_READ);
@@ -115,14 +103,13 @@ static void a_waiting_operation_can_be_cancelled(void **state)
     machine_close(runtime);
 }
 
-static void a_sum_into_contents_gets_its_buffer_before_anybody_asks(void **state)
+TEST(a_sum_into_contents_gets_its_buffer_before_anybody_asks)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_tensor *gradient = tensor_f32(runtime, "gradient", BLOCK / 4);
     stw_operation *operation;
-    (void)state;
     tensor_fill_sequence(gradient, BLOCK / 4, 0);
     operation = ask(runtime, gradient, STW_REDUCE);
     ok(stw_runtime_drain(runtime, 0));
@@ -134,21 +121,20 @@ static void a_sum_into_contents_gets_its_buffer_before_anybody_asks(void **state
     machine_close(runtime);
 }
 
-static void a_failed_fetch_says_why_when_asked(void **state)
+TEST(a_failed_fetch_says_why_when_asked)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *blank = tensor_f32(runtime, "blank", 100);
     stw_operation *operation = ask(runtime, blank, STW_READ);
     stw_view view;
-    (void)state;
     fails(status_of(operation), STW_ERROR_EMPTY, "'blank'");
     fails(stw_fetch_collect(operation, STW_STREAM_HOST, &view, 1), STW_ERROR_EMPTY, "'blank'");
     ok(stw_operation_free(operation));
     machine_close(runtime);
 }
 
-static void operations_max_is_a_limit_and_open_ones_keep_the_runtime(void **state)
+TEST(operations_max_is_a_limit_and_open_ones_keep_the_runtime)
 {
     machine small = machine_small();
     stw_runtime *runtime;
@@ -156,7 +142,6 @@ static void operations_max_is_a_limit_and_open_ones_keep_the_runtime(void **stat
     stw_fetch_request request;
     stw_operation *operations[3], *more = NULL;
     int i, round;
-    (void)state;
     small.operations_max = 3;
     runtime = machine_open(&small);
     tensor = tensor_f32(runtime, "t", 100);
@@ -173,7 +158,7 @@ static void operations_max_is_a_limit_and_open_ones_keep_the_runtime(void **stat
     machine_close(runtime);
 }
 
-static void views_max_is_a_limit_with_its_number(void **state)
+TEST(views_max_is_a_limit_with_its_number)
 {
     machine small = machine_small();
     stw_runtime *runtime;
@@ -181,7 +166,6 @@ static void views_max_is_a_limit_with_its_number(void **state)
     stw_fetch_request requests[5];
     stw_view views[5], more;
     int i, round;
-    (void)state;
     small.views_max = 4;
     runtime = machine_open(&small);
     tensor = tensor_f32(runtime, "t", 100);
@@ -200,16 +184,4 @@ static void views_max_is_a_limit_with_its_number(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_operation_is_waited_for_collected_once_and_freed),
-        cmocka_unit_test(freeing_what_was_not_collected_gives_its_pins_back),
-        cmocka_unit_test(a_waiting_operation_can_be_cancelled),
-        cmocka_unit_test(a_sum_into_contents_gets_its_buffer_before_anybody_asks),
-        cmocka_unit_test(a_failed_fetch_says_why_when_asked),
-        cmocka_unit_test(operations_max_is_a_limit_and_open_ones_keep_the_runtime),
-        cmocka_unit_test(views_max_is_a_limit_with_its_number),
-    };
-    return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
-}
+RUN_TESTS("operations", NULL, NULL)

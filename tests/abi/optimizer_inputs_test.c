@@ -78,7 +78,7 @@ static void write_view(trainee *here, uint32_t access, uint16_t bits)
 }
 
 /* Its fp32 master is made anew from what was written, whichever way that was. */
-static void what_is_written_to_a_parameter_is_updated_next(void **state)
+TEST(what_is_written_to_a_parameter_is_updated_next)
 {
     static const struct {
         uint32_t dtype;
@@ -117,7 +117,7 @@ static void what_is_written_to_a_parameter_is_updated_next(void **state)
 }
 
 /* Small steps add up in the master, whose lower bits a bf16 parameter does not have. */
-static void steps_without_a_write_keep_the_masters_bits(void **state)
+TEST(steps_without_a_write_keep_the_masters_bits)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_BF16, 0);
@@ -130,7 +130,7 @@ static void steps_without_a_write_keep_the_masters_bits(void **state)
 }
 
 /* As a program does that loads a checkpoint of its own. */
-static void a_master_that_was_written_as_well_counts(void **state)
+TEST(a_master_that_was_written_as_well_counts)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_BF16, 0);
@@ -144,7 +144,7 @@ static void a_master_that_was_written_as_well_counts(void **state)
 }
 
 /* A write before the commit, and one after the resume: each is what the next update begins with. */
-static void writes_around_a_commit_are_not_undone(void **state)
+TEST(writes_around_a_commit_are_not_undone)
 {
     machine stored = *(machine *)*state;
     stw_runtime *runtime;
@@ -174,7 +174,7 @@ static void writes_around_a_commit_are_not_undone(void **state)
 }
 
 /* 0.25 is lost in a bf16 of 256 each time; the master has it, also after a resume. */
-static void a_resume_without_a_write_keeps_the_masters_bits(void **state)
+TEST(a_resume_without_a_write_keeps_the_masters_bits)
 {
     machine stored = *(machine *)*state;
     stw_runtime *runtime;
@@ -195,7 +195,7 @@ static void a_resume_without_a_write_keeps_the_masters_bits(void **state)
     }
 }
 
-static void a_group_without_hyper_parameters_is_not_trained(void **state)
+TEST(a_group_without_hyper_parameters_is_not_trained)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -224,7 +224,7 @@ static void a_group_without_hyper_parameters_is_not_trained(void **state)
     machine_close(runtime);
 }
 
-static void numbers_that_make_no_sense_are_refused_with_their_value(void **state)
+TEST(numbers_that_make_no_sense_are_refused_with_their_value)
 {
     static const struct {
         uint32_t algorithm;
@@ -263,7 +263,7 @@ static void numbers_that_make_no_sense_are_refused_with_their_value(void **state
     machine_close(runtime);
 }
 
-static void steps_look_at_their_numbers(void **state)
+TEST(steps_look_at_their_numbers)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
@@ -285,7 +285,7 @@ static void steps_look_at_their_numbers(void **state)
     machine_close(runtime);
 }
 
-static void counts_are_those_of_the_steps_that_were_called(void **state)
+TEST(counts_are_those_of_the_steps_that_were_called)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
@@ -307,7 +307,7 @@ static void counts_are_those_of_the_steps_that_were_called(void **state)
     machine_close(runtime);
 }
 
-static void what_an_optimizer_holds_is_not_reshaped(void **state)
+TEST(what_an_optimizer_holds_is_not_reshaped)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_BF16, 0);
@@ -324,7 +324,7 @@ static void what_an_optimizer_holds_is_not_reshaped(void **state)
 }
 
 /* A view that is open keeps its update waiting, and with it a drain and a step. */
-static void a_wait_for_an_update_says_who_is_in_the_way(void **state)
+TEST(a_wait_for_an_update_says_who_is_in_the_way)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
@@ -347,7 +347,7 @@ static void a_wait_for_an_update_says_who_is_in_the_way(void **state)
 }
 
 /* Layers are frozen and let go again while their optimizer stays. */
-static void steps_leave_what_is_frozen_as_it_is(void **state)
+TEST(steps_leave_what_is_frozen_as_it_is)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_BF16, 0);
@@ -383,7 +383,7 @@ static void steps_leave_what_is_frozen_as_it_is(void **state)
 }
 
 /* As on many ranks, some of which have nothing of a small tensor. */
-static void an_empty_tensor_is_fetched_and_trained(void **state)
+TEST(an_empty_tensor_is_fetched_and_trained)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
@@ -437,7 +437,7 @@ static stw_status update_nothing(void *user, const stw_update_chunk *chunk)
     return STW_OK;
 }
 
-static void torch_order_is_refused_where_torch_has_none(void **state)
+TEST(torch_order_is_refused_where_torch_has_none)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -460,7 +460,7 @@ static void torch_order_is_refused_where_torch_has_none(void **state)
     machine_close(runtime);
 }
 
-static void torch_order_takes_the_roots_that_are_given(void **state)
+TEST(torch_order_takes_the_roots_that_are_given)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -482,7 +482,7 @@ static void torch_order_takes_the_roots_that_are_given(void **state)
     machine_close(runtime);
 }
 
-static void sums_and_fetches_look_at_their_numbers(void **state)
+TEST(sums_and_fetches_look_at_their_numbers)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *tensor = tensor_f32(runtime, "g", 10);
@@ -500,26 +500,4 @@ static void sums_and_fetches_look_at_their_numbers(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    machine now;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(what_is_written_to_a_parameter_is_updated_next, &now),
-        cmocka_unit_test_prestate(steps_without_a_write_keep_the_masters_bits, &now),
-        cmocka_unit_test_prestate(a_master_that_was_written_as_well_counts, &now),
-        cmocka_unit_test_prestate(writes_around_a_commit_are_not_undone, &now),
-        cmocka_unit_test_prestate(a_resume_without_a_write_keeps_the_masters_bits, &now),
-        cmocka_unit_test_prestate(a_group_without_hyper_parameters_is_not_trained, &now),
-        cmocka_unit_test_prestate(numbers_that_make_no_sense_are_refused_with_their_value, &now),
-        cmocka_unit_test_prestate(steps_look_at_their_numbers, &now),
-        cmocka_unit_test_prestate(counts_are_those_of_the_steps_that_were_called, &now),
-        cmocka_unit_test_prestate(what_an_optimizer_holds_is_not_reshaped, &now),
-        cmocka_unit_test_prestate(a_wait_for_an_update_says_who_is_in_the_way, &now),
-        cmocka_unit_test_prestate(steps_leave_what_is_frozen_as_it_is, &now),
-        cmocka_unit_test_prestate(an_empty_tensor_is_fetched_and_trained, &now),
-        cmocka_unit_test_prestate(torch_order_is_refused_where_torch_has_none, &now),
-        cmocka_unit_test_prestate(torch_order_takes_the_roots_that_are_given, &now),
-        cmocka_unit_test_prestate(sums_and_fetches_look_at_their_numbers, &now),
-    };
-    return machine_run_each("optimizer inputs", &now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("optimizer inputs", NULL)

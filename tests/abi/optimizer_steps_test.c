@@ -82,7 +82,7 @@ static int is_held(model *here, int parameter)
 }
 
 /* A view of a state keeps the first one's update under way, whatever the machine is like. */
-static void a_step_returns_while_that_of_another_parameter_is_under_way(void **state)
+TEST(a_step_returns_while_that_of_another_parameter_is_under_way)
 {
     static float serial[PARAMETERS][ELEMENTS], beside[PARAMETERS][ELEMENTS];
     stw_update_result result = STW_UPDATE_RESULT_INIT;
@@ -113,7 +113,7 @@ static void a_step_returns_while_that_of_another_parameter_is_under_way(void **s
 }
 
 /* Order for each parameter is that of the calls; a verdict is about a step that is alone. */
-static void a_step_waits_for_what_is_in_its_way(void **state)
+TEST(a_step_waits_for_what_is_in_its_way)
 {
     stw_runtime *runtime = machine_open(*state);
     model here = model_make(runtime);
@@ -138,7 +138,7 @@ static void a_step_waits_for_what_is_in_its_way(void **state)
     machine_close(runtime);
 }
 
-static void a_close_waits_for_all_of_them(void **state)
+TEST(a_close_waits_for_all_of_them)
 {
     stw_runtime *runtime = machine_open(*state);
     model here = model_make(runtime);
@@ -153,14 +153,4 @@ static void a_close_waits_for_all_of_them(void **state)
     ok(stw_runtime_close(runtime, 0, 0));
 }
 
-int main(void)
-{
-    machine now;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(a_step_returns_while_that_of_another_parameter_is_under_way,
-                                  &now),
-        cmocka_unit_test_prestate(a_step_waits_for_what_is_in_its_way, &now),
-        cmocka_unit_test_prestate(a_close_waits_for_all_of_them, &now),
-    };
-    return machine_run_each("optimizer steps", &now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("optimizer steps", NULL)

@@ -144,21 +144,18 @@ static void adam_as(uint32_t algorithm, uint32_t dtype)
     trainee_close(&here);
 }
 
-static void adamw_follows_its_formula(void **state)
+TEST(adamw_follows_its_formula)
 {
-    (void)state;
     adam_as(STW_OPTIMIZER_ADAMW, STW_F32);
 }
 
-static void adam_follows_its_formula(void **state)
+TEST(adam_follows_its_formula)
 {
-    (void)state;
     adam_as(STW_OPTIMIZER_ADAM, STW_F32);
 }
 
-static void a_bf16_parameter_has_a_master_in_f32(void **state)
+TEST(a_bf16_parameter_has_a_master_in_f32)
 {
-    (void)state;
     adam_as(STW_OPTIMIZER_ADAMW, STW_BF16);
 }
 
@@ -215,11 +212,10 @@ static void follows(uint32_t algorithm, const stw_hyper *hyper, element_rule *ru
     trainee_close(&here);
 }
 
-static void sgd_with_momentum_follows_its_formula(void **state)
+TEST(sgd_with_momentum_follows_its_formula)
 {
     const uint32_t flags[] = {0, STW_HYPER_NESTEROV, STW_HYPER_MAXIMIZE};
     size_t variant;
-    (void)state;
     for (variant = 0; variant < COUNT(flags); ++variant) {
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 0.05, hyper.momentum = 0.9, hyper.weight_decay = 0.01;
@@ -228,19 +224,17 @@ static void sgd_with_momentum_follows_its_formula(void **state)
     }
 }
 
-static void adagrad_follows_its_formula(void **state)
+TEST(adagrad_follows_its_formula)
 {
     stw_hyper hyper = STW_HYPER_INIT;
-    (void)state;
     hyper.lr = 0.05, hyper.lr_decay = 0.1, hyper.weight_decay = 0.01, hyper.eps = 1e-3;
     follows(STW_OPTIMIZER_ADAGRAD, &hyper, adagrad_rule, 1, "sum");
 }
 
 /* In one direction throughout, so that no sign hangs on a rounding. */
-static void lion_follows_its_formula(void **state)
+TEST(lion_follows_its_formula)
 {
     stw_hyper hyper = STW_HYPER_INIT;
-    (void)state;
     hyper.lr = 0.05, hyper.beta1 = 0.9, hyper.beta2 = 0.99, hyper.weight_decay = 0.1;
     follows(STW_OPTIMIZER_LION, &hyper, lion_rule, 0, "exp_avg");
 }
@@ -271,7 +265,7 @@ static stw_status own_kernel(void *user, const stw_update_chunk *chunk)
     return calls->answer;
 }
 
-static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
+TEST(a_kernel_of_the_callers_is_streamed_like_ours)
 {
     const char *names[] = {"sum"};
     machine small = machine_small();
@@ -285,7 +279,6 @@ static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
     trainee here;
     int step;
     uint64_t i;
-    (void)state;
     memset(&custom, 0, sizeof custom);
     memset(&calls, 0, sizeof calls);
     here.runtime = machine_open(&small);
@@ -332,7 +325,7 @@ static void a_kernel_of_the_callers_is_streamed_like_ours(void **state)
 
 /* Zeros are a gradient, also where the block is shared and they have yet to be written: the
  * parameter decays. An EMPTY one would be left alone. */
-static void a_discarded_gradient_that_reads_as_zeros_is_a_gradient(void **state)
+TEST(a_discarded_gradient_that_reads_as_zeros_is_a_gradient)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -343,7 +336,6 @@ static void a_discarded_gradient_that_reads_as_zeros_is_a_gradient(void **state)
     stw_hyper hyper = STW_HYPER_INIT;
     stw_optimizer *optimizer = NULL;
     float values[4];
-    (void)state;
     spec.role = STW_ROLE_GRAD, spec.flags = STW_TENSOR_ZERO;
     gradient = tensor_make(runtime, &spec);
     spec.name = "beside";
@@ -367,12 +359,11 @@ static void a_discarded_gradient_that_reads_as_zeros_is_a_gradient(void **state)
     machine_close(runtime);
 }
 
-static void destroying_with_a_view_of_a_state_is_busy_and_changes_nothing(void **state)
+TEST(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing)
 {
     trainee here = trainee_open(STW_OPTIMIZER_ADAMW, STW_F32, NULL);
     stw_tensor *moment = NULL;
     stw_view view;
-    (void)state;
     ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &moment));
     view = view_get(here.runtime, moment, STW_READ);
     fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "open views");
@@ -384,18 +375,4 @@ static void destroying_with_a_view_of_a_state_is_busy_and_changes_nothing(void *
     trainee_close(&here);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adamw_follows_its_formula),
-        cmocka_unit_test(adam_follows_its_formula),
-        cmocka_unit_test(a_bf16_parameter_has_a_master_in_f32),
-        cmocka_unit_test(sgd_with_momentum_follows_its_formula),
-        cmocka_unit_test(adagrad_follows_its_formula),
-        cmocka_unit_test(lion_follows_its_formula),
-        cmocka_unit_test(a_kernel_of_the_callers_is_streamed_like_ours),
-        cmocka_unit_test(a_discarded_gradient_that_reads_as_zeros_is_a_gradient),
-        cmocka_unit_test(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing),
-    };
-    return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
-}
+RUN_TESTS("optimizer", NULL, NULL)

@@ -65,13 +65,12 @@ static uint64_t count_of(pair *here, int i)
     return count;
 }
 
-static void norm_and_clip_are_of_all_scaled_gradients_together(void **state)
+TEST(norm_and_clip_are_of_all_scaled_gradients_together)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     const double norm = 0.5 * sqrt(ELEMENTS * (3.0 * 3.0 + 4.0 * 4.0));
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], 3, NULL));
     ok(stw_tensor_fill(here.gradients[1], 4, NULL));
     options.gradient_scale = 0.5, options.clip_norm = norm / 10;
@@ -86,18 +85,6 @@ static void norm_and_clip_are_of_all_scaled_gradients_together(void **state)
     pair_close(&here);
 }
 
-static uint64_t bytes_from_disk(stw_runtime *runtime)
-{
-    const uint32_t links[] = {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE};
-    uint64_t bytes = 0;
-    uint32_t i;
-    for (i = 0; i < COUNT(links); ++i) {
-        stw_link_stats stats = STW_LINK_STATS_INIT;
-        if (stw_link_stats_get(runtime, links[i], 0, &stats) == STW_OK) bytes += stats.bytes;
-    }
-    return bytes;
-}
-
 /* Written through a view, and then out of memory. */
 static void write_gradient(pair *here, int i, float value)
 {
@@ -108,13 +95,12 @@ static void write_gradient(pair *here, int i, float value)
     tensor_to_disk(here->runtime, here->gradients[i]);
 }
 
-static void a_gradient_is_measured_by_who_writes_it(void **state)
+TEST(a_gradient_is_measured_by_who_writes_it)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     uint64_t before;
-    (void)state;
     options.flags = STW_UPDATE_MEASURE;
     write_gradient(&here, 0, 3), write_gradient(&here, 1, 4);
     before = bytes_from_disk(here.runtime);
@@ -134,12 +120,11 @@ static void a_gradient_is_measured_by_who_writes_it(void **state)
 }
 
 /* Once in some dozens of times the update's threads were not done with it yet. */
-static void what_was_only_measured_is_free_when_the_call_returns(void **state)
+TEST(what_was_only_measured_is_free_when_the_call_returns)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     int round;
-    (void)state;
     options.flags = STW_UPDATE_MEASURE;
     for (round = 0; round < 300; ++round) {
         stw_update_result result = STW_UPDATE_RESULT_INIT;
@@ -151,13 +136,12 @@ static void what_was_only_measured_is_free_when_the_call_returns(void **state)
     pair_close(&here);
 }
 
-static void a_gradient_in_two_optimizers_is_held_by_the_one_that_stays(void **state)
+TEST(a_gradient_in_two_optimizers_is_held_by_the_one_that_stays)
 {
     pair here = pair_open();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_optimizer *other = NULL;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(here.runtime, &options, &other));
     hyper_usual(other);
@@ -169,12 +153,11 @@ static void a_gradient_in_two_optimizers_is_held_by_the_one_that_stays(void **st
     pair_close(&here);
 }
 
-static void the_infinity_norm_is_the_largest(void **state)
+TEST(the_infinity_norm_is_the_largest)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], -8, NULL));
     ok(stw_tensor_fill(here.gradients[1], 4, NULL));
     options.norm_type = INFINITY, options.clip_norm = 100;
@@ -187,7 +170,7 @@ static void the_infinity_norm_is_the_largest(void **state)
     pair_close(&here);
 }
 
-static void a_nan_skips_the_whole_step_and_is_counted(void **state)
+TEST(a_nan_skips_the_whole_step_and_is_counted)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
@@ -195,7 +178,6 @@ static void a_nan_skips_the_whole_step_and_is_counted(void **state)
     stw_copy_options two = STW_COPY_OPTIONS_INIT;
     const float bad[2] = {NAN, -INFINITY};
     float value;
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], 1, NULL));
     ok(stw_tensor_fill(here.gradients[1], 1, NULL));
     two.element_begin = ELEMENTS - 2, two.element_count = 2;
@@ -215,13 +197,12 @@ static void a_nan_skips_the_whole_step_and_is_counted(void **state)
     pair_close(&here);
 }
 
-static void gradients_are_emptied_unless_kept(void **state)
+TEST(gradients_are_emptied_unless_kept)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_fetch_request request = request_of(here.gradients[0], STW_READ);
     stw_view view;
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], 1, NULL));
     options.flags = STW_UPDATE_KEEP_GRADIENTS;
     ok(stw_optimizer_step(here.optimizer, &options, NULL));
@@ -239,12 +220,11 @@ static void gradients_are_emptied_unless_kept(void **state)
     pair_close(&here);
 }
 
-static void measure_updates_nothing(void **state)
+TEST(measure_updates_nothing)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], 2, NULL));
     options.flags = STW_UPDATE_MEASURE;
     ok(stw_optimizer_step(here.optimizer, &options, &result));
@@ -256,13 +236,12 @@ static void measure_updates_nothing(void **state)
     pair_close(&here);
 }
 
-static void a_subset_is_updated_alone(void **state)
+TEST(a_subset_is_updated_alone)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_tensor *twice[2];
-    (void)state;
     ok(stw_tensor_fill(here.gradients[0], 1, NULL));
     ok(stw_tensor_fill(here.gradients[1], 1, NULL));
     options.parameters = &here.parameters[1], options.parameter_count = 1;
@@ -279,11 +258,10 @@ static void a_subset_is_updated_alone(void **state)
     pair_close(&here);
 }
 
-static void a_pending_result_is_known_later(void **state)
+TEST(a_pending_result_is_known_later)
 {
     pair here = pair_open();
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    (void)state;
     fails(stw_optimizer_result(here.optimizer, &result), STW_ERROR_NOT_FOUND, "no step");
     ok(stw_tensor_fill(here.gradients[0], 1, NULL));
     ok(stw_optimizer_step(here.optimizer, NULL, NULL));
@@ -294,7 +272,7 @@ static void a_pending_result_is_known_later(void **state)
     pair_close(&here);
 }
 
-static void bad_numbers_are_refused(void **state)
+TEST(bad_numbers_are_refused)
 {
     pair here = pair_open();
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
@@ -302,7 +280,6 @@ static void bad_numbers_are_refused(void **state)
     stw_hyper hyper = STW_HYPER_INIT;
     stw_optimizer_options adam = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
-    (void)state;
     options.clip_norm = -1;
     fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID, "clip_norm");
     options.clip_norm = NAN;
@@ -325,7 +302,7 @@ static void bad_numbers_are_refused(void **state)
     pair_close(&here);
 }
 
-static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
+TEST(entries_that_cannot_be_updated_are_refused_all_or_none)
 {
     pair here = pair_open();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -336,7 +313,6 @@ static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
     stw_tensor *shorter = tensor_f32(here.runtime, "shorter", ELEMENTS - 1);
     stw_tensor_spec spec = spec_f32("odd", ELEMENTS);
     stw_tensor *integers, *frozen, *found = NULL;
-    (void)state;
     spec.dtype = STW_I32;
     integers = tensor_make(here.runtime, &spec);
     spec.dtype = STW_F32, spec.name = "frozen", spec.flags = STW_TENSOR_READ_ONLY;
@@ -377,7 +353,7 @@ static void entries_that_cannot_be_updated_are_refused_all_or_none(void **state)
     pair_close(&here);
 }
 
-static void a_parameter_never_written_fails_its_update_by_name(void **state)
+TEST(a_parameter_never_written_fails_its_update_by_name)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -385,7 +361,6 @@ static void a_parameter_never_written_fails_its_update_by_name(void **state)
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_optimizer *optimizer = NULL;
     stw_status status;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper_usual(optimizer);
@@ -401,22 +376,4 @@ static void a_parameter_never_written_fails_its_update_by_name(void **state)
     ok(stw_runtime_close(runtime, 0, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norm_and_clip_are_of_all_scaled_gradients_together),
-        cmocka_unit_test(a_gradient_is_measured_by_who_writes_it),
-        cmocka_unit_test(what_was_only_measured_is_free_when_the_call_returns),
-        cmocka_unit_test(a_gradient_in_two_optimizers_is_held_by_the_one_that_stays),
-        cmocka_unit_test(the_infinity_norm_is_the_largest),
-        cmocka_unit_test(a_nan_skips_the_whole_step_and_is_counted),
-        cmocka_unit_test(gradients_are_emptied_unless_kept),
-        cmocka_unit_test(measure_updates_nothing),
-        cmocka_unit_test(a_subset_is_updated_alone),
-        cmocka_unit_test(a_pending_result_is_known_later),
-        cmocka_unit_test(bad_numbers_are_refused),
-        cmocka_unit_test(entries_that_cannot_be_updated_are_refused_all_or_none),
-        cmocka_unit_test(a_parameter_never_written_fails_its_update_by_name),
-    };
-    return cmocka_run_group_tests_name("optimizer verdict", tests, NULL, NULL);
-}
+RUN_TESTS("optimizer verdict", NULL, NULL)

@@ -95,11 +95,10 @@ static void use_and_close(stw_runtime *runtime)
     remove_directories();
 }
 
-static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void **state)
+TEST(only_the_directory_that_refuses_direct_io_falls_back_to_posix)
 {
     two_paths paths;
     stw_runtime *runtime = NULL;
-    (void)state;
     skip_without_aio();
     two_directories(&paths);
     refuse_direct_io_in(REFUSING);
@@ -114,11 +113,10 @@ static void only_the_directory_that_refuses_direct_io_falls_back_to_posix(void *
     use_and_close(runtime);
 }
 
-static void every_directory_that_falls_back_says_so_once(void **state)
+TEST(every_directory_that_falls_back_says_so_once)
 {
     two_paths paths;
     stw_runtime *runtime = NULL;
-    (void)state;
     skip_without_aio();
     two_directories(&paths);
     refuse_direct_io_in("paths-");
@@ -130,12 +128,11 @@ static void every_directory_that_falls_back_says_so_once(void **state)
     use_and_close(runtime);
 }
 
-static void a_driver_that_was_named_is_not_replaced(void **state)
+TEST(a_driver_that_was_named_is_not_replaced)
 {
     two_paths paths;
     stw_runtime *runtime = NULL;
     const int descriptors = descriptors_open();
-    (void)state;
     skip_without_aio();
     two_directories(&paths);
     refuse_direct_io_in(REFUSING);
@@ -190,12 +187,11 @@ static int open_without_slots(two_paths *paths)
     return strstr(stw_last_error(), "sysctl fs.aio-max-nr=") ? 0 : 7;
 }
 
-static void only_the_path_that_gets_no_aio_slots_falls_back_to_posix(void **state)
+TEST(only_the_path_that_gets_no_aio_slots_falls_back_to_posix)
 {
     two_paths paths;
     int status = 0;
     pid_t child;
-    (void)state;
     skip_without_aio();
     two_directories(&paths);
     paths.nvme[1].queue_depth = SLOTS;
@@ -212,11 +208,10 @@ static void only_the_path_that_gets_no_aio_slots_falls_back_to_posix(void **stat
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void each_path_has_the_queue_that_it_was_given(void **state)
+TEST(each_path_has_the_queue_that_it_was_given)
 {
     two_paths paths;
     stw_runtime *runtime = NULL;
-    (void)state;
     two_directories(&paths);
     paths.nvme[0].driver = paths.nvme[1].driver = "posix";
     paths.nvme[0].queue_depth = 8;
@@ -226,14 +221,4 @@ static void each_path_has_the_queue_that_it_was_given(void **state)
     use_and_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_the_directory_that_refuses_direct_io_falls_back_to_posix),
-        cmocka_unit_test(every_directory_that_falls_back_says_so_once),
-        cmocka_unit_test(a_driver_that_was_named_is_not_replaced),
-        cmocka_unit_test(only_the_path_that_gets_no_aio_slots_falls_back_to_posix),
-        cmocka_unit_test(each_path_has_the_queue_that_it_was_given),
-    };
-    return cmocka_run_group_tests_name("paths", tests, NULL, NULL);
-}
+RUN_TESTS("paths", NULL, NULL)

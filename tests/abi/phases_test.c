@@ -12,12 +12,11 @@ static stw_step_stats stats_empty(void)
     return stats;
 }
 
-static void begin_and_end_come_in_pairs(void **state)
+TEST(begin_and_end_come_in_pairs)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_phase *phase = NULL, *other = NULL;
-    (void)state;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_phase_create(runtime, NULL, &other));
     fails(stw_step_end(phase, NULL), STW_ERROR_INVALID, "'train' has no open step");
@@ -34,7 +33,7 @@ static void begin_and_end_come_in_pairs(void **state)
     machine_close(runtime);
 }
 
-static void a_step_counts_the_bytes_that_it_moved(void **state)
+TEST(a_step_counts_the_bytes_that_it_moved)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -44,7 +43,6 @@ static void a_step_counts_the_bytes_that_it_moved(void **state)
     stw_view view;
     uint64_t begin;
     int i, step;
-    (void)state;
     for (i = 0; i < 10; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 5 * BLOCK / 4);
         tensor_fill_sequence(tensors[i], 5 * BLOCK / 4, 0);
@@ -81,7 +79,7 @@ static void a_step_counts_the_bytes_that_it_moved(void **state)
     machine_close(runtime);
 }
 
-static void without_nvme_nothing_waits_for_it(void **state)
+TEST(without_nvme_nothing_waits_for_it)
 {
     machine memory = machine_small();
     stw_runtime *runtime;
@@ -89,7 +87,6 @@ static void without_nvme_nothing_waits_for_it(void **state)
     stw_step_stats stats = stats_empty();
     stw_view view;
     int i;
-    (void)state;
     memory.device_blocks = 40, memory.host_blocks = memory.nvme_blocks = 0;
     runtime = machine_open(&memory);
     ok(stw_phase_create(runtime, "p", &phase));
@@ -103,7 +100,7 @@ static void without_nvme_nothing_waits_for_it(void **state)
     machine_close(runtime);
 }
 
-static void abort_gives_views_back_as_abandoned(void **state)
+TEST(abort_gives_views_back_as_abandoned)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -113,7 +110,6 @@ static void abort_gives_views_back_as_abandoned(void **state)
     stw_phase *phase = NULL;
     stw_tier_stats tier = STW_TIER_STATS_INIT;
     stw_view outside, views[2], other;
-    (void)state;
     tensor_fill_sequence(read, 100, 0);
     ok(stw_phase_create(runtime, "p", &phase));
     outside = view_get(runtime, read, STW_READ); /* of no step: stays */
@@ -134,7 +130,7 @@ static void abort_gives_views_back_as_abandoned(void **state)
     machine_close(runtime);
 }
 
-static void abort_drops_the_gradients_summed_in_the_step(void **state)
+TEST(abort_drops_the_gradients_summed_in_the_step)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -144,7 +140,6 @@ static void abort_drops_the_gradients_summed_in_the_step(void **state)
     float *local = calloc(20000, sizeof *local);
     stw_phase *phase = NULL;
     stw_view view;
-    (void)state;
     assert_non_null(local);
     ok(stw_phase_create(runtime, "p", &phase));
     ok(stw_reduce(before, local, NULL));
@@ -164,7 +159,7 @@ static void abort_drops_the_gradients_summed_in_the_step(void **state)
     machine_close(runtime);
 }
 
-static void a_fetch_names_its_phase_or_belongs_to_the_step_begun_last(void **state)
+TEST(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
@@ -173,7 +168,6 @@ static void a_fetch_names_its_phase_or_belongs_to_the_step_begun_last(void **sta
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_phase *first = NULL, *second = NULL;
     stw_view of_first, of_second;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     ok(stw_phase_create(runtime, "prefill", &first));
     ok(stw_phase_create(runtime, "decode", &second));
@@ -202,12 +196,11 @@ static int count_in(const char *path, const char *words)
     return found;
 }
 
-static void report_and_timeline_are_files_or_an_error_with_the_path(void **state)
+TEST(report_and_timeline_are_files_or_an_error_with_the_path)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_phase *phase = NULL;
-    (void)state;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_step_begin(phase));
     ok(stw_step_end(phase, NULL));
@@ -224,16 +217,4 @@ static void report_and_timeline_are_files_or_an_error_with_the_path(void **state
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(begin_and_end_come_in_pairs),
-        cmocka_unit_test(a_step_counts_the_bytes_that_it_moved),
-        cmocka_unit_test(without_nvme_nothing_waits_for_it),
-        cmocka_unit_test(abort_gives_views_back_as_abandoned),
-        cmocka_unit_test(abort_drops_the_gradients_summed_in_the_step),
-        cmocka_unit_test(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last),
-        cmocka_unit_test(report_and_timeline_are_files_or_an_error_with_the_path),
-    };
-    return cmocka_run_group_tests_name("phases", tests, NULL, NULL);
-}
+RUN_TESTS("phases", NULL, NULL)

@@ -57,14 +57,7 @@ static void pass(stw_runtime *runtime, stw_tensor **layers, float written, int w
     }
 }
 
-static stw_tier_stats stats_of(stw_runtime *runtime)
-{
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
-    return stats;
-}
-
-static void a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken(void **state)
+TEST(a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
@@ -72,7 +65,6 @@ static void a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken(void *
     stw_tier_stats tier;
     stw_phase *phase = NULL;
     int step;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     for (step = 0; step < 5; ++step) {
@@ -80,12 +72,12 @@ static void a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken(void *
         pass(runtime, layers, (float)step, 1);
         ok(stw_step_end(phase, &stats));
         assert_int_equal(stats.planned, step > 0);
-        tier = stats_of(runtime);
+        tier = tier_stats(runtime, STW_TIER_DEFAULT);
         assert_true(tier.peak_bytes <= tier.budget_bytes);
         if (step == 0) assert_int_equal(tier.planned_used_bytes, 0);
     }
     ok(stw_runtime_drain(runtime, 0));
-    tier = stats_of(runtime);
+    tier = tier_stats(runtime, STW_TIER_DEFAULT);
     assert_true(tier.planned_bytes > 0);
     assert_true(tier.planned_used_bytes > 0);
     assert_true(tier.planned_used_bytes + tier.planned_wasted_bytes <= tier.planned_bytes);
@@ -127,7 +119,7 @@ static int moves_what_it_says(stw_runtime *runtime, const stw_step_stats *stats)
 
 /* The planner takes its time, so steps go on until it has one: if never, the test does not end. A
  * step on a machine with other work may bring more than one in virtual time. */
-static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
+TEST(a_plan_is_chosen_by_replay_and_moves_what_it_says)
 {
     enum { STEPS_MOST = 400 };
     stw_runtime *runtime = machine_open(&now);
@@ -135,7 +127,6 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
     int step = 0, as_said = 0;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     while (as_said < 3 && step < STEPS_MOST) {
@@ -153,14 +144,13 @@ static void a_plan_is_chosen_by_replay_and_moves_what_it_says(void **state)
 }
 
 /* As sequences of any length do: the same tensors in the same order, more or less of each. */
-static void steps_of_many_lengths_follow_one_plan(void **state)
+TEST(steps_of_many_lengths_follow_one_plan)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL;
     uint64_t followed = 0;
     uint32_t step;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     for (step = 0; followed < 12; ++step) {
@@ -207,14 +197,13 @@ static int has_thread(const char *name)
 }
 
 /* The planner's thread is there from the first question on. */
-static void where_nothing_has_to_leave_nothing_is_planned(void **state)
+TEST(where_nothing_has_to_leave_nothing_is_planned)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *few[4];
     stw_tensor *many[LAYERS];
     stw_phase *phase = NULL;
     int step, i;
-    (void)state;
     for (i = 0; i < 4; ++i) few[i] = tensor_f32(runtime, NULL, BLOCK / 4);
     for (i = 0; i < 4; ++i) tensor_fill_sequence(few[i], BLOCK / 4, (float)i);
     ok(stw_phase_create(runtime, "small", &phase));
@@ -287,40 +276,29 @@ static void cycle_close(cycle *c)
     machine_close(c->runtime);
 }
 
-static uint64_t blocks_read(stw_runtime *runtime)
-{
-    stw_link_stats to_host = STW_LINK_STATS_INIT, to_device = STW_LINK_STATS_INIT;
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &to_host));
-    if (now.device_blocks > 0) {
-        ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &to_device));
-    }
-    return (to_host.bytes + to_device.bytes) / BLOCK;
-}
-
 /* Recency loses each one just before it is used again; a plan keeps what fits beside the rest. */
-static void a_plan_reads_less_of_a_cycle_than_recency(void **state)
+TEST(a_plan_reads_less_of_a_cycle_than_recency)
 {
     const int one_tier = now.device_blocks == 0 || now.host_blocks == 0;
     cycle c;
     uint64_t recency, planned = 0, followed;
     int step;
-    (void)state;
     cycle_open(&c, STW_RUNTIME_NO_PLAN, 8);
     cycle_step(&c);
-    recency = blocks_read(c.runtime);
+    recency = bytes_from_disk(c.runtime) / BLOCK;
     for (step = 0; step < CYCLE_STEPS; ++step) cycle_step(&c);
-    recency = blocks_read(c.runtime) - recency;
+    recency = bytes_from_disk(c.runtime) / BLOCK - recency;
     if (one_tier) assert_int_equal(recency, CYCLE_STEPS * c.count);
     cycle_close(&c);
 
     cycle_open(&c, 0, 8);
     while ((followed = steps_followed(c.runtime)) == 0) cycle_step(&c);
     for (step = 0; step < CYCLE_STEPS;) {
-        const uint64_t read_before = blocks_read(c.runtime), followed_before = followed;
+        const uint64_t read_before = bytes_from_disk(c.runtime) / BLOCK, followed_before = followed;
         cycle_step(&c);
         followed = steps_followed(c.runtime); /* 0 where a newer one has come for the next */
         if (followed == followed_before) continue;
-        planned += blocks_read(c.runtime) - read_before;
+        planned += bytes_from_disk(c.runtime) / BLOCK - read_before;
         ++step;
     }
     /* A third of a cycle is enough with one tier; some of the rest is brought too early, and is
@@ -343,13 +321,12 @@ static uint64_t bytes_to_read(stw_runtime *runtime)
 
 /* A plan for the room that there was is not followed: another one is made for what is left. With
  * two tiers to cache in, either may bring what the other one lacks: no link has to move it. */
-static void with_another_budget_another_plan_is_made(void **state)
+TEST(with_another_budget_another_plan_is_made)
 {
     const uint32_t tier = now.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     uint64_t wide, narrow;
     cycle c;
-    (void)state;
     if (now.device_blocks > 0 && now.host_blocks > 0) return;
     cycle_open(&c, 0, 20);
     while ((wide = bytes_to_read(c.runtime)) == 0) cycle_step(&c);
@@ -419,14 +396,13 @@ static void *observe(void *user)
     return NULL;
 }
 
-static void threads_share_steps_while_plans_are_made(void **state)
+TEST(threads_share_steps_while_plans_are_made)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL, *other = NULL;
     worker observer = {0}, readers[READERS];
     int step, i;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_phase_create(runtime, "observed", &other));
@@ -456,7 +432,7 @@ static void threads_share_steps_while_plans_are_made(void **state)
 }
 
 /* What is found of a call in one step and not in the next is the same step. */
-static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
+TEST(a_call_of_which_a_part_is_there_is_recorded_once)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
@@ -464,7 +440,6 @@ static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
     stw_phase *phase = NULL;
     const char *plan = NULL;
     int step, i;
-    (void)state;
     make_layers(runtime, layers);
     for (i = 0; i < 3; ++i) requests[i] = request_of(layers[i], STW_READ);
     ok(stw_phase_create(runtime, "train", &phase));
@@ -485,17 +460,17 @@ static void a_call_of_which_a_part_is_there_is_recorded_once(void **state)
     machine_close(runtime);
 }
 
-static void the_plan_can_be_turned_off(void **state)
+TEST(the_plan_can_be_turned_off)
 {
     stw_runtime *runtime;
     stw_tensor *layers[LAYERS];
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
     stw_plan_entry entry;
+    machine unplanned = now;
     int step;
-    (void)state;
-    now.flags |= STW_RUNTIME_NO_PLAN;
-    runtime = machine_open(&now);
+    unplanned.flags |= STW_RUNTIME_NO_PLAN;
+    runtime = machine_open(&unplanned);
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     entry = entry_of(layers[0], 0, STW_READ);
@@ -508,12 +483,12 @@ static void the_plan_can_be_turned_off(void **state)
         assert_int_equal(stats.least_ns, 0);
     }
     assert_null(strstr(report_text(runtime), "\"chosen\""));
-    assert_int_equal(stats_of(runtime).planned_bytes, 0);
+    assert_int_equal(tier_stats(runtime, STW_TIER_DEFAULT).planned_bytes, 0);
     ok(stw_phase_destroy(phase));
     machine_close(runtime);
 }
 
-static void a_declared_step_is_planned_the_first_time(void **state)
+TEST(a_declared_step_is_planned_the_first_time)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
@@ -521,7 +496,6 @@ static void a_declared_step_is_planned_the_first_time(void **state)
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
     uint32_t i;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     for (i = 0; i < 2 * LAYERS; ++i) {
@@ -531,23 +505,23 @@ static void a_declared_step_is_planned_the_first_time(void **state)
     }
     ok(stw_phase_declare(phase, entries, 2 * LAYERS));
     ok(stw_step_begin(phase));
-    assert_true(stats_of(runtime).planned_bytes > 0); /* before the first fetch */
+    /* before the first fetch */
+    assert_true(tier_stats(runtime, STW_TIER_DEFAULT).planned_bytes > 0);
     pass(runtime, layers, 0, 0);
     ok(stw_step_end(phase, &stats));
     assert_int_equal(stats.planned, 1);
-    assert_true(stats_of(runtime).planned_used_bytes > 0);
+    assert_true(tier_stats(runtime, STW_TIER_DEFAULT).planned_used_bytes > 0);
     ok(stw_phase_destroy(phase));
     machine_close(runtime);
 }
 
-static void a_declaration_is_taken_back_by_none(void **state)
+TEST(a_declaration_is_taken_back_by_none)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_plan_entry entry = entry_of(tensor, 0, STW_READ);
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 0);
     to_disk(runtime);
     ok(stw_phase_create(runtime, "p", &phase));
@@ -566,7 +540,7 @@ static void a_declaration_is_taken_back_by_none(void **state)
     machine_close(runtime);
 }
 
-static void what_cannot_be_declared_is_refused_with_its_number(void **state)
+TEST(what_cannot_be_declared_is_refused_with_its_number)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_runtime *other = machine_open(&now);
@@ -576,7 +550,6 @@ static void what_cannot_be_declared_is_refused_with_its_number(void **state)
     stw_plan_entry entries[3];
     stw_phase *phase = NULL;
     int i;
-    (void)state;
     ok(stw_tensor_destroy(&gone, 1));
     ok(stw_phase_create(runtime, "p", &phase));
 #define REFUSED(change, words)                                                                     \
@@ -610,7 +583,7 @@ static void what_cannot_be_declared_is_refused_with_its_number(void **state)
     machine_close(runtime);
 }
 
-static void a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic(void **state)
+TEST(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic)
 {
     machine tight = now;
     stw_runtime *runtime;
@@ -619,7 +592,6 @@ static void a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic(
     stw_phase *phase = NULL;
     stw_error_info numbers;
     uint32_t i;
-    (void)state;
     assert_non_null(entries);
     tight.metadata_bytes = 24 * MIB;
     tight.views_max = 64;
@@ -637,14 +609,13 @@ static void a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic(
     machine_close(runtime);
 }
 
-static void a_plan_for_another_step_hurts_nothing(void **state)
+TEST(a_plan_for_another_step_hurts_nothing)
 {
     stw_runtime *runtime = machine_open(&now);
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL;
     stw_view views[4];
     int i, step;
-    (void)state;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     for (step = 0; step < 4; ++step) {
@@ -669,23 +640,4 @@ static void a_plan_for_another_step_hurts_nothing(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken),
-        cmocka_unit_test(a_declared_step_is_planned_the_first_time),
-        cmocka_unit_test(a_declaration_is_taken_back_by_none),
-        cmocka_unit_test(what_cannot_be_declared_is_refused_with_its_number),
-        cmocka_unit_test(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic),
-        cmocka_unit_test(a_plan_for_another_step_hurts_nothing),
-        cmocka_unit_test(a_plan_is_chosen_by_replay_and_moves_what_it_says),
-        cmocka_unit_test(steps_of_many_lengths_follow_one_plan),
-        cmocka_unit_test(a_plan_reads_less_of_a_cycle_than_recency),
-        cmocka_unit_test(with_another_budget_another_plan_is_made),
-        cmocka_unit_test(threads_share_steps_while_plans_are_made),
-        cmocka_unit_test(a_call_of_which_a_part_is_there_is_recorded_once),
-        cmocka_unit_test(where_nothing_has_to_leave_nothing_is_planned),
-        cmocka_unit_test(the_plan_can_be_turned_off),
-    };
-    return machine_run_each("plans", &now, tests);
-}
+RUN_TESTS_ON_EACH_MACHINE("plans", &now)

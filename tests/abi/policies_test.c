@@ -4,23 +4,13 @@
  */
 #include "support.h"
 
-static stw_tensor_info info_of(stw_tensor *tensor)
-{
-    stw_tensor_info info;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
-    return info;
-}
-
-static void policies_name_tiers_that_exist(void **state)
+TEST(policies_name_tiers_that_exist)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     stw_tensor_spec spec = spec_f32("t", 16);
     stw_policy policy = STW_POLICY_INIT;
     stw_tensor *tensor = NULL;
-    (void)state;
     wanted.host_blocks = 0;
     runtime = machine_open(&wanted);
     spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_HOST;
@@ -37,7 +27,7 @@ static void policies_name_tiers_that_exist(void **state)
     machine_close(runtime);
 }
 
-static void a_tensor_stays_out_of_tiers_it_is_not_allowed_in(void **state)
+TEST(a_tensor_stays_out_of_tiers_it_is_not_allowed_in)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -47,7 +37,6 @@ static void a_tensor_stays_out_of_tiers_it_is_not_allowed_in(void **state)
     stw_fetch_request request;
     stw_view view;
     int i;
-    (void)state;
     spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_DEVICE;
     stays = tensor_make(runtime, &spec);
     tensor_fill_sequence(stays, 4 * BLOCK / 4, 0);
@@ -74,7 +63,7 @@ static void a_tensor_stays_out_of_tiers_it_is_not_allowed_in(void **state)
     machine_close(runtime);
 }
 
-static void a_pinned_tensor_never_leaves_home_and_is_counted_at_create(void **state)
+TEST(a_pinned_tensor_never_leaves_home_and_is_counted_at_create)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -83,7 +72,6 @@ static void a_pinned_tensor_never_leaves_home_and_is_counted_at_create(void **st
     stw_tensor *pinned, *more = NULL, *passing;
     stw_view view;
     int i;
-    (void)state;
     spec.policy = &policy, policy.home = STW_TIER_DEVICE, policy.retention = STW_RETAIN_PIN;
     pinned = tensor_make(runtime, &spec);
     tensor_fill_sequence(pinned, 6 * BLOCK / 4, 0);
@@ -102,13 +90,12 @@ static void a_pinned_tensor_never_leaves_home_and_is_counted_at_create(void **st
     machine_close(runtime);
 }
 
-static void a_policy_can_be_replaced(void **state)
+TEST(a_policy_can_be_replaced)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor = tensor_f32(runtime, "t", 2 * BLOCK / 4);
     stw_policy policy = STW_POLICY_INIT;
-    (void)state;
     policy.allowed_tiers = 16;
     fails(stw_tensor_set_policy(tensor, &policy), STW_ERROR_INVALID, "allowed_tiers");
     policy.allowed_tiers = 0, policy.retention = STW_RETAIN_STREAM;
@@ -120,7 +107,7 @@ static void a_policy_can_be_replaced(void **state)
     machine_close(runtime);
 }
 
-static void the_address_on_the_cpu_device_is_for_life(void **state)
+TEST(the_address_on_the_cpu_device_is_for_life)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -129,7 +116,6 @@ static void the_address_on_the_cpu_device_is_for_life(void **state)
     uint64_t bytes = 0;
     stw_view view;
     int i, round;
-    (void)state;
     for (i = 0; i < 6; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4 + 10);
         tensor_fill_sequence(tensors[i], 3 * BLOCK / 4 + 10, (float)i);
@@ -151,7 +137,7 @@ static void the_address_on_the_cpu_device_is_for_life(void **state)
     machine_close(runtime);
 }
 
-static void a_device_across_a_bus_has_no_address_for_life(void **state)
+TEST(a_device_across_a_bus_has_no_address_for_life)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
@@ -159,7 +145,6 @@ static void a_device_across_a_bus_has_no_address_for_life(void **state)
     stw_tensor *tensor;
     void *address = NULL;
     uint64_t bytes = 0;
-    (void)state;
     wanted.device_driver = "cpu-discrete";
     runtime = machine_open(&wanted);
     tensor = tensor_f32(runtime, "t", 16);
@@ -174,13 +159,12 @@ static void a_device_across_a_bus_has_no_address_for_life(void **state)
     machine_close(runtime);
 }
 
-static void evict_names_the_view_that_is_in_the_way(void **state)
+TEST(evict_names_the_view_that_is_in_the_way)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor = tensor_f32(runtime, "held", 2 * BLOCK / 4);
     stw_view view;
-    (void)state;
     tensor_fill_sequence(tensor, 2 * BLOCK / 4, 0);
     view = view_get(runtime, tensor, STW_READ);
     fails(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "'held'");
@@ -191,12 +175,11 @@ static void evict_names_the_view_that_is_in_the_way(void **state)
     machine_close(runtime);
 }
 
-static void one_tier_alone_works_and_refuses_what_it_cannot_hold(void **state)
+TEST(one_tier_alone_works_and_refuses_what_it_cannot_hold)
 {
     const uint32_t device[] = {8, 0, 8}, host[] = {0, 8, 0};
     const char *drivers[] = {NULL, NULL, "cpu-discrete"};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(device); ++i) {
         machine wanted;
         stw_runtime *runtime;
@@ -223,7 +206,7 @@ static void one_tier_alone_works_and_refuses_what_it_cannot_hold(void **state)
     }
 }
 
-static void tensors_larger_than_the_near_tiers_are_used_by_ranges(void **state)
+TEST(tensors_larger_than_the_near_tiers_are_used_by_ranges)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
@@ -234,7 +217,6 @@ static void tensors_larger_than_the_near_tiers_are_used_by_ranges(void **state)
     stw_view view;
     uint64_t i;
     size_t driver;
-    (void)state;
     for (driver = 0; driver < COUNT(drivers); ++driver) {
         wanted.device_driver = drivers[driver];
         runtime = machine_open(&wanted);
@@ -253,18 +235,4 @@ static void tensors_larger_than_the_near_tiers_are_used_by_ranges(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_name_tiers_that_exist),
-        cmocka_unit_test(a_tensor_stays_out_of_tiers_it_is_not_allowed_in),
-        cmocka_unit_test(a_pinned_tensor_never_leaves_home_and_is_counted_at_create),
-        cmocka_unit_test(a_policy_can_be_replaced),
-        cmocka_unit_test(the_address_on_the_cpu_device_is_for_life),
-        cmocka_unit_test(a_device_across_a_bus_has_no_address_for_life),
-        cmocka_unit_test(evict_names_the_view_that_is_in_the_way),
-        cmocka_unit_test(one_tier_alone_works_and_refuses_what_it_cannot_hold),
-        cmocka_unit_test(tensors_larger_than_the_near_tiers_are_used_by_ranges),
-    };
-    return cmocka_run_group_tests_name("policies", tests, NULL, NULL);
-}
+RUN_TESTS("policies", NULL, NULL)

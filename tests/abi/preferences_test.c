@@ -9,15 +9,6 @@
 
 enum { HALF = 4 * 16384 }; /* four blocks: half of the device */
 
-static stw_tensor_info info_of(stw_tensor *tensor)
-{
-    stw_tensor_info info;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
-    return info;
-}
-
 static int on_device(stw_tensor *tensor)
 {
     return (info_of(tensor).residence & STW_ALLOW_DEVICE) != 0;
@@ -70,18 +61,16 @@ static void contest_close(contest *here, const stw_tensor *leaves)
     machine_close(here->runtime);
 }
 
-static void without_a_preference_the_least_recently_used_leaves(void **state)
+TEST(without_a_preference_the_least_recently_used_leaves)
 {
     contest here = contest_open(NULL, NULL);
-    (void)state;
     contest_close(&here, here.older);
 }
 
-static void the_lower_priority_leaves_first(void **state)
+TEST(the_lower_priority_leaves_first)
 {
     stw_policy low = STW_POLICY_INIT, high = STW_POLICY_INIT;
     contest here;
-    (void)state;
     low.priority = -3, high.priority = 7;
     here = contest_open(&high, &low);
     contest_close(&here, here.newer);
@@ -89,10 +78,9 @@ static void the_lower_priority_leaves_first(void **state)
     contest_close(&here, here.older);
 }
 
-static void what_is_advised_cold_leaves_first_and_what_is_hot_last(void **state)
+TEST(what_is_advised_cold_leaves_first_and_what_is_hot_last)
 {
     contest here = contest_open(NULL, NULL);
-    (void)state;
     ok(stw_advise(&here.newer, 1, STW_ADVICE_COLD));
     contest_close(&here, here.newer);
     here = contest_open(NULL, NULL);
@@ -119,31 +107,28 @@ static contest give_back(uint32_t access, uint32_t older_flags, uint32_t newer_f
 }
 
 /* Hits are told to the core later than the release that follows them. */
-static void what_was_hit_and_then_released_far_leaves_first(void **state)
+TEST(what_was_hit_and_then_released_far_leaves_first)
 {
     contest here = contest_open(NULL, NULL);
     stw_view newer = view_get(here.runtime, here.newer, STW_READ);
-    (void)state;
     ok(stw_release(&newer, 1, STW_STREAM_HOST, STW_RELEASE_FAR));
     contest_close(&here, here.newer);
 }
 
-static void what_was_hit_and_then_released_near_leaves_last(void **state)
+TEST(what_was_hit_and_then_released_near_leaves_last)
 {
     contest here = contest_open(NULL, NULL);
     stw_view older = view_get(here.runtime, here.older, STW_READ);
     stw_view newer = view_get(here.runtime, here.newer, STW_READ);
-    (void)state;
     ok(stw_release(&newer, 1, STW_STREAM_HOST, 0));
     ok(stw_release(&older, 1, STW_STREAM_HOST, STW_RELEASE_NEAR));
     contest_close(&here, here.newer);
 }
 
-static void what_is_released_far_leaves_first_and_what_is_near_last(void **state)
+TEST(what_is_released_far_leaves_first_and_what_is_near_last)
 {
     const uint32_t accesses[] = {STW_READ, STW_READ_WRITE};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(accesses); ++i) {
         contest here = give_back(accesses[i], 0, 0);
         contest_close(&here, here.older);
@@ -215,11 +200,10 @@ static void served_in_order(const int32_t *priorities, const int *order)
     machine_close(runtime);
 }
 
-static void the_larger_priority_of_waiting_fetches_is_served_first(void **state)
+TEST(the_larger_priority_of_waiting_fetches_is_served_first)
 {
     const int32_t equal[] = {0, 0, 0}, mixed[] = {-1, 0, 5};
     const int as_they_came[] = {0, 1, 2}, reversed[] = {2, 1, 0};
-    (void)state;
     served_in_order(equal, as_they_came);
     served_in_order(mixed, reversed);
 }
@@ -255,11 +239,10 @@ static int written_home(uint32_t preset, uint32_t role, uint32_t tier)
 }
 
 /* A tier that is full is written home ahead of need, which only helps where home is farther. */
-static void a_preset_says_where_each_role_rests(void **state)
+TEST(a_preset_says_where_each_role_rests)
 {
     const uint32_t to_nvme[] = {STW_PRESET_AUTO, STW_PRESET_ZERO_INFINITY};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(to_nvme); ++i) {
         assert_true(written_home(to_nvme[i], STW_ROLE_PARAM, STW_TIER_DEVICE) > 0);
         assert_true(written_home(to_nvme[i], STW_ROLE_OPTIMIZER_STATE, STW_TIER_HOST) > 0);
@@ -272,11 +255,10 @@ static void a_preset_says_where_each_role_rests(void **state)
 }
 
 /* What is pinned at home without naming it: the preset's choice is where it never leaves. */
-static void the_home_of_a_preset_is_where_a_pinned_tensor_stays(void **state)
+TEST(the_home_of_a_preset_is_where_a_pinned_tensor_stays)
 {
     const uint32_t presets[] = {STW_PRESET_ZERO_INFINITY, STW_PRESET_ZERO_OFFLOAD};
     size_t i;
-    (void)state;
     for (i = 0; i < COUNT(presets); ++i) {
         machine small = machine_small();
         stw_policy pin = STW_POLICY_INIT;
@@ -332,11 +314,10 @@ static void states_after_a_step(const stw_policy *policy, uint32_t *residence_ou
     machine_close(runtime);
 }
 
-static void states_live_where_the_optimizers_policy_lets_them(void **state)
+TEST(states_live_where_the_optimizers_policy_lets_them)
 {
     stw_policy host = STW_POLICY_INIT;
     uint32_t residence = 0;
-    (void)state;
     states_after_a_step(NULL, &residence);
     assert_int_equal(residence, STW_ALLOW_NVME);
     host.allowed_tiers = STW_ALLOW_HOST;
@@ -346,13 +327,12 @@ static void states_live_where_the_optimizers_policy_lets_them(void **state)
 
 /* ---------------------------------------------------------------------- a policy is replaced -- */
 
-static void a_new_policy_decides_where_the_tensor_may_be(void **state)
+TEST(a_new_policy_decides_where_the_tensor_may_be)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_with(runtime, "t", NULL);
     stw_policy policy = STW_POLICY_INIT;
-    (void)state;
     tensor_fill_sequence(tensor, HALF, 3);
     use(runtime, tensor, STW_READ_WRITE);
     policy.allowed_tiers = STW_ALLOW_DEVICE | STW_ALLOW_HOST;
@@ -371,11 +351,10 @@ static void a_new_policy_decides_where_the_tensor_may_be(void **state)
     machine_close(runtime);
 }
 
-static void a_new_policy_decides_who_leaves(void **state)
+TEST(a_new_policy_decides_who_leaves)
 {
     stw_policy policy = STW_POLICY_INIT;
     contest here = contest_open(NULL, NULL);
-    (void)state;
     policy.priority = 1;
     ok(stw_tensor_set_policy(here.older, &policy));
     contest_close(&here, here.newer);
@@ -389,14 +368,13 @@ static void a_new_policy_decides_who_leaves(void **state)
     contest_close(&here, here.newer);
 }
 
-static void the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone(void **state)
+TEST(the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone)
 {
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_f32(runtime, "small", 100);
     stw_tensor *beside, *later;
     stw_policy policy = STW_POLICY_INIT;
-    (void)state;
     tensor_fill_sequence(tensor, 100, 1);
     policy.allowed_tiers = STW_ALLOW_HOST;
     /* Alone in its block it may; the next one of the old policy gets another block. */
@@ -421,22 +399,4 @@ static void the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone(void **
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_preference_the_least_recently_used_leaves),
-        cmocka_unit_test(the_lower_priority_leaves_first),
-        cmocka_unit_test(what_is_advised_cold_leaves_first_and_what_is_hot_last),
-        cmocka_unit_test(what_was_hit_and_then_released_far_leaves_first),
-        cmocka_unit_test(what_was_hit_and_then_released_near_leaves_last),
-        cmocka_unit_test(what_is_released_far_leaves_first_and_what_is_near_last),
-        cmocka_unit_test(the_larger_priority_of_waiting_fetches_is_served_first),
-        cmocka_unit_test(a_preset_says_where_each_role_rests),
-        cmocka_unit_test(the_home_of_a_preset_is_where_a_pinned_tensor_stays),
-        cmocka_unit_test(states_live_where_the_optimizers_policy_lets_them),
-        cmocka_unit_test(a_new_policy_decides_where_the_tensor_may_be),
-        cmocka_unit_test(a_new_policy_decides_who_leaves),
-        cmocka_unit_test(the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone),
-    };
-    return cmocka_run_group_tests_name("preferences", tests, NULL, NULL);
-}
+RUN_TESTS("preferences", NULL, NULL)

@@ -58,13 +58,12 @@ static int has(stw_runtime *runtime, const char *words)
     return strstr(report_text(runtime), words) != NULL;
 }
 
-static void a_large_tier_is_probed_once_and_then_known(void **state)
+TEST(a_large_tier_is_probed_once_and_then_known)
 {
     machine wanted = large();
     stw_link_stats stats = STW_LINK_STATS_INIT;
     struct stat about;
     stw_runtime *runtime;
-    (void)state;
     runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
     assert_int_equal(stat(CACHE, &about), 0);
@@ -86,11 +85,10 @@ static void a_large_tier_is_probed_once_and_then_known(void **state)
     machine_close(runtime);
 }
 
-static void without_the_probe_nothing_is_measured_or_kept(void **state)
+TEST(without_the_probe_nothing_is_measured_or_kept)
 {
     machine wanted = large();
     stw_runtime *runtime;
-    (void)state;
     wanted.flags = STW_RUNTIME_NO_PROBE;
     runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"none\""));
@@ -104,11 +102,10 @@ static void without_the_probe_nothing_is_measured_or_kept(void **state)
 }
 
 /* Else one program's choice of a driver would be every other one's. */
-static void a_driver_that_was_named_is_not_measured_for_others(void **state)
+TEST(a_driver_that_was_named_is_not_measured_for_others)
 {
     machine wanted = large();
     stw_runtime *runtime;
-    (void)state;
     wanted.nvme_driver = "posix";
     runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"none\""));
@@ -122,11 +119,10 @@ static void a_driver_that_was_named_is_not_measured_for_others(void **state)
 }
 
 /* Through the page cache, or with a script of delays, a disk is not as fast as it is. */
-static void options_of_a_driver_are_measured_for_themselves(void **state)
+TEST(options_of_a_driver_are_measured_for_themselves)
 {
     machine wanted = large();
     stw_runtime *runtime;
-    (void)state;
     wanted.nvme_options = "allow_tmpfs=1"; /* which changes nothing here */
     runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
@@ -146,14 +142,13 @@ static void options_of_a_driver_are_measured_for_themselves(void **state)
 }
 
 /* posix may have taken over for one run alone, as where other programs held all aio slots. */
-static void what_a_probe_ran_with_is_not_the_next_opens_driver(void **state)
+TEST(what_a_probe_ran_with_is_not_the_next_opens_driver)
 {
     machine wanted = large();
     char text[8192], *driver;
     stw_runtime *runtime;
     size_t bytes;
     FILE *file;
-    (void)state;
     runtime = machine_open(&wanted);
     if (!has(runtime, "\"name\": \"aio\"")) {
         machine_close(runtime);
@@ -180,11 +175,10 @@ static void what_a_probe_ran_with_is_not_the_next_opens_driver(void **state)
     machine_close(runtime);
 }
 
-static void a_home_that_cannot_be_written_is_probed_without_a_cache(void **state)
+TEST(a_home_that_cannot_be_written_is_probed_without_a_cache)
 {
     machine wanted = large();
     stw_runtime *runtime;
-    (void)state;
     setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);
     runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
@@ -192,12 +186,11 @@ static void a_home_that_cannot_be_written_is_probed_without_a_cache(void **state
     machine_close(runtime);
 }
 
-static void a_damaged_cache_is_measured_anew_in_silence(void **state)
+TEST(a_damaged_cache_is_measured_anew_in_silence)
 {
     machine wanted = large();
     stw_runtime *runtime;
     FILE *file;
-    (void)state;
     (void)mkdir(HOME "/stepwell", 0700);
     file = fopen(CACHE, "w");
     assert_non_null(file);
@@ -212,16 +205,4 @@ static void a_damaged_cache_is_measured_anew_in_silence(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_large_tier_is_probed_once_and_then_known, clean_home),
-        cmocka_unit_test_setup(without_the_probe_nothing_is_measured_or_kept, clean_home),
-        cmocka_unit_test_setup(a_driver_that_was_named_is_not_measured_for_others, clean_home),
-        cmocka_unit_test_setup(options_of_a_driver_are_measured_for_themselves, clean_home),
-        cmocka_unit_test_setup(what_a_probe_ran_with_is_not_the_next_opens_driver, clean_home),
-        cmocka_unit_test_setup(a_home_that_cannot_be_written_is_probed_without_a_cache, clean_home),
-        cmocka_unit_test_setup(a_damaged_cache_is_measured_anew_in_silence, clean_home),
-    };
-    return cmocka_run_group_tests(tests, make_home, clean_home);
-}
+RUN_TESTS_EACH("probe", make_home, clean_home, clean_home, NULL)

@@ -137,11 +137,10 @@ static void bytes_come_back(stw_runtime *runtime)
     tensor_expect_sequence(tensor_on_disk(runtime, "t", 4 * 16384, 1), 4 * 16384, 1);
 }
 
-static void a_named_profile_decides_what_the_program_leaves_open(void **state)
+TEST(a_named_profile_decides_what_the_program_leaves_open)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     profile_write(NAMED, processor, device, "posix");
     wanted.profile_path = NAMED;
     runtime = machine_open(&wanted);
@@ -154,12 +153,11 @@ static void a_named_profile_decides_what_the_program_leaves_open(void **state)
     machine_close(runtime);
 }
 
-static void copies_to_a_device_across_a_bus_start_from_the_hosts_own(void **state)
+TEST(copies_to_a_device_across_a_bus_start_from_the_hosts_own)
 {
     machine wanted = machine_small();
     stw_link_stats stats = STW_LINK_STATS_INIT;
     stw_runtime *runtime;
-    (void)state;
     profile_write(NAMED, processor, device, "aio");
     wanted.profile_path = NAMED;
     wanted.device_driver = "cpu-discrete";
@@ -171,11 +169,10 @@ static void copies_to_a_device_across_a_bus_start_from_the_hosts_own(void **stat
     machine_close(runtime);
 }
 
-static void what_the_program_says_wins_over_the_profile(void **state)
+TEST(what_the_program_says_wins_over_the_profile)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     profile_write(NAMED, processor, device, "aio");
     wanted.profile_path = NAMED;
     wanted.nvme_depth = 5;
@@ -211,10 +208,9 @@ static void refused(const machine *wanted, stw_status code, const char *words)
     assert_int_equal(descriptors_open(), descriptors);
 }
 
-static void a_named_profile_that_is_no_good_is_an_error(void **state)
+TEST(a_named_profile_that_is_no_good_is_an_error)
 {
     machine wanted = machine_small();
-    (void)state;
     wanted.profile_path = NAMED;
     refused(&wanted, STW_ERROR_NOT_FOUND, "'" NAMED "' cannot be read");
     text_write(NAMED, "{\"kind\": \"stepwell machine profile\", \"format\": 99}");
@@ -228,11 +224,10 @@ static void a_named_profile_that_is_no_good_is_an_error(void **state)
     refused(&wanted, STW_ERROR_PERMISSION, "mode 0666");
 }
 
-static void a_named_profile_of_another_machine_is_used_with_a_warning(void **state)
+TEST(a_named_profile_of_another_machine_is_used_with_a_warning)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     profile_write(NAMED, "some other processor", device, "aio");
     wanted.profile_path = NAMED;
     runtime = machine_open(&wanted);
@@ -242,11 +237,10 @@ static void a_named_profile_of_another_machine_is_used_with_a_warning(void **sta
     machine_close(runtime);
 }
 
-static void a_named_profile_without_the_directory_is_a_warning(void **state)
+TEST(a_named_profile_without_the_directory_is_a_warning)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     profile_write(NAMED, processor, "0:0", "aio");
     wanted.profile_path = NAMED;
     runtime = machine_open(&wanted);
@@ -255,11 +249,10 @@ static void a_named_profile_without_the_directory_is_a_warning(void **state)
     machine_close(runtime);
 }
 
-static void the_users_profile_is_found(void **state)
+TEST(the_users_profile_is_found)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     profile_write(USUAL, processor, device, "aio");
     runtime = machine_open(&wanted);
     as_profiled(runtime, "\"source\": \"profile\"");
@@ -272,11 +265,10 @@ static void the_users_profile_is_found(void **state)
     machine_close(runtime);
 }
 
-static void a_users_profile_that_is_no_good_is_one_warning(void **state)
+TEST(a_users_profile_that_is_no_good_is_one_warning)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
-    (void)state;
     text_write(USUAL, "{\"kind\": \"stepwell machine profile\"}");
     runtime = machine_open(&wanted);
     assert_int_equal(times_logged("'format' is missing"), 1);
@@ -298,31 +290,13 @@ static void a_users_profile_that_is_no_good_is_one_warning(void **state)
     machine_close(runtime);
 }
 
-static void small_budgets_are_not_probed(void **state)
+TEST(small_budgets_are_not_probed)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
-    (void)state;
     as_usual(runtime);
     assert_int_equal(access(HOME "/stepwell/probe.json", F_OK), -1);
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(a_named_profile_decides_what_the_program_leaves_open,
-                                  remove_files),
-        cmocka_unit_test_teardown(copies_to_a_device_across_a_bus_start_from_the_hosts_own,
-                                  remove_files),
-        cmocka_unit_test_teardown(what_the_program_says_wins_over_the_profile, remove_files),
-        cmocka_unit_test_teardown(a_named_profile_that_is_no_good_is_an_error, remove_files),
-        cmocka_unit_test_teardown(a_named_profile_of_another_machine_is_used_with_a_warning,
-                                  remove_files),
-        cmocka_unit_test_teardown(a_named_profile_without_the_directory_is_a_warning, remove_files),
-        cmocka_unit_test_teardown(the_users_profile_is_found, remove_files),
-        cmocka_unit_test_teardown(a_users_profile_that_is_no_good_is_one_warning, remove_files),
-        cmocka_unit_test(small_budgets_are_not_probed),
-    };
-    return cmocka_run_group_tests(tests, learn_names, remove_files);
-}
+RUN_TESTS_EACH("profile", learn_names, remove_files, NULL, remove_files)

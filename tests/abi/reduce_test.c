@@ -33,7 +33,7 @@ static void expect_sum(stw_tensor *gradient, float value)
     free(values);
 }
 
-static void a_view_begins_as_zeros_and_is_summed_at_release(void **state)
+TEST(a_view_begins_as_zeros_and_is_summed_at_release)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -49,7 +49,7 @@ static void a_view_begins_as_zeros_and_is_summed_at_release(void **state)
     machine_close(runtime);
 }
 
-static void two_views_open_at_once_are_private(void **state)
+TEST(two_views_open_at_once_are_private)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -64,7 +64,7 @@ static void two_views_open_at_once_are_private(void **state)
     machine_close(runtime);
 }
 
-static void an_abandoned_view_adds_nothing(void **state)
+TEST(an_abandoned_view_adds_nothing)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -83,7 +83,7 @@ static void an_abandoned_view_adds_nothing(void **state)
     machine_close(runtime);
 }
 
-static void a_part_of_a_gradient_is_summed_with_zeros_around_it(void **state)
+TEST(a_part_of_a_gradient_is_summed_with_zeros_around_it)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -116,7 +116,7 @@ static void a_part_of_a_gradient_is_summed_with_zeros_around_it(void **state)
     machine_close(runtime);
 }
 
-static void memory_of_the_callers_is_summed_with_scale_and_dtype(void **state)
+TEST(memory_of_the_callers_is_summed_with_scale_and_dtype)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -158,7 +158,7 @@ static void memory_of_the_callers_is_summed_with_scale_and_dtype(void **state)
 }
 
 /* Refused before anything is added, whichever way it comes; the tensor and its dtype are named. */
-static void only_three_dtypes_are_summed(void **state)
+TEST(only_three_dtypes_are_summed)
 {
     static const struct {
         uint32_t dtype;
@@ -186,7 +186,7 @@ static void only_three_dtypes_are_summed(void **state)
     machine_close(runtime);
 }
 
-static void one_call_fetches_a_gradient_several_times(void **state)
+TEST(one_call_fetches_a_gradient_several_times)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
@@ -204,7 +204,7 @@ static void one_call_fetches_a_gradient_several_times(void **state)
 }
 
 /* A gradient rests in the host tier: it stays off the disk as long as there is room for it. */
-static void gradients_are_not_written_to_disk_while_there_is_room(void **state)
+TEST(gradients_are_not_written_to_disk_while_there_is_room)
 {
     static float local[ELEMENTS];
     stw_runtime *runtime = machine_open(*state);
@@ -228,7 +228,7 @@ static void gradients_are_not_written_to_disk_while_there_is_room(void **state)
     machine_close(runtime);
 }
 
-static void sums_survive_eviction_between_micro_batches(void **state)
+TEST(sums_survive_eviction_between_micro_batches)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradients[6];
@@ -251,7 +251,7 @@ static void sums_survive_eviction_between_micro_batches(void **state)
 }
 
 /* 256 + 0.5 is 256 in bf16: it stays so, and the report says where it can happen. */
-static void sums_in_half_precision_are_named_in_the_report(void **state)
+TEST(sums_in_half_precision_are_named_in_the_report)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor_spec spec = spec_f32("half.grad", 8);
@@ -285,33 +285,16 @@ static void sums_in_half_precision_are_named_in_the_report(void **state)
     machine_close(runtime);
 }
 
-static int run_on(const char *name, machine *wanted)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(a_view_begins_as_zeros_and_is_summed_at_release, wanted),
-        cmocka_unit_test_prestate(two_views_open_at_once_are_private, wanted),
-        cmocka_unit_test_prestate(an_abandoned_view_adds_nothing, wanted),
-        cmocka_unit_test_prestate(a_part_of_a_gradient_is_summed_with_zeros_around_it, wanted),
-        cmocka_unit_test_prestate(memory_of_the_callers_is_summed_with_scale_and_dtype, wanted),
-        cmocka_unit_test_prestate(only_three_dtypes_are_summed, wanted),
-        cmocka_unit_test_prestate(one_call_fetches_a_gradient_several_times, wanted),
-        cmocka_unit_test_prestate(gradients_are_not_written_to_disk_while_there_is_room, wanted),
-        cmocka_unit_test_prestate(sums_in_half_precision_are_named_in_the_report, wanted),
-        cmocka_unit_test_prestate(sums_survive_eviction_between_micro_batches, wanted),
-    };
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
-}
-
 int main(void)
 {
     machine three = machine_small(), across = machine_small(), host = machine_small();
     machine alone = machine_small();
-    int failed = run_on("reduce, three tiers", &three);
+    int failed = tests_run_on("reduce, three tiers", &three);
     across.device_driver = "cpu-discrete", across.host_blocks = 24;
-    failed += run_on("reduce, device across a bus", &across);
+    failed += tests_run_on("reduce, device across a bus", &across);
     host.device_blocks = 0;
-    failed += run_on("reduce, host and nvme", &host);
+    failed += tests_run_on("reduce, host and nvme", &host);
     alone.nvme_blocks = alone.host_blocks = 0, alone.device_blocks = 40;
-    failed += run_on("reduce, device alone", &alone);
+    failed += tests_run_on("reduce, device alone", &alone);
     return failed;
 }

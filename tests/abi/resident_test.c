@@ -61,20 +61,18 @@ static void peak_follows_use(stw_runtime *runtime, uint64_t before)
     }
 }
 
-static void a_device_tier_costs_what_is_used_of_it(void **state)
+TEST(a_device_tier_costs_what_is_used_of_it)
 {
     const uint64_t before = resident();
     stw_runtime *runtime = open_one(BUDGET, 0, NULL);
-    (void)state;
     peak_follows_use(runtime, before);
     machine_close(runtime);
 }
 
-static void a_device_tier_is_populated_where_that_is_asked(void **state)
+TEST(a_device_tier_is_populated_where_that_is_asked)
 {
     const uint64_t before = resident();
     stw_runtime *runtime = open_one(BUDGET / 4, 0, "populate=1");
-    (void)state;
     assert_in_range(resident() - before, BUDGET / 4, BUDGET / 4 + SMALL);
     machine_close(runtime);
 }
@@ -91,11 +89,10 @@ static void stop_locking(void)
     assert_int_equal(syscall(SYS_capset, &header, data), 0);
 }
 
-static void a_host_tier_that_is_not_locked_costs_what_is_used_of_it(void **state)
+TEST(a_host_tier_that_is_not_locked_costs_what_is_used_of_it)
 {
     uint64_t before;
     stw_runtime *runtime;
-    (void)state;
     stop_locking();
     before = resident();
     runtime = open_one(0, BUDGET, NULL);
@@ -105,12 +102,4 @@ static void a_host_tier_that_is_not_locked_costs_what_is_used_of_it(void **state
     log_reset();
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_device_tier_costs_what_is_used_of_it),
-        cmocka_unit_test(a_device_tier_is_populated_where_that_is_asked),
-        cmocka_unit_test(a_host_tier_that_is_not_locked_costs_what_is_used_of_it),
-    };
-    return cmocka_run_group_tests_name("resident", tests, NULL, NULL);
-}
+RUN_TESTS("resident", NULL, NULL)

@@ -5,19 +5,6 @@
  */
 #include "support.h"
 
-static int open_runtime(void **state)
-{
-    machine small = machine_small();
-    *state = machine_open(&small);
-    return 0;
-}
-
-static int close_runtime(void **state)
-{
-    machine_close(*state);
-    return 0;
-}
-
 /* A struct of a program built against a later header. */
 typedef struct newer_spec {
     stw_tensor_spec known;
@@ -40,7 +27,7 @@ typedef struct newer_info {
     uint64_t later;
 } newer_info;
 
-static void an_array_of_newer_specs_has_their_stride(void **state)
+TEST(an_array_of_newer_specs_has_their_stride)
 {
     stw_runtime *runtime = *state;
     newer_spec specs[3];
@@ -68,7 +55,7 @@ static void an_array_of_newer_specs_has_their_stride(void **state)
           "non-zero byte at offset");
 }
 
-static void an_older_spec_means_default_for_what_it_lacks(void **state)
+TEST(an_older_spec_means_default_for_what_it_lacks)
 {
     stw_runtime *runtime = *state;
     /* All but the last two fields. */
@@ -83,7 +70,7 @@ static void an_older_spec_means_default_for_what_it_lacks(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void sizes_that_no_version_has_are_refused(void **state)
+TEST(sizes_that_no_version_has_are_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("sizes", 4);
@@ -109,7 +96,7 @@ static void sizes_that_no_version_has_are_refused(void **state)
     ok(stw_tensor_destroy(&live, 1));
 }
 
-static void newer_requests_and_options_are_taken_when_the_rest_is_zero(void **state)
+TEST(newer_requests_and_options_are_taken_when_the_rest_is_zero)
 {
     stw_runtime *runtime = *state;
     stw_tensor *a = tensor_f32(runtime, "a", 100);
@@ -144,7 +131,7 @@ static void newer_requests_and_options_are_taken_when_the_rest_is_zero(void **st
     ok(stw_tensor_destroy(both, 2));
 }
 
-static void elements_of_one_array_say_one_size(void **state)
+TEST(elements_of_one_array_say_one_size)
 {
     stw_runtime *runtime = *state;
     stw_tensor *a = tensor_f32(runtime, NULL, 4);
@@ -161,7 +148,7 @@ static void elements_of_one_array_say_one_size(void **state)
     ok(stw_tensor_destroy(&a, 1));
 }
 
-static void filled_structs_say_how_much_was_filled(void **state)
+TEST(filled_structs_say_how_much_was_filled)
 {
     stw_runtime *runtime = *state;
     stw_tensor *a = tensor_f32(runtime, "a", 4);
@@ -190,7 +177,7 @@ static void filled_structs_say_how_much_was_filled(void **state)
     ok(stw_tensor_destroy(&a, 1));
 }
 
-static void a_newer_custom_update_and_hyper_are_checked(void **state)
+TEST(a_newer_custom_update_and_hyper_are_checked)
 {
     stw_runtime *runtime = *state;
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -221,16 +208,4 @@ static void a_newer_custom_update_and_hyper_are_checked(void **state)
     ok(stw_optimizer_destroy(optimizer));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_array_of_newer_specs_has_their_stride),
-        cmocka_unit_test(an_older_spec_means_default_for_what_it_lacks),
-        cmocka_unit_test(sizes_that_no_version_has_are_refused),
-        cmocka_unit_test(newer_requests_and_options_are_taken_when_the_rest_is_zero),
-        cmocka_unit_test(elements_of_one_array_say_one_size),
-        cmocka_unit_test(filled_structs_say_how_much_was_filled),
-        cmocka_unit_test(a_newer_custom_update_and_hyper_are_checked),
-    };
-    return cmocka_run_group_tests_name("sizes", tests, open_runtime, close_runtime);
-}
+RUN_TESTS("sizes", machine_setup, machine_teardown)

@@ -102,7 +102,7 @@ static void expect_count(const float *values, uint64_t elements, float first)
 
 /* -------------------------------------------------------------------------------- the tests -- */
 
-static void a_stream_is_named_at_a_device_that_has_some(void **state)
+TEST(a_stream_is_named_at_a_device_that_has_some)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
@@ -111,7 +111,6 @@ static void a_stream_is_named_at_a_device_that_has_some(void **state)
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
     stw_operation *operation = NULL;
     stw_view view;
-    (void)state;
     ok(stw_device_info_get(runtime, 0, &info));
     assert_int_equal(info.flags, STW_DEVICE_STREAMS);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "STW_STREAM_LEGACY");
@@ -135,7 +134,7 @@ static void a_stream_is_named_at_a_device_that_has_some(void **state)
     machine_close(runtime);
 }
 
-static void what_leaves_has_what_was_enqueued_before_its_release(void **state)
+TEST(what_leaves_has_what_was_enqueued_before_its_release)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *large = tensor_f32(runtime, "large", ELEMENTS);
@@ -143,7 +142,6 @@ static void what_leaves_has_what_was_enqueued_before_its_release(void **state)
     stw_tensor *tensors[2];
     stw_view views[2];
     job jobs[2];
-    (void)state;
     tensors[0] = large, tensors[1] = small;
     views[0] = view_on(runtime, large, STW_WRITE, LATE_STREAM(0));
     views[1] = view_on(runtime, small, STW_WRITE, LATE_STREAM(0));
@@ -157,7 +155,7 @@ static void what_leaves_has_what_was_enqueued_before_its_release(void **state)
 }
 
 /* The device has room for one of them: what is read late is read before the room is another's. */
-static void room_is_another_s_behind_the_work_that_reads_there(void **state)
+TEST(room_is_another_s_behind_the_work_that_reads_there)
 {
     static float seen[ELEMENTS], seen_then[ELEMENTS];
     stw_runtime *runtime = open_late(6);
@@ -165,7 +163,6 @@ static void room_is_another_s_behind_the_work_that_reads_there(void **state)
     stw_tensor *second = tensor_on_disk(runtime, "second", ELEMENTS, 70000);
     stw_view view = view_on(runtime, first, STW_READ, LATE_STREAM(0));
     job read, then;
-    (void)state;
     copy_out(&read, &view, LATE_STREAM(0), seen);
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     view = view_on(runtime, second, STW_READ, LATE_STREAM(1));
@@ -179,7 +176,7 @@ static void room_is_another_s_behind_the_work_that_reads_there(void **state)
 }
 
 /* Views of both are open at once, on two streams: neither began behind the other. */
-static void what_shares_a_block_waits_for_all_who_were_in_it(void **state)
+TEST(what_shares_a_block_waits_for_all_who_were_in_it)
 {
     static float seen[FEW];
     stw_runtime *runtime = open_late(1); /* whoever comes needs the same place */
@@ -187,7 +184,6 @@ static void what_shares_a_block_waits_for_all_who_were_in_it(void **state)
     stw_tensor *other = tensor_f32(runtime, "other", 16384);
     stw_view first, second;
     job jobs[4];
-    (void)state;
     tensors[0] = tensor_f32(runtime, "first", FEW), tensors[1] = tensor_f32(runtime, "second", FEW);
     first = view_on(runtime, tensors[0], STW_WRITE, LATE_STREAM(0));
     second = view_on(runtime, tensors[1], STW_WRITE, LATE_STREAM(1));
@@ -214,14 +210,13 @@ static void what_shares_a_block_waits_for_all_who_were_in_it(void **state)
     machine_close(runtime);
 }
 
-static void a_stream_comes_behind_another_that_wrote(void **state)
+TEST(a_stream_comes_behind_another_that_wrote)
 {
     static float seen[ELEMENTS];
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(0));
     job jobs[3];
-    (void)state;
     count_into(&jobs[0], &view, LATE_STREAM(0), 3);
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     view = view_on(runtime, tensor, STW_READ, LATE_STREAM(1));
@@ -239,7 +234,7 @@ static void a_stream_comes_behind_another_that_wrote(void **state)
 }
 
 /* Readers on several streams do not wait for each other; who writes waits for all of them. */
-static void readers_are_not_ordered_among_each_other(void **state)
+TEST(readers_are_not_ordered_among_each_other)
 {
     static float seen[LATE_STREAMS][ELEMENTS];
     stw_runtime *runtime = open_late(8);
@@ -248,7 +243,6 @@ static void readers_are_not_ordered_among_each_other(void **state)
     late_calls before, after;
     stw_view view;
     int i;
-    (void)state;
     /* Behind the copy that brings it, once. */
     for (i = 0; i < LATE_STREAMS; ++i) {
         view = view_on(runtime, tensor, STW_READ, LATE_STREAM(i));
@@ -271,12 +265,11 @@ static void readers_are_not_ordered_among_each_other(void **state)
 }
 
 /* Who has synchronised, or wants to, gets bytes that are there. */
-static void without_a_stream_the_bytes_are_there(void **state)
+TEST(without_a_stream_the_bytes_are_there)
 {
     stw_runtime *runtime = open_late(6);
     stw_tensor *tensors[2];
     int i;
-    (void)state;
     tensors[0] = tensor_on_disk(runtime, "first", ELEMENTS, 1);
     tensors[1] = tensor_on_disk(runtime, "second", ELEMENTS, 70000);
     for (i = 0; i < 20; ++i) {
@@ -287,14 +280,13 @@ static void without_a_stream_the_bytes_are_there(void **state)
     machine_close(runtime);
 }
 
-static void one_stream_alone_asks_the_driver_for_nothing(void **state)
+TEST(one_stream_alone_asks_the_driver_for_nothing)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     late_calls before, after;
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(0));
     int i;
-    (void)state;
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     before = counted();
     for (i = 0; i < 10; ++i) {
@@ -308,7 +300,7 @@ static void one_stream_alone_asks_the_driver_for_nothing(void **state)
 
 /* Several views of one gradient are summed in buffers of their own, which begin as zeros behind
  * whatever was done there. */
-static void sums_begin_behind_what_was_there(void **state)
+TEST(sums_begin_behind_what_was_there)
 {
     stw_runtime *runtime = open_late(16);
     stw_tensor_spec spec = spec_f32("gradient", ELEMENTS);
@@ -316,7 +308,6 @@ static void sums_begin_behind_what_was_there(void **state)
     stw_view views[2];
     job jobs[2];
     int round;
-    (void)state;
     spec.role = STW_ROLE_GRAD;
     gradient = tensor_make(runtime, &spec);
     for (round = 0; round < 2; ++round) {
@@ -338,7 +329,7 @@ static void sums_begin_behind_what_was_there(void **state)
     machine_close(runtime);
 }
 
-static void a_lost_stream_fails_what_would_come_behind_it(void **state)
+TEST(a_lost_stream_fails_what_would_come_behind_it)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
@@ -346,7 +337,6 @@ static void a_lost_stream_fails_what_would_come_behind_it(void **state)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(0));
-    (void)state;
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     lose(LATE_STREAM(0));
     options.stream = LATE_STREAM(1);
@@ -360,7 +350,7 @@ static void a_lost_stream_fails_what_would_come_behind_it(void **state)
 }
 
 /* Nobody else can name the stream of a thread: the release marks it. */
-static void the_stream_of_a_thread_is_marked_by_that_thread(void **state)
+TEST(the_stream_of_a_thread_is_marked_by_that_thread)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
@@ -368,7 +358,6 @@ static void the_stream_of_a_thread_is_marked_by_that_thread(void **state)
     const late_calls before = counted();
     late_calls after;
     job count;
-    (void)state;
     count_into(&count, &view, STW_STREAM_PER_THREAD, 6);
     ok(stw_release(&view, 1, STW_STREAM_PER_THREAD, 0));
     after = counted();
@@ -379,7 +368,7 @@ static void the_stream_of_a_thread_is_marked_by_that_thread(void **state)
     machine_close(runtime);
 }
 
-static void a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then(void **state)
+TEST(a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
@@ -387,7 +376,6 @@ static void a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then(v
     const late_calls before = counted();
     late_calls after;
     job count;
-    (void)state;
     count_into(&count, &view, LATE_STREAM(1), 3);
     ok(stw_release(&view, 1, LATE_STREAM(1), 0));
     assert_int_equal(counted().marks, before.marks);
@@ -405,11 +393,10 @@ static void a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then(v
     machine_close(runtime);
 }
 
-static void the_host_tier_is_registered_with_the_device(void **state)
+TEST(the_host_tier_is_registered_with_the_device)
 {
     stw_runtime *runtime = open_late(8);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
-    (void)state;
     do {
         ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats));
     } while (stats.registering_bytes > 0);
@@ -419,22 +406,4 @@ static void the_host_tier_is_registered_with_the_device(void **state)
     assert_int_equal(counted().pinned_bytes, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_stream_is_named_at_a_device_that_has_some),
-        cmocka_unit_test(what_leaves_has_what_was_enqueued_before_its_release),
-        cmocka_unit_test(room_is_another_s_behind_the_work_that_reads_there),
-        cmocka_unit_test(what_shares_a_block_waits_for_all_who_were_in_it),
-        cmocka_unit_test(a_stream_comes_behind_another_that_wrote),
-        cmocka_unit_test(readers_are_not_ordered_among_each_other),
-        cmocka_unit_test(without_a_stream_the_bytes_are_there),
-        cmocka_unit_test(one_stream_alone_asks_the_driver_for_nothing),
-        cmocka_unit_test(sums_begin_behind_what_was_there),
-        cmocka_unit_test(a_lost_stream_fails_what_would_come_behind_it),
-        cmocka_unit_test(the_stream_of_a_thread_is_marked_by_that_thread),
-        cmocka_unit_test(a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then),
-        cmocka_unit_test(the_host_tier_is_registered_with_the_device),
-    };
-    return cmocka_run_group_tests(tests, load_module, remove_module);
-}
+RUN_TESTS("streams", load_module, remove_module)

@@ -27,7 +27,35 @@ machine machine_small(void)
     return small;
 }
 
-int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, size_t n)
+static struct CMUnitTest tests[64];
+static size_t tests_count;
+
+void test_add(const char *name, CMUnitTestFunction test)
+{
+    if (tests_count == COUNT(tests)) abort();
+    tests[tests_count].name = name;
+    tests[tests_count++].test_func = test;
+}
+
+int tests_run(const char *group, CMFixtureFunction setup, CMFixtureFunction teardown,
+              CMFixtureFunction setup_each, CMFixtureFunction teardown_each)
+{
+    size_t i;
+    for (i = 0; i < tests_count; ++i) {
+        tests[i].setup_func = setup_each;
+        tests[i].teardown_func = teardown_each;
+    }
+    return _cmocka_run_group_tests(group, tests, tests_count, setup, teardown);
+}
+
+int tests_run_on(const char *group, machine *now)
+{
+    size_t i;
+    for (i = 0; i < tests_count; ++i) tests[i].initial_state = now;
+    return _cmocka_run_group_tests(group, tests, tests_count, NULL, NULL);
+}
+
+int tests_run_on_each_machine(const char *what, machine *now)
 {
     static const struct {
         const char *name;
@@ -39,8 +67,10 @@ int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, 
         {"device and nvme", 12, 0, NULL},
         {"host and nvme", 0, 12, NULL},
     };
+    static machine own;
     int failed = 0;
     size_t i;
+    if (!now) now = &own;
     for (i = 0; i < COUNT(kinds); ++i) {
         char name[128];
         snprintf(name, sizeof name, "%s, %s", what, kinds[i].name);
@@ -49,7 +79,7 @@ int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, 
         now->host_blocks = kinds[i].host_blocks;
         now->nvme_blocks = 256;
         now->device_driver = kinds[i].driver;
-        failed += _cmocka_run_group_tests(name, tests, n, NULL, NULL);
+        failed += tests_run_on(name, now);
     }
     return failed;
 }
@@ -182,6 +212,56 @@ void report_expect(stw_runtime *runtime, const char *used_for, const char *words
     assert_non_null(end);
     *end = 0;
     if (!strstr(begin, words)) fail_msg("no '%s' in the report's\n%s", words, begin);
+}
+
+int machine_setup(void **state)
+{
+    machine small = machine_small();
+    *state = machine_open(&small);
+    return 0;
+}
+
+int machine_teardown(void **state)
+{
+    machine_close(*state);
+    return 0;
+}
+
+stw_tensor_info info_of(stw_tensor *tensor)
+{
+    stw_tensor_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    ok(stw_tensor_info_get(tensor, &info));
+    return info;
+}
+
+stw_tier_stats tier_stats(stw_runtime *runtime, uint32_t tier)
+{
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ok(stw_tier_stats_get(runtime, tier, 0, &stats));
+    return stats;
+}
+
+uint64_t bytes_from_disk(stw_runtime *runtime)
+{
+    const uint32_t links[] = {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE};
+    uint64_t bytes = 0;
+    uint32_t i;
+    for (i = 0; i < COUNT(links); ++i) {
+        stw_link_stats stats = STW_LINK_STATS_INIT;
+        if (stw_link_stats_get(runtime, links[i], 0, &stats) == STW_OK) bytes += stats.bytes;
+    }
+    return bytes;
+}
+
+stw_status status_of(stw_operation *operation)
+{
+    stw_status status;
+    do {
+        status = stw_operation_wait(operation, SECOND_NS);
+    } while (status == STW_PENDING);
+    return status;
 }
 
 stw_tensor_spec spec_f32(const char *name, uint64_t elements)

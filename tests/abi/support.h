@@ -26,6 +26,34 @@
 #define MILLISECOND_NS UINT64_C(1000000)
 #define COUNT(array)   (sizeof(array) / sizeof(array)[0])
 
+/* A test: a function of `state`. Those of a file are run in the order in which they stand. */
+#define TEST(name)                                                                                 \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void name##_is_a_test(void)                                \
+    {                                                                                              \
+        test_add(#name, name);                                                                     \
+    }                                                                                              \
+    static void name(__attribute__((unused)) void **state)
+void test_add(const char *name, CMUnitTestFunction test);
+
+/* The end of a file of tests: its main(). A group has a fixture of its own, each of its tests may
+ * have one as well; NULL: none. */
+#define RUN_TESTS(group, setup, teardown) RUN_TESTS_EACH(group, setup, teardown, NULL, NULL)
+#define RUN_TESTS_EACH(group, setup, teardown, setup_each, teardown_each)                          \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        return tests_run(group, setup, teardown, setup_each, teardown_each);                       \
+    }
+/* On four machines, `now` in turn, which is what `state` points to as well: three tiers, a device
+ * across a bus, no host tier, no device. */
+#define RUN_TESTS_ON_EACH_MACHINE(what, now)                                                       \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        return tests_run_on_each_machine(what, now);                                               \
+    }
+int tests_run(const char *group, CMFixtureFunction setup, CMFixtureFunction teardown,
+              CMFixtureFunction setup_each, CMFixtureFunction teardown_each);
+
 /* Budgets in blocks; what is 0 is no such tier. */
 typedef struct machine {
     uint32_t device_blocks;
@@ -56,14 +84,16 @@ typedef struct machine {
 /* Three tiers: 8 blocks on a cpu device, 16 in the host tier, 256 on nvme. */
 machine machine_small(void);
 
-/* Runs a group on four machines, `now` in turn: three tiers, a device across a bus, no host tier,
- * no device. Returns how many tests failed. */
-#define machine_run_each(what, now, tests) machine_run(what, now, tests, COUNT(tests))
-int machine_run(const char *what, machine *now, const struct CMUnitTest *tests, size_t n);
+/* Return how many tests failed. */
+int tests_run_on(const char *group, machine *now);
+int tests_run_on_each_machine(const char *what, machine *now);
 
 stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out);
 stw_runtime *machine_open(const machine *wanted);
 void machine_close(stw_runtime *runtime);
+/* Fixtures of a group whose tests share one small machine: `state` is its runtime. */
+int machine_setup(void **state);
+int machine_teardown(void **state);
 
 /* Called from the log callback with each line that is kept; NULL: nobody. */
 extern void (*log_hook)(const char *topic);
@@ -90,6 +120,12 @@ void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first);
 void tensor_to_disk(stw_runtime *runtime, stw_tensor *tensor);
 /* A new one with such a sequence, there. */
 stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elements, float first);
+
+stw_tensor_info info_of(stw_tensor *tensor);
+stw_tier_stats tier_stats(stw_runtime *runtime, uint32_t tier);
+uint64_t bytes_from_disk(stw_runtime *runtime);
+/* What the operation comes to, however long it takes. */
+stw_status status_of(stw_operation *operation);
 
 /* Group 0 gets STW_HYPER_INIT. */
 void hyper_usual(stw_optimizer *optimizer);

@@ -4,29 +4,7 @@
  */
 #include "support.h"
 
-static int open_runtime(void **state)
-{
-    machine small = machine_small();
-    *state = machine_open(&small);
-    return 0;
-}
-
-static int close_runtime(void **state)
-{
-    machine_close(*state);
-    return 0;
-}
-
-static stw_tensor_info info_of(stw_tensor *tensor)
-{
-    stw_tensor_info info;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
-    return info;
-}
-
-static void shapes_that_overflow_are_refused(void **state)
+TEST(shapes_that_overflow_are_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("huge", UINT64_C(1) << 40);
@@ -47,7 +25,7 @@ static void shapes_that_overflow_are_refused(void **state)
     assert_null(tensor);
 }
 
-static void a_budget_too_small_is_refused_at_create_with_the_arithmetic(void **state)
+TEST(a_budget_too_small_is_refused_at_create_with_the_arithmetic)
 {
     stw_runtime *runtime = *state;
     /* 256 blocks of nvme: 200 promised, 100 asked. */
@@ -69,7 +47,7 @@ static void a_budget_too_small_is_refused_at_create_with_the_arithmetic(void **s
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void creation_is_all_or_none(void **state)
+TEST(creation_is_all_or_none)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec specs[3];
@@ -90,7 +68,7 @@ static void creation_is_all_or_none(void **state)
     ok(stw_tensor_destroy(tensors, 3));
 }
 
-static void names_are_unique_and_at_most_255_bytes(void **state)
+TEST(names_are_unique_and_at_most_255_bytes)
 {
     stw_runtime *runtime = *state;
     char name[300] = "";
@@ -108,7 +86,7 @@ static void names_are_unique_and_at_most_255_bytes(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void tensors_without_a_name_are_many(void **state)
+TEST(tensors_without_a_name_are_many)
 {
     stw_runtime *runtime = *state;
     stw_tensor *a = tensor_f32(runtime, NULL, 4);
@@ -120,7 +98,7 @@ static void tensors_without_a_name_are_many(void **state)
     ok(stw_tensor_destroy(&b, 1));
 }
 
-static void a_sentence_says_that_a_tensor_has_no_name(void **state)
+TEST(a_sentence_says_that_a_tensor_has_no_name)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, NULL, 10), *twice[2];
@@ -132,7 +110,7 @@ static void a_sentence_says_that_a_tensor_has_no_name(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void find_and_next_follow_creation(void **state)
+TEST(find_and_next_follow_creation)
 {
     stw_runtime *runtime = *state;
     stw_tensor *made[4], *at = NULL;
@@ -156,7 +134,7 @@ static void find_and_next_follow_creation(void **state)
     assert_null(at);
 }
 
-static void destroying_is_all_or_none_while_a_view_is_open(void **state)
+TEST(destroying_is_all_or_none_while_a_view_is_open)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensors[2];
@@ -172,7 +150,7 @@ static void destroying_is_all_or_none_while_a_view_is_open(void **state)
     ok(stw_tensor_destroy(tensors, 2));
 }
 
-static void the_same_tensor_twice_in_one_destroy_is_refused(void **state)
+TEST(the_same_tensor_twice_in_one_destroy_is_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor *twice[2];
@@ -181,7 +159,7 @@ static void the_same_tensor_twice_in_one_destroy_is_refused(void **state)
     ok(stw_tensor_destroy(twice, 1));
 }
 
-static void info_tells_shape_size_state_and_version(void **state)
+TEST(info_tells_shape_size_state_and_version)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("cube", 3);
@@ -216,7 +194,7 @@ static void info_tells_shape_size_state_and_version(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void reshape_keeps_to_the_created_size_and_empties(void **state)
+TEST(reshape_keeps_to_the_created_size_and_empties)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "sequence", 1000);
@@ -244,7 +222,7 @@ static void reshape_keeps_to_the_created_size_and_empties(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void reading_what_was_never_written_is_refused(void **state)
+TEST(reading_what_was_never_written_is_refused)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "blank", 100);
@@ -269,7 +247,7 @@ static void expect_zeros(stw_runtime *runtime, stw_tensor *tensor, uint64_t elem
     view_put(&view);
 }
 
-static void zero_tensors_read_as_zeros_alone_and_in_shared_blocks(void **state)
+TEST(zero_tensors_read_as_zeros_alone_and_in_shared_blocks)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32(NULL, 100);
@@ -306,7 +284,7 @@ static void zero_tensors_read_as_zeros_alone_and_in_shared_blocks(void **state)
 }
 
 /* Without elements there is nothing to write, and using it must end all the same. */
-static void an_empty_shape_that_reads_as_zeros_may_be_discarded(void **state)
+TEST(an_empty_shape_that_reads_as_zeros_may_be_discarded)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32(NULL, 0);
@@ -327,7 +305,7 @@ static void an_empty_shape_that_reads_as_zeros_may_be_discarded(void **state)
 }
 
 /* The block it shares lies on a disk that does not answer: the zeros come when somebody asks. */
-static void discarding_never_waits_for_the_block(void **state)
+TEST(discarding_never_waits_for_the_block)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
@@ -336,7 +314,6 @@ static void discarding_never_waits_for_the_block(void **state)
     stw_tensor_info info;
     float value;
     stw_copy_options options = STW_COPY_OPTIONS_INIT;
-    (void)state;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=read:1:hang;at=read:2:hang";
     wanted.host_blocks = 0;
@@ -358,7 +335,7 @@ static void discarding_never_waits_for_the_block(void **state)
     (void)stw_runtime_close(runtime, 0, MILLISECOND_NS);
 }
 
-static void read_only_tensors_are_written_by_write_alone(void **state)
+TEST(read_only_tensors_are_written_by_write_alone)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("frozen", 64);
@@ -380,14 +357,13 @@ static void read_only_tensors_are_written_by_write_alone(void **state)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
-static void tensors_max_is_a_limit_with_its_number(void **state)
+TEST(tensors_max_is_a_limit_with_its_number)
 {
     machine small = machine_small();
     stw_runtime *runtime;
     stw_tensor *tensors[8], *more = NULL;
     stw_tensor_spec spec = spec_f32(NULL, 4);
     int i;
-    (void)state;
     small.tensors_max = 8;
     runtime = machine_open(&small);
     for (i = 0; i < 8; ++i) tensors[i] = tensor_f32(runtime, NULL, 4);
@@ -440,7 +416,7 @@ static void crowd_thin(crowd *all, const char *base, uint64_t blocks)
 
 /* As many as the tables have room for: the next one is refused with the arithmetic, and room comes
  * back with what is destroyed. */
-static void tensors_past_the_budget_of_the_tables_are_refused(void **state)
+TEST(tensors_past_the_budget_of_the_tables_are_refused)
 {
     enum { TENSORS_MAX = 20000 };
     static stw_tensor *tensors[TENSORS_MAX];
@@ -449,7 +425,6 @@ static void tensors_past_the_budget_of_the_tables_are_refused(void **state)
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_tensor_spec spec = spec_f32(NULL, 4);
     uint32_t count = 0, again;
-    (void)state;
     wanted.views_max = 64;
     wanted.metadata_bytes = 8 * MIB;
     runtime = machine_open(&wanted);
@@ -472,7 +447,7 @@ static void tensors_past_the_budget_of_the_tables_are_refused(void **state)
     machine_close(runtime);
 }
 
-static void addresses_last_as_long_as_the_room_does(void **state)
+TEST(addresses_last_as_long_as_the_room_does)
 {
     stw_runtime *runtime = *state;
     void *base = NULL;
@@ -488,28 +463,4 @@ static void addresses_last_as_long_as_the_room_does(void **state)
     ok(stw_tensor_destroy(all.tensors, all.count));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_that_overflow_are_refused),
-        cmocka_unit_test(a_budget_too_small_is_refused_at_create_with_the_arithmetic),
-        cmocka_unit_test(creation_is_all_or_none),
-        cmocka_unit_test(names_are_unique_and_at_most_255_bytes),
-        cmocka_unit_test(tensors_without_a_name_are_many),
-        cmocka_unit_test(a_sentence_says_that_a_tensor_has_no_name),
-        cmocka_unit_test(find_and_next_follow_creation),
-        cmocka_unit_test(destroying_is_all_or_none_while_a_view_is_open),
-        cmocka_unit_test(the_same_tensor_twice_in_one_destroy_is_refused),
-        cmocka_unit_test(info_tells_shape_size_state_and_version),
-        cmocka_unit_test(reshape_keeps_to_the_created_size_and_empties),
-        cmocka_unit_test(reading_what_was_never_written_is_refused),
-        cmocka_unit_test(zero_tensors_read_as_zeros_alone_and_in_shared_blocks),
-        cmocka_unit_test(an_empty_shape_that_reads_as_zeros_may_be_discarded),
-        cmocka_unit_test(discarding_never_waits_for_the_block),
-        cmocka_unit_test(read_only_tensors_are_written_by_write_alone),
-        cmocka_unit_test(tensors_max_is_a_limit_with_its_number),
-        cmocka_unit_test(tensors_past_the_budget_of_the_tables_are_refused),
-        cmocka_unit_test(addresses_last_as_long_as_the_room_does),
-    };
-    return cmocka_run_group_tests_name("tensors", tests, open_runtime, close_runtime);
-}
+RUN_TESTS("tensors", machine_setup, machine_teardown)

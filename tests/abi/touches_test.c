@@ -74,14 +74,13 @@ static void expect_touches(stw_runtime *runtime, const char *name, unsigned read
     assert_int_equal(found[1], writes);
 }
 
-static void what_is_read_without_a_view_is_fetched_counted_and_named(void **state)
+TEST(what_is_read_without_a_view_is_fetched_counted_and_named)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
     int i, round;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (round = 0; round < 3; ++round)
         for (i = 0; i < TENSORS; ++i) assert_true(has_sequence(addresses[i], (float)(i * 1000)));
@@ -90,7 +89,7 @@ static void what_is_read_without_a_view_is_fetched_counted_and_named(void **stat
     machine_close(runtime);
 }
 
-static void what_is_written_without_a_view_is_kept(void **state)
+TEST(what_is_written_without_a_view_is_kept)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -98,7 +97,6 @@ static void what_is_written_without_a_view_is_kept(void **state)
     float *addresses[TENSORS], *empty;
     stw_view view;
     int i;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (i = 0; i < TENSORS; ++i) addresses[i][7] = -1.0F - (float)i;
     for (i = 0; i < TENSORS; ++i) {
@@ -130,7 +128,7 @@ static void what_is_written_without_a_view_is_kept(void **state)
     machine_close(runtime);
 }
 
-static void views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way(void **state)
+TEST(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -138,7 +136,6 @@ static void views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the
     float *addresses[TENSORS];
     stw_phase *phase;
     stw_view view;
-    (void)state;
     make_all(runtime, tensors, addresses);
     ok(stw_phase_create(runtime, "train", &phase));
     assert_float(addresses[0][1], 1.0F);
@@ -161,7 +158,7 @@ static void views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the
 
 /* An update works behind the call: its old bytes must not be taken for new ones. */
 /* Through a pin in the gate and through one by blocks, of a tensor alone and of ones that share. */
-static void what_is_written_beside_open_views_that_read_is_kept(void **state)
+TEST(what_is_written_beside_open_views_that_read_is_kept)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -169,7 +166,6 @@ static void what_is_written_beside_open_views_that_read_is_kept(void **state)
     float *addresses[TENSORS], *few[2];
     stw_view views[2];
     int i, round;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (i = 0; i < 2; ++i) {
         small[i] = tensor_f32(runtime, i == 0 ? "small" : "beside", 16);
@@ -223,14 +219,13 @@ static void *write_half(void *argument)
 }
 
 /* Both fault at once, with a view that reads and without one. */
-static void threads_that_write_parts_of_a_tensor_at_once_are_both_served(void **state)
+TEST(threads_that_write_parts_of_a_tensor_at_once_are_both_served)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
     int round, i;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (round = 1; round <= 60; ++round) {
         pthread_barrier_t together;
@@ -252,7 +247,7 @@ static void threads_that_write_parts_of_a_tensor_at_once_are_both_served(void **
     machine_close(runtime);
 }
 
-static void after_a_step_the_updated_bytes_are_read(void **state)
+TEST(after_a_step_the_updated_bytes_are_read)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -263,7 +258,6 @@ static void after_a_step_the_updated_bytes_are_read(void **state)
     stw_hyper hyper = STW_HYPER_INIT;
     char name[16];
     int i, step;
-    (void)state;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper.lr = 1.0;
@@ -314,7 +308,7 @@ static void *read_some(void *argument)
     return NULL;
 }
 
-static void threads_that_read_see_their_own_bytes_while_others_come_and_go(void **state)
+TEST(threads_that_read_see_their_own_bytes_while_others_come_and_go)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -323,7 +317,6 @@ static void threads_that_read_see_their_own_bytes_while_others_come_and_go(void 
     pthread_t threads[4];
     reader readers[4];
     int i;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (i = 0; i < 4; ++i) {
         const reader one = {addresses, (unsigned)i + 1, 0};
@@ -371,7 +364,7 @@ static int jumps(volatile float *address, float *value)
     return 0;
 }
 
-static void faults_elsewhere_go_to_the_handler_that_was_there(void **state)
+TEST(faults_elsewhere_go_to_the_handler_that_was_there)
 {
     const struct sigaction before = handle(jump_back);
     machine wanted = machine_touched();
@@ -380,7 +373,6 @@ static void faults_elsewhere_go_to_the_handler_that_was_there(void **state)
     float *addresses[TENSORS], value;
     struct sigaction now;
     void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    (void)state;
     make_all(runtime, tensors, addresses);
     assert_true(jumps(page, &value));
     assert_ptr_equal(jumped_at, page);
@@ -408,7 +400,7 @@ static machine machine_faulty(void)
     return wanted;
 }
 
-static void what_cannot_be_fetched_goes_to_the_handler_and_has_a_name(void **state)
+TEST(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name)
 {
     const struct sigaction before = handle(jump_back);
     machine wanted = machine_faulty();
@@ -416,7 +408,6 @@ static void what_cannot_be_fetched_goes_to_the_handler_and_has_a_name(void **sta
     stw_tensor *tensors[TENSORS], *empty;
     float *addresses[TENSORS], value;
     stw_error_info info = {.struct_size = sizeof info};
-    (void)state;
     make_all(runtime, tensors, addresses);
     ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
     assert_true(jumps(addresses[0] + 20, &value));
@@ -468,11 +459,10 @@ static void touch_nothing(void)
     _exit(value == 0.0F ? 2 : 3);
 }
 
-static void without_a_handler_the_last_words_have_the_name(void **state)
+TEST(without_a_handler_the_last_words_have_the_name)
 {
     char words[1024];
     const int status = last_words(touch_nothing, words, sizeof words);
-    (void)state;
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     assert_non_null(strstr(words, "'never-written'"));
     assert_non_null(strstr(words, "without a view"));
@@ -484,7 +474,7 @@ static void touch_the_parents(void)
     _exit(*(volatile float *)parents == 0.0F ? 2 : 3);
 }
 
-static void a_forked_child_is_not_served(void **state)
+TEST(a_forked_child_is_not_served)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime = machine_open(&wanted);
@@ -492,7 +482,6 @@ static void a_forked_child_is_not_served(void **state)
     float *addresses[TENSORS];
     char words[1024];
     int status, i;
-    (void)state;
     make_all(runtime, tensors, addresses);
     for (i = 0; i < TENSORS; ++i) assert_float(addresses[i][1], (float)(i * 1000 + 1));
     parents = addresses[0];
@@ -501,32 +490,14 @@ static void a_forked_child_is_not_served(void **state)
     machine_close(runtime);
 }
 
-static void it_is_refused_where_addresses_cannot_be_guarded(void **state)
+TEST(it_is_refused_where_addresses_cannot_be_guarded)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime;
-    (void)state;
     wanted.device_driver = "cpu-discrete", wanted.host_blocks = 16;
     fails(machine_try_open(&wanted, &runtime), STW_ERROR_UNSUPPORTED, "STW_RUNTIME_FAULT_IN");
     wanted.device_blocks = 0;
     fails(machine_try_open(&wanted, &runtime), STW_ERROR_UNSUPPORTED, "driver cpu");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_read_without_a_view_is_fetched_counted_and_named),
-        cmocka_unit_test(what_is_written_without_a_view_is_kept),
-        cmocka_unit_test(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way),
-        cmocka_unit_test(what_is_written_beside_open_views_that_read_is_kept),
-        cmocka_unit_test(threads_that_write_parts_of_a_tensor_at_once_are_both_served),
-        cmocka_unit_test(after_a_step_the_updated_bytes_are_read),
-        cmocka_unit_test(threads_that_read_see_their_own_bytes_while_others_come_and_go),
-        cmocka_unit_test(faults_elsewhere_go_to_the_handler_that_was_there),
-        cmocka_unit_test(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name),
-        cmocka_unit_test(without_a_handler_the_last_words_have_the_name),
-        cmocka_unit_test(a_forked_child_is_not_served),
-        cmocka_unit_test(it_is_refused_where_addresses_cannot_be_guarded),
-    };
-    return cmocka_run_group_tests_name("touches", tests, NULL, NULL);
-}
+RUN_TESTS("touches", NULL, NULL)

@@ -85,22 +85,15 @@ static stw_status policy_set(stw_runtime *runtime, ranker *mine)
     return stw_runtime_set_victim_policy(runtime, &policy, 0);
 }
 
-static stw_tier_stats stats_of(stw_runtime *runtime, uint32_t tier)
-{
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, tier, 0, &stats));
-    return stats;
-}
-
 /* Until scores of `calls` calls more were taken at the device; the test's timeout ends it else. */
 static void await_scores(stw_runtime *runtime, uint64_t before, uint64_t calls)
 {
-    while (stats_of(runtime, STW_TIER_DEVICE).policy_calls < before + calls) sched_yield();
+    while (tier_stats(runtime, STW_TIER_DEVICE).policy_calls < before + calls) sched_yield();
 }
 
 static void set_and_await(stw_runtime *runtime, ranker *mine)
 {
-    const uint64_t before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    const uint64_t before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     ok(policy_set(runtime, mine));
     await_scores(runtime, before, 1);
 }
@@ -127,7 +120,7 @@ static void read_in_turn(stw_runtime *runtime, stw_tensor *const *tensors, int r
 }
 
 /* 12 blocks in turn through 8: by recency each is gone when its turn comes again. */
-static void keeping_half_of_a_cycle_saves_reads_that_recency_does_not(void **state)
+TEST(keeping_half_of_a_cycle_saves_reads_that_recency_does_not)
 {
     machine wanted = machine_small();
     ranker mine;
@@ -135,7 +128,6 @@ static void keeping_half_of_a_cycle_saves_reads_that_recency_does_not(void **sta
     stw_tensor *tensors[CYCLE];
     uint64_t begin, by_recency;
     int i;
-    (void)state;
     wanted.host_blocks = 0;
     runtime = machine_open(&wanted);
     for (i = 0; i < CYCLE; ++i) {
@@ -222,11 +214,10 @@ static void train(double (*score_of)(const stw_victim *victim), float *result, u
     free(local);
 }
 
-static void no_policy_changes_a_bit(void **state)
+TEST(no_policy_changes_a_bit)
 {
     const uint64_t elements = 5 * BLOCK / 4 + 11, bytes = 4 * elements * sizeof(float);
     float *plain = malloc(bytes), *scored = malloc(bytes);
-    (void)state;
     train(NULL, plain, elements);
     train(score_by_number, scored, elements);
     assert_memory_equal(plain, scored, bytes);
@@ -236,7 +227,7 @@ static void no_policy_changes_a_bit(void **state)
 
 /* ----------------------------------------------------------------------- what they are shown -- */
 
-static void a_policy_is_shown_what_is_there(void **state)
+TEST(a_policy_is_shown_what_is_there)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -246,7 +237,6 @@ static void a_policy_is_shown_what_is_there(void **state)
     stw_view view;
     stw_victim seen;
     ranker mine;
-    (void)state;
     ranker_begin(&mine);
     spec.role = STW_ROLE_CACHE;
     rules.retention = STW_RETAIN_KEEP, rules.priority = -3;
@@ -275,12 +265,12 @@ static void a_policy_is_shown_what_is_there(void **state)
     set_and_await(runtime, &mine);
     assert_int_equal(ranker_seen(&mine).flags, STW_VICTIM_SHARED);
     assert_int_equal(mine.misplaced, 0);
-    assert_true(stats_of(runtime, STW_TIER_DEVICE).policy_scores >= 5);
-    assert_int_equal(stats_of(runtime, STW_TIER_NVME).policy_calls, 0);
+    assert_true(tier_stats(runtime, STW_TIER_DEVICE).policy_scores >= 5);
+    assert_int_equal(tier_stats(runtime, STW_TIER_NVME).policy_calls, 0);
     machine_close(runtime);
 }
 
-static void steps_tell_the_next_use_and_ask_again(void **state)
+TEST(steps_tell_the_next_use_and_ask_again)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -289,7 +279,6 @@ static void steps_tell_the_next_use_and_ask_again(void **state)
     ranker mine;
     uint64_t before;
     int i, step;
-    (void)state;
     for (i = 0; i < 3; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, F32S);
         tensor_fill_sequence(tensors[i], F32S, 0);
@@ -299,7 +288,7 @@ static void steps_tell_the_next_use_and_ask_again(void **state)
     mine.watched = tensors[2];
     set_and_await(runtime, &mine);
     for (step = 0; step < 2; ++step) {
-        before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+        before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
         ok(stw_step_begin(phase));
         await_scores(runtime, before, 1);
         for (i = 0; step == 0 && i < 3; ++i) {
@@ -307,14 +296,14 @@ static void steps_tell_the_next_use_and_ask_again(void **state)
             view_put(&view);
         }
         if (step == 1) assert_int_equal(ranker_seen(&mine).next_use, 2);
-        before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+        before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
         ok(stw_step_end(phase, NULL));
         await_scores(runtime, before, 1);
     }
     machine_close(runtime);
 }
 
-static void evictions_make_scores_old(void **state)
+TEST(evictions_make_scores_old)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
@@ -322,13 +311,12 @@ static void evictions_make_scores_old(void **state)
     uint64_t before;
     ranker mine;
     int i;
-    (void)state;
     wanted.host_blocks = 0;
     runtime = machine_open(&wanted);
     for (i = 0; i < CYCLE; ++i) tensors[i] = tensor_f32(runtime, NULL, F32S);
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
-    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     for (i = 0; i < CYCLE; ++i) tensor_fill_sequence(tensors[i], F32S, (float)i);
     await_scores(runtime, before, 1);
     read_in_turn(runtime, tensors, 1);
@@ -337,7 +325,7 @@ static void evictions_make_scores_old(void **state)
 
 /* --------------------------------------------------------------------- nobody waits for them -- */
 
-static void a_policy_that_hangs_stops_nothing(void **state)
+TEST(a_policy_that_hangs_stops_nothing)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
@@ -345,7 +333,6 @@ static void a_policy_that_hangs_stops_nothing(void **state)
     stw_tensor_info info = {0};
     ranker mine;
     int i;
-    (void)state;
     wanted.host_blocks = 0;
     runtime = machine_open(&wanted);
     for (i = 0; i < CYCLE; ++i) {
@@ -371,7 +358,7 @@ static void a_policy_that_hangs_stops_nothing(void **state)
     assert_int_equal(mine.inside, 0);
 }
 
-static void a_policy_that_was_replaced_is_called_no_more(void **state)
+TEST(a_policy_that_was_replaced_is_called_no_more)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -379,14 +366,13 @@ static void a_policy_that_was_replaced_is_called_no_more(void **state)
     stw_phase *phase;
     uint64_t before;
     int calls;
-    (void)state;
     tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
     ranker_begin(&first), ranker_begin(&second);
     ok(stw_phase_create(runtime, "p", &phase));
     set_and_await(runtime, &first);
     set_and_await(runtime, &second);
     calls = first.calls;
-    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     ok(stw_step_begin(phase));
     await_scores(runtime, before, 1);
     assert_int_equal(first.calls, calls);
@@ -397,7 +383,7 @@ static void a_policy_that_was_replaced_is_called_no_more(void **state)
     assert_int_equal(second.calls, calls);
 }
 
-static void a_deferred_close_ends_the_policy(void **state)
+TEST(a_deferred_close_ends_the_policy)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
@@ -405,7 +391,6 @@ static void a_deferred_close_ends_the_policy(void **state)
     stw_view view;
     ranker mine;
     int calls;
-    (void)state;
     tensor_fill_sequence(tensor, F32S, 0);
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
@@ -417,21 +402,20 @@ static void a_deferred_close_ends_the_policy(void **state)
     assert_int_equal(mine.calls, calls);
 }
 
-static void what_is_no_number_is_told_once_and_counts_as_zero(void **state)
+TEST(what_is_no_number_is_told_once_and_counts_as_zero)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
     uint64_t before;
     stw_phase *phase;
     ranker mine;
-    (void)state;
     log_reset();
     tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
     ranker_begin(&mine);
     mine.score_of_role[STW_ROLE_PARAM] = NAN;
     set_and_await(runtime, &mine);
     ok(stw_phase_create(runtime, "p", &phase));
-    before = stats_of(runtime, STW_TIER_DEVICE).policy_calls;
+    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     ok(stw_step_begin(phase));
     await_scores(runtime, before, 1);
     ok(stw_step_end(phase, NULL));
@@ -440,13 +424,12 @@ static void what_is_no_number_is_told_once_and_counts_as_zero(void **state)
     log_reset();
 }
 
-static void what_is_no_policy_is_refused(void **state)
+TEST(what_is_no_policy_is_refused)
 {
     machine wanted = machine_small();
     stw_runtime *runtime = machine_open(&wanted);
     stw_victim_policy policy = STW_VICTIM_POLICY_INIT;
     ranker mine;
-    (void)state;
     fails(stw_runtime_set_victim_policy(NULL, NULL, 0), STW_ERROR_CLOSED, "not open");
     fails(stw_runtime_set_victim_policy(runtime, &policy, 0), STW_ERROR_INVALID, "rank is null");
     policy.rank = rank, policy.victim_bytes = 24;
@@ -463,39 +446,22 @@ static void what_is_no_policy_is_refused(void **state)
     machine_close(runtime);
 }
 
-static void snapshots_are_part_of_the_metadata_budget(void **state)
+TEST(snapshots_are_part_of_the_metadata_budget)
 {
     machine wanted = machine_small();
     stw_runtime *runtime;
     uint64_t without;
     ranker mine;
-    (void)state;
     wanted.tensors_max = 100, wanted.views_max = 64;
     runtime = machine_open(&wanted);
     tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
-    without = stats_of(runtime, STW_TIER_HOST).metadata_bytes;
+    without = tier_stats(runtime, STW_TIER_HOST).metadata_bytes;
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
-    assert_true(stats_of(runtime, STW_TIER_HOST).metadata_bytes >= without + sizeof(stw_victim));
+    assert_true(tier_stats(runtime, STW_TIER_HOST).metadata_bytes >= without + sizeof(stw_victim));
     ok(stw_runtime_set_victim_policy(runtime, NULL, 0));
-    assert_int_equal(stats_of(runtime, STW_TIER_HOST).metadata_bytes, without);
+    assert_int_equal(tier_stats(runtime, STW_TIER_HOST).metadata_bytes, without);
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keeping_half_of_a_cycle_saves_reads_that_recency_does_not),
-        cmocka_unit_test(no_policy_changes_a_bit),
-        cmocka_unit_test(a_policy_is_shown_what_is_there),
-        cmocka_unit_test(steps_tell_the_next_use_and_ask_again),
-        cmocka_unit_test(evictions_make_scores_old),
-        cmocka_unit_test(a_policy_that_hangs_stops_nothing),
-        cmocka_unit_test(a_policy_that_was_replaced_is_called_no_more),
-        cmocka_unit_test(a_deferred_close_ends_the_policy),
-        cmocka_unit_test(what_is_no_number_is_told_once_and_counts_as_zero),
-        cmocka_unit_test(what_is_no_policy_is_refused),
-        cmocka_unit_test(snapshots_are_part_of_the_metadata_budget),
-    };
-    return cmocka_run_group_tests_name("victims", tests, NULL, NULL);
-}
+RUN_TESTS("victims", NULL, NULL)

@@ -78,12 +78,11 @@ static void take_and_give_back(meeting *here)
     view_put(&here->view);
 }
 
-static void a_writer_waits_for_the_readers_of_other_threads(void **state)
+TEST(a_writer_waits_for_the_readers_of_other_threads)
 {
     machine small = machine_small();
     meeting here;
     stw_view view;
-    (void)state;
     memset(&here, 0, sizeof here);
     here.runtime = machine_open(&small);
     here.first = tensor_f32(here.runtime, "shared", 100);
@@ -96,12 +95,11 @@ static void a_writer_waits_for_the_readers_of_other_threads(void **state)
     machine_close(here.runtime);
 }
 
-static void a_wait_ends_at_its_timeout_with_the_tensor_named(void **state)
+TEST(a_wait_ends_at_its_timeout_with_the_tensor_named)
 {
     machine small = machine_small();
     meeting here;
     stw_view view;
-    (void)state;
     memset(&here, 0, sizeof here);
     here.runtime = machine_open(&small);
     here.first = tensor_f32(here.runtime, "contended", 100);
@@ -120,13 +118,12 @@ static void a_wait_ends_at_its_timeout_with_the_tensor_named(void **state)
     machine_close(here.runtime);
 }
 
-static void room_that_another_thread_holds_is_waited_for_when_asked(void **state)
+TEST(room_that_another_thread_holds_is_waited_for_when_asked)
 {
     machine small = machine_small();
     meeting here;
     stw_tensor *held;
     stw_view view;
-    (void)state;
     memset(&here, 0, sizeof here);
     here.runtime = machine_open(&small);
     held = tensor_f32(here.runtime, "held", 6 * BLOCK / 4);
@@ -196,7 +193,7 @@ static void hold_then_want_all(party *parties, uint32_t n)
     pthread_barrier_destroy(&barrier);
 }
 
-static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
+TEST(a_cycle_of_waits_for_room_ends_with_the_youngest)
 {
     machine small = machine_small();
     party parties[2];
@@ -204,7 +201,6 @@ static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
     stw_runtime *runtime = machine_open(&small);
     const uint64_t begin = clock_ns();
     int i;
-    (void)state;
     for (i = 0; i < 4; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4);
         tensor_fill_sequence(tensors[i], 3 * BLOCK / 4, 0);
@@ -226,7 +222,7 @@ static void a_cycle_of_waits_for_room_ends_with_the_youngest(void **state)
 }
 
 /* Each reads what the next one wants to write: there is room for all of it. */
-static void a_cycle_of_conflicting_views_ends_with_the_youngest(void **state)
+TEST(a_cycle_of_conflicting_views_ends_with_the_youngest)
 {
     enum { kParties = 3 };
     machine small = machine_small();
@@ -235,7 +231,6 @@ static void a_cycle_of_conflicting_views_ends_with_the_youngest(void **state)
     stw_runtime *runtime = machine_open(&small);
     const uint64_t begin = clock_ns();
     int i, refused = 0;
-    (void)state;
     for (i = 0; i < kParties; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 100);
         tensor_fill_sequence(tensors[i], 100, 0);
@@ -265,14 +260,13 @@ static void on_signal(int number)
     (void)stw_runtime_interrupt(to_interrupt);
 }
 
-static void an_interrupt_from_a_signal_handler_ends_waits(void **state)
+TEST(an_interrupt_from_a_signal_handler_ends_waits)
 {
     machine small = machine_small();
     struct sigaction action;
     meeting here;
     pthread_t thread;
     stw_view view;
-    (void)state;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     memset(&here, 0, sizeof here);
@@ -343,7 +337,7 @@ static void interrupt_until_it_ends(meeting *here, void *(*wait)(void *))
 
 /* The disk hangs until the end: without the interrupt nobody would come back. The asynchronous
  * fetch itself goes on; the wait for it ends. A close that was interrupted has not taken place. */
-static void an_interrupt_ends_every_wait(void **state)
+TEST(an_interrupt_ends_every_wait)
 {
     void *(*const waits[])(void *) = {drain_it, evict_it, wait_for_it};
     stw_tensor *other;
@@ -351,7 +345,6 @@ static void an_interrupt_ends_every_wait(void **state)
     meeting here;
     stw_fetch_request request;
     size_t i;
-    (void)state;
     wanted.nvme_driver = "fault";
     /* All but the superblock. */
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:hang;at=write:2:hang;"
@@ -385,11 +378,10 @@ static void *interrupt_until_closed(void *runtime)
 }
 
 /* Who sends it cannot know that the runtime is closed just now. */
-static void an_interrupt_may_come_beside_a_close(void **state)
+TEST(an_interrupt_may_come_beside_a_close)
 {
     machine wanted = machine_small();
     int round;
-    (void)state;
     wanted.nvme_blocks = 0;
     for (round = 0; round < 50; ++round) {
         stw_runtime *runtime = machine_open(&wanted);
@@ -434,7 +426,7 @@ static void *increment_at_random(void *argument)
     return NULL;
 }
 
-static void no_increment_of_many_threads_is_lost(void **state)
+TEST(no_increment_of_many_threads_is_lost)
 {
     machine small = machine_small();
     pthread_t threads[WORKERS];
@@ -444,7 +436,6 @@ static void no_increment_of_many_threads_is_lost(void **state)
     float *values = malloc(BLOCK + 400);
     double total = 0;
     int i, j, failures = 0;
-    (void)state;
     assert_non_null(values);
     small.device_blocks = 16; /* two of each thread's at most: 4 x 2 blocks of 8 x 2 */
     small.host_blocks = 2;
@@ -473,18 +464,4 @@ static void no_increment_of_many_threads_is_lost(void **state)
     machine_close(runtime);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_writer_waits_for_the_readers_of_other_threads),
-        cmocka_unit_test(a_wait_ends_at_its_timeout_with_the_tensor_named),
-        cmocka_unit_test(room_that_another_thread_holds_is_waited_for_when_asked),
-        cmocka_unit_test(a_cycle_of_waits_for_room_ends_with_the_youngest),
-        cmocka_unit_test(a_cycle_of_conflicting_views_ends_with_the_youngest),
-        cmocka_unit_test(an_interrupt_ends_every_wait),
-        cmocka_unit_test(an_interrupt_may_come_beside_a_close),
-        cmocka_unit_test(an_interrupt_from_a_signal_handler_ends_waits),
-        cmocka_unit_test(no_increment_of_many_threads_is_lost),
-    };
-    return cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
-}
+RUN_TESTS("waiting", NULL, NULL)

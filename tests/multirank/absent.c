@@ -47,7 +47,7 @@ static uint64_t collectives(stw_runtime *runtime)
     return stats.transfers;
 }
 
-static void whoever_is_absent_the_others_get_the_bytes(struct member *member)
+CLAIM(whoever_is_absent_the_others_get_the_bytes)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -65,7 +65,7 @@ static void whoever_is_absent_the_others_get_the_bytes(struct member *member)
     end(runtime, group, member);
 }
 
-static void an_absent_rank_takes_no_room(struct member *member)
+CLAIM(an_absent_rank_takes_no_room)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -83,7 +83,7 @@ static void an_absent_rank_takes_no_room(struct member *member)
     end(runtime, group, member);
 }
 
-static void where_all_are_absent_nothing_is_sent(struct member *member)
+CLAIM(where_all_are_absent_nothing_is_sent)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -98,7 +98,7 @@ static void where_all_are_absent_nothing_is_sent(struct member *member)
 }
 
 /* Experts of a layer: in each call some are needed by some ranks, in another pattern each time. */
-static void experts_are_served_in_any_pattern(struct member *member)
+CLAIM(experts_are_served_in_any_pattern)
 {
     enum { EXPERTS = 6, ELEMENTS = 30000 };
     stw_group *group = join(member);
@@ -123,7 +123,7 @@ static void experts_are_served_in_any_pattern(struct member *member)
 }
 
 /* Its bytes were not asked for, and nobody sends them now: this rank alone is told. */
-static void bytes_asked_for_while_absent_are_refused_here(struct member *member)
+CLAIM(bytes_asked_for_while_absent_are_refused_here)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -143,7 +143,7 @@ static void bytes_asked_for_while_absent_are_refused_here(struct member *member)
 }
 
 /* Of a large whole it is told at the end of the collective, of others before it. */
-static void an_absent_rank_that_cannot_read_is_named_on_all(struct member *member)
+CLAIM(an_absent_rank_that_cannot_read_is_named_on_all)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -162,7 +162,7 @@ static void an_absent_rank_that_cannot_read_is_named_on_all(struct member *membe
     end(runtime, group, member);
 }
 
-static void operations_may_be_absent(struct member *member)
+CLAIM(operations_may_be_absent)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -187,7 +187,7 @@ static void operations_may_be_absent(struct member *member)
     end(runtime, group, member);
 }
 
-static void what_has_no_whole_is_simply_not_there(struct member *member)
+CLAIM(what_has_no_whole_is_simply_not_there)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
@@ -213,19 +213,4 @@ static void what_has_no_whole_is_simply_not_there(struct member *member)
     request.into = memory;
     HOLDS(stw_fetch(runtime, &options, &request, 1, &view) == STW_ERROR_INVALID);
     end(runtime, group, member);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(whoever_is_absent_the_others_get_the_bytes),
-        CLAIM(an_absent_rank_takes_no_room),
-        CLAIM(where_all_are_absent_nothing_is_sent),
-        CLAIM(experts_are_served_in_any_pattern),
-        CLAIM(bytes_asked_for_while_absent_are_refused_here),
-        CLAIM(an_absent_rank_that_cannot_read_is_named_on_all),
-        CLAIM(operations_may_be_absent),
-        CLAIM(what_has_no_whole_is_simply_not_there),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -19,7 +19,7 @@ static const uint64_t sizes[] = {1, 2, 7, 1000, 16384, 16385, 100003, 200000};
 /* ------------------------------------------------------------------------------------------------
  */
 
-static void shards_cover_the_tensor_and_are_gathered(struct member *member)
+CLAIM(shards_cover_the_tensor_and_are_gathered)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 40);
@@ -47,7 +47,7 @@ static void shards_cover_the_tensor_and_are_gathered(struct member *member)
     end(runtime, group, member);
 }
 
-static void what_is_gathered_stays_until_room_or_a_write_needs_it(struct member *member)
+CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it)
 {
     stw_group *group = join(member);
     /* A shard is a block. */
@@ -95,7 +95,7 @@ static void what_is_gathered_stays_until_room_or_a_write_needs_it(struct member 
     end(runtime, group, member);
 }
 
-static void each_rank_keeps_its_part_of_what_all_write(struct member *member)
+CLAIM(each_rank_keeps_its_part_of_what_all_write)
 {
     enum { N = 50001 };
     stw_group *group = join(member);
@@ -164,7 +164,7 @@ static void expect_sum(stw_runtime *runtime, stw_tensor *gradient, float base, f
     let_go(&view, 0);
 }
 
-static void sums_go_to_the_shards(struct member *member)
+CLAIM(sums_go_to_the_shards)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -212,7 +212,7 @@ static void sums_go_to_the_shards(struct member *member)
 }
 
 /* Tied weights: two places of a graph add to one gradient, and their views are open together. */
-static void two_uses_of_one_gradient_are_in_one_sum(struct member *member)
+CLAIM(two_uses_of_one_gradient_are_in_one_sum)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -243,7 +243,7 @@ static void two_uses_of_one_gradient_are_in_one_sum(struct member *member)
  * Many at once, and what goes wrong.
  */
 
-static void small_tensors_are_gathered_together(struct member *member)
+CLAIM(small_tensors_are_gathered_together)
 {
     enum { TENSORS = 600, ELEMENTS = 300 };
     stw_group *group = join(member);
@@ -279,7 +279,7 @@ static void small_tensors_are_gathered_together(struct member *member)
     end(runtime, group, member);
 }
 
-static void ranks_that_call_in_another_order_are_told(struct member *member)
+CLAIM(ranks_that_call_in_another_order_are_told)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -302,7 +302,7 @@ static void ranks_that_call_in_another_order_are_told(struct member *member)
 }
 
 /* Small tensors of one call are gathered together: the second one counts as well. */
-static void ranks_that_name_another_second_tensor_are_told(struct member *member)
+CLAIM(ranks_that_name_another_second_tensor_are_told)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -322,7 +322,7 @@ static void ranks_that_name_another_second_tensor_are_told(struct member *member
     end(runtime, group, member);
 }
 
-static void a_tensor_that_differs_is_named(struct member *member)
+CLAIM(a_tensor_that_differs_is_named)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -341,7 +341,7 @@ static void a_tensor_that_differs_is_named(struct member *member)
 }
 
 /* As many bytes of another dtype; and what one rank has for itself where the others share it. */
-static void a_tensor_of_another_dtype_or_partition_is_named(struct member *member)
+CLAIM(a_tensor_of_another_dtype_or_partition_is_named)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -376,7 +376,7 @@ static void a_tensor_of_another_dtype_or_partition_is_named(struct member *membe
     SUCCEEDS(stw_group_destroy(group));
 }
 
-static void a_rank_that_cannot_read_is_named_on_all(struct member *member)
+CLAIM(a_rank_that_cannot_read_is_named_on_all)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -399,7 +399,7 @@ static void a_rank_that_cannot_read_is_named_on_all(struct member *member)
     end(runtime, group, member);
 }
 
-static void a_rank_that_does_not_come_is_a_typed_error_in_time(struct member *member)
+CLAIM_WITHIN(a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -417,7 +417,7 @@ static void a_rank_that_does_not_come_is_a_typed_error_in_time(struct member *me
     end(runtime, group, member);
 }
 
-static void a_group_has_runtimes_one_after_the_other(struct member *member)
+CLAIM(a_group_has_runtimes_one_after_the_other)
 {
     enum { N = 200000 };
     stw_group *group = join(member);
@@ -432,7 +432,7 @@ static void a_group_has_runtimes_one_after_the_other(struct member *member)
     SUCCEEDS(stw_group_destroy(group));
 }
 
-static void a_group_has_one_runtime(struct member *member)
+CLAIM(a_group_has_one_runtime)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -451,7 +451,7 @@ static void a_group_has_one_runtime(struct member *member)
     HOLDS(stw_group_destroy(group) == STW_ERROR_INVALID);
 }
 
-static void operations_gather_in_the_order_of_calls(struct member *member)
+CLAIM(operations_gather_in_the_order_of_calls)
 {
     enum { N = 30000 };
     stw_group *group = join(member);
@@ -486,7 +486,7 @@ static void operations_gather_in_the_order_of_calls(struct member *member)
 }
 
 /* The next whole is there before the other ranks have asked for it: it was gathered ahead. */
-static void what_followed_before_is_gathered_ahead(struct member *member)
+CLAIM(what_followed_before_is_gathered_ahead)
 {
     const uint64_t n = (uint64_t)member->size * BLOCK / 4;
     stw_group *group = join(member);
@@ -516,27 +516,4 @@ static void what_followed_before_is_gathered_ahead(struct member *member)
     }
     SUCCEEDS(stw_tensor_destroy(layers, 5));
     end(runtime, group, member);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(shards_cover_the_tensor_and_are_gathered),
-        CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it),
-        CLAIM(what_followed_before_is_gathered_ahead),
-        CLAIM(each_rank_keeps_its_part_of_what_all_write),
-        CLAIM(sums_go_to_the_shards),
-        CLAIM(two_uses_of_one_gradient_are_in_one_sum),
-        CLAIM(small_tensors_are_gathered_together),
-        CLAIM(operations_gather_in_the_order_of_calls),
-        CLAIM(a_tensor_that_differs_is_named),
-        CLAIM(a_rank_that_cannot_read_is_named_on_all),
-        CLAIM(a_group_has_one_runtime),
-        CLAIM(a_group_has_runtimes_one_after_the_other),
-        CLAIM(ranks_that_call_in_another_order_are_told),
-        CLAIM(ranks_that_name_another_second_tensor_are_told),
-        CLAIM(a_tensor_of_another_dtype_or_partition_is_named),
-        CLAIM_WITHIN(a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

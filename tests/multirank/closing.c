@@ -7,7 +7,7 @@
 enum { ELEMENTS = 50000 };
 
 /* Views of a rank whose program goes on without the others, and ends its engine. */
-static void views_released_after_the_close_start_nothing(struct member *member)
+CLAIM(views_released_after_the_close_start_nothing)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -28,7 +28,7 @@ static void views_released_after_the_close_start_nothing(struct member *member)
 }
 
 /* What was called for before the close is done: the others wait for it. */
-static void sums_released_before_the_close_reach_all(struct member *member)
+CLAIM(sums_released_before_the_close_reach_all)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
@@ -51,13 +51,4 @@ static void sums_released_before_the_close_reach_all(struct member *member)
     let_go(&kept, 0);
     meet(member);
     SUCCEEDS(stw_group_destroy(group));
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(views_released_after_the_close_start_nothing),
-        CLAIM(sums_released_before_the_close_reach_all),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

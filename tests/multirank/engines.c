@@ -51,27 +51,17 @@ static void expect_end(struct member *member, enum engine_fault fault, stw_statu
     end(runtime, group, member);
 }
 
-static void a_collective_that_cannot_be_started_ends_the_group(struct member *member)
+CLAIM_WITHIN(a_collective_that_cannot_be_started_ends_the_group, SECOND_NS)
 {
     expect_end(member, ENGINE_STARTS_NOTHING, STW_ERROR_DEVICE, "cannot be started");
 }
 
-static void a_collective_that_fails_ends_the_group(struct member *member)
+CLAIM_WITHIN(a_collective_that_fails_ends_the_group, SECOND_NS)
 {
     expect_end(member, ENGINE_ENDS_NOTHING, STW_ERROR_IO, "poll callback returned");
 }
 
-static void a_rank_that_falls_silent_is_told_in_time(struct member *member)
+CLAIM_WITHIN(a_rank_that_falls_silent_is_told_in_time, SECOND_NS)
 {
     expect_end(member, ENGINE_IS_SILENT, STW_ERROR_PEER, "over 'callbacks'");
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM_WITHIN(a_collective_that_cannot_be_started_ends_the_group, SECOND_NS),
-        CLAIM_WITHIN(a_collective_that_fails_ends_the_group, SECOND_NS),
-        CLAIM_WITHIN(a_rank_that_falls_silent_is_told_in_time, SECOND_NS),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

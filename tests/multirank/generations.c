@@ -115,7 +115,7 @@ static void remove_files(struct member *member)
     meet(member);
 }
 
-static void what_was_committed_is_found_on_all_ranks(struct member *member)
+CLAIM(what_was_committed_is_found_on_all_ranks)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     uint64_t generation = 0;
@@ -141,7 +141,7 @@ static void what_was_committed_is_found_on_all_ranks(struct member *member)
     remove_files(member);
 }
 
-static void one_rank_that_cannot_keeps_all_from_it(struct member *member)
+CLAIM(one_rank_that_cannot_keeps_all_from_it)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     const uint32_t last = member->size - 1;
@@ -164,7 +164,7 @@ static void one_rank_that_cannot_keeps_all_from_it(struct member *member)
 }
 
 /* A flush that fails on one rank: its part may be on the disk or not, and is no generation. */
-static void a_disk_that_fails_on_one_rank_leaves_all_at_the_one_before(struct member *member)
+CLAIM(a_disk_that_fails_on_one_rank_leaves_all_at_the_one_before)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     const char *faults = "inner=posix;inner.allow_tmpfs=1;at=flush:0:eio";
@@ -186,7 +186,7 @@ static void a_disk_that_fails_on_one_rank_leaves_all_at_the_one_before(struct me
     remove_files(member);
 }
 
-static void ranks_that_ask_for_different_things_are_told(struct member *member)
+CLAIM(ranks_that_ask_for_different_things_are_told)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     stw_runtime *runtime = NULL;
@@ -209,7 +209,7 @@ static void ranks_that_ask_for_different_things_are_told(struct member *member)
 }
 
 /* The files of one rank are gone: none is resumed, and what the others have goes when told so. */
-static void a_rank_without_its_files_is_not_left_behind(struct member *member)
+CLAIM(a_rank_without_its_files_is_not_left_behind)
 {
     const uint32_t kBoth = STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE;
     struct kept kept = open_kept(member, kBoth, NULL); /* there is nothing yet: it is made */
@@ -240,7 +240,7 @@ static void a_rank_without_its_files_is_not_left_behind(struct member *member)
 }
 
 /* Moments and step counts go on on each rank with its shard of them. */
-static void updates_over_ranks_go_on_with_their_counts(struct member *member)
+CLAIM(updates_over_ranks_go_on_with_their_counts)
 {
     static const uint32_t kFlags[] = {STW_RUNTIME_OVERWRITE, STW_RUNTIME_RESUME};
     for (uint32_t run = 0; run < 2; ++run) {
@@ -275,7 +275,7 @@ static void updates_over_ranks_go_on_with_their_counts(struct member *member)
 #ifdef TEST_OF_THREADS
 /* One rank is as if it had been killed: the others are told within their timeout, keep what they
  * have, and the next job finds the generation before on all ranks. */
-static void a_rank_that_says_nothing_leaves_the_one_before(struct member *member)
+CLAIM_WITHIN(a_rank_that_says_nothing_leaves_the_one_before, 2000000000)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     write_all(&kept, member, 1);
@@ -298,7 +298,7 @@ static void a_rank_that_says_nothing_leaves_the_one_before(struct member *member
 }
 
 /* A store of all ranks, opened by fewer of them. */
-static void another_number_of_ranks_is_told_how_many_wrote_it(struct member *member)
+CLAIM(another_number_of_ranks_is_told_how_many_wrote_it)
 {
     struct kept kept = open_kept(member, STW_RUNTIME_OVERWRITE, NULL);
     stw_runtime *runtime = NULL;
@@ -312,20 +312,3 @@ static void another_number_of_ranks_is_told_how_many_wrote_it(struct member *mem
     remove_files(member);
 }
 #endif
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(what_was_committed_is_found_on_all_ranks),
-        CLAIM(one_rank_that_cannot_keeps_all_from_it),
-        CLAIM(a_disk_that_fails_on_one_rank_leaves_all_at_the_one_before),
-        CLAIM(ranks_that_ask_for_different_things_are_told),
-        CLAIM(a_rank_without_its_files_is_not_left_behind),
-        CLAIM(updates_over_ranks_go_on_with_their_counts),
-#ifdef TEST_OF_THREADS
-        CLAIM_WITHIN(a_rank_that_says_nothing_leaves_the_one_before, 2000000000),
-        CLAIM(another_number_of_ranks_is_told_how_many_wrote_it),
-#endif
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
-}

@@ -96,8 +96,7 @@ static uint64_t expect_sums(stw_runtime *runtime, stw_tensor *gradient, const st
     return differ;
 }
 
-static void sums_in_half_precision_are_rounded_for_each_part_and_once_over_ranks(
-    struct member *member)
+CLAIM(sums_in_half_precision_are_rounded_for_each_part_and_once_over_ranks)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -112,7 +111,7 @@ static void sums_in_half_precision_are_rounded_for_each_part_and_once_over_ranks
     end(runtime, group, member);
 }
 
-static void sums_in_single_precision_take_parts_in_half_precision(struct member *member)
+CLAIM(sums_in_single_precision_take_parts_in_half_precision)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -130,7 +129,7 @@ static void sums_in_single_precision_take_parts_in_half_precision(struct member 
 }
 
 /* What every rank has whole is converted for each; what has to be gathered is shown as it is. */
-static void a_replicated_whole_is_seen_in_half_precision(struct member *member)
+CLAIM(a_replicated_whole_is_seen_in_half_precision)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
@@ -154,14 +153,4 @@ static void a_replicated_whole_is_seen_in_half_precision(struct member *member)
         HOLDS(strstr(stw_last_error(), "'role 1 dtype 1 partition 1' is sharded") != NULL);
     }
     end(runtime, group, member);
-}
-
-int main(int argc, char **argv)
-{
-    const struct claim claims[] = {
-        CLAIM(sums_in_half_precision_are_rounded_for_each_part_and_once_over_ranks),
-        CLAIM(sums_in_single_precision_take_parts_in_half_precision),
-        CLAIM(a_replicated_whole_is_seen_in_half_precision),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof *claims);
 }

@@ -36,7 +36,7 @@ static bool has(const char *text, const char *begin, const char *end, const char
     return found && (!next || found < next);
 }
 
-static void a_step_counts_what_moved_between_ranks(struct member *member)
+CLAIM(a_step_counts_what_moved_between_ranks)
 {
     const uint64_t n = (uint64_t)member->size * BLOCK / 4;
     stw_group *group = join(member);
@@ -95,7 +95,7 @@ static void a_step_counts_what_moved_between_ranks(struct member *member)
 }
 
 /* Not each as if it had the host for itself. */
-static void update_threads_are_the_ranks_part_of_the_host(struct member *member)
+CLAIM(update_threads_are_the_ranks_part_of_the_host)
 {
     stw_group *group = join(member);
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -121,13 +121,4 @@ static void update_threads_are_the_ranks_part_of_the_host(struct member *member)
     }
     free(text);
     end(runtime, group, member);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(update_threads_are_the_ranks_part_of_the_host),
-        CLAIM(a_step_counts_what_moved_between_ranks),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -128,27 +128,17 @@ static void train(struct member *member, bool declares, bool hints)
     end(runtime, group, member);
 }
 
-static void steps_that_are_learned_move_shards(struct member *member)
+CLAIM(steps_that_are_learned_move_shards)
 {
     train(member, false, false);
 }
 
-static void steps_that_are_declared_move_shards(struct member *member)
+CLAIM(steps_that_are_declared_move_shards)
 {
     train(member, true, false);
 }
 
-static void hints_of_wholes_move_shards(struct member *member)
+CLAIM(hints_of_wholes_move_shards)
 {
     train(member, false, true);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(steps_that_are_learned_move_shards),
-        CLAIM(steps_that_are_declared_move_shards),
-        CLAIM(hints_of_wholes_move_shards),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -81,7 +81,7 @@ static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t s
     return stw_fetch(runtime, NULL, &request, 1, &view);
 }
 
-static void sums_go_over_shards_and_replicas(struct member *member)
+CLAIM(sums_go_over_shards_and_replicas)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
@@ -168,7 +168,7 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
     SUCCEEDS(stw_runtime_close(runtime, 0, 0));
 }
 
-static void training_has_the_bits_of_one_group(struct member *member)
+CLAIM(training_has_the_bits_of_one_group)
 {
     struct trained *flat = calloc(2, sizeof *flat);
     struct trained *hybrid = flat + 1;
@@ -184,7 +184,7 @@ static void training_has_the_bits_of_one_group(struct member *member)
     leave(&groups, member);
 }
 
-static void replicas_are_checked_at_open(struct member *member)
+CLAIM(replicas_are_checked_at_open)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = NULL;
@@ -213,7 +213,7 @@ static void replicas_are_checked_at_open(struct member *member)
 }
 
 /* All four are on one host, whichever group they are in. */
-static void the_budget_of_a_host_is_that_of_all_groups(struct member *member)
+CLAIM(the_budget_of_a_host_is_that_of_all_groups)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = NULL;
@@ -227,7 +227,7 @@ static void the_budget_of_a_host_is_that_of_all_groups(struct member *member)
     leave(&groups, member);
 }
 
-static void replicas_in_another_order_are_told(struct member *member)
+CLAIM(replicas_in_another_order_are_told)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
@@ -246,7 +246,7 @@ static void replicas_in_another_order_are_told(struct member *member)
 }
 
 /* Within each group of shards all agree: what differs is found between the replicas. */
-static void replicas_that_step_otherwise_are_told(struct member *member)
+CLAIM(replicas_that_step_otherwise_are_told)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
@@ -283,7 +283,7 @@ static void replicas_that_step_otherwise_are_told(struct member *member)
     leave(&groups, member);
 }
 
-static void a_replica_that_does_not_come_is_told_to_all(struct member *member)
+CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000)
 {
     struct groups groups = join_both(member);
     stw_runtime *runtime = open_both(groups.shards, groups.replicas, member);
@@ -339,7 +339,7 @@ static stw_tensor *make_durable(stw_runtime *runtime, uint64_t elements)
 }
 
 /* A generation is one of all groups or of none, and all four find the same. */
-static void generations_are_those_of_all_replicas(struct member *member)
+CLAIM(generations_are_those_of_all_replicas)
 {
     enum { ELEMENTS = 50000 };
     struct groups groups = join_both(member);
@@ -369,19 +369,4 @@ static void generations_are_those_of_all_replicas(struct member *member)
     HOLDS(remove(path) == 0);
     snprintf(path, sizeof path, "%s/replicas.%u-of-4.generations", member->directory, member->rank);
     HOLDS(remove(path) == 0);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(sums_go_over_shards_and_replicas),
-        CLAIM(training_has_the_bits_of_one_group),
-        CLAIM(replicas_are_checked_at_open),
-        CLAIM(the_budget_of_a_host_is_that_of_all_groups),
-        CLAIM(replicas_in_another_order_are_told),
-        CLAIM(replicas_that_step_otherwise_are_told),
-        CLAIM(generations_are_those_of_all_replicas),
-        CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

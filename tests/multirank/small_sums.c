@@ -157,7 +157,7 @@ static void expect_same(stw_runtime *runtime, stw_tensor *a, stw_tensor *b, uint
     let_go(&other, 0);
 }
 
-static void small_gradients_are_summed_together_with_the_bits_of_each_alone(struct member *member)
+CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_plain(group, member);
@@ -188,7 +188,7 @@ static void small_gradients_are_summed_together_with_the_bits_of_each_alone(stru
     finish(runtime, group, member, STW_OK);
 }
 
-static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *member)
+CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone)
 {
     enum { N = 9, BAD = 4, FILLERS_MAX = 100000 };
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -254,7 +254,7 @@ static void a_gradient_that_one_rank_cannot_give_fails_alone(struct member *memb
 
 /* Some of micro-batches, in so little of the nearest tier that most have left it when their turn
  * comes: none waits for room that another one holds. */
-static void sums_that_have_left_the_nearest_tier_are_brought_back(struct member *member)
+CLAIM(sums_that_have_left_the_nearest_tier_are_brought_back)
 {
     enum { N = 60 };
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -314,7 +314,7 @@ static void write_all(stw_runtime *runtime, stw_tensor *tensor)
 
 /* It is as large as the whole, is needed soon and then gone: what has been used since leaves
  * before it. */
-static void a_gradient_that_waits_for_its_sum_leaves_last(struct member *member)
+CLAIM(a_gradient_that_waits_for_its_sum_leaves_last)
 {
     enum { DEVICE = 160, SHARD = 8, HELD = 2 };
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
@@ -346,7 +346,7 @@ static void a_gradient_that_waits_for_its_sum_leaves_last(struct member *member)
     finish(runtime, group, member, STW_OK);
 }
 
-static void sums_in_another_order_are_told(struct member *member)
+CLAIM(sums_in_another_order_are_told)
 {
     enum { N = 6 };
     stw_group *group = join(member);
@@ -383,16 +383,4 @@ static void sums_in_another_order_are_told(struct member *member)
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
     HOLDS(strstr(stw_last_error(), "'g2'") && strstr(stw_last_error(), "'g3'"));
     finish(runtime, group, member, STW_ERROR_ORDER);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone),
-        CLAIM(sums_that_have_left_the_nearest_tier_are_brought_back),
-        CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone),
-        CLAIM(a_gradient_that_waits_for_its_sum_leaves_last),
-        CLAIM(sums_in_another_order_are_told),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

@@ -3,6 +3,9 @@
 
 #include <stddef.h>
 
+struct claim claims[32];
+uint32_t claims_count;
+
 stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;

@@ -157,12 +157,12 @@ static void has_the_bits_of_one_rank(struct member *member, bool in_backward)
     end(runtime, group, member);
 }
 
-static void training_has_the_bits_of_one_rank(struct member *member)
+CLAIM(training_has_the_bits_of_one_rank)
 {
     has_the_bits_of_one_rank(member, false);
 }
 
-static void updates_in_backward_have_the_bits_of_one_rank(struct member *member)
+CLAIM(updates_in_backward_have_the_bits_of_one_rank)
 {
     has_the_bits_of_one_rank(member, true);
 }
@@ -195,7 +195,7 @@ static struct descent descend(struct member *member)
     return made;
 }
 
-static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
+CLAIM(an_overflow_of_one_rank_skips_the_step_on_all)
 {
     struct descent at = descend(member);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
@@ -214,7 +214,7 @@ static void an_overflow_of_one_rank_skips_the_step_on_all(struct member *member)
 }
 
 /* One rank's shards would drift from the others': no rank updates anything. */
-static void ranks_that_step_otherwise_are_told(struct member *member)
+CLAIM(ranks_that_step_otherwise_are_told)
 {
     struct descent at = descend(member);
     const int odd = member->rank == 1;
@@ -257,7 +257,7 @@ static void no_roots(int32_t n, const float *values, float *roots, int64_t mode)
 }
 
 /* Whatever the group and the number: what it means for the shards is not asked. */
-static void hyper_parameters_of_each_group_are_compared(struct member *member)
+CLAIM(hyper_parameters_of_each_group_are_compared)
 {
     enum { GROUPS = 2 };
     stw_group *group = join(member);
@@ -300,7 +300,7 @@ static void hyper_parameters_of_each_group_are_compared(struct member *member)
 }
 
 /* The last rank alone rounds as torch does, or has its roots from elsewhere. */
-static void roundings_of_optimizers_are_compared(struct member *member)
+CLAIM(roundings_of_optimizers_are_compared)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 24);
@@ -331,7 +331,7 @@ static void roundings_of_optimizers_are_compared(struct member *member)
 }
 
 /* It meets what the others do instead. */
-static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct member *member)
+CLAIM(a_step_without_a_verdict_beside_one_with_it_is_out_of_order)
 {
     struct descent at = descend(member);
     stw_tensor *next = make(at.runtime, "next", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
@@ -356,7 +356,7 @@ static void a_step_without_a_verdict_beside_one_with_it_is_out_of_order(struct m
 }
 
 /* Each rank has the master of its slice, and each sees what was written to it. */
-static void what_is_written_between_steps_is_updated_next(struct member *member)
+CLAIM(what_is_written_between_steps_is_updated_next)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 24);
@@ -419,7 +419,7 @@ static void give(stw_tensor *gradient, uint32_t way, uint64_t elements, uint32_t
 }
 
 /* An expert that nobody used has no gradient: no decay, no count, on one rank as on several. */
-static void what_no_rank_has_a_gradient_for_is_left_alone(struct member *member)
+CLAIM(what_no_rank_has_a_gradient_for_is_left_alone)
 {
     enum { KINDS = 3, EXPERTS = WAYS * KINDS, STEPS_OF_EXPERTS = 2 };
     static const uint64_t sizes[KINDS] = {500, 60000, 700}; /* alone, and together with others */
@@ -464,20 +464,4 @@ static void what_no_rank_has_a_gradient_for_is_left_alone(struct member *member)
         }
     }
     end(runtime, group, member);
-}
-
-int main(int argc, char **argv)
-{
-    static const struct claim claims[] = {
-        CLAIM(training_has_the_bits_of_one_rank),
-        CLAIM(updates_in_backward_have_the_bits_of_one_rank),
-        CLAIM(what_is_written_between_steps_is_updated_next),
-        CLAIM(what_no_rank_has_a_gradient_for_is_left_alone),
-        CLAIM(an_overflow_of_one_rank_skips_the_step_on_all),
-        CLAIM(ranks_that_step_otherwise_are_told),
-        CLAIM(hyper_parameters_of_each_group_are_compared),
-        CLAIM(roundings_of_optimizers_are_compared),
-        CLAIM(a_step_without_a_verdict_beside_one_with_it_is_out_of_order),
-    };
-    return run_claims(argc, argv, claims, sizeof claims / sizeof claims[0]);
 }

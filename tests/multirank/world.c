@@ -287,7 +287,7 @@ static void run_claim(const struct claim *claim, uint32_t ranks, const char *dir
         task->self.rank = rank;
         task->member.rank = rank;
         task->member.size = ranks;
-        task->member.timeout_ns = claim->timeout_ns ? claim->timeout_ns : 60ull * 1000000000;
+        task->member.timeout_ns = claim->timeout_ns;
         task->member.directory = directory;
         task->member.world = &task->self;
         task->run = claim->run;
@@ -301,7 +301,8 @@ static void run_claim(const struct claim *claim, uint32_t ranks, const char *dir
     free_world(world);
 }
 
-int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n)
+/* [--ranks N] [claim] */
+int main(int argc, char **argv)
 {
     uint32_t ranks = 3;
     const char *only = NULL;
@@ -314,8 +315,8 @@ int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n)
     }
     char directory[] = "/tmp/stepwell-ranks-XXXXXX";
     HOLDS(ranks <= RANKS_MAX && mkdtemp(directory) != NULL);
-    printf("1..%u\n", n);
-    for (uint32_t i = 0; i < n; ++i) {
+    printf("1..%u\n", claims_count);
+    for (uint32_t i = 0; i < claims_count; ++i) {
         if (only && strcmp(only, claims[i].name) != 0) {
             printf("ok %u - %s # SKIP another one was asked for\n", i + 1, claims[i].name);
             continue;

@@ -54,7 +54,7 @@ void meet(struct member *member)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n)
+int main(int argc, char **argv)
 {
     int level = 0;
     int rank = 0;
@@ -69,10 +69,10 @@ int run_claims(int argc, char **argv, const struct claim *claims, uint32_t n)
     if (argc > 2) only = argv[2];
     char directory[] = "/tmp/stepwell-ranks-XXXXXX";
     HOLDS(mkdtemp(directory) != NULL);
-    if (rank == 0) printf("1..%u\n", n);
-    for (uint32_t i = 0; i < n; ++i) {
+    if (rank == 0) printf("1..%u\n", claims_count);
+    for (uint32_t i = 0; i < claims_count; ++i) {
         struct member member = {(uint32_t)rank, (uint32_t)size, 0, 0, directory, NULL};
-        member.timeout_ns = claims[i].timeout_ns ? claims[i].timeout_ns : 60ull * 1000000000;
+        member.timeout_ns = claims[i].timeout_ns;
         if (alone) member.group_flags = STW_GROUP_CALLER_THREAD;
         const bool other = only && strcmp(only, claims[i].name) != 0;
         if (!other) claims[i].run(&member);

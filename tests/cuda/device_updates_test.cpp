@@ -17,6 +17,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -176,6 +177,21 @@ protected:
         hyper.momentum = setting.algorithm == STW_OPTIMIZER_SGD ? 0.9 : 0.0;
         EXPECT_EQ(stw_optimizer_set_hyper(optimizer, 0, &hyper), STW_OK);
         return optimizer;
+    }
+    // A runtime with one parameter of 5000 elements, which is trained on the device.
+    std::tuple<stw_optimizer *, stw_tensor *, stw_tensor *> open_on_device()
+    {
+        const Setting setting;
+        open(setting);
+        if (HasFatalFailure()) return {};
+        stw_policy policy = STW_POLICY_INIT;
+        policy.home = STW_TIER_DEVICE;
+        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+        entry.parameter = make("p", 5000, STW_F32, STW_ROLE_PARAM, &policy);
+        entry.gradient = make("g", 5000, STW_F32, STW_ROLE_GRAD, &policy);
+        stw_optimizer *optimizer = make_optimizer(setting, true, "o");
+        EXPECT_EQ(stw_optimizer_add(optimizer, &entry, 1), STW_OK) << stw_last_error();
+        return {optimizer, entry.parameter, entry.gradient};
     }
     // Through a view on the stream, by work that is late.
     void write_late(stw_tensor *tensor, uint32_t access, std::vector<uint8_t> bytes)
@@ -482,17 +498,8 @@ TEST_F(CudaUpdates, ContributionsAreSummedWhereTheGradientIsAtHome)
 // Nothing on the device has happened yet, and the step has returned: nobody waited for an update.
 TEST_F(CudaUpdates, AStepWithoutAVerdictWaitsForNothing)
 {
-    Setting setting;
-    open(setting);
-    stw_policy policy = STW_POLICY_INIT;
-    policy.home = STW_TIER_DEVICE;
-    stw_optimizer *optimizer = make_optimizer(setting, true, "o");
-    stw_tensor *parameter = make("p", 5000, STW_F32, STW_ROLE_PARAM, &policy);
-    stw_tensor *gradient = make("g", 5000, STW_F32, STW_ROLE_GRAD, &policy);
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    ASSERT_EQ(stw_optimizer_add(optimizer, &entry, 1), STW_OK) << stw_last_error();
+    const auto [optimizer, parameter, gradient] = open_on_device();
+    if (HasFatalFailure()) return;
     std::mt19937_64 random(1);
     const auto ones = numbers(random, 5000, STW_F32);
     write_late(parameter, STW_WRITE, ones);
@@ -537,17 +544,8 @@ TEST_F(CudaUpdates, AStepWithoutAVerdictWaitsForNothing)
 // Who has synchronised his own streams cannot have waited for the update.
 TEST_F(CudaUpdates, AFetchThatOrdersNothingWaitsForTheUpdate)
 {
-    Setting setting;
-    open(setting);
-    stw_policy policy = STW_POLICY_INIT;
-    policy.home = STW_TIER_DEVICE;
-    stw_optimizer *optimizer = make_optimizer(setting, true, "o");
-    stw_tensor *parameter = make("p", 5000, STW_F32, STW_ROLE_PARAM, &policy);
-    stw_tensor *gradient = make("g", 5000, STW_F32, STW_ROLE_GRAD, &policy);
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    ASSERT_EQ(stw_optimizer_add(optimizer, &entry, 1), STW_OK) << stw_last_error();
+    const auto [optimizer, parameter, gradient] = open_on_device();
+    if (HasFatalFailure()) return;
     std::mt19937_64 random(1);
     for (int step = 0; step < 8; ++step) {
         const auto values = numbers(random, 5000, STW_F32);
@@ -617,17 +615,8 @@ TEST_F(CudaUpdates, StatesWithoutAPolicyAreWhereTheyFit)
 
 TEST_F(CudaUpdates, ALostDeviceFailsTheTensorsThatMissTheirUpdate)
 {
-    Setting setting;
-    open(setting);
-    stw_policy policy = STW_POLICY_INIT;
-    policy.home = STW_TIER_DEVICE;
-    stw_optimizer *optimizer = make_optimizer(setting, true, "o");
-    stw_tensor *parameter = make("p", 5000, STW_F32, STW_ROLE_PARAM, &policy);
-    stw_tensor *gradient = make("g", 5000, STW_F32, STW_ROLE_GRAD, &policy);
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    ASSERT_EQ(stw_optimizer_add(optimizer, &entry, 1), STW_OK) << stw_last_error();
+    const auto [optimizer, parameter, gradient] = open_on_device();
+    if (HasFatalFailure()) return;
     std::mt19937_64 random(1);
     write_late(parameter, STW_WRITE, numbers(random, 5000, STW_F32));
     write_late(gradient, STW_WRITE, numbers(random, 5000, STW_F32));

@@ -40,11 +40,7 @@ TEST_F(CudaFixed, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
             EXPECT_EQ(taken_blocks(), blocks);
         });
         EXPECT_EQ(wrong(), 0);
-        TearDown();
-        runtime_ = nullptr, context_ = nullptr;
-        for (void *&stream : streams_) stream = nullptr;
-        kernels_.clear();
-        SetUp();
+        start_over();
     }
 }
 

@@ -10,7 +10,7 @@ constexpr uint32_t kLarge = 32;  // blocks of the largest handle, 64 MiB
 
 class CudaPermanent : public MappingRig {
 protected:
-    CudaPermanent() { device_options_ = "arena=permanent"; }
+    CudaPermanent() { driver_options_ = "arena=permanent"; }
 
     static bool said(const char *what)
     {
@@ -130,7 +130,7 @@ TEST_F(CudaPermanent, AnUnknownWayIsRefused)
     ASSERT_EQ(stw_double_reset("seed=1"), 0);
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    device.driver = module_.c_str();
+    device.driver = module_.path().c_str();
     device.driver_options = "arena=large";
     device.budget_bytes = 8 * kBlock;
     options.devices = &device, options.device_count = 1;

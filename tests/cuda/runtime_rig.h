@@ -75,13 +75,18 @@ inline void run_kernel(void *user, stw_double_alias_of alias)
 
 class CudaRuntime : public testing::Test {
 protected:
-    void open(const std::string &options, uint32_t device_blocks, uint32_t host_blocks)
+    void start(const std::string &options)
     {
         ASSERT_EQ(stw_double_reset(options.c_str()), 0);
         ASSERT_EQ(cuInit(0), 0);
         ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
         ASSERT_EQ(cuCtxSetCurrent(context_), 0);
         for (void *&stream : streams_) ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
+    }
+    void open(const std::string &options, uint32_t device_blocks, uint32_t host_blocks)
+    {
+        start(options);
+        if (HasFatalFailure()) return;
         ASSERT_EQ(try_open(device_blocks, host_blocks), STW_OK) << stw_last_error();
     }
     stw_status try_open(uint32_t device_blocks, uint32_t host_blocks)
@@ -153,16 +158,18 @@ protected:
         EXPECT_EQ(stw_double_leaks(text, sizeof text), 0u) << text;
     }
 
-    stw_tensor *make(const std::string &name, uint64_t elements)
+    stw_tensor *make(const std::string &name, uint64_t elements, uint32_t flags = 0)
     {
         stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
         spec.name = name.c_str();
+        spec.flags = flags;
         spec.dtype = STW_I32;
         spec.role = STW_ROLE_PARAM;
         spec.dimensions = 1;
         spec.shape[0] = elements;
         stw_tensor *tensor = nullptr;
         EXPECT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        if (tensor == nullptr) return nullptr;
         const std::vector<uint32_t> zeros(elements);
         EXPECT_EQ(stw_tensor_write(tensor, zeros.data(), nullptr), STW_OK) << stw_last_error();
         return tensor;
@@ -193,6 +200,20 @@ protected:
                                      kernel.get()),
                   0);
         kernels_.push_back(std::move(kernel));
+    }
+    // A fetch, a kernel that checks and sets, and a release, all on the stream.
+    void use(stw_tensor *tensor, void *stream, uint32_t expected, uint32_t sets, bool writes)
+    {
+        stw_view view;
+        ASSERT_EQ(fetch(tensor, writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
+            << stw_last_error();
+        enqueue(view, stream, expected, sets, writes);
+        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+    }
+    void end_streams()
+    {
+        for (void *stream : streams_) EXPECT_EQ(cuStreamSynchronize(stream), 0);
+        EXPECT_EQ(wrong(), 0);
     }
     int wrong() const
     {

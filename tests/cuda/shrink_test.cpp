@@ -108,11 +108,7 @@ TEST_F(CudaShrink, ProgramsOfSeveralStreamsGoOnWhileTheBudgetChanges)
         for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
         end_streams();
         EXPECT_EQ(wrong(), 0);
-        TearDown();
-        runtime_ = nullptr, context_ = nullptr;
-        for (void *&stream : streams_) stream = nullptr;
-        kernels_.clear();
-        SetUp();
+        start_over();
     }
 }
 

@@ -51,19 +51,6 @@ protected:
         request.access = STW_READ;
         return stw_fetch(runtime_, &options, &request, 1, view);
     }
-    void use(stw_tensor *tensor, void *stream, uint32_t expected, uint32_t sets, bool writes)
-    {
-        stw_view view;
-        ASSERT_EQ(fetch(tensor, writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
-            << stw_last_error();
-        enqueue(view, stream, expected, sets, writes);
-        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
-    }
-    void end_streams()
-    {
-        for (void *stream : streams_) EXPECT_EQ(cuStreamSynchronize(stream), 0);
-        EXPECT_EQ(wrong(), 0);
-    }
 };
 
 TEST_F(CudaUnified, ADriveReadsIntoTheDeviceAndIsWrittenFromIt)

@@ -35,12 +35,12 @@ LORA_PAIRS = 2          # at most: one of 1.1e9 parameters takes a minute or two
 # otherwise: it compiles for minutes when it is first started.
 ROWS = ("resident", "nvme", "memory", "hooks", "equal", "peers", "init", "lora", "deepspeed")
 SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
-# What each is beside, and what it is.
-PEERS = {
-    "fsdp": ("resident", "FSDP2, CPUOffloadPolicy"),
+# Peers that read by the page cache, what of ours each is beside, and what it is. Both have the memory
+# that ours takes: without a limit the page cache holds all of their files.
+LIMITED = {
+    "mapped": ("nvme", "parameters and moments in torch.from_file maps"),
     "accelerate": ("forward", "accelerate.disk_offload, a forward pass"),
 }
-NEEDS = {"accelerate": "accelerate"}
 DEEPSPEED = {"nvme": ("nvme", "deepspeed-nvme"), "host": ("resident", "deepspeed-host")}
 
 
@@ -147,9 +147,7 @@ def training_results(runs, wanted):
         results["memory"] = [memory_result(
             [runs.lean("nvme") for _ in range(min(runs.options.torch_pairs, 3))],
             plains, runs.lean("activations")["bytes"], nvmes)]
-    peers = (mapped_result(runs, nvmes)
-             + peer_results(runs, {"resident": residents, "nvme": nvmes})
-             if "peers" in wanted else [])
+    peers = peer_results(runs, residents) if "peers" in wanted else []
     return [one for row, found in results.items() if row in wanted for one in found] + peers
 
 
@@ -273,25 +271,22 @@ def equal_result(runs):
     )
 
 
-def mapped_result(runs, nvmes):
-    """Both with the memory that ours takes: without a limit the page cache holds all maps."""
-    limit = int(LIMIT_MARGIN * max(one["peak_bytes"] for one in nvmes))
+def limited_result(runs, peer):
+    beside, text = LIMITED[peer]
+    limit = int(LIMIT_MARGIN * runs.step(beside)["peak_bytes"])
     try:
         with memory_limited(limit) as group:
-            ours, theirs = [], []
-            for number in range(runs.options.torch_pairs):
-                pair = in_turn(number, lambda: runs.step("nvme", group),
-                               lambda: runs.step("mapped", group))
-                ours.append(pair[0])
-                theirs.append(pair[1])
+            ours, theirs = zip(*(
+                in_turn(number, lambda: runs.step(beside, group), lambda: runs.step(peer, group))
+                for number in range(runs.options.torch_pairs)))
     except BenchError as error:
-        say(f"  mapped: skipped; {error}")
+        say(f"  {peer}: skipped; {error}")
         return []
     return [result(
-        "torch.peers.mapped",
+        f"torch.peers.{peer}",
         seconds_of(ours),
         "s a step",
-        "parameters and moments in torch.from_file maps; ours nvme; both in as much memory",
+        f"{text}; ours {beside}; both in as much memory",
         [their["step_seconds"] / our["step_seconds"] for our, their in zip(ours, theirs)],
         reference_value=seconds_of(theirs),
         limit_mib=limit / MIB,
@@ -407,29 +402,24 @@ def deepspeed_results(runs):
     return results
 
 
-def peer_results(runs, ours_of):
-    results = []
-    for peer, (beside, text) in PEERS.items():
-        need = NEEDS.get(peer)
-        if need and runs.lacks(need):
-            say(f"  {peer}: skipped; {need} is not installed ({runs.python} -m pip install {need})")
+def peer_results(runs, residents):
+    theirs = runs.step("fsdp")
+    found = [result(
+        "torch.peers.fsdp",
+        seconds_of(residents),
+        "s a step",
+        "FSDP2, CPUOffloadPolicy; ours resident",
+        [theirs["step_seconds"] / one["step_seconds"] for one in residents],
+        reference_value=theirs["step_seconds"],
+        peak_mib=max(one["peak_bytes"] for one in residents) / MIB,
+        reference_peak_mib=theirs["peak_bytes"] / MIB,
+    )]
+    for peer in LIMITED:
+        if peer == "accelerate" and runs.lacks(peer):
+            say(f"  {peer}: skipped; it is not installed ({runs.python} -m pip install {peer})")
             continue
-        theirs = runs.step(peer)
-        ours = ours_of.get(beside) or [runs.step(beside)]
-        say(f"  {peer}: {theirs['step_seconds']:.3f} s a step, "
-            f"{theirs['peak_bytes'] / MIB:.0f} MiB; ours, {beside}: {seconds_of(ours):.3f} s, "
-            f"{max(one['peak_bytes'] for one in ours) / MIB:.0f} MiB")
-        results.append(result(
-            f"torch.peers.{peer}",
-            seconds_of(ours),
-            "s a step",
-            f"{text}; ours {beside}",
-            [theirs["step_seconds"] / one["step_seconds"] for one in ours],
-            reference_value=theirs["step_seconds"],
-            peak_mib=max(one["peak_bytes"] for one in ours) / MIB,
-            reference_peak_mib=theirs["peak_bytes"] / MIB,
-        ))
-    return results
+        found += limited_result(runs, peer)
+    return found
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ LORA_PAIRS = 2          # at most: one of 1.1e9 parameters takes a minute or two
 # otherwise: it compiles for minutes when it is first started.
 ROWS = ("resident", "nvme", "memory", "hooks", "equal", "peers", "init", "lora", "deepspeed")
 SECONDS_MAX = 900  # of one process: DeepSpeed's first one compiles
-# Peers that read by the page cache, what of ours each is beside, and what it is. Both have the memory
-# that ours takes: without a limit the page cache holds all of their files.
+# Peers that read by the page cache, what of ours each is beside, and what it is. Both have the
+# memory that ours takes: without a limit the page cache holds all of their files.
 LIMITED = {
     "mapped": ("nvme", "parameters and moments in torch.from_file maps"),
     "accelerate": ("forward", "accelerate.disk_offload, a forward pass"),

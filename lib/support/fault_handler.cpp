@@ -4,12 +4,12 @@
 #include "lib/support/fault_handler.h"
 
 #include "lib/support/assert.h"
+#include "lib/support/thread_annotations.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
 #include <linux/futex.h>
@@ -25,6 +25,8 @@ namespace {
 constexpr uint32_t kServed = 1;
 constexpr uint32_t kRefused = 2;
 constexpr uint32_t kWatchesMax = 16;
+
+constinit Mutex watches_mutex;  // of opens and closes
 
 void futex(std::atomic<uint32_t> *word, int operation, uint32_t value)
 {
@@ -53,9 +55,9 @@ struct FaultWatch::Slot {
     std::atomic<uintptr_t> end{0};
     std::atomic<MemoryFault *> first{nullptr};
     std::atomic<int> wake{-1};  // an eventfd that counts
-    std::mutex taking;
-    MemoryFault *taken = nullptr;  // under that mutex: from `first`
-    bool used = false;             // under the mutex of all
+    Mutex taking;
+    MemoryFault *taken STW_GUARDED_BY(taking) = nullptr;  // from `first`
+    bool used STW_GUARDED_BY(watches_mutex) = false;
 };
 
 struct FaultHandler {
@@ -64,13 +66,12 @@ struct FaultHandler {
     using Action = struct sigaction;
 
     static Slot slots[kWatchesMax];
-    static std::mutex mutex;  // of opens and closes
-    static uint32_t watches;
+    static uint32_t watches STW_GUARDED_BY(watches_mutex);
     // A program may put its own handler over ours, and pass on to ours; the next time another one
     // of these lies over that, so that no two pass on to each other. Written before it is there.
     static constexpr uint32_t kEntries = 4;
     static Action before[kEntries];
-    static uint32_t entry;
+    static uint32_t entry STW_GUARDED_BY(watches_mutex);
 
     using Entry = void (*)(int, siginfo_t *, void *);
     template <uint32_t kEntry> static void enter(int number, siginfo_t *info, void *context)
@@ -86,7 +87,14 @@ struct FaultHandler {
         return (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == kEntry[at];
     }
 
-    static bool install()
+    static Slot *free_slot() STW_REQUIRES(watches_mutex)
+    {
+        for (Slot &slot : slots)
+            if (!slot.used) return &slot;
+        return nullptr;
+    }
+
+    static bool install() STW_REQUIRES(watches_mutex)
     {
         if (watches > 0) return true;
         if (entry == kEntries) return false;
@@ -99,7 +107,7 @@ struct FaultHandler {
     }
 
     // A handler installed later may have saved the address of ours: then it stays installed.
-    static void remove()
+    static void remove() STW_REQUIRES(watches_mutex)
     {
         if (is_ours(entry))
             sigaction(SIGSEGV, &before[entry], nullptr);
@@ -175,17 +183,15 @@ struct FaultHandler {
 };
 
 constinit FaultHandler::Slot FaultHandler::slots[kWatchesMax] = {};
-constinit std::mutex FaultHandler::mutex;
 constinit uint32_t FaultHandler::watches = 0;
 constinit FaultHandler::Action FaultHandler::before[kEntries] = {};
 constinit uint32_t FaultHandler::entry = 0;
 
 Result<std::unique_ptr<FaultWatch>> FaultWatch::open()
 {
-    const std::lock_guard<std::mutex> lock(FaultHandler::mutex);
-    Slot *free = std::find_if(std::begin(FaultHandler::slots), std::end(FaultHandler::slots),
-                              [](const Slot &slot) { return !slot.used; });
-    if (free == std::end(FaultHandler::slots)) {
+    MutexLock lock(watches_mutex);
+    Slot *const free = FaultHandler::free_slot();
+    if (free == nullptr) {
         return Status::error(STW_ERROR_LIMIT,
                              "%u runtimes with STW_RUNTIME_FAULT_IN are open in this process, as "
                              "many as there can be; close one",
@@ -227,7 +233,7 @@ FaultWatch::~FaultWatch()
         }
         std::this_thread::yield();
     }
-    const std::lock_guard<std::mutex> lock(FaultHandler::mutex);
+    MutexLock lock(watches_mutex);
     if (--FaultHandler::watches == 0 && slot_->process == getpid()) FaultHandler::remove();
     ::close(slot_->wake);
     slot_->used = false;
@@ -236,7 +242,7 @@ FaultWatch::~FaultWatch()
 void FaultWatch::cover(const void *begin, uint64_t bytes)
 {
     const auto at = reinterpret_cast<uintptr_t>(begin);
-    const std::lock_guard<std::mutex> lock(FaultHandler::mutex);
+    MutexLock lock(watches_mutex);
     slot_->begin = std::min(slot_->begin.load(), at);
     slot_->end = std::max<uintptr_t>(slot_->end.load(), at + bytes);
 }
@@ -245,7 +251,7 @@ MemoryFault *FaultWatch::take()
 {
     uint64_t one = 0;
     while (::read(slot_->wake, &one, sizeof one) < 0 && errno == EINTR) {}
-    const std::lock_guard<std::mutex> lock(slot_->taking);
+    MutexLock lock(slot_->taking);
     if (slot_->taken == nullptr) slot_->taken = slot_->first.exchange(nullptr);
     MemoryFault *fault = slot_->taken;
     if (fault != nullptr) slot_->taken = fault->next;

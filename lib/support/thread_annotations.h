@@ -28,10 +28,11 @@
 
 namespace stepwell {
 
+// Constant to begin with and never destroyed, as on Linux none needs to be: a static one serves
+// threads that still run while the process ends.
 class STW_CAPABILITY("mutex") Mutex {
 public:
     Mutex() = default;
-    ~Mutex() { pthread_mutex_destroy(&mutex_); }
     Mutex(const Mutex &) = delete;
     Mutex &operator=(const Mutex &) = delete;
 

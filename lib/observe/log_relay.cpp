@@ -23,7 +23,7 @@ Status LogRelay::start()
 void LogRelay::line(void *relay, uint32_t level, const char *topic, const char *text)
 {
     auto *mine = static_cast<LogRelay *>(relay);
-    const std::lock_guard<std::mutex> lock(mine->mutex_);
+    MutexLock lock(mine->mutex_);
     if (mine->stops_) return;
     try {
         if (mine->lines_.size() < kLinesMax)
@@ -38,22 +38,22 @@ void LogRelay::line(void *relay, uint32_t level, const char *topic, const char *
 
 void LogRelay::run()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
-        changed_.wait(lock, [this] { return stops_ || !lines_.empty(); });
+        while (!stops_ && lines_.empty()) changed_.wait(mutex_);
         if (lines_.empty()) return;
         const Line line = std::move(lines_.front());
         lines_.pop_front();
         const uint64_t dropped = std::exchange(dropped_, 0);
         calling_ = true;
-        lock.unlock();
+        mutex_.unlock();
         callback_(user_, line.level, line.topic.c_str(), line.text.c_str());
         if (dropped > 0) {
             const std::string text =
                 std::to_string(dropped) + " lines were left out: the program's callback was slow";
             callback_(user_, STW_LOG_WARNING, "log", text.c_str());
         }
-        lock.lock();
+        mutex_.lock();
         calling_ = false;
         changed_.notify_all();
     }
@@ -62,7 +62,7 @@ void LogRelay::run()
 void LogRelay::stop()
 {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         stops_ = true;
         changed_.notify_all();
     }
@@ -71,9 +71,9 @@ void LogRelay::stop()
 
 void LogRelay::silence()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     lines_.clear();
-    changed_.wait(lock, [this] { return !calling_; });
+    while (calling_) changed_.wait(mutex_);
 }
 
 }  // namespace stepwell::observe

@@ -5,12 +5,11 @@
 #pragma once
 
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 
 #include <stepwell/runtime.h>
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -43,12 +42,12 @@ private:
 
     const stw_log_fn callback_;
     void *const user_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<Line> lines_;
-    uint64_t dropped_ = 0;
-    bool calling_ = false;
-    bool stops_ = false;
+    Mutex mutex_;
+    Condition changed_;
+    std::deque<Line> lines_ STW_GUARDED_BY(mutex_);
+    uint64_t dropped_ STW_GUARDED_BY(mutex_) = 0;
+    bool calling_ STW_GUARDED_BY(mutex_) = false;
+    bool stops_ STW_GUARDED_BY(mutex_) = false;
     std::thread thread_;
 };
 

@@ -202,7 +202,7 @@ bool stepwell::api::enter_deferred(stw_runtime *runtime) noexcept
     if (!runtime_pool.is_live(runtime) || runtime->fork_epoch.load() != fork_epoch.load()) {
         return false;
     }
-    std::lock_guard<std::mutex> lock(runtime->deferred_mutex);
+    MutexLock lock(runtime->deferred_mutex);
     if (runtime->life.load() != Life::kDeferred) return false;
     ++runtime->deferred_releases;
     return true;
@@ -211,7 +211,7 @@ bool stepwell::api::enter_deferred(stw_runtime *runtime) noexcept
 void stepwell::api::leave_deferred(stw_runtime *runtime) noexcept
 {
     {
-        std::lock_guard<std::mutex> lock(runtime->deferred_mutex);
+        MutexLock lock(runtime->deferred_mutex);
         if (--runtime->deferred_releases > 0) return;
         if (runtime->body->views().open_views() + runtime->body->scratch_pieces() > 0) return;
         runtime->life.store(Life::kClosed, std::memory_order_release);

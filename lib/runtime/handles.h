@@ -8,13 +8,13 @@
 #include "lib/residency/types.h"
 #include "lib/runtime/pool.h"
 #include "lib/runtime/sharding.h"
+#include "lib/support/thread_annotations.h"
 
 #include <stepwell/types.h>
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -35,8 +35,8 @@ struct stw_runtime {
     stepwell::Runtime *body = nullptr;    // gone when closed
     std::atomic<uint32_t> interrupts{0};  // calls of stw_runtime_interrupt, under way
     // After a deferred close: releases under way. The last one ends the runtime.
-    std::mutex deferred_mutex;
-    uint32_t deferred_releases = 0;
+    stepwell::Mutex deferred_mutex;
+    uint32_t deferred_releases STW_GUARDED_BY(deferred_mutex) = 0;
 };
 
 struct stw_tensor {

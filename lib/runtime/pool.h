@@ -6,10 +6,11 @@
 
 #include <sys/mman.h>
 
+#include "lib/support/thread_annotations.h"
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <new>
 
 namespace stepwell {
@@ -21,7 +22,7 @@ public:
     // Null when there are too many. Throws bad_alloc.
     T *take()
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!base_) reserve();
         T *object = nullptr;
         const bool rested = free_ && free_->size() > kReuseAfter;
@@ -41,7 +42,7 @@ public:
     void give(T *object)
     {
         retire(object);
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!free_) free_ = new (std::nothrow) std::deque<T *>();
         if (!free_) return;
         try {
@@ -66,7 +67,7 @@ private:
     // So many objects rest before the oldest is used again: a stale handle stays stale for long.
     static constexpr size_t kReuseAfter = 64;
 
-    void reserve()
+    void reserve() STW_REQUIRES(mutex_)
     {
         void *memory =
             mmap(nullptr, sizeof(T) * static_cast<size_t>(objects_max_), PROT_READ | PROT_WRITE,
@@ -77,10 +78,11 @@ private:
 
     const uint32_t objects_max_;
     const uint32_t tag_;
-    std::mutex mutex_;
+    Mutex mutex_;
     std::atomic<T *> base_{nullptr};
-    uint32_t used_ = 0;
-    std::deque<T *> *free_ = nullptr;  // made at first use, so that no constructor runs at load
+    uint32_t used_ STW_GUARDED_BY(mutex_) = 0;
+    // Made at first use, so that no constructor runs at load.
+    std::deque<T *> *free_ STW_GUARDED_BY(mutex_) STW_PT_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace stepwell

@@ -69,7 +69,7 @@ Result<std::string> GroupIds::take(const stw_group_options &options, uint64_t ep
 {
     std::string id = id_of(options, epoch);
     if (id.empty()) return id;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (taken_.insert(id).second) return id;
     return refusal(id[0], options.rank);
 }
@@ -77,7 +77,7 @@ Result<std::string> GroupIds::take(const stw_group_options &options, uint64_t ep
 void GroupIds::give(const std::string &id, bool was_made)
 {
     if (id.empty() || (was_made && id[0] == kUniqueId)) return;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     taken_.erase(id);
 }
 

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 
 #include <stepwell/group.h>
 
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <string>
 
@@ -25,8 +25,8 @@ public:
     void give(const std::string &id, bool was_made);
 
 private:
-    std::mutex mutex_;
-    std::set<std::string> taken_;
+    Mutex mutex_;
+    std::set<std::string> taken_ STW_GUARDED_BY(mutex_);
 };
 
 }  // namespace stepwell

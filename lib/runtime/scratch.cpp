@@ -61,7 +61,7 @@ Status Scratch::refusal(uint64_t bytes, uint64_t align_bytes) const
 
 Result<void *> Scratch::take(uint64_t bytes, uint64_t align_bytes)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!arena_) {
         const uint64_t offset = slabs_.take(bytes, align_bytes);
         used_bytes_ = slabs_.used_bytes();
@@ -81,7 +81,7 @@ Result<void *> Scratch::take(uint64_t bytes, uint64_t align_bytes)
 
 Status Scratch::give(void *pointer)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t offset =
         reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_);
     const bool inside = offset < bytes_;
@@ -108,12 +108,13 @@ Status Scratch::give(void *pointer)
 
 Scratch::Usage Scratch::usage() const
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return {bytes_, used_bytes_, pieces_};
 }
 
 uint64_t Scratch::metadata_bytes() const
 {
+    MutexLock lock(mutex_);
     return slabs_.metadata_bytes() + begins_.capacity() * sizeof(uint64_t);
 }
 

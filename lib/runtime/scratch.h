@@ -7,9 +7,9 @@
 #include "lib/runtime/jemalloc_arena.h"
 #include "lib/runtime/slabs.h"
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 namespace stepwell {
@@ -32,18 +32,19 @@ public:
     [[nodiscard]] const char *allocator() const { return arena_ ? "jemalloc" : "slabs"; }
 
 private:
-    [[nodiscard]] Status refusal(uint64_t bytes, uint64_t align_bytes) const;
-    [[nodiscard]] bool is_piece(uint64_t offset) const;
-    void mark(uint64_t offset, bool piece);
+    [[nodiscard]] Status refusal(uint64_t bytes, uint64_t align_bytes) const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool is_piece(uint64_t offset) const STW_REQUIRES(mutex_);
+    void mark(uint64_t offset, bool piece) STW_REQUIRES(mutex_);
 
     char *const base_;
     const uint64_t bytes_;
-    mutable std::mutex mutex_;  // everything below
-    std::unique_ptr<JemallocArena> arena_;
-    Slabs slabs_;
-    std::vector<uint64_t> begins_;  // with jemalloc: a bit per place where a piece may begin
-    uint64_t used_bytes_ = 0;
-    uint64_t pieces_ = 0;
+    mutable Mutex mutex_;
+    const std::unique_ptr<JemallocArena> arena_ STW_PT_GUARDED_BY(mutex_);
+    Slabs slabs_ STW_GUARDED_BY(mutex_);
+    // With jemalloc: a bit per place where a piece may begin.
+    std::vector<uint64_t> begins_ STW_GUARDED_BY(mutex_);
+    uint64_t used_bytes_ STW_GUARDED_BY(mutex_) = 0;
+    uint64_t pieces_ STW_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stepwell

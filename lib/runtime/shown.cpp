@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/shown.h"
 
-#include "lib/support/thread_annotations.h"
 #include "lib/transfer/driver_reason.h"
 
 #include <new>
@@ -72,7 +71,7 @@ void ShownTensor::forget_other_runs(Slot zero)
 
 Status ShownTensor::show(uint32_t index, SlotRange slots)
 try {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (shows(index, slots)) return {};
     DeviceStreams::MarkList marks;
     STW_TRY(streams_->marks_of(users_, &marks));

@@ -7,10 +7,10 @@
 
 #include "lib/runtime/slot_memory.h"
 #include "lib/runtime/streams.h"
+#include "lib/support/thread_annotations.h"
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 namespace stepwell {
@@ -55,7 +55,7 @@ public:
     }
 
 private:
-    void forget_other_runs(residency::Slot zero);
+    void forget_other_runs(residency::Slot zero) STW_REQUIRES(mutex_);
     // A slot, and how often its memory had gone; 0: none yet.
     [[nodiscard]] uint64_t word_of(residency::Slot slot) const;
 
@@ -68,10 +68,10 @@ private:
     ShownTotals *const totals_;
     uint32_t blocks_ = 0;
     char *address_ = nullptr;
-    std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block
+    std::unique_ptr<std::atomic<uint64_t>[]> shown_;  // by block; written by one show() at a time
     DeviceStreams::Users users_;
     DeviceStreams::MarkList end_;  // it ends behind these
-    std::mutex mutex_;             // of show
+    Mutex mutex_;                  // of show()
 };
 
 }  // namespace stepwell

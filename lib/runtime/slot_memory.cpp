@@ -24,6 +24,7 @@ SlotMemory::SlotMemory(const stw_memory_ops *ops, stw_memory *memory, DeviceStre
     : ops_(ops),
       memory_(memory),
       streams_(streams),
+      slots_(slots),
       device_(std::move(device)),
       lacks_(slots, 0),
       gone_(std::make_unique<std::atomic<uint32_t>[]>(slots))
@@ -40,7 +41,7 @@ void SlotMemory::set_lacks(Slot slot, bool lacks)
 // What has not begun and is called off costs nothing: the memory is where it was.
 void SlotMemory::queue(Slot slot, bool gives)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto last = std::find_if(steps_.rbegin(), steps_.rend(),
                                    [slot](const Step &step) { return step.slot == slot; });
     const bool undoes = last != steps_.rend() && !last->begun && last->gives != gives;
@@ -56,7 +57,7 @@ void SlotMemory::queue(Slot slot, bool gives)
 
 Status SlotMemory::settle(const std::function<Status()> &go_on)
 {
-    const std::lock_guard<std::mutex> working(working_);
+    MutexLock working(working_);
     for (;;) {
         Status status = work(go_on);
         if (status.code() != STW_ERROR_BUSY) return status;
@@ -69,13 +70,13 @@ Status SlotMemory::await(SlotRange slots)
 {
     if (lacking_.load(std::memory_order_acquire) == 0) return {};
     const auto lacks = [&] {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         return std::any_of(lacks_.begin() + slots.first, lacks_.begin() + slots.first + slots.count,
                            [](uint8_t each) { return each != 0; });
     };
     if (!lacks()) return {};
     uint32_t tries = 0;
-    const std::lock_guard<std::mutex> working(working_);
+    MutexLock working(working_);
     STW_TRY(work([&]() -> Status {
         if (++tries < kTriesMax) return {};
         return Status::error(STW_ERROR_TIMEOUT,
@@ -86,7 +87,7 @@ Status SlotMemory::await(SlotRange slots)
     // What found no memory then may find some now.
     for (Slot slot = slots.first; lacks() && slot < slots.first + slots.count; ++slot) {
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             if (!lacks_[slot]) continue;
         }
         STW_TRY(take_back(slot));
@@ -99,13 +100,13 @@ Status SlotMemory::work(const std::function<Status()> &go_on)
     for (;;) {
         Step step;
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             if (steps_.empty()) return {};
             steps_.front().begun = true;
             step = steps_.front();
         }
         Status status = do_step(step, go_on);
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!status.ok() && step.gives) {
             steps_.front().begun = false;  // nothing has changed
             return status;
@@ -150,7 +151,7 @@ Status SlotMemory::take_back(Slot slot)
     const stw_status code = ops_->take_back(memory_, slot, 1, &error);
     if (code < 0)
         return from_driver(code, error, "a part of the budget has no memory behind it now");
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     set_lacks(slot, false);
     return {};
 }

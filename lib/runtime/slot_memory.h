@@ -6,12 +6,12 @@
 #pragma once
 
 #include "lib/runtime/streams.h"
+#include "lib/support/thread_annotations.h"
 
 #include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -43,7 +43,7 @@ public:
 
     [[nodiscard]] uint64_t metadata_bytes() const
     {
-        return sizeof *this + lacks_.capacity() * (1 + sizeof gone_[0]);
+        return sizeof *this + slots_ * (1 + sizeof gone_[0]);
     }
 
 private:
@@ -54,21 +54,22 @@ private:
         bool lacked = false;  // before it was said
     };
     void queue(residency::Slot slot, bool gives);
-    // Under working_.
-    Status work(const std::function<Status()> &go_on);
-    Status do_step(const Step &step, const std::function<Status()> &go_on);
-    Status take_back(residency::Slot slot);
+    Status work(const std::function<Status()> &go_on) STW_REQUIRES(working_);
+    Status do_step(const Step &step, const std::function<Status()> &go_on) STW_REQUIRES(working_);
+    Status take_back(residency::Slot slot) STW_REQUIRES(working_);
     [[nodiscard]] Status cannot_give(stw_status code) const;
-    void set_lacks(residency::Slot slot, bool lacks);
+    void set_lacks(residency::Slot slot, bool lacks) STW_REQUIRES(mutex_);
 
     const stw_memory_ops *const ops_;
     stw_memory *const memory_;
     DeviceStreams *const streams_;
+    const uint32_t slots_;
     const std::string device_;
-    std::mutex working_;  // one at a time does what is next; before the other
-    std::mutex mutex_;
-    std::deque<Step> steps_;
-    std::vector<uint8_t> lacks_;  // by slot: used, or to be used, and its memory is not there yet
+    Mutex working_;  // one at a time does what is next; before the other
+    Mutex mutex_;
+    std::deque<Step> steps_ STW_GUARDED_BY(mutex_);
+    // By slot: used, or to be used, and its memory is not there yet.
+    std::vector<uint8_t> lacks_ STW_GUARDED_BY(mutex_);
     std::atomic<uint32_t> lacking_{0};
     std::unique_ptr<std::atomic<uint32_t>[]> gone_;  // by slot
 };

@@ -74,7 +74,7 @@ ViewTable::ViewTable(uint32_t views_max, uint64_t runtime_serial)
 
 ViewTable::~ViewTable()
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (ThreadState *state : states_) {
         state->runtime_serial.store(0);
         states.give(state);
@@ -102,7 +102,7 @@ ThreadState *ViewTable::register_thread()
         if (!entry.state || gone) vacant = &entry;
     }
     if (!vacant) return nullptr;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ThreadState *state = nullptr;
     for (ThreadState *left : states_) {
         if (left->thread_lives.load()) continue;
@@ -126,22 +126,24 @@ ThreadState *ViewTable::register_thread()
     return state;
 }
 
+uint32_t ViewTable::take_one()
+{
+    if (!free_.empty()) {
+        const uint32_t index = free_.back();
+        free_.pop_back();
+        return index;
+    }
+    const uint32_t used = used_.load(std::memory_order_relaxed);
+    if (used == views_max_) return residency::kNone;
+    new (&slots_[used]) ViewSlot();
+    used_.store(used + 1, std::memory_order_release);
+    return used;
+}
+
 uint32_t ViewTable::take_slot(ThreadState *state)
 {
     if (state && state->slot_count > 0) return state->slots[--state->slot_count];
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto take_one = [this]() -> uint32_t {
-        if (!free_.empty()) {
-            const uint32_t index = free_.back();
-            free_.pop_back();
-            return index;
-        }
-        const uint32_t used = used_.load(std::memory_order_relaxed);
-        if (used == views_max_) return residency::kNone;
-        new (&slots_[used]) ViewSlot();
-        used_.store(used + 1, std::memory_order_release);
-        return used;
-    };
+    MutexLock lock(mutex_);
     const uint32_t index = take_one();
     // A batch for the next times, but only while others find some too.
     while (state && index != residency::kNone && state->slot_count < kBatch &&
@@ -159,7 +161,7 @@ void ViewTable::give_slot(ThreadState *state, uint32_t slot)
         state->slots[state->slot_count++] = slot;
         return;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     free_.push_back(slot);
     while (state && state->slot_count > kBatch) free_.push_back(state->slots[--state->slot_count]);
 }

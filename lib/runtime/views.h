@@ -6,12 +6,12 @@
 
 #include "lib/residency/types.h"
 #include "lib/runtime/handles.h"
+#include "lib/support/thread_annotations.h"
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 namespace stepwell {
@@ -157,7 +157,7 @@ public:
     };
     template <class Body> void drain_hits(Body &&body)
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (ThreadState *state : states_) {
             uint32_t head = state->hits_head.load(std::memory_order_relaxed);
             const uint32_t tail = state->hits_tail.load(std::memory_order_acquire);
@@ -186,15 +186,16 @@ private:
         return true;
     }
     ThreadState *register_thread();
+    uint32_t take_one() STW_REQUIRES(mutex_);
 
     const uint32_t views_max_;
     const uint64_t runtime_serial_;
     ViewSlot *slots_ = nullptr;      // views_max of them, zero pages until used
     std::atomic<uint32_t> used_{0};  // slots ever taken
-    std::mutex mutex_;
-    std::vector<uint32_t> free_;
-    std::vector<ThreadState *> states_;
-    uint32_t threads_seen_ = 0;
+    Mutex mutex_;
+    std::vector<uint32_t> free_ STW_GUARDED_BY(mutex_);
+    std::vector<ThreadState *> states_ STW_GUARDED_BY(mutex_);
+    uint32_t threads_seen_ STW_GUARDED_BY(mutex_) = 0;
     std::array<std::atomic<bool>, kOwnersMarked> handed_over_{};
 };
 

@@ -10,6 +10,7 @@
 #include "lib/collective/node.h"
 #include "lib/residency/agreed.h"
 #include "lib/runtime/runtime.h"
+#include "lib/support/thread_annotations.h"
 #include "lib/update/verdict.h"
 
 #include <condition_variable>
@@ -33,11 +34,11 @@ public:
     bool wait(update::Verdict *mine_out);
 
 private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    update::Verdict mine_;
-    bool told_ = false;
-    bool withdrawn_ = false;
+    Mutex mutex_;
+    Condition changed_;
+    update::Verdict mine_ STW_GUARDED_BY(mutex_);
+    bool told_ STW_GUARDED_BY(mutex_) = false;
+    bool withdrawn_ STW_GUARDED_BY(mutex_) = false;
 };
 
 // What an optimizer step must have in common on all ranks, lest their shards drift apart.

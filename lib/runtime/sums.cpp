@@ -229,7 +229,7 @@ void Runtime::end_reduce(const Collective &work, const Status &status)
 
 void Told::tell(const update::Verdict &mine)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     mine_ = mine;
     told_ = true;
     changed_.notify_all();
@@ -237,7 +237,7 @@ void Told::tell(const update::Verdict &mine)
 
 void Told::withdraw(Status cause)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     mine_.status = std::move(cause);
     withdrawn_ = true;
     changed_.notify_all();
@@ -245,8 +245,8 @@ void Told::withdraw(Status cause)
 
 bool Told::wait(update::Verdict *mine_out)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return told_ || withdrawn_; });
+    MutexLock lock(mutex_);
+    while (!told_ && !withdrawn_) changed_.wait(mutex_);
     *mine_out = mine_;
     return told_;
 }

@@ -26,11 +26,10 @@ Status Touches::open()
     Result<std::unique_ptr<FaultWatch>> watch = FaultWatch::open();
     if (!watch.ok()) return std::move(watch.status());
     watch_ = watch.take();
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return start_thread();
 }
 
-// Under the mutex.
 Status Touches::start_thread()
 {
     const SignalsBlocked signals;
@@ -47,7 +46,7 @@ void Touches::close()
 {
     std::vector<std::thread> threads;
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         closing_ = true;
         threads.swap(threads_);
     }
@@ -60,7 +59,7 @@ void Touches::run()
 {
     while (MemoryFault *fault = watch_->take()) {
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             --idle_;
             if (idle_ == 0 && !closing_ && threads_.size() < kThreadsMax) (void)start_thread();
         }
@@ -72,7 +71,7 @@ void Touches::run()
             std::strncpy(fault->sentence, status.sentence(), sizeof fault->sentence - 1);
         }
         FaultWatch::answer(fault, status.ok());
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         ++idle_;
     }
 }
@@ -93,19 +92,22 @@ bool Touches::in_the_way() const
     return any() || releasing_.load() > 0 || serving_.load() > (serves ? 1u : 0u);
 }
 
+bool Touches::is_served(const stw_tensor *tensor) const
+{
+    return std::find(served_.begin(), served_.end(), tensor) != served_.end();
+}
+
 Touches::Turn::Turn(Touches &touches, const stw_tensor *tensor) : touches_(touches), tensor_(tensor)
 {
-    std::unique_lock<std::mutex> lock(touches_.mutex_);
-    std::vector<const stw_tensor *> &served = touches_.served_;
-    touches_.over_.wait(
-        lock, [&] { return std::find(served.begin(), served.end(), tensor_) == served.end(); });
-    served.push_back(tensor_);
+    MutexLock lock(touches_.mutex_);
+    while (touches_.is_served(tensor_)) touches_.over_.wait(touches_.mutex_);
+    touches_.served_.push_back(tensor_);
 }
 
 Touches::Turn::~Turn()
 {
     {
-        const std::lock_guard<std::mutex> lock(touches_.mutex_);
+        MutexLock lock(touches_.mutex_);
         std::vector<const stw_tensor *> &served = touches_.served_;
         served.erase(std::find(served.begin(), served.end(), tensor_));
     }
@@ -114,7 +116,7 @@ Touches::Turn::~Turn()
 
 bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto of_it = [&](const stw_view &view) { return view.tensor == tensor; };
     const auto found = std::find_if(views_.begin(), views_.end(), of_it);
     if (found == views_.end()) return false;
@@ -126,7 +128,7 @@ bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *
 
 void Touches::keep(const stw_view &view)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     views_.push_back(view);
     any_ = true;
     ++changes_;
@@ -134,7 +136,7 @@ void Touches::keep(const stw_view &view)
 
 std::vector<stw_view> Touches::take()
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ++releasing_;
     any_ = false;
     return std::exchange(views_, {});

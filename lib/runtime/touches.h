@@ -7,13 +7,12 @@
 #include "lib/residency/aliases.h"
 #include "lib/support/fault_handler.h"
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 
 #include <stepwell/fetch.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -63,18 +62,20 @@ public:
 private:
     static constexpr size_t kThreadsMax = 256;
 
-    Status start_thread();
+    [[nodiscard]] bool is_served(const stw_tensor *tensor) const STW_REQUIRES(mutex_);
+    Status start_thread() STW_REQUIRES(mutex_);
     void run();
 
     Runtime &runtime_;
     std::unique_ptr<FaultWatch> watch_;
-    std::mutex mutex_;
-    std::vector<std::thread> threads_;  // as many as there are faults at once, and one that waits
-    uint32_t idle_ = 0;
-    bool closing_ = false;
-    std::vector<const stw_tensor *> served_;  // now
-    std::condition_variable over_;            // of one of these
-    std::vector<stw_view> views_;
+    Mutex mutex_;
+    // As many as there are faults at once, and one that waits.
+    std::vector<std::thread> threads_ STW_GUARDED_BY(mutex_);
+    uint32_t idle_ STW_GUARDED_BY(mutex_) = 0;
+    bool closing_ STW_GUARDED_BY(mutex_) = false;
+    std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // now
+    Condition over_;                                                 // of one of these
+    std::vector<stw_view> views_ STW_GUARDED_BY(mutex_);
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults
     std::atomic<uint32_t> releasing_{0};  // calls of take() without their released()

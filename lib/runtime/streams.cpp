@@ -98,7 +98,7 @@ Result<DeviceStreams::Id> DeviceStreams::id_of(void *stream)
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     const stw_status code = ops_->check_stream(memory_, stream, &error);
     if (code < 0) return from_driver(code, error, "the stream is none of this device");
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (const Id known = find(stream, thread); known != 0) return known;
     const uint32_t count = count_.load(std::memory_order_relaxed);
     for (Id id = kCopies + 1; id <= count; ++id) {
@@ -123,13 +123,13 @@ bool DeviceStreams::is_forgotten(Id id)
     return streams_[id].handle.load(std::memory_order_relaxed) == no_handle(id);
 }
 
-// Under the lock. What the one before did there is taken for the stream's own from now on, so it
-// comes behind that.
+// What the one before did there is taken for the stream's own from now on, so it comes behind that.
 Status DeviceStreams::take_over(Id id, void *handle, uint64_t thread)
 {
     Stream &stream = streams_[id];
-    if (stream.marks.back().epoch != 0) {
-        const stw_status code = ops_->stream_after(memory_, handle, stream.marks.back().number);
+    const Mark &last = marks_[id].last.back();
+    if (last.epoch != 0) {
+        const stw_status code = ops_->stream_after(memory_, handle, last.number);
         if (code < 0) return failed(code, "A stream");
     }
     for (std::atomic<uint64_t> &behind : stream.streams_behind)
@@ -144,17 +144,17 @@ Status DeviceStreams::forget(void *handle)
 {
     Id id = 0;
     if (!knows(handle, &id) || id == 0) return {};
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Stream &stream = streams_[id];
-    await_mark(id, lock);
+    await_mark(id);
     if (stream.handle.load(std::memory_order_relaxed) != handle) return {};
-    STW_TRY(end_epoch(id, lock));
+    STW_TRY(end_epoch(id));
     if ((ops_->capabilities & STW_MEMORY_CAN_FORGET) != 0) {
-        stream.marking = true;
-        lock.unlock();
+        marks_[id].marking = true;
+        mutex_.unlock();
         const stw_status code = ops_->forget_stream(memory_, handle);
-        lock.lock();
-        stream.marking = false;
+        mutex_.lock();
+        marks_[id].marking = false;
         marked_.notify_all();
         if (code < 0) return failed(code, "What comes next");
     }
@@ -173,36 +173,36 @@ Status DeviceStreams::take_own(void *stream)
 
 // ------------------------------------------------------------------------------------- marks ----
 
-// Under the lock, but for the driver's call, which blocks while the stream's queue is full: that
-// holds up nobody who does not need this stream. The epoch is advanced first: a release that reads
-// the new one may be after the mark.
-Status DeviceStreams::end_epoch(Id id, std::unique_lock<std::mutex> &lock)
+// The driver's call blocks while the stream's queue is full: without the lock, that holds up nobody
+// who does not need this stream. The epoch is advanced first: a release that reads the new one may
+// be after the mark.
+Status DeviceStreams::end_epoch(Id id)
 {
     Stream &stream = streams_[id];
-    STW_ASSERT(!stream.marking);
-    stream.marking = true;
+    STW_ASSERT(!marks_[id].marking);
+    marks_[id].marking = true;
     stream.released.store(false, std::memory_order_relaxed);
     const uint64_t epoch = stream.epoch.fetch_add(1, std::memory_order_acq_rel);
     Mark mark{epoch, 0};
     void *const handle = stream.handle.load(std::memory_order_relaxed);
-    lock.unlock();
+    mutex_.unlock();
     const stw_status code = ops_->mark(memory_, handle, &mark.number);
-    lock.lock();
-    stream.marking = false;
+    mutex_.lock();
+    marks_[id].marking = false;
     marked_.notify_all();
     if (code < 0) return failed(code, "A copy");
     keep_mark(id, mark);
     return {};
 }
 
-void DeviceStreams::await_mark(Id id, std::unique_lock<std::mutex> &lock)
+void DeviceStreams::await_mark(Id id)
 {
-    marked_.wait(lock, [&] { return !streams_[id].marking; });
+    while (marks_[id].marking) marked_.wait(mutex_);
 }
 
 void DeviceStreams::keep_mark(Id id, Mark mark)
 {
-    std::array<Mark, kMarksKept> &marks = streams_[id].marks;
+    std::array<Mark, kMarksKept> &marks = marks_[id].last;
     // Copies that were started together have one.
     if (marks.back().epoch != 0 && marks.back().number == mark.number) {
         marks.back() = mark;
@@ -213,20 +213,19 @@ void DeviceStreams::keep_mark(Id id, Mark mark)
 }
 
 // The earliest that there is.
-Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch,
-                                                       std::unique_lock<std::mutex> &lock)
+Result<DeviceStreams::Mark> DeviceStreams::mark_behind(Id id, uint64_t epoch)
 {
-    Stream &stream = streams_[id];
-    if (stream.marks.back().epoch < epoch) await_mark(id, lock);
-    if (stream.marks.back().epoch < epoch) {
-        if (stream.thread.load(std::memory_order_relaxed) != 0)
+    const std::array<Mark, kMarksKept> &marks = marks_[id].last;
+    if (marks.back().epoch < epoch) await_mark(id);
+    if (marks.back().epoch < epoch) {
+        if (streams_[id].thread.load(std::memory_order_relaxed) != 0)
             return Status::error(STW_ERROR_DEVICE,
                                  "What comes next cannot be ordered behind the work of a thread's "
                                  "own stream of %s, which could not be marked when it was released",
                                  device_.c_str());
-        STW_TRY(end_epoch(id, lock));
+        STW_TRY(end_epoch(id));
     }
-    return *std::find_if(stream.marks.begin(), stream.marks.end(),
+    return *std::find_if(marks.begin(), marks.end(),
                          [epoch](const Mark &mark) { return mark.epoch >= epoch; });
 }
 
@@ -290,17 +289,17 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
     }
     if (std::all_of(needs.begin(), needs.end(), [](uint64_t epoch) { return epoch == 0; }))
         return {};
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Stream &stream = streams_[id];
     for (Id other = 1; other < needs.size(); ++other) {
         std::atomic<uint64_t> &behind = stream.streams_behind[other];
         if (needs[other] == 0 || behind.load(std::memory_order_relaxed) >= needs[other]) continue;
-        Result<Mark> mark = mark_behind(other, needs[other], lock);
+        Result<Mark> mark = mark_behind(other, needs[other]);
         if (!mark.ok()) return std::move(mark.status());
         void *const handle = stream.handle.load(std::memory_order_relaxed);
-        lock.unlock();  // the stream's queue may be full
+        mutex_.unlock();  // the stream's queue may be full
         const stw_status code = ops_->stream_after(memory_, handle, mark.value().number);
-        lock.lock();
+        mutex_.lock();
         if (code < 0) return failed(code, "A stream");
         if (behind.load(std::memory_order_relaxed) < mark.value().epoch)
             behind.store(mark.value().epoch, std::memory_order_relaxed);
@@ -317,8 +316,8 @@ Status DeviceStreams::await_own(SlotRange slots, bool writes)
         if (id == 0 || needs[id] == 0) continue;
         uint64_t mark = 0;
         {
-            std::unique_lock<std::mutex> lock(mutex_);
-            Result<Mark> found = mark_behind(id, needs[id], lock);
+            MutexLock lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id]);
             if (!found.ok()) return std::move(found.status());
             mark = found.value().number;
         }
@@ -360,10 +359,19 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexce
 {
     if (id == 0) return;
     Stream &stream = streams_[id];
-    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
-    const bool marks = stream.thread.load(std::memory_order_relaxed) != 0;
-    if (marks) lock.lock();  // before its words: who reads one waits for the mark
-    const Word mine = word_of(stream.epoch.load(std::memory_order_acquire), id);
+    if (stream.thread.load(std::memory_order_relaxed) == 0) {
+        note_end(id, slots, wrote, users);
+        stream.released.store(true, std::memory_order_release);
+        return;
+    }
+    MutexLock lock(mutex_);  // before its words: who reads one waits for the mark
+    note_end(id, slots, wrote, users);
+    (void)end_epoch(id);  // an error is returned by the call that needs the mark
+}
+
+void DeviceStreams::note_end(Id id, SlotRange slots, bool wrote, Users *users)
+{
+    const Word mine = word_of(streams_[id].epoch.load(std::memory_order_acquire), id);
     if (users) users->epochs[id].store(epoch_of(mine), std::memory_order_release);
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot) {
         if (wrote) {
@@ -372,20 +380,15 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexce
             note_read(id, slot, mine);
         }
     }
-    // An error is returned by the call that needs the mark.
-    if (marks)
-        (void)end_epoch(id, lock);
-    else
-        stream.released.store(true, std::memory_order_release);
 }
 
 Status DeviceStreams::marks_of(const Users &users, MarkList *marks_out)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (Id id = kCopies + 1; id <= count_.load(std::memory_order_acquire); ++id) {
         const uint64_t epoch = users.epochs[id].load(std::memory_order_acquire);
         if (epoch == 0) continue;
-        Result<Mark> mark = mark_behind(id, epoch, lock);
+        Result<Mark> mark = mark_behind(id, epoch);
         if (!mark.ok()) return std::move(mark.status());
         marks_out->numbers[marks_out->count++] = mark.value().number;
     }
@@ -397,23 +400,22 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
 {
     STW_ASSERT(copies == STW_COPIES_IN || copies == STW_COPIES_OUT);
     STW_ASSERT(slots.first + slots.count <= slots_);
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     // An error is returned by the call that needs the mark. A stream that another thread is marking
     // may have a full queue, and is left to that thread.
     for (Id id = 1; id <= count_.load(std::memory_order_acquire); ++id) {
-        const Stream &stream = streams_[id];
-        if (stream.released.load(std::memory_order_acquire) && !stream.marking)
-            (void)end_epoch(id, lock);
+        if (streams_[id].released.load(std::memory_order_acquire) && !marks_[id].marking)
+            (void)end_epoch(id);
     }
     const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id) {
-        uint64_t &behind = streams_[id].copies_behind[copies == STW_COPIES_OUT];
+        uint64_t &behind = marks_[id].copies_behind[copies == STW_COPIES_OUT];
         if (needs[id] == 0 || behind >= needs[id]) continue;
-        Result<Mark> mark = mark_behind(id, needs[id], lock);
+        Result<Mark> mark = mark_behind(id, needs[id]);
         if (!mark.ok()) return std::move(mark.status());
-        lock.unlock();
+        mutex_.unlock();
         const stw_status code = ops_->copies_after(memory_, mark.value().number, copies);
-        lock.lock();
+        mutex_.lock();
         if (code < 0) return failed(code, "A copy");
         behind = std::max(behind, mark.value().epoch);
     }
@@ -422,10 +424,10 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
 
 bool DeviceStreams::would_wait(SlotRange slots, bool writes, uint32_t copies)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const Needs needs = needs_of(slots, writes);
     for (Id id = 1; id < needs.size(); ++id)
-        if (needs[id] > streams_[id].copies_behind[copies == STW_COPIES_OUT]) return true;
+        if (needs[id] > marks_[id].copies_behind[copies == STW_COPIES_OUT]) return true;
     return false;
 }
 
@@ -445,8 +447,8 @@ Status DeviceStreams::await(SlotRange slots, bool writes)
         if (needs[id] == 0) continue;
         uint64_t mark = 0;
         {
-            std::unique_lock<std::mutex> lock(mutex_);
-            Result<Mark> found = mark_behind(id, needs[id], lock);
+            MutexLock lock(mutex_);
+            Result<Mark> found = mark_behind(id, needs[id]);
             if (!found.ok()) return std::move(found.status());
             mark = found.value().number;
         }
@@ -474,7 +476,7 @@ void DeviceStreams::forget(SlotRange slots)
 
 uint64_t DeviceStreams::copy_started(SlotRange slots, uint64_t mark)
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t number = streams_[kCopies].epoch.fetch_add(1, std::memory_order_acq_rel);
     keep_mark(kCopies, {number, mark});
     for (uint32_t slot = slots.first; slot < slots.first + slots.count; ++slot)

@@ -16,13 +16,12 @@
 
 #include "lib/residency/types.h"
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 namespace stepwell {
@@ -105,7 +104,7 @@ private:
     // Where a stream was forgotten: no handle, and nobody marks it.
     void *no_handle(Id id) { return &streams_[id]; }
     [[nodiscard]] bool is_forgotten(Id id);
-    Status take_over(Id id, void *stream, uint64_t thread);
+    Status take_over(Id id, void *stream, uint64_t thread) STW_REQUIRES(mutex_);
 
     static constexpr size_t kMarksKept = 32;
     struct Mark {
@@ -123,11 +122,12 @@ private:
         // kSeveral.
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};
         std::atomic<uint64_t> several_behind{0};
-        // Under the lock: the last few marks, oldest first, the epoch that copies wait for in
-        // either direction, and whether a thread is in the driver's call for the next mark.
-        std::array<Mark, kMarksKept> marks{};
+    };
+    struct Marks {
+        std::array<Mark, kMarksKept> last{};  // a few, oldest first
+        // The epoch that copies wait for, in either direction.
         std::array<uint64_t, 2> copies_behind{};
-        bool marking = false;
+        bool marking = false;  // a thread is in the driver's call for the next one
     };
     // By stream: the epoch that has to be over; at kAll, whether any word was of kSeveral.
     static constexpr Id kAll = 0;
@@ -140,14 +140,15 @@ private:
     Word several() { return word_of(several_.fetch_add(1, std::memory_order_acq_rel), kSeveral); }
     void note_read(Id id, residency::Slot slot, Word mine);
     void note_write(Id id, residency::Slot slot, Word mine);
-    // Those that take the lock let go of it in calls of the driver.
-    Status end_epoch(Id stream, std::unique_lock<std::mutex> &lock);
-    void await_mark(Id stream, std::unique_lock<std::mutex> &lock);
-    void keep_mark(Id stream, Mark mark);
+    void note_end(Id id, SlotRange slots, bool wrote, Users *users);
+    // These let go of the lock in calls of the driver, and while they wait.
+    Status end_epoch(Id stream) STW_REQUIRES(mutex_);
+    void await_mark(Id stream) STW_REQUIRES(mutex_);
+    Result<Mark> mark_behind(Id stream, uint64_t epoch) STW_REQUIRES(mutex_);
+    void keep_mark(Id stream, Mark mark) STW_REQUIRES(mutex_);
     Status await_own(SlotRange slots, bool writes);
     Status order_copies(SlotRange slots, bool writes, uint32_t copies);
     Needs needs_of(SlotRange slots, bool writes) const;
-    Result<Mark> mark_behind(Id stream, uint64_t epoch, std::unique_lock<std::mutex> &lock);
     Status failed(stw_status code, const char *what) const;
 
     const stw_memory_ops *const ops_;
@@ -161,8 +162,9 @@ private:
     Id own_ = 0;
     std::atomic<uint32_t> count_{kCopies};         // streams
     std::array<Stream, kStreamsMax + 1> streams_;  // from 1
-    std::mutex mutex_;
-    std::condition_variable marked_;
+    Mutex mutex_;
+    Condition marked_;
+    std::array<Marks, kStreamsMax + 1> marks_ STW_GUARDED_BY(mutex_);  // by stream
 };
 
 }  // namespace stepwell

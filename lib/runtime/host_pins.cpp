@@ -56,11 +56,12 @@ HostPins::HostPins(Options options)
         make_slabs(registrars_.back());
         count(registrars_.back(), {0, blocks_});
     }
+    drivers_ = static_cast<int>(registrars_.size());
     const SignalsBlocked signals;
     try {
         thread_ = std::thread([this] { run(); });
     } catch (const std::system_error &) {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         std::snprintf(error.sentence, sizeof error.sentence, "the system starts no more threads");
         for (Registrar &registrar : registrars_) {
@@ -75,7 +76,7 @@ HostPins::HostPins(Options options)
 }
 
 // What everything passes through first, then what programs copy by themselves, then the blocks.
-void HostPins::make_slabs(Registrar &registrar)
+void HostPins::make_slabs(Registrar &registrar) const
 {
     const uint32_t tensors = blocks_ - scratch_blocks_ - staging_blocks_;
     if (staging_blocks_ > 0)
@@ -89,7 +90,7 @@ void HostPins::make_slabs(Registrar &registrar)
 HostPins::~HostPins()
 {
     stop();
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (Registrar &registrar : registrars_) {
         for (const auto &[first, count] : registrar.pinned) {
             const Range range = {first, count};
@@ -101,7 +102,7 @@ HostPins::~HostPins()
 void HostPins::stop()
 {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         stops_ = true;
     }
     changed_.notify_all();
@@ -112,19 +113,19 @@ void HostPins::stop()
 
 void HostPins::run()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
         Registrar *registrar = nullptr;
         Range range;
-        changed_.wait(lock, [&] { return stops_ || (pauses_ == 0 && next(&registrar, &range)); });
+        while (!stops_ && (pauses_ > 0 || !next(&registrar, &range))) changed_.wait(mutex_);
         if (stops_) break;
         if (range.count > 0)
-            register_one(lock, *registrar, range);
+            register_one(*registrar, range);
         else
-            say(lock, *registrar);
+            say(*registrar);
     }
     for (Registrar &registrar : registrars_)
-        if (registrar.warns) say(lock, registrar);
+        if (registrar.warns) say(registrar);
 }
 
 // With a range of nothing: the registrar has something to say.
@@ -216,16 +217,16 @@ void HostPins::add(Registrar &registrar, Range range)
         joined_[block].store(number, std::memory_order_relaxed);
 }
 
-void HostPins::register_one(std::unique_lock<std::mutex> &lock, Registrar &registrar, Range range)
+void HostPins::register_one(Registrar &registrar, Range range)
 {
     const Device device = registrar.device;
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     busy_ = range;
-    lock.unlock();
+    mutex_.unlock();
     const uint64_t begin = now_ns_();
     const stw_status code = device.ops->pin_host(device.memory, at(range), bytes_of(range), &error);
     ns_ += now_ns_() - begin;
-    lock.lock();
+    mutex_.lock();
     busy_ = {};
     if (code >= 0) {
         slab_of(registrar, range.first).failures = 0;
@@ -270,15 +271,15 @@ std::string HostPins::describe(const Registrar &registrar) const
         registrar.device.device, registrar.reason.c_str());
 }
 
-void HostPins::say(std::unique_lock<std::mutex> &lock, Registrar &registrar)
+void HostPins::say(Registrar &registrar)
 {
     registrar.warns = false;
     registrar.warned = true;
     const std::string remark = describe(registrar);
     const char *const name = registrar.device.ops->name;
-    lock.unlock();
+    mutex_.unlock();
     log_.print(STW_LOG_WARNING, name, "%s", remark.c_str());
-    lock.lock();
+    mutex_.lock();
 }
 
 // Blocks that are there and not registered, where they may still be.
@@ -347,8 +348,7 @@ uint64_t HostPins::block_of(const void *pointer) const
 
 bool HostPins::is_registered(uint64_t block) const
 {
-    return block < blocks_ && registered_[block].load(std::memory_order_acquire) ==
-                                  static_cast<int>(registrars_.size());
+    return block < blocks_ && registered_[block].load(std::memory_order_acquire) == drivers_;
 }
 
 bool HostPins::is_registered(const void *pointer) const
@@ -387,25 +387,27 @@ HostPins::Range HostPins::extent(Range blocks) const
 
 HostPins::Range HostPins::registered_with(Range blocks) const
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return extent(blocks);
+}
+
+bool HostPins::is_busy(Range range) const
+{
+    return busy_.first < range.first + range.count && range.first < busy_.first + busy_.count;
 }
 
 // Where it is refused the slabs are registered as before, behind everybody's back.
 void HostPins::join(Range blocks, Range quiet)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Registrar &registrar = registrars_.front();
-    const auto is_busy = [&](Range range) {
-        return busy_.first < range.first + range.count && range.first < busy_.first + busy_.count;
-    };
-    changed_.wait(lock, [&] { return !is_busy(blocks); });
+    while (is_busy(blocks)) changed_.wait(mutex_);
     const Range whole = extent(blocks);
     const bool inside =
         whole.first >= quiet.first && whole.first + whole.count <= quiet.first + quiet.count;
     if (stops_ || pauses_ > 0 || !inside || whole.count > join_max_) return;
     if (are_joined(blocks.first, blocks.count)) return;
-    drop(lock, whole);
+    drop(whole);
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     const Device device = registrar.device;
     const uint64_t begin = now_ns_();
@@ -418,11 +420,17 @@ void HostPins::join(Range blocks, Range quiet)
     changed_.notify_all();
 }
 
-// Under the locks of all copies. A device that is lost copies nothing any more.
-void HostPins::await_copies()
+// None begins, and those that did are over. A device that is lost copies nothing any more.
+void HostPins::hold_copies()
 {
+    for (Copies &copies : copies_) copies.mutex.lock();
     for (Copies &copies : copies_)
         if (copies.last) (void)copies.ops->wait(copies.memory, *copies.last);
+}
+
+void HostPins::resume_copies()
+{
+    for (Copies &copies : copies_) copies.mutex.unlock();
 }
 
 // ----------------------------------------------------------------------------------- budgets ----
@@ -430,7 +438,7 @@ void HostPins::await_copies()
 HostPins::Pause::Pause(HostPins *pins) : pins_(pins)
 {
     if (pins_ == nullptr) return;
-    const std::lock_guard<std::mutex> lock(pins_->mutex_);
+    MutexLock lock(pins_->mutex_);
     ++pins_->pauses_;
 }
 
@@ -438,7 +446,7 @@ HostPins::Pause::~Pause()
 {
     if (pins_ == nullptr) return;
     {
-        const std::lock_guard<std::mutex> lock(pins_->mutex_);
+        MutexLock lock(pins_->mutex_);
         --pins_->pauses_;
     }
     pins_->changed_.notify_all();
@@ -446,15 +454,15 @@ HostPins::Pause::~Pause()
 
 void HostPins::release(uint32_t first, uint32_t count)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
-    drop(lock, {first, count});
+    MutexLock lock(mutex_);
+    drop({first, count});
 }
 
 void HostPins::gone(uint32_t first, uint32_t count)
 {
     STW_ASSERT(first + count <= blocks_);
-    std::unique_lock<std::mutex> lock(mutex_);
-    drop(lock, {first, count});
+    MutexLock lock(mutex_);
+    drop({first, count});
     for (uint32_t block = first; block < first + count; ++block) gone_[block] = true;
     for (Registrar &registrar : registrars_) this->count(registrar, Range{first, count});
 }
@@ -462,7 +470,7 @@ void HostPins::gone(uint32_t first, uint32_t count)
 void HostPins::back(uint32_t first, uint32_t count)
 {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (uint32_t block = first; block < first + count; ++block) {
             if (!gone_[block]) continue;
             gone_[block] = false;
@@ -473,11 +481,10 @@ void HostPins::back(uint32_t first, uint32_t count)
 }
 
 // All that is registered with one of the blocks goes; the rest of it comes back.
-void HostPins::drop(std::unique_lock<std::mutex> &lock, Range range)
+void HostPins::drop(Range range)
 {
     const uint32_t end = range.first + range.count;
-    changed_.wait(lock,
-                  [&] { return busy_.first >= end || busy_.first + busy_.count <= range.first; });
+    while (is_busy(range)) changed_.wait(mutex_);
     for (Registrar &registrar : registrars_) {
         auto entry = registrar.pinned.upper_bound(range.first);
         if (entry != registrar.pinned.begin()) --entry;
@@ -491,11 +498,10 @@ void HostPins::drop(std::unique_lock<std::mutex> &lock, Range range)
 
 void HostPins::unpin(Registrar &registrar, Range range)
 {
-    for (Copies &copies : copies_) copies.mutex.lock();
-    await_copies();
+    hold_copies();
     note(range, -1);
     registrar.device.ops->unpin_host(registrar.device.memory, at(range), bytes_of(range));
-    for (Copies &copies : copies_) copies.mutex.unlock();
+    resume_copies();
     registrar.pinned.erase(range.first);
     bytes_ -= bytes_of(range);
     for (uint32_t block = range.first; block < range.first + range.count; ++block) {
@@ -514,7 +520,7 @@ HostPins::Stats HostPins::stats() const
 
 std::string HostPins::remark(uint32_t device) const
 {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Registrar &registrar : registrars_)
         if (registrar.device.device == device && has_refused(registrar)) return describe(registrar);
     return "";

@@ -16,15 +16,14 @@
 #include <stepwell/driver.h>
 
 #include "lib/observe/log.h"
+#include "lib/support/thread_annotations.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -70,8 +69,8 @@ public:
     // is to be registered no more waits for them. `mark`: the driver's, behind them; null: none was
     // started, or they are over. A thread is between the two for one device and direction at a
     // time.
-    void begin(const stw_memory *memory, bool into);
-    void end(const stw_memory *memory, bool into, const uint64_t *mark);
+    void begin(const stw_memory *memory, bool into) STW_NO_THREAD_ANALYSIS;
+    void end(const stw_memory *memory, bool into, const uint64_t *mark) STW_NO_THREAD_ANALYSIS;
     // Between the two: this block is registered, with all drivers.
     [[nodiscard]] bool is_registered(const void *pointer) const;
     // And so is the block before it, at once with it: no copy may cross a border of what is.
@@ -135,30 +134,35 @@ private:
         stw_memory *memory = nullptr;
         const stw_memory_ops *ops = nullptr;
         bool into = false;
-        std::mutex mutex;
-        std::optional<uint64_t> last;  // mark
+        Mutex mutex;
+        std::optional<uint64_t> last STW_GUARDED_BY(mutex);  // mark
     };
 
     void run();
-    bool next(Registrar **registrar_out, Range *range_out);
-    bool next_in(const Registrar &registrar, const Slab &slab, Range *range_out) const;
-    void register_one(std::unique_lock<std::mutex> &lock, Registrar &registrar, Range range);
-    void refuse(Registrar &registrar, Range range, const stw_driver_error &error);
-    bool ask_again(Registrar &registrar);
-    void say(std::unique_lock<std::mutex> &lock, Registrar &registrar);
-    void count(const Registrar &registrar, Slab &slab);
-    void count(Registrar &registrar, Range range);
-    void add(Registrar &registrar, Range range);
-    [[nodiscard]] Slab &slab_of(Registrar &registrar, uint32_t block) const;
-    [[nodiscard]] std::string describe(const Registrar &registrar) const;
+    bool next(Registrar **registrar_out, Range *range_out) STW_REQUIRES(mutex_);
+    bool next_in(const Registrar &registrar, const Slab &slab, Range *range_out) const
+        STW_REQUIRES(mutex_);
+    void register_one(Registrar &registrar, Range range) STW_REQUIRES(mutex_);
+    void refuse(Registrar &registrar, Range range, const stw_driver_error &error)
+        STW_REQUIRES(mutex_);
+    bool ask_again(Registrar &registrar) STW_REQUIRES(mutex_);
+    void say(Registrar &registrar) STW_REQUIRES(mutex_);
+    void count(const Registrar &registrar, Slab &slab) STW_REQUIRES(mutex_);
+    void count(Registrar &registrar, Range range) STW_REQUIRES(mutex_);
+    void add(Registrar &registrar, Range range) STW_REQUIRES(mutex_);
+    [[nodiscard]] Slab &slab_of(Registrar &registrar, uint32_t block) const STW_REQUIRES(mutex_);
+    [[nodiscard]] std::string describe(const Registrar &registrar) const STW_REQUIRES(mutex_);
     static bool has_refused(const Registrar &registrar);
-    void reopen(Registrar &registrar, Slab &slab);
-    [[nodiscard]] Range extent(Range blocks) const;
-    void drop(std::unique_lock<std::mutex> &lock, Range range);
-    void unpin(Registrar &registrar, Range range);
+    void reopen(Registrar &registrar, Slab &slab) STW_REQUIRES(mutex_);
+    [[nodiscard]] Range extent(Range blocks) const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool is_busy(Range range) const STW_REQUIRES(mutex_);
+    void drop(Range range) STW_REQUIRES(mutex_);
+    void unpin(Registrar &registrar, Range range) STW_REQUIRES(mutex_);
     void note(Range range, int change);
-    void await_copies();
-    void make_slabs(Registrar &registrar);
+    // The analysis knows no locks of all that are in a list.
+    void hold_copies() STW_REQUIRES(mutex_) STW_NO_THREAD_ANALYSIS;  // and waits for them
+    void resume_copies() STW_REQUIRES(mutex_) STW_NO_THREAD_ANALYSIS;
+    void make_slabs(Registrar &registrar) const;
     [[nodiscard]] uint64_t block_of(const void *pointer) const;
     [[nodiscard]] bool is_registered(uint64_t block) const;
     [[nodiscard]] uint64_t bytes_of(Range range) const { return range.count * block_bytes_; }
@@ -170,26 +174,27 @@ private:
     const uint32_t blocks_;
     const uint32_t scratch_blocks_;
     const uint32_t staging_blocks_;
+    int drivers_ = 0;  // constant, as are the registrars but for what is in them
     observe::Log &log_;
     const std::function<uint64_t()> now_ns_;
     std::deque<Copies> copies_;  // constant but for what is in them
 
     // Held while something is registered no more; before those of copies.
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
-    std::vector<Registrar> registrars_;
-    std::vector<bool> gone_;
+    mutable Mutex mutex_;
+    Condition changed_;
+    std::vector<Registrar> registrars_ STW_GUARDED_BY(mutex_);
+    std::vector<bool> gone_ STW_GUARDED_BY(mutex_);
     // By block: with how many drivers. Fewer only under the locks of copies.
     std::unique_ptr<std::atomic<int>[]> registered_;
     // By block: how many of the ranges that are registered begin there.
     std::unique_ptr<std::atomic<int>[]> begins_;
     // By block: a number of the registration with the first driver that it lies in, 0: none.
     std::unique_ptr<std::atomic<uint32_t>[]> joined_;
-    uint32_t joins_ = 0;
-    uint32_t join_max_ = UINT32_MAX;  // blocks: more were refused
-    Range busy_;                      // being registered, without the lock
-    uint32_t pauses_ = 0;
-    bool stops_ = false;
+    uint32_t joins_ STW_GUARDED_BY(mutex_) = 0;
+    uint32_t join_max_ STW_GUARDED_BY(mutex_) = UINT32_MAX;  // blocks: more were refused
+    Range busy_ STW_GUARDED_BY(mutex_);                      // being registered, without the lock
+    uint32_t pauses_ STW_GUARDED_BY(mutex_) = 0;
+    bool stops_ STW_GUARDED_BY(mutex_) = false;
     std::atomic<uint64_t> bytes_{0};
     std::atomic<uint64_t> open_bytes_{0};
     std::atomic<uint64_t> ns_{0};

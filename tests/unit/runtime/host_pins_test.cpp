@@ -3,6 +3,7 @@
 #include "lib/runtime/host_pins.h"
 
 #include <map>
+#include <mutex>
 #include <string>
 
 #include <gtest/gtest.h>

@@ -178,10 +178,11 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
     {
         std::lock_guard<std::mutex> changes(body.changes);
         body.optimizer.reset();
+        body.states.clear();
+        std::lock_guard<std::mutex> lock(mutex_);
         for (stw_tensor *tensor : body.held) {
             if (tensor->optimizer == &body) tensor->optimizer = nullptr;
         }
-        body.states.clear();
         body.held.clear();
     }
     // A gradient may be in several.
@@ -331,7 +332,10 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
 {
     std::vector<update::Entry> wanted;
     wanted.reserve(n);
-    grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
+    }
     std::vector<stw_tensor *> held;
     held.reserve(2 * size_t{n});
     std::set<uint32_t> shared_groups;

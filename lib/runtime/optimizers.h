@@ -22,7 +22,9 @@ struct Runtime::OptimizerBody {
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
-    std::vector<stw_tensor *> held;    // a parameter, its gradient, and so on
+    // A parameter, its gradient, and so on. Changed under the runtime's lock too: the end of
+    // another optimizer reads it.
+    std::vector<stw_tensor *> held;
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
     std::mutex changes;                // what it holds; a commit reads counts on another thread

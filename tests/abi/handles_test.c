@@ -247,4 +247,60 @@ TEST(a_tensor_is_complete_when_another_thread_finds_it)
     machine_close(runtime);
 }
 
+enum { PAIRS = 16, ROUNDS = 100 };
+typedef struct trainer {
+    stw_runtime *runtime;
+    stw_tensor *pairs[2 * PAIRS]; /* a parameter, its gradient, and so on */
+    int wrong;
+} trainer;
+
+static void *train_and_leave(void *argument)
+{
+    trainer *here = argument;
+    int round, i;
+    for (round = 0; round < ROUNDS; ++round) {
+        stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+        stw_optimizer *optimizer;
+        options.algorithm = STW_OPTIMIZER_SGD;
+        if (stw_optimizer_create(here->runtime, &options, &optimizer) != STW_OK) return argument;
+        for (i = 0; i < PAIRS; ++i) {
+            stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+            entry.parameter = here->pairs[2 * i], entry.gradient = here->pairs[2 * i + 1];
+            here->wrong += stw_optimizer_add(optimizer, &entry, 1) != STW_OK;
+        }
+        here->wrong += stw_optimizer_destroy(optimizer) != STW_OK;
+    }
+    return NULL;
+}
+
+/* The end of one looks at what the others hold. */
+TEST(optimizers_grow_while_another_thread_destroys_others)
+{
+    machine small = machine_small();
+    trainer trainers[2];
+    pthread_t threads[2];
+    stw_runtime *runtime = machine_open(&small);
+    int each, i;
+    for (each = 0; each < 2; ++each) {
+        trainers[each].runtime = runtime, trainers[each].wrong = 0;
+        for (i = 0; i < 2 * PAIRS; ++i) {
+            char name[32];
+            stw_tensor_spec spec;
+            sprintf(name, "tensor %d of %d", i, each);
+            spec = spec_f32(name, 16);
+            if (i % 2 != 0) spec.role = STW_ROLE_GRAD;
+            trainers[each].pairs[i] = tensor_make(runtime, &spec);
+        }
+    }
+    for (each = 0; each < 2; ++each)
+        assert_int_equal(pthread_create(&threads[each], NULL, train_and_leave, &trainers[each]), 0);
+    for (each = 0; each < 2; ++each) {
+        void *stopped = NULL;
+        pthread_join(threads[each], &stopped);
+        assert_true(stopped == NULL);
+        assert_int_equal(trainers[each].wrong, 0);
+    }
+    machine_close(runtime);
+}
+
 RUN_TESTS("handles", NULL, NULL)

@@ -112,9 +112,8 @@ int run_report(const Options &options)
     const std::string to = options.output.empty() ? page_path_of(from) : options.output;
     std::string error;
     const std::string text = read_report_file(from, &error);
-    const CheckedReport checked = error.empty() ? check_report(from, text) : CheckedReport();
+    const std::string runtime = error.empty() ? check_report(from, text, &error) : "";
     std::error_code unknown;
-    if (error.empty()) error = checked.error;
     if (error.empty() && std::filesystem::equivalent(from, to, unknown))
         error = "The page would take the place of the report '" + printable(from) +
                 "'; name another file with --output.";
@@ -122,7 +121,7 @@ int run_report(const Options &options)
         std::fprintf(stderr, "stepwell report: %s\n", error.c_str());
         return kExitFailed;
     }
-    const std::string page = report_page(text, checked);
+    const std::string page = report_page(text, runtime);
     if (to == "-") return print(page) ? EXIT_SUCCESS : kExitFailed;
     if (const int cause = write_whole(to, page, 0600)) {
         std::fprintf(stderr,

@@ -502,7 +502,7 @@ TEST(Program, ReportMakesAPageOrSaysWhyNotAndLeavesNothing)
     write("{");
     result = run({"report", report});
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("is not JSON: at line 1"));
+    EXPECT_THAT(result.err, HasSubstr("is not JSON: parse error at line 1, column 2"));
     EXPECT_FALSE(std::filesystem::exists(page));
     EXPECT_THAT(run({"report", here.path()}).err, HasSubstr("Is a directory"));
     EXPECT_THAT(run({"report", report + "x"}).err, HasSubstr("No such file or directory"));

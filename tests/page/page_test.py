@@ -148,13 +148,18 @@ class Page(unittest.TestCase):
         cls.browser.close()
         cls.directory.cleanup()
 
-    def show(self, data, **how):
-        """Make the page of a report and load it; any error of it fails the test."""
+    def load(self, data, **how):
+        """Make the page of a report and load it; returns its path."""
         source = pathlib.Path(self.directory.name) / "run.json"
         source.write_text(json.dumps(data), encoding="utf-8")
         subprocess.run([COMMAND, "report", str(source)], check=True, stdout=subprocess.DEVNULL)
         page = source.with_suffix(".html")
         self.browser.show(page, **how)
+        return page
+
+    def show(self, data, **how):
+        """The same; any error of the page fails the test."""
+        page = self.load(data, **how)
         self.assertEqual(self.browser.faults(), [])
         self.assertEqual(self.value("document.documentElement.dataset.errors"), "0")
         self.assertEqual(self.value("document.documentElement.dataset.ready"), "1")
@@ -433,15 +438,21 @@ class Page(unittest.TestCase):
         text = self.value("document.body.textContent")
         self.assertIn("This report holds no plan", text)
         self.assertIn("holds no prediction of the plan", text)
-        data["plan"] = {"phases": [{"name": "train"}]}
-        self.show(data)
-        self.assertIn("'plan.phases[0]' has no key", self.value("document.body.textContent"))
-        del data["history"], data["plan"]
+        del data["history"]
         self.show(data)
         self.assertIn("without a history of steps", self.value("document.body.textContent"))
         data["phases"], data["tiers"], data["links"], data["drivers"] = [], [], [], []
         self.show(data)
         self.assertIn("No step has ended in this run", self.value("document.body.textContent"))
+
+    def test_a_page_that_cannot_be_drawn_to_its_end_says_so(self):
+        data = report()
+        data["plan"] = {"phases": [{"name": "train"}]}
+        self.load(data)
+        shown = self.value("document.querySelector('#fault:not([hidden])')?.textContent")
+        self.assertRegex(shown, "^This page could not be drawn whole, since the report lacks .*: "
+                                ".*TypeError: ")
+        self.assertIn("Steps: times", self.tables())
 
     def test_a_report_of_the_library_is_shown(self):
         import stepwell  # of the tree; needs the library alone

@@ -2,9 +2,7 @@
 // The timeline of one step, that pointer and keys move in, and the same spans by tensor.
 
 // ---- timeline ----------------------------------------------------------------------------------
-// A plan that is not as it should be is left out; whoever made the page says why.
-const planFault = document.getElementById('run').dataset.plan || '';
-const plan = planFault === '' && run.plan ? run.plan : null;
+const plan = run.plan || null;
 const laneTitle = (lane) => lane.kind === 'stall' ?
     'waiting: ' + CAUSE_WORDS[lane.lane] :
     lane.kind === 'update' ?

@@ -117,8 +117,7 @@ function replayed(title, list, words, bound) {
             'Each policy was replayed in virtual time over the recorded step; the fastest is ' +
             'used. Where links or computing have changed since, the best were replayed again; ' +
             'what is marked as earlier was not.' :
-            planFault ||
-                'This report holds no plan: policies were not replayed, so there are no ' +
+            'This report holds no plan: policies were not replayed, so there are no ' +
                 'candidates to compare.');
     for (const phase of plan ? plan.phases : []) {
         made.append(element('h3', null, phase.name));

@@ -8,7 +8,8 @@ window.addEventListener('error', (event) => {
     root.dataset.errors = String(Number(root.dataset.errors) + 1);
     const fault = document.getElementById('fault');
     fault.hidden = false;
-    fault.textContent = 'This page could not be drawn whole: ' + event.message;
+    fault.textContent = 'This page could not be drawn whole, since the report lacks something ' +
+        'or holds it otherwise than this stepwell expects: ' + event.message;
 });
 
 const run = JSON.parse(document.getElementById('run').textContent);

@@ -33,9 +33,9 @@ bool Core::show_targets(const Fetch &fetch)
     return true;
 }
 
-// The last one who could write lets go. Where these are the only bytes they stay writable until
-// they are copied elsewhere: a write without a view is not lost, and the next view costs no call.
-// A read faults where the contents are not to be read.
+// The last one who could write lets go. Where these are the only bytes they stay writable until they
+// are copied elsewhere: a write without a view is not lost, and the next view costs no call. A read
+// faults where the contents are not to be read.
 void Core::protect(BlockId block, PlaceId place)
 {
     const Replica &here = replica(block, place);

@@ -24,18 +24,16 @@ bool Core::show_targets(const Fetch &fetch)
             hide(target.block, target.place);
             continue;
         }
-        if (here.mapped && (here.writable || !target.writes)) continue;
+        if (here.mapped && !target.writes) continue;
         if (!aliases_->show(target.place, here.slot, block.pack, block.index, target.writes))
             return false;
         here.mapped = true;
-        here.writable = target.writes;
     }
     return true;
 }
 
-// The last one who could write lets go. Where these are the only bytes they stay writable until they
-// are copied elsewhere: a write without a view is not lost, and the next view costs no call. A read
-// faults where the contents are not to be read.
+// The last one who could write lets go: from now on a write without a view faults, and is not lost.
+// So does a read, where the contents are not to be read.
 void Core::protect(BlockId block, PlaceId place)
 {
     const Replica &here = replica(block, place);
@@ -44,20 +42,7 @@ void Core::protect(BlockId block, PlaceId place)
     const Tensor &tensor = tensors_[packs_[id].tensors.front()];
     const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
     if (!packs_[id].shared && !readable) return hide(block, place);
-    bool only = blocks_[block].transfers == 0;
-    for (PlaceId other = 0; other < places(); ++other)
-        only &= other == place || !replica(block, other).valid;
-    if (!only) shut(block, place);
-}
-
-// From now on a write without a view faults, as it would be lost.
-void Core::shut(BlockId block, PlaceId place)
-{
-    Replica &here = replica(block, place);
-    const bool writes_here = blocks_[block].writers > 0 && blocks_[block].writer_place == place;
-    if (!here.writable || writes_here) return;
-    (void)aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false);
-    here.writable = false;
+    (void)aliases_->show(place, here.slot, id, blocks_[block].index, false);
 }
 
 void Core::hide(BlockId block, PlaceId place)
@@ -65,7 +50,7 @@ void Core::hide(BlockId block, PlaceId place)
     Replica &here = replica(block, place);
     if (!here.mapped || !guards(place)) return;
     aliases_->hide(place, here.slot);
-    here.mapped = here.writable = false;
+    here.mapped = false;
 }
 
 // What an update has, or is about to have, is out of sight, so that nobody reads old bytes for new

@@ -449,7 +449,6 @@ private:
     [[nodiscard]] bool guards(PlaceId place) const;
     bool show_targets(const Fetch &fetch);
     void protect(BlockId block, PlaceId place);
-    void shut(BlockId block, PlaceId place);
     void hide(BlockId block, PlaceId place);
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);

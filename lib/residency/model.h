@@ -26,7 +26,6 @@ struct Replica {
     bool valid = false;     // has the newest bytes
     bool filling = false;   // a transfer writes it
     bool mapped = false;    // at a place that maps: the slot is at the tensor's address
-    bool writable = false;  // there, with aliases: a write without a view is no fault
     bool doomed = false;    // goes as soon as no transfer uses it
     bool evicting = false;  // goes when its write-back is done, if nobody came meanwhile
     bool fresh = false;     // prefetched and not used yet

@@ -113,7 +113,6 @@ void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Comm
     if (transfer.kind == TransferKind::kMove) {
         transfer.from_slot = replica(transfer.block, transfer.from).slot;
         ++replica(transfer.block, transfer.from).reads;
-        shut(transfer.block, transfer.from);
     }
     transfer.tensor = packs_[block.pack].tensors.empty() ? kNone : packs_[block.pack].tensors[0];
     transfer.pack = block.pack;

@@ -513,8 +513,6 @@ Status Core::freeze(TensorId id, bool frozen)
         }
     }
     tensor.spec.read_only = frozen;
-    for (BlockId block = pack.first; frozen && block < pack.first + pack.blocks; ++block)
-        for (PlaceId place = 0; place < places(); ++place) shut(block, place);
     return {};
 }
 

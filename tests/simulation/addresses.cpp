@@ -8,8 +8,6 @@
 
 namespace stepwell::simulation {
 
-constexpr uint32_t kUnseenPercent = 5;
-
 const Addresses::Shown *Addresses::at(PlaceId place, Slot slot) const
 {
     const auto found = table_.find({place, slot});
@@ -123,27 +121,6 @@ void Program::check_seen(const ModelTensor &tensor, const std::string &name, uin
     }
 }
 
-// Nobody has a view that writes, and yet a write is no fault: then it must not be lost.
-void Program::write_unseen(PlaceId place, Slot slot, const Addresses::Shown &shown,
-                           const std::string &name)
-{
-    if (machine_.use(place, slot).sources > 0) {
-        journal_.fail("%s: it can be written under a transfer", name.c_str());
-    }
-    if (!address_random_.chance(kUnseenPercent)) return;
-    for (auto &[id, tensor] : model_.tensors) {
-        const bool its = tensor.alive && tensor.pack == shown.pack && tensor.readable() &&
-                         tensor.writers == 0 && tensor.claims.empty();
-        for (uint64_t piece = 0; its && piece < tensor.newest.size(); ++piece) {
-            const uint64_t offset = tensor.pack_offset + piece * kPieceBytes;
-            if (offset / kBlockBytes != shown.index || tensor.newest[piece] == kAnything) continue;
-            tensor.newest[piece] = machine_.memories.fresh();
-            machine_.memories.slot(place, slot)[offset % kBlockBytes / kPieceBytes] =
-                tensor.newest[piece];
-        }
-    }
-}
-
 void Program::check_shown(PlaceId place, Slot slot, const Addresses::Shown &shown)
 {
     const std::string name = format_text("slot %u of place %u, which shows block %u of pack %u",
@@ -171,7 +148,7 @@ void Program::check_shown(PlaceId place, Slot slot, const Addresses::Shown &show
         if (stays) check_seen(tensor, name, shown.index, machine_.memories.slot(place, slot));
     }
     if (gone && stays) journal_.fail("%s: no tensor has it", name.c_str());
-    if (shown.writable && !written) write_unseen(place, slot, shown, name);
+    if (shown.writable && !written) journal_.fail("%s: nobody may write there", name.c_str());
     if (machine_.use(place, slot).targets > 0) {
         journal_.fail("%s: a transfer brings its bytes", name.c_str());
     }

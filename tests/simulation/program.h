@@ -97,8 +97,6 @@ private:
     void check_views_shown();
     void check_seen(const ModelTensor &tensor, const std::string &name, uint32_t index,
                     const Image &image);
-    void write_unseen(PlaceId place, Slot slot, const Addresses::Shown &shown,
-                      const std::string &name);
     void check_shown(PlaceId place, Slot slot, const Addresses::Shown &shown);
     void check_addresses();
 

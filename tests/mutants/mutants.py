@@ -102,7 +102,7 @@ MUTANTS = [
      "        if (internal) ++here.holds;\n",
      "a view that is not in a gate pins nothing"),
     ("writer-beside-reader", "program", "locks.cpp",
-     "        if (writes && tensor.readers > 0) return true;\n",
+     "        if (writes && tensor.readers > 0 && !beside_readers(fetch)) return true;\n",
      "",
      "a writer is let in beside readers"),
     ("reader-beside-writer", "program", "locks.cpp",

@@ -484,7 +484,9 @@ class Files(Case):
             stepwell.torch.save_safetensors(model, self.path())
         self.assertEqual(list(dict.fromkeys(tensor for tensor, _ in hints)),
                          list(dict.fromkeys(reads)))
-        self.assertEqual([at for _, at in hints[1:16]], [0] * 15)
+        first = [at for _, at in hints[1:stepwell.torch._files._AHEAD]]
+        self.assertGreater(len(first), 3)
+        self.assertEqual(first, [0] * len(first))
 
     def test_files_are_written_where_nothing_passes_the_page_cache(self):
         refused = []

@@ -617,6 +617,39 @@ class Streams(Case):
             found += b"".join(bytes(piece) for piece in pieces)
         self.assertEqual(found, data[:-200] + data[200:])
 
+    def test_what_is_not_in_the_page_cache_is_read_past_it(self):
+        streams = stepwell.torch._streams
+        path = os.path.join(self.directory, "file")
+        data = os.urandom(9 * 4096 + 100)
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        past, plain = [], os.preadv
+
+        def preadv(descriptor, *arguments):
+            direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+            if direct and refused:
+                raise OSError(errno.EINVAL, "other alignments")
+            past.append(direct != 0)
+            return plain(descriptor, *arguments)
+        for at, size, cached, refused in ((0, len(data), False, False), (8, 4088, False, False),
+                                          (4096 + 24, 20000, False, False), (0, 9, False, False),
+                                          (len(data) - 4, 4, False, False), (3, 4096, True, False),
+                                          (0, len(data), True, False), (8, 9000, False, True)):
+            past.clear()
+            with self.subTest(at=at, size=size), open(path, "rb") as file, \
+                    unittest.mock.patch("os.preadv", preadv), \
+                    unittest.mock.patch("stepwell.torch._streams.PART_BYTES", 8192), \
+                    unittest.mock.patch("stepwell.torch._streams._is_cached",
+                                        streams._is_cached if cached else lambda *_: False), \
+                    streams.Reader([streams.Place(path, file.fileno(), at, size)]) as reader:
+                if max(reader._direct.values()) < 0:
+                    self.skipTest("this file system has no O_DIRECT")
+                found = b"".join(bytes(piece) for piece in reader)
+                self.assertEqual(found, data[at:at + size])
+                self.assertEqual(set(past), {not cached and not refused and at % 8 == 0})
+
     def test_a_file_is_written_while_the_caller_makes_more_of_it(self):
         path = os.path.join(self.directory, "file")
         data = os.urandom(5 * 4096 + 100)

@@ -17,13 +17,13 @@ from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
 PARTS = 4
 PART_BYTES = 2 << 20
 _ALIGN = 4096         # of memory, places and lengths for O_DIRECT
-_AHEAD = 32 << 20     # of a file: what the kernel is asked to read before it is needed
-_WRITERS = 2          # at one a drive waits between two writes
+_WORD = 8             # of all dtypes
+_THREADS = 2          # at one a drive waits between two requests
 
 
-def _parts(most: int) -> List[memoryview]:
-    """Parts that together have no more than `most` bytes needs."""
-    size = min(PART_BYTES, -(-most // (PARTS * _ALIGN)) * _ALIGN or _ALIGN)
+def _parts(most: int, spare: int = 0) -> List[memoryview]:
+    """Parts that together have no more than `most` bytes needs; each has `spare` bytes more."""
+    size = min(PART_BYTES, -(-most // (PARTS * _ALIGN)) * _ALIGN or _ALIGN) + spare
     memory = memoryview(mmap.mmap(-1, PARTS * size))
     return [memory[at:at + size] for at in range(0, PARTS * size, size)]
 
@@ -38,23 +38,30 @@ class Place(NamedTuple):
 
 
 class Reader:
-    """Gives the bytes of places in an order that is known before."""
+    """Gives the bytes of places in an order that is known before.
+
+    From the page cache what is there, as of a file that was just written or fetched, and the rest
+    past it where the file system can: a copy less, and the drive works on several parts.
+    """
 
     def __init__(self, places: List[Place]) -> None:
-        self._free = _parts(sum(place.size for place in places))
-        most = len(self._free[0])
+        self._free = _parts(sum(place.size for place in places), spare=2 * _ALIGN)
+        most = len(self._free[0]) - 2 * _ALIGN
         self._pieces = (
             place._replace(offset=place.offset + at, size=min(most, place.size - at))
             for place in places for at in range(0, place.size, most))
-        self._due: Deque[Tuple["Future[None]", memoryview, int]] = deque()
-        self._asked: Dict[int, int] = {}  # of files: up to where the kernel reads by itself
-        self._thread = ThreadPoolExecutor(1, "stepwell-files")
+        self._due: Deque[Tuple["Future[memoryview]", memoryview]] = deque()
+        self._direct = {at: _opened_direct(at) for at in {place.descriptor for place in places}}
+        self._threads = ThreadPoolExecutor(_THREADS, "stepwell-files")
 
     def __enter__(self) -> "Reader":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
+        for descriptor in self._direct.values():
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def __iter__(self) -> Iterator[memoryview]:
         """Pieces, none of two places; each is the caller's until the next is asked for."""
@@ -64,27 +71,53 @@ class Reader:
                 if piece is None:
                     break
                 part = self._free.pop()
-                done = self._thread.submit(self._read, piece, part[:piece.size])
-                self._due.append((done, part, piece.size))
+                self._due.append((self._threads.submit(self._read, piece, part), part))
             if not self._due:
                 return
-            done, part, size = self._due.popleft()
-            done.result()
-            yield part[:size]
+            done, part = self._due.popleft()
+            yield done.result()
             self._free.append(part)
 
-    def _read(self, piece: Place, memory: memoryview) -> None:
-        """By the page cache, as a file that was just written or fetched is there."""
-        path, descriptor, at, size = piece
-        asked = max(self._asked.get(descriptor, 0), at)
-        if asked < at + size + _AHEAD // 2:
-            os.posix_fadvise(descriptor, asked, at + _AHEAD - asked, os.POSIX_FADV_WILLNEED)
-            self._asked[descriptor] = at + _AHEAD
-        while memory:
-            count = os.preadv(descriptor, [memory], at)
-            if count == 0:
-                raise ValueError(f"{path} ends before its tensors do")
-            memory, at = memory[count:], at + count
+    def _read(self, piece: Place, part: memoryview) -> memoryview:
+        direct = self._direct[piece.descriptor]
+        # Past the cache bytes keep their place in a page, which has to be one for any dtype.
+        if direct >= 0 and piece.offset % _WORD == 0 and not _is_cached(piece, part):
+            begin = piece.offset % _ALIGN
+            try:
+                _fill(direct, part[:-(-(begin + piece.size) // _ALIGN) * _ALIGN],
+                      piece.offset - begin, piece, begin + piece.size)
+                return part[begin:begin + piece.size]
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # other alignments, or it said that it could
+                    raise
+        _fill(piece.descriptor, part[:piece.size], piece.offset, piece, piece.size)
+        return part[:piece.size]
+
+
+def _opened_direct(descriptor: int) -> int:
+    """The same file, whatever its name names by now."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return -1
+
+
+def _is_cached(piece: Place, part: memoryview) -> bool:
+    try:
+        return os.preadv(piece.descriptor, [part[:piece.size]], piece.offset,
+                         os.RWF_NOWAIT) == piece.size
+    except OSError:
+        return False
+
+
+def _fill(descriptor: int, memory: memoryview, at: int, piece: Place, needed: int) -> None:
+    """Of the memory at least `needed` bytes, as a file may end within the last page."""
+    have = 0
+    while have < needed:
+        count = os.preadv(descriptor, [memory[have:]], at + have)
+        if count == 0:
+            raise ValueError(f"{piece.path} ends before its tensors do")
+        have += count
 
 
 class Writer:
@@ -101,7 +134,7 @@ class Writer:
         self._part = self._free.pop()
         self._filled = self._sent = 0
         self._due: Deque[Tuple["Future[None]", memoryview]] = deque()
-        self._threads = ThreadPoolExecutor(_WRITERS, "stepwell-files")
+        self._threads = ThreadPoolExecutor(_THREADS, "stepwell-files")
         try:
             self._set_direct(True)
         except OSError:

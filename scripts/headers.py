@@ -4,7 +4,7 @@
 No compiler is asked: the headers' directives are few, and are blanked out, so that each declaration
 stays where its comments are. What is not understood is an error, never left out. A comment belongs
 to the declaration it stands before or, on its line, behind; one that has neither is text of the
-page. Functions that follow another one without a comment are told together with it.
+page. A function without a comment is documented together with the one before it.
 """
 import pathlib
 import re

@@ -223,8 +223,8 @@ public:
     [[nodiscard]] std::vector<FetchId> stuck_fetches() const;
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.count(fetch) > 0; }
-    // A fetch of it that is no hint, asked after the first `asked` ones, waits for locks or room.
-    [[nodiscard]] bool is_awaited(TensorId tensor, FetchId asked) const;
+    // A fetch of the tensor, not a prefetch and of a higher number, waits for locks or room.
+    [[nodiscard]] bool is_awaited(TensorId tensor, FetchId number) const;
     [[nodiscard]] FetchId last_fetch() const { return next_fetch_ - 1; }
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
     [[nodiscard]] bool waits_for_nvme(FetchId fetch) const;  // a transfer from there or to there

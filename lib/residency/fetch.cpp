@@ -469,10 +469,11 @@ void Core::release(const Release &release, Instant, Commands &out)
     const Request request{release.tensor, release.access, release.place, release.byte_begin,
                           release.byte_count};
     unlock(request, release.place, release.claim);
-    if (release.access != Access::kRead) end_write(release, out);
-    for (uint32_t index = range.first; release.access != Access::kRead && index < range.second;
-         ++index)
-        protect(first + index, release.place);
+    if (release.access != Access::kRead) {
+        end_write(release, out);
+        for (uint32_t index = range.first; index < range.second; ++index)
+            protect(first + index, release.place);
+    }
     may_write_back_ = true;
     update_gate(release.tensor, release.place);
     conceal(release.tensor);

@@ -215,12 +215,12 @@ std::vector<FetchId> Core::stuck_fetches() const
     return stuck;
 }
 
-bool Core::is_awaited(TensorId tensor, FetchId asked) const
+bool Core::is_awaited(TensorId tensor, FetchId number) const
 {
     const auto names_it = [tensor](const Request &request) { return request.tensor == tensor; };
     return std::any_of(queue_.begin(), queue_.end(), [&](const Queued &queued) {
         const FetchAsked &wanted = queued.fetch->asked;
-        return queued.fetch->id > asked && (wanted.flags & kFetchPrefetch) == 0 &&
+        return queued.fetch->id > number && (wanted.flags & kFetchPrefetch) == 0 &&
                std::any_of(wanted.requests.begin(), wanted.requests.end(), names_it);
     });
 }

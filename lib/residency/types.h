@@ -115,7 +115,7 @@ enum FetchFlags : uint32_t {
                          // of what is needed later or not at all
     kFetchInternal = 8,  // the library's own: its views go by themselves, so others wait for them
     kFetchPlanned = 16,  // of a prefetch: a plan's, so that what it brought is counted apart
-    kFetchBesideReaders = 32,  // writes what is being read at the same place: the program does both
+    kFetchBesideReaders = 32,  // views that read at the same place do not keep it from writing
 };
 
 struct FetchAsked {

@@ -264,14 +264,19 @@ Status Runtime::fetch_touched(const Range &range)
     plan.ranges.push_back(range);
     plan.step = current_step();  // whose own views would be waited for in vain
     plan.flags = STW_FETCH_HAND_OVER;
-    plan.beside_readers = true;  // whoever writes memory that it reads is not kept from it
+    plan.beside_readers = true;  // a program may write memory of which it holds a READ view
     stw_view view{};
     residency::FetchId before = 0;
-    act([&](Core &core, Commands &) { before = core.last_fetch(); });
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        before = core_.last_fetch();
+    }
     STW_TRY(fetch(std::move(plan), &view));
     views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // nobody fetched it
     touches_->keep(view);
-    // Whoever asked for it before it was kept did not find it in the way.
+    // A fetch that was asked for in the meantime could not end this view, so end it here. An older
+    // one waits for a view of the program: for that this view would end, and be made, again and
+    // again.
     act([&](Core &core, Commands &) {
         touches_give_way_ |= core.is_awaited(range.tensor->id, before);
     });

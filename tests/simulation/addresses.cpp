@@ -125,7 +125,7 @@ void Program::check_shown(PlaceId place, Slot slot, const Addresses::Shown &show
 {
     const std::string name = format_text("slot %u of place %u, which shows block %u of pack %u",
                                          slot, place, shown.index, shown.pack);
-    // What a transfer reads goes with its end.
+    // A block that a transfer reads is hidden when that transfer ends.
     const bool stays = machine_.use(place, slot).sources == 0;
     bool gone = true;
     bool written = false;

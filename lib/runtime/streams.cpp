@@ -123,8 +123,8 @@ bool DeviceStreams::is_forgotten(Id id)
     return streams_[id].handle.load(std::memory_order_relaxed) == no_handle(id);
 }
 
-// A new stream takes over the number of one that was forgotten. Work of the old one counts as its own
-// from now on, so it is ordered after the last mark of that.
+// A new stream takes over the number of one that was forgotten. Work of the old one counts as its
+// own from now on, so it is ordered after the last mark of that.
 Status DeviceStreams::take_over(Id id, void *handle, uint64_t thread)
 {
     Stream &stream = streams_[id];

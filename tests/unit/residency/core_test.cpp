@@ -235,6 +235,41 @@ TEST_F(CoreTest, AWriterPromotesThePrefetchThatIsInItsWay)
     (void)second;
 }
 
+TEST_F(CoreTest, AWriterBesideReadersWaitsForThoseAtOtherPlacesAndForWriters)
+{
+    open(8, 8, 16);
+    const TensorId tensor = create("t", 2 * kBlock);
+    fill(tensor);
+    const auto beside = [&] {
+        return ask({all_of(tensor, Access::kReadWrite)}, kFetchBesideReaders);
+    };
+    const FetchId reader = ask(tensor, Access::kRead);
+    ASSERT_TRUE(granted(reader));
+    const FetchId far = ask(tensor, Access::kRead, kHost);
+    finish_all();
+    ASSERT_TRUE(granted(far));
+    const FetchId early = beside();
+    EXPECT_FALSE(granted(early)) << "a copy at the host is read";
+    release(far);
+    finish_all();
+    EXPECT_TRUE(granted(early));
+    const FetchId second = beside();
+    EXPECT_FALSE(granted(second)) << "there is a writer";
+    const FetchId plain = ask(tensor, Access::kRead);
+    EXPECT_FALSE(granted(plain));
+    EXPECT_TRUE(core_->is_awaited(tensor, early));
+    EXPECT_TRUE(core_->is_awaited(tensor, second));
+    EXPECT_FALSE(core_->is_awaited(tensor, core_->last_fetch()));
+    release(early);
+    finish_all();
+    ASSERT_TRUE(granted(second));
+    release(second);
+    EXPECT_TRUE(granted(plain));
+    EXPECT_FALSE(core_->is_awaited(tensor, early)) << "nobody waits any more";
+    release(plain);
+    release(reader);
+}
+
 TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
 {
     open(2, 0, 16);

@@ -48,12 +48,15 @@ enum { /* stw_tensor_spec.flags */
                                 may live at nvme, and the runtime has a store_name */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
     STW_TENSOR_READ_ONLY = 4, /* frozen, see stw_tensor_freeze: written only by stw_tensor_write */
-    STW_TENSOR_FIXED_ADDRESS = 8 /* one address at each device for life, see stw_tensor_address;
+    STW_TENSOR_FIXED_ADDRESS = 8, /* one address at each device for life, see stw_tensor_address;
                                     on `cpu` every tensor has one. It has blocks of its own. For
                                     what is sharded over ranks INVALID where a device's memory
                                     does not move; UNSUPPORTED where a device has none to give. On
                                     `cuda` with arena=permanent it is fetched as a whole only, and
                                     INVALID where ranks know the device's memory */
+    STW_TENSOR_NO_ADDRESS = 16 /* stw_tensor_address is UNSUPPORTED: with STW_RUNTIME_FAULT_IN its
+                                  memory is not protected between views, which saves a system
+                                  call for each block of a write */
 };
 
 typedef struct stw_tensor_spec {

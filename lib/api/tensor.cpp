@@ -29,8 +29,15 @@ Status check_spec(const stw_tensor_spec &from)
     const char *name = spec.name ? spec.name : "";
     STW_TRY(check_flags(spec.flags,
                         STW_TENSOR_DURABLE | STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY |
-                            STW_TENSOR_FIXED_ADDRESS,
+                            STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_NO_ADDRESS,
                         "spec.flags"));
+    constexpr uint32_t kContrary = STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_NO_ADDRESS;
+    if ((spec.flags & kContrary) == kContrary) {
+        return Status::error(STW_ERROR_INVALID,
+                             "%s: STW_TENSOR_FIXED_ADDRESS and STW_TENSOR_NO_ADDRESS exclude each "
+                             "other",
+                             tensor_text(name).c_str());
+    }
     if (spec.role > STW_ROLE_CACHE || spec.partition > STW_PARTITION_LOCAL) {
         return Status::error(STW_ERROR_INVALID, "%s: role %u or partition %u is not known",
                              tensor_text(name).c_str(), spec.role, spec.partition);

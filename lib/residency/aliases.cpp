@@ -6,9 +6,10 @@
 
 namespace stepwell::residency {
 
-bool Core::guards(PlaceId place) const
+bool Core::guards(BlockId block, PlaceId place) const
 {
-    return aliases_ != nullptr && config_.places[place].maps;
+    return aliases_ != nullptr && config_.places[place].maps &&
+           packs_[blocks_[block].pack].key.guarded;
 }
 
 // Of a fetch that is granted now. The library works on what it claims in the arena, out of sight;
@@ -17,7 +18,7 @@ bool Core::show_targets(const Fetch &fetch)
 {
     if (aliases_ == nullptr) return true;
     for (const Target &target : fetch.targets) {
-        if (!guards(target.place)) continue;
+        if (!guards(target.block, target.place)) continue;
         Replica &here = replica(target.block, target.place);
         const Block &block = blocks_[target.block];
         if (!target.moves) {
@@ -33,39 +34,46 @@ bool Core::show_targets(const Fetch &fetch)
 }
 
 // The last one who could write lets go: from now on a write without a view faults, and is not lost.
-// So does a read, where the contents are not to be read.
 void Core::protect(BlockId block, PlaceId place)
 {
     const Replica &here = replica(block, place);
-    if (!guards(place) || !here.mapped || blocks_[block].writers > 0) return;
-    const PackId id = blocks_[block].pack;
-    const Tensor &tensor = tensors_[packs_[id].tensors.front()];
-    const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
-    if (!packs_[id].shared && !readable) return hide(block, place);
-    (void)aliases_->show(place, here.slot, id, blocks_[block].index, false);
+    if (!guards(block, place) || !here.mapped || blocks_[block].writers > 0) return;
+    (void)aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false);
 }
 
 void Core::hide(BlockId block, PlaceId place)
 {
     Replica &here = replica(block, place);
-    if (!here.mapped || !guards(place)) return;
+    if (!here.mapped || !guards(block, place)) return;
     aliases_->hide(place, here.slot);
     here.mapped = false;
 }
 
-// What an update has, or is about to have, is out of sight, so that nobody reads old bytes for new
-// ones; what views and transfers have meanwhile, when they end.
+// Of a slot that was taken for the block now, whose memory may still be at the address of one that
+// is not guarded.
+void Core::clear_address(BlockId block, PlaceId place)
+{
+    const Slot slot = replica(block, place).slot;
+    if (!guards(block, place) || !arenas_[place].is_away(slot)) return;
+    aliases_->hide(place, slot);
+    arenas_[place].note_home(slot);
+}
+
+// What an update has, or is about to have, or has failed to make, is out of sight, so that nobody
+// reads old bytes for new ones; what views and transfers have meanwhile, when they end.
 void Core::conceal(TensorId id)
 {
     if (aliases_ == nullptr) return;
     const Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
-    if (tensor.claims.empty() || pack.shared || tensor.readers > 0 || tensor.writer) return;
+    const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
+    if (pack.shared || (tensor.claims.empty() && readable)) return;
     for (PlaceId place = 0; place < places(); ++place) {
-        if (!guards(place) || pack.resident[place] == 0 || gate(id, place).pins() > 0) continue;
+        if (!guards(pack.first, place) || pack.resident[place] == 0) continue;
+        if (gate(id, place).pins() > 0) continue;
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
             const Replica &here = replica(block, place);
-            const bool used = here.pins > 0 || here.holds > 0 || blocks_[block].transfers > 0;
+            const bool used = here.pins > 0 || here.holds > 0 || here.reads > 0 || here.filling;
             if (here.mapped && !used) hide(block, place);
         }
     }

@@ -111,7 +111,7 @@ Slot Arena::bare_one(Slot below)
     const Slot slot = next_bare(below);
     if (slot == kNoSlot) return kNoSlot;
     bare_[slot] = 1;
-    note_mapped(slot, kNone);
+    note_home(slot);
     --backed_;
     return slot;
 }

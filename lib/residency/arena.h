@@ -77,12 +77,21 @@ public:
     {
         if (!mapped_.empty()) mapped_[slot] = block;
     }
+    // At an address, and nothing of it is known.
+    void note_away(Slot slot) { note_mapped(slot, kAway); }
+    void note_home(Slot slot) { note_mapped(slot, kNone); }
+    [[nodiscard]] bool is_away(Slot slot) const
+    {
+        return !mapped_.empty() && mapped_[slot] != kNone;
+    }
     [[nodiscard]] bool is_mapped(Slot slot, BlockId block) const
     {
         return !mapped_.empty() && mapped_[slot] == block;
     }
 
 private:
+    static constexpr BlockId kAway = kNone - 1;
+
     void count(bool whole);
     void list(Slot slot);
     Slot bare_one(Slot below);

@@ -241,12 +241,15 @@ public:
     [[nodiscard]] std::string check() const;
 
     void set_victim_policy(const VictimPolicy *policy);  // not owned, outlives the core or null
-    // Not owned, outlives the core; before the first tensor. From then on a block is at its address
+    // Not owned, outlives the core; before the first tensor. A guarded block is then at its address
     // from a fetch that names no claim until it leaves, is written back, or an update has it. It
     // can be read there, and written while a view may; nobody else's bytes are ever seen. Small
     // tensors that share a block are seen together.
     void set_aliases(Aliases *aliases) { aliases_ = aliases; }
-    // At a place that maps: at its address, and not in the arena.
+    // At a place that maps: touches of the block's address are served, so that it is there only
+    // while they may see it.
+    [[nodiscard]] bool guards(BlockId block, PlaceId place) const;
+    // Of such a block: at its address, and not in the arena.
     [[nodiscard]] bool is_mapped(BlockId block, PlaceId place) const
     {
         return replica(block, place).mapped;
@@ -446,10 +449,10 @@ private:
     [[nodiscard]] bool asks_for_wholes(const Fetch &fetch, PlaceId place) const;
 
     // aliases.cpp: what is seen of blocks at their addresses
-    [[nodiscard]] bool guards(PlaceId place) const;
     bool show_targets(const Fetch &fetch);
     void protect(BlockId block, PlaceId place);
     void hide(BlockId block, PlaceId place);
+    void clear_address(BlockId block, PlaceId place);
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);
 

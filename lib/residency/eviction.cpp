@@ -259,7 +259,7 @@ bool Core::clean(BlockId block, PlaceId place, Commands &out)
     if (!replica(block, place).valid || is_duplicate(block, place)) return false;
     if (blocks_[block].writers || !may_leave(block, place, nullptr)) return false;
     if (replica(block, last).doomed || replica(block, last).filling) return false;
-    const bool seen = replica(block, place).mapped && guards(place);
+    const bool seen = replica(block, place).mapped && guards(block, place);
     if (seen && !packs_[blocks_[block].pack].shared && !close_gates(block, place)) return false;
     start_write_back(block, place, last, false, out);
     return true;

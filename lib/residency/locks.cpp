@@ -251,6 +251,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     }
     tensor.claims.erase(mine);
     if (tensor.claims.empty()) end_claims(packs_[tensor.pack]);
+    conceal(id);  // what it missed, of which the last view by a gate ended after the claim came
     for (PlaceId place = 0; place < places(); ++place) update_gate(id, place);
     advance(out);
 }
@@ -291,7 +292,7 @@ bool Core::lies_whole(TensorId id, PlaceId place) const
         const Replica &here = replica(first + index, place);
         const Block &block = blocks_[first + index];
         if (!here.valid || here.filling || here.doomed) return false;
-        if (guards(place) && !here.mapped) return false;
+        if (guards(first + index, place) && !here.mapped) return false;
         if (block.writers > 0 && block.writer_place != place) return false;
         if (!config_.places[place].maps && here.slot != slot + (index - range.first)) return false;
     }

@@ -52,10 +52,11 @@ struct PackKey {
     uint64_t neighbour = 0;
     Policy policy;
     bool durable = false;
+    bool guarded = false;
     [[nodiscard]] auto tied() const
     {
         return std::tie(role, neighbour, policy.home, policy.allowed, policy.retention,
-                        policy.priority, durable);
+                        policy.priority, durable, guarded);
     }
     bool operator<(const PackKey &other) const { return tied() < other.tied(); }
 };

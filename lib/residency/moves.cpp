@@ -24,7 +24,7 @@ bool Core::satisfied(const Target &target) const
     if (target.writes && blocks_[target.block].transfers > 0) return false;
     if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;
     if (target.needs_bytes && !here.valid) return false;
-    if (guards(target.place))
+    if (guards(target.block, target.place))
         return here.mapped == target.moves || blocks_[target.block].transfers == 0;
     if (target.needs_bytes) return true;
     return here.valid || !config_.places[target.place].maps || here.mapped;
@@ -70,7 +70,8 @@ void Core::start_fill(Fetch &fetch, Target &target, Commands &out)
     } else if (target.needs_bytes) {
         if (bytes_exist(target.block, target.tried)) return;
         transfer.kind = TransferKind::kZero;
-    } else if (config_.places[target.place].maps && !here.mapped && !guards(target.place)) {
+    } else if (config_.places[target.place].maps && !here.mapped &&
+               !guards(target.block, target.place)) {
         transfer.kind = TransferKind::kMap;
     } else {
         return;
@@ -109,7 +110,8 @@ void Core::start_transfer(Transfer transfer, bool evicts, bool writes_back, Comm
     transfer.bytes =
         packs_[block.pack].shared ? config_.block_bytes : block_bytes_used(transfer.block);
     transfer.to_slot = replica(transfer.block, transfer.to).slot;
-    arenas_[transfer.to].note_mapped(transfer.to_slot, kNone);  // until it is known that it worked
+    // Until it is known that it worked.
+    if (!guards(transfer.block, transfer.to)) arenas_[transfer.to].note_away(transfer.to_slot);
     if (transfer.kind == TransferKind::kMove) {
         transfer.from_slot = replica(transfer.block, transfer.from).slot;
         ++replica(transfer.block, transfer.from).reads;
@@ -215,7 +217,7 @@ void Core::settle_target(const Flight &flight, bool ok, Commands &out)
         return;
     }
     if (ok) {
-        if (!guards(transfer.to)) {
+        if (!guards(transfer.block, transfer.to)) {
             here.mapped = true;
             arenas_[transfer.to].note_mapped(here.slot, transfer.block);
         }

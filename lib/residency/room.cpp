@@ -100,6 +100,7 @@ void Core::take_room(Fetch &fetch, Commands &out)
             const Slot near = neighbour_slot(target.block, target.place);
             here.slot = arenas_[target.place].take(target.block, whole, near);
             count_in(target.block, target.place);
+            clear_address(target.block, target.place);
             // Not moved since it was last used, and by nobody else.
             here.mapped = here.slot == here.last_slot &&
                           arenas_[target.place].is_mapped(here.slot, target.block);

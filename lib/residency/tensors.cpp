@@ -272,7 +272,7 @@ Result<TensorId> Core::create(TensorSpec spec)
     spec.bytes = std::max<uint64_t>(spec.bytes, 1);
     const bool shares = spec.bytes < config_.block_bytes && !spec.no_packing && !spec.agreed &&
                         spec.policy.retention != Retention::kPin;
-    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable};
+    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable, spec.guarded};
     prepare_tensor();
     PackId pack_id = shares ? open_pack(key, spec) : kNone;
     if (pack_id == kNone) {
@@ -297,13 +297,14 @@ Result<TensorId> Core::create(TensorSpec spec)
 Result<TensorId> Core::restore(TensorSpec spec, const Stored &stored)
 {
     STW_TRY(check_tensors_max());
-    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable};
+    const PackKey key{spec.role, spec.neighbour, spec.policy, spec.durable, spec.guarded};
     const bool joins = stored.pack != kNone && !packs_[stored.pack].dead;
     if (joins && (packs_[stored.pack].key < key || key < packs_[stored.pack].key)) {
         return Status::error(
             STW_ERROR_MISMATCH,
             "%s lies in one block with %s, from before, and is now "
-            "created with another role, neighbour or policy; create both alike",
+            "created with another role, neighbour, policy or STW_TENSOR_NO_ADDRESS; create both "
+            "alike",
             tensor_text(spec.name).c_str(),
             tensor_text(tensors_[packs_[stored.pack].tensors[0]].spec.name).c_str());
     }
@@ -477,20 +478,19 @@ Status Core::set_policy(TensorId id, const Policy &policy)
                              tensor_text(tensor.spec.name).c_str());
     }
     unpromise(pack);
-    const Policy before = pack.key.policy;
+    const PackKey before = pack.key;
     const PlaceId promised = pack.promised;
     const PlaceId promised_home = pack.promised_home;
     rerank(tensor.pack, [&] { pack.key.policy = policy; });
     Status status = promise(pack);
     if (!status.ok()) {
-        rerank(tensor.pack, [&] { pack.key.policy = before; });
+        rerank(tensor.pack, [&] { pack.key = before; });
         keep_promise(pack, promised, promised_home);  // the room is still there
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
     // Alone in its block, it stays that; those of the new policy may have another one open.
-    const auto open =
-        open_packs_.find({pack.key.role, pack.key.neighbour, before, pack.key.durable});
+    const auto open = open_packs_.find(before);
     if (open != open_packs_.end() && open->second == tensor.pack) open_packs_.erase(open);
     tensor.spec.policy = policy;
     return {};

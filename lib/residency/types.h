@@ -80,6 +80,7 @@ struct TensorSpec {
     bool read_only = false;
     bool agreed = false;      // a gathered whole: leaves only when told to (see agreed.h)
     bool no_packing = false;  // a block of its own even when small
+    bool guarded = false;     // its address may be touched without a view, see aliases.h
     bool durable = false;     // generations have it: it shares blocks with such alone
     Policy policy;
 };

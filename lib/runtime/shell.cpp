@@ -36,10 +36,10 @@ char *Runtime::pointer_of(PlaceId place, residency::Slot slot,
     return static_cast<char *>(pack_addresses_[transfer.pack].at[place]) + transfer.pack_offset;
 }
 
-// Of a place that maps. Without aliases a transfer brings the block there.
+// Of a place that maps. Where the block is not guarded a transfer brings it there.
 bool Runtime::is_at_address(PlaceId place, residency::BlockId block) const
 {
-    return !touches_ || core_.is_mapped(block, place);
+    return !core_.guards(block, place) || core_.is_mapped(block, place);
 }
 
 transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
@@ -56,7 +56,8 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     if (is_memory(transfer.to)) {
         job.to_memory = transfer.to;
         job.to_pointer = pointer_of(transfer.to, transfer.to_slot, transfer);
-        if (places_[transfer.to].maps && !touches_) job.map_block = transfer.to_slot;
+        if (places_[transfer.to].maps && !core_.guards(transfer.block, transfer.to))
+            job.map_block = transfer.to_slot;
         if (places_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
             job.shown = pack_addresses_[transfer.pack].shown[transfer.to].get();
             job.shown_block = static_cast<uint32_t>(transfer.pack_offset / block_bytes_);

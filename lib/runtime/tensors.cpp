@@ -297,6 +297,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     // Where there is nothing of a tensor there is nothing to write before it is read either.
     wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
     wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
+    wanted.guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding.get()));
         wanted.no_packing = touches_ || std::any_of(places_.begin(), places_.end(),
@@ -710,6 +711,11 @@ Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
 Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
                                uint64_t *bytes_out)
 {
+    if (tensor->flags & STW_TENSOR_NO_ADDRESS) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "%s was created with STW_TENSOR_NO_ADDRESS; create it without",
+                             tensor_text(tensor->name).c_str());
+    }
     const bool there = device < host_place_ && places_[device].memory &&
                        (places_[device].maps || tensor->shown[device]);
     if (!there && device < host_place_ && places_[device].shows) {

@@ -233,9 +233,14 @@ try {
     range.element_begin = range.tensor->shard_begin;
     range.element_count = range.tensor->elements;
     range.byte_count = range.tensor->bytes;
-    const bool refused = writes && (range.tensor->flags & STW_TENSOR_READ_ONLY) != 0;
-    Status status =
-        refused ? Status::error(STW_ERROR_INVALID, "it is read-only") : fetch_touched(range);
+    Status status;
+    if (range.tensor->flags & STW_TENSOR_NO_ADDRESS) {
+        status = Status::error(STW_ERROR_INVALID, "it has STW_TENSOR_NO_ADDRESS");
+    } else if (writes && (range.tensor->flags & STW_TENSOR_READ_ONLY) != 0) {
+        status = Status::error(STW_ERROR_INVALID, "it is read-only");
+    } else {
+        status = fetch_touched(range);
+    }
     // What was never written is written now, and its other bytes must be nobody else's.
     if (status.code() == STW_ERROR_EMPTY && writes) {
         stw_copy_options options = STW_COPY_OPTIONS_INIT;

@@ -204,6 +204,49 @@ TEST(what_is_written_beside_open_views_that_read_is_kept)
     machine_close(runtime);
 }
 
+static stw_tensor *tensor_without_address(stw_runtime *runtime, const char *name, float first)
+{
+    stw_tensor_spec spec = spec_f32(name, ELEMENTS);
+    stw_tensor *tensor;
+    spec.flags = STW_TENSOR_NO_ADDRESS;
+    tensor = tensor_make(runtime, &spec);
+    tensor_fill_sequence(tensor, ELEMENTS, first);
+    return tensor;
+}
+
+/* Of some no address is asked for: they use the same memory in turn with those that are guarded. */
+TEST(tensors_without_an_address_share_the_memory_of_those_that_have_one)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[TENSORS], *plain[TENSORS];
+    float *addresses[TENSORS];
+    stw_tensor_spec spec = spec_f32("both", ELEMENTS);
+    uint64_t bytes;
+    char name[16];
+    void *pointer;
+    int i, at, round;
+    make_all(runtime, tensors, addresses);
+    for (i = 0; i < TENSORS; ++i) {
+        snprintf(name, sizeof name, "plain%d", i);
+        plain[i] = tensor_without_address(runtime, name, (float)(-i * 1000));
+    }
+    fails(stw_tensor_address(plain[0], 0, &pointer, &bytes), STW_ERROR_UNSUPPORTED,
+          "'plain0' was created with STW_TENSOR_NO_ADDRESS");
+    spec.flags = STW_TENSOR_NO_ADDRESS | STW_TENSOR_FIXED_ADDRESS;
+    fails(stw_tensor_create(runtime, &spec, 1, &plain[0]), STW_ERROR_INVALID, "exclude each other");
+    for (round = 0; round < 4; ++round)
+        for (i = 0; i < TENSORS; ++i) {
+            stw_view view = view_get(runtime, plain[i], STW_READ_WRITE);
+            assert_true(has_sequence(view.pointer, (float)(-i * 1000 + round)));
+            for (at = 0; at < ELEMENTS; ++at) ((float *)view.pointer)[at] += 1.0F;
+            view_put(&view);
+            assert_true(has_sequence(addresses[i], (float)(i * 1000 + round)));
+            for (at = 0; at < ELEMENTS; ++at) addresses[i][at] += 1.0F;
+        }
+    machine_close(runtime);
+}
+
 struct half {
     float *begin;
     pthread_barrier_t *together;
@@ -418,6 +461,34 @@ TEST(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name)
     empty = tensor_f32(runtime, "nothing", 16);
     assert_true(jumps(address_of(empty), &value));
     assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_EMPTY);
+    ok(stw_runtime_clear_error(runtime));
+    ok(stw_runtime_close(runtime, 0, 0));
+    log_reset();
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+}
+
+/* Of a tensor whose address nobody may have, a view that was released. */
+TEST(a_released_view_of_a_tensor_without_an_address_is_not_fetched)
+{
+    const struct sigaction before = handle(jump_back);
+    machine wanted = machine_touched();
+    stw_error_info info = {.struct_size = sizeof info};
+    stw_tensor *plain;
+    stw_runtime *runtime;
+    stw_view view;
+    float *released, value;
+    wanted.errors_expected = 1;
+    runtime = machine_open(&wanted);
+    plain = tensor_without_address(runtime, "plain", 0.0F);
+    view = view_get(runtime, plain, STW_READ);
+    released = view.pointer;
+    view_put(&view);
+    ok(stw_evict(runtime, &plain, 1, STW_TIER_DEVICE, 0, 0));
+    /* Its memory is another tensor's. */
+    tensor_fill_sequence(tensor_f32(runtime, "next", 6 * ELEMENTS), 6 * ELEMENTS, 0.0F);
+    assert_true(jumps(released, &value));
+    assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_INVALID);
+    assert_string_equal(info.tensor, "plain");
     ok(stw_runtime_clear_error(runtime));
     ok(stw_runtime_close(runtime, 0, 0));
     log_reset();

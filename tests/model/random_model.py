@@ -229,10 +229,11 @@ class Program:
         policy, durable = None, self.random.random() < 0.4
         if self.random.random() < 0.3:
             policy = Policy(home=self.random.choice(["host", "nvme"]))
+        address = self.random.random() if self.fault_in else 1.0
         tensor = ModelTensor(TensorSpec(
             elements, dtype, f"t{self.made}", role, policy=policy, durable=durable,
             neighbour=self.random.choice([0, 0, self.made]),
-            fixed_address=self.fault_in and self.random.random() < 0.7))
+            fixed_address=address < 0.6, no_address=0.6 <= address < 0.8))
         tensor.tensor, = self.runtime.create_many([tensor.spec])
         self.tensors.append(tensor)
         return tensor
@@ -285,7 +286,7 @@ class Program:
         """What is at an address, without a view. It is promised to be no update half done where the
         tensor shares its blocks with nobody."""
         tensor = self.pick(lambda at: self.fault_in and at.values is not None and (
-            at.spec.fixed_address or at.values.nbytes >= BLOCK))
+            at.spec.fixed_address or at.values.nbytes >= BLOCK and not at.spec.no_address))
         if tensor is None:
             return
         bytes_there = (ctypes.c_uint8 * tensor.values.nbytes).from_address(

@@ -58,9 +58,10 @@ bool Addresses::show(PlaceId place, Slot slot, PackId pack, uint32_t index, bool
 void Addresses::hide(PlaceId place, Slot slot)
 {
     journal_.line("  hide slot %u of place %u", slot, place);
-    if (table_.erase({place, slot}) == 0) {
+    if (table_.erase({place, slot}) == 0 && !machine_.is_away(place, slot)) {
         journal_.fail("slot %u of place %u is hidden, and was not shown", slot, place);
     }
+    machine_.bring_home(place, slot);
     check_unused("hidden", place, slot);
 }
 
@@ -71,7 +72,7 @@ void Program::check_views_shown()
 {
     for (const View &view : views_) {
         const PlaceId place = view->request.place;
-        if (!is_aliased(place)) continue;
+        if (!is_aliased(view->request.tensor, place)) continue;
         const PackId pack = model_.tensors.at(view->request.tensor).pack;
         for (const Slot slot : view->pinned) {
             const Addresses::Shown *shown = addresses_.at(place, slot);
@@ -137,8 +138,10 @@ void Program::check_shown(PlaceId place, Slot slot, const Addresses::Shown &show
             journal_.fail("%s: the core has it in the arena", name.c_str());
         }
         const bool writes = has_view_of(id, place, slot, true);
-        // What tensors share is not taken from the program by the update of one.
-        written |= writes || (blocks.shares && tensor.writers > 0);
+        // What tensors share is not taken from the program by the update of one, nor where a fetch
+        // of another has its lock and waits for bytes.
+        const uint64_t wanted = tensor.writers + tensor.fetches;
+        written |= writes || (blocks.shares && wanted > 0);
         if (!blocks.shares && is_updated(id, place, slot)) {
             journal_.fail("%s: an update has it", name.c_str());
         }

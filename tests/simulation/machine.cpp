@@ -75,6 +75,7 @@ void Machine::make_bare(PlaceId place, Slot slot)
                       pins.bare ? ", a second time" : "");
     }
     pins.bare = true;
+    pins.away = false;
     memories.scramble(memories.slot(place, slot));
     forget(place, slot);
 }
@@ -208,6 +209,13 @@ void Machine::check_target(const Transfer &transfer)
                       pins.sources, pins.targets);
     }
     pins.targets++;
+    if (core.guards(transfer.block, transfer.to) && pins.away) {
+        journal_.fail(
+            "transfer %llu writes slot %u of place %u in the arena, and its memory is at an "
+            "address",
+            (unsigned long long)transfer.id, transfer.to_slot, transfer.to);
+    }
+    pins.away |= core.maps(transfer.to) && !core.guards(transfer.block, transfer.to);
     if (transfer.kind == TransferKind::kRelocate) pins.moves_in++;
     learn(transfer.to, pack, index, transfer.to_slot);
     memories.scramble(memories.slot(transfer.to, transfer.to_slot));

@@ -74,6 +74,9 @@ public:
     [[nodiscard]] Slot slot_of(PlaceId place, PackId pack, uint64_t index) const;
     void learn(PlaceId place, PackId pack, uint64_t index, Slot slot);
     void forget(PlaceId place, Slot slot);
+    // The slot's memory is at the address of a block that is not guarded, or was there last.
+    [[nodiscard]] bool is_away(PlaceId place, Slot slot) const { return pins_[place][slot].away; }
+    void bring_home(PlaceId place, Slot slot) { pins_[place][slot].away = false; }
     // Null when no image of the block is on nvme.
     [[nodiscard]] const Image *stored(PackId pack, uint64_t index) const;
     [[nodiscard]] bool rotten(PackId pack) const;
@@ -112,6 +115,7 @@ private:
         uint32_t targets = 0;   // transfers that write it
         uint32_t moves_in = 0;  // of these from a slot of the same place
         bool bare = false;
+        bool away = false;
     };
     struct Home {
         PackId pack = kNone;

@@ -37,7 +37,7 @@ void Model::locate(ModelView &view, const Grant &grant)
     const uint64_t last = (begin + request.byte_count - 1) / kBlockBytes;
     view.first_offset = begin % kBlockBytes;
     // An update works in the arena, where aliases are the program's.
-    const bool in_arena = aliases_ && view.claim != 0;
+    const bool in_arena = aliases_ && tensor.spec.guarded && view.claim != 0;
     const bool maps = config_.places[request.place].maps && !in_arena;
     if (!maps && (grant.slot == kNoSlot || grant.slot_offset != view.first_offset)) {
         journal_.fail("tensor %u is granted at slot %u + %llu, expected offset %llu",
@@ -57,6 +57,11 @@ void Model::locate(ModelView &view, const Grant &grant)
             return;
         }
         if (!maps) machine_.learn(request.place, tensor.pack, index, slot);
+        if (in_arena && machine_.is_away(request.place, slot)) {
+            journal_.fail(
+                "slot %u of place %u is granted in the arena, and its memory is at an address",
+                slot, request.place);
+        }
         view.pinned.push_back(slot);
         if (index >= first && index <= last) view.slots.push_back(slot);
     }

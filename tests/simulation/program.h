@@ -88,9 +88,10 @@ private:
     void check_planned();
 
     // addresses.cpp: what is seen without a view
-    [[nodiscard]] bool is_aliased(PlaceId place) const
+    [[nodiscard]] bool is_aliased(TensorId tensor, PlaceId place) const
     {
-        return setup_.aliases && setup_.config.places[place].maps;
+        return setup_.aliases && setup_.config.places[place].maps &&
+               model_.tensors.at(tensor).spec.guarded;
     }
     [[nodiscard]] bool has_view_of(TensorId id, PlaceId place, Slot slot, bool writes) const;
     [[nodiscard]] bool is_updated(TensorId id, PlaceId place, Slot slot) const;

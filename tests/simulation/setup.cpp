@@ -109,6 +109,7 @@ TensorSpec choose_tensor(const Setup &setup, Random &random, uint32_t number)
     }
     // Of an address that is fixed, as the shell has it.
     spec.no_packing |= setup.aliases && random.chance(60);
+    spec.guarded = setup.aliases && random.chance(75);
     const uint32_t whole_blocks = setup.config.places[0].whole_blocks;
     if (whole_blocks > 0 && random.chance(15)) {
         spec.agreed = true;

@@ -68,6 +68,7 @@ class TensorSpec:
     partition: Union[Partition, str] = Partition.DEFAULT
     partition_multiple: int = 0  # elements that each shard has a multiple of
     fixed_address: bool = False  # one at each device for life
+    no_address: bool = False  # address() is refused; with fault_in its writes cost less
     durable: bool = False  # part of generations, found again by its name
 
     def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
@@ -75,6 +76,7 @@ class TensorSpec:
         spec.flags = _abi.STW_TENSOR_ZERO * self.zero
         spec.flags |= _abi.STW_TENSOR_READ_ONLY * self.read_only
         spec.flags |= _abi.STW_TENSOR_FIXED_ADDRESS * self.fixed_address
+        spec.flags |= _abi.STW_TENSOR_NO_ADDRESS * self.no_address
         spec.flags |= _abi.STW_TENSOR_DURABLE * self.durable
         spec.name = None if self.name is None else self.name.encode()
         spec.role = number(Role, self.role)

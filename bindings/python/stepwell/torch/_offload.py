@@ -70,6 +70,7 @@ class Offload:
         self.resident = False  # all of it fits the device budget for good
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.own_steps = False  # its step() sees gradients at their addresses
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
         self._train: Optional[Step] = None
@@ -86,6 +87,7 @@ class Offload:
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
+        self.own_steps = optimizer is not None and _optimizer.kind_of(optimizer) is None
         self.take(parameters, durable)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
         cut(self, "", model, 0)

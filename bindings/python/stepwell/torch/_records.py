@@ -215,7 +215,7 @@ class Record:
             self.gradient = self.offload.runtime.create_many([TensorSpec(
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", zero=self.large,
-                neighbour=TRAINED)])[0]
+                neighbour=TRAINED, no_address=not self.offload.own_steps)])[0]
             if self.offload.resident and self.elements and self.gradient.nbytes <= _SMALL:
                 self.place = self.gradient._requests[Access.WRITE]
         return self.gradient

@@ -168,7 +168,7 @@ void WholeGathers::start_front(const Status &status, const std::vector<Grant> &g
     queue_.pop_front();
 }
 
-bool WholeGathers::on_granted(const Granted &granted, Instant now, Commands &out)
+bool WholeGathers::granted(Granted &granted, Instant now, Commands &out)
 {
     if (!queue_.empty() && queue_.front().fetch == granted.fetch) {
         start_front({}, granted.grants);
@@ -183,7 +183,7 @@ bool WholeGathers::on_granted(const Granted &granted, Instant now, Commands &out
     return true;
 }
 
-bool WholeGathers::on_refused(const Refused &refused, Instant now, Commands &out)
+bool WholeGathers::refused(Refused &refused, Instant now, Commands &out)
 {
     if (!queue_.empty() && queue_.front().fetch == refused.fetch) {
         start_front(refused.status, {});

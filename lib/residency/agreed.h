@@ -3,6 +3,7 @@
 // timing it follows and never asks. Under the shell's lock; no clock, no OS.
 #pragma once
 
+#include "lib/residency/command_loop.h"
 #include "lib/residency/core.h"
 #include "lib/residency/ledger.h"
 #include "lib/residency/types.h"
@@ -65,7 +66,7 @@ struct WholeTensors {
 // of the collectives: a later one that had its room first could keep what an earlier one waits for,
 // while on another rank it is the other way round. But it claims the shards in the call: an update
 // that is called later must not come between on one rank and not on another.
-class WholeGathers {
+class WholeGathers final : public EventHook {
 public:
     WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0,
                  uint32_t ahead_max = 0)
@@ -98,8 +99,8 @@ public:
     void keep_over(WholeId whole, ClaimId claim, Instant now, Commands &out);
 
     // Answers of the core that are this object's: true when it took the answer.
-    bool on_granted(const Granted &granted, Instant now, Commands &out);
-    bool on_refused(const Refused &refused, Instant now, Commands &out);
+    bool granted(Granted &granted, Instant now, Commands &out) override;
+    bool refused(Refused &refused, Instant now, Commands &out) override;
     // `some_absent`: of all ranks, as the collective told each of them.
     void gather_done(GatherId gather, const Status &status, bool some_absent, Instant now,
                      Commands &out);

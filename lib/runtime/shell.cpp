@@ -107,14 +107,14 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     Commands again;
     bool more = false;
     for (residency::Granted &granted : out.granted) {
-        if (ranks_.body && ranks_->gathers.on_granted(granted, now(), again)) {
+        if (ranks_.body && ranks_->gathers.granted(granted, now(), again)) {
             more = true;
         } else {
             answer(granted.fetch, Status(), std::move(granted.grants), calls);
         }
     }
     for (residency::Refused &refused : out.refused) {
-        if (ranks_.body && ranks_->gathers.on_refused(refused, now(), again)) {
+        if (ranks_.body && ranks_->gathers.refused(refused, now(), again)) {
             more = true;
         } else if (ask_privately(refused, again)) {
             more = true;

@@ -10,7 +10,6 @@ namespace stepwell::schedule {
 namespace {
 
 using residency::Access;
-using residency::Commands;
 using residency::FetchAsked;
 using residency::Instant;
 using residency::kNever;
@@ -109,7 +108,7 @@ void Replay::Impl::begin(const Step &step)
 {
     step_ = &step;
     result_ = {};
-    result_.begin = now;
+    result_.begin = time;
     result_.evictions.resize(machine.config.places.size());
     for (PlaceId place = 0; place < result_.evictions.size(); ++place) {
         result_.evictions[place] = core.evictions(place);
@@ -126,7 +125,7 @@ void Replay::Impl::begin(const Step &step)
     find_orders(step);
     links.set_recording(recording);
     if (policy) policy->begin_step(step);
-    if (prefetcher) prefetcher->begin_step(step, now);
+    if (prefetcher) prefetcher->begin_step(step, time);
     news_ = true;
 }
 
@@ -151,7 +150,7 @@ bool Replay::Impl::give_up_order()
 Instant Replay::Impl::next_wake() const
 {
     const Instant wish = prefetcher ? prefetcher->wake() : kNever;
-    Instant next = std::min(links.next_end(), wish > now ? wish : kNever);
+    Instant next = std::min(links.next_end(), wish > time ? wish : kNever);
     for (const LaneState &lane : lanes_) {
         if (lane.wait == Wait::kCompute) next = std::min(next, lane.until);
     }
@@ -163,7 +162,7 @@ StepResult Replay::Impl::finish(const Step &step)
     const LaneState &program = lanes_[static_cast<size_t>(Lane::kProgram)];
     const LaneState &update = lanes_[static_cast<size_t>(Lane::kUpdate)];
     STW_ASSERT(step_ == &step);
-    result_.step_ns = now - result_.begin;
+    result_.step_ns = time - result_.begin;
     result_.compute_ns = program.compute_ns;
     result_.stall_ns = program.stall_ns;
     result_.update_stall_ns = update.stall_ns;
@@ -172,7 +171,7 @@ StepResult Replay::Impl::finish(const Step &step)
     for (PlaceId place = 0; place < result_.evictions.size(); ++place) {
         result_.evictions[place] = core.evictions(place) - result_.evictions[place];
     }
-    if (prefetcher) prefetcher->end_step(now);
+    if (prefetcher) prefetcher->end_step(time);
     step_ = nullptr;
     return std::move(result_);
 }
@@ -196,12 +195,12 @@ Result<StepResult> Replay::Impl::step(const Step &step)
             return Status::error(
                 STW_ERROR_INVALID,
                 "the step cannot go on after %llu ns: nothing is in flight, and %s",
-                static_cast<unsigned long long>(now - result_.begin),
+                static_cast<unsigned long long>(time - result_.begin),
                 core.describe_waiting(8).c_str());
         }
-        now = std::max(now, next);
-        news_ |= prefetcher && prefetcher->wake() <= now;
-        if (links.next_end() <= now) STW_TRY(end_transfer());
+        time = std::max(time, next);
+        news_ |= prefetcher && prefetcher->wake() <= time;
+        if (links.next_end() <= time) STW_TRY(end_transfer());
         STW_TRY(prefetch());
         STW_TRY(run_lanes());
     }
@@ -211,7 +210,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
 Status Replay::Impl::drain()
 {
     while (links.next_end() != kNever) {
-        now = std::max(now, links.next_end());
+        time = std::max(time, links.next_end());
         STW_TRY(end_transfer());
     }
     return {};
@@ -220,26 +219,34 @@ Status Replay::Impl::drain()
 // Until the core has no more to say.
 Status Replay::Impl::execute()
 {
-    while (!out_.transfers.empty() || !out_.promotes.empty() || !out_.granted.empty() ||
-           !out_.refused.empty()) {
-        const Commands commands = std::move(out_);
-        out_ = {};
-        for (const residency::Transfer &transfer : commands.transfers) {
-            STW_TRY(links.submit(transfer, now));
-        }
-        for (const residency::TransferId id : commands.promotes) links.promote(id);
-        for (const residency::Granted &granted : commands.granted) {
-            const LaneState *lane = waiting_lane(granted.fetch);
-            if (lane) grant(static_cast<Lane>(lane - lanes_.data()), granted);
-            if (!lane && prefetcher) prefetcher->ended(granted.fetch, {});
-        }
-        for (const residency::Refused &refused : commands.refused) {
-            if (waiting_lane(refused.fetch)) return refused.status;
-            if (prefetcher) prefetcher->ended(refused.fetch, refused.status);
-        }
+    loop_.run();
+    return std::exchange(failure_, {});
+}
+
+void Replay::Impl::submit(std::vector<residency::Transfer> &transfers, residency::Commands &)
+{
+    for (const residency::Transfer &transfer : transfers) {
+        if (Status status = links.submit(transfer, time); !status.ok())
+            failure_ = std::move(status);
     }
-    out_.clear();
-    return {};
+}
+
+bool Replay::Impl::granted(residency::Granted &granted, Instant, residency::Commands &)
+{
+    const LaneState *lane = waiting_lane(granted.fetch);
+    if (lane) grant(static_cast<Lane>(lane - lanes_.data()), granted);
+    if (!lane && prefetcher) prefetcher->ended(granted.fetch, {});
+    return true;
+}
+
+bool Replay::Impl::refused(residency::Refused &refused, Instant, residency::Commands &)
+{
+    if (waiting_lane(refused.fetch)) {
+        failure_ = std::move(refused.status);
+    } else if (prefetcher) {
+        prefetcher->ended(refused.fetch, refused.status);
+    }
+    return true;
 }
 
 // Null: nobody waits for it, it is a hint.
@@ -255,7 +262,7 @@ Status Replay::Impl::end_transfer()
 {
     ++result_.events;
     news_ = true;
-    core.transfer_done(links.take_ended(), {}, now, out_);
+    core.transfer_done(links.take_ended(), {}, time, out_);
     return execute();
 }
 
@@ -268,13 +275,13 @@ Status Replay::Impl::prefetch()
     Prefetcher::Moment moment;
     moment.position =
         program.cursor < program.events.size() ? program.events[program.cursor] : step_->size();
-    moment.now = now;
+    moment.now = time;
     for (size_t asked = 0; asked < kHintsMax; ++asked) {
         std::optional<FetchAsked> hint = prefetcher->next(moment, core);
         if (!hint) break;
         hint->flags |= residency::kFetchPrefetch;
         ++result_.events;
-        prefetcher->asked(core.fetch(*hint, now, out_));
+        prefetcher->asked(core.fetch(*hint, time, out_));
         STW_TRY(execute());
     }
     prefetcher->clean(moment, core, out_);
@@ -286,7 +293,7 @@ void Replay::Impl::note_access(Lane lane, bool told)
     if (!prefetcher) return;
     news_ |= told;
     for (const Event &event : lanes_[static_cast<size_t>(lane)].asked) {
-        prefetcher->access(event, told, now);
+        prefetcher->access(event, told, time);
     }
 }
 
@@ -354,7 +361,7 @@ Status Replay::drain()
 
 Instant Replay::now() const
 {
-    return impl_->now;
+    return impl_->time;
 }
 
 const residency::Core &Replay::core() const

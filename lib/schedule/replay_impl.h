@@ -2,6 +2,7 @@
 // The inside of a replay: where its lanes stand, and the core with its links. One thread.
 #pragma once
 
+#include "lib/residency/command_loop.h"
 #include "lib/schedule/replay.h"
 
 #include <array>
@@ -15,9 +16,9 @@ inline bool reads(residency::Access access)
     return access == residency::Access::kRead || access == residency::Access::kReadWrite;
 }
 
-class Replay::Impl {
+class Replay::Impl final : residency::CommandSink, residency::EventHook {
 public:
-    explicit Impl(const Machine &on) : machine(on), core(on.config), links(on) {}
+    explicit Impl(const Machine &on) : machine(on), core(on.config), links(on) { loop_.add(*this); }
 
     Status create(std::vector<residency::TensorSpec> specs);
     Status fill(residency::TensorId tensor);
@@ -29,7 +30,7 @@ public:
     VirtualLinks links;
     Policy *policy = nullptr;          // not owned
     Prefetcher *prefetcher = nullptr;  // not owned
-    residency::Instant now = 0;
+    residency::Instant time = 0;
     bool recording = false;
     const std::atomic<bool> *stop = nullptr;  // not owned
 
@@ -87,12 +88,25 @@ private:
     Status prefetch();
     void note_access(Lane lane, bool told);
 
+    // What the loop calls. There is no store, and memory takes no time.
+    [[nodiscard]] residency::Instant now() const override { return time; }
+    void forget(residency::BlockId) override {}
+    void swap_memory(std::vector<residency::Swap> &) override {}
+    void pack_freed(residency::PackId) override {}
+    void submit(std::vector<residency::Transfer> &transfers, residency::Commands &out) override;
+    void promote(residency::TransferId id) override { links.promote(id); }
+    void failed(const residency::BackgroundError &) override {}
+    bool granted(residency::Granted &granted, residency::Instant, residency::Commands &) override;
+    bool refused(residency::Refused &refused, residency::Instant, residency::Commands &) override;
+
     const Step *step_ = nullptr;
     std::array<LaneState, kLanes> lanes_;
     std::vector<size_t> order_;  // per event: the last of the other lane's that it waits for
     std::vector<std::vector<View>> open_;  // per tensor
     bool news_ = false;                    // since the prefetcher looked
-    residency::Commands out_;
+    residency::CommandLoop loop_{*this};
+    residency::Commands &out_ = loop_.out;
+    Status failure_;  // of a command
     StepResult result_;
 };
 

@@ -78,24 +78,24 @@ Status Replay::Impl::run_lane(Lane number, bool *moved)
         const size_t position = lane.events[lane.cursor];
         if (lane.wait == Wait::kFetch) return {};
         if (lane.wait == Wait::kCompute) {
-            if (lane.until > now) return {};
+            if (lane.until > time) return {};
             lane.wait = Wait::kNothing;
             lane.computed = true;
         }
         const uint64_t compute_ns = (*step_)[position].compute_ns;
         if (!lane.computed && compute_ns > 0) {
             lane.compute_ns += compute_ns;
-            lane.until = now + compute_ns;
+            lane.until = time + compute_ns;
             lane.wait = Wait::kCompute;
             return {};
         }
         lane.computed = true;
         if (!lane.goes_first && comes_after(position)) {
-            if (lane.wait == Wait::kNothing) lane.since = now;
+            if (lane.wait == Wait::kNothing) lane.since = time;
             lane.wait = Wait::kLane;
             return {};
         }
-        if (lane.wait == Wait::kLane) lane.stall_ns += now - lane.since;
+        if (lane.wait == Wait::kLane) lane.stall_ns += time - lane.since;
         lane.wait = Wait::kNothing;
         *moved = true;
         STW_TRY(perform(number));
@@ -116,7 +116,7 @@ Status Replay::Impl::perform(Lane number)
 {
     LaneState &lane = lanes_[static_cast<size_t>(number)];
     const Event &event = (*step_)[lane.events[lane.cursor]];
-    if (recording) result_.event_begins[lane.events[lane.cursor]] = now;
+    if (recording) result_.event_begins[lane.events[lane.cursor]] = time;
     switch (event.act) {
     case Act::kFetch: return ask(number);
     case Act::kRelease: STW_TRY(release(number, event)); break;
@@ -130,7 +130,7 @@ void Replay::Impl::pass(Lane number, size_t events)
 {
     LaneState &lane = lanes_[static_cast<size_t>(number)];
     for (size_t i = 0; recording && i < events; ++i) {
-        result_.event_ends[lane.events[lane.cursor + i]] = now;
+        result_.event_ends[lane.events[lane.cursor + i]] = time;
     }
     lane.cursor += events;
     lane.computed = false;
@@ -172,14 +172,14 @@ Status Replay::Impl::ask(Lane number)
     for (size_t at = lane.cursor; at < lane.events.size(); ++at) {
         const Event &event = (*step_)[lane.events[at]];
         if (event.act != Act::kFetch) break;
-        if (recording) result_.event_begins[lane.events[at]] = now;
+        if (recording) result_.event_begins[lane.events[at]] = time;
         asked.requests.push_back(request_of(event));
         count_read(settled(asked.requests.back()));
         lane.asked.push_back(event);
         if (policy) policy->access(event);
         if (!event.with_next) break;
     }
-    lane.since = now;
+    lane.since = time;
     const bool hit = number == Lane::kProgram && try_hit(asked.requests);
     note_access(number, !hit);
     if (hit) {
@@ -192,7 +192,7 @@ Status Replay::Impl::ask(Lane number)
     if (number == Lane::kUpdate) asked.flags |= residency::kFetchInternal;
     lane.wait = Wait::kFetch;
     ++result_.events;
-    lane.fetch = core.fetch(asked, now, out_);
+    lane.fetch = core.fetch(asked, time, out_);
     return execute();
 }
 
@@ -229,7 +229,7 @@ void Replay::Impl::grant(Lane number, const residency::Granted &granted)
         request.place = granted.grants[i].place;
         open_[request.tensor].push_back({request, number, granted.grants[i].by_gate});
     }
-    lane.stall_ns += now - lane.since;
+    lane.stall_ns += time - lane.since;
     lane.wait = Wait::kNothing;
     pass(number, lane.asked.size());
 }
@@ -259,8 +259,8 @@ Status Replay::Impl::release(Lane number, const Event &event)
     if (view.by_gate) {
         const bool last = core.gate(event.tensor, place).unpin();
         const bool tell = last || lanes_[0].wait == Wait::kFetch || lanes_[1].wait == Wait::kFetch;
-        if (tell) core.gate_idle(event.tensor, now, out_);
-        if (far || near) core.release_hint(event.tensor, place, far, now, out_);
+        if (tell) core.gate_idle(event.tensor, time, out_);
+        if (far || near) core.release_hint(event.tensor, place, far, time, out_);
     } else {
         residency::Release done;
         done.tensor = event.tensor;
@@ -272,7 +272,7 @@ Status Replay::Impl::release(Lane number, const Event &event)
         done.near = near;
         done.discard = event.hint == Hint::kDiscard && done.access != Access::kRead;
         done.internal = number == Lane::kUpdate;
-        core.release(done, now, out_);
+        core.release(done, time, out_);
         if (done.discard) return {};
     }
     return event.hint == Hint::kDiscard ? core.discard(event.tensor, out_) : Status();

@@ -3,6 +3,7 @@
 #include "lib/simulate/rank.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stepwell::simulate {
 namespace {
@@ -40,8 +41,9 @@ residency::Config config_of(const Layout &layout)
 
 }  // namespace
 
-World::Rank::Rank(uint32_t number, const Layout &layout, const Program &program)
-    : number(number),
+World::Rank::Rank(World &world, uint32_t number, const Layout &layout, const Program &program)
+    : world(world),
+      number(number),
       core(config_of(layout)),
       is_done(program.ops.size()),
       began(number == 0 ? program.ops.size() : 0),
@@ -52,6 +54,8 @@ World::Rank::Rank(uint32_t number, const Layout &layout, const Program &program)
       updating(layout.tiles.size()),
       arrivals(layout.tiles.size())
 {
+    loop.add(gathers);
+    loop.add(*this);
     core.set_victim_policy(&trace);
     if (program.ahead_max > 0)
         lookahead = std::make_unique<schedule::Lookahead>(kHostPlace, kNvmePlace);
@@ -83,19 +87,15 @@ Status World::fill_tensor(Rank &rank, TensorId tensor)
     residency::FetchAsked asked;
     asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
     rank.core.fetch(asked, now_, rank.out);
-    while (rank.out.granted.empty()) {
-        if (!rank.out.refused.empty()) return rank.out.refused.front().status;
-        if (rank.out.transfers.empty())
-            return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
-                                 layout_.specs[tensor].name.c_str());
-        STW_TRY(execute(rank));
-    }
-    const residency::Granted granted = rank.out.granted.front();
-    rank.out.granted.clear();
+    STW_TRY(execute(rank));
+    if (rank.filled.empty())
+        return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
+                             layout_.specs[tensor].name.c_str());
+    const std::vector<residency::Grant> grants = std::exchange(rank.filled, {});
     residency::Release release;
     release.tensor = tensor;
     release.access = use.access;
-    release.place = granted.grants[0].place;
+    release.place = grants[0].place;
     release.byte_count = layout_.specs[tensor].bytes;
     release.far = true;
     rank.core.release(release, now_, rank.out);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "lib/residency/agreed.h"
+#include "lib/residency/command_loop.h"
 #include "lib/schedule/lookahead.h"
 #include "lib/simulate/world.h"
 
@@ -36,7 +37,7 @@ constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
 constexpr SharedLinks::Tag kCollectiveTag = kOpTag - 1;  // of a rank's front collective
 constexpr SharedLinks::Tag kTimerTag = kOpTag - 2;       // of a look ahead
 
-struct World::Rank {
+struct World::Rank final : residency::CommandSink, residency::EventHook {
     struct LaneState {
         size_t cursor = 0;
         bool busy = false;  // with the operation under the cursor
@@ -50,15 +51,34 @@ struct World::Rank {
         Instant slice = 0;
     };
 
-    Rank(uint32_t number, const Layout &layout, const Program &program);
+    Rank(World &world, uint32_t number, const Layout &layout, const Program &program);
 
+    // What the loop calls. There is no store, and memory takes no time.
+    [[nodiscard]] Instant now() const override { return world.now_; }
+    void forget(residency::BlockId) override {}
+    void swap_memory(std::vector<residency::Swap> &) override {}
+    void pack_freed(residency::PackId) override {}
+    void submit(std::vector<residency::Transfer> &transfers, residency::Commands &) override
+    {
+        for (const residency::Transfer &transfer : transfers) world.submit(*this, transfer);
+    }
+    void promote(residency::TransferId id) override;
+    void failed(const residency::BackgroundError &) override {}
+    bool granted(residency::Granted &granted, Instant, residency::Commands &) override;
+    bool refused(residency::Refused &refused, Instant, residency::Commands &) override;
+    void after_round(Instant, residency::Commands &) override;
+
+    World &world;  // not owned
     const uint32_t number;
     schedule::Trace trace;
     std::unique_ptr<schedule::Lookahead> lookahead;  // null: nothing is brought ahead
     Instant timer_at = residency::kNever;            // of the next look at the latest
     std::pair<uint64_t, uint64_t> cleaned_at;        // turn and place of the forecast
     residency::Core core;
-    residency::Commands out;
+    residency::CommandLoop loop{*this};
+    residency::Commands &out = loop.out;
+    Status failure;                        // of a command
+    std::vector<residency::Grant> filled;  // while the world is filled
     std::array<LaneState, kLanes> lanes;
     std::vector<bool> is_done;
     std::vector<Instant> began;

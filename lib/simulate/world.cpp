@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace stepwell::simulate {
 namespace {
@@ -37,7 +38,7 @@ World::World(const Machine &machine, const Layout &layout, const Program &progra
     links_.add_own(kBytesPerSOfClock, 0);  // the second clock, of updates
     group_ranks_ = options.folded ? 1 : layout.gather_ranks;
     for (uint32_t rank = 0; rank < (options.folded ? 1 : layout.ranks); ++rank)
-        ranks_.push_back(std::make_unique<Rank>(rank, layout, program));
+        ranks_.push_back(std::make_unique<Rank>(*this, rank, layout, program));
 }
 
 World::~World() = default;
@@ -296,26 +297,35 @@ Status World::release(Rank &rank, const Op &op)
 
 Status World::execute(Rank &rank)
 {
-    do {
-        if (filling_ && rank.out.transfers.empty() && rank.out.refused.empty()) return {};
-        Commands commands = std::move(rank.out);
-        rank.out = {};
-        if (filling_) rank.out.granted = std::move(commands.granted), commands.granted.clear();
-        for (const Transfer &transfer : commands.transfers) submit(rank, transfer);
-        for (const residency::TransferId id : commands.promotes)
-            links_.promote(rank.number, id, static_cast<uint32_t>(residency::Class::kDemand));
-        for (const residency::Granted &granted : commands.granted) {
-            if (end_hint(rank, granted.fetch, {})) continue;
-            if (rank.gathers.on_granted(granted, now_, rank.out)) continue;
-            if (!take_prepared(rank, granted)) answer(rank, granted);
-        }
-        for (residency::Refused &refused : commands.refused)
-            if (!end_hint(rank, refused.fetch, refused.status)) return std::move(refused.status);
-        STW_TRY(pump_gathers(rank));
-    } while (!rank.out.transfers.empty() || !rank.out.granted.empty() ||
-             !rank.out.refused.empty() || !rank.out.promotes.empty());
-    rank.out.clear();
-    return {};
+    rank.loop.run();
+    return std::exchange(rank.failure, {});
+}
+
+void World::Rank::promote(residency::TransferId id)
+{
+    world.links_.promote(number, id, static_cast<uint32_t>(residency::Class::kDemand));
+}
+
+bool World::Rank::granted(residency::Granted &granted, Instant, Commands &)
+{
+    if (world.filling_) {
+        filled = std::move(granted.grants);
+        return true;
+    }
+    if (world.end_hint(*this, granted.fetch, {})) return true;
+    if (!world.take_prepared(*this, granted)) world.answer(*this, granted);
+    return true;
+}
+
+bool World::Rank::refused(residency::Refused &refused, Instant, Commands &)
+{
+    if (!world.end_hint(*this, refused.fetch, refused.status)) failure = std::move(refused.status);
+    return true;
+}
+
+void World::Rank::after_round(Instant, Commands &)
+{
+    if (Status status = world.pump_gathers(*this); !status.ok()) failure = std::move(status);
 }
 
 void World::answer(Rank &rank, const residency::Granted &granted)

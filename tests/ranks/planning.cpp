@@ -110,43 +110,40 @@ void Rank::pause_plan()
 }
 
 // Asked when somebody sleeps on a fetch that has neither locks nor room.
-void Rank::break_deadlocks()
+void Rank::break_deadlock()
 {
-    while (!journal_.failed()) {
-        const bool waits = program_ == State::kFetches;
-        const bool sleeps = loader_sleeps_ != 0;
-        const bool blocked = (waits && core_.is_blocked(program_fetch_)) ||
-                             (sleeps && core_.is_blocked(loader_sleeps_));
-        if (!blocked) return;
-        sleepers_.clear();
-        if (waits) sleepers_.push_back({1, program_fetch_});
-        if (sleeps) sleepers_.push_back({2, loader_sleeps_});
-        held_.clear();
-        const auto add = [&](const View &view) {
-            const bool mine =
-                std::any_of(sleepers_.begin(), sleepers_.end(),
-                            [&](const Sleeper &at) { return at.owner == view.owner; });
-            if (!mine) return;
-            const Request &at = view.request;
-            held_.push_back(
-                {view.owner, at.tensor, at.place, at.byte_begin, at.byte_count, view.writes()});
-        };
-        for (const Handle &handle : handles_) {
-            for (const View &view : handle.views) add(view);
-        }
-        for (const View &view : loaded_) add(view);
-        const uint32_t updates = update_ == State::kFetches ? 1 : 0;
-        const FetchId id = core_.find_deadlock(held_, sleepers_, updates);
-        if (id == 0) return;
-        const bool ours = id == program_fetch_ || id == loader_sleeps_;
-        if (!ours) {
-            journal_.fail("rank %u: fetch %llu gives way and nobody sleeps on it", number_,
-                          static_cast<unsigned long long>(id));
-            return;
-        }
-        ++world_.counts.deadlocks;
-        cancel(id, core_.deadlock_refusal(id));
+    const bool waits = program_ == State::kFetches;
+    const bool sleeps = loader_sleeps_ != 0;
+    const bool blocked =
+        (waits && core_.is_blocked(program_fetch_)) || (sleeps && core_.is_blocked(loader_sleeps_));
+    if (!blocked) return;
+    sleepers_.clear();
+    if (waits) sleepers_.push_back({1, program_fetch_});
+    if (sleeps) sleepers_.push_back({2, loader_sleeps_});
+    held_.clear();
+    const auto add = [&](const View &view) {
+        const bool mine = std::any_of(sleepers_.begin(), sleepers_.end(),
+                                      [&](const Sleeper &at) { return at.owner == view.owner; });
+        if (!mine) return;
+        const Request &at = view.request;
+        held_.push_back(
+            {view.owner, at.tensor, at.place, at.byte_begin, at.byte_count, view.writes()});
+    };
+    for (const Handle &handle : handles_) {
+        for (const View &view : handle.views) add(view);
     }
+    for (const View &view : loaded_) add(view);
+    const uint32_t updates = update_ == State::kFetches ? 1 : 0;
+    const FetchId id = core_.find_deadlock(held_, sleepers_, updates);
+    if (id == 0) return;
+    const bool ours = id == program_fetch_ || id == loader_sleeps_;
+    if (!ours) {
+        journal_.fail("rank %u: fetch %llu gives way and nobody sleeps on it", number_,
+                      static_cast<unsigned long long>(id));
+        return;
+    }
+    ++world_.counts.deadlocks;
+    cancel(id, core_.deadlock_refusal(id));
 }
 
 }  // namespace stepwell::ranks

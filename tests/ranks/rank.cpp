@@ -24,6 +24,7 @@ Rank::Rank(World &world, uint32_t number, uint64_t seed)
       ids_(setup_.tensors.size(), kNone),
       handles_(setup_.handles)
 {
+    loop_.add(*this);
     for (uint32_t phase = 0; phase < kPhases; ++phase) {
         lookaheads_.emplace_back(kHost, kNvme);
         for (const schedule::Link &link : setup_.machine.links) {
@@ -69,42 +70,38 @@ void Rank::create(uint32_t index)
 
 // -------------------------------------------------------------------------------- commands out --
 
-// Called again by what it carries out, it leaves that to the call under way.
-void Rank::execute_all()
+void Rank::forget(BlockId block)
 {
-    executing_ = true;
-    while (!out_.empty() && !journal_.failed()) {
-        out_.swap(doing_);
-        carry_out(doing_);
-        doing_.clear();
-    }
-    executing_ = false;
+    if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(block);
 }
 
-void Rank::carry_out(const Commands &commands)
+void Rank::swap_memory(std::vector<Swap> &swaps)
 {
-    for (const BlockId block : commands.forgets) {
-        if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(block);
+    for (const Swap &swap : swaps) memory_.swap(swap);
+}
+
+void Rank::pack_freed(PackId pack)
+{
+    for (const Sent &flight : flights_) {
+        if (flight.transfer.pack != pack) continue;
+        journal_.fail("pack %u is freed under transfer %llu", pack, number(flight.transfer.id));
     }
-    for (const Swap &swap : commands.swaps) memory_.swap(swap);
-    for (const PackId pack : commands.freed_packs) {
-        for (const Sent &flight : flights_) {
-            if (flight.transfer.pack != pack) continue;
-            journal_.fail("pack %u is freed under transfer %llu", pack, number(flight.transfer.id));
-        }
-        memory_.free(pack);
+    memory_.free(pack);
+}
+
+void Rank::submit(std::vector<Transfer> &transfers, Commands &)
+{
+    for (const Transfer &transfer : transfers) begin_transfer(transfer);
+}
+
+void Rank::promote(TransferId id)
+{
+    const Sent *flight = flight_of(id);
+    if (!flight) {
+        journal_.fail("transfer %llu is promoted and not in flight", number(id));
+    } else if (flight->job != kNone) {
+        world_.promote(flight->job);
     }
-    for (const Transfer &transfer : commands.transfers) begin_transfer(transfer);
-    for (const TransferId id : commands.promotes) {
-        const Sent *flight = flight_of(id);
-        if (!flight) {
-            journal_.fail("transfer %llu is promoted and not in flight", number(id));
-        } else if (flight->job != kNone) {
-            world_.promote(flight->job);
-        }
-    }
-    for (const Granted &granted : commands.granted) this->granted(granted);
-    for (const Refused &refused : commands.refused) this->refused(refused);
 }
 
 Sent *Rank::flight_of(TransferId id)
@@ -180,23 +177,28 @@ void Rank::transfer_ends(TransferId id)
     journal_.mix(id * 8 + static_cast<uint64_t>(status.ok()));
     ++told_;
     plan_due_ = true;
+    const std::vector<TensorId> hurt = status.ok() ? std::vector<TensorId>() : hurt_by(flight);
+    failed_.clear();
     core_.transfer_done(id, status, world_.now(), out_);
-    if (!status.ok()) judge_write(flight, out_);
     execute();
+    for (const TensorId tensor : hurt) {
+        if (std::count(failed_.begin(), failed_.end(), tensor) > 0 || journal_.failed()) continue;
+        journal_.fail("rank %u: a write of tensor %u failed and nobody is told", number_, tensor);
+    }
 }
 
 // What could not be written is told to those it hurts, unless nobody wants it any more.
-void Rank::judge_write(const Sent &flight, const Commands &commands)
+std::vector<TensorId> Rank::hurt_by(const Sent &flight) const
 {
-    if (flight.transfer.to != kNvme || flight.deaths != model_.deaths(flight.transfer.pack)) return;
+    std::vector<TensorId> hurt;
+    const bool writes = flight.transfer.to == kNvme;
+    if (!writes || flight.deaths != model_.deaths(flight.transfer.pack)) return hurt;
     for (TensorId id = 0; id < model_.tensors.size(); ++id) {
         const ModelTensor &tensor = model_.tensors[id];
-        if (!tensor.alive || tensor.pack != flight.transfer.pack || !tensor.readable()) continue;
-        const bool told = std::any_of(commands.errors.begin(), commands.errors.end(),
-                                      [&](const BackgroundError &at) { return at.tensor == id; });
-        if (told) continue;
-        journal_.fail("rank %u: a write of tensor %u failed and nobody is told", number_, id);
+        if (tensor.alive && tensor.pack == flight.transfer.pack && tensor.readable())
+            hurt.push_back(id);
     }
+    return hurt;
 }
 
 Rank::Pending Rank::take_pending(FetchId id)
@@ -213,10 +215,10 @@ Rank::Pending Rank::take_pending(FetchId id)
     return {};
 }
 
-void Rank::granted(const Granted &granted)
+bool Rank::granted(Granted &granted, Instant, Commands &)
 {
     Pending pending = take_pending(granted.fetch);
-    if (journal_.failed()) return;
+    if (journal_.failed()) return true;
     ++world_.counts.grants;
     const bool hint = (pending.asked.flags & kFetchPrefetch) != 0;
     journal_.line("  fetch %llu is granted", number(granted.fetch));
@@ -224,7 +226,7 @@ void Rank::granted(const Granted &granted)
     if (granted.grants.size() != (hint ? 0 : pending.asked.requests.size())) {
         journal_.fail("%zu grants for %zu requests", granted.grants.size(),
                       pending.asked.requests.size());
-        return;
+        return true;
     }
     views_.clear();
     for (size_t i = 0; i < granted.grants.size() && !journal_.failed(); ++i) {
@@ -236,7 +238,7 @@ void Rank::granted(const Granted &granted)
     for (size_t i = granted.grants.size(); i < pending.asked.requests.size(); ++i) {
         model_.tensors[pending.asked.requests[i].tensor].fetches -= 1;
     }
-    if (journal_.failed()) return;
+    if (journal_.failed()) return true;
     switch (pending.who) {
     case Who::kProgram: handles_[setup_.program[cursor_].handle].views.swap(views_); break;
     case Who::kUpdate: chunk_ = views_.front(); break;
@@ -245,12 +247,13 @@ void Rank::granted(const Granted &granted)
     default: break;
     }
     answered(pending, {});
+    return true;
 }
 
-void Rank::refused(const Refused &refused)
+bool Rank::refused(Refused &refused, Instant, Commands &)
 {
     Pending pending = take_pending(refused.fetch);
-    if (journal_.failed()) return;
+    if (journal_.failed()) return true;
     ++world_.counts.refusals;
     const Status &status = refused.status;
     journal_.line("  fetch %llu is refused: %d %s", number(refused.fetch), status.code(),
@@ -266,6 +269,7 @@ void Rank::refused(const Refused &refused)
         model_.tensors[request.tensor].fetches -= 1;
     }
     answered(pending, status);
+    return true;
 }
 
 void Rank::answered(Pending &pending, const Status &status)
@@ -298,14 +302,21 @@ void Rank::answered(Pending &pending, const Status &status)
 
 // ------------------------------------------------------------------------------------- checked --
 
+void Rank::settled(Instant, Commands &)
+{
+    settles_ = true;
+    if (plan_due_) look_ahead();
+    if (out_.empty()) break_deadlock();
+    settles_ = false;
+}
+
 void Rank::go_on()
 {
     execute();
     do {
         while (!journal_.failed() && (advance_program() || advance_updates())) {}
         if (journal_.failed() || (told_ == looked_at_ && !plan_due_)) return;
-        if (plan_due_) look_ahead();
-        break_deadlocks();
+        execute();
         if (shrinking_ != kNoPlace && !journal_.failed()) go_on_shrinking();
         // Who gave way, or has room now, goes on.
     } while (advance_program() || advance_updates());

@@ -5,6 +5,7 @@
 // does everything else. After each event the model and the memories must agree with the core.
 #pragma once
 
+#include "lib/residency/command_loop.h"
 #include "lib/schedule/choose.h"
 #include "lib/schedule/lookahead.h"
 #include "lib/schedule/trace.h"
@@ -16,7 +17,7 @@
 
 namespace stepwell::ranks {
 
-class Rank {
+class Rank final : CommandSink, EventHook {
 public:
     Rank(World &world, uint32_t number, uint64_t seed);
 
@@ -62,16 +63,19 @@ private:
     };
 
     // rank.cpp: the shell
-    void execute()
-    {
-        if (!out_.empty() && !executing_) execute_all();
-    }
-    void execute_all();
-    void carry_out(const Commands &commands);
+    void execute() { loop_.run(); }
+    [[nodiscard]] Instant now() const override { return world_.now(); }
+    void forget(BlockId block) override;
+    void swap_memory(std::vector<Swap> &swaps) override;
+    void pack_freed(PackId pack) override;
+    void submit(std::vector<Transfer> &transfers, Commands &out) override;
+    void promote(TransferId id) override;
+    void failed(const BackgroundError &error) override { failed_.push_back(error.tensor); }
     void begin_transfer(const Transfer &transfer);
-    void judge_write(const Sent &flight, const Commands &commands);
-    void granted(const Granted &granted);
-    void refused(const Refused &refused);
+    [[nodiscard]] std::vector<TensorId> hurt_by(const Sent &flight) const;
+    bool granted(Granted &granted, Instant now, Commands &out) override;
+    bool refused(Refused &refused, Instant now, Commands &out) override;
+    void settled(Instant now, Commands &out) override;
     void answered(Pending &pending, const Status &status);
     Pending take_pending(FetchId id);
     void check_now();
@@ -123,7 +127,7 @@ private:
     // planning.cpp
     void look_ahead();
     void look_ahead_in(uint32_t phase);
-    void break_deadlocks();
+    void break_deadlock();
     void end_hint(FetchId id, const Status &status);
     void note(const FetchAsked &asked, schedule::Lane lane);
     void pause_plan();
@@ -141,10 +145,11 @@ private:
     Memory memory_;
     Core core_;
     Model model_;
-    Commands out_;
-    bool executing_ = false;
+    CommandLoop loop_{*this};
+    Commands &out_ = loop_.out;
+    std::vector<TensorId> failed_;  // as the last event told
+    bool settles_ = false;
     // Kept for their memory.
-    Commands doing_;
     std::vector<Held> held_;
     std::vector<Sleeper> sleepers_;
     std::vector<View> views_;

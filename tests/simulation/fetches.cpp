@@ -127,7 +127,7 @@ Program::Claim *Program::claim_of(FetchId id)
     return nullptr;
 }
 
-void Program::granted(const Granted &granted)
+bool Program::granted(Granted &granted, Instant, Commands &)
 {
     grants_++;
     journal_.line("  granted %llu", (unsigned long long)granted.fetch);
@@ -135,7 +135,7 @@ void Program::granted(const Granted &granted)
     if (found == fetches_.end()) {
         journal_.fail("fetch %llu is answered but not asked, or twice",
                       (unsigned long long)granted.fetch);
-        return;
+        return true;
     }
     const FetchAsked asked = std::move(found->second.asked);
     fetches_.erase(found);
@@ -144,7 +144,7 @@ void Program::granted(const Granted &granted)
     const bool prefetch = (asked.flags & kFetchPrefetch) != 0;
     if (granted.grants.size() != (prefetch ? 0 : asked.requests.size())) {
         journal_.fail("%zu grants for %zu requests", granted.grants.size(), asked.requests.size());
-        return;
+        return true;
     }
     Claim *claim = asked.claim != 0 ? claim_of(granted.fetch) : nullptr;
     for (size_t i = 0; i < granted.grants.size() && !journal_.failed(); i++) {
@@ -160,9 +160,10 @@ void Program::granted(const Granted &granted)
             views_.push_back(std::move(view));
         }
     }
+    return true;
 }
 
-void Program::refused(const Refused &refused)
+bool Program::refused(Refused &refused, Instant, Commands &)
 {
     refusals_++;
     last_refusal_ = refused.status.code();
@@ -172,7 +173,7 @@ void Program::refused(const Refused &refused)
     if (found == fetches_.end()) {
         journal_.fail("fetch %llu is refused but not asked, or answered before",
                       (unsigned long long)refused.fetch);
-        return;
+        return true;
     }
     const bool no_mapping = refused.status.code() == STW_ERROR_LIMIT && addresses_.take_refusal();
     const std::string why =
@@ -183,6 +184,7 @@ void Program::refused(const Refused &refused)
     hint_over(refused.fetch, refused.status);
     answered(found->second.asked, refused.fetch);
     fetches_.erase(found);
+    return true;
 }
 
 // A thread that finds the gate open passes by without the core.

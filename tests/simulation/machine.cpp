@@ -4,12 +4,12 @@
 
 namespace stepwell::simulation {
 
-Machine::Machine(const Config &config, Random &random, Journal &journal, Answers &answers)
+Machine::Machine(const Config &config, Random &random, Journal &journal)
     : core(config),
+      loop(*this),
       memories(config),
       random_(random),
       journal_(journal),
-      answers_(answers),
       config_(config)
 {
     for (const PlaceConfig &place : config.places) {
@@ -20,21 +20,15 @@ Machine::Machine(const Config &config, Random &random, Journal &journal, Answers
     }
 }
 
-void Machine::execute(Commands &commands)
+void Machine::submit(std::vector<Transfer> &submitted, Commands &)
 {
-    const Commands now = std::move(commands);
-    commands = {};
-    for (const BlockId block : now.forgets) forget(block);
-    for (const Swap &at : now.swaps) swap(at);
-    for (const PackId pack : now.freed_packs) check_free(pack);
-    for (const Transfer &transfer : now.transfers) begin(transfer);
-    for (const TransferId id : now.promotes) {
-        if (flying_.count(id) == 0) {
-            journal_.fail("transfer %llu is promoted but not in flight", (unsigned long long)id);
-        }
-    }
-    for (const Granted &granted : now.granted) answers_.granted(granted);
-    for (const Refused &refused : now.refused) answers_.refused(refused);
+    for (const Transfer &transfer : submitted) begin(transfer);
+}
+
+void Machine::promote(TransferId transfer)
+{
+    if (flying_.count(transfer) > 0) return;
+    journal_.fail("transfer %llu is promoted but not in flight", (unsigned long long)transfer);
 }
 
 void Machine::forget(BlockId block)
@@ -55,15 +49,17 @@ void Machine::forget(BlockId block)
     packs_.erase(block);
 }
 
-void Machine::swap(const Swap &swap)
+void Machine::swap_memory(std::vector<Swap> &swaps)
 {
-    journal_.line("  slot %u of place %u gives its memory to slot %u", swap.bare, swap.place,
-                  swap.backed);
-    if (!pins_[swap.place][swap.backed].bare) {
-        journal_.fail("slot %u of place %u is backed twice", swap.backed, swap.place);
+    for (const Swap &swap : swaps) {
+        journal_.line("  slot %u of place %u gives its memory to slot %u", swap.bare, swap.place,
+                      swap.backed);
+        if (!pins_[swap.place][swap.backed].bare) {
+            journal_.fail("slot %u of place %u is backed twice", swap.backed, swap.place);
+        }
+        make_bare(swap.place, swap.bare);
+        make_backed(swap.place, swap.backed);
     }
-    make_bare(swap.place, swap.bare);
-    make_backed(swap.place, swap.backed);
 }
 
 void Machine::make_bare(PlaceId place, Slot slot)
@@ -80,8 +76,15 @@ void Machine::make_bare(PlaceId place, Slot slot)
     forget(place, slot);
 }
 
-void Machine::check_free(PackId pack)
+void Machine::take_pack(PackId pack, bool shares)
 {
+    if (taken_packs_.insert(pack).second || shares) return;
+    journal_.fail("pack %u is taken, and those whose it was are gone; nobody was told", pack);
+}
+
+void Machine::pack_freed(PackId pack)
+{
+    taken_packs_.erase(pack);
     for (const auto &[id, flight] : flying_) {
         if (flight.transfer.pack != pack) continue;
         journal_.fail("pack %u is freed under transfer %llu", pack, (unsigned long long)id);
@@ -287,9 +290,8 @@ void Machine::order(TransferId id)
     pins_[flight.transfer.to][flight.transfer.to_slot].targets--;
     land(flight);
     journal_.line("ordered transfer %llu", (unsigned long long)id);
-    Commands out;
-    core.transfer_ordered(id, now_, out);
-    execute(out);
+    core.transfer_ordered(id, now_, loop.out);
+    loop.run();
 }
 
 void Machine::complete(TransferId id)
@@ -320,9 +322,8 @@ void Machine::complete(TransferId id)
         land(flight);
     }
     journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");
-    Commands out;
-    core.transfer_done(id, status, now_, out);
-    execute(out);
+    core.transfer_done(id, status, now_, loop.out);
+    loop.run();
 }
 
 // Only the bytes in use arrive; the rest of the target stays what it was.

@@ -6,6 +6,7 @@
 // nothing touches what a view pins. One thread.
 #pragma once
 
+#include "lib/residency/command_loop.h"
 #include "tests/simulation/support.h"
 
 #include <queue>
@@ -21,24 +22,15 @@ struct Faults {
     bool orders = false;           // devices across a bus have streams
 };
 
-// What becomes of the core's answers. Called in the order of the commands.
-class Answers {
+class Machine final : CommandSink {
 public:
-    virtual ~Answers() = default;
-    virtual void granted(const Granted &granted) = 0;
-    virtual void refused(const Refused &refused) = 0;
-};
+    Machine(const Config &config, Random &random, Journal &journal);
 
-class Machine {
-public:
-    Machine(const Config &config, Random &random, Journal &journal, Answers &answers);
-
-    void execute(Commands &commands);
     // Time goes on to the next thing that happens; false when nothing is under way.
     bool advance();
     void wait(Instant duration_ns) { now_ += duration_ns; }
     [[nodiscard]] bool idle() const { return flying_.empty(); }
-    [[nodiscard]] Instant now() const { return now_; }
+    [[nodiscard]] Instant now() const override { return now_; }
 
     // Views of the program, by the slots they pin.
     void pin(PlaceId place, const std::vector<Slot> &slots, bool write);
@@ -77,12 +69,15 @@ public:
     // The slot's memory is at the address of a block that is not guarded, or was there last.
     [[nodiscard]] bool is_away(PlaceId place, Slot slot) const { return pins_[place][slot].away; }
     void bring_home(PlaceId place, Slot slot) { pins_[place][slot].away = false; }
+    // Of a tensor that was created; `shares`: with others that live.
+    void take_pack(PackId pack, bool shares);
     // Null when no image of the block is on nvme.
     [[nodiscard]] const Image *stored(PackId pack, uint64_t index) const;
     [[nodiscard]] bool rotten(PackId pack) const;
     [[nodiscard]] bool hurt(PackId pack) const { return hurt_packs_.count(pack) > 0; }
 
     Core core;
+    CommandLoop loop;
     Memories memories;
     Faults faults;
     uint64_t write_faults = 0;  // since the program forgave
@@ -122,7 +117,14 @@ private:
         uint64_t index = 0;
     };
 
-    void swap(const Swap &swap);
+    // What the loop calls.
+    void forget(BlockId block) override;
+    void swap_memory(std::vector<Swap> &swaps) override;
+    void pack_freed(PackId pack) override;
+    void submit(std::vector<Transfer> &transfers, Commands &out) override;
+    void promote(TransferId transfer) override;
+    void failed(const BackgroundError &) override {}
+
     void begin(const Transfer &transfer);
     void check_source(const Transfer &transfer);
     void check_target(const Transfer &transfer);
@@ -131,8 +133,6 @@ private:
     void complete(TransferId id);
     void order(TransferId id);
     void land(const Flight &flight);
-    void forget(BlockId block);
-    void check_free(PackId pack);
     static uint64_t index_of(const Transfer &transfer)
     {
         return transfer.pack_offset / kBlockBytes;
@@ -141,7 +141,6 @@ private:
 
     Random &random_;
     Journal &journal_;
-    Answers &answers_;
     Config config_;
     Instant now_ = 1;
     uint64_t order_ = 0;
@@ -154,6 +153,7 @@ private:
     std::map<BlockId, PackId> packs_;
     std::set<BlockId> rotten_;
     std::set<PackId> hurt_packs_;
+    std::set<PackId> taken_packs_;  // and not freed
 };
 
 }  // namespace stepwell::simulation

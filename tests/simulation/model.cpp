@@ -19,13 +19,16 @@ void Model::create(TensorId id, const TensorSpec &spec)
         journal_.fail("tensor %u lies at %llu of its pack, aligned to %llu", id,
                       (unsigned long long)tensor.pack_offset, (unsigned long long)spec.align_bytes);
     }
+    bool shares = false;
     for (const auto &[other_id, other] : tensors) {
         if (other_id == id || !other.alive || other.pack != tensor.pack) continue;
+        shares = true;
         if (other.pack_offset < tensor.pack_offset + spec.bytes &&
             tensor.pack_offset < other.pack_offset + other.spec.bytes) {
             journal_.fail("tensors %u and %u overlap in pack %u", id, other_id, tensor.pack);
         }
     }
+    machine_.take_pack(tensor.pack, shares);
 }
 
 void Model::locate(ModelView &view, const Grant &grant)

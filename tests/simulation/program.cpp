@@ -14,7 +14,7 @@ Program::Program(const Options &options, Random &random, Journal &journal)
     : random_(random),
       journal_(journal),
       setup_(choose_setup(options, random)),
-      machine_(setup_.config, random, journal, *this),
+      machine_(setup_.config, random, journal),
       model_(machine_, journal, setup_),
       address_random_(options.seed ^ 0x616c6961736573),
       addresses_(machine_, address_random_, journal),
@@ -24,6 +24,7 @@ Program::Program(const Options &options, Random &random, Journal &journal)
 {
     const PlaceId nvme = static_cast<PlaceId>(setup_.config.places.size() - 1);
     const PlaceId host = static_cast<PlaceId>(nvme - 1);
+    machine_.loop.add(*this);
     for (uint32_t phase = 0; phase < kPhases; ++phase) lookaheads_.emplace_back(host, nvme);
     if (plans_) machine_.core.set_victim_policy(&trace_);
     if (setup_.aliases) {

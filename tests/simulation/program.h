@@ -32,7 +32,7 @@ private:
     Random &random_;
 };
 
-class Program final : public Answers {
+class Program final : public EventHook {
 public:
     Program(const Options &options, Random &random, Journal &journal);
 
@@ -41,8 +41,8 @@ public:
     void finish();
     void count(Outcome &outcome) const;
 
-    void granted(const Granted &granted) override;
-    void refused(const Refused &refused) override;
+    bool granted(Granted &granted, Instant now, Commands &out) override;
+    bool refused(Refused &refused, Instant now, Commands &out) override;
 
 private:
     using View = std::unique_ptr<ModelView>;
@@ -140,7 +140,7 @@ private:
 
     [[nodiscard]] TensorId any_tensor();
     void check(const char *after);
-    void execute() { machine_.execute(out_); }
+    void execute() { machine_.loop.run(); }
 
     Random &random_;
     Journal &journal_;
@@ -152,7 +152,7 @@ private:
     Addresses addresses_;
     Random plan_random_;
     WildPlan plan_;
-    Commands out_;
+    Commands &out_ = machine_.loop.out;
     const bool plans_;
     schedule::Trace trace_;
     std::vector<schedule::Lookahead> lookaheads_;  // by phase

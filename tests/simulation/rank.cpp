@@ -41,10 +41,12 @@ Rank::Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, J
       fabric_(fabric),
       journal_(journal),
       config_(rank_config(plan, random_)),
-      machine_(config_, random_, journal, *this),
+      machine_(config_, random_, journal),
       gathers_(machine_.core, kDevice, plan.whole_blocks, plan.bucket_bytes, plan.ahead_max)
 {
     machine_.faults.stall_percent = static_cast<uint32_t>(random_.below(10));
+    machine_.loop.add(gathers_);
+    machine_.loop.add(*this);
     gathers_.write_down();
     create_tensors();
 }
@@ -89,8 +91,7 @@ Stamp Rank::expected(uint32_t rank, WholeId whole, uint32_t version)
 
 void Rank::execute()
 {
-    machine_.execute(out_);
-    pump();
+    machine_.loop.run();
 }
 
 bool Rank::done() const
@@ -115,7 +116,6 @@ bool Rank::step()
     if (dead()) return false;
     const uint64_t kind = random_.below(10);
     if (kind < 4 && machine_.advance()) {
-        pump();
     } else if (kind < 6 && finish_collective()) {
     } else if (kind < 8 && make_call()) {
     } else if (kind == 8 && next_call_ < plan_.calls.size()) {
@@ -123,7 +123,6 @@ bool Rank::step()
     } else if (kind == 9 && !local_views_.empty()) {
         release_local();
     } else if (machine_.advance()) {
-        pump();
     } else if (!finish_collective() && !make_call()) {
         if (local_views_.empty()) return false;
         release_local();
@@ -256,56 +255,47 @@ void Rank::write_shard(const ShardWrite &write, const Grant &grant)
     release.place = grant.place;
     release.byte_count = tensors.shard_bytes;
     release.claim = write.claim;
-    Commands out;
-    machine_.core.release(release, machine_.now(), out);
-    if (write.claim != 0) machine_.core.unclaim_tensor(write.claim, tensors.shard, false, out);
+    machine_.core.release(release, machine_.now(), out_);
+    if (write.claim != 0) machine_.core.unclaim_tensor(write.claim, tensors.shard, false, out_);
     if (write.claim == 0) program_waits_--;
-    machine_.execute(out);
+    machine_.loop.run();
 }
 
-void Rank::granted(const Granted &granted)
+bool Rank::granted(Granted &granted, Instant, Commands &)
 {
-    if (journal_.failed()) return;
-    Commands out;
-    if (gathers_.on_granted(granted, machine_.now(), out)) {
-        machine_.execute(out);
-        return;
-    }
+    if (journal_.failed()) return true;
     if (granted.fetch == shard_read_) {
         take_shard(granted.grants[0]);
-        return;
+        return true;
     }
     const auto write = shard_writes_.find(granted.fetch);
     if (write != shard_writes_.end()) {
         const ShardWrite was = write->second;
         shard_writes_.erase(write);
         write_shard(was, granted.grants[0]);
-        return;
+        return true;
     }
     const auto local = local_fetches_.find(granted.fetch);
     if (local == local_fetches_.end()) {
         journal_.fail("rank %u: an answer nobody asked for", rank_);
-        return;
+        return true;
     }
     local_views_.push_back({local->second, granted.grants[0]});
     local_fetches_.erase(local);
+    return true;
 }
 
-void Rank::refused(const Refused &refused)
+bool Rank::refused(Refused &refused, Instant, Commands &)
 {
-    if (journal_.failed()) return;
-    Commands out;
-    if (gathers_.on_refused(refused, machine_.now(), out)) {
-        machine_.execute(out);
-        return;
-    }
+    if (journal_.failed()) return true;
     if (local_fetches_.erase(refused.fetch) == 0) {
         journal_.fail("rank %u: a write of a shard is refused: %s", rank_,
                       refused.status.sentence());
     }
+    return true;
 }
 
-void Rank::pump()
+void Rank::after_round(Instant, Commands &)
 {
     while (!journal_.failed()) {
         const WholeCommands commands = gathers_.pump();
@@ -376,9 +366,8 @@ void Rank::read_next_shard()
     request.place = kDevice;
     request.byte_count = tensors_[front.start.wholes[front.shards.size()]].shard_bytes;
     asked.requests.push_back(request);
-    Commands out;
-    shard_read_ = machine_.core.fetch(asked, machine_.now(), out);
-    machine_.execute(out);
+    shard_read_ = machine_.core.fetch(asked, machine_.now(), out_);
+    machine_.loop.run();
 }
 
 void Rank::take_shard(const Grant &grant)
@@ -401,9 +390,8 @@ void Rank::take_shard(const Grant &grant)
     release.byte_count = tensors.shard_bytes;
     release.internal = true;
     release.claim = front.start.claim;
-    Commands out;
-    machine_.core.release(release, machine_.now(), out);
-    machine_.execute(out);
+    machine_.core.release(release, machine_.now(), out_);
+    machine_.loop.run();
     // It could as well have been the disk that failed.
     if (random_.per_million(plan_.faults_per_million)) {
         front.shards.clear();

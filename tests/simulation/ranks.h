@@ -70,7 +70,7 @@ private:
     Journal &journal_;
 };
 
-class Rank final : public Answers {
+class Rank final : public EventHook {
 public:
     Rank(uint32_t rank, const RankPlan &plan, uint64_t seed, Fabric &fabric, Journal &journal);
 
@@ -85,8 +85,9 @@ public:
     [[nodiscard]] uint64_t transfers() const { return machine_.transfers; }
     [[nodiscard]] std::string state() const;
 
-    void granted(const Granted &granted) override;
-    void refused(const Refused &refused) override;
+    bool granted(Granted &granted, Instant now, Commands &out) override;
+    bool refused(Refused &refused, Instant now, Commands &out) override;
+    void after_round(Instant now, Commands &out) override;
 
 private:
     // A fetch of wholes, by its number in the plan.
@@ -125,7 +126,6 @@ private:
     bool call_release(const RankCall &call);
     void call_write(const RankCall &call);
     void write_shard(const ShardWrite &write, const Grant &grant);
-    void pump();
     void start(const StartGather &start);
     void read_next_shard();
     void take_shard(const Grant &grant);
@@ -149,7 +149,7 @@ private:
     Config config_;
     Machine machine_;
     WholeGathers gathers_;
-    Commands out_;
+    Commands &out_ = machine_.loop.out;
     std::vector<WholeTensors> tensors_;
     std::vector<uint32_t> versions_;
     size_t next_call_ = 0;

@@ -80,7 +80,8 @@ std::string answer_text(const std::string &model, const simulate::Machine &machi
                                 answer.budgets.nvme_bytes};
     for (size_t place = 0; place < 3; ++place) {
         if (budgets[place] == 0) continue;
-        text += formatted("  %-13s %s of %s at most, %s have their home there; of each rank\n",
+        text += formatted("  %-13s %s of %s at most, %s are stored there between uses; "
+                          "of each rank\n",
                           kPlaces[place], bytes_text(answer.peak_bytes[place]).c_str(),
                           bytes_text(budgets[place]).c_str(),
                           bytes_text(answer.rest_bytes[place]).c_str());

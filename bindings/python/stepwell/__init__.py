@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stepwell: tiers of memory for programs whose data is larger than the memory they compute in.
+"""Stepwell: memory tiers for programs whose data is larger than the memory they compute in.
 
     with stepwell.Runtime(host_bytes=256 << 20,
                           nvme=stepwell.Nvme(".", 1 << 30)) as runtime:
         w = runtime.create("w", (1024, 1024), "f32", role="param")
         w.fill(1.0)
-        with w.fetch() as view:      # the bytes are here, and stay
+        with w.fetch() as view:      # resident and pinned
             print(view.numpy().sum())
 """
 from . import errors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of the program's own whose kernel is a function of Python over NumPy arrays."""
+"""Custom optimizers whose kernel is a Python function over NumPy arrays."""
 from __future__ import annotations
 
 import ctypes
@@ -18,19 +18,18 @@ GradientDtypes = Dict[int, int]
 class UpdatePiece:
     """A range of one parameter that is updated now: fp32 arrays, which end with the call.
 
-    values and states are the memory itself, and what the function leaves in them, or assigns, is
-    the new parameter and the new states. gradient is a copy, with the scale and the clip multiplied
-    in.
+    values and states are the memory itself: the function writes or assigns the new parameter and
+    the new states. gradient is a copy, with the scale and the clip multiplied in.
     """
 
-    values: Any               # of a bf16 or f16 parameter its master, which the library rounds
+    values: Any               # or the master of a bf16 or f16 parameter, which the library rounds
     gradient: Any
     states: Dict[str, Any]
     begin: int                # first element, of the flattened tensor
-    step: int                 # updates of this parameter, with this one
+    step: int                 # number of updates of this parameter, including this one
     lr: float
     weight_decay: float
-    hyper: Any                # all of them, as stw_hyper has them
+    hyper: Any                # all of the group, as in stw_hyper
 
 
 def array_at(address: int, count: int, dtype: Any) -> Any:

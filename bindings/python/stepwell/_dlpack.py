@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack: views and addresses as capsules that other array libraries take. What one holds, its
-names and its destructor are C: it may end on any thread, after the runtime, and in the last moments
-of the interpreter, when no Python can run any more.
+"""DLPack: views and addresses as capsules for other array libraries. The contents of a capsule, its
+names and its destructor are C: it may end on any thread, after the runtime, and at the end of the
+interpreter, when no Python can run any more.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME, _NAME_VERSIONED = (_exchange.NAMES[name][0]
 
 
 def is_versioned(max_version: Version, dtype: int) -> bool:
-    """Which form the consumer asks for; a BufferError for what it does not know yet."""
+    """The form that the consumer asks for; a BufferError for unsupported arguments."""
     versioned = max_version is not None and max_version[0] >= 1
     if dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2) and (max_version or (0, 0)) < (1, 1):
         raise BufferError("8-bit floats are in DLPack 1.1 and later, and the consumer asks for "
@@ -45,7 +45,7 @@ def is_versioned(max_version: Version, dtype: int) -> bool:
 
 
 def device_of(info: Any) -> Device:
-    """Of a DeviceInfo. The library refuses what DLPack has no name for when it is exported."""
+    """The device of a DeviceInfo. The library refuses devices unknown to DLPack at the export."""
     return (_CUDA, info.ordinal) if info.driver == "cuda" else CPU
 
 
@@ -56,20 +56,20 @@ def check_device(dl_device: Optional[Device], device: Device) -> None:
 
 
 def consumer_stream(stream: Optional[int], device: Device, own: Optional[int]) -> Optional[int]:
-    """What the consumer of a view works on; `own`: what the view was fetched on."""
+    """The stream of a view's consumer; `own`: the stream of the fetch."""
     if device == CPU:
         return stream
     if stream == 0:
         raise BufferError("stream 0 has two meanings with CUDA: DLPack says 1 for the legacy "
                           "default stream and 2 for that of the thread")
-    if stream == -1:  # the consumer orders itself behind the view's
+    if stream == -1:  # the consumer orders itself after the view's
         return own
-    # DLPack's numbers of the default streams are ours.
+    # DLPack's numbers of the default streams are the library's.
     return Stream.LEGACY if stream is None else stream
 
 
 def capsule(versioned: bool, status: int, made: Any) -> Any:
-    """Around what a call with that status has written to `made`."""
+    """A capsule around the object that a call with that status has written to `made`."""
     if status == _abi.STW_ERROR_UNSUPPORTED:
         raise BufferError(str(error_of(status)))
     if status:
@@ -78,21 +78,21 @@ def capsule(versioned: bool, status: int, made: Any) -> Any:
 
 
 def view_capsule(versioned: bool, view: Any, stream: Any) -> Any:
-    """Of a view, which moves there."""
+    """A capsule of a view, which moves into it."""
     made = _pointer()
     export = _export if versioned else _export_legacy
     return capsule(versioned, export(_byref(view), stream, _byref(made)), made)
 
 
 def copied(array: Any, dtype: int, max_version: Version) -> Any:
-    """A capsule of NumPy's around a copy, which pins nothing."""
+    """A capsule of NumPy around a copy, which pins nothing."""
     if numpy is None or dtype in (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2):
         raise BufferError("copy=True needs NumPy and a dtype that it has; export without a copy "
                           "and copy what the consumer made of it")
     copy = array().copy()
     try:
         return copy.__dlpack__(max_version=max_version)
-    except TypeError:  # NumPy before 2.1: the legacy form alone
+    except TypeError:  # NumPy before 2.1: only the legacy form
         return copy.__dlpack__()
 
 

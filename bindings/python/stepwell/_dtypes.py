@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types, and memory of the caller's as pointer and size: of NumPy's arrays, buffers, and
-arrays of whatever library exports them by DLPack. NumPy is used when it is there.
+"""Element types, and memory of the caller as pointer and size: NumPy arrays, buffers, and arrays of
+any library that exports them by DLPack. NumPy is optional.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dtype(IntEnum):
     BOOL = _abi.STW_BOOL
 
 
-# What NumPy calls them. It has no bf16 and no f8: their arrays have the bits as integers.
+# NumPy's names. It has no bf16 and no f8: their arrays have the bits as integers.
 NUMPY_NAMES: Dict[int, str] = {
     Dtype.F32: "float32", Dtype.F16: "float16", Dtype.BF16: "uint16", Dtype.F64: "float64",
     Dtype.F8_E4M3: "uint8", Dtype.F8_E5M2: "uint8", Dtype.I64: "int64", Dtype.I32: "int32",
@@ -44,7 +44,7 @@ FROM_NUMPY: Dict[str, Dtype] = {
     if code not in (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
 }
 ITEM_BYTES: Dict[int, int] = {int(code): lib.stw_dtype_bits(code) // 8 for code in Dtype}
-# Letters of the buffer protocol. Plain bytes have no dtype of their own.
+# Letters of the buffer protocol. Plain bytes have no dtype.
 FORMATS: Dict[str, Optional[Dtype]] = {
     "B": None, "c": None, "f": Dtype.F32, "d": Dtype.F64, "e": Dtype.F16, "?": Dtype.BOOL,
     "b": Dtype.I8, "h": Dtype.I16, "i": Dtype.I32, "l": Dtype.I64, "q": Dtype.I64,
@@ -61,7 +61,7 @@ NUMPY_DTYPES: Dict[int, Any] = (
 
 
 def dtype_of(value: Any) -> Dtype:
-    """From a Dtype, its number or name ("bf16"), or what NumPy takes for a dtype ("float32")."""
+    """From a Dtype, its number or name ("bf16"), or a NumPy dtype ("float32")."""
     if isinstance(value, int):
         return Dtype(value)
     if isinstance(value, str):
@@ -78,26 +78,26 @@ def dtype_of(value: Any) -> Dtype:
 
 
 class Memory(NamedTuple):
-    """Contiguous memory of the caller's. owner keeps it alive."""
+    """Contiguous memory of the caller. owner keeps it alive."""
 
     owner: Any
     pointer: int
     bytes: int
-    dtype: Optional[Dtype]  # None: not said, then it is the tensor's
+    dtype: Optional[Dtype]  # None: not given, then the tensor's
 
 
 def readable(source: Any, dtype: int, given: Any = None) -> Memory:
-    """Memory to read from. What is neither an array nor a buffer is made an array of `dtype`.
-    given: the dtype of the elements, whatever the array calls it."""
+    """Memory to read from. An object that is neither an array nor a buffer is converted to an array
+    of `dtype`. given: the dtype of the elements, overriding that of the array."""
     if given is not None:
         dtype = dtype_of(given)
     memory, made = _readable(source, dtype)
-    # Of a list of numbers for a dtype that NumPy has not, the array that was made says what it is.
+    # A list of numbers for a dtype unknown to NumPy has the dtype of the converted array.
     return memory if given is None or made else memory._replace(dtype=Dtype(dtype))
 
 
 def _readable(source: Any, dtype: int) -> Tuple[Memory, bool]:
-    """And whether an array was made of numbers."""
+    """Also returns whether an array was made from numbers."""
     if numpy and isinstance(source, (numpy.ndarray, numpy.generic)):
         array = numpy.ascontiguousarray(source, source.dtype.newbyteorder("="))
         return memory_of(array, numpy_code(array, dtype)), False
@@ -122,7 +122,7 @@ def _readable(source: Any, dtype: int) -> Tuple[Memory, bool]:
 
 
 def contiguous_export(source: Any) -> _exchange.Exported:
-    """Of an array that another library exports by DLPack; a copy where it is not contiguous."""
+    """Memory of an array that another library exports by DLPack; a copy if it is not contiguous."""
     made = _exchange.exported(source)
     if not made.contiguous:
         if not hasattr(source, "contiguous"):
@@ -141,7 +141,7 @@ def memory_of_export(made: _exchange.Exported, given: Any = None) -> Memory:
 
 
 def numpy_code(array: Any, dtype: int) -> Optional[Dtype]:
-    """The array's dtype, where it is not what `dtype` looks like there."""
+    """The array's dtype, unless it is the representation of `dtype` there."""
     return None if array.dtype == NUMPY_DTYPES[dtype] else dtype_of(array.dtype)
 
 

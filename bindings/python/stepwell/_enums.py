@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants of the API as enumerations. Where one is expected, its name as text will do."""
+"""The constants of the API as enumerations. Their names as strings are accepted as well."""
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
@@ -9,7 +9,7 @@ from . import _abi
 
 
 class Access(IntEnum):
-    """What a view may do. Readers share; a writer is alone; REDUCE views are summed."""
+    """Access of a view. Many readers or one writer; REDUCE views are summed."""
 
     READ = _abi.STW_READ
     WRITE = _abi.STW_WRITE
@@ -34,14 +34,14 @@ class Role(IntEnum):
 
 
 class Scope(IntEnum):
-    """Of all ranks, or this rank's own. Without a group they are the same."""
+    """The gathered tensor, or this rank's shard. Without a group they are the same."""
 
     WHOLE = _abi.STW_WHOLE
     SHARD = _abi.STW_SHARD
 
 
 class Partition(IntEnum):
-    """How a tensor lies over the ranks of the runtime's group."""
+    """Partition of a tensor over the ranks of the runtime's group."""
 
     DEFAULT = _abi.STW_PARTITION_DEFAULT
     SHARDED = _abi.STW_PARTITION_SHARDED
@@ -93,7 +93,7 @@ class Allow(IntFlag):
 
 
 class Release(IntFlag):
-    """How a view is given back."""
+    """Flags of a release."""
 
     FAR = _abi.STW_RELEASE_FAR
     NEAR = _abi.STW_RELEASE_NEAR
@@ -103,18 +103,18 @@ class Release(IntFlag):
 
 
 class PlanAdviceKind(IntFlag):
-    """What to change; both: do both."""
+    """The change; both: make both."""
 
     GROUP_MICRO_BATCHES = _abi.STW_PLAN_ADVICE_GROUP_MICRO_BATCHES
     REVERSE_UPDATE = _abi.STW_PLAN_ADVICE_REVERSE_UPDATE
 
 
 class Stream(IntEnum):
-    """Of a GPU, for `stream=` beside a CUstream (torch's `cuda_stream`, where it is not 0)."""
+    """Streams of a GPU, for `stream=` besides a CUstream (torch's `cuda_stream`, if not 0)."""
 
-    LEGACY = _abi.STW_STREAM_LEGACY  # the default stream, which frameworks call 0
+    LEGACY = _abi.STW_STREAM_LEGACY  # the default stream, 0 in frameworks
     PER_THREAD = _abi.STW_STREAM_PER_THREAD
-    SYNCED = _abi.STW_STREAM_SYNCED  # the program has synchronised: order nothing
+    SYNCED = _abi.STW_STREAM_SYNCED  # the program has synchronised: nothing is ordered
 
 
 class DeviceFlag(IntFlag):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries, PyTorch's among them, taken by DLPack: memory of the caller's like any
+"""Arrays of other libraries, such as PyTorch, imported by DLPack: memory of the caller like any
 other, which the capsule keeps alive. No library is imported for it.
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_SetName", ctypes.pythonapi))
 
-# Never freed: a capsule points to its name, and may go after this module.
+# Never freed: a capsule points to its name, and may outlive this module.
 _copy_of_text = ctypes.CDLL(None).strdup
 _copy_of_text.restype = ctypes.c_void_p
 NAME, NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
@@ -30,7 +30,7 @@ _HOST = (1, 3)  # kDLCPU and kDLCUDAHost
 
 
 class Exported(NamedTuple):
-    """What a capsule is of. It owns the memory."""
+    """The contents of a capsule. It owns the memory."""
 
     capsule: Any
     name: bytes  # the capsule's
@@ -44,7 +44,7 @@ class Exported(NamedTuple):
 
 
 def is_exporter(source: Any) -> bool:
-    """A view of a tensor is not: its export may end it."""
+    """False for a view of a tensor: its export may end it."""
     return hasattr(source, "__dlpack__") and not hasattr(source, "to_dlpack")
 
 
@@ -53,7 +53,7 @@ def _capsule_of(source: Any) -> Any:
         source = source.detach()  # PyTorch exports none of those
     try:
         return source.__dlpack__(max_version=(1, 1))
-    except TypeError:  # a library that knows the legacy form alone
+    except TypeError:  # a library with only the legacy form
         return source.__dlpack__()
 
 
@@ -92,17 +92,17 @@ def exported(source: Any) -> Exported:
 
 
 def take(made: Exported) -> None:
-    """The tensor is somebody else's, who calls its deleter."""
+    """The tensor has a new owner, which calls its deleter."""
     _rename(made.capsule, NAMES[made.name][1])
 
 
 def leave(made: Exported) -> None:
-    """It is the capsule's after all."""
+    """Return it to the capsule."""
     _rename(made.capsule, NAMES[made.name][0])
 
 
 def given(capsule: Any) -> Tuple[int, int]:
-    """Take a legacy capsule's tensor: (it, its deleter's address), for who calls that."""
+    """Take a legacy capsule's tensor: (tensor, address of its deleter), which the caller calls."""
     managed = _pointer_of(capsule, NAME)
     deleter = ctypes.c_void_p.from_address(managed + _LEGACY.size - 8).value
     _rename(capsule, NAMES[NAME][1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches of a runtime: at once where the bytes are there, else with a wait or an operation."""
+"""Fetches of a runtime: at once if the bytes are resident, else with a wait or an operation."""
 from __future__ import annotations
 
 import ctypes
@@ -28,13 +28,13 @@ _byref, _new_view = ctypes.byref, _abi.stw_view
 _new: Callable[[Any], Any] = object.__new__
 _READ, _NEAREST, _WHOLE = Access.READ, Tier.DEFAULT, Scope.WHOLE
 _waits = operator.attrgetter("_waits")
-# Of a call that only tries: what is not all resident has then cost one part, not all of it twice.
+# Size of the parts that are tried: if not all is resident only one part was tried in vain.
 _HITS_MAX = 256
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
 
 
 class Prepared(Views):
-    """One fetch that is made and released many times: nothing is allocated in between."""
+    """One fetch that is made and released repeatedly: nothing is allocated in between."""
 
     __slots__ = ("_wire", "_slow")
 
@@ -58,7 +58,7 @@ class Prepared(Views):
 
 
 def fetch_at_once(runtime: "Runtime", requests: List[bytes]) -> Any:
-    """Views of what is resident, as C structs; None where that is not all, or has to wait."""
+    """Views as C structs if all is resident; None if not, or if it has to wait."""
     n = len(requests)
     views = _array_type(n)()
     hit = _fetch(runtime._handle, _AT_ONCE, b"".join(requests), n, views) == 0
@@ -66,14 +66,14 @@ def fetch_at_once(runtime: "Runtime", requests: List[bytes]) -> Any:
 
 
 def release(views: Any) -> None:
-    """Give back what fetch_at_once() gave."""
+    """Release the views of fetch_at_once()."""
     status = _release(views, len(views), None, 0)
     if status < 0:
         raise error_of(status)
 
 
 class Fetches:
-    """The part of Runtime that fetches."""
+    """The fetch calls of Runtime."""
 
     _handle: ctypes.c_void_p
     _operations: "weakref.WeakSet[Operation]"
@@ -89,14 +89,14 @@ class Fetches:
         """Pin a tensor, or elements [begin, begin + count) of it, at a tier.
 
         into: copy to this array or buffer instead, and pin nothing. dtype: a view in another dtype,
-        f32, f16 or bf16. scope: "shard" for what this rank holds of it; else all ranks of a group
-        fetch it. Blocks until the bytes are there. options: those of fetch_many().
+        f32, f16 or bf16. scope: "shard" for this rank's part; else all ranks of a group fetch it.
+        Blocks until the bytes are there. options: those of fetch_many().
         """
         kind: Any = access if type(access) is not str else number(Access, access)
         if begin or count or tier or device or scope or dtype is not None or into is not None:
             tensor = tensor.tensor.request(kind, begin, count, tier=tier, device=device,
                                            dtype=dtype, into=into, scope=scope)
-        # View(self, tensor), without the call: this is the way of every hit.
+        # View(self, tensor), without the call: every hit runs this.
         view: View = _new(View)
         view._item = tensor
         view.tensor = tensor if type(tensor) is Tensor else tensor.tensor
@@ -117,12 +117,12 @@ class Fetches:
 
     def fetch_many(self, items: Sequence[Item], access: Union[Access, str] = _READ,
                    **options: Any) -> Views:
-        """Pin tensors, or requests made by Tensor.request(), together: all or nothing. What the
-        requests copy to their `into` is of one moment.
+        """Pin tensors, or requests made by Tensor.request(), together: all or nothing. The copies
+        to `into` of the requests are of one moment.
 
         options: phase, timeout, priority, stream; at_once: BusyError instead of any wait;
-        wait_room: wait for views of other threads to go; hand_over: another thread will release;
-        absent: no bytes are wanted, and this rank serves those that want some.
+        wait_room: wait for views of other threads to end; hand_over: another thread will release;
+        absent: this rank needs no bytes, and only sends its shard.
         """
         kind: Any = access if type(access) is not str else number(Access, access)
         wanted = list(items)
@@ -139,7 +139,7 @@ class Fetches:
     def _hits(self, requests: bytes, views: Any, n: int) -> bool:
         """Whether all were resident and are pinned now: in parts, each on the hit path."""
         size = len(requests) // n
-        # Not in parts what writes: a part could not be given back as it was.
+        # Writes are not split: a part could not be released unchanged.
         if n > _HITS_MAX and any(requests[_ACCESS_AT::size]):
             return False
         each = ctypes.sizeof(_new_view)
@@ -166,7 +166,7 @@ class Fetches:
         self._use()
         if status == _abi.STW_ERROR_INVALID:
             for item in items:
-                item.tensor._use()  # says so when it was destroyed
+                item.tensor._use()  # raises if it was destroyed
         return error
 
     def _fetch_options(self, views: Any, *, phase: "Optional[Phase]" = None,
@@ -190,7 +190,7 @@ class Fetches:
                     **options: Any) -> Operation:
         """As fetch(), not blocking: an Operation, whose collect() gives the View.
 
-        What `into` is stays in use until the operation is over or freed.
+        The memory of `into` is in use until the operation is over or freed.
         """
         if scope or dtype is not None or into is not None:
             tensor = tensor.tensor.request(access, dtype=dtype, into=into, scope=scope)
@@ -222,6 +222,6 @@ class Fetches:
         return status != _abi.STW_ERROR_BUDGET and check(status) >= 0
 
     def prefetch(self, items: Sequence[Item], access: Union[Access, str] = _READ) -> None:
-        """A hint that these fetches come. Never blocks, never fails for lack of room."""
+        """A hint that these fetches are coming. Never blocks, never fails for lack of room."""
         if items:
             check(lib.stw_prefetch(self._use(), self._requests(items, access), len(items)))

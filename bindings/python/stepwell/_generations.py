@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: states of all durable tensors that stay when the process has ended."""
+"""Generations: states of all durable tensors that survive the process."""
 from __future__ import annotations
 
 import ctypes
@@ -14,11 +14,11 @@ Resume = Union[bool, int]
 
 
 class GenerationInfo(NamedTuple):
-    """What is known of a generation."""
+    """Information about a generation."""
 
     generation: int
     label: str         # "": none
-    metadata: bytes    # that this rank gave to commit()
+    metadata: bytes    # that this rank passed to commit()
     tensors: int
     tensor_bytes: int  # of them, on this rank
     ranks: int         # that have a part of it
@@ -27,7 +27,7 @@ class GenerationInfo(NamedTuple):
 
 
 def flags_of(resume: Resume, overwrite: bool) -> Tuple[int, int]:
-    """The flags of an open, and the generation that it asks for; 0: the newest."""
+    """The flags of an open, and the requested generation; 0: the newest."""
     flags = _abi.STW_RUNTIME_OVERWRITE if overwrite else 0
     if resume is False:
         return flags, 0
@@ -39,7 +39,7 @@ def flags_of(resume: Resume, overwrite: bool) -> Tuple[int, int]:
 
 
 class Generations:
-    """The part of Runtime that commits. It needs a store_name."""
+    """The commit calls of Runtime. They need a store_name."""
 
     def _use(self) -> ctypes.c_void_p:
         raise NotImplementedError
@@ -49,12 +49,12 @@ class Generations:
         """Make the present contents of all durable tensors a generation, and return its number.
 
         Blocks until it is on stable storage, on all ranks of a group, all of which call it. label,
-        metadata: text of at most LABEL_BYTES_MAX bytes, and bytes of the program's own, at most
-        METADATA_BYTES_MAX, that generation() gives back. Busy while views of durable tensors are
-        open. What the resumed generation has and was not created again is not in the new one: a
+        metadata: text of at most LABEL_BYTES_MAX bytes, and bytes of the program, at most
+        METADATA_BYTES_MAX, that generation() returns. Busy while views of durable tensors are open.
+        A tensor of the resumed generation that was not created again is not in the new one: a
         warning names it, or complete=True refuses (NotFoundError).
 
-        Not begun anew after Ctrl-C: other ranks may have voted on it already.
+        Not restarted after Ctrl-C: other ranks may have voted on it already.
         """
         kept = memoryview(metadata).tobytes()
         options = _abi.stw_commit_options.initial(
@@ -68,9 +68,9 @@ class Generations:
         return made.value
 
     def generation(self, number: int = 0) -> GenerationInfo:
-        """What is known of a generation; 0: of the newest. Never blocks.
+        """Information about a generation; 0: the newest. Never blocks.
 
-        NotFoundError says which there are: generations_kept of them.
+        NotFoundError lists the existing ones: generations_kept of them.
         """
         info = _abi.stw_generation_info.initial()
         check(lib.stw_generation_get(self._use(), number, info))

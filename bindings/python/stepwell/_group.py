@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks: over MPI, NCCL, torch.distributed or collectives of the program's own."""
+"""Groups of ranks: over MPI, NCCL, torch.distributed or the program's own collectives."""
 from __future__ import annotations
 
 import ctypes
@@ -17,21 +17,21 @@ from .errors import Error, check, raised
 
 
 class Engine(Protocol):
-    """Collectives of the program's own, for Group.callbacks().
+    """The program's own collectives, for Group.callbacks().
 
-    Each call starts the work and returns it, as any object; poll(work) says whether it is done,
-    and raises where it failed, which ends the group. Calls come one at a time, in the same
-    order on all ranks, on a thread of the library unless caller_thread was asked for. Memory is
-    host memory, as bytes; it may be touched until poll() has said the end, and not after.
-    An abort(), where there is one, makes all that is in flight end soon with an error.
+    Each call starts the work and returns it, as any object; poll(work) returns whether it is done,
+    and raises if it failed, which ends the group. Calls come one at a time, in the same order on
+    all ranks, on a thread of the library unless caller_thread was set. Memory is host memory, as
+    bytes; it may be accessed until poll() has returned the end, and not after. An optional abort()
+    makes all work in flight end soon with an error.
     """
 
     def all_gather(self, shard: memoryview, whole: memoryview) -> Any:
         """The shards of all ranks in rank order; `shard` may be this rank's part of `whole`."""
 
     def reduce_scatter(self, whole: memoryview, shard: memoryview, dtype: Dtype) -> Any:
-        """Rank r gets the sum of the r-th part of `whole`, which may be overwritten. The same
-        order of additions each time, so that a run repeats."""
+        """Rank r gets the sum of the r-th part of `whole`, which may be overwritten. The order of
+        additions must always be the same, so that runs are reproducible."""
 
     def all_reduce(self, data: memoryview, dtype: Dtype) -> Any:
         """The sum on every rank, in place."""
@@ -49,7 +49,7 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def _status_of(error: BaseException) -> int:
-    """What the library and the other ranks are told of an engine's exception."""
+    """The status of an engine's exception for the library and the other ranks."""
     if isinstance(error, Error) and error.status < 0:
         return error.status
     if isinstance(error, MemoryError):
@@ -62,7 +62,7 @@ def _status_of(error: BaseException) -> int:
 
 
 class _Calls:
-    """An engine as the library calls it: works are numbers, exceptions are statuses."""
+    """Adapter of an engine for the library: works are numbers, exceptions are statuses."""
 
     def __init__(self, engine: Engine) -> None:
         missing = [name for name in _NEEDED if not callable(getattr(engine, name, None))]
@@ -77,7 +77,7 @@ class _Calls:
         self.ops = _abi.stw_group_ops.initial(**self._functions)
 
     def _failed(self, error: BaseException) -> int:
-        # Of the first: what comes later is of a group that has ended.
+        # The first failure counts: later ones are of a group that has ended.
         self.failure = self.failure or error
         return _status_of(error)
 
@@ -87,7 +87,7 @@ class _Calls:
         work_out[0] = number
         return _abi.STW_OK
 
-    # No exception may leave these: KeyboardInterrupt too, which comes wherever Python runs. After
+    # No exception may leave these, not even KeyboardInterrupt, which may be raised anywhere. After
     # the first failure they say that one.
 
     def _all_gather(self, _user: Any, shard: int, whole: int, shard_bytes: int, *rest: Any) -> int:
@@ -144,12 +144,13 @@ class _Calls:
 
 
 class Group:
-    """Ranks that tensors lie over, one process each: Runtime(group=group). A context manager.
+    """Ranks over which tensors are sharded, one process each: Runtime(group=group). A context
+    manager.
 
     Made by all ranks at once, by Group.alone(), mpi(), nccl(), from_torch() or callbacks(), which
     block until all have joined; timeout, in seconds, is that of each wait for the others (None:
     300). destroy() it after its runtime was closed. An engine's first exception is kept in
-    `failure`; calls of the library raise what it was told, as a rule PeerError.
+    `failure`; calls of the library raise the error of its status, usually PeerError.
     """
 
     def __init__(self, driver: int, calls: Optional[_Calls] = None, **options: Any) -> None:
@@ -168,9 +169,10 @@ class Group:
         self._handle = handle.value
 
     def _create_aside(self, options: _abi.stw_group_options, handle: ctypes.c_void_p) -> None:
-        """In a thread of its own, as an engine is called meanwhile: signal handlers run in the main
-        thread, wherever Python is there, and an exception that one raises at the edge of a callback
-        is lost, with a result that ctypes makes up. Here it ends the wait for the other ranks."""
+        """In a separate thread, as an engine is called meanwhile: signal handlers run in the main
+        thread, at any point of Python code, and an exception that one raises at the edge of a
+        callback is lost, with an arbitrary result from ctypes. Here it ends the wait for the other
+        ranks."""
         assert self._calls is not None
         failed: List[BaseException] = []
         ended = threading.Event()
@@ -184,7 +186,7 @@ class Group:
                 ended.set()
 
         interrupted: Optional[BaseException] = None
-        # Nothing is raised between the start and the wait: the thread would go on by itself.
+        # Nothing may be raised between the start and the wait: the thread would run on alone.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             threading.Thread(target=create, name="stepwell-group").start()
@@ -201,7 +203,7 @@ class Group:
                 self._calls.failure = self._calls.failure or error
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupted is not None:
-            if handle.value is not None:  # the others had come all the same
+            if handle.value is not None:  # the others had joined all the same
                 lib.stw_group_destroy(handle.value)
             raise interrupted
         if failed:
@@ -210,15 +212,15 @@ class Group:
 
     @classmethod
     def alone(cls) -> "Group":
-        """This process: what a runtime without a group has."""
+        """This process, as for a runtime without a group."""
         return cls(_abi.STW_GROUP_SELF)
 
     @classmethod
     def mpi(cls, comm: Any = None, *, caller_thread: bool = False,
             timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
-        """Over MPI, which the program has set up. comm: a communicator of mpi4py, or the number
-        that MPI_Comm_c2f gives; None: MPI_COMM_WORLD. caller_thread: MPI is called inside calls
-        of the library alone, on their thread. module: as for a Device."""
+        """Over MPI, which the program has initialised. comm: a communicator of mpi4py, or the
+        number from MPI_Comm_c2f; None: MPI_COMM_WORLD. caller_thread: MPI is called only inside
+        calls of the library, on their thread. module: as for a Device."""
         number = 0 if comm is None else comm if isinstance(comm, int) else comm.py2f()
         return cls(_abi.STW_GROUP_MPI, mpi_comm=number, flags=_flags(caller_thread),
                    timeout_ns=nanoseconds(timeout), module=_text(module))
@@ -228,8 +230,8 @@ class Group:
              communicator: Union[int, ctypes.c_void_p, None] = None, device_ordinal: int = 0,
              timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
         """Over NCCL: by the bytes of the id that one rank made and sent to all, or on a
-        communicator (its address) that the program has and keeps. device_ordinal: the device of
-        this rank, among those that CUDA shows to the process."""
+        communicator (its address) that the program owns. device_ordinal: the device of this rank,
+        among those visible to the process."""
         told = ctypes.create_string_buffer(unique_id, len(unique_id)) if unique_id else None
         return cls(_abi.STW_GROUP_NCCL, rank=rank, size=size, nccl_comm=communicator,
                    unique_id=ctypes.cast(told, ctypes.c_void_p) if told else None,
@@ -247,12 +249,12 @@ class Group:
     @classmethod
     def from_torch(cls, process_group: Any = None, *, timeout: Optional[float] = None) -> "Group":
         """Over torch.distributed, among the processes of a process group (None: all), whatever its
-        backend: collectives run over Gloo, in host memory, in a process group of their own. All
-        processes of it call this, in the same order as they make groups of torch.distributed."""
-        from . import _torch  # PyTorch is needed here alone
+        backend: collectives run over Gloo, in host memory, in a separate process group. All its
+        processes call this, in the same order as they make groups of torch.distributed."""
+        from . import _torch  # PyTorch is needed only here
         engine = _torch.Engine(process_group, timeout)
         try:
-            # Gloo's own timeout comes first: it ends what is in flight.
+            # Gloo's own timeout comes first: it ends works in flight.
             return cls.callbacks(engine, engine.rank, engine.size,
                                  timeout=_torch.PATIENCE + (timeout or _torch.TIMEOUT_SECONDS))
         except BaseException:
@@ -301,7 +303,7 @@ class Group:
         return part
 
     def destroy(self) -> None:
-        """BusyError while a runtime uses it. A second time is nothing."""
+        """BusyError while a runtime uses it. A second call has no effect."""
         if self._handle is None:
             return
         check(lib.stw_group_destroy(self._handle))
@@ -332,7 +334,7 @@ class Group:
                 _life.keep(self._calls)
             warnings.warn(f"{label} was not destroyed", ResourceWarning, source=self)
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is going
+            pass  # half made, or the interpreter is ending
 
 
 def _flags(caller_thread: bool) -> int:

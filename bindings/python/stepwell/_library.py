@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library: where it is found, its functions with their prototypes."""
+"""The shared library: its path, its functions with their prototypes."""
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +13,7 @@ NAME = f"libstepwell.so.{_abi.ABI_MAJOR}"
 
 
 def candidates() -> List[str]:
-    """What is tried, in order: the environment, a wheel's own copy, the loader's."""
+    """The candidates, in order: the environment, a wheel's own copy, the loader's."""
     named = os.environ.get("STEPWELL_LIBRARY")
     if named:
         if not os.path.isabs(named):
@@ -79,7 +79,7 @@ lib = load()
 
 
 def unchecked(name: str) -> Any:
-    """The same function without conversions of arguments, for the calls that are made most."""
+    """The same function without conversions of arguments, for the most frequent calls."""
     function = lib[name]  # a new object, unlike the attribute
     function.restype = ctypes.c_int32
     return function

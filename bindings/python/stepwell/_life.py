@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends that nobody calls for: the interpreter's exit, and a fork. The epoch changes at both:
-what was opened before is not ours to give back any more.
+"""The implicit ends: the interpreter's exit, and a fork. The epoch changes at both: objects opened
+before must not be released any more.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keep(what: Any) -> None:
 
 
 def _end_calls(runtime: "Runtime") -> bool:
-    """Daemon threads may still wait in the library; whether they are out."""
+    """Daemon threads may still wait in the library; returns whether they have left it."""
     deadline = time.monotonic() + CALLS_TIMEOUT_SECONDS
     while runtime._inside and time.monotonic() < deadline:
         runtime.interrupt()
@@ -50,8 +50,8 @@ def _end_calls(runtime: "Runtime") -> bool:
 
 
 def _at_exit() -> None:
-    """Close what is open. Memory that views still pin stays until the process is gone, as arrays in
-    it may be looked at by whatever ends later."""
+    """Close open runtimes. Memory that views still pin stays until the process ends, as later
+    finalisers may read arrays in it."""
     global _epoch
     _waiting.end()
     for runtime in list(_open):
@@ -61,7 +61,7 @@ def _at_exit() -> None:
                 for operation in list(runtime._operations):
                     operation.free()
                 runtime.close(deferred=True, timeout=EXIT_TIMEOUT_SECONDS)
-        except Exception:  # nobody is left who could be told
+        except Exception:  # no caller is left to report it to
             pass
     _epoch += 1
 
@@ -70,7 +70,7 @@ def _in_child() -> None:
     global _epoch
     _epoch += 1
     for runtime in _open:
-        _kept.append(runtime)  # the handle is the parent's, as is all it stands for
+        _kept.append(runtime)  # the handle and its objects are the parent's
     _open.clear()
 
 

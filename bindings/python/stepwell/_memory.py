@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of the host tier's scratch memory. An array made from one keeps it: it is freed when the
-piece was given up and the last such array is gone.
+piece was freed and the last such array has ended.
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class _Piece:
-    """What the arrays made from one piece hold in common; it is freed with the last of them."""
+    """The common owner of the arrays made from one piece; freed with the last of them."""
 
     __slots__ = ("runtime", "handle", "address", "__weakref__")
 
     def __init__(self, runtime: "Runtime", address: int) -> None:
         self.runtime = runtime
-        self.handle = runtime._handle.value  # good for this even when the runtime was closed
+        self.handle = runtime._handle.value  # valid for this even after the runtime was closed
         self.address = address
 
     def __del__(self) -> None:
@@ -31,14 +31,14 @@ class _Piece:
             if self.runtime._may_finalise():
                 lib.stw_host_free(self.handle, self.address)
         except (AttributeError, TypeError):
-            pass  # the interpreter is going
+            pass  # the interpreter is ending
 
 
 class HostMemory:
-    """A piece of host memory, pinned where the host tier is. A context manager.
+    """A piece of host memory, pinned if the host tier is. A context manager.
 
     bytes and numpy() are the memory itself. free(), the end of a `with`, or dropping the object
-    gives it up; it is freed when no array made from it lives.
+    releases it; it is freed when no array made from it lives.
     """
 
     __slots__ = ("_piece", "nbytes", "address")
@@ -74,7 +74,7 @@ class HostMemory:
         return array[:count].reshape(shape)
 
     def free(self) -> None:
-        """Give it up. A second time is nothing."""
+        """Release it. A second call has no effect."""
         self._piece = None
 
     def __enter__(self) -> "HostMemory":

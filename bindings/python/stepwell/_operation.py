@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous fetches. Their ends come by eventfd, which an event loop waits for with everything
-else: a callback would run on a thread of the library, which may not wait for the interpreter's lock
-while others wait for it, and may not enter an interpreter that is ending.
+"""Asynchronous fetches. Their ends are notified by eventfd, which an event loop waits for with its
+other descriptors: a callback would run on a thread of the library, which must not wait for the GIL
+while others wait for it, and must not enter an interpreter that is ending.
 """
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class Operation:
-    """One asynchronous fetch. A context manager: at its end, what was not collected is undone.
+    """One asynchronous fetch. A context manager: at its end, an uncollected fetch is undone.
 
-    In a coroutine, `await operation` is its View or Views, as collect() gives them.
+    In a coroutine, `await operation` is its View or Views, as from collect().
     """
 
     __slots__ = ("_runtime", "_handle", "_items", "_single", "_step", "_awaited", "__weakref__")
@@ -60,17 +60,17 @@ class Operation:
         return self._handle
 
     def poll(self) -> bool:
-        """Whether it is over. Raises what it failed with. Never blocks."""
+        """Whether it is over. Raises its error. Never blocks."""
         return check(lib.stw_operation_poll(self._use())) != _abi.STW_PENDING
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Wait at most so long (None: the runtime's default); whether it is over."""
+        """Wait at most `timeout` (None: the runtime's default); returns whether it is over."""
         status = _waiting.call(self._runtime, lib.stw_operation_wait, self._use(),
                                nanoseconds(timeout))
         return check(status) != _abi.STW_PENDING
 
     def cancel(self) -> None:
-        """Ask it to end early: it raises CancelledError then, or was too late. Never blocks."""
+        """Request it to end early: it then raises CancelledError, unless too late. Never blocks."""
         check(lib.stw_operation_cancel(self._use()))
 
     def collect(self, stream: Optional[int] = None) -> Any:
@@ -92,8 +92,9 @@ class Operation:
     def notify(self, descriptor: Optional[int]) -> None:
         """Add 1 to an eventfd when it is over: now, if it is. For event loops other than asyncio's.
 
-        The descriptor is non-blocking, stays yours, and stays open until it was written; one serves
-        many operations, and an operation has one at a time. None withdraws it. Never blocks.
+        The descriptor must be non-blocking, stays the program's, and must stay open until it was
+        written; one serves many operations, and an operation has one at a time. None removes it.
+        Never blocks.
         """
         check(lib.stw_operation_notify_fd(self._use(), -1 if descriptor is None else descriptor))
 
@@ -125,11 +126,11 @@ class Operation:
         """A task that is cancelled while it waits cancels the operation."""
         if not self.poll():
             yield from self._over().__await__()
-            self.poll()  # says why, when it failed
+            self.poll()  # raises its error
         return self._take()
 
     def free(self) -> None:
-        """End it. Views that were not collected are given back. A second time is nothing."""
+        """End it. Uncollected views are released. A second call has no effect."""
         if self._handle:
             status = lib.stw_operation_free(self._handle)
             self._handle = ctypes.c_void_p()
@@ -148,4 +149,4 @@ class Operation:
             if self._handle and self._runtime._may_finalise():
                 lib.stw_operation_free(self._handle)
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is going
+            pass  # half made, or the interpreter is ending

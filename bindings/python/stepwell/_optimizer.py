@@ -34,7 +34,7 @@ UpdateChunk = _abi.stw_update_chunk
 
 
 def kernel_of(update: Any) -> Any:
-    """The C function: its address, or a pointer of ctypes of whatever prototype."""
+    """The C function: its address, or a ctypes pointer of any prototype."""
     if isinstance(update, UpdateKernel):
         return update
     if isinstance(update, int):
@@ -46,9 +46,9 @@ def kernel_of(update: Any) -> Any:
 
 
 class Custom(NamedTuple):
-    """An element-wise algorithm of the program's own."""
+    """An element-wise algorithm of the program."""
 
-    update: Any  # as kernel_of() takes it
+    update: Any  # as for kernel_of()
     states: Tuple[str, ...] = ()
     user: Union[int, ctypes.c_void_p, None] = None
 
@@ -137,7 +137,7 @@ class Optimizer:
                 custom = custom._replace(update=UpdateKernel(kernel))
             own = custom._struct()
             options.custom = ctypes.pointer(own)
-            runtime._kernels.append((own.update, custom))  # called until the runtime's end
+            runtime._kernels.append((own.update, custom))  # callable until the runtime's end
         handle = ctypes.c_void_p()
         check(lib.stw_optimizer_create(runtime._use(), options, handle))
         self._handle = handle.value
@@ -151,11 +151,11 @@ class Optimizer:
 
     def add(self, parameter: Tensor, gradient: Tensor, *, group: int = 0, begin: int = 0,
             count: int = 0) -> None:
-        """Take a parameter and its gradient in. begin, count: a part of a packed parameter."""
+        """Add a parameter and its gradient. begin, count: a part of a packed parameter."""
         self._add([(parameter, gradient, group, begin, count)])
 
     def add_many(self, pairs: Sequence[Tuple[Tensor, Tensor]], *, group: int = 0) -> None:
-        """Take (parameter, gradient) pairs in, all or none."""
+        """Add (parameter, gradient) pairs, all or none."""
         self._add([(parameter, gradient, group, 0, 0) for parameter, gradient in pairs])
 
     def _add(self, entries: Sequence[Tuple[Tensor, Tensor, int, int, int]]) -> None:
@@ -182,9 +182,9 @@ class Optimizer:
         """Update parameters from their gradients; the update goes on after the call.
 
         verdict: wait until norm and skip are known, and return them. False returns None, and
-        without a clip and a skip at once: it waits only for earlier steps that have one of these
-        parameters, so it can be called for each as its gradient is complete. wait: until the last
-        byte. measure: the norm alone.
+        without a clip and a skip returns at once: it waits only for earlier steps that have one of
+        these parameters, so it can be called for each as its gradient is complete. wait: until the
+        last byte. measure: only the norm.
         """
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
                  | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients
@@ -219,7 +219,7 @@ class Optimizer:
         return self._runtime._tensor(handle.value)
 
     def count(self, parameter: Tensor) -> int:
-        """Updates done to this parameter."""
+        """Number of updates of this parameter."""
         count = ctypes.c_uint64()
         check(lib.stw_optimizer_get_count(self._use(), parameter._use(), count))
         return count.value

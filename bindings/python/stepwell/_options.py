@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runtime is opened with, and what it tells of its tiers."""
+"""Options of a runtime, and statistics of its tiers."""
 from __future__ import annotations
 
 import logging
@@ -37,8 +37,8 @@ class Device:
 @dataclass(frozen=True)
 class Nvme:
     """A directory of the nvme tier. driver: "aio", "posix", or a module by its name or absolute
-    path; None: what the machine profile says and works there. A budget of 0, of a store that is
-    resumed: what it was made with."""
+    path; None: by the machine profile, if it works there. A budget of 0, for a resumed store: the
+    budget that it was made with."""
 
     path: Union[str, "os.PathLike[str]"]
     budget_bytes: int = 0
@@ -62,7 +62,7 @@ class DeviceInfo(NamedTuple):
 
 
 class DriverInfo(NamedTuple):
-    """What a driver can stand behind: a device tier (memory), an nvme tier (storage), a group."""
+    """The kinds of a driver: for a device tier (memory), an nvme tier (storage), a group."""
 
     name: str
     memory: bool
@@ -152,7 +152,7 @@ def nvme_of(value: Union[Nvme, Mapping[str, Any]]) -> _abi.stw_nvme_options:
 
 
 def log_function(log: Log) -> Any:
-    """The log as the library calls it. What it raises is printed by ctypes, and goes no further."""
+    """The log callback for the library. ctypes prints its exceptions; they do not propagate."""
     if log is None:
         return _abi.stw_log_fn()
 

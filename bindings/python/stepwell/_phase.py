@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases and steps: what repeats, and what one run of it cost."""
+"""Phases, which repeat, and steps, with the cost of each."""
 from __future__ import annotations
 
 import ctypes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StepStats(NamedTuple):
-    """What one step cost; times in nanoseconds."""
+    """Statistics of one step; times in nanoseconds."""
 
     planned: int
     step: int
@@ -37,7 +37,7 @@ class StepStats(NamedTuple):
 
 
 class PlanAdvice(NamedTuple):
-    """What another order of a step would move, beside what it moves now. text says what to do."""
+    """Bytes that another order of a step would move, beside the present ones. text: what to do."""
 
     kind: PlanAdviceKind
     micro_batches: int
@@ -56,10 +56,10 @@ class PlanAdvice(NamedTuple):
 
 
 class PlannedFetch(NamedTuple):
-    """A fetch of a step that is known beforehand, for Phase.declare().
+    """A fetch of a step that is known in advance, for Phase.declare().
 
-    items: a tensor, a Request, or several that are fetched together. release: what the release
-    will say, of Release. compute: seconds for which the views are held; 0: measured.
+    items: a tensor, a Request, or several that are fetched together. release: flags of the release,
+    of Release. compute: seconds for which the views are held; 0: measured.
     """
 
     items: Union[Tensor, Request, Sequence[Union[Tensor, Request]]]
@@ -101,14 +101,14 @@ class Phase:
         return self._handle
 
     def step(self) -> "Step":
-        """One run of it: `with phase.step() as step:`. It begins there."""
+        """One run of it: `with phase.step() as step:`, which begins it."""
         return Step(self)
 
     def declare(self, fetches: "Sequence[Union[PlannedFetch, Tensor, Request]]") -> None:
-        """Say how its steps go, fetch by fetch, so that the first one is planned too.
+        """Declare its steps, fetch by fetch, so that the first one is planned too.
 
-        None take it back. Replaces what was declared before; busy while a step is open. A tensor
-        or Request alone is read.
+        No fetches remove it. Replaces an earlier declaration; busy while a step is open. A bare
+        tensor or Request is a fetch of it.
         """
         entries = []
         for at, fetch in enumerate(fetches):
@@ -118,9 +118,9 @@ class Phase:
                                     len(entries)))
 
     def advice(self) -> List[PlanAdvice]:
-        """What other orders of its steps would save, best first; most often there is none.
+        """Advice on other orders of its steps, best first; most often there is none.
 
-        Of the step as it went last. Replays it: up to some seconds for the largest steps, with the
+        For the last step. Replays it: up to some seconds for the largest steps, with the
         interpreter free for other threads. Raises EmptyError before the first step has ended.
         """
         found = (_abi.stw_plan_advice * 3)(*(_abi.stw_plan_advice.initial() for _ in range(3)))
@@ -137,7 +137,7 @@ class Phase:
 
 
 class Step:
-    """One run of a phase. Leaving by an exception aborts it: every view fetched in it is given back
+    """One run of a phase. Leaving by an exception aborts it: every view fetched in it is released
     as abandoned, its gradients are dropped, nothing is learned.
 
     While arrays made from views of the step live, an abort waits for the last of them.
@@ -161,7 +161,7 @@ class Step:
             return
         try:
             self.abort()
-        except Exception:  # the one under way says more
+        except Exception:  # the exception under way is the cause
             pass
 
     def begin(self) -> None:
@@ -179,7 +179,7 @@ class Step:
             phase._open = self
             self._since = next(runtime._export_numbers)
             runtime._begun(self)
-        except BaseException:  # of a signal's handler as well, wherever it came
+        except BaseException:  # also from a signal handler, at any point
             others = phase._open not in (None, self)
             if not others and (status is None or status >= 0):
                 lib.stw_step_abort(handle, None)
@@ -191,7 +191,7 @@ class Step:
         self.phase._runtime._over(self)
 
     def end(self) -> StepStats:
-        """End it: what it cost. Does not wait for updates. Raises the first background error."""
+        """End it: its statistics. Does not wait for updates. Raises the first background error."""
         stats = _abi.stw_step_stats.initial()
         status = lib.stw_step_end(self.phase._use(), stats)
         if status != _abi.STW_ERROR_INVALID:
@@ -202,7 +202,7 @@ class Step:
         return self.stats
 
     def abort(self) -> None:
-        """Undo it. Views of the step end; put off while arrays made from them live."""
+        """Undo it. Views of the step end; deferred while arrays made from them live."""
         self.aborted = True
         runtime = self.phase._runtime
         runtime._over(self)

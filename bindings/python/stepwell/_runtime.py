@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes: open and close, tensors, hints, what can be observed. Fetches and generations are parts
-of their own."""
+"""Runtimes: open and close, tensors, hints, statistics."""
 from __future__ import annotations
 
 import ctypes
@@ -33,7 +32,7 @@ DeviceLike = Union[int, Device, Mapping[str, Any]]
 NvmeLike = Union[Nvme, Mapping[str, Any]]
 
 _BUSY = _abi.STW_ERROR_BUSY
-# After these a close has not taken place; other errors are told by a close that has.
+# After these a close has not taken place; other errors are returned by a completed close.
 _STAYS_OPEN = frozenset((
     _abi.STW_ERROR_BUSY, _abi.STW_ERROR_TIMEOUT, _abi.STW_ERROR_FORKED, _abi.STW_ERROR_INVALID,
     _abi.STW_ERROR_INTERNAL, _abi.STW_ERROR_INTERRUPTED,
@@ -43,24 +42,24 @@ _STAYS_OPEN = frozenset((
 class Runtime(Fetches, Generations):
     """Tiers, budgets and threads. A context manager; the end of the `with` closes it.
 
-    A budget of 0 is no such tier; sizes are bytes, times are seconds. devices: budgets, Device or
-    dicts; nvme: Nvme or dicts. log: a logging.Logger, or a function of (level, topic, line) with a
-    level of the logging module; it is called on threads of the library and may call nothing here
-    that blocks. profile: a machine profile of `stepwell tune`, "" for none, None for what the
-    library finds; probe=False: no directory is measured at open. plan=False: what steps did before
-    says nothing of the next. group: ranks that tensors lie over, all of which open a runtime on it;
-    it has one at a time. Of the nearest tier's budget whole_bytes (0: half) are kept for what is
-    gathered; node_host_bytes: what the host tiers of all ranks of one host may come to.
-    replica_group: the ranks that hold the same shards in other groups; sums go over both.
+    A budget of 0 means no such tier; sizes are bytes, times are seconds. devices: budgets, Device
+    or dicts; nvme: Nvme or dicts. log: a logging.Logger, or a function of (level, topic, line) with
+    a level of the logging module; it is called on threads of the library and must not call blocking
+    functions. profile: a machine profile of `stepwell tune`, "" for none, None for the user's or
+    the machine's; probe=False: no directory is measured at open. plan=False: earlier steps are not
+    used to predict the next. group: ranks over which tensors are sharded, all of which open a
+    runtime on it; it has one at a time. whole_bytes (0: half) of the nearest tier's budget are
+    reserved for gathered tensors; node_host_bytes: the limit for the host tiers of all ranks of one
+    host together. replica_group: the ranks with the same shards in other groups; sums go over both.
 
-    fault_in: on a CPU, what is touched at the address of a tensor (Tensor.by_address()) without a
-    view is fetched, by a handler of SIGSEGV; enable faulthandler before. Log lines then come later,
-    from a thread of their own.
+    fault_in: on a CPU, an access to the address of a tensor (Tensor.by_address()) without a view
+    fetches it, by a handler of SIGSEGV; enable faulthandler before. Log lines are then written
+    later, by a separate thread.
 
-    store_name: durable tensors stay, in files of that name in the directories of nvme. resume: True
-    for the newest generation there, or its number; overwrite: a store that is there goes, and with
-    resume only where nothing is there to be resumed. generations_kept: at most 7, 0 for 2; a
-    durable tensor takes one more than so many times its blocks at nvme.
+    store_name: durable tensors persist, in files of that name in the directories of nvme. resume:
+    True for the newest generation there, or its number; overwrite: an existing store is deleted,
+    with resume only if there is nothing to resume. generations_kept: at most 7, 0 for 2; a durable
+    tensor takes (1 + this number) times its blocks at nvme.
     """
 
     def __init__(self, *, host_bytes: int = 0,
@@ -79,20 +78,20 @@ class Runtime(Fetches, Generations):
                  overwrite: bool = False, generations_kept: int = 0) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
-        self._inside: Set[int] = set()  # threads that wait in the library
+        self._inside: Set[int] = set()  # threads waiting in the library
         self._devices: Dict[int, DeviceInfo] = {}
         self._interrupts = 0
         self._tensors: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
         self._operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
         self._steps: List[Step] = []
-        self._step: Optional[Step] = None  # whose the fetches are that name no phase
+        self._step: Optional[Step] = None  # the step of fetches that name no phase
         self._aborting: List[Step] = []
-        # Finalisers come at any time, in the middle of these too: each touch is one step.
+        # Finalisers run at any time, also in the middle of these: each access is atomic.
         self._exports: Dict[int, None] = {}
         self._export_numbers = itertools.count(1)
         self._log = log_function(log)
         self._kernels: List[Any] = []
-        self._rank: Any = None  # the victim policy, as the library calls it
+        self._rank: Any = None  # the victim policy as a C callback
         self._group = group, replica_group  # whose callbacks it calls
         one = (int, Device, Nvme, Mapping, str, os.PathLike)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
@@ -118,7 +117,7 @@ class Runtime(Fetches, Generations):
             store_name=None if store_name is None else store_name.encode(),
             resume_generation=resume_generation, generations_kept=generations_kept,
         )
-        self._timeout_ns = options.timeout_ns  # of waits that say nothing; 0: the library's own
+        self._timeout_ns = options.timeout_ns  # default of waits; 0: the library's own
         check(lib.stw_runtime_open(options, self._handle))
         _life.opened(self)
 
@@ -129,11 +128,11 @@ class Runtime(Fetches, Generations):
         return not self._handle
 
     def close(self, *, deferred: bool = False, timeout: Optional[float] = None) -> None:
-        """Close, with all that was made from it; blocks until I/O in flight is done.
+        """Close it and all objects made from it; blocks until I/O in flight is done.
 
         Busy while views or operations are open, or another thread waits in it. deferred: views,
-        and arrays made from them, may stay; the memory goes with the last. A second close is
-        nothing. After Ctrl-C the runtime is still open.
+        and arrays made from them, may stay; the memory is freed with the last. A second close has
+        no effect. After Ctrl-C the runtime is still open.
         """
         if not self._handle:
             return
@@ -145,7 +144,7 @@ class Runtime(Fetches, Generations):
         try:
             status = _waiting.call(self, lib.stw_runtime_close, self._handle, flags,
                                    nanoseconds(timeout))
-        except BaseException:  # of a signal's handler, which may have come just after the end
+        except BaseException:  # from a signal handler, which may have run just after the end
             if lib.stw_runtime_error(self._handle, None) == _abi.STW_ERROR_CLOSED:
                 self._closed()
             raise
@@ -179,13 +178,13 @@ class Runtime(Fetches, Generations):
                 warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
                 self.close(deferred=True)
         except (AttributeError, TypeError, Error):
-            pass  # half made, or told to nobody
+            pass  # half made, or no one to report it to
 
     def __repr__(self) -> str:
         return f"<stepwell.Runtime at {self._handle.value or 0:#x}{', closed' * self.closed}>"
 
     def _may_finalise(self) -> bool:
-        """Finalisers leave alone what is a parent process's, and what goes with the process."""
+        """Finalisers must not touch objects of a parent process or of an ending one."""
         return self._epoch == _life.epoch()
 
     def _use(self) -> ctypes.c_void_p:
@@ -217,7 +216,7 @@ class Runtime(Fetches, Generations):
 
     def create(self, name: Optional[str] = None, shape: Union[int, Sequence[int]] = (),
                dtype: Any = "f32", **details: Any) -> Tensor:
-        """One tensor; details: fields of TensorSpec. Takes no memory; EMPTY until written."""
+        """Create a tensor; details: fields of TensorSpec. Takes no memory; EMPTY until written."""
         return self.create_many([TensorSpec(shape=shape, dtype=dtype, name=name, **details)])[0]
 
     def create_many(self, specs: Sequence[TensorSpec]) -> List[Tensor]:
@@ -262,7 +261,7 @@ class Runtime(Fetches, Generations):
         return status != _abi.STW_ERROR_NOT_FOUND and check(status) >= 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Tensors in the order of creation. Do not destroy the one at which it stands."""
+        """Tensors in the order of creation. Do not destroy the current one."""
         handle = ctypes.c_void_p()
         check(lib.stw_tensor_next(self._use(), None, handle))
         while handle.value:
@@ -282,7 +281,7 @@ class Runtime(Fetches, Generations):
             tensor._end()
 
     def _look_for_ended(self) -> None:
-        """States go with their optimizer."""
+        """States end with their optimizer."""
         info = _abi.stw_tensor_info.initial()
         for tensor in list(self._tensors.values()):
             if lib.stw_tensor_info_get(tensor._handle, info) == _abi.STW_ERROR_INVALID:
@@ -297,7 +296,7 @@ class Runtime(Fetches, Generations):
     def evict(self, tensors: Optional[Sequence[Tensor]] = None,
               tier: Union[Tier, str] = Tier.DEVICE, device: int = 0, *,
               timeout: Optional[float] = None) -> None:
-        """Make these (None: all) leave a tier; blocks until they have. Busy names open views."""
+        """Evict these (None: all) from a tier; blocks until done. Busy names open views."""
         if tensors is not None and not tensors:
             return
         handles = None if tensors is None else self._handles(tensors)
@@ -305,31 +304,32 @@ class Runtime(Fetches, Generations):
                             number(Tier, tier), device, nanoseconds(timeout)))
 
     def forget_stream(self, stream: int) -> None:
-        """Call it before a stream that views were fetched or released on is destroyed.
+        """Call it before a stream is destroyed on which views were fetched or released.
 
-        Its work may go on after that, and CUDA gives its handle to the next stream: what comes
-        behind that work is ordered by marks that are made now. Busy: it records a graph.
+        Its work may go on after that, and CUDA reuses its handle for the next stream: later work is
+        ordered by marks that are made now. Busy: it records a graph.
         """
         check(lib.stw_stream_forget(self._use(), ctypes.c_void_p(stream)))
 
     def set_budget(self, tier: Union[Tier, str], size: int, device: int = 0, *,
                    timeout: Optional[float] = None) -> None:
-        """Change a tier's budget to `size` bytes, no more than at open; 0: everything out.
+        """Change a tier's budget to `size` bytes, no more than at open; 0: evicts everything.
 
-        Blocks until what is too much has left and its memory is the system's again. It is in force
-        at the return; with an error the old budget holds.
+        Blocks until the excess is evicted and its memory given back to the system. It is in force
+        at the return; after an error the old budget holds.
         """
         check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
                             size, nanoseconds(timeout)))
 
     def set_victim_policy(self, rank: Optional[Rank], *,
                           timeout: Optional[float] = None) -> None:
-        """Let rank(tier, device, victims) say what leaves device and host tiers first; None: end.
+        """Let rank(tier, device, victims) decide what is evicted first from device and host tiers;
+        None removes it.
 
-        It returns a score for each Victim: lower leaves first, 0 is no opinion. It runs on a thread
-        of the library, with the GIL, now and then: nobody waits for it, and it may call nothing
-        here that waits. What it raises is printed, and its scores are 0. Blocks until a call under
-        way of the policy before has returned.
+        It returns a score for each Victim: lower is evicted first, 0 keeps the default order. It
+        runs on a thread of the library, with the GIL, now and then: nothing waits for it, and it
+        must not call waiting functions. Its exceptions are printed, and its scores are then 0.
+        Blocks until a running call of the previous policy has returned.
         """
         if rank is None:
             function, policy = None, None
@@ -341,9 +341,9 @@ class Runtime(Fetches, Generations):
         self._rank = function
 
     def host_alloc(self, nbytes: int, *, align: int = 0, zero: bool = False) -> HostMemory:
-        """A piece of the memory that host_scratch_bytes kept. align: a power of two, 0: 64.
+        """Allocate a piece of host_scratch_bytes. align: a power of two, 0: 64.
 
-        Never blocks. BudgetError says what is free.
+        Never blocks. BudgetError has the free bytes.
         """
         return HostMemory(self, nbytes, align, zero)
 
@@ -389,8 +389,9 @@ class Runtime(Fetches, Generations):
 
     def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
         """AdamW. details: name, state_policy, state_dtype, ema_decay: a state "ema" averages the
-        parameters so, for evaluation; durable: states and counts are part of generations;
-        torch_order: with the bits of torch.optim on the CPU (STW_OPTIMIZER_TORCH_ORDER)."""
+        parameters with this decay, for evaluation; durable: states and counts are part of
+        generations; torch_order: with the bits of torch.optim on the CPU
+        (STW_OPTIMIZER_TORCH_ORDER)."""
         return Optimizer(self, "adamw", hyper, **details)
 
     def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:
@@ -407,11 +408,11 @@ class Runtime(Fetches, Generations):
 
     def custom(self, update: Any, states: Sequence[str] = (), hyper: Hyper = Hyper(), *,
                user: Union[int, ctypes.c_void_p, None] = None, **details: Any) -> Optimizer:
-        """An algorithm of the program's own, called for one range of elements after the other.
+        """An algorithm of the program, called for one range of elements after the other.
 
-        update: a Python function of an UpdatePiece, over NumPy arrays; or, with no lock of Python's
-        between the threads, a C function of UpdateKernel's type: from ctypes, or an address (of
-        numba's cfunc, say). states: names of its fp32 arrays; user: a C function's first argument.
+        update: a Python function of an UpdatePiece, over NumPy arrays; or, without the GIL between
+        the threads, a C function of UpdateKernel's type: from ctypes, or an address (for example of
+        numba's cfunc). states: names of its fp32 arrays; user: a C function's first argument.
         """
         return Optimizer(self, "custom", hyper, custom=Custom(update, tuple(states), user),
                          **details)
@@ -431,7 +432,7 @@ class Runtime(Fetches, Generations):
         return LinkStats(*(getattr(stats, name) for name in LinkStats._fields))
 
     def _device(self, device: int) -> DeviceInfo:
-        """What device_info() said first: what is asked of it here does not change."""
+        """The first result of device_info(): the fields used here do not change."""
         known = self._devices.get(device)
         if known is None:
             known = self._devices[device] = self.device_info(device)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _deleter = _abi.stw_deleter_fn
 _request = _abi.stw_fetch_request
 _TENSOR_AT = _request.tensor.offset
-# Requests of a whole tensor: what stands before and behind its handle.
+# Requests for all of a tensor: the bytes before and after its handle.
 _OF_NOTHING = tuple(bytes(_request.initial(access=int(access))) for access in Access)
 _HEADS = [request[:_TENSOR_AT] for request in _OF_NOTHING]
 _TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
@@ -36,7 +36,7 @@ _TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
 
 @dataclass(frozen=True)
 class Policy:
-    """Where a tensor rests, where it may be, and what leaves first."""
+    """Where a tensor rests by default, where it may be, and what is evicted first."""
 
     home: Union[Tier, str] = Tier.DEFAULT
     allowed_tiers: int = 0  # Allow.HOST | Allow.NVME; 0: all
@@ -66,8 +66,8 @@ class TensorSpec:
     neighbour: int = 0
     policy: Optional[Policy] = None
     partition: Union[Partition, str] = Partition.DEFAULT
-    partition_multiple: int = 0  # elements that each shard has a multiple of
-    fixed_address: bool = False  # one at each device for life
+    partition_multiple: int = 0  # shards hold a multiple of this many elements
+    fixed_address: bool = False  # one address at each device for life
     no_address: bool = False  # address() is refused; with fault_in its writes cost less
     durable: bool = False  # part of generations, found again by its name
 
@@ -110,7 +110,7 @@ def dimensions_of(shape: Union[int, Sequence[int]]) -> Tuple[int, ...]:
 
 
 class TensorInfo(NamedTuple):
-    """What a tensor is and where its bytes are, at one moment."""
+    """The properties of a tensor and its residency, at one moment."""
 
     name: Optional[str]
     state: State
@@ -139,14 +139,14 @@ class Request:
                  into: Any = None, memory: Optional[Memory] = None) -> None:
         self.tensor = tensor
         self.access = Access(access)
-        self.into = into        # what the bytes are copied to, as given
-        self._memory = memory   # keeps it where it is
+        self.into = into        # the destination of the copy, as given
+        self._memory = memory   # keeps it in place
         self._dtype = int(request.dtype) or tensor._dtype
-        # Copies, and wholes of all ranks: not to be tried at once, as that would be all of the
-        # work, nor shared, as each such view has its own bytes or its turn.
+        # Copies and gathered tensors are not tried at once, as that would be all of the work, nor
+        # shared, as each such view has its own bytes or its turn.
         self._waits = (memory is not None or self._dtype != tensor._dtype
                        or (tensor._waits and request.scope == Scope.WHOLE))
-        # Every access gives this one, so that a list may have tensors and requests.
+        # Every access returns this one, so that a list may have tensors and requests.
         self._requests = (bytes(request),) * len(Access)
 
     @property
@@ -156,9 +156,10 @@ class Request:
 
 
 class Tensor:
-    """A tensor of a runtime, until destroy() or the runtime's end; dropping the object is neither.
+    """A tensor of a runtime, until destroy() or the runtime's end; dropping the object does not end
+    it.
 
-    Runtime.create(), find() and iteration give the same object for the same tensor.
+    Runtime.create(), find() and iteration return the same object for the same tensor.
     """
 
     __slots__ = ("_runtime", "_handle", "_dtype", "_shape", "_elements", "_requests",
@@ -216,11 +217,11 @@ class Tensor:
         return f"<stepwell.Tensor {name}, {self.dtype.name} {self._shape}{state}>"
 
     def _label(self) -> str:
-        """What a sentence calls it, as the library's do."""
+        """Its description in error messages, as in the library's."""
         return f"tensor '{self._told}'" if self._told else "a tensor without a name"
 
     def _use(self) -> int:
-        """The handle, of a tensor that is still there."""
+        """The handle, if the tensor still exists."""
         self._runtime._use()
         if self._handle is None:
             raise raised(_abi.STW_ERROR_CLOSED, f"{self._label()} was destroyed")
@@ -231,7 +232,7 @@ class Tensor:
         self._requests = _OF_NOTHING
 
     def _alone(self) -> Any:
-        """Itself, as functions over several take it."""
+        """Itself, as an argument of functions over several tensors."""
         return (ctypes.c_void_p * 1)(self._use())
 
     # -- what is known of it ------------------------------------------------------------------
@@ -249,14 +250,14 @@ class Tensor:
         )
 
     def address(self, device: int = 0) -> Tuple[int, int]:
-        """Address and bytes on a device, the same for life. A view makes the bytes be there."""
+        """Address and size on a device, the same for life. A view makes the bytes resident."""
         pointer, count = ctypes.c_void_p(), ctypes.c_uint64()
         check(lib.stw_tensor_address(self._use(), device, pointer, count))
         return pointer.value or 0, count.value
 
     def by_address(self, device: int = 0) -> ByAddress:
-        """What torch.from_dlpack() and its like make an array from, once, at address(): it pins
-        nothing, and may be touched only while the tensor is fetched there, or with the runtime's
+        """An object for torch.from_dlpack() and the like, to make an array at address(): it pins
+        nothing, and may be accessed only while the tensor is fetched there, or with the runtime's
         fault_in=True.
         """
         self.address(device)
@@ -267,10 +268,10 @@ class Tensor:
     def request(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0, *,
                 tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0, dtype: Any = None,
                 into: Any = None, scope: Union[Scope, str] = Scope.WHOLE) -> Request:
-        """What a fetch asks for. begin, count: elements of the flattened tensor; 0, 0: all.
-        scope: "shard" for what this rank holds.
+        """A request of a fetch. begin, count: elements of the flattened tensor; 0, 0: all. scope:
+        "shard" for this rank's part.
 
-        into: an array or buffer of exactly these elements, which they are copied to; READ alone.
+        into: an array or buffer of exactly these elements, to which they are copied; READ only.
         dtype, of the view: f32, f16 and bf16 convert; READ or REDUCE. None: that of `into`, else
         the tensor's.
         """
@@ -307,7 +308,7 @@ class Tensor:
         return count or (self._elements if begin == 0 else 0)
 
     def _fits(self, memory: Memory, count: int) -> None:
-        """The library believes the sizes, so they are looked at here."""
+        """The library trusts the sizes, so they are checked here."""
         each = ITEM_BYTES[self._dtype if memory.dtype is None else memory.dtype]
         if memory.bytes != count * each:
             raise ValueError(f"{memory.bytes} bytes of the caller's for {count} elements of "
@@ -329,8 +330,8 @@ class Tensor:
 
         f32, f16 and bf16 are converted to nearest; other dtypes must be the tensor's. A buffer
         without a dtype has the tensor's. Arrays are NumPy's, or of a library that exports them by
-        DLPack, as PyTorch does, in host memory. dtype: what the elements of the array or buffer
-        are, whatever it says itself: "bf16" of NumPy's uint16.
+        DLPack, as PyTorch does, in host memory. dtype: the type of the elements, overriding that of
+        the array or buffer: "bf16" for NumPy's uint16.
         """
         handle, memory = self._use(), readable(source, self._dtype, dtype)
         self._fits(memory, self._range(begin, count, scope))
@@ -346,8 +347,8 @@ class Tensor:
              timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> Any:
         """Copy to `out`, or to a new array (a bytearray without NumPy), and return it.
 
-        out: a writeable array or buffer, as for write(). dtype: of the elements of `out`, whatever
-        it says itself, or of a new array: the tensor's, or among f32, f16 and bf16 another one.
+        out: a writeable array or buffer, as for write(). dtype: of the elements of `out`,
+        overriding its own, or of a new array: the tensor's, or another one among f32, f16 and bf16.
         """
         handle, elements = self._use(), self._range(begin, count, scope)
         code = self._dtype if dtype is None else int(dtype_of(dtype))
@@ -367,7 +368,7 @@ class Tensor:
 
     def fill(self, value: float, begin: int = 0, count: int = 0, *,
              timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> None:
-        """One value throughout, converted to nearest; blocks until every block is filled."""
+        """Fill it with one value, converted to nearest; blocks until every block is filled."""
         handle = self._use()
         self._range(begin, count)
         check(_waiting.call(self._runtime, lib.stw_tensor_fill, handle, float(value),
@@ -377,16 +378,16 @@ class Tensor:
                more: bool = False, adopt: bool = False,
                timeout: Optional[float] = None) -> None:
         """Add an array to all of the tensor. Blocks until it is added. None: this rank has no
-        gradient. Where no rank has one the tensor stays empty, and its parameter is not updated.
+        gradient. If no rank has one the tensor stays empty, and its parameter is not updated.
 
-        adopt: return at once, and add it then; the array is the library's until it is added, and
-        not to be changed. It comes by DLPack, as PyTorch's do, and ends by the deleter in that, in
-        C on a thread of the library. The call waits where the library holds too much already.
+        adopt: return at once, and add it later; the array is the library's until it is added, and
+        must not be changed. It is passed by DLPack, like PyTorch's, and freed by its deleter, in C
+        on a thread of the library. The call waits if the library holds too much already.
 
-        more: further micro-batches come before the sums of the ranks are added. Arrays and dtype
+        more: further micro-batches follow before the sums of the ranks are added. Arrays and dtype
         are as for write().
 
-        Not begun anew after Ctrl-C: then it may be half done, and reads of the tensor say so.
+        Not restarted after Ctrl-C: it may then be half done, and reads of the tensor raise that.
         """
         handle = self._use()
         made = contiguous_export(local) if adopt else None
@@ -404,7 +405,7 @@ class Tensor:
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}; do not reduce what is not to be added")
         if made is not None and memory is not None:
-            _exchange.take(made)  # what is interrupted here is leaked, and never freed twice
+            _exchange.take(made)  # an interrupt here leaks it, but never frees it twice
             status = _waiting.call(self._runtime, lib.stw_reduce_adopt, handle, memory.pointer,
                                    options, _deleter(made.deleter), made.managed, again=False)
             if status < 0:
@@ -421,7 +422,7 @@ class Tensor:
         check(lib.stw_tensor_discard(self._alone(), 1))
 
     def destroy(self) -> None:
-        """End it; its bytes go back to their budgets. Busy with views, or held by an optimizer."""
+        """End it; its bytes return to their budgets. Busy with views, or held by an optimizer."""
         check(lib.stw_tensor_destroy(self._alone(), 1))
         self._runtime._forget(self)
 
@@ -429,12 +430,12 @@ class Tensor:
         check(lib.stw_advise(self._alone(), 1, number(Advice, advice)))
 
     def prefetch(self, access: Union[Access, str] = Access.READ) -> None:
-        """A hint that a fetch comes. Never blocks, never fails for lack of room."""
+        """A hint that a fetch is coming. Never blocks, never fails for lack of room."""
         self._runtime.prefetch([self], access)
 
     def evict(self, tier: Union[Tier, str], device: int = 0, *,
               timeout: Optional[float] = None) -> None:
-        """Make it leave a tier; blocks until it has."""
+        """Evict it from a tier; blocks until done."""
         self._runtime.evict([self], tier, device, timeout=timeout)
 
     def reshape(self, shape: Union[int, Sequence[int]]) -> None:
@@ -446,13 +447,13 @@ class Tensor:
         self._shape, self._elements = info.shape, info.elements
 
     def freeze(self, frozen: bool = True) -> None:
-        """Not written from now on but by write(), as with read_only=True; False: written again.
+        """Freeze it: only write() writes it, as with read_only=True; False: unfreeze it.
 
-        Steps of its optimizer leave it as it is. What is durable and frozen is not written once a
+        Steps of its optimizer do not change it. A durable frozen tensor cannot be written once a
         generation has it, so nvme keeps one copy. Never blocks.
         """
         check(lib.stw_tensor_freeze(self._use(), int(bool(frozen))))
 
     def set_policy(self, policy: Policy) -> None:
-        """From the next decision on. Never blocks."""
+        """Takes effect at the next decision. Never blocks."""
         check(lib.stw_tensor_set_policy(self._use(), policy._struct()))

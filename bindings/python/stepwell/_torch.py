@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives of torch.distributed as an engine of a group, over Gloo and in host memory.
 
-It has a process group of its own: Gloo matches what ranks do by its order, which collectives of the
-program in another thread would upset. Each work is a generator, carried on by a poll when what it
-waits for is done. Sums are made here, of what an all-to-all brought: the work of Gloo's own
-reduce-scatter does not end before somebody waits for it, and its order of additions is another one
-than MPI's. There is no abort(): Gloo's does nothing, and its timeout ends what is in flight.
+It has a separate process group: Gloo matches the calls of ranks by their order, which collectives
+of the program in another thread would disturb. Each work is a generator, resumed by a poll when its
+current step is done. Sums are made here, from the parts of an all-to-all: the work of Gloo's own
+reduce-scatter does not complete before a wait, and its order of additions differs from MPI's. There
+is no abort(): Gloo's does nothing, and its timeout ends works in flight.
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DTYPES = {
     Dtype.F32: torch.float32, Dtype.F16: torch.float16, Dtype.BF16: torch.bfloat16,
     Dtype.F64: torch.float64,
 }
-# By its newer name, where that is there.
+# By its newer name, if that exists.
 ALL_GATHER = (getattr(distributed, "all_gather_single", None)
               or distributed.all_gather_into_tensor)
 TIMEOUT_SECONDS = 300.0
-PATIENCE = 5.0  # with Gloo, which counts anew for each of its works
+PATIENCE = 5.0  # for Gloo, which counts again for each of its works
 
 Work = Generator[Any, None, None]
 
@@ -65,7 +65,7 @@ class Engine:
         return work
 
     def poll(self, work: Work) -> bool:
-        """It stands where it last was; a work of torch's that failed raises there."""
+        """Resumes it where it stopped; a failed work of torch raises there."""
         try:
             next(work)
         except StopIteration:
@@ -82,7 +82,7 @@ class Engine:
     def _done(work: Any) -> Work:
         while not work.is_completed():
             yield
-        work.wait()  # raises what went wrong
+        work.wait()  # raises its error
 
     def _all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Work:
         yield from self._done(ALL_GATHER(whole, shard, group=self.group, async_op=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer needs of the PyTorch of this process to repeat torch.optim's bits.
+"""The functions of this process's PyTorch that an optimizer needs to repeat torch.optim's bits.
 
 Built with MKL, torch takes square roots from that library's vmsSqrt(), which are not the nearest
 fp32 on every processor. The function itself is in the library that torch has loaded.
@@ -19,7 +19,7 @@ MODE = 0x140102  # VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE, as ATen/cpu/vml
 
 
 def square_root() -> Tuple[Any, int]:
-    """The function, null where torch takes the nearest fp32, and its mode."""
+    """The function, null if torch takes the nearest fp32, and its mode."""
     import torch
     if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
         raise raised(_abi.STW_ERROR_UNSUPPORTED,

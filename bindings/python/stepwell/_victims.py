@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Victim policies: functions of the program that score what may leave a tier."""
+"""Victim policies: functions of the program that score tensors for eviction."""
 from __future__ import annotations
 
 import ctypes
@@ -19,11 +19,11 @@ _RANK = dict(_abi.stw_victim_policy._fields_)["rank"]
 class Victim(NamedTuple):
     """A tensor that may live at a tier, as it was a moment ago."""
 
-    tensor: Optional[Tensor]  # None: the program holds no object of it
-    bytes: int                  # of it there now; 0: the score counts when it comes
-    dirty_bytes: int            # of these, in no tier behind
-    last_use: Optional[int]     # so many accesses ago; None: never used
-    next_use: Optional[int]     # so many from now, by the learned order; None: not known
+    tensor: Optional[Tensor]  # None: the program holds no object for it
+    bytes: int                  # of it there now; 0: the score counts once it is there
+    dirty_bytes: int            # of these, in no farther tier
+    last_use: Optional[int]     # this many accesses ago; None: never used
+    next_use: Optional[int]     # this many from now, by the learned order; None: not known
     role: Role
     retention: Retain
     priority: int
@@ -45,8 +45,8 @@ def _victim(runtime: "Runtime", at: Any) -> Victim:
 
 
 def rank_function(runtime: "Runtime", rank: Rank) -> Any:
-    """The policy as the library calls it. What it raises is printed by ctypes; no score is taken
-    from that call."""
+    """The policy as a callback of the library. ctypes prints its exceptions; such a call sets no
+    scores."""
 
     def score(_user: Any, tier: int, device: int, victims: Any, n: int, scores_out: Any) -> None:
         scores = rank(Tier(tier), device, [_victim(runtime, victims[at]) for at in range(n)])

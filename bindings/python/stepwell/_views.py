@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views: pins, and the memory they show. An array made from a view is a pin too: the release of the
-view happens when the view has ended and the last such array is gone. A DLPack capsule has a pin of
-its own, which ends in C: a reader's is one more, a writer's is the view's, which moves there.
+"""Views: pins, and the memory they refer to. An array made from a view is a pin too: the view is
+released when it has ended and the last such array has been freed. A DLPack capsule has a separate
+pin, which ends in C: a reader's is an additional one, a writer's is the view's, which moves there.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPY = 1 << 63  # the cookie of a view of the caller's own memory
 
 
 class _Export:
-    """What the arrays made from one view hold in common; it goes with the last of them."""
+    """The common owner of the arrays made from one view; ends with the last of them."""
 
     __slots__ = ("owner", "number", "__weakref__")
 
@@ -45,7 +45,7 @@ class _Export:
 
 
 class _Pins:
-    """Views of one fetch, given back together. cookie: that of the first; 0 when given back."""
+    """Views of one fetch, released together. cookie: that of the first; 0 when released."""
 
     __slots__ = ("_runtime", "_views", "_at", "_ended", "_flags", "_stream", "_step", "_export",
                  "__weakref__")
@@ -54,10 +54,10 @@ class _Pins:
     def __init__(self, runtime: "Runtime", views: Any, at: Any) -> None:
         self._runtime = runtime
         self._views = views  # the C structs: one, or an array
-        self._at = at        # a reference to them, as release takes it; None: none is left
+        self._at = at        # a reference to them, for release; None: none is left
         self._ended = False
         self._step = runtime._step
-        self._export: Optional["weakref.ref[_Export]"] = None  # alive: there are arrays
+        self._export: Optional["weakref.ref[_Export]"] = None  # alive: arrays exist
         self._stream: Any = None
 
     def _cookie(self) -> int:
@@ -74,7 +74,7 @@ class _Pins:
         return self._ended or (self._step is not None and self._step.aborted)
 
     def release(self, flags: int = 0) -> None:
-        """Give back, once. Put off while an array made from the view lives. Never blocks.
+        """Release, once. Deferred while an array made from the view lives. Never blocks.
 
         Raises ClosedError the second time, and the first background error of the tensors.
         """
@@ -87,7 +87,7 @@ class _Pins:
                 self._check(_release(self._at, self._n, self._stream, flags))
             return
         if self._at is None:
-            return  # a set of nothing, or whose views were all exported
+            return  # an empty set, or all its views were exported
         status = _release(self._at, self._n, self._stream, flags)
         if status < 0:
             self._check(status)
@@ -119,7 +119,7 @@ class _Pins:
                 self._flags = 0
                 self._give_back_quietly()
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is going
+            pass  # half made, or the interpreter is ending
 
     def _writes(self) -> bool:
         raise NotImplementedError
@@ -136,7 +136,7 @@ class _Pins:
             return
         try:
             self.release(_abi.STW_RELEASE_ABANDON if self._writes() else 0)
-        except Exception:  # the one under way says more
+        except Exception:  # the exception under way is the cause
             self._ended = True
 
     # -- memory -------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class _Pins:
             raise self._gone(exported=not self._ended and not view.cookie)
 
     def _memory(self, view: _abi.stw_view) -> memoryview:
-        """The bytes of one of the structs; what is made from it is a pin."""
+        """The bytes of one of the structs; objects made from it are pins."""
         self._check_open(view)
         if not view.bytes:
             return memoryview(_EMPTY()).cast("B")
@@ -165,11 +165,11 @@ class _Pins:
 
 
 class _Window:
-    """What can be asked of one view, alone or in a set."""
+    """The attributes of one view, alone or in a set."""
 
     __slots__ = ()
     tensor: "Tensor"
-    _item: "Union[Tensor, Request]"  # as asked for; keeps alive what was copied to
+    _item: "Union[Tensor, Request]"  # as requested; keeps the destination of a copy alive
 
     def _struct(self) -> _abi.stw_view:
         raise NotImplementedError
@@ -210,7 +210,7 @@ class _Window:
 
     @property
     def address(self) -> int:
-        """Where the bytes are, for other libraries; good while the view is."""
+        """The address of the bytes, for other libraries; valid as long as the view."""
         view = self._struct()
         self._owner()._check_open(view)
         return int(view.pointer or 0)
@@ -252,12 +252,12 @@ class _Window:
                    copy: Optional[bool] = None) -> Any:
         """For torch.from_dlpack(view), numpy.from_dlpack(view) and their like.
 
-        What they make is a pin that ends with it, on any thread, after the runtime too. A reader
-        may be exported often. A writer, and a view in another dtype than the tensor's, moves into
-        its one export: the view has ended then, and what was written counts, whatever is raised.
-        BufferError where the consumer's form of DLPack cannot hold it: the legacy form has no
-        read-only memory; and for a copy `into` memory that is yours to export. Of a GPU the
-        consumer's stream, which it names, comes behind the arrival of the bytes.
+        The resulting array is a pin until it ends, on any thread, also after the runtime. A reader
+        may be exported repeatedly. A writer, and a view in another dtype than the tensor's, moves
+        into its one export: the view has ended then, and its writes take effect, whatever is
+        raised. BufferError if the consumer's form of DLPack cannot express it: the legacy form has
+        no read-only memory; and for a copy `into` memory of the program, which can be exported
+        itself. On a GPU the consumer's stream, which it names, waits until the bytes have arrived.
         """
         owner, view = self._owner(), self._struct()
         owner._check_open(view)
@@ -283,8 +283,8 @@ class _Window:
             raise
 
     def to_dlpack(self, stream: Optional[int] = None) -> Any:
-        """A capsule of DLPack 1.1 that the view moves into, a reader's too: it has ended then, as
-        if released, and its pin is that of the capsule and of what a consumer makes from it. For
+        """A capsule of DLPack 1.1 that the view moves into, a reader's too: the view has ended
+        then, as if released, and its pin is that of the capsule and of the consumer's array. For
         torch.utils.dlpack.from_dlpack(), which takes the pin over at half the cost of
         torch.from_dlpack(view). stream: the consumer's, as for __dlpack__().
         """
@@ -321,9 +321,9 @@ class _Window:
 
 
 class View(_Pins, _Window):
-    """A pin on a range of a tensor: while it is held the bytes neither move nor leave.
+    """A pin on a range of a tensor: while it is held the bytes are neither moved nor evicted.
 
-    A context manager; leaving by an exception abandons what it was writing.
+    A context manager; leaving by an exception abandons its writes.
     """
 
     __slots__ = ("tensor", "_item")
@@ -364,7 +364,7 @@ class View(_Pins, _Window):
 
 
 class Member(_Window):
-    """One view of a set. It is given back with its set."""
+    """One view of a set. It is released with its set."""
 
     __slots__ = ("tensor", "_item", "_set", "_view")
 
@@ -382,9 +382,9 @@ class Member(_Window):
 
 
 class Views(_Pins, Sequence[Member]):
-    """The views of one fetch, in the order asked: all or none, given back together.
+    """The views of one fetch, in the order of the requests: all or none, released together.
 
-    A context manager and a sequence; its members are made when they are looked at.
+    A context manager and a sequence; its members are made when they are accessed.
     """
 
     __slots__ = ("_items", "_n")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that wait. Python's handlers of signals run in the main thread alone, between bytecodes,
-and so not while it waits in the library. Then a small thread hears of Ctrl-C by the wakeup
+"""Calls that wait. Python's signal handlers run only in the main thread, between bytecodes, and so
+not while it waits in the library. Then a small thread is notified of Ctrl-C by the wakeup
 descriptor and ends the wait with stw_runtime_interrupt(); back in Python, the handler runs.
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, Tuple
 from . import _abi
 from ._library import lib
 
-# Signals whose handlers, as a rule, end the program. Others run theirs when the call returns.
+# Signals whose handlers usually end the program. Handlers of others run when the call returns.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 AGAIN_SECONDS = 0.02
 
@@ -25,8 +25,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.handle: Any = None  # of the runtime that the main thread waits in
-        self.calls = 0           # of waits so far: a signal ends the one that it came in
+        self.handle: Any = None  # of the runtime in which the main thread waits
+        self.calls = 0           # number of waits: a signal ends the one during which it arrives
         self.before = -1         # the program's own wakeup descriptor, served meanwhile
         self.ears, self.mouth = socket.socketpair()
         self.mouth.setblocking(False)
@@ -39,13 +39,13 @@ class Listener:
                 try:
                     os.write(self.before, heard)
                 except OSError:
-                    pass  # full or closed: the same as without us
+                    pass  # full or closed: the same as without this thread
             if not ENDING.isdisjoint(heard):
                 self.end_wait()
 
     def end_wait(self) -> None:
-        # Again and again: the signal may have come just before the wait began. Not the waits after
-        # it, which are those of a handler, or of what goes on when it has returned.
+        # Repeatedly: the signal may have arrived just before the wait began. Not the waits after
+        # it, which are those of a handler, or of code that runs when it has returned.
         with self.lock:
             call = self.calls
         while True:
@@ -59,9 +59,9 @@ class Listener:
         mouth = self.mouth.fileno()
         try:
             before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        except ValueError:  # embedded: the thread that Python calls main takes no signals
+        except ValueError:  # embedded: Python's main thread receives no signals
             return function(*arguments)
-        if before != mouth:  # else a handler's exception has once come before the end below
+        if before != mouth:  # else an exception of a handler was raised before the end below
             self.before = before
         try:
             with self.lock:
@@ -75,16 +75,16 @@ class Listener:
 
 
 class Patience:
-    """The timeout of a call that may be made again: it counts from the first time."""
+    """The timeout of a call that may be repeated: it counts from the first call."""
 
     def __init__(self, arguments: Tuple[Any, ...], begin: int, default: int = 0) -> None:
         self.arguments, self.begin, self.default = arguments, begin, default
-        structs = [getattr(at, "_obj", at) for at in arguments]  # what byref() was given
+        structs = [getattr(at, "_obj", at) for at in arguments]  # the arguments of byref()
         self.options = [at for at in structs if getattr(at, "timeout_ns", None) is not None]
         self.given = [at.timeout_ns or default for at in self.options]
 
     def left(self) -> Tuple[Any, ...]:
-        """The arguments with what is left of it: a field of options, or the last of them."""
+        """The arguments with the remaining time: in a field of options, or the last of them."""
         spent = time.monotonic_ns() - self.begin
         for options, given in zip(self.options, self.given):
             options.timeout_ns = given and max(1, given - spent)
@@ -95,7 +95,7 @@ class Patience:
 
 
 class Nanoseconds(int):
-    """A timeout as an argument of its own."""
+    """A timeout as a separate argument."""
 
 
 def nanoseconds(seconds: Optional[float]) -> int:
@@ -109,7 +109,7 @@ def nanoseconds(seconds: Optional[float]) -> int:
 
 _listener: Optional[Listener] = None
 _main = threading.main_thread().ident
-_ending = False  # the interpreter is; no thread begins any more
+_ending = False  # the interpreter is ending; no thread may start any more
 
 
 def end() -> None:
@@ -118,8 +118,8 @@ def end() -> None:
 
 
 def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: bool = True) -> int:
-    """A call that may wait, in `runtime`. again: what was interrupted may be called once more, as
-    it is when a handler of Ctrl-C returns. Interrupts of the program's own are not retried."""
+    """A call that may wait, in `runtime`. again: an interrupted call may be repeated, as it is when
+    a handler of Ctrl-C returns. Interrupts by the program are not retried."""
     me = threading.get_ident()
     nested = me in runtime._inside
     runtime._inside.add(me)

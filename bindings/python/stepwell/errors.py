@@ -9,10 +9,10 @@ from ._library import lib
 
 
 class Error(Exception):
-    """A call failed. str() is the library's whole sentence.
+    """A call failed. str() is the library's full sentence.
 
     status and code are the STW_ERROR_* number and its name. The other attributes are 0, "" or -1
-    (rank) where the failure has no such number.
+    (rank) if the failure has no such number.
     """
 
     status: int = 0
@@ -179,7 +179,7 @@ NUMBERS = ("os_errno", "rank", "tier", "device", "needed_bytes", "free_bytes", "
 
 
 def error_of(status: int, info: Optional[_abi.stw_error_info] = None) -> Error:
-    """The exception for a status that this thread's last call has returned."""
+    """The exception for a status returned by this thread's last call."""
     if info is None:
         info = _abi.stw_error_info.initial()
         lib.stw_last_error_info(info)
@@ -199,7 +199,7 @@ def error_of(status: int, info: Optional[_abi.stw_error_info] = None) -> Error:
 
 
 def raised(status: int, sentence: str) -> Error:
-    """An error that this package has found itself."""
+    """An error detected by this package itself."""
     error = CLASSES[status](sentence)
     error.status = status
     error.code = _abi.STATUSES[status][0]
@@ -207,7 +207,7 @@ def raised(status: int, sentence: str) -> Error:
 
 
 def check(status: int) -> int:
-    """The status, when it is not an error."""
+    """The status, if it is not an error."""
     if status < 0:
         raise error_of(status)
     return status
@@ -218,7 +218,7 @@ def status_string(status: int) -> str:
 
 
 def last_error() -> str:
-    """The sentence of this thread's last failed call; exceptions carry it already."""
+    """The sentence of this thread's last failed call; exceptions have it already."""
     return str(lib.stw_last_error().decode("utf-8", "replace"))
 
 

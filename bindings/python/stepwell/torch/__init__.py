@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch models larger than their memory, in a training loop that stays as it is.
+"""PyTorch models larger than their memory, in an unchanged training loop.
 
     model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
 """

@@ -22,13 +22,13 @@ _Off = torch._C.DisableTorchFunctionSubclass
 
 
 class Accesses:
-    """Those of one Offload that last until the next mark, or less."""
+    """The accesses of one Offload, which last until the next mark at most."""
 
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self.touched: Dict[Record, Any] = {}
-        self._shown: Dict[Record, int] = {}  # of these, what tensors alone have the memory of
-        self.copies = 0   # state_dict() calls under way: what they give are copies
+        self._shown: Dict[Record, int] = {}  # of these, those held only by tensors
+        self.copies = 0   # running state_dict() calls, which return copies
 
     def end(self) -> None:
         """The mark."""
@@ -53,8 +53,8 @@ class Accesses:
                 for record in records:
                     record.outside = True
             elif not any(record.outside or record.unit is None for record in records):
-                # A checkpoint inside a unit computes a part of it again. As in the forward pass
-                # all of it is pinned, and the checkpoint's own hooks see what is saved.
+                # A checkpoint inside a unit computes a part of it again. As in the forward pass all
+                # of it is pinned, and the checkpoint's own hooks see the saved tensors.
                 for record in records:
                     offload.backward.pin(record.unit, _task(), _node())
                 with _Off():
@@ -72,8 +72,8 @@ class Accesses:
             self._end_shown()
         for record in records:
             record.touches += 1
-            # A write by an address is a fault where these are served; of what is frozen it is
-            # not, and a view is enough where torch notices a write.
+            # A write through an address is a fault if these are served, but not of a frozen
+            # parameter, and a view is enough if torch notices the write.
             given = escapes and (record.frozen or not offload.serves_faults)
             writes = given or record in written or "out" in kwargs
             self._touch(record, writes and not (record.frozen and func in VERSIONED))
@@ -99,10 +99,10 @@ class Accesses:
         return result
 
     def _end_shown(self) -> None:
-        """End accesses whose tensors are gone: a loop over `.data` may exceed the budget. Where
-        faults are served the others may end as well, and come back by one."""
+        """End accesses whose tensors have ended: a loop over `.data` may exceed the budget. If
+        faults are served the others may end as well, and are fetched again by one."""
         for record in list(self._shown):
-            # The parameter's own, this one, and those that are kept.
+            # The parameter's own, this one, and the kept ones.
             if self._offload.serves_faults or users_of(record.alias) == 2 + len(record.views):
                 self._untouch(record)
 
@@ -120,7 +120,7 @@ class Accesses:
         record.pin()
 
     def end_touched(self, records: List[Record]) -> None:
-        """End accesses that would be in the way of a unit's fetch."""
+        """End accesses that would block a unit's fetch."""
         for record in records:
             if record in self.touched:
                 self._untouch(record)
@@ -142,7 +142,7 @@ class Accesses:
         return any(record.address == address for record in records)
 
     def set_data(self, record: Record, data: torch.Tensor) -> None:
-        """Its bytes are others; its memory stays, as aliases of it and the tiers do."""
+        """Replace its bytes; its memory stays, as aliases and tiers refer to it."""
         if tuple(data.shape) != record.size or data.dtype != record.dtype:
             if self._offload.making is not None and data.dtype in DTYPES:
                 record.name = self._offload.making.fresh(record.name)
@@ -153,9 +153,9 @@ class Accesses:
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
                 "offload()")
         self._offload.copied.end(record.tensor)
-        if data is record.parameter:  # as Module.to() does where nothing is to be moved
+        if data is record.parameter:  # as Module.to() does if nothing has to be moved
             return
-        if record.pins:  # in its module's call, or its memory was given away since the last mark
+        if record.pins:  # in its module's call, or its address was passed on since the last mark
             with torch.no_grad():
                 record.alias.copy_(data)
         else:
@@ -178,7 +178,7 @@ def _count_copies(module: torch.nn.Module, more: int) -> None:
             return
 
 
-# Functions of the module, so that models with these hooks are copied and pickled.
+# Functions of the module, so that models with these hooks can be copied and pickled.
 def copies_begin(module: torch.nn.Module, *_: Any) -> None:
     _count_copies(module, 1)
 

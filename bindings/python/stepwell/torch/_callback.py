@@ -12,11 +12,11 @@ from ._offload import offloaded
 
 def report_callback(path: "Union[None, str, os.PathLike[str]]" = None, *,
                     model: Optional[torch.nn.Module] = None) -> Any:
-    """A TrainerCallback for the Trainer of transformers, which has to be installed.
+    """A TrainerCallback for the Trainer of transformers, which must be installed.
 
-    What is logged gets stepwell/read_bytes, stepwell/written_bytes and stepwell/wait_share, as
-    Offload.progress() has them. path: the report is written there with each checkpoint and at the
-    end. model: the offloaded one, where it is inside that of the Trainer.
+    Logs get stepwell/read_bytes, stepwell/written_bytes and stepwell/wait_share, as from
+    Offload.progress(). path: the report is written there with each checkpoint and at the end.
+    model: the offloaded one, if it is inside that of the Trainer.
     """
     import transformers
 

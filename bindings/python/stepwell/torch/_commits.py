@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations of an offloaded model: what of it the library's durable tensors do not have.
+"""Generations of an offloaded model: the state that is not in the library's durable tensors.
 
 Parameters and large states are durable tensors, and kernels keep their counts. Buffers are copied
-to durable tensors at a commit. Hyper-parameters and small states are in the metadata, with what the
-program gives.
+to durable tensors at a commit. Hyper-parameters and small states are in the metadata, with the
+program's own.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Commits:
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self._buffers: Dict[str, Tensor] = {}
-        self.generation = 0  # what was resumed; 0: nothing
-        self.kept = False    # a generation has what is frozen
+        self.generation = 0  # the resumed one; 0: none
+        self.kept = False    # a generation has the frozen parameters
         found: Dict[str, Any] = {}
         try:
             info = offload.runtime.generation()
@@ -56,7 +56,7 @@ class Commits:
         return offload.runtime.commit(label, kept)
 
     def _stated(self) -> Iterator[Tuple[str, torch.Tensor]]:
-        """Buffers that state_dict() has."""
+        """The buffers in state_dict()."""
         assert self._offload.model is not None
         for prefix, module in self._offload.model.named_modules():
             for key, buffer in module._buffers.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model is divided into units, and whether all of them stay in the device budget."""
+"""The division of a model into units, and whether all of them fit in the device budget."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, Iterable, List
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> None:
-    """Make units of a subtree: as large as may be, and of what is called."""
+    """Make units of a subtree: as large as allowed, and of modules that are called."""
     found = _records_of(offload, module.parameters())
     if not found:
         return
@@ -71,7 +71,7 @@ def _check_room_for_gradients(offload: "Offload", unit: Unit) -> None:
 
 
 def split(unit: Unit) -> None:
-    """Its module is not called though its parameters are used: its children become units."""
+    """Its parameters are used without a call of its module: its children become units."""
     if unit.depth or shares(unit.module):
         return
     uninstall(unit.module)
@@ -82,7 +82,7 @@ def split(unit: Unit) -> None:
 
 
 def stays(offload: "Offload", states: int) -> bool:
-    """Whether all of it stays in the device budget: nothing has to leave it between uses."""
+    """Whether all of it fits in the device budget: nothing has to be evicted between uses."""
     used = offload.runtime.tier_stats("device").used_bytes
     if offload.ranks is not None or used < sum(record.tensor.nbytes for record in offload.records):
         return False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of safetensors, read into and written from tensors in tiers without a copy of the model.
 
-The format is read here and not by its package, which maps whole files into memory and wants all
-tensors of a file at once to write it. A tensor goes in slices, by the memory of _streams.py; one
-whose memory is not in row-major order goes whole.
+The format is read here and not by its package, which maps whole files into memory and needs all
+tensors of a file at once to write it. A tensor is moved in slices, through the memory of
+_streams.py; one whose memory is not in row-major order is moved at once.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._records import READ, Offloaded, Record, read, write
 from ._streams import PART_BYTES, Place, Reader, Writer
 
 Path = Union[str, "os.PathLike[str]"]
-_AHEAD = 8  # slices of tensors in tiers that are fetched before they are saved
+_AHEAD = 8  # slices of tensors in tiers that are fetched ahead of their save
 _HEADER_MAX = 100 << 20
 _ALIGN = 8
 _DTYPES = {
@@ -57,7 +57,7 @@ class _Entry(NamedTuple):
 
 
 def _stated(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """What state_dict() names; parameters and buffers themselves."""
+    """The entries of state_dict(), as the parameters and buffers themselves."""
     found = model.state_dict(keep_vars=True)
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
@@ -87,10 +87,10 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
     """Load a model's parameters and buffers from a file, or from a folder as save_safetensors() and
     transformers write them; returns (missing_keys, unexpected_keys) as load_state_dict() does.
 
-    Names are those of state_dict(); of a parameter with several names one is enough. Values of
-    another dtype are converted to the model's, as copy_() does. strict: names that are missing or
-    unexpected are a RuntimeError, like another shape always; nothing has been loaded then. Plain
-    memory has 8 MiB of it at a time. The model may be plain, made by init(), or offloaded.
+    Names are those of state_dict(); for a parameter with several names one is enough. Values of
+    another dtype are converted to the model's, as copy_() does. strict: missing or unexpected names
+    are a RuntimeError, as another shape always is; nothing has been loaded then. It uses 8 MiB of
+    plain memory at a time. The model may be plain, made by init(), or offloaded.
     """
     state = _stated(model)
     with ExitStack() as stack:
@@ -115,7 +115,8 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
         if wrong:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
                                + "\n\t".join(wrong))
-        # Of several names of a parameter the last, as load_state_dict() does; in the files' order.
+        # The last of several names of a parameter counts, as in load_state_dict(); in the files'
+        # order.
         chosen = {id(value): (entries[name], value) for name, value in state.items()
                   if name in entries}
         pairs = sorted(chosen.values(), key=lambda pair: (pair[0].path, pair[0].begin))
@@ -147,7 +148,7 @@ def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> N
 
 
 def _parts(entry: _Entry, slices: Iterator[memoryview]) -> Iterator[Tuple[int, torch.Tensor]]:
-    """(first element, the elements) of each slice of a tensor that is read."""
+    """(first element, the elements) of each slice of a tensor to read."""
     at = 0
     while at < entry.size:
         memory = next(slices)
@@ -216,10 +217,10 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
 
     path: a folder, made if need be, that gets model.safetensors, or several files of at most
     max_shard_bytes and model.safetensors.index.json; or the name of one file, ".safetensors". Names
-    are those of state_dict(); of several names of a parameter the first. dtypes are the model's.
-    Files are written under other names, flushed and renamed when all are there: what is read
-    before is the old model, or nothing. A folder whose shards are replaced has both for a moment.
-    Plain memory has 8 MiB of it at a time.
+    are those of state_dict(); the first of several names of a parameter. dtypes are the model's.
+    Files are written under other names, flushed and renamed when all are complete: a reader before
+    that finds the old model, or nothing. A folder whose shards are replaced has both for a moment.
+    It uses 8 MiB of plain memory at a time.
     """
     path, state = os.fspath(path), _stated(model)
     first: Dict[int, str] = {}
@@ -299,7 +300,7 @@ def _write(path: str, state: Dict[str, torch.Tensor], tied: Dict[str, str]) -> N
 
 
 class _Ahead:
-    """Fetches what is to be saved next, in the order of saving."""
+    """Prefetches the next slices, in the order of saving."""
 
     def __init__(self, values: List[torch.Tensor]) -> None:
         self._left = ((record, begin) for record in map(_streamed, values) if record is not None
@@ -326,7 +327,7 @@ class _Ahead:
 
 
 def _streamed(value: torch.Tensor) -> Any:
-    """Its record, where it is in tiers and goes in slices."""
+    """Its record, if it is in tiers and moved in slices."""
     record = value._stepwell if isinstance(value, Offloaded) else None
     return record if record is not None and _in_order(record) else None
 
@@ -347,7 +348,7 @@ def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
 
 
 def _remove_others(folder: str, kept: Any) -> None:
-    """Files of a model that was saved here in other parts."""
+    """Files of a model that was saved here with another division."""
     for name in os.listdir(folder):
         if name not in kept and (name in (_ONE, _INDEX) or _SHARD.fullmatch(name)):
             os.unlink(os.path.join(folder, name))

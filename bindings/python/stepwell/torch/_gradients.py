@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients, from autograd to their tensors.
 
-Each is given to the library, which adds it behind the call. Small ones of a model that stays in the
-device budget are copied to their tensors, many at once: to give one away wakes another thread,
-which costs more than to copy some hundred kilobytes. Their tensors keep their memory from step to
-step: the first gradient of a step overwrites what is there.
+Each is passed to the library, which adds it after the call. Small ones of a model that fits in the
+device budget are copied to their tensors, many at once: adopting one wakes another thread, which
+costs more than copying some hundred kilobytes. Their tensors keep their memory from step to step:
+the first gradient of a step overwrites the old contents.
 """
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ._records import Record, flat, own_grad, set_own_grad
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_TOGETHER = 64          # gradients that wait for each other at most,
-_ELEMENTS = 1 << 20     # and about so many elements of them
+_TOGETHER = 64          # gradients that are collected at most,
+_ELEMENTS = 1 << 20     # and about this many elements of them
 _memmove = ctypes.memmove
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ _Off = torch._C.DisableTorchFunctionSubclass
 
 
 class Arrived:
-    """Those that have come in a backward pass. They wait in the parameters' own `.grad`."""
+    """The collected gradients of a backward pass. They wait in the parameters' own `.grad`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -56,7 +56,7 @@ class Arrived:
             self.copy()
 
     def copy(self) -> None:
-        """Move all that wait to their tensors."""
+        """Move all waiting ones to their tensors."""
         records, self._records, self._elements = self._records, [], 0
         if records:
             with _Off():  # a parameter may be Absent again
@@ -66,7 +66,7 @@ class Arrived:
         found, grads, requests = [], [], []
         for record in records:
             grad = _get_grad(record.parameter)
-            if grad is None:  # dropped, or it has come twice in the pass
+            if grad is None:  # dropped, or computed twice in the pass
                 continue
             if grad.layout is not _strided or record.has_gradient:
                 _set_grad(record.parameter, None)
@@ -84,24 +84,24 @@ class Arrived:
             release(views)
         for record, grad in zip(found, grads):
             _set_grad(record.parameter, None)
-            if views is None:  # they have no memory yet, or somebody holds a view
+            if views is None:  # they have no memory yet, or a view is open
                 record.add_gradient(grad)
             record.has_gradient = True
 
 
 class Gradients:
-    """Those of one Offload, as they come."""
+    """The gradients of one Offload, in the order of arrival."""
 
     def __init__(self, offload: "Offload", ranks: int) -> None:
         self._offload = offload
         self.small = Arrived(offload.runtime)
-        # Over ranks the sum of them is to be the mean.
+        # Over ranks the sum must be the mean.
         self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
                                 for flags in (0, _abi.STW_REDUCE_MORE)]
         self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
 
     def accumulated(self, parameter: torch.Tensor) -> None:
-        """Autograd has a gradient; its memory goes at once."""
+        """Autograd has a gradient; its memory is released at once."""
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
         offload = self._offload
         task = _task()
@@ -127,7 +127,7 @@ class Gradients:
             offload.in_backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
-        """Give a gradient's memory away; it is added behind the call. more: to this rank's part."""
+        """Pass a gradient's memory on; it is added after the call. more: to this rank's part."""
         # As gradient.reduce(source, adopt=True) does, in a sixth of its time.
         capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
         managed, deleter = given(capsule)
@@ -138,5 +138,5 @@ class Gradients:
             raise error_of(status)
 
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
-        """Add to a gradient at once. False: it is to be given away, as views are in the way."""
+        """Add to a gradient at once. False: open views prevent it; pass its memory on."""
         return _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0

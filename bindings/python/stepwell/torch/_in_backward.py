@@ -3,9 +3,9 @@
 
 autograd adds the gradient of a parameter in one piece when all nodes that lead to it have run, so
 the update may begin then. It waits for the end of the hold of the parameter's unit, as later nodes
-of the unit may read what it writes. What has to see all gradients first cannot be had with it, and
-is refused. The first step updates nothing before step(): a loop that does such a thing is refused
-there, with its model as it was.
+of the unit may read the bytes that it writes. Operations that need all gradients first are refused
+with it. The first step updates nothing before step(): a loop with such an operation is refused
+there, with its model unchanged.
 """
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class InBackward:
     def __init__(self, offload: "Offload", steps: Steps) -> None:
         self._offload = offload
         self._steps = steps
-        self._armed = False     # a step has ended, in which nothing was refused
-        self._taken: Dict[Record, None] = {}  # of this step: updated, or the next to be
-        self._due: Dict[Record, None] = {}    # of these, those that are not updated yet
+        self._armed = False     # a step has ended without a refused operation
+        self._taken: Dict[Record, None] = {}  # of this step: updated, or about to be
+        self._due: Dict[Record, None] = {}    # of these, those not updated yet
         self._groups: Dict[Record, int] = {}
-        self._settings: List[Dict[str, Any]] = []  # of the groups when the first gradient came
+        self._settings: List[Dict[str, Any]] = []  # of the groups at the first gradient
         self._task = -1         # the backward pass of the last gradient
         self._outermost = False
-        self._open = -1         # the outermost pass whose end is to come
+        self._open = -1         # the outermost running pass
 
     # -- gradients, as they come --------------------------------------------------------------
 
@@ -56,8 +56,8 @@ class InBackward:
         task = _task()
         if task != self._task:
             self._begin(task)
-        # A pass inside another one, as reentrant checkpoints run it, may not be the only one.
-        # Gradients of tiles, and of other uses, come one by one.
+        # A pass inside another one, as in reentrant checkpoints, may not be the only one. Gradients
+        # of tiles, and of other uses, arrive one by one.
         if not self._outermost or record not in self._groups or record.large:
             return
         self._taken[record] = self._due[record] = None
@@ -107,7 +107,7 @@ class InBackward:
         self._forget()
 
     def check_use(self, record: Record) -> None:
-        """Somebody asks for the bytes of a gradient."""
+        """The bytes of a gradient are requested."""
         if record in self._taken:
             raise RuntimeError(
                 f"the gradient of {record.label()} is used between backward() and step(), and "
@@ -116,7 +116,7 @@ class InBackward:
                 "without it")
 
     def dropped(self, record: Record) -> None:
-        """A gradient is dropped or replaced. After a pass that failed that is how to go on."""
+        """A gradient is dropped or replaced. This is how to continue after a failed pass."""
         if record not in self._taken:
             return
         if self._open >= 0:
@@ -139,7 +139,7 @@ class InBackward:
 
 
 def _passes() -> int:
-    """How many backward passes this thread is in, one inside the other."""
+    """The number of nested backward passes of this thread."""
     found = 0
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """init(): a model whose parameters go to tiers while its constructor runs.
 
-torch's registration hooks say when a module has a parameter. The parameters of the module that
-registered last are plain memory; those before them are in tensors, where whatever is done to one
-fetches it (Absent in _records.py).
+torch's registration hooks tell when a module gets a parameter. The parameters of the module that
+registered last are in plain memory; earlier ones are in tensors, and each operation on one fetches
+it (Absent in _records.py).
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
 
 def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """Parameter(p) of one in tiers: with memory of its own, as p is mostly replaced by it."""
+    """Parameter(p) of one in tiers: with its own memory, as it mostly replaces p."""
     if not isinstance(data, Offloaded):
         return _plain_new(cls, data, requires_grad)
     record = data._stepwell
@@ -43,7 +43,7 @@ def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
 
 
 class Tiers:
-    """Tiers that a model was made in; offload() goes on with them. From init().
+    """Tiers in which a model was made; offload() uses them further. From init().
 
     Threads: as the model.
     """
@@ -58,7 +58,7 @@ class Tiers:
         self._module: Any = None
         self._hooks: List[Any] = []
         self._count = 0
-        self._freed = 0  # bytes of plain memory, since the allocator was last made to give it back
+        self._freed = 0  # bytes of plain memory, since the allocator last gave memory back
 
     # -- the with statement -----------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Tiers:
         self._take(f"{type(module).__name__}.{name}", parameter)
 
     def _child(self, module: torch.nn.Module, name: str, child: Any) -> None:
-        """A module that is registered has been made; so have copies that nothing registered."""
+        """A registered module is complete; so are copies that nothing registered."""
         if child is not None and getattr(_inside, "tiers", None) is self:
             for below in child.modules():
                 for own, parameter in below._parameters.items():
@@ -119,12 +119,12 @@ class Tiers:
             self._waiting.append((name, weakref.ref(parameter)))
 
     def fresh(self, name: str) -> str:
-        """A name that no tensor has."""
+        """An unused tensor name."""
         self._count += 1
         return f"{name.rsplit(' #', 1)[0]} #{self._count}"
 
     def _others(self, parameter: Any) -> int:
-        """Bytes of it and of what waits, but for the largest: a weight waits for its bias, as the
+        """Bytes of it and of waiting ones, except the largest: a weight waits for its bias, as the
         module writes to both once it has them."""
         known = [each for each in (waiting() for _, waiting in self._waiting) if each is not None]
         sizes = [each.numel() * each.element_size() for each in [*known, parameter]
@@ -132,7 +132,7 @@ class Tiers:
         return sum(sizes) - max(sizes, default=0)
 
     def _move(self) -> None:
-        """Move what waits, but what shares its memory with something that may yet write to it."""
+        """Move waiting parameters, except those that share memory with a possible writer."""
         due, kept = [], []
         for name, known in self._waiting:
             parameter = known()
@@ -147,8 +147,8 @@ class Tiers:
         self._give_back(sum(record.tensor.nbytes for record in made))
 
     def _give_back(self, nbytes: int) -> None:
-        """glibc's heap keeps what is freed below something small that stays: as much as the model
-        is, in the end.
+        """glibc's heap keeps memory that is freed below a small live piece: finally as much as the
+        model.
         """
         self._freed += nbytes
         if _trim is not None and self._freed > self._made.unit_bytes:
@@ -164,9 +164,9 @@ class Tiers:
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
-        Parameters of the model that are plain memory are moved, too. The tensors of parameters that
-        nothing refers to any more are destroyed. Blocks while bytes are moved: with a store_name
-        all of them are, once, to tensors with the names that the model has for them.
+        Parameters of the model in plain memory are moved, too. The tensors of unreferenced
+        parameters are destroyed. Blocks while bytes are moved: with a store_name all of them are,
+        once, to tensors with the names of the model.
         """
         made = self._made
         check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
@@ -222,22 +222,22 @@ class Tiers:
 def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
          nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
          **options: Any) -> Tiers:
-    """Make a model that fits nowhere: inside the `with`, parameters go to tiers as they are made.
+    """Make a model larger than memory: inside the `with`, parameters move to tiers as they are
+    made.
 
         with stepwell.torch.init(device_bytes="2GiB", nvme="/fast", nvme_bytes="200GiB") as tiers:
             model = Model()
         optimizer = torch.optim.AdamW(model.parameters())
         tiers.offload(model, optimizer)
 
-    The constructor runs as it is and draws the values that it draws without the `with`. Plain
-    memory has the parameters of one module, the one that registered last, and those whose memory
-    something else still refers to. What follows the `with` finds a model whose parameters are
-    fetched by each access; tiers.offload() makes it run in units. A parameter that is replaced
-    keeps its room until then.
+    The constructor runs unchanged and draws the same values as without the `with`. Plain memory has
+    the parameters of one module, the one that registered last, and those whose memory is still
+    referenced elsewhere. After the `with` each access fetches its parameter; tiers.offload() makes
+    the model run in units. A replaced parameter keeps its room until then.
 
-    nvme_bytes is needed with nvme (but where it has Nvme objects), as the model's size is not known
-    yet: room for parameters and gradients, and 4 bytes of each of the optimizer's states for each
-    element; with a store_name as docs/generations.md says, and the parameters once more. Other
+    nvme_bytes is needed with nvme (except for Nvme objects), as the model's size is not known yet:
+    room for parameters and gradients, and 4 bytes of each of the optimizer's states for each
+    element; with a store_name see docs/generations.md, and the parameters once more. Other
     arguments are those of offload(). Threads: models that other threads make meanwhile are plain.
     """
     if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))

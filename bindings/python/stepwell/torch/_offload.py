@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload(): a model and its optimizer in tiers, for a training loop that stays as it is."""
+"""offload(): a model and its optimizer in tiers, for an unchanged training loop."""
 from __future__ import annotations
 
 import contextlib
@@ -28,13 +28,13 @@ from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
 from ._units import Unit, install, uninstall
 
-_SHARE = 8      # of the device budget: what a unit's parameters are together at most
+_SHARE = 8      # of the device budget: the maximum of a unit's parameters together
 
 
 class Offload:
-    """What offload() made: tiers, units and gradients of one model. Found by offloaded(model).
+    """The result of offload(): tiers, units and gradients of one model. From offloaded(model).
 
-    Threads: any may call the model, and calls of several wait for each other; the rest is for one
+    Threads: any may call the model, and concurrent calls wait for each other; the rest is for one
     thread at a time. close() gives the model its memory back.
     """
 
@@ -54,7 +54,7 @@ class Offload:
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
         self.by_address: Dict[int, Record] = {}
-        self.first, self.last = 1 << 64, 0  # all of these addresses are in between
+        self.first, self.last = 1 << 64, 0  # the range of all these addresses
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
         self.accesses = Accesses(self)
@@ -63,11 +63,11 @@ class Offload:
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
-        self.has_host = False  # a tier of its own beside the device's, where gradients are added
+        self.has_host = False  # a separate tier beside the device's, where gradients are added
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
-        self.spill: Optional[Spill] = None  # the same, where saved tensors may leave memory
-        self.held: List[Unit] = []  # left at the next mark
-        self.resident = False  # all of it fits the device budget for good
+        self.spill: Optional[Spill] = None  # the same, if saved tensors may be moved to nvme
+        self.held: List[Unit] = []  # released at the next mark
+        self.resident = False  # all of it fits in the device budget permanently
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.own_steps = False  # its step() sees gradients at their addresses
@@ -83,7 +83,7 @@ class Offload:
               parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
               update_in_backward: bool, find_unused_parameters: bool,
               tile_bytes: Optional[Size]) -> None:
-        """Take all of a model, and let its calls and steps go through the tiers."""
+        """Convert a model, so that its calls and steps go through the tiers."""
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
@@ -98,7 +98,7 @@ class Offload:
         if durable:
             self.commits = Commits(self)
         states = 0 if optimizer is None else _optimizer.states_of(optimizer)
-        # What is updated in backward gives its pins and gradients up there.
+        # Parameters updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
@@ -149,7 +149,7 @@ class Offload:
         del self.by_address[record.address]
 
     def renew(self, record: Record, data: torch.Tensor, durable: bool) -> None:
-        """Give a parameter another tensor, for data of its own or of another size or dtype."""
+        """Give a parameter another tensor, for data with own memory or of another size or dtype."""
         old = record.tensor
         self.mark()
         if data is record.alias:
@@ -165,7 +165,7 @@ class Offload:
     # -- calls and steps --------------------------------------------------------------------------
 
     def begin_call(self, module: torch.nn.Module) -> bool:
-        """The model is called. True: end_call() is to come."""
+        """The model is called. True: end_call() will follow."""
         self.mark()
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
             if self._train is None:
@@ -209,22 +209,22 @@ class Offload:
         self.copied.mark()
 
     def end_kept(self) -> None:
-        """Give back the views that units keep for their backward pass."""
+        """Release the views that units keep for their backward pass."""
         while self.kept:
             unit, _ = self.kept.popitem()
             unit.kept = False
             unit.views.release()
 
     def no_sync(self) -> ContextManager[None]:
-        """In the block, gradients of several ranks are added up on each; the next backward pass
-        after it sums all of them over the ranks. For all micro-batches of a step but the last:
+        """In the block, gradients are accumulated on each rank; the next backward pass after it
+        sums all of them over the ranks. For all micro-batches of a step but the last:
 
             with stepwell.torch.offloaded(model).no_sync():
                 loss(model, first).backward()
             loss(model, last).backward()
             optimizer.step()
 
-        What the last pass does not reach is summed by step(). One rank alone has nothing to sum.
+        Gradients that the last pass does not reach are summed by step(). No effect on one rank.
         """
         if self.in_backward is not None:
             raise ValueError("no_sync() is for several backward passes in a step, and with "
@@ -273,9 +273,9 @@ class Offload:
         """Make the present state a generation, and return its number; needs store_name.
 
         In it: parameters, persistent buffers, the optimizer's states, counts and groups. Not in it:
-        gradients, so call it after step() and zero_grad(). metadata: what torch.load() reads with
-        weights_only, at most 1 MiB with the small states. Random states, schedulers, scalers and
-        the place in the data are the program's:
+        gradients, so call it after step() and zero_grad(). metadata: values that torch.load() reads
+        with weights_only, at most 1 MiB with the small states. Random states, schedulers, scalers
+        and the position in the data have to be added by the program:
 
             model, optimizer = stepwell.torch.offload(model, optimizer, ..., store_name="run1",
                                                       resume=True, overwrite=True)
@@ -287,18 +287,18 @@ class Offload:
             stepwell.torch.offloaded(model).commit({
                 "random": torch.get_rng_state(), "scheduler": scheduler.state_dict()})
 
-        Blocks until it is on stable storage. A process that resumes it goes on with equal bits.
+        Blocks until it is on stable storage. A process that resumes it continues with equal bits.
         """
         return self._stored().commit(metadata, label)
 
     @property
     def generation(self) -> int:
-        """The number of the generation that was resumed; 0: none."""
+        """The number of the resumed generation; 0: none."""
         return self.commits.generation if self.commits is not None else 0
 
     @property
     def metadata(self) -> Any:
-        """What commit() was given for it."""
+        """The metadata passed to its commit()."""
         return self.commits.metadata if self.commits is not None else None
 
     def _stored(self) -> Commits:
@@ -316,7 +316,7 @@ class Offload:
         return None
 
     def progress(self) -> Progress:
-        """What the steps moved and waited since this was called last, for a line of text:
+        """The bytes and waits of the steps since the last call, for a line of text:
 
             bar.set_postfix_str(stepwell.torch.offloaded(model).progress())
 
@@ -337,22 +337,21 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
-    The training loop stays as it is. device_bytes: memory for what is computed with; host_bytes:
-    more of it behind, of use where the device is a GPU; nvme: a directory, or several, for what
-    does not fit; nvme_bytes: its size, by default what parameters, gradients and states need.
-    store_name: generations stay there (Offload.commit()); resume=True: go on with the newest, and
-    with overwrite=True begin anew where there is none; what the arguments have is replaced then.
-    keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch, and
-    takes room meanwhile. update_in_backward: update each parameter once backward has its gradient,
-    which needs a loop that does nothing with gradients. find_unused_parameters: some ranks may have
-    no gradient of a parameter where others have one. activation_bytes: what autograd saves beyond
-    so many bytes goes to nvme until backward needs it, of which activation_nvme_bytes are for that;
-    None: it stays in memory. tile_bytes: weights of Linear, Embedding and Conv1D larger than that
-    are computed with in tiles of at most so many; None: those that do not fit device_bytes, in
-    tiles of an eighth of it.
-    options: those of stepwell.Runtime.
+    The training loop stays as it is. device_bytes: memory in which the model computes; host_bytes:
+    a second tier of memory, useful if the device is a GPU; nvme: a directory, or several, for bytes
+    that do not fit; nvme_bytes: its size, by default enough for parameters, gradients and states.
+    store_name: generations are stored there (Offload.commit()); resume=True: resume the newest,
+    with overwrite=True start anew if there is none; the contents of the arguments are replaced
+    then. keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch,
+    and takes room meanwhile. update_in_backward: update each parameter once backward has its
+    gradient, which needs a loop that does nothing with gradients. find_unused_parameters: some
+    ranks may have no gradient of a parameter while others have one. activation_bytes: saved tensors
+    of autograd beyond this many bytes are moved to nvme until backward needs them, in room of
+    activation_nvme_bytes; None: they stay in memory. tile_bytes: weights of Linear, Embedding and
+    Conv1D larger than that are computed in tiles of at most this size; None: those that do not fit
+    device_bytes, in tiles of an eighth of it. options: those of stepwell.Runtime.
 
-    Blocks while the parameters are copied to their tiers. Raises BudgetError where a module's
+    Blocks while the parameters are copied to their tiers. Raises BudgetError if a module's
     parameters do not fit together, naming it.
     """
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
@@ -384,7 +383,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
     ranks = options.get("group") is not None or options.get("replica_group") is not None
-    options.setdefault("fault_in", not ranks)  # what all ranks fetch together, no fault of one can
+    options.setdefault("fault_in", not ranks)  # a fault of one rank cannot run a fetch of all ranks
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
@@ -397,10 +396,10 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
 
 @contextlib.contextmanager
 def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
-    """In the block, saved tensors of an offloaded model beyond keep_bytes go to its tiers.
+    """In the block, saved tensors of an offloaded model beyond keep_bytes are moved to its tiers.
 
-    As offload(activation_bytes=) does throughout. The nvme budget is to have room for them. What
-    gives it: Spill, which counts. Backward may come after the block.
+    As with offload(activation_bytes=) throughout. The nvme budget must have room for them. The
+    `with` returns a Spill, which counts. Backward may come after the block.
     """
     made = offloaded(model)
     before, kept = made.spill, made.saved_tensors.keep_bytes

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's own optimizer object, whose steps go through the tiers from now on.
+"""The program's own optimizer object, whose steps go through the tiers after offload().
 
-Its class becomes one made of Streamed and of what it was, so that schedulers, scalers and trainers
-see the object they know. AdamW, Adam, SGD and Adagrad have kernels of the library. Any other one is
-run as it is, for one parameter after the other, over states that are tensors of the library.
+Its class is replaced by one derived from Streamed and its old class, so that schedulers, scalers
+and trainers keep their object. AdamW, Adam, SGD and Adagrad have kernels of the library. Any other
+one runs its own code, for one parameter after the other, over states that are tensors of the
+library.
 """
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _adagrad(group: Dict[str, Any]) -> Hyper:
 
 
 class _Kind:
-    """How a class of torch.optim maps to a kernel."""
+    """The mapping of a class of torch.optim to a kernel."""
 
     def __init__(self, algorithm: Callable[[Dict[str, Any]], str],
                  hyper: Callable[[Dict[str, Any]], Hyper],
@@ -72,7 +73,7 @@ _KINDS = {
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
-    """Its kernel; None: it is run as it is."""
+    """Its kernel; None: it runs its own code."""
     kind = _KINDS.get(type(optimizer))
     if kind is None:
         return None
@@ -90,13 +91,13 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
 
 
 def torch_order(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its kernel is to have the bits of torch's own loop: unless a faster one was asked for
-    by name, whose bits are others."""
+    """Whether its kernel has the bits of torch's own loop: unless a faster one was selected by
+    name, whose bits differ."""
     return not any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many states of fp32 a parameter has at most, as far as that can be known."""
+    """The maximum number of fp32 states of a parameter, as far as known."""
     kind = kind_of(optimizer)
     if kind is None:
         return 3
@@ -118,7 +119,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
 
 
 class Streamed:
-    """What offload() puts over the class of an optimizer."""
+    """The class that offload() puts over the class of an optimizer."""
 
     _stepwell: "Steps"
     param_groups: List[Dict[str, Any]]
@@ -194,8 +195,8 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
 
 
 def _rewrap_step(optimizer: torch.optim.Optimizer) -> None:
-    """A scheduler hides step() behind a wrapper that notes calls, and warns once that is gone. It
-    calls the step() of the class of that time: replace it with one that asks for the class."""
+    """A scheduler wraps step() to count calls, and warns if the wrapper is removed. It calls the
+    step() of the old class: replace it with one that looks up the class."""
     known = optimizer.__dict__.pop("step", None)
     if not hasattr(known, "_wrapped_by_lr_sched"):
         return
@@ -225,7 +226,7 @@ def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) ->
 
 
 def restore(optimizer: torch.optim.Optimizer) -> None:
-    """The class it was made with, and its states in plain memory."""
+    """Restore its original class, and its states in plain memory."""
     steps: Steps = optimizer._stepwell  # type: ignore[attr-defined]
     state = steps.states()
     optimizer.__class__ = steps.before
@@ -235,7 +236,7 @@ def restore(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Steps:
-    """What both ways of stepping share."""
+    """The common part of both kinds of steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
         self.optimizer = optimizer
@@ -258,7 +259,7 @@ class Steps:
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
-        # Gradients that the program made itself, or that came before the parameter was watched.
+        # Gradients that the program made itself, or from before the parameter was hooked.
         every = self.records()
         with _Off():
             for _, record in every:
@@ -282,14 +283,14 @@ class Steps:
             offload.end_step()
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
-        """Parameters that update() leaves alone where their gradient is empty."""
+        """Parameters that update() skips if their gradient is empty."""
         return set()
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         raise NotImplementedError
 
     def update_early(self, due: List[Tuple[int, Record]]) -> None:
-        """In the middle of backward. What there is no room for is left to step()."""
+        """In the middle of backward. Parameters without room are left to step()."""
         raise NotImplementedError
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
@@ -299,7 +300,7 @@ class Steps:
         raise NotImplementedError
 
     def kept(self) -> Dict[str, Any]:
-        """What a generation keeps of it as metadata."""
+        """Its part of a generation's metadata."""
         return {"class": self.before.__name__, "groups": self.settings(),
                 "sizes": [len(group["params"]) for group in self.optimizer.param_groups]}
 
@@ -340,7 +341,7 @@ class KernelSteps(Steps):
                    if record.parameter.requires_grad])
 
     def _add(self, pairs: List[Tuple[int, Record]]) -> None:
-        """Take parameters in, with their states; those that have none yet."""
+        """Add the parameters that have no states yet, with their states."""
         for group in sorted({group for group, _ in pairs}):
             self._set_hyper(group)
             fresh = [record for at, record in pairs if at == group and record.group < 0]
@@ -358,7 +359,7 @@ class KernelSteps(Steps):
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
-        for keep in (False, True):  # a gradient that has its place stays there
+        for keep in (False, True):  # a gradient with a place of its own stays there
             tensors = [record.tensor for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if tensors:
@@ -370,7 +371,7 @@ class KernelSteps(Steps):
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
 
-    update_early = update  # it is queued, and waits for its room behind the call
+    update_early = update  # it is queued, and waits for its room after the call
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
         found = {}
@@ -396,7 +397,7 @@ class KernelSteps(Steps):
                                             if record.group >= 0]}
 
     def resume(self, kept: Dict[str, Any]) -> None:
-        """States and counts come with the parameters that are added."""
+        """States and counts are restored with the added parameters."""
         added = set(kept["added"])
         self._add([(group, record) for group, record in self.records() if record.name in added])
 
@@ -561,7 +562,7 @@ class OwnSteps(Steps):
 
 
 def _described(value: Any) -> Any:
-    """A state for the metadata. A tensor there costs hundreds of bytes, so numbers are none."""
+    """A state for the metadata. A tensor there costs hundreds of bytes, so numbers are plain."""
     if isinstance(value, _State):
         return {"size": value.size, "stride": value.stride, "dtype": value.dtype}
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
@@ -579,7 +580,7 @@ def _of_description(record: Record, name: str, value: Any) -> Any:
 
 
 def _plain(step: Any) -> Any:
-    """A class's step without the profiler's and the program's hooks, which Streamed.step has."""
+    """A class's step without the profiler's and the program's hooks, which are in Streamed.step."""
     return getattr(step, "__wrapped__", step)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several modules use of torch that has no public name."""
+"""Functions of torch without a public name, used by several modules."""
 from __future__ import annotations
 
 from typing import Any
@@ -12,7 +12,7 @@ pop = _autograd._pop_saved_tensors_default_hooks
 
 
 def not_compiled(function: Any) -> None:
-    """torch.compile neither traces it nor goes into it; what it calls is seen again."""
+    """torch.compile neither traces it nor enters it; functions that it calls are traced again."""
     function._torchdynamo_disable = True
     _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
         _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training moves and waits, for a progress line."""
+"""Bytes and waits of training, for a progress line."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ _WRITTEN = (Link.DEVICE_TO_NVME, Link.HOST_TO_NVME)
 
 
 class Progress(NamedTuple):
-    """Of the steps since the last Offload.progress(). As text it is for a progress bar."""
+    """Progress of the steps since the last Offload.progress(). Its string is for a progress bar."""
 
     steps: int
-    read_bytes: int     # from nvme for each step, with what evaluation read
+    read_bytes: int     # from nvme per step, including evaluation
     written_bytes: int  # to nvme, likewise
-    wait_share: float   # of the time of the steps: what the program waited for the tiers
+    wait_share: float   # share of the steps' time in which the program waited for the tiers
 
     def __str__(self) -> str:
         return (f"{_size(self.read_bytes)} read, {_size(self.written_bytes)} written, "
@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
 
 class Meter:
-    """Sums of one Offload since it was asked last."""
+    """Sums of one Offload since the last call."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients over ranks: which are added on this rank alone for now, and when all ranks sum them.
+"""Gradients over ranks: which are accumulated on this rank, and when all ranks sum them.
 
 A sum is a collective, so all ranks make the same sums in the same order. By default a parameter's
-gradient is summed when autograd has it. Where ranks may use different parameters
-(find_unused_parameters), each adds its own up, and all ranks sum all of them in one order when the
-gradients are needed; who has none says so.
+gradient is summed when autograd has it. If ranks may use different parameters
+(find_unused_parameters), each accumulates its own, and all ranks sum all of them in one order when
+the gradients are needed; a rank without one takes part too.
 """
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """Of one Offload that has a group of several ranks. settle() is a collective."""
+    """The state of one Offload with a group of several ranks. settle() is a collective."""
 
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self.find_unused = False
-        self._local = 0  # no_sync() blocks that are open
-        self._begun = False  # a training step, which other ranks may have gradients of
-        self._partial: Dict[Record, None] = {}  # sums that only this rank has added to
+        self._local = 0  # open no_sync() blocks
+        self._begun = False  # a training step, of which other ranks may have gradients
+        self._partial: Dict[Record, None] = {}  # sums of this rank alone
 
     def begin(self) -> None:
-        """The model is called to be trained, or step() is called."""
+        """The model is called in training, or step() is called."""
         self._begun = self.find_unused
 
     def keeps(self, record: Record) -> bool:
-        """Whether what is added to a gradient now stays on this rank."""
+        """Whether contributions to a gradient now stay on this rank."""
         self._begun |= self.find_unused
         if self._local or self.find_unused:
             self._partial[record] = None
@@ -53,8 +53,8 @@ class Ranks:
             self._local -= 1
 
     def settle(self, may_be_empty: Container[Record] = ()) -> None:
-        """Somebody asks for gradients: sum them, and find out which there are. may_be_empty: those
-        of which nobody needs to know, which saves the wait for their sums.
+        """Gradients are requested: sum them, and determine which exist. may_be_empty: those whose
+        existence is not needed, which saves the wait for their sums.
         """
         if not self._partial and not self._begun:
             return
@@ -62,7 +62,7 @@ class Ranks:
             record.has_gradient = True
             if record in may_be_empty:
                 continue
-            try:  # whole: some ranks may have no part of it, and would not know
+            try:  # gathered: some ranks may have no part of it, and would not know
                 record.offload.runtime.fetch(record.make_gradient()).release()
             except EmptyError:
                 record.has_gradient = record.spent = False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for a parameter: its tensors, its pins, and the classes its object has meanwhile.
+"""The record of a parameter: its tensors, its pins, and the current class of its object.
 
-A parameter object aliases its tensor's address for life. Its class says whether the bytes may be
-touched: Present while a unit of the model, or an access, holds a pin; Absent otherwise, where each
-torch function that is given it fetches it first. Its gradient is a tensor of its own, shown as
-`.grad` by an object that fetches it for each operation.
+A parameter object aliases its tensor's address for life. Its class tells whether the bytes may be
+accessed: Present while a unit of the model, or an access, holds a pin; Absent otherwise, when each
+torch function that gets it fetches it first. Its gradient is a separate tensor; `.grad` is an
+object that fetches it for each operation.
 """
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ..errors import BusyError, EmptyError, check
 if TYPE_CHECKING:
     from ._offload import Offload
 
-# Integers are of quantised weights, which torch lets nobody train.
+# Integers are for quantised weights, which torch cannot train.
 DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16,
           torch.int8: Dtype.I8, torch.uint8: Dtype.U8}
 
-_grad = torch.Tensor.grad  # the fields of C++, which the properties below hide
+_grad = torch.Tensor.grad  # the C++ fields, which the properties below hide
 _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
 READ, READ_WRITE = Access.READ, Access.READ_WRITE
-TRAINED = 1  # neighbour number of what a step writes: small tensors of one number share blocks
-_VIEWS = 16         # of a parameter, that are kept
-_SMALL = 256 << 10  # bytes: a gradient up to this size is copied sooner than given away
+TRAINED = 1  # neighbour number of tensors that a step writes: small ones of one number share blocks
+_VIEWS = 16         # kept views of a parameter
+_SMALL = 256 << 10  # bytes: a gradient up to this size is copied, not adopted
 
 
 def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -44,13 +44,13 @@ def set_own_grad(parameter: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
 
 
 def users_of(tensor: torch.Tensor) -> int:
-    """How many tensors there are over its memory, itself among them."""
+    """The number of tensors over its memory, including itself."""
     count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
     return count(tensor.untyped_storage()._cdata) - 1  # type: ignore[no-any-return]
 
 
 def memory_order(tensor: torch.Tensor) -> Tuple[int, ...]:
-    """Strides of the same order without gaps, as torch.preserve_format keeps them."""
+    """Strides of the same order without gaps, as with torch.preserve_format."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -83,12 +83,12 @@ def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
 
 
 def at_address(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...]) -> torch.Tensor:
-    """Its memory, which may be touched while a view of it is held; no pin of its own."""
+    """Its memory, which may be accessed while a view of it is held; not a pin."""
     return torch.from_dlpack(tensor.by_address()).view(-1).as_strided(size, stride)
 
 
 class Record:
-    """One parameter of the model, whatever names and modules it has."""
+    """One parameter of the model, with any number of names and modules."""
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
@@ -101,13 +101,13 @@ class Record:
         self.name = name
         self.parameter = parameter
         self.tensor = tensor
-        self.frozen = frozen    # the tensor is: a generation has the one copy of it
+        self.frozen = frozen    # of the tensor: a generation has its only copy
         self.like(parameter)
-        self.pins = 0           # of units and accesses; not those that autograd's nodes hold
-        self.changes = 0        # updates and writes so far: what a saved tensor compares
+        self.pins = 0           # of units and accesses; not those of autograd's nodes
+        self.changes = 0        # number of updates and writes, compared by saved tensors
         self.gradient: Optional[Tensor] = None
         self.has_gradient = False
-        self.spent = False      # an update took the gradient; nobody dropped it since
+        self.spent = False      # an update consumed the gradient; not dropped since
         self.lazy: Optional[LazyGrad] = None
         self.unit: Any = None
         self.hooked: Any = None  # the handle of its hook
@@ -115,11 +115,11 @@ class Record:
         self.touches = 0        # accesses outside a unit
         self.outside = False    # some of them were below saved-tensor hooks of others
         self.touched: Any = None  # the view of an access that lasts until the next mark
-        self.done = -1          # the backward pass in which its gradient came last
+        self.done = -1          # the backward pass of its last gradient
         self.large = False      # never pinned as a whole: see _tiles.py
-        self.tiles: Any = None  # of a weight: parts of it, which are computed with
-        self.views: Dict[Any, torch.Tensor] = {}  # of the alias, that modules have made
-        self.place: Optional[bytes] = None  # the request for a gradient's tensor that stays
+        self.tiles: Any = None  # of a weight: its parts in computations
+        self.views: Dict[Any, torch.Tensor] = {}  # of the alias, made by modules
+        self.place: Optional[bytes] = None  # the request for a gradient's tensor that is kept
 
     def like(self, data: torch.Tensor) -> None:
         self.size = tuple(data.size())
@@ -128,7 +128,7 @@ class Record:
         self.dtype = data.dtype
 
     def adopt(self, data: Optional[torch.Tensor] = None) -> None:
-        """Move the parameter's bytes to its tensor; the object shows the tensor's address."""
+        """Move the parameter's bytes to its tensor; the object refers to the tensor's address."""
         parameter = self.parameter
         if self.tensor.info().state == 0:
             write(self.tensor, parameter if data is None else data, self.stride)
@@ -136,7 +136,7 @@ class Record:
             _data.__set__(  # type: ignore[attr-defined]
                 parameter, at_address(self.tensor, self.size, self.stride))
         self.views.clear()
-        self.alias = parameter.detach()  # shares the version counter, and costs less to ask
+        self.alias = parameter.detach()  # shares the version counter, and is faster to query
         self.address = self.alias.untyped_storage().data_ptr()
         self.seen = self.alias._version
         parameter.__class__ = Absent
@@ -145,7 +145,7 @@ class Record:
             self.hook()
 
     def restore(self) -> None:
-        """Make it a plain parameter with memory of its own."""
+        """Make it a plain parameter with its own memory."""
         parameter = self.parameter
         data = read(self.tensor, self.size, self.stride, self.dtype)
         if self.hooked is not None:
@@ -155,7 +155,7 @@ class Record:
         parameter.data = data
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
-        """What a view of the parameter shows. Kept, as a module makes the same ones each time."""
+        """A view of the parameter. Kept, as a module makes the same ones each time."""
         key = like.size(), like.stride(), like.storage_offset()
         found = self.views.get(key)
         if found is None:
@@ -175,8 +175,8 @@ class Record:
             self.parameter.__class__ = Present
 
     def unpin(self, stays: bool = False) -> Optional[torch.Tensor]:
-        """The bytes, where the program has written them: the caller writes them to the tensor.
-        stays: what was written was by a view that may write."""
+        """The bytes, if the program has written them: the caller writes them to the tensor. stays:
+        they were written through a view that may write."""
         self.pins -= 1
         written = None
         if self.alias._version != self.seen:
@@ -187,8 +187,8 @@ class Record:
         return written
 
     def thaw(self, by_view: bool = True) -> None:
-        """It is about to be written, which takes room for more copies. Not by a view: until a
-        generation has it that may be."""
+        """It is about to be written, which takes room for more copies. Not by a view, which is
+        allowed until a generation has it."""
         commits = self.offload.commits
         if self.frozen and (by_view or commits is not None and commits.kept):
             self.tensor.freeze(False)
@@ -259,8 +259,8 @@ class Record:
         assert self.gradient is not None
         try:
             self.gradient.discard()
-        except BusyError:  # what was given away last is being added
-            try:  # this rank's part alone, as others may not have to wait
+        except BusyError:  # the last contribution is still being added
+            try:  # only this rank's part, as others may not have to wait
                 self.gradient.fetch(scope="shard").release()
             except EmptyError:
                 pass
@@ -271,7 +271,7 @@ class Record:
         return read(self.gradient, self.size, self.stride, self.dtype)
 
 
-# Of a parameter that is not there: what needs none of its bytes.
+# Functions of an absent parameter that need none of its bytes.
 _METADATA_NAMES = (
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "_version",
     "names", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xla",
@@ -307,24 +307,24 @@ def _metadata() -> Any:
 
 
 _METADATA = _metadata()
-# What gives the address itself away, so that the pin lasts until the next mark.
+# Functions that return the address, so that the pin lasts until the next mark.
 _ESCAPES = {getattr(torch.Tensor, name) for name in (
     "data_ptr", "numpy", "storage", "untyped_storage", "__dlpack__", "__array__", "share_memory_",
     "_typed_storage", "view", "__getitem__", "detach",
 ) if hasattr(torch.Tensor, name)}
 _ESCAPES.add(_data.__get__)  # type: ignore[attr-defined]
-# Of these what they give counts its writes with the parameter's.
+# Results of these share the parameter's version counter.
 VERSIONED = {torch.Tensor.view, torch.Tensor.__getitem__, torch.Tensor.detach}
 
 
 class Offloaded(torch.nn.Parameter):
-    """A parameter in tiers; see the module's first lines."""
+    """A parameter in tiers; see the module's docstring."""
 
     _stepwell: Record
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        if self._stepwell.pins:  # a write to it counts as one to the parameter, unlike torch's
+        if self._stepwell.pins:  # a write to it counts as one to the parameter, unlike in torch
             return self.detach()
         return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 
@@ -366,7 +366,7 @@ class Offloaded(torch.nn.Parameter):
         self.grad = None
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
-        """A plain parameter with memory of its own."""
+        """A plain parameter with its own memory."""
         record = self._stepwell
         if id(self) not in memo:
             memo[id(self)] = torch.nn.Parameter(record.offload.accesses.copy_of(record),
@@ -386,11 +386,11 @@ class Offloaded(torch.nn.Parameter):
 
 
 class Present(Offloaded):
-    """While it is pinned: nothing of torch's is intercepted."""
+    """While it is pinned: no torch function is intercepted."""
 
 
 class Absent(Offloaded):
-    """While nobody holds a pin: what is asked of it fetches it first."""
+    """While it is not pinned: each operation fetches it first."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -435,7 +435,7 @@ def find_absent(values: Any, found: List[Record]) -> None:
 
 
 class LazyGrad(torch.Tensor):
-    """A gradient in tiers: each operation fetches it, and what shares its memory pins it."""
+    """A gradient in tiers: each operation fetches it, and tensors that share its memory pin it."""
 
     _record: Record
 
@@ -496,7 +496,8 @@ class LazyGrad(torch.Tensor):
         return torch.from_dlpack(view).as_strided(record.size, record.stride)
 
 
-_Own = List[Tuple[torch.Tensor, LazyGrad, bool]]  # fetched memory, whose it is, and to write to?
+_Own = List[Tuple[torch.Tensor, LazyGrad, bool]]  # fetched memory, its gradient, and whether it is
+                                                  # written
 
 
 def _used(own: _Own, result: Any) -> None:
@@ -518,7 +519,7 @@ def _shown(value: Any, write: bool, own: _Own) -> Any:
 
 
 def _one_by_one(func: Any, args: Any, kwargs: Any, writes: Any) -> Any:
-    """An operation over lists as one for each place, so that one gradient is fetched at a time."""
+    """An operation over lists, split by index, so that one gradient is fetched at a time."""
     n = len(args[0])
     results = []
     for at in range(n):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd saves: a parameter is saved as its name and fetched when its node runs.
+"""Tensors saved by autograd: a parameter is saved as a reference and fetched when its node runs.
 
-A unit is fetched as a whole by the first of its nodes and held until its gradients have come; see
-Backward. Saved-tensor hooks of others (checkpoints,
-the program's own) keep what is no parameter: ours are pushed above theirs and call them.
+A unit is fetched as a whole by the first of its nodes and held until its gradients have arrived;
+see Backward. Saved-tensor hooks of others (checkpoints, the program's own) keep all other tensors:
+ours are pushed above theirs and call them.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Saved:
         self.record = record
         self.data = record.alias if tensor is record.parameter else record.view(tensor)
         self.changes = record.changes
-        self.version = record.alias._version  # what a backward pass has fetched counts by itself
+        self.version = record.alias._version  # fetches of a backward pass have their own count
 
     def fetch(self) -> torch.Tensor:
         record = self.record
@@ -54,7 +54,7 @@ class Saved:
         task = _task()
         unit = record.unit
         data = self.data
-        if task < 0 or unit is None:  # somebody looks at a node outside of a backward pass
+        if task < 0 or unit is None:  # a node is read outside of a backward pass
             return record.offload.accesses.pinned(record).as_strided(
                 data.size(), data.stride(), data.storage_offset())
         record.offload.backward.pin(unit, task, _node())
@@ -64,10 +64,10 @@ class Saved:
 class Backward:
     """The units that backward passes hold.
 
-    A hold ends when the gradients of all parameters of the unit have come in the pass that began
-    it: then every node that saved one of them has run. Where they do not come (frozen parameters,
-    unused ones) it ends when later units are held, oldest first, though never while the node that
-    is being run has unpacked it; and with the pass.
+    A hold ends when the gradients of all parameters of the unit have arrived in the pass that began
+    it: then every node that saved one of them has run. If some do not arrive (frozen parameters,
+    unused ones) it ends when later units are held, oldest first, though never while the running
+    node has unpacked it; and with the pass.
     """
 
     def __init__(self, small: Arrived) -> None:
@@ -99,7 +99,7 @@ class Backward:
         unit.task = task
         awaited = 0
         for record in unit.records:
-            if record.outside:  # a checkpoint that computes again has to meet it as it did before
+            if record.outside:  # a checkpoint that recomputes must find it as before
                 record.parameter.__class__ = Absent
             if record.hooked is not None and record.done != task and record.elements:
                 awaited += 1
@@ -130,7 +130,7 @@ class Backward:
         self._small.copy()
 
     def clear(self) -> None:
-        """Of passes that failed: the engine ends them without a word."""
+        """Holds of failed passes: the engine ends these without notice."""
         self._passes.clear()
         for unit in list(self._held):
             self.release(unit)
@@ -138,11 +138,11 @@ class Backward:
 
 
 class Hooks:
-    """The pair of one Offload. Pushed once where it is not on top already.
+    """The pair of one Offload. Pushed unless it is on top already.
 
-    A backward pass that makes a graph (create_graph=True) saves what it has unpacked: each node
-    that unpacks a parameter pushes the pair for itself, as the engine gives the thread the state of
-    the call of backward() again after each node.
+    A backward pass that makes a graph (create_graph=True) saves the unpacked tensors: each node
+    that unpacks a parameter pushes the pair for itself, as the engine restores the thread state of
+    the backward() call after each node.
     """
 
     def __init__(self, offload: "Offload") -> None:
@@ -158,7 +158,8 @@ class Hooks:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
                     return kept
-            # As torch does: an output is kept without the graph, which would never go else.
+            # As in torch: an output is kept without the graph, which would never be freed
+            # otherwise.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
 
         def unpack(packed: Any) -> torch.Tensor:
@@ -176,7 +177,7 @@ class Hooks:
         pack._stepwell = unpack._stepwell = True  # type: ignore[attr-defined]
 
     def push(self) -> bool:
-        """False: ours are on top, and nothing is to be popped."""
+        """False: ours are on top, and nothing must be popped."""
         top = _top(True)
         if top is None:
             _push(self._pack, self._unpack)

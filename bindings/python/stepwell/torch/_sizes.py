@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and directories, as the arguments of offload() and init() give them."""
+"""Sizes and directories, from the arguments of offload() and init()."""
 from __future__ import annotations
 
 import os
@@ -14,7 +14,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def size_of(value: Size) -> int:
-    """Bytes: a number, or a text such as "512MiB", "1.5 GiB", "2g"."""
+    """Bytes: a number, or a string such as "512MiB", "1.5 GiB", "2g"."""
     if isinstance(value, str):
         found = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
         if not found:

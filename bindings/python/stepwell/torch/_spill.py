@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations in tiers: what autograd saves beyond a number of bytes rests at nvme until backward.
+"""Activations in tiers: saved tensors beyond a number of bytes are at nvme until backward.
 
-Backward needs first what was saved last, so the oldest leaves first, and nothing leaves while all
-of it fits. What has not left is handed back as it is, with no copy made. Storages are saved once
+Backward needs the last saved tensors first, so the oldest are moved first, and none while all of
+them fit. A tensor that was not moved is returned as it is, without a copy. Storages are saved once,
 however many nodes save a view of them.
 """
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..errors import BusyError, check
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_LEAST = 64 << 10  # bytes: what is smaller stays
-_AHEAD = 4         # storages that are brought back before they are asked for
+_LEAST = 64 << 10  # bytes: smaller ones stay
+_AHEAD = 4         # storages that are fetched ahead
 
 
 class _Storage:
-    """One storage that nodes have saved: the memory itself, or where its bytes went."""
+    """One storage saved by nodes: the memory itself, or the tensor with its bytes."""
 
     __slots__ = ("spill", "memory", "version", "bytes", "alive", "tensor", "before", "__weakref__")
 
@@ -40,13 +40,13 @@ class _Storage:
         self.bytes = nbytes
         self.alive = StorageWeakRef(memory.untyped_storage())
         self.tensor: Optional[Tensor] = None
-        self.before: "Optional[weakref.ref[_Storage]]" = None  # left before it: needed after it
+        self.before: "Optional[weakref.ref[_Storage]]" = None  # moved before it: needed after it
 
     def __del__(self) -> None:
         try:
             self.spill.ended(self)
         except AttributeError:
-            pass  # half made, or the interpreter is going
+            pass  # half made, or the interpreter is ending
 
 
 class Kept:
@@ -81,7 +81,7 @@ class Spill:
 
     def __init__(self, offload: "Offload") -> None:
         self.offload = offload
-        self.kept = 0        # bytes in memory that saved tensors hold
+        self.kept = 0        # bytes of saved tensors in memory
         self.begin(0)
         self._order: Deque["weakref.ref[_Storage]"] = collections.deque()
         self._known: "Dict[int, weakref.ref[_Storage]]" = {}
@@ -92,11 +92,11 @@ class Spill:
     def begin(self, keep_bytes: int) -> "Spill":
         self.keep_bytes = keep_bytes
         self.peak = 0
-        self.left = 0  # bytes that have gone to tiers since then
+        self.left = 0  # bytes moved to tiers since then
         return self
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """None: it is none of ours."""
+        """None: it is not ours."""
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return None
         memory = tensor.untyped_storage()
@@ -107,7 +107,7 @@ class Spill:
         storage = found() if found is not None else None
         if storage is None or storage.alive.expired() or storage.version != tensor._version:
             if nbytes > 2 * tensor.numel() * tensor.element_size():
-                return None  # a small part of something large
+                return None  # a small part of a large storage
             storage = _Storage(self, tensor.detach(), nbytes)
             reference = weakref.ref(storage)
             self._known[memory._cdata] = reference
@@ -124,7 +124,7 @@ class Spill:
     def _leave(self, storage: _Storage) -> None:
         memory = storage.memory
         if memory is None or memory._version != storage.version:
-            return  # written since: its node says so
+            return  # written since: its node raises
         self._sweep()
         free = self._free.setdefault(storage.bytes, [])
         tensor = free.pop() if free else self._make(storage.bytes)
@@ -143,7 +143,7 @@ class Spill:
             policy=Policy(home=Tier.NVME))])[0]
 
     def brought(self, storage: _Storage) -> torch.Tensor:
-        """Its bytes, pinned until the node drops them; those needed next are on their way."""
+        """Its bytes, pinned until the node drops them; the next ones are prefetched."""
         assert storage.tensor is not None
         runtime = self.offload.runtime
         flat = torch.from_dlpack(runtime.fetch(storage.tensor))
@@ -156,7 +156,7 @@ class Spill:
         return flat
 
     def ended(self, storage: _Storage) -> None:
-        """No node needs it any more. May come while the node still holds its bytes."""
+        """No node needs it any more. May be called while the node still holds its bytes."""
         if storage.memory is not None:
             self.kept -= storage.bytes
         elif storage.tensor is not None:

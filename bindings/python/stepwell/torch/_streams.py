@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes from and to files, in order, through a few parts of memory: while the caller has one,
-threads read or write others, so that the drive works meanwhile.
+"""Bytes from and to files, in order, through a few parts of memory: while the caller uses one,
+threads read or write others, so that the drive stays busy.
 
-It knows nothing of tensors.
+It does not know tensors.
 """
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
 PARTS = 4
 PART_BYTES = 2 << 20
 _ALIGN = 4096         # of memory, places and lengths for O_DIRECT
-_WORD = 8             # of all dtypes
-_THREADS = 2          # at one a drive waits between two requests
+_WORD = 8             # alignment of all dtypes
+_THREADS = 2          # with one the drive is idle between two requests
 
 
 def _parts(most: int, spare: int = 0) -> List[memoryview]:
-    """Parts that together have no more than `most` bytes needs; each has `spare` bytes more."""
+    """Parts with no more bytes together than `most` bytes need; each has `spare` bytes more."""
     size = min(PART_BYTES, -(-most // (PARTS * _ALIGN)) * _ALIGN or _ALIGN) + spare
     memory = memoryview(mmap.mmap(-1, PARTS * size))
     return [memory[at:at + size] for at in range(0, PARTS * size, size)]
@@ -38,10 +38,11 @@ class Place(NamedTuple):
 
 
 class Reader:
-    """Gives the bytes of places in an order that is known before.
+    """Reads the bytes of places in an order that is known in advance.
 
-    From the page cache what is there, as of a file that was just written or fetched, and the rest
-    past it where the file system can: a copy less, and the drive works on several parts.
+    Cached bytes come from the page cache, as of a file that was just written or fetched, the rest
+    by direct I/O if the file system supports it: one copy less, and the drive works on several
+    parts.
     """
 
     def __init__(self, places: List[Place]) -> None:
@@ -64,7 +65,7 @@ class Reader:
                 os.close(descriptor)
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Pieces, none of two places; each is the caller's until the next is asked for."""
+        """Pieces, each of one place; each is the caller's until the next is requested."""
         while True:
             while self._free:
                 piece = next(self._pieces, None)
@@ -80,7 +81,7 @@ class Reader:
 
     def _read(self, piece: Place, part: memoryview) -> memoryview:
         direct = self._direct[piece.descriptor]
-        # Past the cache bytes keep their place in a page, which has to be one for any dtype.
+        # With direct I/O bytes keep their offset in a page, which must be aligned for any dtype.
         if direct >= 0 and piece.offset % _WORD == 0 and not _is_cached(piece, part):
             begin = piece.offset % _ALIGN
             try:
@@ -88,14 +89,14 @@ class Reader:
                       piece.offset - begin, piece, begin + piece.size)
                 return part[begin:begin + piece.size]
             except OSError as error:
-                if error.errno != errno.EINVAL:  # other alignments, or it said that it could
+                if error.errno != errno.EINVAL:  # other alignments, or not supported after all
                     raise
         _fill(piece.descriptor, part[:piece.size], piece.offset, piece, piece.size)
         return part[:piece.size]
 
 
 def _opened_direct(descriptor: int) -> int:
-    """The same file, whatever its name names by now."""
+    """The same file, even if its name was reused."""
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -111,7 +112,7 @@ def _is_cached(piece: Place, part: memoryview) -> bool:
 
 
 def _fill(descriptor: int, memory: memoryview, at: int, piece: Place, needed: int) -> None:
-    """Of the memory at least `needed` bytes, as a file may end within the last page."""
+    """Read at least `needed` bytes, as a file may end within the last page."""
     have = 0
     while have < needed:
         count = os.preadv(descriptor, [memory[have:]], at + have)
@@ -123,8 +124,8 @@ def _fill(descriptor: int, memory: memoryview, at: int, piece: Place, needed: in
 class Writer:
     """Makes a file of `size` bytes, which is on stable storage at the end of the `with`.
 
-    Past the page cache where the file system can: copies into it, and its write-back, which begins
-    late, take longer than the drive.
+    By direct I/O if the file system supports it: copies into the page cache, and its write-back,
+    which begins late, take longer than the drive.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -146,7 +147,7 @@ class Writer:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
 
     def room(self, size: int) -> Iterator[memoryview]:
-        """Memory for the next bytes: each piece is to be filled before the next is asked for."""
+        """Memory for the next bytes: each piece must be filled before the next is requested."""
         while size:
             count = min(size, len(self._part) - self._filled)
             yield self._part[self._filled:self._filled + count]
@@ -179,7 +180,7 @@ class Writer:
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
-                self._direct = False  # it has other alignments, or said at open that it could
+                self._direct = False  # it has other alignments, or does not support it after all
                 self._set_direct(False)
                 continue
             memory, at = memory[count:], at + count

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that the device budget does not hold: computed with in tiles, copied for what is else.
+"""Parameters larger than the device budget: computed in tiles, copied for other uses.
 
 A tile is some rows of a weight: a range of its tensor, fetched, used and released before the next.
-The parameter object stays the whole one, whose torch functions come here (Absent in _records.py):
-F.linear, F.embedding and torch.addmm run tile by tile, each over a leaf of its own, so that
-autograd saves and differentiates one at a time. Any other function is given a copy in plain memory.
+The parameter object stays the complete one, whose torch functions come here (Absent in
+_records.py): F.linear, F.embedding and torch.addmm run tile by tile, each over a separate leaf, so
+that autograd saves and differentiates one at a time. Any other function gets a copy in plain
+memory.
 """
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _norm = torch.ops.aten.linalg_vector_norm.default
-_ROWS = 16  # a tile has a multiple of it, where it has that many: the blocks of gemm kernels
+_ROWS = 16  # a tile has a multiple of this if it has as many: the blocks of gemm kernels
 
 
 class Tile(Record):
-    """Some rows of a weight, as autograd and units know them."""
+    """Some rows of a weight, as seen by autograd and units."""
 
     __slots__ = ("whole", "begin", "end", "columns")
 
@@ -41,7 +42,7 @@ class Tile(Record):
         count = (end - begin) * self.columns
         nbytes = count * whole.dtype.itemsize
         address = whole.address + begin * self.columns * whole.dtype.itemsize
-        # A storage of its own, as saved tensors are known by its address.
+        # A separate storage, as saved tensors are identified by its address.
         self.alias = torch.frombuffer((ctypes.c_char * nbytes).from_address(address),
                                       dtype=whole.dtype).view(end - begin, self.columns)
         super().__init__(whole.offload, f"{whole.name}[{begin}:{end}]",
@@ -63,13 +64,13 @@ class Tile(Record):
 
     @changes.setter
     def changes(self, value: int) -> None:
-        pass  # the whole one counts
+        pass  # the complete one counts
 
     def run(self, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Call a function with these rows, which are a new leaf: a gradient comes for each use."""
+        """Call a function with these rows as a new leaf: each use has its own gradient."""
         self.unit.enter()
         try:
-            if _transforms() is not None:  # nothing of ours sees what is saved, and no leaf is made
+            if _transforms() is not None:  # our hooks do not see saved tensors, and no leaf is made
                 return function(self.parameter.clone())
             rows = self.alias.detach()
             if self.whole.parameter.requires_grad and torch.is_grad_enabled():
@@ -85,7 +86,7 @@ class Tile(Record):
         whole.check_gradient(grad)
         tensor = whole.make_gradient()
         self.offload.copied.end(tensor)
-        # It reads as zeros at first, so that what no tile adds to is zero.
+        # It reads as zeros at first, so that rows without contributions are zero.
         rows = torch.from_dlpack(self.offload.runtime.fetch(self.request(tensor, READ_WRITE)))
         rows.view(self.size).add_(grad.detach())
         whole.has_gradient = True
@@ -111,7 +112,7 @@ def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> 
 
 
 def why_not(module: torch.nn.Module) -> Optional[str]:
-    """Why its weight cannot be divided; None: it can."""
+    """The reason why its weight cannot be divided; None: it can."""
     if shares(module):
         return "a weight that is used without its module being called is not computed in tiles"
     weight = module._parameters.get("weight")
@@ -140,7 +141,7 @@ def _make(offload: "Offload", module: torch.nn.Module, record: Record,
         raise ValueError(f"tile_bytes={most} is less than one row of {record.label()}, which is "
                          f"{row} bytes: a tile has whole rows, so give as much or more")
     count = max(count, 1)
-    each = -(-rows // -(-rows // count))  # as equal as may be
+    each = -(-rows // -(-rows // count))  # as equal as possible
     if count >= _ROWS:
         each = min(-(-each // _ROWS) * _ROWS, count // _ROWS * _ROWS)
     tiles = [Tile(record, begin, min(begin + each, rows)) for begin in range(0, rows, each)]
@@ -156,7 +157,7 @@ def _make(offload: "Offload", module: torch.nn.Module, record: Record,
 
 
 def undo(record: Record) -> None:
-    """Its units are none any more."""
+    """Its units are removed."""
     if record.tiles is None:
         return
     offload = record.offload
@@ -290,7 +291,7 @@ def _replaced(value: Any, shown: Dict[int, torch.Tensor]) -> Any:
 
 
 def _aliases(value: Any, memory: torch.Tensor) -> bool:
-    """Whether the program has something that it may write to."""
+    """Whether the program has a tensor through which it may write."""
     if isinstance(value, (tuple, list)):
         return any(_aliases(each, memory) for each in value)
     return (isinstance(value, torch.Tensor) and value.layout == torch.strided
@@ -298,17 +299,17 @@ def _aliases(value: Any, memory: torch.Tensor) -> bool:
 
 
 class Copies:
-    """Copies in plain memory. One that the program may write to stays until the next mark, or until
-    nothing else refers to it, and is written back: as a pin would last.
+    """Copies in plain memory. One that the program may write to is kept until the next mark, or
+    until nothing else refers to it, and is written back: as long as a pin would last.
     """
 
     def __init__(self) -> None:
-        # The copy, its stride, and whether what refers to it can be counted.
+        # The copy, its stride, and whether its references can be counted.
         self._kept: Dict[Tensor, Tuple[torch.Tensor, Tuple[int, ...], bool]] = {}
 
     def of(self, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
            dtype: torch.dtype) -> torch.Tensor:
-        """used() is to follow."""
+        """used() must follow."""
         for each, (copy, _, counted) in list(self._kept.items()):
             if counted and users_of(copy) == 1:
                 self.end(each)
@@ -317,7 +318,7 @@ class Copies:
 
     def used(self, tensor: Tensor, copy: torch.Tensor, stride: Tuple[int, ...], result: Any,
              escapes: bool, wrote: bool) -> None:
-        """A function was given the copy. escapes: of functions that give addresses away."""
+        """A function got the copy. escapes: it may return its address."""
         if wrote:
             write(tensor, copy, stride)
         counted = isinstance(result, (torch.Tensor, tuple, list))
@@ -343,7 +344,7 @@ class Copies:
             self.end(tensor)
 
     def by_tiles(self, grad: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """What is done to a gradient, one tile after the other; None: it has to be whole."""
+        """An operation on a gradient, one tile after the other; None: it needs all of it."""
         record: Record = grad._record
         rest = [*args[1:], *kwargs.values()]
         writes = func._schema.name.endswith("_") and torch.Tag.pointwise in func.tags

@@ -14,7 +14,7 @@ from ._records import Absent, Present, Record
 if TYPE_CHECKING:
     from ._offload import Offload
 
-# They hold modules or parameters and are never called.
+# They contain modules or parameters and are never called.
 _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
             torch.nn.ParameterDict)
 _PARAMETER_HOLDERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -28,8 +28,9 @@ _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-de
 class Unit:
     """Parameters that are pinned from the beginning of a module's call to its end.
 
-    Where all of the model fits the budget, the pin is kept after the call for the backward pass. It
-    is no access then: the parameters are Absent, and whatever needs the pin gone may end it.
+    If all of the model fits in the budget, the pin is kept after the call for the backward pass. It
+    does not allow accesses then: the parameters are Absent, and any operation that needs the pin
+    released may end it.
     """
 
     def __init__(self, offload: "Offload", name: str, module: torch.nn.Module,
@@ -45,8 +46,8 @@ class Unit:
         self.views = Prepared(offload.runtime, self.tensors)
         self.kept = False       # depth is 0 and the views are held
         self.task = -1          # the backward pass that holds it
-        self.node: Any = None   # of that pass, which unpacked one of its parameters last
-        self.awaited = 0        # gradients that are to come in it
+        self.node: Any = None   # of that pass, the last to unpack one of its parameters
+        self.awaited = 0        # gradients still to arrive in it
         for record in records:
             if record.unit is None:
                 record.unit = self
@@ -67,7 +68,7 @@ class Unit:
         self.depth += 1
 
     def leave(self, keep: bool = False) -> None:
-        """keep: its views may be held until something needs them gone."""
+        """keep: its views may be held until they have to be released."""
         self.depth -= 1
         if self.depth:
             return
@@ -90,7 +91,8 @@ class Unit:
 
 
 class Call:
-    """What a unit's module, or the model itself, is called through; hooks of the program's inside.
+    """The entry of calls of a unit's module, or of the model itself; the program's hooks run
+    inside.
 
     In place of the module's _call_impl. A copy of the module is called as torch calls it.
     """
@@ -117,7 +119,8 @@ class Call:
                 unit.calls += 1
                 unit.enter()
             try:
-                # Within torch.func nothing of ours sees what is saved: what may be stays pinned.
+                # Within torch.func our hooks do not see saved tensors: all that may be saved stays
+                # pinned.
                 transformed = _transforms() is not None
                 pushed = not transformed and offload.hooks.push()
                 keep = offload.resident and _grad_enabled()
@@ -179,7 +182,7 @@ def shares(module: torch.nn.Module) -> bool:
 
 
 def own(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Its own parameters, with those of parameter lists below, which nobody calls."""
+    """Its own parameters, with those of parameter lists below, which are never called."""
     yield from (each for each in module._parameters.values() if each is not None)
     for child in module._modules.values():
         if isinstance(child, _PARAMETER_HOLDERS):

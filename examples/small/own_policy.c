@@ -21,8 +21,8 @@ static void check(stw_status status)
 }
 
 /*
- * Called on a thread of the library, which waits for nothing meanwhile: while this runs, the last
- * scores count. Lower leaves first; 0, which is there before, is no opinion.
+ * Called on a thread of the library, which does not wait for it: while this runs, the last
+ * scores count. Lower is evicted first; 0, the initial value, keeps the default order.
  */
 static void keep_parameters(void *user, uint32_t tier, uint32_t device, const stw_victim *victims,
                             uint32_t n, double *scores_out)

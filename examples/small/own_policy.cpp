@@ -28,7 +28,7 @@ struct FarthestTurn {
     {
         for (uint32_t i = 0; i < n; ++i) {
             const auto found = turns.find(victims[i].tensor);
-            if (found == turns.end()) continue;  // 0: no opinion
+            if (found == turns.end()) continue;  // 0: the default order
             scores_out[i] = -double((found->second + kTensors - now.load()) % kTensors);
         }
     }

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def keep_parameters(tier, device, victims):
-    """Called on a thread of the library; a number for each. Lower leaves first, 0: no opinion."""
+    """Called on a thread of the library. Lower is evicted first, 0: the default order."""
     return [1.0 if victim.role == Role.PARAM else 0.0 for victim in victims]
 
 

@@ -43,7 +43,7 @@ def losses(runtime, steps):
                     error = inputs @ (values.numpy() - target)
                     numpy.add(sums.numpy(), inputs.T @ error / BATCH, out=sums.numpy())
                 loss += float((error * error).sum()) / (2 * BATCH)
-            optimizer.step(clip_norm=1.0)  # goes on behind the next step
+            optimizer.step(clip_norm=1.0)  # goes on during the next step
         yield loss, step.stats
     runtime.drain()
 

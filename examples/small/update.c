@@ -89,7 +89,7 @@ int main(int count, char **words)
         /* Warm up. Hyper-parameters are used exactly as given. */
         hyper.lr = step < 10 ? 0.01 * (step + 1) : 0.1;
         check(stw_optimizer_set_hyper(optimizer, 0, &hyper));
-        /* Returns when the norm is known; the update goes on behind the next step. */
+        /* Returns when the norm is known; the update goes on during the next step. */
         clip.clip_norm = 1e6;
         check(stw_optimizer_step(optimizer, &clip, &result));
         if (step % 10 == 0 || step == STEPS - 1) {

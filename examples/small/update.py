@@ -44,7 +44,7 @@ def main(directory):
                 loss = forward_backward(*views.arrays())
             # Warm up. Hyper-parameters are used exactly as given.
             optimizer.set_hyper(stepwell.Hyper(lr=min(0.01 * (step + 1), 0.1)))
-            # Returns when the norm is known; the update goes on behind the next step.
+            # Returns when the norm is known; the update goes on during the next step.
             result = optimizer.step(clip_norm=1e6)
             if step % 10 == 0 or step == STEPS - 1:
                 print(f"step {step:2}  loss {loss:.5f}  norm of the gradient {result.norm:.1f}")

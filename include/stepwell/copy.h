@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stepwell/copy.h: write, read, fill and reduce from memory of the caller's.
+ * stepwell/copy.h: write, read, fill and reduce from memory of the caller.
  */
 #ifndef STEPWELL_COPY_H
 #define STEPWELL_COPY_H
@@ -13,9 +13,9 @@ extern "C" {
 
 typedef struct stw_copy_options {
     uint32_t struct_size;
-    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank. A read of a
-                               sharded tensor's whole is COLLECTIVE; a write takes this rank's part
-                               of what all ranks have, and all of them write */
+    uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank. A read of WHOLE of a
+                               sharded tensor is COLLECTIVE; a write takes this rank's part of the
+                               bytes, and all ranks write */
     uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are
                                converted to nearest, others must be equal */
     uint32_t tier;          /* where the caller's memory is: HOST (any, pinned or not) or DEVICE */
@@ -29,16 +29,17 @@ typedef struct stw_copy_options {
 #define STW_COPY_OPTIONS_INIT { sizeof(stw_copy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * Copy between a tensor and memory that is not ours, block by block wherever the blocks are; memory
- * use does not depend on the size. A write is exclusive: nobody sees it half done. Source and
- * destination are C-contiguous.
- * `options` NULL: all of the tensor, in its dtype, from or to host memory.
+ * Copy between a tensor and memory of the caller, block by block wherever the blocks are; memory
+ * use does not depend on the size. A write is exclusive: no reader sees it half done. Source and
+ * destination are C-contiguous. `options` NULL: all of the tensor, in its dtype, from or to host
+ * memory.
  *
- * Ownership: the caller's memory is ours until return.
+ * Ownership: the caller's memory is the library's until return.
  * Threads:   any thread.
  * Blocks:    until the copy is done, or the timeout passes; it waits for views of other threads.
  * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched. After a write, fill
- *            or reduce that failed half way, reads say so until all is written again or discarded.
+ *            or reduce that failed half way, reads return its error until all of it is written
+ *            again or discarded.
  */
 STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
                                     const stw_copy_options *options);
@@ -60,7 +61,7 @@ typedef struct stw_reduce_options {
     uint32_t struct_size;
     uint32_t flags;      /* STW_REDUCE_MORE */
     uint32_t dtype;      /* of `local`; 0: the tensor's */
-    uint32_t wire_dtype; /* what crosses to other ranks: 0, the gradient's; nothing else in this
+    uint32_t wire_dtype; /* of bytes sent to other ranks: 0, the gradient's; the only value in this
                             release */
     uint32_t tier;       /* where `local` is; 0 or STW_TIER_HOST */
     uint32_t device;     /* 0 */
@@ -71,19 +72,19 @@ typedef struct stw_reduce_options {
 #define STW_REDUCE_OPTIONS_INIT { sizeof(stw_reduce_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * A gradient in, from memory that is not ours: added to the tensor, product and sum in fp32,
- * rounded to the tensor's dtype. Contributions are added in the order of the calls, so every bit is
- * the same in every run; the first one to an EMPTY tensor is taken as it is. The zero-copy way is a
- * fetch with STW_REDUCE. local NULL: this rank has no gradient, and joins in for the others' sake
- * (with MORE: does nothing). Where no rank has one, an EMPTY tensor stays EMPTY, and its update is
- * one without gradient: no decay, no count. A view of zeros is a gradient. In a tensor of bf16 or
- * f16 many small sums vanish beside a large one (256 + 0.5 is 256): sum many in F32.
+ * Add a gradient from memory of the caller to the tensor, product and sum in fp32, rounded to the
+ * tensor's dtype. Contributions are added in the order of the calls, so every bit is the same in
+ * every run; the first one to an EMPTY tensor is taken as it is. The zero-copy alternative is a
+ * fetch with STW_REDUCE. local NULL: this rank has no gradient, and only takes part in the
+ * collective (with MORE: does nothing). If no rank has one, an EMPTY tensor stays EMPTY, and its
+ * update is one without gradient: no decay, no count. A view of zeros is a gradient. In a tensor of
+ * bf16 or f16 small contributions are lost beside a large sum (256 + 0.5 is 256): sum many in F32.
  *
  * Ownership: `local` may be overwritten after the return.
  * Threads:   any thread.
  * Blocks:    until it is added, or the timeout passes.
- * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), BUSY (an own
- *            view is open), BUDGET, IO, CHECKSUM, TIMEOUT.
+ * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), BUSY (this
+ *            thread has a view open), BUDGET, IO, CHECKSUM, TIMEOUT.
  */
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);
@@ -91,16 +92,16 @@ STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
 typedef void (*stw_deleter_fn)(void *user);
 /**
  * As stw_reduce, and `local` becomes the library's: it is added after the return, in the order of
- * the calls, and nothing is copied in the call. Whatever is called later for that tensor waits for
- * it. It is given back by deleter(user), once, also where the sum fails, a step is aborted or the
- * runtime is closed: by a thread of the library that holds no lock, or in the call where the tensor
- * has no elements. The deleter may take its time but calls nothing of the library. Of a call that
- * fails the memory stays the caller's, and its deleter is not called.
+ * the calls, and nothing is copied in the call. Later calls for that tensor wait for it. It is
+ * freed by deleter(user), once, also if the sum fails, a step is aborted or the runtime is closed:
+ * on a thread of the library that holds no lock, or in the call if the tensor has no elements. The
+ * deleter may be slow but must not call the library. If the call fails the memory stays the
+ * caller's, and its deleter is not called.
  *
- * The library holds at most half the budget of the host tier, or of the device where there is none
- * (adopted_bytes of stw_tier_stats); one contribution of any size where it holds nothing. A call
- * waits for more room, also for what waits for views of its own thread: release those first. A sum
- * that fails later fails the tensor, as an update does.
+ * The library holds at most half the budget of the host tier, or of the device if there is none
+ * (adopted_bytes of stw_tier_stats), or a single contribution of any size. A call waits for more
+ * room, even if that depends on views of its own thread: release those first. A sum that fails
+ * later fails the tensor, as an update does.
  *
  * Ownership: `local` is the library's, unchanged, until deleter(user); NULL: nothing is called.
  * Threads:   any thread.

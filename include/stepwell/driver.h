@@ -2,21 +2,21 @@
 /*
  * stepwell/driver.h: what a driver implements. A driver is one const table of functions, size and
  * ABI tagged: mandatory operations first, then groups under the capability bit that announces them.
- * A table that lies (a bit without its functions, or the reverse) is refused when it is loaded.
+ * An inconsistent table (a bit without its functions, or the reverse) is refused when it is loaded.
  *
- * The core lends the driver clock and log, so a driver links to nothing of ours. Three kinds here:
- * STORAGE behind the nvme tier, MEMORY behind the device and host tiers, COLLECTIVE behind a group
- * of ranks. Drivers outside of the library are modules: the end of this file, and
+ * The core provides clock and log to the driver, so a driver does not link to the library. Three
+ * kinds: STORAGE for the nvme tier, MEMORY for the device and host tiers, COLLECTIVE for a group of
+ * ranks. Drivers outside of the library are modules: the end of this file, and
  * docs/driver-authors.md.
  *
- * RELEASES of one ABI add operations at the end of a table, as a group with a bit of its own. A
- * table that ends earlier, as its headers did, lacks what comes behind its end: to the library
- * these operations are NULL. It has all up to `close` at least. In one that is longer than the
- * library's own, the bits and operations that the library does not know are overlooked. A bit that
- * may not be, or one operation more that every driver must have, comes with another ABI.
+ * RELEASES of one ABI add operations at the end of a table, as a group with its own bit. In a table
+ * that ends earlier, as in its headers, the operations after its end are NULL to the library. It
+ * has at least all up to `close`. In one that is longer than the library's own, unknown bits and
+ * operations are ignored. A bit that must not be ignored, or one more operation that every driver
+ * must have, needs another ABI.
  *
  * THREADS. Unless a comment says otherwise, one thread at a time per object. Drivers never print,
- * abort or throw. An open that fails leaves nothing behind and says why in stw_driver_error.
+ * abort or throw. A failed open leaves nothing behind and gives the reason in stw_driver_error.
  */
 #ifndef STEPWELL_DRIVER_H
 #define STEPWELL_DRIVER_H
@@ -37,7 +37,7 @@ typedef struct stw_services {
     void (*log)(void *user, uint32_t level, const char *topic, const char *line); /* any thread */
 } stw_services;
 
-/* Why an open failed: one full sentence with path, numbers and what to do. */
+/* The reason of a failed open: one full sentence with path, numbers and what to do. */
 typedef struct stw_driver_error {
     uint32_t struct_size;
     int32_t os_errno;
@@ -52,22 +52,23 @@ typedef struct stw_driver_error {
 typedef struct stw_storage stw_storage;
 
 enum { /* stw_storage_options.name_access */
-    STW_STORAGE_NAME_CREATE = 1, /* EXISTS where the name is taken; a new file gets it last, when
-                                    all its bytes are reserved */
-    STW_STORAGE_NAME_OPEN = 2,   /* NOT_FOUND where it is not; MISMATCH where it has other bytes */
-    STW_STORAGE_NAME_REPLACE = 3 /* what has the name goes, unless it is open elsewhere: LOCKED */
+    STW_STORAGE_NAME_CREATE = 1, /* EXISTS if the name is taken; a new file gets it last, when all
+                                    its bytes are reserved */
+    STW_STORAGE_NAME_OPEN = 2,   /* NOT_FOUND if there is none; MISMATCH if it has another size */
+    STW_STORAGE_NAME_REPLACE = 3 /* an existing file is deleted, unless it is open elsewhere:
+                                    LOCKED */
 };
 
 typedef struct stw_storage_options {
     uint32_t struct_size;
     uint32_t queue_depth; /* requests in flight at most */
     const char *path;     /* an existing directory; the file is made in it */
-    uint64_t bytes;       /* reserved at open, never grown, never zero-filled; 0 with NAME_OPEN: as
-                             many as are there */
+    uint64_t bytes;       /* reserved at open, never grown, never zero-filled; 0 with NAME_OPEN: the
+                             size of the file */
     const char *options;  /* the driver's own text, may be NULL */
-    const char *name;     /* NULL: a file without one, gone when it is closed. Else
-                             STW_STORAGE_CAN_KEEP: it stays, in `path`, of this user alone, locked
-                             while it is open until the last I/O is over (LOCKED) */
+    const char *name;     /* NULL: an unlinked file, removed when it is closed. Else
+                             STW_STORAGE_CAN_KEEP: it persists, in `path`, private to this user,
+                             locked while it is open until the last I/O is over (LOCKED) */
     uint32_t name_access; /* STW_STORAGE_NAME_*, with a name */
     uint32_t reserved;
 } stw_storage_options;
@@ -94,8 +95,8 @@ typedef struct stw_io {
     uint32_t reserved;
 } stw_io;
 
-/* What became of it. Fewer bytes than asked is no error here: the core, in one place for all
- * drivers, asks for the rest. 0 bytes are an end of file and an error to the core. */
+/* Its result. Fewer bytes than requested are not an error: the core, in one place for all drivers,
+ * requests the rest. 0 bytes are an end of file, which the core treats as an error. */
 typedef struct stw_io_done {
     uint64_t tag;
     int64_t result; /* bytes moved, or a negative errno */
@@ -105,10 +106,11 @@ enum { /* stw_storage_ops.capabilities */
     STW_STORAGE_CAN_WRAP = 1, /* open takes options->options "inner=<name>" and wraps that driver */
     STW_STORAGE_IN_MEMORY = 2, /* keeps its bytes in memory: options->path is a label, and no
                                  directory is needed or touched */
-    STW_STORAGE_CAN_SHRINK = 4, /* space can go back to the file system: give_back, take_back */
-    STW_STORAGE_CAN_KEEP = 8 /* open takes a name, for what outlives the process; what was flushed
-                                outlives the machine's power. flush then works beside submit and
-                                poll of other threads */
+    STW_STORAGE_CAN_SHRINK = 4, /* space can be given back to the file system: give_back,
+                                   take_back */
+    STW_STORAGE_CAN_KEEP = 8 /* open takes a name, for persistent files; flushed bytes survive a
+                                loss of power. flush then works concurrently with submit and poll of
+                                other threads */
 };
 
 typedef struct stw_storage_ops {
@@ -116,32 +118,32 @@ typedef struct stw_storage_ops {
     uint32_t abi;
     const char *name;
     uint64_t capabilities;
-    /* All descriptors, memory and threads are taken here. Blocks. */
+    /* All descriptors, memory and threads are allocated here. Blocks. */
     stw_status (*open)(const stw_services *services, const stw_storage_options *options,
                        stw_storage **storage_out, stw_driver_error *error_out);
     void (*info)(stw_storage *storage, stw_storage_info *info_out);
-    /* Take the first *accepted_out of n requests. Fewer than n is a full queue, not an error. A
-     * write past the end is refused as INVALID, a read past it comes back short. One thread at a
-     * time. Never blocks on the device, never allocates. An error concerns ios[accepted], which was
-     * not taken; it is the caller's to fail. */
+    /* Accept the first *accepted_out of n requests. Fewer than n means a full queue, not an error.
+     * A write past the end is refused as INVALID, a read past it is short. One thread at a time.
+     * Never blocks on the device, never allocates. An error concerns ios[accepted], which was not
+     * accepted; the caller fails it. */
     stw_status (*submit)(stw_storage *storage, const stw_io *ios, uint32_t n,
                          uint32_t *accepted_out);
     /* Up to `capacity` completions; waits at most wait_ns for the first (0: not at all). Each
-     * accepted tag comes exactly once. Beside submit on another thread is allowed. */
+     * accepted tag is returned exactly once. May run concurrently with submit on another thread. */
     uint32_t (*poll)(stw_storage *storage, stw_io_done *done, uint32_t capacity, uint64_t wait_ns);
-    /* Make a poll that waits, or the next one, return early: sticky until one poll has returned. A
-     * poll may also return early for a wake that was seen before. Any thread. Never blocks. */
+    /* Make a waiting poll, or the next one, return early: sticky until one poll has returned. A
+     * poll may also return early for an earlier wake. Any thread. Never blocks. */
     void (*wake)(stw_storage *storage);
     /* Everything completed before the call is on stable storage. Blocks. */
     stw_status (*flush)(stw_storage *storage);
-    /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. */
+    /* Waits for work in flight, at most wait_ns; TIMEOUT leaves the object open. */
     stw_status (*close)(stw_storage *storage, uint64_t wait_ns);
     /* STW_STORAGE_CAN_SHRINK. Any thread, beside everything else. ---------------------------- */
-    /* Of a range that nothing reads or writes, as take_back. The space behind it is the file
-     * system's again, its contents are gone. UNSUPPORTED where that cannot be; nothing has changed
-     * then. Blocks. */
+    /* For a range that nothing reads or writes, like take_back. Its space is given back to the file
+     * system, its contents are lost. UNSUPPORTED if that is not possible; nothing has changed then.
+     * Blocks. */
     stw_status (*give_back)(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes);
-    /* It is promised again, as at open. NO_SPACE, and what is not promised now can be given back
+    /* Reserves it again, as at open. After NO_SPACE the part that is not reserved can be given back
      * again. Blocks. */
     stw_status (*take_back)(stw_storage *storage, uint64_t offset_bytes, uint64_t bytes,
                             stw_driver_error *error_out);
@@ -160,7 +162,7 @@ typedef struct stw_memory_options {
     uint32_t near_node;     /* of host memory: the NUMA node to prefer, and 1; 0: the calling
                                thread's */
     uint64_t address_bytes; /* of addresses to reserve for tensors (CAN_MAP) */
-    const char *options;    /* the driver's own text, may be NULL. A driver that has none, or an
+    const char *options;    /* the driver's own text, may be NULL. A driver without options, or an
                                older one, refuses it */
 } stw_memory_options;
 
@@ -169,17 +171,17 @@ typedef struct stw_memory_info {
     uint32_t locked;       /* 1: pages are locked or registered */
     void *base;            /* of the arena: block i is at base + i x block_bytes while unmapped */
     uint64_t bytes;
-    int32_t numa_node;     /* -1: not bound. Of a device behind a bus: the host's that is nearest,
+    int32_t numa_node;     /* -1: not bound. Of a device across a bus: the nearest node of the host,
                               -1: not known */
     uint32_t huge_pages;   /* 1: the kernel was asked for them and did not refuse */
-    char remark[256];      /* what was refused and which command lifts it; "" if nothing */
+    char remark[256];      /* a refused limit and the command that lifts it; "" if none */
     uint32_t flags;        /* below */
     uint32_t reserved;
 } stw_memory_info;
 
 enum { /* stw_memory_info.flags */
-    STW_MEMORY_STAYS = 1,     /* nothing is given back: give_back is UNSUPPORTED, and who knows
-                                 where the memory is may keep it */
+    STW_MEMORY_STAYS = 1,     /* nothing is given back: give_back is UNSUPPORTED, and registrations
+                                 of the memory may be kept */
     STW_MEMORY_SHOWS_RUNS = 2, /* what is seen in one reserved range lies there as in the arena,
                                  side by side: see show */
     STW_MEMORY_ONE_HANDLE = 4 /* with STAYS: the options ask for an arena of one allocation that a
@@ -192,7 +194,7 @@ enum { /* stw_memory_ops.capabilities */
                                    reserve_address, release_address */
     STW_MEMORY_STREAMS = 4,     /* consumers have streams: check_stream, mark, copies_after,
                                    stream_after, pin_host, unpin_host, copy_start, wait */
-    STW_MEMORY_CAN_SHRINK = 8,  /* memory can go back to the system: give_back, take_back */
+    STW_MEMORY_CAN_SHRINK = 8,  /* memory can be given back to the system: give_back, take_back */
     STW_MEMORY_UPDATES = 16,    /* the device computes updates, only together with STREAMS:
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
@@ -202,8 +204,8 @@ enum { /* stw_memory_ops.capabilities */
     STW_MEMORY_MAY_SHARE = 128, /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
     STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; is notified of streams that end: forget_stream */
-    STW_MEMORY_SAYS_WHY = 512,   /* what failed of the device's own calls: why, next_failure */
-    STW_MEMORY_CAN_PROTECT = 1024 /* with CAN_MAP and HOST_ACCESS; what the CPU may do at an address
+    STW_MEMORY_SAYS_WHY = 512,   /* names failed calls of the device: why, next_failure */
+    STW_MEMORY_CAN_PROTECT = 1024 /* with CAN_MAP and HOST_ACCESS; access of the CPU to an address
                                      can be limited: map_as */
 };
 
@@ -213,7 +215,7 @@ enum { /* of copies_after */
 };
 
 /*
- * What a device computes under STW_MEMORY_UPDATES has the bits of the library's own kernels, as a
+ * Results of a device under STW_MEMORY_UPDATES have the bits of the library's own kernels, as a
  * tensor may be updated on either side: + - x / and sqrt in f32 (sums of squares in f64), each
  * rounded to nearest even, nothing fused, denormals kept, a NaN that arithmetic produces stored as
  * 0x7FC00000 (or that rounded to 16 bits). Arrays need the alignment of their elements.
@@ -243,21 +245,21 @@ typedef struct stw_update_coefficients {
     uint32_t reserved;
 } stw_update_coefficients;
 
-enum { /* stw_update_work.fresh: what has no contents yet, and is made before the update */
+enum { /* stw_update_work.fresh: tensors without contents, initialised before the update */
     STW_FRESH_MASTER = 1,  /* from the values */
     STW_FRESH_AVERAGE = 2, /* from the master as it was before the update */
     STW_FRESH_STATE_0 = 4, /* zeros */
     STW_FRESH_STATE_1 = 8
 };
 
-/* A run of elements of one parameter. Arrays do not overlap, but for values and master of f32. */
+/* A run of elements of one parameter. Arrays do not overlap, except values and master of f32. */
 typedef struct stw_update_work {
     uint32_t struct_size;
     uint32_t algorithm;      /* STW_OPTIMIZER_*, never CUSTOM */
     void *values;            /* in values_dtype; gets the rounded master where that is not f32 */
     void *master;            /* f32; the values themselves where these are f32 */
     const void *gradient;    /* in gradient_dtype; left as it is */
-    void *states[2];         /* in states_dtype; as many as the algorithm has, NULL behind them */
+    void *states[2];         /* in states_dtype; as many as the algorithm has, then NULL */
     void *average;           /* f32: += (master - average) x average_weight; NULL: none */
     uint64_t count;
     uint64_t first_element;  /* number in the tensor, */
@@ -279,7 +281,7 @@ typedef struct stw_scan_work {
     uint32_t dtype;
     const void *gradient;
     uint64_t count;
-    const void *rest; /* NULL, or where it goes on: both together are one run of the scan */
+    const void *rest; /* NULL, or its continuation: both together are one run of the scan */
     uint64_t rest_count;
 } stw_scan_work;
 
@@ -314,7 +316,7 @@ typedef struct stw_memory_ops {
     uint32_t abi;
     const char *name;
     uint64_t capabilities;
-    /* Takes and touches the whole arena, so that nothing large is allocated later. Blocks. */
+    /* Allocates and touches the whole arena, so that nothing large is allocated later. Blocks. */
     stw_status (*open)(const stw_services *services, const stw_memory_options *options,
                        stw_memory **memory_out, stw_driver_error *error_out);
     void (*info)(stw_memory *memory, stw_memory_info *info_out);
@@ -336,50 +338,51 @@ typedef struct stw_memory_ops {
     /* Back to its place in the arena. */
     stw_status (*home)(stw_memory *memory, uint32_t block);
     /* STW_MEMORY_CAN_SHRINK. Any thread, beside calls for other blocks. ----------------------- */
-    /* The memory of arena blocks that hold nothing goes back to the system; a block that is mapped
-     * somewhere goes home first. UNSUPPORTED where that cannot be; nothing has changed then. With
-     * STW_MEMORY_STREAMS it waits for the copies that were begun and for all marks that copies were
-     * told to come behind: TIMEOUT, and nothing has changed, where they take more than a second. */
+    /* Gives the memory of empty arena blocks back to the system; a mapped block goes home first.
+     * UNSUPPORTED if that is not possible; nothing has changed then. With STW_MEMORY_STREAMS it
+     * waits for started copies and for all marks that copies are ordered after: TIMEOUT, and
+     * nothing has changed, if they take more than a second. */
     stw_status (*give_back)(stw_memory *memory, uint32_t first_block, uint32_t count);
-    /* It is there again, populated and locked where it was at open. MEMORY, and nothing has
-     * changed. Blocks. */
+    /* Takes it again, populated and locked if it was at open. After MEMORY nothing has changed.
+     * Blocks. */
     stw_status (*take_back)(stw_memory *memory, uint32_t first_block, uint32_t count,
                             stw_driver_error *error_out);
     /* STW_MEMORY_STREAMS. Any thread, several at once. Nothing here waits for work on streams. - */
-    /* INVALID, with the reason: no stream of this device. STW_STREAM_LEGACY and _PER_THREAD are. A
-     * stream that was destroyed is found where the driver can. */
+    /* INVALID, with the reason: no stream of this device. STW_STREAM_LEGACY and _PER_THREAD are
+     * valid. A destroyed stream is detected if the driver can. */
     stw_status (*check_stream)(stw_memory *memory, void *stream, stw_driver_error *error_out);
-    /* A point on a stream: behind all work that was enqueued on it before the call, and of
-     * STW_STREAM_PER_THREAD on that of the calling thread. A number of the driver's own, that it
-     * may forget when newer marks of the same stream exist: they come behind it, and stand for it.
-     * DEVICE: the device is lost. BUSY, or INVALID: the stream records a graph; a driver may give
-     * a mark for all that, and answer BUSY when something is to come behind it before that is
+    /* A point on a stream: after all work that was enqueued on it before the call, for
+     * STW_STREAM_PER_THREAD on that of the calling thread. A number chosen by the driver, which it
+     * may forget when newer marks of the same stream exist: they come after it, and stand for it.
+     * DEVICE: the device is lost. BUSY, or INVALID: the stream records a graph; a driver may return
+     * a mark all the same, and return BUSY when something is to be ordered after it before that is
      * over. */
     stw_status (*mark)(stw_memory *memory, void *stream, uint64_t *mark_out);
-    /* What copy, zero and copy_start start from now on, in these directions (STW_COPIES_*), is
-     * ordered after the mark on the device. The other direction must not wait for it. BUSY: its
-     * stream still records a graph; call again. */
+    /* Later work of copy, zero and copy_start, in these directions (STW_COPIES_*), is ordered after
+     * the mark on the device. The other direction must not wait for it. BUSY: its stream still
+     * records a graph; call again. */
     stw_status (*copies_after)(stw_memory *memory, uint64_t mark, uint32_t copies);
-    /* Work that is enqueued on the stream from now on comes behind the mark. INVALID: the stream
-     * records a graph; BUSY: that of the mark does. */
+    /* Work that is enqueued on the stream from now on is ordered after the mark. INVALID: the
+     * stream records a graph; BUSY: that of the mark does. */
     stw_status (*stream_after)(stw_memory *memory, void *stream, uint64_t mark);
-    /* Host memory that copies go to and from: they need no buffer of the driver's between, and run
-     * at the speed of the link. Whole pages, until unpin_host with the same range; for all devices
-     * of the driver, whichever of them was asked. Beside copies from and to there. Blocks. */
+    /* Registers host memory for copies: they need no intermediate buffer of the driver, and run at
+     * the speed of the link. Whole pages, until unpin_host with the same range; for all devices of
+     * the driver, whichever of them is called. May run concurrently with copies from and to there.
+     * Blocks. */
     stw_status (*pin_host)(stw_memory *memory, void *base, uint64_t bytes,
                            stw_driver_error *error_out);
-    /* Nothing that was started copies from or to there any more. */
+    /* No started copy uses this range any more. */
     void (*unpin_host)(stw_memory *memory, void *base, uint64_t bytes);
-    /* As copy, but returns when it is enqueued, with a mark behind it. Those into this memory come
-     * one behind the other, and so do those out of it. */
+    /* As copy, but returns when it is enqueued, with a mark after it. Copies into this memory run
+     * one after the other, and so do those out of it. */
     stw_status (*copy_start)(stw_memory *memory, void *destination, const void *source,
                              uint64_t bytes, uint64_t *mark_out);
     /* Blocks until the device has passed the mark. DEVICE: it never will. BUSY: a second has
      * passed, and its stream records a graph still. */
     stw_status (*wait)(stw_memory *memory, uint64_t mark);
-    /* STW_MEMORY_UPDATES. Any thread, several at once. Work on arrays in this memory, one behind
-     * the other on a stream of the driver's own; nothing but the first and scan_end waits. ----- */
-    /* That stream, until close: the library orders it as it does a consumer's. Loads the kernels.
+    /* STW_MEMORY_UPDATES. Any thread, several at once. Work on arrays in this memory, one after the
+     * other on a stream of the driver; nothing but the first and scan_end waits. ----- */
+    /* That stream, until close: the library orders it like a consumer's. Loads the kernels.
      * UNSUPPORTED, with the reason: there are none here. Blocks. */
     stw_status (*update_stream)(stw_memory *memory, void **stream_out,
                                 stw_driver_error *error_out);
@@ -389,15 +392,15 @@ typedef struct stw_memory_ops {
     stw_status (*scan_start)(stw_memory *memory, const stw_scan_work *work, uint64_t *scan_out);
     /* Its results, for each STW_SCAN_ELEMENTS the sum of the squares of the finite ones: element i
      * of a run is added to lane i mod 16, in order; then lane j += lane j + 8, j + 4, j + 2, j + 1.
-     * Blocks until they are there. Once, also where that fails. */
+     * Blocks until they are there. Called once per scan, even if it fails. */
     stw_status (*scan_end)(stw_memory *memory, uint64_t scan, double *sums_out,
                            stw_scan_result *result_out);
     stw_status (*accumulate_start)(stw_memory *memory, const stw_accumulate_work *work);
     stw_status (*zero_start)(stw_memory *memory, void *destination, uint64_t bytes);
     /* STW_MEMORY_CAN_BATCH. Any thread, several at once. --------------------------------------- */
-    /* As copy_start of each, with one mark behind all of them. All go into this memory from the
-     * host's, or all out of it; none touches what another one writes, and they come in no order. An
-     * error: none of them is under way any more. */
+    /* As copy_start of each, with one mark after all of them. All go into this memory from the
+     * host's, or all out of it; none touches what another one writes, and they may run in any
+     * order. After an error none of them is running any more. */
     stw_status (*copies_start)(stw_memory *memory, const stw_memory_copy *copies, uint32_t n,
                                uint64_t *mark_out);
     /* STW_MEMORY_CAN_SHOW. Any thread, several at once for different addresses. -------------- */
@@ -428,23 +431,21 @@ typedef struct stw_memory_ops {
      * and its handle is another stream's when it comes again. BUSY: it records a graph. */
     stw_status (*forget_stream)(stw_memory *memory, void *stream);
     /* STW_MEMORY_SAYS_WHY. Any thread. ------------------------------------------------------- */
-    /* One sentence, without its end, about the last operation of the calling thread on this memory
-     * that failed and had no error_out: which call of the device's failed, and its error by
-     * name. */
+    /* One sentence, without its full stop, about the last failed operation of the calling thread on
+     * this memory without an error_out: the failed call of the device, and its error by name. */
     void (*why)(stw_memory *memory, stw_driver_error *error_out);
-    /* The same of any thread, for the log: of each call and error the first. 0: nothing that was
-     * not given out yet. Cheap where that is so. */
+    /* The same of any thread, for the log: the first of each call and error. 0: nothing new, which
+     * must be cheap. */
     uint32_t (*next_failure)(stw_memory *memory, stw_driver_error *error_out);
     /* STW_MEMORY_CAN_PROTECT. Any thread. ---------------------------------------------------- */
-    /* As map, for reading alone or for both; of a block that is there already the access changes.
-     * A write to what may only be read faults, and so does any touch of an address without a
-     * block. */
+    /* As map, for reading alone or for both; for a block that is there already the access changes.
+     * A write to a read-only block faults, and so does any access to an address without a block. */
     stw_status (*map_as)(stw_memory *memory, uint32_t block, void *address, uint32_t writable);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */
 
-/* This process's end of a group of ranks. */
+/* This process in a group of ranks. */
 typedef struct stw_collective stw_collective;
 
 typedef struct stw_collective_options {
@@ -466,9 +467,9 @@ typedef struct stw_collective_info {
     uint32_t size;
     uint32_t caller_thread; /* 1: calls may come only from threads that call the library */
     char remark[256];       /* "" if nothing */
-    /* STW_COLLECTIVE_DEVICE: what collectives without a stream are enqueued on, until close. The
-     * library orders it as it does a consumer's: what a collective reads and writes is ordered by
-     * work that is on this stream when it is started. NULL: not said. */
+    /* STW_COLLECTIVE_DEVICE: the stream on which collectives without a stream are enqueued, until
+     * close. The library orders it like a consumer's: a collective is ordered after the work on
+     * this stream when it is started. NULL: not known. */
     void *stream;
 } stw_collective_info;
 
@@ -484,13 +485,13 @@ enum { /* stw_collective_ops.capabilities */
 };
 
 /*
- * A collective begins when it is started and ends when poll says so; the memory it names is the
+ * A collective begins when it is started and ends when poll returns its result; its memory is the
  * engine's until then. It is started in the same order with the same sizes on all ranks: the
- * library sees to that by an exchange before it. Calls come one at a time, from one thread unless
+ * library ensures that by an exchange before it. Calls come one at a time, from one thread unless
  * info says caller_thread. Nothing but open, split and close blocks.
  *
  * Sums are taken in rank order, 0 first, in f32 (f64 for STW_F64), and rounded to nearest once; an
- * engine that cannot says so in info's remark, and gives the same bits each time all the same.
+ * engine that cannot must say so in info's remark, and still give the same bits each time.
  */
 typedef struct stw_collective_ops {
     uint32_t struct_size;
@@ -517,10 +518,10 @@ typedef struct stw_collective_ops {
     /* The sum over ranks on every rank, in place. */
     stw_status (*all_reduce)(stw_collective *collective, void *data, uint64_t elements,
                              uint32_t dtype, void *stream, uint64_t *work_out);
-    /* OK or an error once, PENDING before; never again after that. It is what makes collectives
-     * progress. A rank that is known to be gone: PEER. */
+    /* OK or an error once, PENDING before; never called again after that. Collectives progress in
+     * this call. A rank that is known to have ended: PEER. */
     stw_status (*poll)(stw_collective *collective, uint64_t work, stw_driver_error *error_out);
-    /* Waits for what is in flight, at most wait_ns; TIMEOUT leaves the object open. What the
+    /* Waits for work in flight, at most wait_ns; TIMEOUT leaves the object open. What the
      * program lent (communicators, MPI itself) stays as it was. */
     stw_status (*close)(stw_collective *collective, uint64_t wait_ns);
     /* STW_COLLECTIVE_CAN_SPLIT. Collective. Ranks of one colour make a group, in order of key and
@@ -528,40 +529,40 @@ typedef struct stw_collective_ops {
     stw_status (*split)(stw_collective *collective, int32_t colour, uint32_t key,
                         uint64_t timeout_ns, stw_collective **collective_out,
                         stw_driver_error *error_out);
-    /* STW_COLLECTIVE_NAMES_MISSING. Of an exchange in flight: the ranks, at most `capacity`, of
-     * which nothing came yet; returns how many there are. */
+    /* STW_COLLECTIVE_NAMES_MISSING. For an exchange in flight: the ranks, at most `capacity`, from
+     * which nothing has arrived; returns their number. */
     uint32_t (*missing)(stw_collective *collective, uint64_t work, uint32_t *ranks_out,
                         uint32_t capacity);
-    /* STW_COLLECTIVE_CAN_ABORT. What is in flight ends soon with an error, and nothing can be
+    /* STW_COLLECTIVE_CAN_ABORT. Collectives in flight end soon with an error, and none can be
      * started any more. */
     stw_status (*abort)(stw_collective *collective);
     /* STW_COLLECTIVE_CAN_REGISTER. No collective is in flight; no call waits for others. ------- */
-    /* The range is one allocation and stays mapped as it is until it is registered no more.
-     * UNSUPPORTED, with the reason: this engine has nothing of the kind; collectives there go as
-     * they do without. The library takes it back before a collective uses the range where any rank
-     * of the group has none. */
+    /* The range is one allocation and stays mapped until it is unregistered. UNSUPPORTED, with the
+     * reason: this engine has no registration; collectives there work without. The library
+     * unregisters it before a collective uses the range if any rank of the group has no
+     * registration. */
     stw_status (*register_memory)(stw_collective *collective, void *base, uint64_t bytes,
                                   stw_driver_error *error_out);
-    /* Of the same range. Also after abort. */
+    /* For the same range. Also after abort. */
     void (*unregister_memory)(stw_collective *collective, void *base);
 } stw_collective_ops;
 
 /* -------------------------------------------------------------------------------- module -- */
 
 /*
- * Drivers that the library loads at run time. A module is a shared library, linked to nothing of
- * ours, with at most one driver of each kind. It is used by the name <name> where it lies as
+ * Drivers that the library loads at run time. A module is a shared library, not linked to Stepwell,
+ * with at most one driver of each kind. It is used by the name <name> if it is
  * libstepwell-<name>.so in the library's module directory (pkg-config --variable=moduledir
  * stepwell-driver), or from anywhere by its absolute path; never by a relative path, and never in
  * place of a driver that is built in. Nobody but root and the user of the process may have been
- * able to write it: its file and each directory on the way are looked at before it is loaded.
+ * able to write it: its file and each directory of its path are checked before it is loaded.
  */
 typedef struct stw_driver_module {
     uint32_t struct_size;
-    uint32_t abi;                   /* STW_DRIVER_ABI: others are refused, and not looked into */
-    const stw_storage_ops *storage; /* behind the nvme tier; NULL: none */
-    const stw_memory_ops *memory;   /* behind the device tier; NULL: none */
-    const stw_collective_ops *collective; /* behind a group of ranks; NULL: none */
+    uint32_t abi;                   /* STW_DRIVER_ABI: others are refused, and not read further */
+    const stw_storage_ops *storage; /* for the nvme tier; NULL: none */
+    const stw_memory_ops *memory;   /* for the device tier; NULL: none */
+    const stw_collective_ops *collective; /* for a group of ranks; NULL: none */
 } stw_driver_module;
 
 #if defined(__GNUC__)
@@ -573,12 +574,12 @@ typedef struct stw_driver_module {
 /**
  * The one function that a module defines and exports. NULL: no driver for this machine.
  *
- * Ownership: the tables are the module's, constant, and there as long as the process lives: a
- *            module that was used is never unloaded. One that was refused is, at once.
- * Threads:   any thread, several at once, any number of times, always with the same answer.
- * Blocks:    never; what takes time belongs into open.
- * Errors:    none. A module whose own libraries are absent does not load, and that is said; one
- *            whose device is absent loads, and its open returns STW_ERROR_UNSUPPORTED.
+ * Ownership: the tables are the module's, constant, and valid as long as the process lives: a used
+ *            module is never unloaded, a refused one at once.
+ * Threads:   any thread, several at once, any number of times, always with the same result.
+ * Blocks:    never; slow work belongs into open.
+ * Errors:    none. A module whose own libraries are absent does not load, with an error; one whose
+ *            device is absent loads, and its open returns STW_ERROR_UNSUPPORTED.
  */
 STW_DRIVER_EXPORT const stw_driver_module *stw_driver_module_get(void);
 

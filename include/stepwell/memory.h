@@ -12,32 +12,32 @@ extern "C" {
 #endif
 
 enum { /* flags of stw_host_alloc */
-    STW_HOST_ZERO = 1 /* zeros; else the bytes are any */
+    STW_HOST_ZERO = 1 /* zeros; else the contents are undefined */
 };
 
 /**
- * Give out a piece of the memory that stw_runtime_options.host_scratch_bytes kept at open: of the
- * host tier's memory, locked where that is, and never moved. Tensors neither take it nor wait for
- * it. Pieces are rounded up to what stw_tier_stats.scratch_used_bytes counts: the allocator's slots
- * up to 2 KiB, else pages. Where the process runs jemalloc 5.3 or later an arena of it serves
- * reservations of 16 MiB or more, with its own sizes.
+ * Allocate a piece of the memory that stw_runtime_options.host_scratch_bytes reserved at open: part
+ * of the host tier's memory, locked if that is, and never moved. Tensors neither take it nor wait
+ * for it. Pieces are rounded up, and counted so in stw_tier_stats.scratch_used_bytes: to the
+ * allocator's slots up to 2 KiB, else to pages. If the process runs jemalloc 5.3 or later an arena
+ * of it serves reservations of 16 MiB or more, with its own sizes.
  *
  * align_bytes: a power of two up to the block size (stw_runtime_options.block_bytes); 0: 64.
  *
  * Ownership: *pointer_out is the caller's; stw_host_free(). In a forked child it is not mapped.
  * Threads:   any thread.
  * Blocks:    never.
- * Errors:    INVALID, UNSUPPORTED (host_scratch_bytes was 0), BUDGET (needed, free and given out
- *            are in the error info), CLOSED, FORKED.
+ * Errors:    INVALID, UNSUPPORTED (host_scratch_bytes was 0), BUDGET (needed, free and allocated
+ *            bytes are in the error info), CLOSED, FORKED.
  */
 STW_API stw_status stw_host_alloc(stw_runtime *runtime, uint64_t bytes, uint64_t align_bytes,
                                   uint32_t flags, void **pointer_out);
 /**
- * Give a piece back, once; NULL is nothing. Works after STW_CLOSE_DEFERRED too: the memory goes
+ * Free a piece, once; NULL has no effect. Works after STW_CLOSE_DEFERRED too: the memory is freed
  * with the last piece and view.
  *
- * Ownership: the bytes are nobody's after OK.  Threads: any thread.  Blocks: never.
- * Errors:    INVALID (no piece begins there: given back before, or not of this runtime; nothing
+ * Ownership: the piece ends.  Threads: any thread.  Blocks: never.
+ * Errors:    INVALID (no piece begins there: freed before, or not of this runtime; nothing
  *            changes), CLOSED, FORKED.
  */
 STW_API stw_status stw_host_free(stw_runtime *runtime, void *pointer);

@@ -20,33 +20,34 @@ typedef struct stw_tier_stats {
     uint64_t pinned_bytes;   /* by views */
     uint64_t dirty_bytes;
     uint64_t staging_bytes;
-    uint64_t metadata_bytes; /* host tier: the library's own tables, beside used_bytes */
+    uint64_t metadata_bytes; /* host tier: the library's own tables, not part of used_bytes */
     uint64_t tensors;
     uint64_t exports;        /* views that live in DLPack capsules */
     uint64_t evictions;
-    uint64_t metadata_budget_bytes; /* host tier: what they may become */
-    uint64_t policy_calls;       /* of a victim policy's rank, whose scores were taken */
-    uint64_t policy_scores;      /* of tensors, in all these calls */
-    uint64_t scratch_bytes;      /* host tier: of used_bytes, kept for stw_host_alloc */
-    uint64_t scratch_used_bytes; /* of these, given out */
-    uint64_t planned_bytes;        /* brought here ahead of fetches by a plan, in blocks */
+    uint64_t metadata_budget_bytes; /* host tier: their limit */
+    uint64_t policy_calls;       /* calls of a victim policy's rank whose scores were used */
+    uint64_t policy_scores;      /* scored tensors in all these calls */
+    uint64_t scratch_bytes;      /* host tier: part of used_bytes, reserved for stw_host_alloc */
+    uint64_t scratch_used_bytes; /* of these, allocated */
+    uint64_t planned_bytes;        /* prefetched here by a plan, in blocks */
     uint64_t planned_used_bytes;   /* of these, fetched since */
-    uint64_t planned_wasted_bytes; /* of these, gone before anybody fetched them */
+    uint64_t planned_wasted_bytes; /* of these, evicted before a fetch */
     uint64_t registered_bytes;  /* host tier: registered with devices that have streams, so that
-                                   copies go at full speed; with each driver of them once */
-    uint64_t registering_bytes; /* host tier: still to be, by a thread of its own */
-    uint64_t registered_ns;     /* host tier: what registering has taken so far */
-    uint64_t refused_slabs;     /* host tier: of 64 MiB, all or part of which was refused */
+                                   copies run at full speed; once with each of their drivers */
+    uint64_t registering_bytes; /* host tier: pending registration, by a separate thread */
+    uint64_t registered_ns;     /* host tier: total time of registering so far */
+    uint64_t refused_slabs;     /* host tier: slabs of 64 MiB, all or part of which was refused */
     uint64_t remapped_bytes;    /* device tier: mapped at fixed addresses of tensors so far */
-    uint64_t remapped_ns;       /* what that took, with waits for work on what was seen there */
-    uint64_t adopted_bytes;     /* host tier: beside used_bytes, of the program's memory that
-                                   stw_reduce_adopt has taken and not given back yet */
+    uint64_t remapped_ns;       /* its time, with waits for work on the blocks mapped there
+                                   before */
+    uint64_t adopted_bytes;     /* host tier: not part of used_bytes; memory of the program that
+                                   stw_reduce_adopt has taken and not freed yet */
 } stw_tier_stats;
 #define STW_TIER_STATS_INIT                                                                        \
     { sizeof(stw_tier_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,             \
       0, 0, 0, 0, 0, 0, 0 }
 
-/* Moves from one device of a process to another are on no link of these. */
+/* Moves between two devices of a process are on none of these links. */
 enum { /* link */
     STW_LINK_NVME_TO_HOST = 1, STW_LINK_HOST_TO_NVME = 2, STW_LINK_HOST_TO_DEVICE = 3,
     STW_LINK_DEVICE_TO_HOST = 4, STW_LINK_NVME_TO_DEVICE = 5, STW_LINK_DEVICE_TO_NVME = 6,
@@ -58,7 +59,7 @@ typedef struct stw_link_stats {
     uint64_t bytes;
     uint64_t transfers;
     uint64_t busy_ns;
-    uint64_t measured_bytes_per_s; /* what plans are made with */
+    uint64_t measured_bytes_per_s; /* used by plans */
     uint64_t errors;
     uint64_t retries;
 } stw_link_stats;

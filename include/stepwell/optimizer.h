@@ -42,7 +42,7 @@ typedef struct stw_update_chunk {
     uint32_t state_count;
     stw_tensor *parameter;
     void *values;            /* the parameter in its dtype; afterwards the library rounds the master
-                                into it, where they are two */
+                                into it, if they are separate */
     float *master;           /* fp32; the parameter itself when it is fp32 */
     const void *gradient;    /* in the gradient's dtype; multiply by gradient_scale */
     float *const *states;    /* state_count arrays of fp32 */
@@ -53,8 +53,8 @@ typedef struct stw_update_chunk {
     const stw_hyper *hyper;
 } stw_update_chunk;
 
-/* An element-wise algorithm of the caller's; any thread of the update pool, several at once. What
- * needs whole matrices (Muon, Shampoo) fetches its states itself. */
+/* An element-wise algorithm of the caller; any thread of the update pool, several at once.
+ * Algorithms that need whole matrices (Muon, Shampoo) fetch their states themselves. */
 typedef struct stw_custom_update {
     uint32_t struct_size;
     uint32_t state_count;
@@ -65,35 +65,36 @@ typedef struct stw_custom_update {
 
 /*
  * Moments of BF16 take half the room and half the traffic. An update computes in fp32; each moment
- * is then rounded to one of its two neighbours, the nearer one the more likely, or those that
- * change slowly would stand still (Zamirai and others 2020). The draw is a function of element,
- * step and state, so results are as reproducible as with F32.
+ * is then rounded to one of its two neighbours, the nearer one with the higher probability, or
+ * slowly changing ones would not change at all (Zamirai and others 2020). The random number is a
+ * function of element, step and state, so results are as reproducible as with F32.
  */
 enum { /* stw_optimizer_options.flags */
-    STW_OPTIMIZER_DURABLE = 1, /* states and step counts are part of generations. Parameters have
-                                  names then, and are durable as a rule */
+    STW_OPTIMIZER_DURABLE = 1, /* states and step counts are part of generations. Parameters need
+                                  names then, and are usually durable */
     STW_OPTIMIZER_TORCH_ORDER = 2 /* updates have the bits of torch.optim on a CPU, see below */
 };
 /*
  * STW_OPTIMIZER_TORCH_ORDER: an update of AdamW, Adam, SGD or Adagrad leaves the same bits in an
  * fp32 parameter and its states as torch.optim's single-tensor path on a CPU (foreach=False,
- * fused=False, no amsgrad; as of PyTorch 2.14) with the same gradient. It does what that path's
- * calls do (mul_, lerp_, mul_ and addcmul_, sqrt, div, add_, addcdiv_; add with alpha), with their
- * roundings: ATen's kernels round a product and its sum once where the processor has AVX2 and FMA,
- * twice where it has not, and so does this. NaNs may differ in their payload. Not repeated is a
- * torch that was told to leave the processor's instructions alone (ATEN_CPU_CAPABILITY=default).
+ * fused=False, no amsgrad; as of PyTorch 2.14) with the same gradient. It does the operations of
+ * that path (mul_, lerp_, mul_ and addcmul_, sqrt, div, add_, addcdiv_; add with alpha), with their
+ * roundings: like ATen's kernels it rounds a product and its sum once if the processor has AVX2 and
+ * FMA, twice otherwise. NaNs may differ in their payload. A torch that does not use the processor's
+ * vector instructions (ATEN_CPU_CAPABILITY=default) is not reproduced.
  *
  * square_root: torch built with MKL takes roots from vmsSqrt() of that library, which on some
- * processors are not the nearest fp32 (1 in 5 is the next one). Give that function and the mode
- * that torch gives it, 0x140102. Update threads call it, several at once, with at most 1024 values,
- * and with values and roots apart. NULL: the nearest fp32, as a torch without MKL has it. It must
- * stay callable until the optimizer is destroyed.
+ * processors are not the nearest fp32 (1 in 5 is the next one). Pass that function and the mode
+ * that torch uses, 0x140102. Update threads call it, several at once, with at most 1024 values, and
+ * with separate arrays for values and roots. NULL: the nearest fp32, as in a torch without MKL. It
+ * must stay callable until the optimizer is destroyed.
  *
  * gradient_scale and the clip come first: gradient x scale, rounded to fp32, is the gradient that
- * torch would be given; a scale of 1 changes nothing. Parameters of F16 and BF16 have this order on
- * their fp32 master, which is then rounded; torch has no counterpart. The update is on the CPU,
- * wherever the states live: a GPU has other kernels. INVALID with Lion, with a custom update and
- * with states of BF16. Without the flag updates are the same on every processor and device.
+ * torch would get; a scale of 1 changes nothing. For parameters of F16 and BF16 this order applies
+ * to their fp32 master, which is then rounded; torch has no counterpart. The update is on the CPU,
+ * wherever the states have their home: a GPU has other kernels. INVALID with Lion, with a custom
+ * update and with states of BF16. Without the flag updates are the same on every processor and
+ * device.
  */
 typedef struct stw_optimizer_options {
     uint32_t struct_size;
@@ -102,8 +103,9 @@ typedef struct stw_optimizer_options {
     uint32_t state_dtype;            /* of the moments: F32, or BF16 (not with custom); 0: F32 */
     uint32_t flags;                  /* STW_OPTIMIZER_* */
     const stw_custom_update *custom; /* copied */
-    const stw_policy *state_policy;  /* copied; NULL: by preset. Home says where they are updated */
-    double ema_decay;                /* 0: none; else, below 1, a state "ema" follows the master */
+    const stw_policy *state_policy;  /* copied; NULL: by preset. They are updated at their home */
+    double ema_decay;                /* 0: none; else below 1: a state "ema" is averaged from the
+                                        master */
     /* with STW_OPTIMIZER_TORCH_ORDER; of MKL, vmsSqrt(). NULL: the nearest fp32 of each */
     void (*square_root)(int32_t n, const float *values, float *roots, int64_t mode);
     int64_t square_root_mode;
@@ -126,18 +128,18 @@ STW_API stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimize
                                         stw_optimizer **optimizer_out);
 STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
 /**
- * Take parameters in. Makes a state tensor per moment, "master" where the parameter is not fp32
- * (from the parameter's contents at the first update), and "ema" where ema_decay asks for it. A
- * parameter is in one optimizer only; frozen ones in none.
+ * Add parameters. Makes a state tensor per moment, "master" if the parameter is not fp32 (from the
+ * parameter's contents at the first update), and "ema" if ema_decay is not 0. A parameter is in one
+ * optimizer only; frozen ones in none.
  *
  * "ema" is the exponential moving average of the fp32 parameters (after Polyak, Juditsky 1992): a
  * copy of them before the first update, and after each update decay x ema + (1 - decay) x the new
- * parameter, in fp32. EMPTY until the first; what is written into it is averaged on from.
+ * parameter, in fp32. EMPTY until the first; the average continues from values written into it.
  *
- * A parameter that was written since its last update (write, fill, a write view, a discard and what
- * follows it, also after a resume) is updated from what was written: its master is made anew from
- * it, unless the master was written since as well, which then counts. Moments, the average and the
- * count stay as they are: write or discard those states, or set the count, to begin anew.
+ * A parameter that was written since its last update (write, fill, a write view, a discard and
+ * later writes, also after a resume) is updated from the written values: its master is made anew
+ * from them, unless the master was written since as well; then the master counts. Moments, the
+ * average and the count are kept: write or discard those states, or set the count, to restart.
  *
  * Ownership: parameters and gradients must outlive the optimizer.
  * Threads:   one at a time.  Blocks: never.
@@ -146,9 +148,9 @@ STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
 STW_API stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
                                      uint32_t n);
 /* For the next step on: call it every step for a learning-rate schedule. A step of a parameter
- * whose group was never given any is INVALID; generations do not keep them. INVALID too, by name
- * and value: what is not finite, lr, eps or decay below 0, betas outside [0, 1), what the
- * algorithm lacks. One at a time. Never blocks. */
+ * whose group has none is INVALID; they are not part of generations. INVALID too, by name and
+ * value: values that are not finite, lr, eps or decay below 0, betas outside [0, 1), values that
+ * the algorithm does not have. One at a time. Never blocks. */
 STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_group,
                                            const stw_hyper *hyper);
 /* A state as a tensor: "master"; "ema"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD
@@ -156,17 +158,17 @@ STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t pa
  * like any other. NOT_FOUND, INVALID. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
-/* Updates of this parameter (bias correction counts them), with one that is under way: a step
- * counts from its verdict on, or from when it is through where nobody asked for one. Set: at most
- * 2^53; BUSY while a step is pending. Always 0 where there is nothing of it to update: it is empty,
- * or other ranks have all of its elements. NOT_FOUND: no parameter of this optimizer. */
+/* Number of updates of this parameter (used by bias correction), including a running one: a step
+ * counts from its verdict on, or from its end if it has no verdict. Set: at most 2^53; BUSY while a
+ * step is pending. Always 0 if this rank has nothing to update: the parameter is empty, or other
+ * ranks have all of its elements. NOT_FOUND: no parameter of this optimizer. */
 STW_API stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t *count_out);
 STW_API stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *parameter,
                                            uint64_t count);
 
 enum { /* stw_update_options.flags */
-    STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient: update nothing */
+    STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient: no update */
     STW_UPDATE_KEEP_GRADIENTS = 2, /* do not empty the gradients afterwards */
     STW_UPDATE_WAIT = 4,           /* return when the last byte is updated */
     STW_UPDATE_MEASURE = 8         /* only the norm and the finiteness; no update */
@@ -174,7 +176,7 @@ enum { /* stw_update_options.flags */
 typedef struct stw_update_options {
     uint32_t struct_size;
     uint32_t flags;                  /* STW_UPDATE_* */
-    stw_tensor *const *parameters;   /* which; NULL: all of the optimizer with a gradient */
+    stw_tensor *const *parameters;   /* NULL: all of the optimizer with a gradient */
     uint32_t parameter_count;
     uint32_t reserved;
     double gradient_scale;           /* 1 / (loss scale x micro-batches); 0: 1.0 */
@@ -191,35 +193,35 @@ typedef struct stw_update_result {
     double clip_coefficient;
     uint64_t nonfinite;      /* elements */
     uint64_t updated;        /* parameters */
-    uint64_t without_gradient; /* left alone: no decay, no count */
+    uint64_t without_gradient; /* not updated: no decay, no count */
 } stw_update_result;
 #define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0 }
 
 /**
  * Update parameters from their gradients, streamed through the tiers. The update goes on after the
- * call; each fetch of a parameter waits for its own. A parameter whose gradient is EMPTY is left
- * alone. The norm is exact to the bit whatever tier, chunk or thread it was read by; the clip
- * coefficient is min(1, clip_norm / (norm + 1e-6)). Several optimizers under one clip: MEASURE
- * each, then pass the scale times the coefficient.
+ * call; each fetch of a parameter waits for its own. A parameter whose gradient is EMPTY is not
+ * updated. The norm has the same bits for any tiers, chunks and threads; the clip coefficient is
+ * min(1, clip_norm / (norm + 1e-6)). Several optimizers under one clip: MEASURE each, then pass the
+ * scale times the coefficient.
  *
- * A step without a verdict (result_out NULL, no clip, no skip, no MEASURE) is queued. Over
- * parameters of which none is in an earlier step that is still under way it returns at once, so it
- * can be called for each parameter as gradients become complete, in the middle of backward. It has
- * the hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it
- * come in the order of the calls, and an optimizer has at most as many steps queued as parameters.
+ * A step without a verdict (result_out NULL, no clip, no skip, no MEASURE) is queued. If none of
+ * its parameters is in an earlier step that is still running it returns at once, so it can be
+ * called for each parameter as gradients become complete, in the middle of backward. It uses the
+ * hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it come
+ * in the order of the calls, and an optimizer has at most as many steps queued as parameters.
  *
- * An update that fails behind the call fails its parameter and states alone, as each may be half
- * new: fetches get the cause until all of it is written again. One that could not begin (its
+ * An update that fails after the call fails only its parameter and states, as each may be half
+ * updated: fetches return the cause until all of it is written again. One that could not begin (its
  * gradient cannot be read) changes nothing: the parameter is VALID, but fetches, commits and later
- * steps get the cause until it is written or stw_runtime_clear_error takes what it has as it is.
+ * steps return the cause until it is written or stw_runtime_clear_error accepts its contents.
  *
  * Ownership: none.  Threads: one at a time.
  * Blocks:    until earlier steps of the optimizer that have one of its parameters, or a verdict,
- *            are through; one with a verdict, until all of them are. Then with result_out until the
- *            verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
+ *            are complete; one with a verdict, until all of them are. Then with result_out until
+ *            the verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
  *            device that updates until that is enqueued; or timeout_ns.
  * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED. Over
- *            ranks, as the verdict is theirs: MISMATCH (other options or hyper-parameters on one),
+ *            ranks, as they share the verdict: MISMATCH (other options or hyper-parameters on one),
  *            ORDER, PEER.
  */
 STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stepwell/phase.h: phases and steps: what repeats, and what one run of it cost.
+ * stepwell/phase.h: phases, which repeat, and steps, with the cost of each.
  */
 #ifndef STEPWELL_PHASE_H
 #define STEPWELL_PHASE_H
@@ -20,7 +20,7 @@ typedef struct stw_step_stats {
     uint32_t planned;             /* 1: a plan drove this step, 0: it was only recorded */
     uint64_t step;                /* steps of this phase so far */
     uint64_t wall_ns;
-    uint64_t bound_ns;            /* what the bytes that moved, bandwidths and compute force */
+    uint64_t bound_ns;            /* lower bound by the moved bytes, bandwidths and compute */
     uint64_t stall_ns;            /* the consumer waited, by cause: */
     uint64_t stall_nvme_ns;
     uint64_t stall_host_device_ns;
@@ -32,15 +32,15 @@ typedef struct stw_step_stats {
     uint64_t host_to_device_bytes;
     uint64_t device_to_host_bytes;
     uint64_t collective_bytes;
-    uint64_t least_ns;            /* whatever is moved when, no schedule of the step that the plan
-                                     knows is faster; 0: no plan of steps that repeat drove it */
+    uint64_t least_ns;            /* no schedule of the step that the plan knows is faster, whatever
+                                     it moves; 0: no plan of repeating steps drove it */
 } stw_step_stats;
 #define STW_STEP_STATS_INIT                                                                        \
     { sizeof(stw_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Mark the beginning and end of one step. One open step per phase; different phases may overlap (a
- * server's prefill and decode). Fetches outside every step work and are not learned.
+ * server's prefill and decode). Fetches outside of steps work but are not learned.
  *
  * Threads: any thread (backward runs on others).  Blocks: never; end does not wait for the update.
  * Errors:  INVALID, BUSY (already open), and from end the first background error.
@@ -48,9 +48,9 @@ typedef struct stw_step_stats {
 STW_API stw_status stw_step_begin(stw_phase *phase);
 STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /* or NULL */
 /**
- * The step failed half way (an exception, out of memory): give back every view fetched in it and
- * not exported, as STW_RELEASE_ABANDON on `stream`; drop the gradients summed in it. The trace is
- * not learned.
+ * The step failed half way (an exception, out of memory): release every view fetched in it and not
+ * exported, as STW_RELEASE_ABANDON on `stream`; drop the gradients summed in it. The trace is not
+ * learned.
  *
  * Ownership: those views end; releasing one later is INVALID and harmless.
  * Threads:   any thread, when no other one uses the step's views.  Blocks: never.
@@ -58,10 +58,10 @@ STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /*
  */
 STW_API stw_status stw_step_abort(stw_phase *phase, void *stream);
 
-/* A use in a step that is known beforehand: what would be a request of a fetch, and its release. */
+/* A use in a step that is known in advance: a request of a fetch, and its release. */
 typedef struct stw_plan_entry {
     uint32_t struct_size;
-    uint32_t fetch;         /* entries side by side with the same number are one fetch */
+    uint32_t fetch;         /* adjacent entries with the same number are one fetch */
     stw_tensor *tensor;
     uint32_t access;        /* STW_READ .. STW_REDUCE */
     uint32_t scope;         /* STW_WHOLE, STW_SHARD: the same on one rank */
@@ -71,23 +71,23 @@ typedef struct stw_plan_entry {
     uint32_t reserved;
     uint64_t element_begin; /* a part, in elements of the flattened tensor; 0, 0: all of it */
     uint64_t element_count;
-    uint64_t compute_ns;    /* while the views of the fetch are held: of its entries the largest
-                               counts; 0: measured, once a step has gone so */
+    uint64_t compute_ns;    /* while the views of the fetch are held: the largest of its entries
+                               counts; 0: measured, once a step has followed this order */
 } stw_plan_entry;
 #define STW_PLAN_ENTRY_INIT { sizeof(stw_plan_entry), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
- * Say how the steps of a phase go, in the order of their fetches: then the first one is planned as
- * well. Replaces what was declared before; n = 0 takes it back. It is no promise: a step that goes
- * otherwise is followed as it goes, and learned. Fetches into memory of the caller's, and updates,
- * are not declared.
+ * Declare the steps of a phase, in the order of their fetches: then the first one is planned as
+ * well. Replaces an earlier declaration; n = 0 removes it. It is not binding: a step that deviates
+ * is followed as it runs, and learned. Fetches into memory of the caller, and updates, are not
+ * declared.
  *
- * Ownership: entries are read during the call alone. A tensor that is destroyed later is passed by.
+ * Ownership: entries are read only during the call. A tensor that is destroyed later is skipped.
  * Threads:   any thread.
  * Blocks:    never.
  * Errors:    INVALID (which entry, and why), BUSY (a step of the phase is open), BUDGET (more
- *            entries than the part of metadata_bytes for learned orders holds); on error what was
- *            declared before stands.
+ *            entries than the part of metadata_bytes for learned orders holds); on error the
+ *            earlier declaration is kept.
  */
 STW_API stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, uint32_t n);
 
@@ -96,12 +96,12 @@ enum { /* stw_plan_advice.kind; both: do both */
     STW_PLAN_ADVICE_REVERSE_UPDATE = 2       /* the optimizer's order of parameters backwards */
 };
 
-/* What another order of the program would move; of one step, as it goes after some like it. */
+/* Bytes that another order of the program would move, in one step, in steady state. */
 typedef struct stw_plan_advice {
     uint32_t struct_size;
     uint32_t kind;          /* STW_PLAN_ADVICE_* */
-    uint32_t micro_batches; /* that would run together; 0: none */
-    uint32_t parameters;    /* whose updates would come in another order; 0: none */
+    uint32_t micro_batches; /* to run together; 0: none */
+    uint32_t parameters;    /* to update in another order; 0: none */
     uint64_t now_nvme_read_bytes;
     uint64_t now_nvme_write_bytes;
     uint64_t now_host_to_device_bytes;
@@ -112,33 +112,33 @@ typedef struct stw_plan_advice {
     uint64_t then_host_to_device_bytes;
     uint64_t then_device_to_host_bytes;
     uint64_t then_step_ns;
-    char text[512];         /* what to change and what it gives, in English */
+    char text[512];         /* the change and its gain, in English */
 } stw_plan_advice;
 #define STW_PLAN_ADVICE_INIT                                                                       \
     { sizeof(stw_plan_advice), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } }
 
 /**
- * Say what another order of a phase's steps would save. The way that its steps went last (or were
- * declared to go, as long as none has ended) is replayed as it is and with the micro-batches of
- * each layer together, the update backwards, or both: with the budgets of now, the measured
- * bandwidths, and in each case the policy that is best for it. What moves at least 2 % fewer bytes,
- * no more over nvme, and is not slower by more than 5 % is told, best first; most often there is
- * none. Only orders are looked at in which each fetch finds what it finds now, but for the order of
- * sums into gradients. Views whose release the library does not see are taken to end before the
- * next fetch, and what it does not see at all, as a read that has to come before another one, is
- * for the program to know. Bytes and times are of fetches: what a plan brings ahead for nothing
- * comes on top of both.
+ * Report what another order of a phase's steps would save. The access pattern of its last steps (or
+ * the declared one, as long as none has ended) is replayed unchanged and with the micro-batches of
+ * each layer together, the update backwards, or both: with the current budgets, the measured
+ * bandwidths, and in each case the policy that is best for it. Advice is returned only if it saves
+ * at least 2 % of the bytes, moves no more over nvme, and is not slower by more than 5 %, best
+ * first; most often there is none. Only orders are considered in which each fetch reads the same
+ * contents, except for the order of sums into gradients. Views whose release the library does not
+ * see are assumed to end before the next fetch; dependencies that it cannot see, such as a read
+ * that has to come before another one, are for the program to check. Bytes and times are of
+ * fetches: wasted prefetches of a plan come on top of both.
  *
  * Ownership: advice_out[0..capacity) is the caller's, of one struct_size; as many are written as
- *            there are and fit. *count_out is how many there are, at most 3; NULL and 0 ask for
- *            that alone.
+ *            exist and fit. *count_out is the number that exist, at most 3; NULL and 0 return only
+ *            that.
  * Threads:   any thread.
  * Blocks:    while it replays, in the calling thread and with no lock held: milliseconds for
- *            hundreds of fetches, a few seconds for the largest steps. It takes memory meanwhile,
- *            beside metadata_bytes: some hundred bytes for each fetch, tensor and block.
- * Errors:    INVALID, EMPTY (no step of the phase has ended or was declared, or the runtime plans
- *            nothing), LIMIT (too large to replay), UNSUPPORTED (it cannot be replayed, and why);
- *            on error the outputs are untouched.
+ *            hundreds of fetches, a few seconds for the largest steps. It needs memory meanwhile,
+ *            not part of metadata_bytes: some hundred bytes for each fetch, tensor and block.
+ * Errors:    INVALID, EMPTY (no step of the phase has ended or was declared, or the runtime has no
+ *            plans), LIMIT (too large to replay), UNSUPPORTED (it cannot be replayed, with the
+ *            reason); on error the outputs are untouched.
  */
 STW_API stw_status stw_phase_advice_get(stw_phase *phase, stw_plan_advice *advice_out,
                                         uint32_t capacity, uint32_t *count_out);

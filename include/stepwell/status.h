@@ -55,12 +55,12 @@ typedef int32_t stw_status;
 enum { STW_STATUS_MAP(STW_STATUS_ENUM) STW_STATUS_END_ = 0x7fffffff };
 #undef STW_STATUS_ENUM
 
-/* The numbers behind an error, so that a program can act on it and not only print it. */
+/* The numbers of an error, so that a program can handle it and not only print it. */
 typedef struct stw_error_info {
     uint32_t struct_size;
     stw_status status;
     int32_t os_errno;       /* 0: none */
-    int32_t rank;           /* the peer named, -1: none */
+    int32_t rank;           /* the named peer, -1: none */
     uint32_t tier;          /* STW_TIER_*, 0: none */
     uint32_t device;
     uint64_t needed_bytes;  /* BUDGET, MEMORY, NO_SPACE */

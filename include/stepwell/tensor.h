@@ -13,20 +13,21 @@ extern "C" {
 
 enum { STW_DIMENSIONS_MAX = 8 };
 
-enum { /* retention: what happens to the near replica after a release */
+enum { /* retention: treatment of the near replica after a release */
     STW_RETAIN_DEFAULT = 0, /* the plan decides */
-    STW_RETAIN_KEEP = 1,    /* leave last: embeddings, norms, adapters, router */
-    STW_RETAIN_STREAM = 2,  /* leave first */
-    STW_RETAIN_PIN = 3      /* never leaves `home`; counted at create, refused when it cannot fit */
+    STW_RETAIN_KEEP = 1,    /* evict last: embeddings, norms, adapters, router */
+    STW_RETAIN_STREAM = 2,  /* evict first */
+    STW_RETAIN_PIN = 3      /* never evicted from `home`; counted at create, refused if it cannot
+                               fit */
 };
 
-enum { /* partition: how the tensor lies over the ranks of the runtime's group */
+enum { /* partition of the tensor over the ranks of the runtime's group */
     STW_PARTITION_DEFAULT = 0,    /* sharded; ACTIVATION and CACHE: local; up to 16,384 elements:
                                      replicated. Without a group all are local */
     STW_PARTITION_SHARDED = 1,    /* each rank holds an equal slice, padded */
-    STW_PARTITION_REPLICATED = 2, /* every rank holds all, and writes the same; a reduce is an
+    STW_PARTITION_REPLICATED = 2, /* every rank holds all of it, and writes the same; a reduce is an
                                      all-reduce */
-    STW_PARTITION_LOCAL = 3       /* this rank's own; no collective ever */
+    STW_PARTITION_LOCAL = 3       /* private to this rank; no collectives */
 };
 
 enum { /* bits of stw_policy.allowed_tiers */
@@ -35,25 +36,25 @@ enum { /* bits of stw_policy.allowed_tiers */
 
 typedef struct stw_policy {
     uint32_t struct_size;
-    uint32_t home;          /* STW_TIER_*: where it rests; DEFAULT: by preset and role */
+    uint32_t home;          /* STW_TIER_*: where it rests by default; DEFAULT: by preset and role */
     uint32_t allowed_tiers; /* STW_ALLOW_*; 0: all */
     uint32_t retention;     /* STW_RETAIN_* */
-    int32_t priority;       /* among equals, lower leaves first */
+    int32_t priority;       /* among equals, lower is evicted first */
     uint32_t home_device;
 } stw_policy;
 #define STW_POLICY_INIT { sizeof(stw_policy), 0, 0, 0, 0, 0 }
 
 enum { /* stw_tensor_spec.flags */
-    STW_TENSOR_DURABLE = 1,  /* part of generations (stw_commit), found again by name: it has one,
-                                may live at nvme, and the runtime has a store_name */
+    STW_TENSOR_DURABLE = 1,  /* part of generations (stw_commit), found again by name: it needs a
+                                name and nvme as an allowed tier, and the runtime a store_name */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
     STW_TENSOR_READ_ONLY = 4, /* frozen, see stw_tensor_freeze: written only by stw_tensor_write */
     STW_TENSOR_FIXED_ADDRESS = 8, /* one address at each device for life, see stw_tensor_address;
-                                    on `cpu` every tensor has one. It has blocks of its own. For
-                                    what is sharded over ranks INVALID where a device's memory
-                                    does not move; UNSUPPORTED where a device has none to give. On
-                                    `cuda` with arena=permanent it is fetched as a whole only, and
-                                    INVALID where ranks know the device's memory */
+                                     on `cpu` every tensor has one. It has its own blocks. INVALID
+                                     for a tensor sharded over ranks if a device's memory does not
+                                     move; UNSUPPORTED if a device has no fixed addresses. On `cuda`
+                                     with arena=permanent it is fetched only as a whole, and INVALID
+                                     if the device's memory is registered with ranks */
     STW_TENSOR_NO_ADDRESS = 16 /* stw_tensor_address is UNSUPPORTED: with STW_RUNTIME_FAULT_IN its
                                   memory is not protected between views, which saves a system
                                   call for each block of a write */
@@ -70,12 +71,13 @@ typedef struct stw_tensor_spec {
     uint64_t shape[8];            /* [0, dimensions); products are checked */
     uint64_t align_bytes;         /* of the first element, a power of two up to 4096; 0: 256 */
     uint64_t neighbour;           /* small tensors share blocks, and so move as one I/O, only with
-                                     those of the same value (the tensors of one layer) */
-    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's, nothing else in
-                                     this release: open a runtime on each part of a split group */
+                                     those of the same number (the tensors of one layer) */
+    stw_group *group;             /* ranks it is sharded over; NULL: the runtime's, the only value
+                                     in this release: open a runtime on each part of a split
+                                     group */
     const stw_policy *policy;     /* copied; NULL: by preset and role */
-    uint64_t partition_multiple;  /* shards hold a multiple of so many elements (a row, a block of a
-                                     quantised format); 0: no matter */
+    uint64_t partition_multiple;  /* shards hold a multiple of this many elements (a row, a block of
+                                     a quantised format); 0: any */
 } stw_tensor_spec;
 #define STW_TENSOR_SPEC_INIT                                                                       \
     { sizeof(stw_tensor_spec), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0, 0, 0, 0, 0 }, 0, 0, 0, 0, 0 }
@@ -95,7 +97,7 @@ typedef struct stw_tensor_info {
     uint64_t elements;
     uint64_t shard_begin;         /* this rank's slice, in elements of the flattened tensor */
     uint64_t shard_elements;      /* without padding; may be 0 */
-    uint64_t shard_bytes;         /* with padding: what a budget is charged */
+    uint64_t shard_bytes;         /* with padding, as charged to a budget */
     uint64_t whole_bytes;
     uint64_t version;             /* +1 per completed write or update */
     uint64_t open_views;
@@ -108,24 +110,25 @@ typedef struct stw_tensor_info {
  * beside them in the same role, policy and neighbour number. Over several ranks it is a local call,
  * made by all of them with the same specs; names, shapes and dtypes are compared at the first
  * collective that a tensor takes part in (MISMATCH names it, and both). In a runtime that resumed a
- * generation a durable tensor that is in it has its contents (stw_tensor_info.restored); nothing is
- * read before it is used. After the first commit no more are found: who is not made before it goes.
+ * generation a durable tensor of the generation has its contents (stw_tensor_info.restored);
+ * nothing is read before it is used. After the first commit no more are restored: tensors not
+ * created before it are dropped.
  *
  * Ownership: tensors_out[0..n) are the caller's; stw_tensor_destroy().
  * Threads:   any thread.
  * Blocks:    never. Takes no memory but metadata reserved at open.
  * Errors:    INVALID, EXISTS, LIMIT, UNSUPPORTED, BUDGET (no tier it may live in has room for it:
- *            needed, promised and budget are in the error info), MISMATCH (with the generation:
- *            another dtype, shape or partition; or, of one that shares a block with others there,
+ *            needed, reserved and budget are in the error info), MISMATCH (with the generation:
+ *            another dtype, shape or partition; or, for one that shares a block with others there,
  *            another role, neighbour or policy than theirs).
  */
 STW_API stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs, uint32_t n,
                                      stw_tensor **tensors_out);
 /**
- * Destroy. The bytes go back to their budgets once streams and I/O have passed.
+ * Destroy. The bytes are returned to their budgets once streams and I/O have passed.
  *
- * Ownership: the handles are dead after OK.  Threads: any thread.
- * Blocks:    never; over several ranks, until a gather of one of them is over that was under way.
+ * Ownership: the handles are invalid after OK.  Threads: any thread.
+ * Blocks:    never; over several ranks, until a running gather of one of them is over.
  * Errors:    INVALID, BUSY (views, or an optimizer that holds it), CLOSED; all or none.
  */
 STW_API stw_status stw_tensor_destroy(stw_tensor *const *tensors, uint32_t n);
@@ -135,17 +138,17 @@ STW_API stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous,
                                    stw_tensor **next_out);
 STW_API stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info_out);
 /* Replace the policy; takes effect at the next decision. Any thread. Blocks: never. UNSUPPORTED for
- * a tensor that shares its block with others, as what shares a block has one policy: give it a
- * neighbour number of its own. BUDGET: no room is left where it would rest. */
+ * a tensor that shares its block with others, as all tensors of a block have one policy: give it
+ * its own neighbour number. BUDGET: its new home has no room left. */
 STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy);
 /**
  * Freeze (1) a tensor, as STW_TENSOR_READ_ONLY does at its creation, or let it be written again
- * (0). What is frozen is written by stw_tensor_write alone, and steps of its optimizer leave it as
- * it is; updates and views that were asked for before go on. What is durable and frozen is written
- * before a generation has it and not after: no write, no discard. Where it shares its block with
- * nobody one copy of it is promised at nvme then, not 1 + generations_kept; those that generations
- * have from before keep their room until they are dropped. Over ranks it is a local call, made by
- * all of them.
+ * (0). A frozen tensor is written only by stw_tensor_write, and steps of its optimizer do not
+ * change it; earlier updates and views go on. A durable frozen tensor can be written before a
+ * generation has it and not after: no write, no discard. If it does not share its block, room for
+ * one copy of it is reserved at nvme then, not for 1 + generations_kept; copies in older
+ * generations keep their room until these are dropped. Over ranks it is a local call, made by all
+ * of them.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID (a state of an optimizer), BUDGET (0: no room for the copies that writes need;
@@ -153,30 +156,30 @@ STW_API stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *p
  */
 STW_API stw_status stw_tensor_freeze(stw_tensor *tensor, uint32_t frozen);
 /* Same element count or fewer than at create; the contents become EMPTY. For varying sequence
- * lengths: one handle, one trace identity. BUSY with views open, or held by an optimizer. Blocks:
- * never. */
+ * lengths: the handle stays the same, also in traces. BUSY with views open, or held by an
+ * optimizer. Blocks: never. */
 STW_API stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape,
                                       uint32_t dimensions);
 /* The contents are dead: no write-back, EMPTY (or zeros) from now on. BUSY with views open. */
 STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
 /**
- * The device address of WHOLE, the same for life, whether bytes are there or not. Touching it
- * without a view is undefined: a fault (SIGSEGV, a lost CUDA context), or bytes that are not the
- * tensor's any more. Of a sharded tensor it is where it is gathered to: the first call that asks
- * is made by all ranks, in the same order as their fetches.
+ * The device address of WHOLE, the same for life, whether bytes are resident or not. Accessing it
+ * without a view is undefined: a fault (SIGSEGV, a lost CUDA context), or stale bytes. For a
+ * sharded tensor it is the address that it is gathered to: the first call is made by all ranks, in
+ * the same order as their fetches.
  *
- * With STW_RUNTIME_FAULT_IN a touch by the CPU without a view is a fetch: the thread sleeps in a
- * handler of SIGSEGV while another one fetches the tensor, READ, or READ_WRITE where it writes, and
- * keeps the view until a step begins or ends, or somebody needs the room or the tensor. Bytes that
- * are there and valid may be read without a fault. Faults are counted by tensor in the report. What
- * cannot be fetched is a background error, and the signal goes to the handler that was there
- * before. System calls are not served (EFAULT), nor are forked children. A tensor that is smaller
- * than a block and not STW_TENSOR_FIXED_ADDRESS shares its block, and is read and written without a
- * fault while another one of the block is, also in the middle of an update.
+ * With STW_RUNTIME_FAULT_IN an access by the CPU without a view is a fetch: the thread sleeps in a
+ * handler of SIGSEGV while another one fetches the tensor, READ, or READ_WRITE for a write, and
+ * keeps the view until a step begins or ends, or another call needs the room or the tensor. Valid
+ * resident bytes may be read without a fault. Faults are counted by tensor in the report. A failed
+ * fetch is a background error, and the signal is passed to the previous handler. System calls are
+ * not served (EFAULT), nor are forked children. A tensor that is smaller than a block and not
+ * STW_TENSOR_FIXED_ADDRESS shares its block, and can be read and written without a fault while
+ * another one of the block can, also in the middle of an update.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management, or one that gives
- *            an address only to tensors of STW_TENSOR_FIXED_ADDRESS, and this is none).
+ *            addresses only to tensors of STW_TENSOR_FIXED_ADDRESS).
  */
 STW_API stw_status stw_tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
                                       uint64_t *bytes_out);

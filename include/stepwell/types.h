@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stepwell/types.h: what every part of the API shares: handles, tiers, dtypes, roles, streams.
+ * stepwell/types.h: the types that all of the API shares: handles, tiers, dtypes, roles, streams.
  */
 #ifndef STEPWELL_TYPES_H
 #define STEPWELL_TYPES_H
@@ -21,7 +21,7 @@ typedef struct stw_operation stw_operation;
 #define STW_STREAM_HOST ((void *)0)       /* the consumer is the calling program on the CPU */
 #define STW_STREAM_LEGACY ((void *)1)     /* CU_STREAM_LEGACY, what frameworks call 0 */
 #define STW_STREAM_PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
-#define STW_STREAM_SYNCED ((void *)-1)    /* the caller has synchronised: order nothing */
+#define STW_STREAM_SYNCED ((void *)-1)    /* the caller has synchronised: nothing is ordered */
 
 enum { /* dtype; opaque block formats are U8 */
     STW_F32 = 1, STW_F16 = 2, STW_BF16 = 3, STW_F64 = 4, STW_F8_E4M3 = 5, STW_F8_E5M2 = 6,

@@ -17,7 +17,7 @@
 #if !defined(STW_NO_EXCEPTIONS)
 #include <exception>
 #include <stdexcept>
-// A failure that is thrown need not be looked at.
+// A thrown failure need not be checked.
 #define STW_NODISCARD_STATUS
 #else
 #define STW_NODISCARD_STATUS [[nodiscard]]
@@ -40,7 +40,7 @@ private:
 
 namespace detail {
 
-/// Of this thread's last failed call, which returned `code`.
+/// The error of this thread's last failed call, which returned `code`.
 inline stw_error_info last_error(stw_status code) noexcept
 {
     stw_error_info info{};
@@ -72,7 +72,7 @@ template <class T> constexpr uint32_t size_of() noexcept
 
 }  // namespace detail
 
-/// What a code means; never null, static text.
+/// The meaning of a code; never null, static text.
 inline const char *text_of(stw_status code) noexcept
 {
     return stw_status_string(code);
@@ -82,7 +82,7 @@ inline const char *last_error() noexcept
 {
     return stw_last_error();
 }
-/// Of the library that is loaded; the header may be of another one.
+/// The version of the loaded library; the header may be of another one.
 inline const char *version() noexcept
 {
     return stw_version_string();
@@ -114,7 +114,7 @@ public:
     explicit Result(stw_status code) : code_(code) { detail::raise(code); }
     bool ok() const noexcept { return code_ >= 0; }
     stw_status code() const noexcept { return code_; }
-    /// Without a value there is nothing to go on with: the process is aborted.
+    /// Without a value the process is aborted.
     T value() &&
     {
         if (!ok()) std::abort();

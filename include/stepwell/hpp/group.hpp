@@ -18,8 +18,8 @@ struct DestroyGroup {
 
 }  // namespace detail
 
-/// Ranks that tensors lie over. An empty one is this process alone, as a null stw_group is. It
-/// outlives the runtime that was opened with it: declare it before.
+/// Ranks over which tensors are sharded. An empty one is this process alone, like a null stw_group.
+/// It must outlive the runtime that was opened with it: declare it before.
 class Group : public detail::Owner<stw_group, detail::DestroyGroup> {
 public:
     using Owner::Owner;

@@ -49,7 +49,7 @@ public:
         made.bytes_ = bytes;
         return made;
     }
-    /// Frees it now; where that fails it is still owned.
+    /// Frees it now; on failure it is still owned.
     Status free()
     {
         const stw_status code = data_ ? stw_host_free(runtime_, data_) : STW_OK;

@@ -46,15 +46,15 @@ public:
     }
     /// STW_PENDING while it is under way. Never blocks.
     Status poll() { return Status(stw_operation_poll(get())); }
-    /// Blocks at most timeout_ns (0: the runtime's default); STW_PENDING is no failure.
+    /// Blocks at most timeout_ns (0: the runtime's default); STW_PENDING is not a failure.
     Status wait(uint64_t timeout_ns = 0) { return Status(stw_operation_wait(get(), timeout_ns)); }
-    /// Calls `done` once when it is over, on a thread of the library, or now on this one when it is
-    /// over already. It may call what never blocks, and must not throw. Never blocks.
+    /// Calls `done` once when it is over, on a thread of the library, or now on this one if it is
+    /// over already. It may call functions that never block, and must not throw. Never blocks.
     Status on_done(stw_done_fn done, void *user)
     {
         return Status(stw_operation_on_done(get(), done, user));
     }
-    /// The same with anything that takes the stw_status of the end. It is kept until then.
+    /// The same with any callable that takes the final stw_status. It is kept until then.
     template <class Done> Status on_done(Done done)
     {
         auto kept = std::make_unique<Done>(std::move(done));
@@ -66,9 +66,9 @@ public:
         if (code >= 0) (void)kept.release();  // the call has it, or had
         return Status(code);
     }
-    /// Adds 1 to an eventfd of the caller's when it is over; -1 withdraws it. Never blocks.
+    /// Adds 1 to an eventfd of the caller when it is over; -1 removes it. Never blocks.
     Status notify_fd(int fd) { return Status(stw_operation_notify_fd(get(), fd)); }
-    /// Asks it to end early: then with CANCELLED, or with OK when too late. Never blocks.
+    /// Requests it to end early: then with CANCELLED, or with OK if too late. Never blocks.
     Status cancel() { return Status(stw_operation_cancel(get())); }
     /// Waits, then takes the views. Once only.
     Result<Views> collect(void *stream = STW_STREAM_HOST)

@@ -59,7 +59,7 @@ public:
         if (code != STW_ERROR_BUSY) optimizer_ = nullptr;
         return Status(code);
     }
-    /// Takes a parameter and its gradient in. Never blocks.
+    /// Adds a parameter and its gradient. Never blocks.
     Status add(TensorRef parameter, TensorRef gradient, uint32_t parameter_group = 0)
     {
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
@@ -68,7 +68,7 @@ public:
         entry.gradient = gradient.get();
         return Status(stw_optimizer_add(optimizer_, &entry, 1));
     }
-    /// Takes several in, parts of packed parameters among them: all or none.
+    /// Adds several, also parts of packed parameters: all or none.
     Status add(const std::vector<stw_optimizer_entry> &entries)
     {
         const auto n = static_cast<uint32_t>(entries.size());
@@ -79,12 +79,12 @@ public:
     {
         return Status(stw_optimizer_set_hyper(optimizer_, parameter_group, &hyper));
     }
-    /// Returns at once: the update goes on behind the call.
+    /// Returns at once: the update goes on after the call.
     Status step(const stw_update_options &options = STW_UPDATE_OPTIONS_INIT)
     {
         return Status(stw_optimizer_step(optimizer_, &options, nullptr));
     }
-    /// Blocks until the verdict (norm, skip) is known; the update goes on behind the call.
+    /// Blocks until the verdict (norm, skip) is known; the update goes on after the call.
     Status step(const stw_update_options &options, stw_update_result *result_out)
     {
         return Status(stw_optimizer_step(optimizer_, &options, result_out));
@@ -103,7 +103,7 @@ public:
         if (code < 0) return Result<TensorRef>(code);
         return TensorRef(tensor);
     }
-    /// Updates done to this parameter: what bias correction counts.
+    /// The number of updates of this parameter, which bias correction uses.
     Result<uint64_t> count(TensorRef parameter) const
     {
         uint64_t count = 0;

@@ -12,7 +12,7 @@ namespace stw {
 
 namespace detail {
 
-/// One C handle with one owner. `Close` gives it back; its status is for those who ask.
+/// One C handle with one owner. `Close` releases it; its status may be ignored.
 template <class Handle, class Close> class Owner {
 public:
     Owner() noexcept = default;
@@ -33,13 +33,13 @@ public:
     /// The handle for calls of the C API; still owned here.
     Handle *get() const noexcept { return handle_; }
     explicit operator bool() const noexcept { return handle_ != nullptr; }
-    /// Gives ownership to the caller.
+    /// Passes ownership to the caller.
     Handle *detach() noexcept { return std::exchange(handle_, nullptr); }
 
 protected:
     /// Forgets a handle that was closed.
     void drop_handle() noexcept { handle_ = nullptr; }
-    /// On failure (BUSY, as a rule) nothing has changed and the handle is still owned.
+    /// On failure (usually BUSY) nothing has changed and the handle is still owned.
     stw_status close_now() noexcept
     {
         if (!handle_) return STW_OK;

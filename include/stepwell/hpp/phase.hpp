@@ -32,14 +32,14 @@ public:
         if (code < 0) return Result<Phase>(code);
         return Phase(phase);
     }
-    /// How its steps go, so that the first one is planned too; none takes it back. BUSY while one
-    /// is open. Start each entry from STW_PLAN_ENTRY_INIT.
+    /// Declares its steps, so that the first one is planned too; no entries removes it. BUSY while
+    /// one is open. Start each entry from STW_PLAN_ENTRY_INIT.
     Status declare(const std::vector<stw_plan_entry> &entries)
     {
         return Status(
             stw_phase_declare(get(), entries.data(), static_cast<uint32_t>(entries.size())));
     }
-    /// What other orders of its steps would move, best first; most often there is none. EMPTY
+    /// Advice on other orders of its steps, best first; most often there is none. EMPTY
     /// before the first step has ended. Blocks while it replays, up to some seconds for the
     /// largest steps.
     Result<std::vector<stw_plan_advice>> advice() const
@@ -55,8 +55,8 @@ public:
     Status destroy() { return Status(close_now()); }
 };
 
-/// One run of a phase. Leaving its scope without end() aborts it: every view fetched in it is given
-/// back as abandoned and its gradients are dropped. Neither blocks.
+/// One run of a phase. Leaving its scope without end() aborts it: every view fetched in it is
+/// released as abandoned and its gradients are dropped. Neither blocks.
 class Step {
 public:
     Step() noexcept = default;
@@ -78,7 +78,8 @@ public:
         if (phase_) (void)stw_step_abort(phase_, stream_);
     }
 
-    /// BUSY when the phase has an open step. `stream` is where an abort gives the views back.
+    /// BUSY when the phase has an open step. `stream` is the one on which an abort releases the
+    /// views.
     static Result<Step> begin(const Phase &phase, void *stream = STW_STREAM_HOST)
     {
         const stw_status code = stw_step_begin(phase.get());
@@ -88,7 +89,7 @@ public:
         step.stream_ = stream;
         return step;
     }
-    /// Ends the step, whatever the status says: a failure is the first background error.
+    /// Ends the step, whatever the status: a failure is the first background error.
     Status end(stw_step_stats *stats_out = nullptr)
     {
         return Status(stw_step_end(std::exchange(phase_, nullptr), stats_out));

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// stepwell/hpp/runtime.hpp: open and close, generations, tiers and devices, hints, what can be
-// observed.
+// stepwell/hpp/runtime.hpp: open and close, generations, tiers and devices, hints, statistics.
 #ifndef STEPWELL_HPP_RUNTIME_HPP
 #define STEPWELL_HPP_RUNTIME_HPP
 
@@ -24,7 +22,7 @@ struct CloseRuntime {
 };
 
 /// Whether a close with this outcome has left the runtime open. Any other failure is one of earlier
-/// background work, told by a close that took place.
+/// background work, reported by a completed close.
 inline bool stays_open(stw_status closed) noexcept
 {
     return closed == STW_ERROR_BUSY || closed == STW_ERROR_TIMEOUT ||
@@ -32,7 +30,7 @@ inline bool stays_open(stw_status closed) noexcept
            closed == STW_ERROR_INVALID || closed == STW_ERROR_INTERNAL;
 }
 
-/// Calls the policy's function object. What it throws ends here, and its scores are no opinion.
+/// Calls the policy's function object. Exceptions are caught, and its scores are then 0.
 template <class Rank>
 void call_rank(void *rank, uint32_t tier, uint32_t device, const stw_victim *victims, uint32_t n,
                double *scores_out) noexcept
@@ -51,13 +49,12 @@ void call_rank(void *rank, uint32_t tier, uint32_t device, const stw_victim *vic
 }  // namespace detail
 
 /// Tiers, budgets and threads.
-///
-/// The destructor closes and waits for I/O in flight; views that are still open make it give up and
-/// leak, as the C API says (close() tells).
+/// The destructor closes and waits for I/O in flight; with views still open it gives up and leaks,
+/// as the C API requires (close() returns the error).
 class Runtime : public detail::Owner<stw_runtime, detail::CloseRuntime> {
 public:
     using Owner::Owner;
-    /// Blocks until everything stands. Errors: as stw_runtime_open().
+    /// Blocks until all is open. Errors: as stw_runtime_open().
     static Result<Runtime> open(const stw_runtime_options &options)
     {
         stw_runtime *runtime = nullptr;
@@ -66,7 +63,7 @@ public:
         return Runtime(runtime);
     }
     /// Blocks until I/O in flight is done. BUSY while views or operations are open; with
-    /// STW_CLOSE_DEFERRED views may be, and the memory goes with the last of them.
+    /// STW_CLOSE_DEFERRED views may be, and the memory is freed with the last of them.
     Status close(uint32_t flags = 0, uint64_t timeout_ns = 0)
     {
         if (!get()) return Status();
@@ -78,8 +75,8 @@ public:
     Status drain(uint64_t timeout_ns = 0) { return Status(stw_runtime_drain(get(), timeout_ns)); }
     /// Wakes every waiting thread with INTERRUPTED. Never blocks.
     Status interrupt() { return Status(stw_runtime_interrupt(get())); }
-    /// The first background error since the last clear; its status is OK when there is none. Told,
-    /// not thrown. Never blocks.
+    /// The first background error since the last clear; its status is OK when there is none.
+    /// Returned, not thrown. Never blocks.
     stw_error_info background_error() const noexcept
     {
         stw_error_info info{};
@@ -115,7 +112,7 @@ public:
         if (code < 0) return Result<uint64_t>(code);
         return generation;
     }
-    /// The short way: a label (null: none) and the program's own bytes, which are copied.
+    /// The short form: a label (null: none) and the program's own bytes, which are copied.
     Result<uint64_t> commit(const char *label, const std::string &metadata = std::string())
     {
         stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
@@ -124,7 +121,8 @@ public:
         options.metadata_bytes = metadata.size();
         return commit(options);
     }
-    /// What is known of a generation; 0: the newest. Never blocks. NOT_FOUND says which there are.
+    /// Information about a generation; 0: the newest. Never blocks. NOT_FOUND lists the existing
+    /// ones.
     Result<stw_generation_info> generation(uint64_t generation = 0) const
     {
         stw_generation_info info{};
@@ -133,12 +131,12 @@ public:
         if (code < 0) return Result<stw_generation_info>(code);
         return info;
     }
-    /// The bytes that this rank gave to its commit; 0: to the newest. Never blocks.
+    /// The bytes that this rank passed to its commit; 0: to the newest. Never blocks.
     Result<std::string> generation_metadata(uint64_t generation = 0) const
     {
         std::string metadata;
         uint64_t bytes = 0;
-        do {  // Again where another thread has committed more since it was asked how many.
+        do {  // Again if another thread has committed more bytes since their number was read.
             metadata.resize(static_cast<size_t>(bytes));
             const stw_status code = stw_generation_metadata(
                 get(), generation, metadata.empty() ? nullptr : &metadata[0], metadata.size(),
@@ -149,7 +147,7 @@ public:
         return metadata;
     }
 
-    /// Hints that these fetches come. Never blocks, never fails for lack of room.
+    /// Hints that these fetches are coming. Never blocks, never fails for lack of room.
     Status prefetch(const std::vector<stw_fetch_request> &requests)
     {
         const auto n = static_cast<uint32_t>(requests.size());
@@ -161,12 +159,12 @@ public:
         const auto n = static_cast<uint32_t>(requests.size());
         return Status(stw_fetch_fits(get(), requests.data(), n));
     }
-    /// Makes every tensor leave a tier; blocks until they have. BUSY names open views.
+    /// Evicts every tensor from a tier; blocks until that is done. BUSY names open views.
     Status evict_all(uint32_t tier, uint32_t device = 0, uint64_t timeout_ns = 0)
     {
         return Status(stw_evict(get(), nullptr, 0, tier, device, timeout_ns));
     }
-    /// Makes these leave it. None named: none leave.
+    /// Evicts these from it. None named: none are evicted.
     Status evict(const std::vector<stw_tensor *> &tensors, uint32_t tier, uint32_t device = 0,
                  uint64_t timeout_ns = 0)
     {
@@ -174,19 +172,20 @@ public:
         const auto n = static_cast<uint32_t>(tensors.size());
         return Status(stw_evict(get(), tensors.data(), n, tier, device, timeout_ns));
     }
-    /// Before a stream of a device that views were fetched or released on is destroyed. Errors: as
-    /// stw_stream_forget().
+    /// To be called before a stream is destroyed on which views were fetched or released. Errors:
+    /// as stw_stream_forget().
     Status forget_stream(void *stream) { return Status(stw_stream_forget(get(), stream)); }
-    /// Changes a tier's budget: in force at return, or as it was. 0: everything out. Blocks until
-    /// what is too much has left.
+    /// Changes a tier's budget: in force at return, or unchanged. 0: evicts everything. Blocks
+    /// until the excess is evicted.
     Status set_budget(uint32_t tier, uint64_t bytes, uint32_t device = 0, uint64_t timeout_ns = 0)
     {
         return Status(stw_tier_set_budget(get(), tier, device, bytes, timeout_ns));
     }
 
-    /// Lets rank(tier, device, victims, n, scores_out) say what leaves first: lower scores do, 0 is
-    /// no opinion. `rank` is borrowed until it is replaced or removed, or the runtime closed; it is
-    /// called on a thread of the library. Blocks until a call under way has returned.
+    /// Lets rank(tier, device, victims, n, scores_out) decide what is evicted first: lower scores
+    /// are, 0 keeps the default order. `rank` is borrowed until it is replaced or removed, or the
+    /// runtime closed; it is called on a thread of the library. Blocks until a running call has
+    /// returned.
     template <class Rank> Status set_victim_policy(Rank &rank, uint64_t timeout_ns = 0)
     {
         stw_victim_policy policy = STW_VICTIM_POLICY_INIT;

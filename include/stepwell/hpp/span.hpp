@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// stepwell/hpp/span.hpp: elements of a view, and which dtype they have.
+// stepwell/hpp/span.hpp: elements of a view, and their dtype.
 #ifndef STEPWELL_HPP_SPAN_HPP
 #define STEPWELL_HPP_SPAN_HPP
 
@@ -12,7 +11,7 @@
 
 namespace stw {
 
-/// The stw_ dtype of a C++ type; half types have none of their own, view them as uint16_t.
+/// The stw_ dtype of a C++ type; half types have no C++ type, view them as uint16_t.
 template <class T> constexpr uint32_t dtype_of() noexcept
 {
     if constexpr (std::is_same_v<T, float>)

@@ -25,7 +25,7 @@ struct DestroyTensor {
 }  // namespace detail
 
 /// One tensor; destroyed with its owner (its views must have ended, its optimizer too). Its calls
-/// are those of TensorRef, which it turns into where one is asked for.
+/// are those of TensorRef, to which it converts implicitly.
 class Tensor : public detail::Owner<stw_tensor, detail::DestroyTensor>,
                public detail::TensorCalls<Tensor> {
 public:
@@ -38,7 +38,7 @@ public:
         if (code < 0) return Result<Tensor>(code);
         return Tensor(tensor);
     }
-    /// The short way: name, shape and dtype, who it is for, and STW_TENSOR_DURABLE or other flags.
+    /// The short form: name, shape and dtype, role, and STW_TENSOR_DURABLE or other flags.
     static Result<Tensor> create(const Runtime &runtime, const char *name,
                                  std::initializer_list<uint64_t> shape, uint32_t dtype = STW_F32,
                                  uint32_t role = STW_ROLE_OTHER, uint32_t flags = 0)
@@ -48,7 +48,7 @@ public:
         spec.dtype = dtype;
         spec.role = role;
         spec.flags = flags;
-        // More dimensions than there are: the library refuses the number, the rest is not read.
+        // Too many dimensions: the library refuses the number, the rest is not read.
         spec.dimensions = static_cast<uint32_t>(shape.size());
         uint32_t i = 0;
         for (const uint64_t extent : shape) {

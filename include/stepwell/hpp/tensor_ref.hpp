@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// stepwell/hpp/tensor_ref.hpp: what can be done with a tensor, whoever owns it, and requests for
-// its bytes.
+// stepwell/hpp/tensor_ref.hpp: the calls on a tensor, owned or not, and requests for its bytes.
 #ifndef STEPWELL_HPP_TENSOR_REF_HPP
 #define STEPWELL_HPP_TENSOR_REF_HPP
 
@@ -35,21 +33,21 @@ public:
     {
         return Status(stw_tensor_read(handle(), destination, &options));
     }
-    /// One value throughout, converted to nearest; blocks until every block is filled.
+    /// Fills it with one value, converted to nearest; blocks until every block is filled.
     Status fill(double value) { return Status(stw_tensor_fill(handle(), value, nullptr)); }
     Status fill(double value, const stw_copy_options &options)
     {
         return Status(stw_tensor_fill(handle(), value, &options));
     }
-    /// Adds memory of the caller's to all of it; null: this rank has no gradient. Blocks until it
-    /// is added.
+    /// Adds memory of the caller to all of it; null: this rank has no gradient. Blocks until it is
+    /// added.
     Status reduce(const void *local) { return Status(stw_reduce(handle(), local, nullptr)); }
     Status reduce(const void *local, const stw_reduce_options &options)
     {
         return Status(stw_reduce(handle(), local, &options));
     }
     /// The same, and the memory is the library's until it calls deleter(user); added after the
-    /// return. Where it fails the memory stays the caller's.
+    /// return. On failure the memory stays the caller's.
     Status reduce_adopt(const void *local, stw_deleter_fn deleter, void *user)
     {
         return Status(stw_reduce_adopt(handle(), local, nullptr, deleter, user));
@@ -76,7 +74,7 @@ public:
     {
         return Status(stw_tensor_set_policy(handle(), &policy));
     }
-    /// Not written from now on but by write(), or written again. Errors: as stw_tensor_freeze().
+    /// Freezes it, so that only write() writes it, or unfreezes it. Errors: as stw_tensor_freeze().
     Status freeze(bool frozen = true)
     {
         return Status(stw_tensor_freeze(handle(), frozen ? 1 : 0));
@@ -87,7 +85,7 @@ public:
         stw_tensor *tensor = handle();
         return Status(stw_advise(&tensor, 1, advice));
     }
-    /// Its range of addresses on a device, the same for life. Only a view makes the bytes be there.
+    /// Its range of addresses on a device, the same for life. Only a view makes the bytes resident.
     Result<Span<std::byte>> address(uint32_t device = 0) const
     {
         void *pointer = nullptr;
@@ -129,8 +127,8 @@ private:
 
 }  // namespace detail
 
-/// A tensor that somebody else owns: found by name, a state of an optimizer, or a Tensor passed on.
-/// Copies are the same tensor; it ends with its owner.
+/// A tensor with another owner: found by name, a state of an optimizer, or a Tensor passed on.
+/// Copies refer to the same tensor; it ends with its owner.
 class TensorRef : public detail::TensorCalls<TensorRef> {
 public:
     TensorRef() noexcept = default;
@@ -147,7 +145,7 @@ private:
     stw_tensor *tensor_ = nullptr;
 };
 
-/// What to fetch: `stw::want(w)`, `stw::want(gradient, STW_REDUCE)`, or a range of elements.
+/// A request: `stw::want(w)`, `stw::want(gradient, STW_REDUCE)`, or a range of elements.
 inline stw_fetch_request want(TensorRef tensor, uint32_t access = STW_READ,
                               uint32_t tier = STW_TIER_DEFAULT, uint64_t element_begin = 0,
                               uint64_t element_count = 0) noexcept
@@ -160,8 +158,8 @@ inline stw_fetch_request want(TensorRef tensor, uint32_t access = STW_READ,
     request.element_count = element_count;
     return request;
 }
-/// The request as a copy to host memory of the caller's, which holds all its elements; READ alone:
-/// `stw::into(stw::want(w), buffer.data())`. Its view shows that memory and pins nothing.
+/// The request as a copy to host memory of the caller's, which must hold all its elements; READ
+/// only: `stw::into(stw::want(w), buffer.data())`. Its view refers to that memory and pins nothing.
 inline stw_fetch_request into(stw_fetch_request request, void *memory) noexcept
 {
     request.into = memory;

@@ -15,7 +15,7 @@
 
 namespace stw {
 
-/// One view of a set; a reference to it, so it ends with its Views.
+/// A reference to one view of a set; it ends with its Views.
 class View {
 public:
     explicit View(const stw_view &view) noexcept : view_(&view) {}
@@ -34,10 +34,10 @@ private:
     const stw_view *view_;
 };
 
-/// The views of one fetch: all of them or none. Given back together.
+/// The views of one fetch: all of them or none. Released together.
 ///
 /// While an exception unwinds through its scope, the destructor releases with STW_RELEASE_ABANDON:
-/// a write that ended half way leaves no contents behind.
+/// a half-finished write leaves no contents.
 class Views {
 public:
     Views() noexcept = default;
@@ -78,7 +78,7 @@ public:
 
     size_t size() const noexcept { return views_.size(); }
     View operator[](size_t index) const noexcept { return View(views_[index]); }
-    /// One more pin on the bytes of one READ view, with an owner of its own. Never blocks.
+    /// One more pin on the bytes of one READ view, with a separate owner. Never blocks.
     Result<Views> share(size_t index = 0) const
     {
         Views more;
@@ -89,8 +89,8 @@ public:
         more.views_.clear();
         return Result<Views>(code);
     }
-    /// One view as a DLPack tensor, the caller's by DLPack's rules. It leaves the set: those behind
-    /// it move up. Errors: as stw_view_to_dlpack(); then it stays.
+    /// One view as a DLPack tensor, the caller's by DLPack's rules. It leaves the set: later ones
+    /// move up. Errors: as stw_view_to_dlpack(); then it stays.
     Result<DLManagedTensorVersioned *> to_dlpack(size_t index = 0)
     {
         DLManagedTensorVersioned *made = nullptr;
@@ -105,7 +105,7 @@ public:
     }
     /// STW_RELEASE_* for the destructor and for release() without flags.
     void set_release_flags(uint32_t flags) noexcept { flags_ = flags; }
-    /// Gives all back now. Never blocks. The views end whatever the status says.
+    /// Releases all now. Never blocks. The views end whatever the status.
     Status release() { return Status(give_back(flags_)); }
     Status release(uint32_t flags) { return Status(give_back(flags)); }
 
@@ -148,7 +148,7 @@ private:
 #endif
 };
 
-/// What the PyCapsule_Destructor of a capsule around either form calls.
+/// To be called by the PyCapsule_Destructor of a capsule around either form.
 inline void destroy_dlpack_capsule(void *capsule) noexcept
 {
     stw_dlpack_capsule_destroy(capsule);

@@ -580,12 +580,12 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
         STW_TRY(work_until(
             [&] { return (!has_verdict || ranks_idle()) && body.optimizer->may_begin(step); }));
     }
-    const std::shared_ptr<Told> told = queue_verdict(body, tensors, step);
-    step.agreement = told.get();
-    step.returns = here && told;
+    const std::shared_ptr<LocalVerdict> verdict = queue_verdict(body, tensors, step);
+    step.agreement = verdict.get();
+    step.returns = here && verdict;
     Status status = body.optimizer->step(step, result);
-    if (!told) return status;
-    if (!told->adopted) told->withdraw(status);
+    if (!verdict) return status;
+    if (!verdict->adopted) verdict->retract(status);
     if (!here || !status.ok()) return status;
     const bool waits = (step.flags & STW_UPDATE_WAIT) != 0;
     STW_TRY(work_until([&] {

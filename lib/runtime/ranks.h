@@ -25,20 +25,20 @@ namespace stepwell {
 
 // This rank's part of a verdict, on its way from the pipeline to the queue. The pipeline calls with
 // its leaf lock held, so this has a lock of its own, and nobody is called.
-class Told final : public update::Agreement {
+class LocalVerdict final : public update::Agreement {
 public:
-    void tell(const update::Verdict &mine) override;
-    // The step was not begun: the others are told why, and nobody here is.
-    void withdraw(Status cause);
-    // Until it was told; false: withdrawn, with the cause in the verdict's status.
+    void publish(const update::Verdict &mine) override;
+    // The step was not begun: only the other ranks get the cause.
+    void retract(Status cause);
+    // Until it was published; false: retracted, with the cause in the verdict's status.
     bool wait(update::Verdict *mine_out);
 
 private:
     Mutex mutex_;
     Condition changed_;
     update::Verdict mine_ STW_GUARDED_BY(mutex_);
-    bool told_ STW_GUARDED_BY(mutex_) = false;
-    bool withdrawn_ STW_GUARDED_BY(mutex_) = false;
+    bool published_ STW_GUARDED_BY(mutex_) = false;
+    bool retracted_ STW_GUARDED_BY(mutex_) = false;
 };
 
 // What an optimizer step must have in common on all ranks, lest their shards drift apart.
@@ -68,7 +68,7 @@ struct Collective {
     update::Optimizer *optimizer = nullptr;
     std::string name;
     StepSpec step;
-    std::shared_ptr<Told> told;
+    std::shared_ptr<LocalVerdict> verdict;
     std::shared_ptr<CommitWork> commit;  // kCommit; whoever called may have given up
 };
 

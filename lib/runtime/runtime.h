@@ -161,7 +161,7 @@ struct WholeGranted;
 struct WholeRefused;
 }  // namespace residency
 
-class Told;
+class LocalVerdict;
 struct Collective;
 struct CommitWork;
 struct StepSpec;
@@ -836,9 +836,9 @@ private:
     static StepSpec describe_step(const OptimizerBody &body,
                                   const std::vector<stw_tensor *> &parameters,
                                   const update::StepOptions &step);
-    std::shared_ptr<Told> queue_verdict(OptimizerBody &body,
-                                        const std::vector<stw_tensor *> &parameters,
-                                        const update::StepOptions &step);
+    std::shared_ptr<LocalVerdict> queue_verdict(OptimizerBody &body,
+                                                const std::vector<stw_tensor *> &parameters,
+                                                const update::StepOptions &step);
 
     // metadata.cpp
     static uint64_t name_bytes(size_t length);

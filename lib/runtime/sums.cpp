@@ -227,34 +227,34 @@ void Runtime::end_reduce(const Collective &work, const Status &status)
 
 // ------------------------------------------------------------------------------- the verdict ----
 
-void Told::tell(const update::Verdict &mine)
+void LocalVerdict::publish(const update::Verdict &mine)
 {
     MutexLock lock(mutex_);
     mine_ = mine;
-    told_ = true;
+    published_ = true;
     changed_.notify_all();
 }
 
-void Told::withdraw(Status cause)
+void LocalVerdict::retract(Status cause)
 {
     MutexLock lock(mutex_);
     mine_.status = std::move(cause);
-    withdrawn_ = true;
+    retracted_ = true;
     changed_.notify_all();
 }
 
-bool Told::wait(update::Verdict *mine_out)
+bool LocalVerdict::wait(update::Verdict *mine_out)
 {
     MutexLock lock(mutex_);
-    while (!told_ && !withdrawn_) changed_.wait(mutex_);
+    while (!published_ && !retracted_) changed_.wait(mutex_);
     *mine_out = mine_;
-    return told_;
+    return published_;
 }
 
 void Runtime::run_verdict(Collective &work)
 {
     update::Verdict mine;
-    const bool begun = work.told->wait(&mine);
+    const bool begun = work.verdict->wait(&mine);
     collective::Record record = collective::make_record(collective::Kind::kVerdict, work.name);
     record.values[0] = mine.sum;
     record.values[1] = mine.maximum;
@@ -335,25 +335,25 @@ StepSpec Runtime::describe_step(const OptimizerBody &body,
 
 // In the call, before the step: its verdict's place among the collectives. Wholes of what is
 // updated are old from here on.
-std::shared_ptr<Told> Runtime::queue_verdict(OptimizerBody &body,
-                                             const std::vector<stw_tensor *> &parameters,
-                                             const update::StepOptions &step)
+std::shared_ptr<LocalVerdict> Runtime::queue_verdict(OptimizerBody &body,
+                                                     const std::vector<stw_tensor *> &parameters,
+                                                     const update::StepOptions &step)
 {
-    std::shared_ptr<Told> told;
+    std::shared_ptr<LocalVerdict> verdict;
     auto next = std::make_unique<Collective>();
-    if (update::has_verdict(step)) told = std::make_shared<Told>();
+    if (update::has_verdict(step)) verdict = std::make_shared<LocalVerdict>();
     next->kind = Collective::Kind::kVerdict;
     next->optimizer = body.optimizer.get();
     next->name = body.name;
-    next->told = told;
-    if (told) next->step = describe_step(body, parameters, step);
+    next->verdict = verdict;
+    if (verdict) next->step = describe_step(body, parameters, step);
     act([&](Core &, Commands &out) {
         if ((step.flags & STW_UPDATE_MEASURE) == 0) {
             for (const stw_tensor *parameter : parameters) update_shards(parameter, out);
         }
-        if (told) queue_collective(std::move(next));
+        if (verdict) queue_collective(std::move(next));
     });
-    return told;
+    return verdict;
 }
 
 }  // namespace stepwell

@@ -270,7 +270,7 @@ bool Optimizer::Parts::decide(Step &step)
     step.result.updated = with_gradient;
     const Verdict mine = measure(step);
     if (step.agreement == nullptr) return conclude(step, mine);
-    step.agreement->tell(mine);
+    step.agreement->publish(mine);
     return true;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step's verdict is made of: on several ranks each has its shards' part of it, and all need
-// the whole. The update layer gives its part away and is told the rest; who brings the parts
-// together is not its affair.
+// The parts of a step's verdict: on several ranks each has that of its shards, and all need the
+// complete one. The update layer publishes its part and is given the result; it does not know how
+// the parts are combined.
 #pragma once
 
 #include "lib/support/status.h"
@@ -17,12 +17,12 @@ struct Verdict {
     uint64_t nonfinite = 0;  // elements
 };
 
-// One step's. Outlives the step, or whoever asked for it withdraws first.
+// One step's. Outlives the step, or is retracted first.
 class Agreement {
 public:
     // This rank's part, once. Called with the pipeline's leaf lock held: it only queues.
-    virtual void tell(const Verdict &mine) = 0;
-    // A step was begun that will tell.
+    virtual void publish(const Verdict &mine) = 0;
+    // A step was begun that will publish.
     bool adopted = false;
 
 protected:

@@ -36,7 +36,7 @@ Record Commit::opening()
     return record;
 }
 
-// Nothing is written yet, so nothing can be in doubt.
+// Nothing is written yet, so nothing can be undecided.
 Status Commit::opened(Status agreed, const std::vector<Record> &ranks)
 {
     if (agreed.ok()) {

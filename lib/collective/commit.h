@@ -36,7 +36,7 @@ public:
     // This rank's answer.
     Record ballot() const;
     // What became of it, the same on all ranks: OK, or why not. `heard`: of everybody, as it was
-    // told; else it is in doubt where this rank's part is there.
+    // published; else it is undecided if this rank's part is there.
     Status close(Status agreed, bool heard);
 
     [[nodiscard]] const store::GenerationId &id() const { return id_; }

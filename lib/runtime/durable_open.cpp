@@ -129,7 +129,7 @@ std::pair<uint32_t, uint32_t> Runtime::durable_place(const stw_runtime_options &
 }
 
 // Over the group and then, with what came of it, over the replicas. Where the first was not heard
-// nothing is told to the second: its ranks do not hear either, and are in doubt as this one is.
+// the second gets no result: its ranks do not hear either, and are undecided as this one is.
 Status Runtime::agree_store(collective::Record mine, std::vector<collective::Record> &all,
                             bool *heard_out)
 {

@@ -435,7 +435,7 @@ void Generations::doubt(const Status &why)
     attempt_region_ = kNoRegion;
     stuck_ = Status::error(why.code(),
                            "generation %" PRIu64
-                           " is in doubt, as the vote on it was not heard; the store is to be "
+                           " is undecided, as the vote on it was not heard; the store is to be "
                            "opened again on all ranks before another one is taken: %s",
                            attempt_.id.number, why.sentence());
     // Those who have heard the vote may have dropped the oldest; nobody needs it but to go back.

@@ -104,8 +104,8 @@ public:
     // Blocks.
     void doubt(const Status &why);
 
-    // Why no more can be taken until the store is opened again; OK: they can. What was in doubt or
-    // could not be erased keeps its slots, so that blocks that change may find none.
+    // Why no more can be taken until the store is opened again; OK: they can. What was undecided
+    // or could not be erased keeps its slots, so that blocks that change may find none.
     [[nodiscard]] const Status &stuck() const { return stuck_; }
     [[nodiscard]] uint32_t kept_max() const { return kept_; }
     // The newest first.

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
                     options.ranks_min, options.ranks_max, options.seed);
         return 1;
     }
-    std::printf("%" PRIu64 " seeds: %" PRIu64 " parts committed, %" PRIu64 " in doubt, %" PRIu64
+    std::printf("%" PRIu64 " seeds: %" PRIu64 " parts committed, %" PRIu64 " undecided, %" PRIu64
                 " restarts\n",
                 count, commits, doubts, crashes);
     return commits > 0 && (crashes == 0 || doubts > 0 || count < 20) ? 0 : 1;

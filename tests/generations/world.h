@@ -81,7 +81,7 @@ private:
     std::vector<Rank> ranks_;
     uint64_t values_ = 0;    // given out so far
     uint64_t promised_ = 0;  // the newest number that a commit has reported
-    bool troubled_ = false;  // somebody failed, crashed or is in doubt: all reopen
+    bool troubled_ = false;  // somebody failed, crashed or is undecided: all reopen
     bool power_ = false;     // in this round ranks may stop, and messages be lost
     uint64_t commits_ = 0;
     uint64_t crashes_ = 0;

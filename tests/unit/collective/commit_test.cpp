@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claims about one generation over several ranks: it is one on all or on none, or in doubt where a
+// Claims about one generation over several ranks: it is one on all or on none, or undecided where a
 // vote was not heard; and what can be resumed is what all ranks have.
 #include "lib/collective/commit.h"
 
@@ -335,7 +335,7 @@ TEST(Commit, AnUnheardVoteIsDoubt)
     EXPECT_EQ(job.ranks[0]->ids(), (Ids{{2, 100}, {1, 100}}));
     EXPECT_EQ(job.ranks[1]->ids(), (Ids{{1, 100}}));
     const Status &stuck = job.ranks[1]->generations->stuck();
-    EXPECT_TRUE(says(stuck, "generation 2 is in doubt")) << stuck.sentence();
+    EXPECT_TRUE(says(stuck, "generation 2 is undecided")) << stuck.sentence();
     EXPECT_TRUE(says(stuck, "rank 1 is gone")) << stuck.sentence();
     job.open();
     for (const Status &status : job.said) {

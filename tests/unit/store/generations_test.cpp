@@ -472,7 +472,7 @@ TEST(Generations, DoubtMakesBeginSayWhyAndAllStay)
     ASSERT_FALSE(set.ok());
     const Status &why = machine.generations->stuck();
     EXPECT_EQ(why.code(), STW_ERROR_PEER);
-    EXPECT_TRUE(says(why, "generation 3 is in doubt")) << why.sentence();
+    EXPECT_TRUE(says(why, "generation 3 is undecided")) << why.sentence();
     EXPECT_TRUE(says(why, "rank 3 is gone")) << why.sentence();
     EXPECT_EQ(known(*machine.generations), (Ids{{2, 20}, {1, 10}}));
     write_all(machine, 4);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be told of a directory before a tier is put there: its file system, its room, what the
-// file system takes and refuses, the disk below. Makes one empty file without a name, or one that
-// loses its name at once.
+// Properties of a directory before a tier is put there: its file system, its room, what the file
+// system takes and refuses, the disk below. Makes one empty unlinked file.
 #pragma once
 
 #include "block_device.h"

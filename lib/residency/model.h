@@ -78,7 +78,7 @@ struct Pack {
     // Where slots matter, per place: the run set aside for it, how many of its blocks are there.
     std::array<Slot, kPlacesMax> run = no_slots();
     std::array<uint32_t, kPlacesMax> resident{};
-    std::array<double, kPlacesMax> score{};  // lower leaves first; 0: no opinion
+    std::array<double, kPlacesMax> score{};  // lower leaves first; 0: the default order
     std::array<double, kPlacesMax> worth{};  // to the plan, where there is one
     // What the policy said of its next use, and at which event: it says the same all through one.
     mutable uint64_t next_use = kNever;

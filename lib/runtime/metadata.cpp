@@ -36,8 +36,7 @@ uint64_t Runtime::metadata_bytes() const
            (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
 }
 
-// Without a wish: what all tensors and blocks need that the other limits allow, learned order of
-// accesses included.
+// If 0: the worst case that the other limits allow, learned order of accesses included.
 Status Runtime::open_metadata(const stw_runtime_options &options)
 {
     const uint64_t fixed = metadata_bytes();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumers' streams of one device, and who has to come behind whose work in its blocks. Work
-// that was enqueued before a release goes on behind it, so whoever has the bytes next, a copy or
-// another stream, comes behind a mark on that stream, on the device: the host waits for nothing.
+// The consumers' streams of one device, and the order of their work in its blocks. Work that was
+// enqueued before a release goes on after it, so the next user of the bytes, a copy or another
+// stream, is ordered after a mark on that stream, on the device: the host waits for nothing.
 //
 // A release writes one word for each block and calls nothing. Its word has an epoch of the stream;
 // a mark ends an epoch, and is behind all that was released in it. Marks are made by copies, since

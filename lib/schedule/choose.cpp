@@ -11,7 +11,7 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr uint32_t kWarmSteps = 2;     // until what is where no longer hangs on how it began
+constexpr uint32_t kWarmSteps = 2;     // until residency no longer depends on how it began
 constexpr uint64_t kFewSteps = 64;     // after which steps that differ are looked at anew
 constexpr double kChance = 1.02;       // of drawn steps: what differs by less may do so by chance
 constexpr uint64_t kAlikeShare = 200;  // steps that differ by less than this part are as long

@@ -225,8 +225,8 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     return true;
 }
 
-// What is near and far hangs on what has passed and on the budgets, not on what moved since: a look
-// at each end of a transfer is short.
+// Near and far depend on the accesses so far and on the budgets, not on transfers since: a look at
+// each end of a transfer is short.
 void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
 {
     std::array<uint64_t, residency::kPlacesMax> budgets{};

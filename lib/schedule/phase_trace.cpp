@@ -15,7 +15,7 @@ using residency::TensorId;
 
 constexpr size_t kWaysMax = 8;        // of a phase; the one not seen for longest goes
 constexpr size_t kLengthsMax = 3;     // ways that differ in the bytes of their tensors alone
-constexpr size_t kWaysOfData = 4;     // as many, and none usual: they hang on data
+constexpr size_t kWaysOfData = 4;     // as many, and none usual: they depend on data
 constexpr size_t kNearSkip = 2;       // fetches that may be left out without more evidence
 constexpr size_t kSkipMax = 256;      // those that may be, where nothing fits better
 constexpr size_t kUsesSearched = 64;  // of a tensor, in each way

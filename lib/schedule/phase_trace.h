@@ -37,8 +37,8 @@ public:
     // How its last step went, and how the one goes that begins next; null: not known.
     [[nodiscard]] const Learned *last() const { return last_; }
     [[nodiscard]] const Learned *coming() const;
-    // No way is usual: which tensors a step needs hangs on its data. Of the order ahead those alone
-    // are sure then that nearly all steps use.
+    // No access pattern is usual: a step's tensors depend on its data. Of the order ahead only
+    // those are certain then that nearly all steps use.
     [[nodiscard]] bool varies() const { return varies_; }
     [[nodiscard]] uint64_t steps() const { return steps_; }  // that were learned
     // The last steps of a phase that varies, as far as they are kept, the oldest first.

@@ -2,8 +2,8 @@
 // Opening and closing a store: capacity arithmetic, drivers, superblocks. One thread, before and
 // after any other uses the store.
 //
-// LOCK. A scratch path is a file without a name that only this process can reach, so nobody else
-// can open it and no lock is needed. A store that stays has names: its driver takes an
+// LOCK. A scratch path is an unlinked temporary file that only this process can open, so no lock is
+// needed. A store that stays has names: its driver takes an
 // open-file-description lock on each in open and reports LOCKED; it lasts as long as the
 // descriptor, and thereby until the kernel has finished the I/O of a process that was killed.
 #include "lib/store/store.h"

@@ -112,7 +112,7 @@ static double nvme_bytes_of_a_step(trainer *t, int grouped)
 }
 
 /*
- * What makes a step slower is not advised, and how fast a link was in a few steps hangs on what
+ * What makes a step slower is not advised, and how fast a link was in a few steps depends on what
  * else the machine did: a few more are taken until there is advice, and that is all that time may
  * decide.
  */

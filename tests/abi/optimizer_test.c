@@ -231,7 +231,7 @@ TEST(adagrad_follows_its_formula)
     follows(STW_OPTIMIZER_ADAGRAD, &hyper, adagrad_rule, 1, "sum");
 }
 
-/* In one direction throughout, so that no sign hangs on a rounding. */
+/* In one direction throughout, so that no sign depends on a rounding. */
 TEST(lion_follows_its_formula)
 {
     stw_hyper hyper = STW_HYPER_INIT;

@@ -112,7 +112,7 @@ static int moves_what_it_says(stw_runtime *runtime, const stw_step_stats *stats)
     expected = number_behind(plan, "\"nvme_read_bytes\": "); /* of the first one, which is used */
     assert_true(expected < 2 * LAYERS * BLOCK);              /* some are found */
     if (number_behind(plan, "\"followed_steps\": ") == 0) return 0;
-    /* With two tiers to cache in, what is where hangs on how it began for many steps. */
+    /* With two tiers to cache in, residency depends on how it began for many steps. */
     if (now.device_blocks > 0 && now.host_blocks > 0) return 1;
     return read >= expected - expected / 4 && read <= expected + expected / 4;
 }

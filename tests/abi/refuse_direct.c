@@ -21,7 +21,7 @@ void refuse_direct_io_in(const char *directory)
     refusing_directory = directory;
 }
 
-/* Of a file without a name the kernel says "/its/directory/#12345 (deleted)". */
+/* Of an unlinked file the kernel says "/its/directory/#12345 (deleted)". */
 static int is_refused(int fd)
 {
     char link[64], path[4096];

@@ -277,8 +277,8 @@ bool Machine::advance()
     return true;
 }
 
-// As on a device with streams: who has the bytes next comes behind the copy, so to him they are
-// there, while the copy itself may take its time.
+// As on a device with streams: the next user of the bytes is ordered after the copy, so it sees
+// them, while the copy itself may still run.
 void Machine::order(TransferId id)
 {
     Flight &flight = flying_.at(id);

@@ -12,7 +12,7 @@ document.getElementById('facts').append(
 const phases = run.phases.filter((phase) => phase.steps > 0);
 const stepsOf = (phase) =>
     history ? history.steps.filter((step) => step.phase === phase.number) : [];
-// The step in the middle of the planned ones: neither the first, which is learned, nor an outlier.
+// The median planned step: neither the first, which is learned, nor an outlier.
 function typical(phase) {
     const steps = stepsOf(phase);
     const planned = steps.filter((step) => step.planned);

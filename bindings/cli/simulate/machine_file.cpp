@@ -90,7 +90,7 @@ void read_collectives(Keys keys, Machine *machine)
     keys.done();
 }
 
-// How many GPUs hang on one of `key`, of which a node has so many.
+// How many GPUs share one of `key`, of which a node has so many.
 uint32_t gpus_per(Keys &keys, const char *key, uint32_t gpus_per_node)
 {
     const uint64_t count = keys.whole_or(key, 1, kGpusMax, 1);

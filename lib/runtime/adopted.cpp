@@ -29,8 +29,8 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
 {
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto has_room = [&] {
+    MutexLock lock(mutex_);
+    const auto has_room = [&]() STW_REQUIRES(mutex_) {
         return adopted_bytes_ == 0 || adopted_bytes_ + bytes <= update_window();
     };
     bool waited = false;
@@ -38,8 +38,8 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
         waited = true;
         STW_TRY(interrupted_since(begin));
         // Where collectives stay on the callers' threads, sums may be behind some of this one's.
-        const bool goes_on = works_here() ? wait_ranks(lock, begin, deadline, has_room)
-                                          : wait_progress(lock, deadline);
+        const bool goes_on =
+            works_here() ? wait_ranks(begin, deadline, has_room) : wait_progress(deadline);
         if (goes_on || begin <= interrupted_at_) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "%s of gradient '%s' had no room among the memory that "
@@ -60,7 +60,7 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
 
 void Runtime::give_adopted(uint64_t bytes)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     adopted_bytes_ -= bytes;
     ++progress_made_;
     progress_.notify_all();
@@ -122,7 +122,7 @@ Status Runtime::adopt_here(stw_tensor *gradient, update::Accumulation &work,
     work.gradient = gradient->id;
     work.gradient_elements = gradient->elements;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         note_reduced(gradient, current_step());
     }
     return start_adopted(work, mine);
@@ -135,7 +135,7 @@ Status Runtime::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work,
     STW_TRY(Status(ranks_->group.broken()));
     Sharding &sharding = *gradient->sharding;
     Status status;
-    act([&](Core &, Commands &) {
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
         if (sharding.partial == residency::kNone) {
             Result<residency::TensorId> made =
                 make_buffer(*gradient, sharding.padded_elements() * (gradient->element_bits / 8));
@@ -149,7 +149,7 @@ Status Runtime::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work,
     work.gradient_elements = sharding.padded_elements();
     STW_TRY(start_adopted(work, mine));
     if (more) return {};
-    act([&](Core &, Commands &) { sharding.partial = residency::kNone; });
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { sharding.partial = residency::kNone; });
     // It is taken: what goes wrong from here on is the tensor's error, not the call's.
     try {
         status = queue_reduce(gradient, work.gradient, true, Status());

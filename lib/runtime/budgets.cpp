@@ -128,7 +128,7 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
 // Updates, sums and copies are refused before they begin, not half way.
 Status Runtime::check_cpu_room() const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     bool had_room = false;
     for (PlaceId place = 0; place <= host_place_; ++place) {
         if (!places_[place].memory || !places_[place].cpu_access) continue;
@@ -146,7 +146,7 @@ Status Runtime::check_cpu_room() const
 Status Runtime::check_update_room(const OptimizerBody &body,
                                   const std::vector<stw_tensor *> &parameters) const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     uint64_t room = 0;
     for (PlaceId place = 0; place <= host_place_; ++place) {
         const Place &at = places_[place];
@@ -196,16 +196,15 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
     change.begin = now();
     change.deadline = change.begin + timeout(timeout_ns);
     {
-        std::unique_lock<std::mutex> lock(mutex_);
-        while (budget_changes_)
-            STW_TRY(wait_for_budget(change, lock, "another change of a budget"));
+        MutexLock lock(mutex_);
+        while (budget_changes_) STW_TRY(wait_for_budget(change, "another change of a budget"));
         STW_TRY(blocks_of_budget(place, bytes, &change.after));
         budget_changes_ = true;
         change.before = static_cast<uint32_t>(core_.budget_blocks(place));
         places_[place].update_blocks = std::min(change.before, change.after);
     }
     Status status = change.after < change.before ? shrink(change) : grow(change);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     budget_changes_ = false;
     places_[place].update_blocks = core_.budget_blocks(place);
     ++progress_made_;
@@ -219,11 +218,10 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 }
 
 // Under the lock; until something may have changed.
-Status Runtime::wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,
-                                const char *what)
+Status Runtime::wait_for_budget(const BudgetChange &change, const char *what)
 {
     STW_TRY(interrupted_since(change.begin));
-    if (wait_progress(lock, change.deadline)) return {};
+    if (wait_progress(change.deadline)) return {};
     return Status::error(
         STW_ERROR_TIMEOUT,
         "%s still waited for %s when the timeout passed; its budget is what it was",
@@ -234,14 +232,14 @@ Status Runtime::shrink(const BudgetChange &change)
 {
     STW_TRY(wait_for_claims(change));
     Status refused;
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         drain_hits();
         refused = core.may_shrink(change.place, change.after);
     });
     STW_TRY(std::move(refused));
     Status status = empty_down_to(change);
     if (status.ok() && change.place == nvme_place_) status = shrink_store(change);
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.set_budget(change.place, status.ok() ? change.after : change.before, out);
     });
     if (status.ok() && change.place != nvme_place_) status = give_memory_back(change);
@@ -254,7 +252,7 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
 {
     if (change.place == nvme_place_) return {};
     const Place &at = places_[change.place];
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const bool few = change.after < update::kPiecesNeeded;
     const bool works = at.cpu_access && !others_work(change.place);
     const bool last = works && change.after == 0;
@@ -270,7 +268,7 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
                              core_.place_name(change.place).c_str());
     }
     while (core_.has_claims() || !snapshots_.empty()) {
-        STW_TRY(wait_for_budget(change, lock, "updates, sums or copies"));
+        STW_TRY(wait_for_budget(change, "updates, sums or copies"));
     }
     return {};
 }
@@ -282,7 +280,7 @@ Status Runtime::empty_down_to(const BudgetChange &change)
         uint64_t seen = 0;
         bool moves = false;
         Status refusal;
-        act([&](Core &core, Commands &out) {
+        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
             left = core.shrink(change.place, change.after, out);
             moves = core.transfers_in_flight() > 0 || core.has_claims();
             seen = progress_made_ + 1;  // this call's own counts
@@ -290,8 +288,8 @@ Status Runtime::empty_down_to(const BudgetChange &change)
         });
         if (left == 0) return {};
         if (!moves) return refusal;
-        std::unique_lock<std::mutex> lock(mutex_);
-        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, lock, "blocks to leave it"));
+        MutexLock lock(mutex_);
+        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));
     }
 }
 
@@ -300,15 +298,16 @@ Status Runtime::shrink_store(const BudgetChange &change)
     store::Store &store = *engine_->store();
     for (;;) {
         uint64_t seen = 0;
+        uint64_t out_of_use = 0;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             seen = progress_made_;
+            out_of_use = core_.slots(nvme_place_) - change.after;
         }
-        const uint64_t out_of_use = core_.slots(nvme_place_) - change.after;
         Status status = store.shrink(out_of_use - store.resting_slots());
         if (status.code() != STW_ERROR_BUSY) return status;
-        std::unique_lock<std::mutex> lock(mutex_);
-        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, lock, "writes to end"));
+        MutexLock lock(mutex_);
+        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, "writes to end"));
     }
 }
 
@@ -317,7 +316,8 @@ void Runtime::unpin_before(const BudgetChange &change)
 {
     if (change.place != host_place_ || !pins_) return;
     std::vector<Slot> slots;
-    act([&](Core &core, Commands &) { slots = core.next_bare(change.place, kSlotsAtOnce); });
+    act([&](Core &core, Commands &)
+            STW_REQUIRES(mutex_) { slots = core.next_bare(change.place, kSlotsAtOnce); });
     (void)each_run(std::move(slots), [&](Slot begin, uint32_t count) {
         pins_->release(begin, count);
         return STW_OK;
@@ -334,7 +334,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
         stw_status code = STW_OK;
         bool done = false;
         unpin_before(change);
-        act([&](Core &core, Commands &) {
+        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
             const std::vector<Slot> slots = core.make_bare(change.place, kSlotsAtOnce);
             done = slots.empty();
             code = each_run(slots, [&](Slot begin, uint32_t count) {
@@ -347,7 +347,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
             log_.print(STW_LOG_WARNING, "budget",
                        "%s keeps memory that is not in its budget any "
                        "more: driver '%s' says %s",
-                       core_.place_name(change.place).c_str(), place.driver.c_str(),
+                       name_of(change.place).c_str(), place.driver.c_str(),
                        stw_status_string(code));
             continue;
         }
@@ -355,13 +355,19 @@ Status Runtime::give_memory_back(const BudgetChange &change)
         std::swap(back.before, back.after);
         (void)grow(back);
         return Status::error(code, "the driver '%s' of %s cannot give memory back",
-                             place.driver.c_str(), core_.place_name(change.place).c_str());
+                             place.driver.c_str(), name_of(change.place).c_str());
     }
+}
+
+std::string Runtime::name_of(PlaceId place) const
+{
+    MutexLock lock(mutex_);
+    return core_.place_name(place);
 }
 
 Status Runtime::go_on_with(const BudgetChange &change) const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     STW_TRY(interrupted_since(change.begin));
     if (now() < change.deadline) return {};
     return Status::error(STW_ERROR_TIMEOUT,
@@ -374,14 +380,14 @@ Status Runtime::go_on_with(const BudgetChange &change) const
 Status Runtime::give_slots_back(const BudgetChange &change)
 {
     SlotMemory &memory = *places_[change.place].slot_memory;
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
     // What was not given yet is there still, so this waits for nothing.
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.before - std::min(change.before, backed);
         for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
@@ -394,21 +400,21 @@ Status Runtime::give_slots_back(const BudgetChange &change)
 Status Runtime::take_slots_back(const BudgetChange &change)
 {
     SlotMemory &memory = *places_[change.place].slot_memory;
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.after - std::min(change.after, backed);
         for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
-    act([&](Core &core, Commands &) {  // the budget is still that of before
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {  // the budget is still that of before
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
     });
     (void)memory.settle([&] { return go_on_with(change); });
     ErrorDetail &detail = status.mutable_detail();
     detail.sentence =
-        format_text("%s cannot grow to %s: %s", core_.place_name(change.place).c_str(),
+        format_text("%s cannot grow to %s: %s", name_of(change.place).c_str(),
                     bytes_text(change.after * block_bytes_).c_str(), detail.sentence.c_str());
     return status;
 }
@@ -424,7 +430,8 @@ Status Runtime::grow(const BudgetChange &change)
         status = take_memory_back(change);
     }
     if (!status.ok()) return status;
-    act([&](Core &core, Commands &out) { core.set_budget(change.place, change.after, out); });
+    act([&](Core &core, Commands &out)
+            STW_REQUIRES(mutex_) { core.set_budget(change.place, change.after, out); });
     return {};
 }
 
@@ -435,7 +442,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
     for (bool done = false; !done;) {
         stw_status code = STW_OK;
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        act([&](Core &core, Commands &) {
+        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
             const uint32_t backed = core.backed_slots(change.place);
             const uint32_t wanted = change.after - std::min(change.after, backed);
             done = wanted == 0;
@@ -448,7 +455,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
         if (code == STW_OK) continue;
         (void)give_memory_back(change);  // the budget is still that of before
         Status status =
-            Status::error(code, "%s cannot grow to %s: %s", core_.place_name(change.place).c_str(),
+            Status::error(code, "%s cannot grow to %s: %s", name_of(change.place).c_str(),
                           bytes_text(change.after * block_bytes_).c_str(),
                           error.sentence[0] ? error.sentence : stw_status_string(code));
         status.mutable_detail().os_errno = error.os_errno;

@@ -45,14 +45,14 @@ Status Runtime::on_done(stw_operation *operation, stw_done_fn done, void *user)
 {
     stw_status status = STW_OK;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!operation->waiter) return freed_meanwhile();
         Waiter &waiter = *operation->waiter;
         if (waiter.callback != Callback::kNone) {
             return Status::error(STW_ERROR_EXISTS,
                                  "the operation has a callback, and it can have only one");
         }
-        if (!waiter.done) {
+        if (!waiter.done.with(mutex_)) {
             STW_TRY(start_callbacks());
             waiter.callback = Callback::kWanted;
             waiter.on_done = done;
@@ -70,10 +70,10 @@ Status Runtime::notify_fd(stw_operation *operation, int fd)
 {
     if (fd < -1) return Status::error(STW_ERROR_INVALID, "descriptor %d; -1 means none", fd);
     if (fd >= 0) STW_TRY(check_eventfd(fd));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!operation->waiter) return freed_meanwhile();
     Waiter &waiter = *operation->waiter;
-    if (waiter.done) return fd >= 0 ? add_to_eventfd(fd, 1) : Status();
+    if (waiter.done.with(mutex_)) return fd >= 0 ? add_to_eventfd(fd, 1) : Status();
     waiter.notify_fd = fd;
     return {};
 }
@@ -123,43 +123,57 @@ Status Runtime::start_callbacks()
 void Runtime::stop_callbacks()
 {
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!callbacks_run_) return;
         callbacks_end_ = true;
     }
     callbacks_ready_.notify_one();
     pthread_join(callbacks_thread_, nullptr);
+    MutexLock lock(mutex_);
     callbacks_run_ = false;
 }
 
 void Runtime::run_callbacks()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-        while (!callbacks_first_ && !callbacks_end_) callbacks_ready_.wait(lock);
-        Waiter *waiter = callbacks_first_;
+        stw_status status = STW_OK;
+        Waiter *waiter = next_callback(&status);
         if (!waiter) return;
-        callbacks_first_ = waiter->next_callback;
-        if (!callbacks_first_) callbacks_last_ = nullptr;
-        const bool freed = !waiter->operation->waiter;  // or about to be
-        const stw_status status = freed ? STW_ERROR_CANCELLED : waiter->status.code();
-        lock.unlock();
         waiter->on_done(waiter->on_done_user, waiter->operation, status);
         // In a child that the callback forked, the lock may be held by a thread that is not there.
         if (handle_->fork_epoch.load() != fork_epoch.load()) return;
-        lock.lock();
-        waiter->callback = Callback::kCalled;
-        if (!waiter->freed) continue;
-        operation_pool.give(waiter->operation);
-        delete waiter;
-        --callbacks_freed_;
-        ++progress_made_;
-        progress_.notify_all();
+        end_callback(waiter);
     }
 }
 
+// Waits for it. Null: the thread ends.
+Waiter *Runtime::next_callback(stw_status *status_out)
+{
+    MutexLock lock(mutex_);
+    while (!callbacks_first_ && !callbacks_end_) callbacks_ready_.wait(mutex_);
+    Waiter *waiter = callbacks_first_;
+    if (!waiter) return nullptr;
+    callbacks_first_ = waiter->next_callback;
+    if (!callbacks_first_) callbacks_last_ = nullptr;
+    const bool freed = !waiter->operation->waiter;  // or about to be
+    *status_out = freed ? STW_ERROR_CANCELLED : waiter->status.code();
+    return waiter;
+}
+
+void Runtime::end_callback(Waiter *waiter)
+{
+    MutexLock lock(mutex_);
+    waiter->callback = Callback::kCalled;
+    if (!waiter->freed) return;
+    operation_pool.give(waiter->operation);
+    delete waiter;
+    --callbacks_freed_;
+    ++progress_made_;
+    progress_.notify_all();
+}
+
 // Those of operations that are freed: nobody else knows of them any more.
-Status Runtime::await_callbacks(std::unique_lock<std::mutex> &lock, residency::Instant deadline)
+Status Runtime::await_callbacks(residency::Instant deadline)
 {
     if (callbacks_run_ && pthread_equal(pthread_self(), callbacks_thread_)) {
         return Status::error(STW_ERROR_BUSY,
@@ -168,7 +182,7 @@ Status Runtime::await_callbacks(std::unique_lock<std::mutex> &lock, residency::I
                              name_.c_str());
     }
     while (callbacks_freed_ > 0) {
-        if (wait_progress(lock, deadline)) continue;
+        if (wait_progress(deadline)) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "callbacks of %u operations of the runtime '%s' had not returned "
                              "when the timeout passed; nothing was closed",

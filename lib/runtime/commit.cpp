@@ -96,16 +96,16 @@ Status Runtime::begin_commit(const std::shared_ptr<CommitWork> &work)
         next->commit = work;
     }
     Status status;
-    act([&](Core &core, Commands &) {
-        if (durable_->commits) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+        if (durable_->tensors.with(mutex_).commits) {
             status = Status::error(STW_ERROR_BUSY, "another thread is in stw_commit");
             return;
         }
         drain_hits();
-        for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+        for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->notes.with(mutex_).next) {
             if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
         }
-        durable_->commits = true;
+        durable_->tensors.with(mutex_).commits = true;
         work->cause = durable_view_open();
         note_left_out(work.get());
         if (work->cause.ok()) work->claim = core.claim(true);
@@ -139,8 +139,9 @@ Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_o
     if (!ranks_.body) {
         run_commit(*work);
     } else {
-        std::unique_lock<std::mutex> lock(mutex_);
-        if (!wait_ranks(lock, begin, work->deadline, [&] { return work->done; })) {
+        MutexLock lock(mutex_);
+        if (!wait_ranks(begin, work->deadline,
+                        [&]() STW_REQUIRES(mutex_) { return work->done.with(mutex_); })) {
             STW_TRY(interrupted_since(begin));
             return Status::error(STW_ERROR_TIMEOUT,
                                  "the ranks had not voted on a generation of the store '%s' when "
@@ -164,18 +165,18 @@ void Runtime::run_commit(CommitWork &work)
     } catch (const std::bad_alloc &) {
         status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of a generation");
     }
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (const stw_tensor *tensor : work.tensors) {
             if (work.claim != 0) core.unclaim_tensor(work.claim, tensor->id, false, out);
         }
-        durable_->infos = durable_->generations->infos();
+        durable_->tensors.with(mutex_).infos = durable_->generations->infos();
         if (status.ok()) {
-            work.generation = durable_->infos.front().id.number;
+            work.generation = durable_->tensors.with(mutex_).infos.front().id.number;
             note_kept(work);
         }
-        durable_->commits = false;
+        durable_->tensors.with(mutex_).commits = false;
         work.status = std::move(status);
-        work.done = true;
+        work.done.with(mutex_) = true;
         plan_due_ = true;
     });
 }
@@ -204,13 +205,13 @@ Status Runtime::commit_over_ranks(CommitWork &work)
 // again by itself.
 Status Runtime::await_claims(const CommitWork &work)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const stw_tensor *tensor : work.tensors) {
         while (core_.claimed_by(tensor->id) != work.claim || core_.in_use(tensor->id)) {
             constexpr residency::Instant kLookAgainNs = 5'000'000;
             const residency::Instant time = now();
             if (time < work.deadline) {
-                (void)wait_progress(lock, std::min(work.deadline, time + kLookAgainNs));
+                (void)wait_progress(std::min(work.deadline, time + kLookAgainNs));
                 continue;
             }
             return Status::error(STW_ERROR_TIMEOUT,
@@ -265,14 +266,14 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
                                   runs[i].byte_begin, runs[i].byte_count});
     }
     Waiter waiter;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         waiter.fetch = core.fetch(asked, now(), out);
         waiters_[waiter.fetch] = &waiter;
         arm_timer(asked.deadline);
     });
     {
-        std::unique_lock<std::mutex> lock(mutex_);
-        waiter.cv.wait(lock, [&] { return waiter.done; });
+        MutexLock lock(mutex_);
+        while (!waiter.done.with(mutex_)) waiter.cv.wait(mutex_);
     }
     STW_TRY(std::move(waiter.status));
     Status status;
@@ -317,7 +318,7 @@ store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, bool empt
 std::vector<Runtime::OptimizerBody *> Runtime::durable_optimizers()
 {
     std::vector<OptimizerBody *> bodies;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const std::unique_ptr<OptimizerBody> &body : optimizers_) {
         if (body->durable && body->handle) bodies.push_back(body.get());
     }
@@ -329,8 +330,9 @@ std::vector<store::StoredCount> Runtime::count_updates()
 {
     std::vector<store::StoredCount> counts;
     for (OptimizerBody *body : durable_optimizers()) {
-        std::lock_guard<std::mutex> changes(body->changes);
-        for (const stw_tensor *tensor : body->held) {
+        MutexLock changes(body->changes);
+        if (!body->optimizer) continue;  // it has ended meanwhile
+        for (const stw_tensor *tensor : held_by(*body)) {
             Result<uint64_t> count = body->optimizer->completed(tensor->id);
             if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});
         }
@@ -344,13 +346,14 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     STW_TRY(await_claims(work));
     // A master that is older than its parameter would be taken for the newer one after a resume.
     for (OptimizerBody *body : durable_optimizers()) {
-        std::lock_guard<std::mutex> changes(body->changes);
+        MutexLock changes(body->changes);
+        if (!body->optimizer) continue;  // it has ended meanwhile
         for (const residency::TensorId master : body->optimizer->stale_masters())
             work.stale.insert(master);
     }
     std::vector<BlockRun> runs;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (const stw_tensor *tensor : work.tensors) {
             const auto failed = tensor_errors_.find(tensor->id);
             if (failed != tensor_errors_.end()) return Status(failed->second);
@@ -373,7 +376,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     manifest.label = std::move(work.label);
     manifest.metadata = std::move(work.metadata);
     manifest.counts = count_updates();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const stw_tensor *tensor : work.tensors) {
         const bool empty = work.stale.count(tensor->id) > 0;
         manifest.tensors.push_back(describe_stored(*tensor, empty, kept));
@@ -387,7 +390,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
 Status Runtime::no_generation(uint64_t generation) const
 {
     std::string there;
-    for (const store::GenerationInfo &info : durable_->infos) {
+    for (const store::GenerationInfo &info : durable_->tensors.with(mutex_).infos) {
         there += format_text("%s%" PRIu64, there.empty() ? "" : ", ", info.id.number);
     }
     return Status::error(STW_ERROR_NOT_FOUND, "the store '%s' has no generation%s; it has %s",
@@ -399,7 +402,7 @@ Status Runtime::no_generation(uint64_t generation) const
 // Under the lock.
 const store::GenerationInfo *Runtime::info_of(uint64_t generation) const
 {
-    for (const store::GenerationInfo &info : durable_->infos) {
+    for (const store::GenerationInfo &info : durable_->tensors.with(mutex_).infos) {
         if (generation == 0 || info.id.number == generation) return &info;
     }
     return nullptr;
@@ -408,7 +411,7 @@ const store::GenerationInfo *Runtime::info_of(uint64_t generation) const
 Status Runtime::generation_info(uint64_t generation, stw_generation_info *info_out)
 {
     if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const store::GenerationInfo *found = info_of(generation);
     if (!found) return no_generation(generation);
     stw_generation_info info{};
@@ -430,7 +433,7 @@ Status Runtime::generation_metadata(uint64_t generation, void *buffer, uint64_t 
                                     uint64_t *bytes_out)
 {
     if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const store::GenerationInfo *found = info_of(generation);
     if (!found) return no_generation(generation);
     const uint64_t count = std::min<uint64_t>(capacity_bytes, found->metadata.size());

@@ -16,7 +16,7 @@ Status cancelled()
 
 Status Runtime::start_copier()
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (copier_.joinable()) return {};
     copier_stops_ = false;
     const SignalsBlocked signals;
@@ -32,7 +32,7 @@ Status Runtime::start_copier()
 void Runtime::stop_copier()
 {
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         copier_stops_ = true;
     }
     copier_wakes_.notify_all();
@@ -41,16 +41,15 @@ void Runtime::stop_copier()
 
 void Runtime::run_copier()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
-        copier_wakes_.wait(lock, [this] { return copier_stops_ || !copier_queue_.empty(); });
+        while (!copier_stops_ && copier_queue_.empty()) copier_wakes_.wait(mutex_);
         if (copier_queue_.empty()) return;
         Snapshot &work = *copier_queue_.front();
         copier_queue_.pop_front();
-        lock.unlock();
+        const MutexUnlock unlocked(mutex_);
         copy_chunk(work);
         if (!next_chunk(work)) finish_snapshot(*work.whole);
-        lock.lock();
     }
 }
 
@@ -64,7 +63,7 @@ Status Runtime::start_snapshot(Waiter &waiter)
     work.chunk.call = [](Waiter &chunk) {
         auto *granted = static_cast<Snapshot *>(chunk.user);
         Runtime &runtime = *granted->runtime;
-        std::lock_guard<std::mutex> lock(runtime.mutex_);
+        MutexLock lock(runtime.mutex_);
         // Who cancels may wait for the end.
         if (granted->whole->cancelled) {
             runtime.copier_queue_.push_front(granted);
@@ -85,15 +84,15 @@ void Runtime::finish_snapshot(Waiter &waiter)
         const residency::Instant deadline = waiter.deadline;
         status = start_fetch(waiter);
         if (status.ok()) {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             arm_timer(deadline);
             return;
         }
     }
-    act([&](Core &, Commands &) {
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
         std::erase(snapshots_, waiter.snapshot.get());
         waiter.status = std::move(status);
-        waiter.done = true;
+        waiter.done.with(mutex_) = true;
         tell_end(waiter);
         waiter.cv.notify_all();
     });

@@ -146,7 +146,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
         release_chunk(chunk, copy);
         next += chunk.element_count;
     }
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (const residency::FetchId hint : copy.hints) {
             core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
         }
@@ -173,7 +173,7 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
     waiter.plan.ranges.push_back(range);
     waiter.owner = owner;
     std::string name;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!waits_for_itself(waiter, &name)) return {};
     return Status::error(STW_ERROR_BUSY,
                          "the call would wait for a view of %s that this thread holds; "
@@ -198,7 +198,7 @@ void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
     asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     chunk.waiter.begin = now();
     chunk.waiter.deadline = copy.deadline;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         chunk.waiter.fetch = core.fetch(asked, now(), out);
         waiters_[chunk.waiter.fetch] = &chunk.waiter;
         if (core.is_waiting(chunk.waiter.fetch)) chunk.waiter.cause = cause_of(chunk.waiter);
@@ -225,7 +225,7 @@ void *Runtime::chunk_pointer(const ChunkFetch &chunk, const Copy &copy)
     update::Piece piece;
     piece.tensor = copy.tensor->id;
     piece.byte_begin = chunk.element_begin * copy.element_bytes;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return piece_pointer(chunk.waiter.grants[0], piece);
 }
 
@@ -240,7 +240,7 @@ void Runtime::release_chunk(const ChunkFetch &chunk, const Copy &copy)
     release.internal = true;
     release.claim = copy.claim;
     release.far = copy.access != residency::Access::kRead;
-    act([&](Core &core, Commands &out) { core.release(release, now(), out); });
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) { core.release(release, now(), out); });
 }
 
 Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
@@ -290,7 +290,7 @@ Status Runtime::change_shards(stw_tensor *tensor)
 {
     if (!tensor->sharding) return {};
     Status status;
-    act([&](Core &, Commands &out) { status = write_shards(tensor, out); });
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { status = write_shards(tensor, out); });
     return status;
 }
 
@@ -302,7 +302,7 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
     collective::Range part;
     STW_TRY(resolve_copy(*tensor, options, &asked, &part));
     if (durable_.body) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         STW_TRY(check_thawed(*tensor));
     }
     STW_TRY(change_shards(tensor));
@@ -447,7 +447,7 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
             return Status();
         });
     if (!status.ok()) return status;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     note_reduced(gradient, current_step());
     return {};
 }

@@ -53,16 +53,16 @@ std::vector<update::WindowOptions> Runtime::device_windows() const
 PlaceId Runtime::place_for(uint32_t algorithm, const residency::TensorId *kept, uint32_t kept_count,
                            const residency::TensorId *others, uint32_t other_count)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const PlaceId place = core_.spec(kept[0]).policy.home;
     if (place >= host_place_ || !places_[place].computes) return residency::kAnyCpuPlace;
     if (places_[place].update_blocks < update::kPiecesNeeded) return residency::kAnyCpuPlace;
     const bool known = algorithm < 32 && (places_[place].algorithms >> algorithm & 1) != 0;
     if (algorithm != kSum && !known) return residency::kAnyCpuPlace;
-    const auto may_be_there = [&](residency::TensorId tensor) {
+    const auto may_be_there = [&](residency::TensorId tensor) STW_REQUIRES(mutex_) {
         return (core_.spec(tensor).policy.allowed & (1u << place)) != 0;
     };
-    const auto is_at_home = [&](residency::TensorId tensor) {
+    const auto is_at_home = [&](residency::TensorId tensor) STW_REQUIRES(mutex_) {
         return core_.spec(tensor).policy.home == place;
     };
     const bool there = std::all_of(kept, kept + kept_count, is_at_home) &&
@@ -76,8 +76,9 @@ void Runtime::count_trained(const residency::TensorSpec &wanted, stw_tensor *ten
 {
     const PlaceId home = wanted.policy.home;
     const bool state = wanted.role == STW_ROLE_OPTIMIZER_STATE && home < host_place_;
-    tensor->trained = state || wanted.role == STW_ROLE_PARAM || wanted.role == STW_ROLE_GRAD;
-    if (tensor->trained) trained_bytes_ += wanted.bytes;
+    const bool trained = state || wanted.role == STW_ROLE_PARAM || wanted.role == STW_ROLE_GRAD;
+    tensor->notes.with(mutex_).trained = trained;
+    if (trained) trained_bytes_ += wanted.bytes;
 }
 
 // In the order of parameters, as many as fit into half of the device beside what is there for them:
@@ -88,7 +89,7 @@ PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
     const bool is_ours = body.algorithm < 32 && (nearest.algorithms >> body.algorithm & 1) != 0;
     if (preset_ != STW_PRESET_AUTO || body.has_policy || ranks_.body || !is_ours)
         return residency::kNoPlace;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t half = core_.budget_blocks(nearest_place_) / 2 * block_bytes_;
     return trained_bytes_ + bytes <= half ? nearest_place_ : PlaceId{residency::kNoPlace};
 }
@@ -129,7 +130,7 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
     const std::string reason = transfer::driver_reason(at.ops, at.memory, code);
     std::string name;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         name = core_.spec(fetch.pieces[0].tensor).name;
     }
     return Status::error(code,

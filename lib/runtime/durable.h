@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a runtime whose store stays has beyond one with scratch alone: the generations, and what the
-// resumed one says of tensors that the program has not made yet. Under the runtime's lock, but for
-// the generations, which whoever commits has for himself.
+// resumed one says of tensors that the program has not made yet.
 #pragma once
 
 #include "lib/collective/commit.h"
@@ -17,11 +16,8 @@
 
 namespace stepwell {
 
-struct Runtime::Durable {
-    std::string name;  // as the program gave it
-    std::unique_ptr<store::Generations> generations;
-    std::vector<store::GenerationInfo> infos;  // of those that are kept, the newest first
-    uint32_t ranks = 1;                        // that have a part
+struct DurableTensors {
+    std::vector<store::GenerationInfo> infos;  // of the generations that are kept, the newest first
     bool commits = false;                      // somebody is in a commit
 
     // Of the generation that was resumed, until the next one is committed.
@@ -52,7 +48,14 @@ struct Runtime::Durable {
     std::map<std::string, uint64_t, std::less<>> not_made;
     std::vector<Gone> gone;
     std::unordered_map<residency::PackId, uint64_t> packs_kept;  // and how many slots at most
-    bool unused = false;  // nothing was ever committed to what is there
+};
+
+struct Runtime::Durable {
+    std::string name;                                 // as the program gave it
+    std::unique_ptr<store::Generations> generations;  // of whoever commits
+    uint32_t ranks = 1;                               // that have a part
+    bool unused = false;                              // nothing was ever committed to what is there
+    Guarded<DurableTensors> tensors;                  // by the runtime's lock
 };
 
 // One commit on its way.
@@ -66,7 +69,7 @@ struct CommitWork {
     bool complete = false;                          // nothing that was resumed may be left out
     uint32_t left_out = 0;
     residency::Instant deadline = residency::kNever;
-    bool done = false;
+    Guarded<bool> done;  // by the runtime's lock; after it the rest is the caller's
     Status status;
     uint64_t generation = 0;
 };

@@ -97,7 +97,7 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
             range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
         const bool in_place = earlier.insert(range.tensor->id).second && whole;
         Status status;
-        act([&](Core &core, Commands &) {
+        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
             if (!in_place || core.in_use(range.tensor->id)) status = make_scratch(range);
         });
         STW_TRY(std::move(status));
@@ -115,7 +115,7 @@ Status Runtime::make_scratch(Range &range)
 
 void Runtime::drop_scratch(residency::TensorId scratch)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         const Status status = core.destroy(scratch, out);
         STW_ASSERT(status.ok());
     });
@@ -132,7 +132,7 @@ void Runtime::drop_scratches(FetchPlan &plan)
 // A tensor is fetched only where its policy lets it be, and in parts only where they can be seen.
 Status Runtime::check_places(const FetchPlan &plan) const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Range &range : plan.ranges) {
         const Place &at = places_[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
@@ -178,7 +178,7 @@ Status Runtime::start_fetch(Waiter &waiter)
     }
     waiter.begin = now();
     if (!waiter.snapshot) waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
-    act([&](Core &, Commands &out) {
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
         drain_hits();
         ask(waiter, out);
     });
@@ -317,7 +317,7 @@ void Runtime::count_pinning_views(ErrorDetail &detail)
 // The pins of a granted fetch that becomes no view: contents stay what they were.
 void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (size_t i = 0; i < grants.size(); ++i) {
             const Range &range = plan.ranges[i];
             const bool scratch = range.scratch != residency::kNone;
@@ -359,7 +359,7 @@ Status Runtime::fits(const std::vector<Range> &ranges)
                 {range.tensor->id, access, range.place, range.byte_begin, range.byte_count});
         }
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     STW_TRY(wholes_fit(wholes));
     if (requests.empty() && buffers.empty()) return {};
     return core_.fits(requests, buffers);
@@ -368,7 +368,7 @@ Status Runtime::fits(const std::vector<Range> &ranges)
 Status Runtime::prefetch(const std::vector<Range> &ranges)
 {
     constexpr uint32_t kHintsMax = 1024;  // waiting at once; more are dropped, which hints allow
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         drain_hits();
         for (const Range &range : ranges) {
             if (core.waiting_fetches() >= kHintsMax) return;
@@ -404,11 +404,13 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
         uint64_t seen = 0;
         bool moves = false;
         std::string stays;
-        act([&](Core &core, Commands &out) {
+        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
             drain_hits();
             if (n == 0) {
                 wanted.clear();
-                for (stw_tensor *at = first_tensor_; at; at = at->next) wanted.push_back(at);
+                for (stw_tensor *at = first_tensor_; at; at = at->notes.with(mutex_).next) {
+                    wanted.push_back(at);
+                }
             }
             for (stw_tensor *tensor : wanted) {
                 const uint64_t blocks = core.evict(tensor->id, place, out);
@@ -425,10 +427,10 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
                                  "there, or no other tier may take it",
                                  static_cast<unsigned long long>(left), tensor_text(stays).c_str());
         }
-        std::unique_lock<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         while (progress_made_ == seen) {
             STW_TRY(interrupted_since(begin));
-            if (wait_progress(lock, deadline)) continue;
+            if (wait_progress(deadline)) continue;
             lock.unlock();
             Status status = Status::error(
                 STW_ERROR_TIMEOUT, "%llu blocks were still in the tier when the timeout passed",

@@ -103,8 +103,9 @@ void Runtime::run_gather(Collective &work)
     // What the engine may still write to is nobody's any more.
     if (ranks_->group.holds_memory()) return lose_gather(work, status);
     if (lies) give_pieces(pinned, pin, false);
-    act([&](Core &, Commands &out) {
-        ranks_->gathers.gather_done(start.gather, status, absent > 0, now(), out);
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
+        ranks_->queue.with(mutex_).gathers.gather_done(start.gather, status, absent > 0, now(),
+                                                       out);
     });
 }
 
@@ -166,7 +167,9 @@ bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::Fetch
 // The engine has the memory for good, so it stays pinned; who waits is told.
 void Runtime::lose_gather(const Collective &work, const Status &status)
 {
-    act([&](Core &, Commands &) { ranks_->gathers.lose(work.start.gather, status); });
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
+        ranks_->queue.with(mutex_).gathers.lose(work.start.gather, status);
+    });
 }
 
 Status Runtime::make_bucket(uint64_t bytes)

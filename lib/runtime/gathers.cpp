@@ -48,7 +48,7 @@ Status Runtime::wholes_fit(std::vector<const stw_tensor *> &tensors) const
         blocks +=
             std::max<uint64_t>((whole_bytes_of(*tensor) + block_bytes_ - 1) / block_bytes_, 1);
     }
-    const uint64_t budget = ranks_->gathers.ledger().budget_blocks();
+    const uint64_t budget = ranks_->queue.with(mutex_).gathers.ledger().budget_blocks();
     if (blocks <= budget) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
@@ -85,7 +85,7 @@ Status Runtime::make_whole(stw_tensor &tensor)
         tensors.whole = whole;
         tensors.shard_bytes = tensor.bytes;
         tensors.whole_bytes = spec.bytes;
-        Result<WholeId> id = ranks_->gathers.add(tensor.name, tensors);
+        Result<WholeId> id = ranks_->queue.with(mutex_).gathers.add(tensor.name, tensors);
         status = std::move(id.status());
         if (id.ok()) sharding.whole_id = id.value();
     }
@@ -96,8 +96,8 @@ Status Runtime::make_whole(stw_tensor &tensor)
         return status;
     }
     sharding.whole = whole;
-    ranks_->wholes.push_back(&tensor);
-    STW_ASSERT(ranks_->wholes.size() == sharding.whole_id + 1u);
+    ranks_->queue.with(mutex_).wholes.push_back(&tensor);
+    STW_ASSERT(ranks_->queue.with(mutex_).wholes.size() == sharding.whole_id + 1u);
     return {};
 }
 
@@ -144,7 +144,7 @@ Status Runtime::ask_wholes(Waiter &waiter)
     waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
     waiter.cause = observe::Stall::kCollective;
     Status status;
-    act([&](Core &, Commands &out) {
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
         drain_hits();
         for (const Range &range : ranges) {
             status = make_whole(*range.tensor);
@@ -154,9 +154,9 @@ Status Runtime::ask_wholes(Waiter &waiter)
         const std::vector<WholeId> wholes = wholes_of(ranges);
         const Access access = access_of(ranges[0].access);
         const bool absent = is_absent(waiter.plan);
-        const uint64_t call =
-            ranks_->gathers.fetch(wholes, access, waiter.owner, now(), out, absent);
-        ranks_->calls[call] = {&waiter, wholes, access, absent};
+        const uint64_t call = ranks_->queue.with(mutex_).gathers.fetch(wholes, access, waiter.owner,
+                                                                       now(), out, absent);
+        ranks_->queue.with(mutex_).calls[call] = {&waiter, wholes, access, absent};
         waiter.whole_call = call;
         queue_gathers();
     });
@@ -166,13 +166,15 @@ Status Runtime::ask_wholes(Waiter &waiter)
 // Under the lock, after a fetch: each new gather has its place in the queue.
 void Runtime::queue_gathers()
 {
-    while (ranks_->gathers_queued < ranks_->gathers.ledger().last_gather()) {
+    while (ranks_->queue.with(mutex_).gathers_queued <
+           ranks_->queue.with(mutex_).gathers.ledger().last_gather()) {
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kGather;
-        next->start = ranks_->gathers.queued(++ranks_->gathers_queued);
+        next->start =
+            ranks_->queue.with(mutex_).gathers.queued(++ranks_->queue.with(mutex_).gathers_queued);
         next->claim = next->start.claim;
         for (const WholeId whole : next->start.wholes) {
-            next->tensors.push_back(ranks_->wholes[whole]);
+            next->tensors.push_back(ranks_->queue.with(mutex_).wholes[whole]);
         }
         queue_collective(std::move(next));
     }
@@ -181,13 +183,14 @@ void Runtime::queue_gathers()
 // Under the lock: what the decisions have come to since the last time.
 void Runtime::pump_wholes(Commands &out)
 {
-    residency::WholeCommands commands = ranks_->gathers.pump();
+    residency::WholeCommands commands = ranks_->queue.with(mutex_).gathers.pump();
     for (residency::StartGather &start : commands.starts) {
-        const auto place =
-            std::find_if(ranks_->queue.begin(), ranks_->queue.end(), [&](const auto &at) {
+        const auto place = std::find_if(
+            ranks_->queue.with(mutex_).collectives.begin(),
+            ranks_->queue.with(mutex_).collectives.end(), [&](const auto &at) {
                 return at->kind == Collective::Kind::kGather && at->start.gather == start.gather;
             });
-        STW_ASSERT(place != ranks_->queue.end());
+        STW_ASSERT(place != ranks_->queue.with(mutex_).collectives.end());
         (*place)->start = std::move(start);
         (*place)->started = true;
     }
@@ -202,7 +205,7 @@ void Runtime::pump_wholes(Commands &out)
     }
 }
 
-Runtime::Ranks::Call Runtime::Ranks::end_call(uint64_t number)
+RankQueue::Call RankQueue::end_call(uint64_t number)
 {
     const auto found = calls.find(number);
     STW_ASSERT(found != calls.end());
@@ -216,7 +219,7 @@ Runtime::Ranks::Call Runtime::Ranks::end_call(uint64_t number)
 
 void Runtime::answer_call(residency::WholeGranted granted, Commands &out)
 {
-    const Ranks::Call call = ranks_->end_call(granted.call);
+    const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(granted.call);
     residency::Grant nothing;
     nothing.place = ranks_->place;
     if (call.absent) granted.grants.assign(call.wholes.size(), nothing);
@@ -225,22 +228,22 @@ void Runtime::answer_call(residency::WholeGranted granted, Commands &out)
         return;
     }
     for (size_t i = 0; i < call.wholes.size(); ++i) {
-        ranks_->gathers.release(call.wholes[i], call.access,
-                                call.absent ? nullptr : &granted.grants[i], now(), out);
+        ranks_->queue.with(mutex_).gathers.release(
+            call.wholes[i], call.access, call.absent ? nullptr : &granted.grants[i], now(), out);
     }
 }
 
 void Runtime::refuse_call(residency::WholeRefused refused, Commands &out)
 {
-    const Ranks::Call call = ranks_->end_call(refused.call);
+    const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(refused.call);
     if (call.waiter) {
         call.waiter->whole_refused = refused.pinned;
         call.waiter->whole_spoilt = refused.spoils;
         call.waiter->whole_status = std::move(refused.status);
     } else if (refused.pinned) {
         for (const WholeId whole : call.wholes) {
-            ranks_->gathers.release(whole, call.access, nullptr, now(), out,
-                                    end_of(refused.spoils));
+            ranks_->queue.with(mutex_).gathers.release(whole, call.access, nullptr, now(), out,
+                                                       end_of(refused.spoils));
         }
     }
 }
@@ -249,8 +252,8 @@ void Runtime::refuse_call(residency::WholeRefused refused, Commands &out)
 void Runtime::give_up_wholes(Waiter &waiter)
 {
     if (waiter.whole_call == 0) return;
-    const auto found = ranks_->calls.find(waiter.whole_call);
-    if (found != ranks_->calls.end()) found->second.waiter = nullptr;
+    const auto found = ranks_->queue.with(mutex_).calls.find(waiter.whole_call);
+    if (found != ranks_->queue.with(mutex_).calls.end()) found->second.waiter = nullptr;
     waiter.whole_call = 0;
 }
 
@@ -258,16 +261,16 @@ void Runtime::give_up_wholes(Waiter &waiter)
 Status Runtime::fetch_wholes(Waiter &waiter)
 {
     STW_TRY(ask_wholes(waiter));
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const residency::Instant begin = now();
     const bool answered =
-        wait_ranks(lock, waiter.begin, waiter.deadline, [&] { return waiter.whole_call == 0; });
+        wait_ranks(waiter.begin, waiter.deadline, [&] { return waiter.whole_call == 0; });
     add_stall_of(waiter.plan.step, observe::Stall::kCollective, waiter.plan.gathered[0].tensor->id,
                  begin, now());
     if (answered) {
         lock.unlock();
         if (waiter.whole_refused) {
-            act([&](Core &, Commands &out) { release_refused(waiter, out); });
+            act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { release_refused(waiter, out); });
         }
         return waiter.whole_status;
     }
@@ -284,9 +287,10 @@ void Runtime::release_wholes(Waiter &waiter, Commands &out)
 {
     for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
         const Range &range = waiter.plan.gathered[i];
-        ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access),
-                                is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i], now(),
-                                out, end_of(range.access == STW_WRITE));
+        ranks_->queue.with(mutex_).gathers.release(
+            range.tensor->sharding->whole_id, access_of(range.access),
+            is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i], now(), out,
+            end_of(range.access == STW_WRITE));
     }
     waiter.whole_grants.clear();
 }
@@ -297,27 +301,28 @@ void Runtime::release_refused(Waiter &waiter, Commands &out)
 {
     if (!std::exchange(waiter.whole_refused, false)) return;
     for (const Range &range : waiter.plan.gathered) {
-        ranks_->gathers.release(range.tensor->sharding->whole_id, access_of(range.access), nullptr,
-                                now(), out, end_of(waiter.whole_spoilt));
+        ranks_->queue.with(mutex_).gathers.release(range.tensor->sharding->whole_id,
+                                                   access_of(range.access), nullptr, now(), out,
+                                                   end_of(waiter.whole_spoilt));
     }
 }
 
 void Runtime::undo_wholes(Waiter &waiter)
 {
     if (waiter.whole_grants.empty()) return;
-    act([&](Core &, Commands &out) { release_wholes(waiter, out); });
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { release_wholes(waiter, out); });
 }
 
 // Under the lock, of an operation that is given up: true where it was at its wholes, and is over.
 bool Runtime::end_wholes_early(Waiter &waiter, Commands &out)
 {
     if (!ranks_.body) return false;
-    const bool granted = std::erase(ranks_->granted, &waiter) > 0;
+    const bool granted = std::erase(ranks_->queue.with(mutex_).granted, &waiter) > 0;
     if (waiter.whole_call == 0 && !granted) return false;
     give_up_wholes(waiter);
     release_wholes(waiter, out);
     waiter.status = cancelled();
-    waiter.done = true;
+    waiter.done.with(mutex_) = true;
     tell_end(waiter);
     waiter.cv.notify_all();
     return true;
@@ -330,14 +335,14 @@ void Runtime::finish_gathered(Waiter &waiter)
     if (status.ok() && (needs_copies(waiter.plan) || !waiter.plan.ranges.empty())) {
         status = needs_copies(waiter.plan) ? start_snapshot(waiter) : start_fetch(waiter);
         if (status.ok()) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            if (!waiter.done) arm_timer(waiter.deadline);
+            MutexLock lock(mutex_);
+            if (!waiter.done.with(mutex_)) arm_timer(waiter.deadline);
             return;
         }
     }
-    act([&](Core &, Commands &) {
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
         waiter.status = std::move(status);
-        waiter.done = true;
+        waiter.done.with(mutex_) = true;
         tell_end(waiter);
         waiter.cv.notify_all();
     });
@@ -356,11 +361,11 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
     residency::Grant grant;
     grant.place = view.place;
     grant.by_gate = by_gate;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         note_release({tensor->id, Access::kRead, shard_place(), 0, tensor->bytes}, view.step,
                      flags);
-        ranks_->gathers.release(whole, access_of(access), view.absent ? nullptr : &grant, now(),
-                                out, end_of(abandon));
+        ranks_->queue.with(mutex_).gathers.release(
+            whole, access_of(access), view.absent ? nullptr : &grant, now(), out, end_of(abandon));
         if (access == STW_READ || abandon || ranks_stopped()) return;
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kKeep;
@@ -368,7 +373,7 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
         next->claim = core.claim();
         core.claim_tensor(next->claim, tensor->id);
         core.claim_tensor(next->claim, tensor->sharding->whole);
-        ranks_->gathers.keep(whole);
+        ranks_->queue.with(mutex_).gathers.keep(whole);
         queue_collective(std::move(next));
     });
     return sticky_error(tensor->id);
@@ -391,14 +396,14 @@ void Runtime::run_keep(Collective &work)
         status = copy_shard(tensor, work.claim, 0, tensor.bytes, whole + begin, true);
         give_pieces(waiter, asked, false);
     }
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         if (status.ok()) {
             core.mark_valid(tensor.id);
         } else {
             core.fail(tensor.id, status);
             background(tensor.id, status);
         }
-        ranks_->gathers.keep_over(sharding.whole_id, work.claim, now(), out);
+        ranks_->queue.with(mutex_).gathers.keep_over(sharding.whole_id, work.claim, now(), out);
         core.unclaim_tensor(work.claim, tensor.id, false, out);
     });
 }
@@ -407,7 +412,7 @@ void Runtime::run_keep(Collective &work)
 Status Runtime::write_shards(stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return {};
-    return ranks_->gathers.write(tensor->sharding->whole_id, out);
+    return ranks_->queue.with(mutex_).gathers.write(tensor->sharding->whole_id, out);
 }
 
 // A gather ahead of its fetch may have the tensors: the ranks have agreed on it, so it ends soon.
@@ -415,14 +420,16 @@ Status Runtime::await_gathers(stw_tensor *const *tensors, uint32_t n)
 {
     if (!ranks_.body) return {};
     const residency::Instant begin = now();
-    const auto gathers = [&](const stw_tensor *tensor) {
+    const auto gathers = [&](const stw_tensor *tensor) STW_REQUIRES(mutex_) {
         const Sharding *sharding = tensor->sharding.get();
         return sharding && sharding->whole != residency::kNone &&
-               ranks_->gathers.gathering(sharding->whole_id);
+               ranks_->queue.with(mutex_).gathers.gathering(sharding->whole_id);
     };
-    std::unique_lock<std::mutex> lock(mutex_);
-    const bool over = wait_ranks(lock, begin, begin + ranks_->group.timeout_ns(),
-                                 [&] { return std::none_of(tensors, tensors + n, gathers); });
+    MutexLock lock(mutex_);
+    const bool over =
+        wait_ranks(begin, begin + ranks_->group.timeout_ns(), [&]() STW_REQUIRES(mutex_) {
+            return std::none_of(tensors, tensors + n, gathers);
+        });
     if (over) return {};
     STW_TRY(interrupted_since(begin));
     return Status::error(STW_ERROR_BUSY,
@@ -437,7 +444,7 @@ Status Runtime::may_unshard(const stw_tensor &tensor, Commands &out)
     const Sharding &sharding = *tensor.sharding;
     if (sharding.partial != residency::kNone) STW_TRY(core_.may_destroy(sharding.partial, out));
     if (sharding.whole == residency::kNone) return {};
-    if (ranks_->gathers.ledger().pinned(sharding.whole_id)) {
+    if (ranks_->queue.with(mutex_).gathers.ledger().pinned(sharding.whole_id)) {
         return Status::error(STW_ERROR_BUSY, "%s has open views of its gathered whole",
                              tensor_text(tensor.name).c_str());
     }
@@ -448,22 +455,22 @@ void Runtime::unshard(stw_tensor &tensor, Commands &out)
 {
     if (!tensor.sharding) return;
     Sharding &sharding = *tensor.sharding;
-    const auto destroy = [&](residency::TensorId id) {
+    const auto destroy = [&](residency::TensorId id) STW_REQUIRES(mutex_) {
         const Status status = core_.destroy(id, out);
         STW_ASSERT(status.ok());
     };
     if (sharding.partial != residency::kNone) destroy(sharding.partial);
     if (sharding.whole == residency::kNone) return;
-    const Status removed = ranks_->gathers.remove(sharding.whole_id, out);
+    const Status removed = ranks_->queue.with(mutex_).gathers.remove(sharding.whole_id, out);
     STW_ASSERT(removed.ok());
-    ranks_->wholes[sharding.whole_id] = nullptr;
+    ranks_->queue.with(mutex_).wholes[sharding.whole_id] = nullptr;
     destroy(sharding.whole);
 }
 
 void Runtime::update_shards(const stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return;
-    ranks_->gathers.update(tensor->sharding->whole_id, out);
+    ranks_->queue.with(mutex_).gathers.update(tensor->sharding->whole_id, out);
 }
 
 }  // namespace stepwell

@@ -23,14 +23,14 @@ bool is_a_stream(const void *stream)
 void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
                                uint64_t step)
 {
-    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;
+    if (!mutex_.try_lock()) return;
     try {
         drain_hits();
+        (void)ViewTable::push_hit(state, tensor, place, step);
     } catch (const std::bad_alloc &) {
-        return;  // then nobody hears of this one
+        // Then nobody hears of this one.
     }
-    (void)ViewTable::push_hit(state, tensor, place, step);
+    mutex_.unlock();
 }
 
 // Nobody is told yet: one of several that are pinned may be no hit, and then none was.
@@ -288,10 +288,11 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
     void *pointer = nullptr;
     const void *there = nullptr;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
         there = pointer ? arena_pointer(range, grant) : nullptr;
-        if (range.tensor->moved) note_use(*range.tensor, waiter.begin, waiter.owner);
+        if (range.tensor->notes.with(mutex_).moved)
+            note_use(*range.tensor, waiter.begin, waiter.owner);
     }
     if (pointer && is_gathered(range)) {
         pointer = static_cast<char *>(pointer) + range.byte_begin;

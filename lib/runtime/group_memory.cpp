@@ -52,7 +52,11 @@ Status Runtime::open_group_memory()
     stw_memory_info info{};
     info.struct_size = sizeof info;
     at.ops->info(at.memory, &info);
-    const uint64_t used = core_.budget_blocks(ranks.place) * block_bytes_;
+    uint64_t used = 0;
+    {
+        MutexLock lock(mutex_);
+        used = core_.budget_blocks(ranks.place) * block_bytes_;
+    }
     ranks.arena_bytes = info.bytes;
     ranks.device_bucket = at.base + used;
     ranks.device_bucket_bytes = info.bytes - used;
@@ -178,7 +182,7 @@ Status Runtime::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked a
     const bool reads = asked.requests[0].access == residency::Access::kRead;
     bool here = ranks_->on_device && reads;
     if (here) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         here = core_.spec(tensor.id).policy.home == ranks_->place;
     }
     if (here) {

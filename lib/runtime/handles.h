@@ -24,6 +24,23 @@ class Runtime;
 class ShownTensor;
 struct Waiter;
 
+// What changes of a tensor while it lives, beside what the core has. Under the runtime's lock.
+struct TensorNotes {
+    stw_tensor *previous = nullptr;  // in order of creation
+    stw_tensor *next = nullptr;
+    uint64_t serial = 0;         // counts creations; the order of stw_tensor_next
+    uint64_t last_use = 0;       // number of the access, 0: none
+    uint64_t created_ns = 0;     // what happened to its number before was another tensor's
+    bool moved = false;          // since it was last used, as the core knows
+    bool restored = false;       // the contents came from a generation
+    bool kept = false;           // a generation has contents of it
+    uint64_t contributions = 0;  // to sums in it, since it was made
+    uint64_t read_touches = 0;   // faults at its address
+    uint64_t write_touches = 0;
+    bool trained = false;       // counted in Runtime::trained_bytes_
+    void *optimizer = nullptr;  // that holds it
+};
+
 enum class Life : uint32_t { kOpen = 0, kDeferred = 1, kClosed = 2 };
 
 }  // namespace stepwell
@@ -58,20 +75,8 @@ struct stw_tensor {
     std::atomic<uint32_t> flags{0};  // READ_ONLY changes under the runtime's lock
     uint32_t dimensions = 0;
     uint64_t shape[8] = {};
-    uint64_t capacity_bytes = 0;     // as created; reshape may use less
-    stw_tensor *previous = nullptr;  // in order of creation, under the runtime's lock
-    stw_tensor *next = nullptr;
-    uint64_t serial = 0;         // counts creations; the order of stw_tensor_next
-    uint64_t last_use = 0;       // number of the access, 0: none; under the runtime's lock
-    uint64_t created_ns = 0;     // what happened to its number before was another tensor's
-    bool moved = false;          // since it was last used, as the core knows
-    bool restored = false;       // the contents came from a generation
-    bool kept = false;           // a generation has contents of it
-    uint64_t contributions = 0;  // to sums in it, since it was made
-    uint64_t read_touches = 0;   // faults at its address, under the runtime's lock
-    uint64_t write_touches = 0;
-    bool trained = false;       // counted in Runtime::trained_bytes_
-    void *optimizer = nullptr;  // that holds it
+    uint64_t capacity_bytes = 0;  // as created; reshape may use less
+    stepwell::Guarded<stepwell::TensorNotes> notes;
 };
 
 struct stw_group {

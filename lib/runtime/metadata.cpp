@@ -39,6 +39,7 @@ uint64_t Runtime::metadata_bytes() const
 // If 0: the worst case that the other limits allow, learned order of accesses included.
 Status Runtime::open_metadata(const stw_runtime_options &options)
 {
+    MutexLock lock(mutex_);
     const uint64_t fixed = metadata_bytes();
     if (options.metadata_bytes == 0) {
         plan_bytes_max_ = 2 * core_.metadata_bytes_max() + schedule::Trace::kBytesMax;

@@ -116,7 +116,8 @@ std::vector<uint32_t> Runtime::blocks_of_others(const std::vector<TensorId> &use
     for (const TensorId id : used) {
         if (id < handles_.size() && handles_[id]) counted.insert(core_.pack_of(id));
     }
-    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+    for (const stw_tensor *tensor = first_tensor_; tensor;
+         tensor = tensor->notes.with(mutex_).next) {
         if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
         const residency::Policy &policy = core_.spec(tensor->id).policy;
         PlaceId place = kNoPlace;
@@ -255,7 +256,7 @@ Result<StepModel> Runtime::take_model(uint32_t phase) const
     StepModel model;
     const std::vector<observe::LinkTotal> totals = link_totals();
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         const schedule::Learned *way = newest(trace_.phase(phase));
         if (way) copy_steps({&way->events()}, &model);
         if (!way) {

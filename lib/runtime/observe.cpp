@@ -55,7 +55,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         return Status::error(STW_ERROR_INVALID, "there is no tier %u (%s) with device %u", tier,
                              report::tier_name(tier), device);
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const residency::PlaceUsage usage = core_.usage(place);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     const bool host = place == host_place_;
@@ -255,7 +255,7 @@ Status Runtime::tell_waiting(Status status)
     constexpr uint32_t kEach = 4;
     if (status.code() != STW_ERROR_TIMEOUT) return status;
     const std::string transfers = engine_->describe_in_flight(kEach);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::string &sentence = status.mutable_detail().sentence;
     const auto add = [&](const char *what, const std::string &text) {
         if (!text.empty()) sentence += format_text("; %s: %s", what, text.c_str());
@@ -275,7 +275,7 @@ void Runtime::log_timeout(const Status &status)
     std::string waiting;
     std::string views;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         waiting = core_.describe_waiting(kLinesMax);
         views = describe_views(kLinesMax);
     }
@@ -346,7 +346,7 @@ void Runtime::fill_report(report::ReportData &data)
         if (place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
         (void)tier_stats(tier.tier, tier.device, &tier.stats);
         if (place == host_place_ && scratch_) tier.scratch_allocator = scratch_->allocator();
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         tier.promised_bytes = core_.usage(place).promised_blocks * block_bytes_;
         data.tiers.push_back(tier);
     }
@@ -359,19 +359,23 @@ void Runtime::fill_report(report::ReportData &data)
     report_drivers(data);
     data.history.timeline = timeline_->snapshot();
     const update::PipelineStats update = pipeline_->stats();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     data.update = updates_;
     data.update.chunks = update.chunks;
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = update_threads_;
-    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
-        if (tensor->contributions == 0 || tensor->dtype == STW_F32) continue;
-        data.half_sums.push_back({tensor->name, tensor->dtype, tensor->contributions});
+    for (const stw_tensor *tensor = first_tensor_; tensor;
+         tensor = tensor->notes.with(mutex_).next) {
+        const uint64_t contributions = tensor->notes.with(mutex_).contributions;
+        if (contributions == 0 || tensor->dtype == STW_F32) continue;
+        data.half_sums.push_back({tensor->name, tensor->dtype, contributions});
     }
-    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
-        if (tensor->read_touches + tensor->write_touches == 0) continue;
-        data.touches.push_back({tensor->name, tensor->read_touches, tensor->write_touches});
+    for (const stw_tensor *tensor = first_tensor_; tensor;
+         tensor = tensor->notes.with(mutex_).next) {
+        const TensorNotes &notes = tensor->notes.with(mutex_);
+        if (notes.read_touches + notes.write_touches == 0) continue;
+        data.touches.push_back({tensor->name, notes.read_touches, notes.write_touches});
     }
     for (uint32_t i = 0; i < phases_.size(); ++i) {
         report::PhaseReport phase;
@@ -411,8 +415,9 @@ void Runtime::report_history(report::HistoryData &data) const
 std::vector<report::TensorName> Runtime::tensor_names() const
 {
     std::vector<report::TensorName> names(handles_.size());
-    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
-        names[tensor->id] = {tensor->name, tensor->created_ns};
+    for (const stw_tensor *tensor = first_tensor_; tensor;
+         tensor = tensor->notes.with(mutex_).next) {
+        names[tensor->id] = {tensor->name, tensor->notes.with(mutex_).created_ns};
     }
     return names;
 }
@@ -421,7 +426,8 @@ void Runtime::report_waste(report::ReportData &data) const
 {
     std::map<uint32_t, report::WasteReport> roles;
     std::set<residency::PackId> seen;
-    for (const stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+    for (const stw_tensor *tensor = first_tensor_; tensor;
+         tensor = tensor->notes.with(mutex_).next) {
         report::WasteReport &role = roles[tensor->role];
         role.role = tensor->role;
         ++role.tensors;
@@ -445,7 +451,7 @@ Status Runtime::write_timeline(const char *path)
     data.name = name_;
     data.origin_ns = opened_ns_;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (const std::unique_ptr<Phase> &phase : phases_) data.phase_names.push_back(phase->name);
         data.tensors = tensor_names();
     }

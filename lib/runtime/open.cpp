@@ -453,7 +453,10 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     Result<std::unique_ptr<observe::Timeline>> timeline = observe::Timeline::open();
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
-    steps_.open();
+    {
+        MutexLock lock(mutex_);
+        steps_.open();
+    }
     STW_TRY(open_engine(options, std::move(store)));
     expect_bandwidths(tuning);
     profile_ = tuning.take_report();
@@ -628,7 +631,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
     planner_.stop();
     if (timer_.joinable()) {
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             closing_ = true;
         }
         const uint64_t one = 1;
@@ -649,7 +652,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     uint32_t open = 0;
     uint64_t pieces = 0;
     {
-        std::unique_lock<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         do {  // callbacks may make operations while they are waited for
             open = views_.open_views();
             pieces = scratch_pieces();
@@ -662,7 +665,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
                                      static_cast<unsigned long long>(pieces),
                                      open > 0 ? "; views: " : "", describe_views(8).c_str());
             }
-            STW_TRY(await_callbacks(lock, deadline));
+            STW_TRY(await_callbacks(deadline));
         } while (operations_ > 0 || views_.open_views() != open || scratch_pieces() != pieces);
     }
     if (open + pieces > 0) {
@@ -680,8 +683,9 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     STW_TRY(end_policy(timeout_ns));
     STW_TRY(close_tiers(timeout(timeout_ns)));
     if (log_relay_) log_relay_->stop();
+    MutexLock lock(mutex_);  // nobody else is left
     for (stw_tensor *tensor = first_tensor_; tensor;) {
-        stw_tensor *next = tensor->next;
+        stw_tensor *next = tensor->notes.with(mutex_).next;
         tensor->runtime = nullptr;
         tensor->sharding.reset();
         std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes

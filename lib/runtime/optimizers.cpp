@@ -56,13 +56,16 @@ Status Runtime::open_update(uint32_t asked)
     update::PipelineOptions options;
     options.tiers = this;
     options.thread_count = std::min(threads.count, update::kThreadsMax);
-    options.window_bytes = update_window();
-    options.device_windows = device_windows();
+    {
+        MutexLock lock(mutex_);
+        options.window_bytes = update_window();
+        options.device_windows = device_windows();
+    }
     if (!options.device_windows.empty()) options.devices = this;
     options.failed_user = this;
     options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
         auto *runtime = static_cast<Runtime *>(user);
-        std::lock_guard<std::mutex> lock(runtime->mutex_);
+        MutexLock lock(runtime->mutex_);
         runtime->background(tensor, cause);
     };
     options.span_user = this;
@@ -136,7 +139,7 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
         torch_order);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     grow_to_hold(optimizers_, optimizers_.size() + 1);
     stw_optimizer *optimizer = optimizer_pool.take();
     if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
@@ -151,8 +154,14 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
 // The list may grow meanwhile, by another thread; what it names stays where it is.
 Runtime::OptimizerBody &Runtime::body_of(const stw_optimizer *optimizer)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return *optimizers_[optimizer->index];
+}
+
+std::vector<stw_tensor *> Runtime::held_by(const OptimizerBody &body) const
+{
+    MutexLock lock(mutex_);
+    return body.held.with(mutex_);
 }
 
 Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
@@ -167,30 +176,26 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
     // All of its states or none: an open view of one is BUSY, and then nothing has changed.
     std::vector<stw_tensor *> states;
     for (const OwnedState &state : body.states) states.push_back(state.tensor);
-    for (stw_tensor *tensor : states) tensor->optimizer = nullptr;
     if (!states.empty()) {
-        Status status = destroy_tensors(states.data(), static_cast<uint32_t>(states.size()));
-        if (!status.ok()) {
-            for (stw_tensor *tensor : states) tensor->optimizer = &body;
-            return status;
-        }
+        STW_TRY(destroy_held(states.data(), static_cast<uint32_t>(states.size()), &body));
     }
     {
-        std::lock_guard<std::mutex> changes(body.changes);
+        MutexLock changes(body.changes);
         body.optimizer.reset();
         body.states.clear();
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (stw_tensor *tensor : body.held) {
-            if (tensor->optimizer == &body) tensor->optimizer = nullptr;
-        }
-        body.held.clear();
     }
-    // A gradient may be in several.
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
+    for (stw_tensor *tensor : body.held.with(mutex_)) {
+        void *&holder = tensor->notes.with(mutex_).optimizer;
+        if (holder == &body) holder = nullptr;
+    }
+    body.held.with(mutex_).clear();
     body.handle = nullptr;
+    // A gradient may be in several.
     for (const std::unique_ptr<OptimizerBody> &other : optimizers_) {
-        for (stw_tensor *tensor : other->held) {
-            if (!tensor->optimizer) tensor->optimizer = other.get();
+        for (stw_tensor *tensor : other->held.with(mutex_)) {
+            void *&holder = tensor->notes.with(mutex_).optimizer;
+            if (!holder) holder = other.get();
         }
     }
     optimizer_pool.give(optimizer);
@@ -223,7 +228,7 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
         spec.partition_multiple = sharding->multiple;
     }
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         spec.neighbour = core_.spec(parameter->id).neighbour;
     }
     stw_policy on_device = STW_POLICY_INIT;
@@ -237,8 +242,8 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     grow_to_hold(body.states, body.states.size() + 1);
     STW_TRY(create_tensors(&spec, 1, &state.tensor));
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        state.tensor->optimizer = &body;
+        MutexLock lock(mutex_);
+        state.tensor->notes.with(mutex_).optimizer = &body;
     }
     *id_out = state.tensor->id;
     body.states.push_back(std::move(state));
@@ -266,7 +271,9 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
     if (parameter->flags & STW_TENSOR_READ_ONLY) {
         return mismatch(parameter, "it is read-only; leave frozen parameters out");
     }
-    if (parameter->optimizer && parameter->optimizer != &body) {
+    MutexLock lock(mutex_);
+    const OptimizerBody *holder = optimizer_of(*parameter);
+    if (holder && holder != &body) {
         return Status::error(STW_ERROR_EXISTS, "%s is in another optimizer",
                              parameter_text(parameter->name).c_str());
     }
@@ -333,8 +340,9 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     std::vector<update::Entry> wanted;
     wanted.reserve(n);
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        grow_to_hold(body.held, body.held.size() + 2 * size_t{n});
+        MutexLock lock(mutex_);
+        std::vector<stw_tensor *> &now_held = body.held.with(mutex_);
+        grow_to_hold(now_held, now_held.size() + 2 * size_t{n});
     }
     std::vector<stw_tensor *> held;
     held.reserve(2 * size_t{n});
@@ -368,10 +376,10 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     }
     body.shared_groups.merge(shared_groups);
     body.shared_hash = shared_hash;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (stw_tensor *tensor : held) {
-        tensor->optimizer = &body;
-        body.held.push_back(tensor);
+        tensor->notes.with(mutex_).optimizer = &body;
+        body.held.with(mutex_).push_back(tensor);
     }
     return {};
 }
@@ -379,10 +387,10 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
 // Those made last, which nobody has used.
 void Runtime::forget_states(OptimizerBody &body, size_t keep, Commands &out)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (body.states.size() > keep) {
         stw_tensor *state = body.states.back().tensor;
-        if (state->restored) take_restored(state->name, false);
+        if (state->notes.with(mutex_).restored) take_restored(state->name, false);
         unregister_tensor(state, out);
         body.states.pop_back();
     }
@@ -394,7 +402,7 @@ Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_ent
                                uint32_t n)
 {
     OptimizerBody &body = body_of(optimizer);
-    std::lock_guard<std::mutex> changes(body.changes);
+    MutexLock changes(body.changes);
     const size_t states_before = body.states.size();
     Commands undone;  // going back must not need memory
     undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
@@ -433,9 +441,10 @@ Status Runtime::find_parameter(const OptimizerBody &body, const stw_tensor *para
 {
     *updated_here = body.optimizer->has(parameter->id);
     if (*updated_here) return {};
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (size_t i = 0; i < body.held.size(); i += 2) {
-        if (body.held[i] == parameter) return {};
+    MutexLock lock(mutex_);
+    const std::vector<stw_tensor *> &held = body.held.with(mutex_);
+    for (size_t i = 0; i < held.size(); i += 2) {
+        if (held[i] == parameter) return {};
     }
     return Status::error(STW_ERROR_NOT_FOUND, "%s is no parameter of optimizer '%s'",
                          tensor_text(parameter->name).c_str(), body.name.c_str());
@@ -503,11 +512,12 @@ bool Runtime::name_parameters(const OptimizerBody &body, const stw_update_option
         named->assign(options.parameters, options.parameters + options.parameter_count);
         return true;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (std::none_of(body.held.begin(), body.held.end(), is_frozen)) return false;
+    MutexLock lock(mutex_);
+    const std::vector<stw_tensor *> &held = body.held.with(mutex_);
+    if (std::none_of(held.begin(), held.end(), is_frozen)) return false;
     std::set<const stw_tensor *> seen;  // there may be an entry for each part
-    for (size_t i = 0; i < body.held.size(); i += 2) {
-        stw_tensor *parameter = body.held[i];
+    for (size_t i = 0; i < held.size(); i += 2) {
+        stw_tensor *parameter = held[i];
         if (!is_frozen(parameter) && seen.insert(parameter).second) named->push_back(parameter);
     }
     return true;
@@ -529,7 +539,8 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
         if (updated_here) parameters.push_back(parameter->id);
     }
     if (options.parameters) STW_TRY(check_none_frozen(named));
-    STW_TRY(check_update_room(body, some ? named : body.held));
+    const std::vector<stw_tensor *> tensors = some ? std::move(named) : held_by(body);
+    STW_TRY(check_update_room(body, tensors));
     update::StepOptions step;
     step.flags = options.flags;
     step.wants_verdict = result_out != nullptr;
@@ -541,16 +552,16 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     step.timeout_ns = timeout(options.timeout_ns);
     update::StepResult result;
     const residency::Instant begin = now();
-    Status status = ranks_.body ? step_on_ranks(body, some ? named : body.held, step, &result)
+    Status status = ranks_.body ? step_on_ranks(body, tensors, step, &result)
                                 : body.optimizer->step(step, &result);
     if (result_out) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());
     }
     log_timeout(status);
     if (!status.ok()) return tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     updates_.steps += 1;
     updates_.skipped += result.skipped;
     updates_.parameters += result.updated;
@@ -567,8 +578,8 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
     const bool here = works_here();
     STW_TRY(Status(ranks_->group.broken()));
     const auto work_until = [&](const std::function<bool()> &done) -> Status {
-        std::unique_lock<std::mutex> lock(mutex_);
-        if (wait_ranks(lock, begin, deadline, done)) return {};
+        MutexLock lock(mutex_);
+        if (wait_ranks(begin, deadline, done)) return {};
         STW_TRY(interrupted_since(begin));
         return Status::error(STW_ERROR_TIMEOUT,
                              "the ranks had not agreed on the step of optimizer "
@@ -577,8 +588,9 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
     };
     const bool has_verdict = update::has_verdict(step);
     if (here) {
-        STW_TRY(work_until(
-            [&] { return (!has_verdict || ranks_idle()) && body.optimizer->may_begin(step); }));
+        STW_TRY(work_until([&]() STW_REQUIRES(mutex_) {
+            return (!has_verdict || ranks_idle()) && body.optimizer->may_begin(step);
+        }));
     }
     const std::shared_ptr<LocalVerdict> verdict = queue_verdict(body, tensors, step);
     step.agreement = verdict.get();

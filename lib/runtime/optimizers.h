@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the runtime keeps of an optimizer beside update/'s own object: the state tensors it made and
-// the tensors it holds. One thread at a time per optimizer.
+// the tensors it holds. One thread at a time per optimizer, and beside it a commit.
 #pragma once
 
 #include "lib/runtime/runtime.h"
 
-#include <mutex>
 #include <set>
 
 namespace stepwell {
@@ -22,13 +21,14 @@ struct Runtime::OptimizerBody {
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
-    // A parameter, its gradient, and so on. Changed under the runtime's lock too: the end of
-    // another optimizer reads it.
-    std::vector<stw_tensor *> held;
+    Guarded<std::vector<stw_tensor *>>
+        held;                          // by the runtime's lock: a parameter, its gradient, ...
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
-    std::mutex changes;                // what it holds; a commit reads counts on another thread
-    bool durable = false;              // its states and counts are part of generations
+    // While `optimizer` gets entries or ends: a commit reads its counts on another thread. Before
+    // the runtime's lock.
+    Mutex changes;
+    bool durable = false;  // its states and counts are part of generations
     bool has_policy = false;
     stw_policy policy = STW_POLICY_INIT;
     stw_custom_update custom{};

@@ -15,7 +15,7 @@ Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 {
     auto body = std::make_unique<Phase>();
     body->name = name ? name : "";
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     grow_to_hold(phases_, phases_.size() + 1);
     stw_phase *phase = phase_pool.take();
     if (!phase) return Status::error(STW_ERROR_LIMIT, "no handle is left for another phase");
@@ -29,7 +29,7 @@ Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 
 Status Runtime::destroy_phase(stw_phase *phase)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (phases_[phase->index]->step != 0) {
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
                              phases_[phase->index]->name.c_str());
@@ -41,7 +41,7 @@ Status Runtime::destroy_phase(stw_phase *phase)
 
 uint64_t Runtime::step_of(const stw_phase *phase) const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return phases_[phase->index]->step;
 }
 
@@ -49,7 +49,7 @@ Status Runtime::begin_step(stw_phase *phase)
 {
     release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Phase &mine = *phases_[phase->index];
     if (mine.step != 0) {
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
@@ -74,7 +74,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 {
     release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint32_t index = phase->index;
     Phase &mine = *phases_[index];
     if (mine.step == 0) {
@@ -150,7 +150,7 @@ void Runtime::close_step(Phase &phase)
 
 void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
 {
-    ++gradient->contributions;
+    ++gradient->notes.with(mutex_).contributions;
     if (step == 0) return;
     Phase &phase = *phases_[(step >> 32) - 1];
     if (phase.step == step) phase.reduced.push_back(gradient->id);
@@ -163,7 +163,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
     release_touches();
     uint64_t step = 0;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         step = phases_[phase->index]->step;
         if (step == 0) {
             return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step",
@@ -181,7 +181,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
     }
     std::vector<residency::TensorId> reduced;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         Phase &mine = *phases_[phase->index];
         reduced.swap(mine.reduced);
         if (plans_) trace_.end_step(phase->index, now(), false);
@@ -190,7 +190,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
     }
     std::sort(reduced.begin(), reduced.end());
     reduced.erase(std::unique(reduced.begin(), reduced.end()), reduced.end());
-    act([&](Core &, Commands &out) {
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
         for (const residency::TensorId tensor : reduced) drop_partial(tensor, out);
     });
     for (const residency::TensorId tensor : reduced) empty_behind(tensor);

@@ -31,10 +31,20 @@ schedule::Hint hint_of(uint32_t release_flags)
 
 Runtime::PlanPause::PlanPause(Runtime &runtime) : runtime_(runtime)
 {
-    runtime_.act([&](Core &core, Commands &out) {
-        ++runtime_.plan_pauses_;
+    runtime_.begin_pause();
+}
+
+Runtime::PlanPause::~PlanPause()
+{
+    runtime_.end_pause();
+}
+
+void Runtime::begin_pause()
+{
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        ++plan_pauses_;
         // Those that wait for somebody's view would be waited for with it.
-        for (const std::unique_ptr<Phase> &phase : runtime_.phases_) {
+        for (const std::unique_ptr<Phase> &phase : phases_) {
             if (!phase->lookahead) continue;
             for (const residency::FetchId fetch : phase->lookahead->fetches()) {
                 if (core.is_blocked(fetch)) core.cancel(fetch, cancelled(), out);
@@ -43,11 +53,11 @@ Runtime::PlanPause::PlanPause(Runtime &runtime) : runtime_(runtime)
     });
 }
 
-Runtime::PlanPause::~PlanPause()
+void Runtime::end_pause()
 {
-    std::lock_guard<std::mutex> lock(runtime_.mutex_);
-    --runtime_.plan_pauses_;
-    runtime_.plan_due_ = true;
+    MutexLock lock(mutex_);
+    --plan_pauses_;
+    plan_due_ = true;
 }
 
 // Of a step that is still open.
@@ -77,7 +87,7 @@ void Runtime::note_fetch(const FetchPlan &plan)
 void Runtime::note_copies(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
-    const auto add = [&](const Range &range) {
+    const auto add = [&](const Range &range) STW_REQUIRES(mutex_) {
         if (range.byte_count == 0) return;
         note_access(range.tensor->id);
         requests.push_back({range.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
@@ -251,7 +261,7 @@ void Runtime::take_bandwidths(const std::vector<observe::LinkTotal> &links)
 
 void Runtime::plan_now()
 {
-    act([&](Core &, Commands &) { plan_due_ = true; });
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { plan_due_ = true; });
 }
 
 // ------------------------------------------------------------------------------- declared steps --
@@ -301,7 +311,7 @@ Status Runtime::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
     }
     const uint64_t events = step.size();
     const std::vector<observe::LinkTotal> links = link_totals();
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint32_t index = phase->index;
     const Phase &mine = *phases_[index];
     if (mine.step != 0) {

@@ -51,7 +51,9 @@ uint64_t Runtime::rank_bytes() const
 // Under the lock. Plans that are not followed go for it.
 bool Runtime::make_plan_room(uint64_t bytes)
 {
-    const auto enough = [&] { return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_; };
+    const auto enough = [&]() STW_REQUIRES(mutex_) {
+        return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
+    };
     while (!enough() || plans_made_.size() >= kPlansMax) {
         const size_t drop = plan_to_drop(plans_made_, plan_followed_);
         if (drop == plans_made_.size()) break;
@@ -154,7 +156,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
     std::unique_ptr<PlanWork> work;
     Status asked;
     try {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         take_plan();
         work = plan_question(phase);
         if (!work) return;
@@ -165,7 +167,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
     }
     if (asked.ok()) asked = planner_.ask(std::move(work));
     if (asked.ok()) return;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     plan_bytes_asked_ = 0;
     plan_refused_ = asked.code() == STW_ERROR_LIMIT;
     note_line(STW_LOG_WARNING, "plan", asked);
@@ -242,9 +244,10 @@ PlanWork *Runtime::plan_for(uint32_t phase)
 void Runtime::follow_plan(uint32_t phase)
 {
     take_plan();
-    const bool alone = std::none_of(phases_.begin(), phases_.end(), [&](const auto &other) {
-        return other->step != 0 && other.get() != phases_[phase].get();
-    });
+    const bool alone =
+        std::none_of(phases_.begin(), phases_.end(), [&](const auto &other) STW_REQUIRES(mutex_) {
+            return other->step != 0 && other.get() != phases_[phase].get();
+        });
     PlanWork *work = alone ? plan_for(phase) : nullptr;
     plan_turn_ = work && work == plan_followed_
                      ? static_cast<uint32_t>((plan_turn_ + 1) % work->round.size())

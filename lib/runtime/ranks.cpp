@@ -58,11 +58,16 @@ Status agree_blocks(const stw_runtime_options &options, uint64_t bucket_blocks,
 
 }  // namespace
 
+RankQueue::RankQueue(residency::Core &core, PlaceId place, uint64_t whole_blocks)
+    : gathers(core, place, whole_blocks, kBucketBytes, kAheadMax)
+{
+}
+
 Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint64_t whole_blocks)
     : handle(group_handle),
       group(*group_handle->body),
       place(at),
-      gathers(owner.core_, at, whole_blocks, kBucketBytes, kAheadMax)
+      queue(owner.core_, at, whole_blocks)
 {
 }
 
@@ -155,15 +160,18 @@ Status Runtime::open_ranks()
 {
     if (!ranks_.body) return {};
     ranks_->place = nearest_place_;
-    ranks_->gathers.set_place(nearest_place_);
+    {
+        MutexLock lock(mutex_);
+        ranks_->queue.with(mutex_).gathers.set_place(nearest_place_);
+    }
     STW_TRY(open_group_memory());
     if (works_here()) return {};
     const SignalsBlocked signals;
     try {
         ranks_->thread = std::thread([this] {
-            std::unique_lock<std::mutex> lock(mutex_);
-            while (!ranks_->stops) {
-                if (!work_one(lock)) ranks_->wakes.wait(lock);
+            MutexLock lock(mutex_);
+            while (!ranks_->queue.with(mutex_).stops) {
+                if (!work_one()) ranks_->wakes.wait(mutex_);
             }
         });
     } catch (const std::system_error &error) {
@@ -178,8 +186,8 @@ void Runtime::close_ranks()
 {
     if (!ranks_.body) return;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        ranks_->stops = true;
+        MutexLock lock(mutex_);
+        ranks_->queue.with(mutex_).stops = true;
     }
     ranks_->group.give_up();
     if (ranks_->replicas) ranks_->replicas->give_up();
@@ -191,7 +199,7 @@ void Runtime::close_ranks()
 // Of a deferred close: views that are released later start nothing any more. Under the lock.
 bool Runtime::ranks_stopped() const
 {
-    return ranks_.body && ranks_->stops;
+    return ranks_.body && ranks_->queue.with(mutex_).stops;
 }
 
 // Once storage is closed.
@@ -208,8 +216,10 @@ void Runtime::leave_ranks()
 bool Runtime::ranks_idle() const
 {
     if (!ranks_.body) return true;
-    if (ranks_->stops) return !ranks_->working;  // what is left in the queue is nobody's
-    return ranks_->queue.empty() && !ranks_->working && ranks_->gathers.idle();
+    if (ranks_->queue.with(mutex_).stops)
+        return !ranks_->queue.with(mutex_).working;  // what is left in the queue is nobody's
+    return ranks_->queue.with(mutex_).collectives.empty() && !ranks_->queue.with(mutex_).working &&
+           ranks_->queue.with(mutex_).gathers.idle();
 }
 
 bool Runtime::works_here() const
@@ -221,60 +231,68 @@ bool Runtime::works_here() const
 Status Runtime::drain_ranks(residency::Instant begin, residency::Instant deadline)
 {
     if (!ranks_.body) return {};
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (wait_ranks(lock, begin, deadline, [this] { return ranks_idle(); })) return {};
+    MutexLock lock(mutex_);
+    if (wait_ranks(begin, deadline, [this]() STW_REQUIRES(mutex_) { return ranks_idle(); }))
+        return {};
     STW_TRY(interrupted_since(begin));
     return Status::error(STW_ERROR_TIMEOUT,
                          "%zu collectives of the group were still queued when the timeout passed; "
                          "other ranks have not called for them, or are slow",
-                         ranks_->queue.size() + (ranks_->working ? 1 : 0));
+                         ranks_->queue.with(mutex_).collectives.size() +
+                             (ranks_->queue.with(mutex_).working ? 1 : 0));
 }
 
 // --------------------------------------------------------------------------------- the queue ----
 
 void Runtime::queue_collective(std::unique_ptr<Collective> next)
 {
-    ranks_->queue.push_back(std::move(next));
+    ranks_->queue.with(mutex_).collectives.push_back(std::move(next));
     ranks_news_ = true;
 }
 
 // Works on the front of the queue when it can be. False: there is nothing to do now.
-bool Runtime::work_one(std::unique_lock<std::mutex> &lock)
+bool Runtime::work_one()
 {
-    Ranks &ranks = *ranks_.body;
-    if (!ranks.granted.empty()) {
-        Waiter &waiter = *ranks.granted.front();
-        ranks.granted.pop_front();
-        lock.unlock();
+    RankQueue &queue = ranks_->queue.with(mutex_);
+    if (!queue.granted.empty()) {
+        Waiter &waiter = *queue.granted.front();
+        queue.granted.pop_front();
+        const MutexUnlock unlocked(mutex_);
         finish_gathered(waiter);
-        lock.lock();
         return true;
     }
-    if (ranks.working || ranks.queue.empty()) return false;
-    const Collective &front = *ranks.queue.front();
-    using Kind = Collective::Kind;
-    if (front.kind == Kind::kGather && !front.started) return false;
-    const std::unique_ptr<Collective> work = std::move(ranks.queue.front());
-    ranks.queue.pop_front();
-    ranks.working = work.get();
-    lock.unlock();
-    const std::string &name = work->tensors.empty() ? work->name : work->tensors[0]->name;
-    ranks.node->stands(ranks.group.sequence() + 1, name);
-    switch (work->kind) {
-    case Kind::kGather: run_gather(*work); break;
-    case Kind::kKeep: run_keep(*work); break;
-    case Kind::kReduce: run_reduce(*work); break;
-    case Kind::kVerdict: run_verdict(*work); break;
-    case Kind::kCommit: run_commit(*work->commit); break;
+    if (queue.working || queue.collectives.empty()) return false;
+    const Collective &front = *queue.collectives.front();
+    if (front.kind == Collective::Kind::kGather && !front.started) return false;
+    const std::unique_ptr<Collective> work = std::move(queue.collectives.front());
+    queue.collectives.pop_front();
+    queue.working = work.get();
+    {
+        const MutexUnlock unlocked(mutex_);
+        run_collective(*work);
     }
-    share_failure();
-    if (ranks.holds_memory()) lose_bucket();
-    lock.lock();
-    ranks.working = nullptr;
+    queue.working = nullptr;
     ++progress_made_;
     progress_.notify_all();
     tell_ranks();
     return true;
+}
+
+void Runtime::run_collective(Collective &work)
+{
+    using Kind = Collective::Kind;
+    Ranks &ranks = *ranks_.body;
+    const std::string &name = work.tensors.empty() ? work.name : work.tensors[0]->name;
+    ranks.node->stands(ranks.group.sequence() + 1, name);
+    switch (work.kind) {
+    case Kind::kGather: run_gather(work); break;
+    case Kind::kKeep: run_keep(work); break;
+    case Kind::kReduce: run_reduce(work); break;
+    case Kind::kVerdict: run_verdict(work); break;
+    case Kind::kCommit: run_commit(*work.commit); break;
+    }
+    share_failure();
+    if (ranks.holds_memory()) lose_bucket();
 }
 
 // The engine may still read or write it, for as long as the process lives.
@@ -295,15 +313,14 @@ void Runtime::tell_ranks()
 
 // Waits for the queue to come to what `done` says; where collectives may not leave the caller's
 // thread it works there. Under the lock.
-bool Runtime::wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
-                         residency::Instant deadline, const std::function<bool()> &done)
+bool Runtime::wait_ranks(residency::Instant begin, residency::Instant deadline,
+                         const std::function<bool()> &done)
 {
-    std::condition_variable &news = works_here() ? ranks_->wakes : ranks_->answers;
+    Condition &news = works_here() ? ranks_->wakes : ranks_->answers;
     while (!done()) {
         if (now() >= deadline || begin <= interrupted_at_) return false;
-        if (works_here() && work_one(lock)) continue;
-        const uint64_t left = std::min<uint64_t>(deadline - now(), 100'000'000);
-        news.wait_for(lock, std::chrono::nanoseconds(left));
+        if (works_here() && work_one()) continue;
+        (void)news.wait_until(mutex_, std::min<uint64_t>(deadline, now() + 100'000'000));
     }
     return true;
 }
@@ -336,21 +353,21 @@ Status Runtime::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.deadline = std::min(asked.deadline, now() + ranks_->group.timeout_ns());
-    waiter.done = false;
     waiter.grants.clear();
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        waiter.done.with(mutex_) = false;
         waiter.fetch = core.fetch(asked, now(), out);
         waiters_[waiter.fetch] = &waiter;
         arm_timer(asked.deadline);
     });
-    std::unique_lock<std::mutex> lock(mutex_);
-    waiter.cv.wait(lock, [&] { return waiter.done; });
+    MutexLock lock(mutex_);
+    while (!waiter.done.with(mutex_)) waiter.cv.wait(mutex_);
     return std::move(waiter.status);
 }
 
 void Runtime::give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (size_t i = 0; i < asked.requests.size(); ++i) {
             const residency::Request &request = asked.requests[i];
             residency::Release release;
@@ -371,7 +388,7 @@ char *Runtime::bytes_at(residency::TensorId tensor, const residency::Grant &gran
 {
     update::Piece piece;
     piece.tensor = tensor;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return static_cast<char *>(piece_pointer(grant, piece));
 }
 
@@ -397,7 +414,7 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, u
             update::Piece piece;
             piece.tensor = tensor.id;
             piece.byte_begin = at;
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             shard = static_cast<char *>(piece_pointer(waiter.grants[0], piece));
         }
         char *other = memory + (at - begin);
@@ -420,8 +437,8 @@ PlaceId Runtime::shard_place() const
 void Runtime::hint_shards()
 {
     constexpr size_t kAhead = 8;
-    act([&](Core &core, Commands &out) {
-        std::deque<residency::FetchId> &hints = ranks_->hints;
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        std::deque<residency::FetchId> &hints = ranks_->queue.with(mutex_).hints;
         while (!hints.empty() && !core.is_waiting(hints.front())) hints.pop_front();
         const auto hint = [&](Collective &gather) {
             uint64_t before = 0;
@@ -446,8 +463,8 @@ void Runtime::hint_shards()
                 before += tensor->bytes;
             }
         };
-        if (ranks_->working) hint(*ranks_->working);
-        for (const std::unique_ptr<Collective> &next : ranks_->queue) {
+        if (ranks_->queue.with(mutex_).working) hint(*ranks_->queue.with(mutex_).working);
+        for (const std::unique_ptr<Collective> &next : ranks_->queue.with(mutex_).collectives) {
             if (hints.size() >= kAhead) break;
             if (next->kind == Collective::Kind::kGather) hint(*next);
         }

@@ -13,11 +13,9 @@
 #include "lib/support/thread_annotations.h"
 #include "lib/update/verdict.h"
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -72,19 +70,13 @@ struct Collective {
     std::shared_ptr<CommitWork> commit;  // kCommit; whoever called may have given up
 };
 
-struct Runtime::Ranks {
-    Ranks(Runtime &owner, stw_group *group, residency::PlaceId place, uint64_t whole_blocks);
+// What calls and the thread that works the queue off share.
+struct RankQueue {
+    RankQueue(residency::Core &core, residency::PlaceId place, uint64_t whole_blocks);
 
-    stw_group *handle;
-    collective::Group &group;
-    collective::Group *replicas = nullptr;  // who holds the same shards; null: nobody else
-    std::unique_ptr<collective::Node> node;
-    std::unique_ptr<collective::Node> host;         // with those of other groups; null: no replicas
-    std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
-    residency::PlaceId place;                       // of wholes
     residency::WholeGathers gathers;
     std::vector<stw_tensor *> wholes;  // by their number in the ledger
-    std::deque<std::unique_ptr<Collective>> queue;
+    std::deque<std::unique_ptr<Collective>> collectives;
     Collective *working = nullptr;  // what was the front
     residency::GatherId gathers_queued = 0;
     // Fetches of wholes, by the ledger's number of the call, until they are answered. One that was
@@ -99,6 +91,22 @@ struct Runtime::Ranks {
     Call end_call(uint64_t number);
     std::deque<Waiter *> granted;  // operations, for the thread to go on with
     std::deque<residency::FetchId> hints;
+    std::vector<residency::TensorId> voided;  // partial sums that were dropped while added to
+    bool stops = false;
+};
+
+struct Runtime::Ranks {
+    Ranks(Runtime &owner, stw_group *group, residency::PlaceId place, uint64_t whole_blocks);
+
+    stw_group *handle;
+    collective::Group &group;
+    collective::Group *replicas = nullptr;  // who holds the same shards; null: nobody else
+    std::unique_ptr<collective::Node> node;
+    std::unique_ptr<collective::Node> host;         // with those of other groups; null: no replicas
+    std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
+    residency::PlaceId place;                       // of wholes
+    Guarded<RankQueue> queue;                       // by the runtime's lock
+    // From here on of whoever works the queue off.
     std::vector<char> bucket;
     // Where collectives work on a device's memory: their streams as that device knows them, and the
     // end of its arena as the bucket.
@@ -109,10 +117,8 @@ struct Runtime::Ranks {
     uint64_t arena_bytes = 0;
     bool registered = false;
     [[nodiscard]] char *bucket_data() { return on_device ? device_bucket : bucket.data(); }
-    std::vector<residency::TensorId> voided;  // partial sums that were dropped while added to
-    std::condition_variable wakes;            // whoever works the queue off: there may be work
-    std::condition_variable answers;          // who waits for others to do so
-    bool stops = false;
+    Condition wakes;     // whoever works the queue off: there may be work
+    Condition answers;   // who waits for others to do so
     std::thread thread;  // none where collectives stay on the caller's
 
     [[nodiscard]] bool holds_memory() const

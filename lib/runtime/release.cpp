@@ -77,7 +77,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id strea
             errors_.load(std::memory_order_relaxed) == 0) {
             return {};
         }
-        act([&](Core &core, Commands &out) {
+        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
             const bool far = (flags & STW_RELEASE_FAR) != 0;
             const bool near = (flags & STW_RELEASE_NEAR) != 0;
             // The hit itself is older than the hint.
@@ -117,7 +117,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id strea
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
     Measured measured = measure_gradient(copy, flags);
     uint64_t version = 0;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         const residency::Request view{release.tensor, release.access, release.place,
                                       release.byte_begin, release.byte_count};
         note_release(view, copy.step, flags);
@@ -159,7 +159,7 @@ Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags
         all.tensor = view.tensor->id;
         const void *bytes = nullptr;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             bytes = piece_pointer(core_.location(all.tensor, view.place), all);
         }
         measured.measurement = update::measure(bytes, view.tensor->dtype, parts);
@@ -179,7 +179,7 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
     release.place = slot.place;
     release.byte_count = buffer_bytes(slot);
     const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.release(release, now(), out);
         if (!drops) note_reduced(slot.tensor, slot.step);
     });
@@ -218,7 +218,7 @@ Status Runtime::release_converted(const ViewSlot &slot, uint32_t flags)
     release.place = slot.place;
     release.byte_count = buffer_bytes(slot);
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.release(release, now(), out);
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
@@ -328,7 +328,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     release_touches();
     STW_TRY(sticky_errors(plan));
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (operations_ >= operations_max_) {
             return Status::error(STW_ERROR_LIMIT,
                                  "%u operations exist, as many as operations_max allows; free "
@@ -339,7 +339,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     }
     const auto uncount = [this](stw_operation *unused) {
         if (unused) operation_pool.give(unused);
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         --operations_;
     };
     stw_operation *operation = nullptr;
@@ -370,13 +370,13 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
                     : nothing ? Status()
                     : copies  ? start_snapshot(*waiter)
                               : start_fetch(*waiter);
-    if (nothing || !status.ok()) {
-        waiter->done = true;
-        waiter->status = std::move(status);
-    }
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (!waiter->done && !copies) arm_timer(waiter->deadline);
+        MutexLock lock(mutex_);
+        if (nothing || !status.ok()) {
+            waiter->done.with(mutex_) = true;
+            waiter->status = std::move(status);
+        }
+        if (!waiter->done.with(mutex_) && !copies) arm_timer(waiter->deadline);
     }
     *operation_out = operation;
     return {};
@@ -393,30 +393,30 @@ Status Runtime::freed_meanwhile()
 
 Status Runtime::poll(stw_operation *operation)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();
-    if (works_here() && !waiter->done) {
-        (void)work_one(lock);
+    if (works_here() && !waiter->done.with(mutex_)) {
+        (void)work_one();
         waiter = operation->waiter;
         if (!waiter) return freed_meanwhile();
     }
-    return waiter->done ? waiter->status : Status::remark(STW_PENDING);
+    return waiter->done.with(mutex_) ? waiter->status : Status::remark(STW_PENDING);
 }
 
 Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
 {
     const residency::Instant begin = now();
     const residency::Instant deadline = begin + timeout(timeout_ns);
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();
-    if (!waiter->done) {
+    if (!waiter->done.with(mutex_)) {
         STW_TRY(interrupted_since(begin));
         // Who comes back by himself may still release.
-        sleep_on(*waiter, lock, deadline, timeout_ns == 0);
+        sleep_on(*waiter, deadline, timeout_ns == 0);
     }
-    if (waiter->done) return waiter->status;
+    if (waiter->done.with(mutex_)) return waiter->status;
     STW_TRY(interrupted_since(begin));
     return Status::remark(STW_PENDING);
 }
@@ -424,7 +424,7 @@ Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
 // Under the lock. Of copies, the chunk at work is the last: then it is over.
 void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
 {
-    if (waiter.done) return;
+    if (waiter.done.with(mutex_)) return;
     waiter.cancelled = true;
     if (end_wholes_early(waiter, out)) return;
     core.cancel(waiter.fetch, cancelled(), out);
@@ -437,7 +437,7 @@ void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
 Status Runtime::cancel(stw_operation *operation)
 {
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         if (operation->waiter) {
             end_early(*operation->waiter, core, out);
         } else {
@@ -451,10 +451,10 @@ Status Runtime::collect(stw_operation *operation, void *stream, stw_view *views_
 {
     Waiter *waiter = nullptr;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         waiter = operation->waiter;
         if (!waiter) return freed_meanwhile();
-        if (!waiter->done) return Status::remark(STW_PENDING);
+        if (!waiter->done.with(mutex_)) return Status::remark(STW_PENDING);
         STW_TRY(Status(waiter->status));
         if (waiter->collected) {
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
@@ -476,7 +476,7 @@ Status Runtime::collect(stw_operation *operation, void *stream, stw_view *views_
 Status Runtime::free_operation(stw_operation *operation)
 {
     Waiter *waiter = nullptr;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         waiter = std::exchange(operation->waiter, nullptr);
         if (!waiter) return;
         operation_pool.retire(operation);
@@ -486,9 +486,9 @@ Status Runtime::free_operation(stw_operation *operation)
     if (!waiter) return freed_meanwhile();
     bool collected = false;
     {
-        std::unique_lock<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         // The chunk that is just being copied is the last one.
-        waiter->cv.wait(lock, [waiter] { return waiter->done; });
+        while (!waiter->done.with(mutex_)) waiter->cv.wait(mutex_);
         collected = std::exchange(waiter->collected, true);
     }
     if (!collected) {
@@ -496,7 +496,7 @@ Status Runtime::free_operation(stw_operation *operation)
         undo_wholes(*waiter);
         drop_scratches(waiter->plan);
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     --operations_;
     if (waiter->callback == Callback::kQueued) {
         // The callback runs, or has still to: when it returns, the rest goes.

@@ -40,11 +40,10 @@ Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Poli
 Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const std::string &words,
                                       stw_tensor *tensor)
 {
-    tensor->restored = false;
-    tensor->kept = false;
+    tensor->notes.with(mutex_) = {};  // the handle may have been another tensor's
     if (!wanted.durable) return core_.create(wanted);
-    const auto waits = durable_->not_made.find(wanted.name);
-    const bool waited = waits != durable_->not_made.end();
+    const auto waits = durable_->tensors.with(mutex_).not_made.find(wanted.name);
+    const bool waited = waits != durable_->tensors.with(mutex_).not_made.end();
     const uint64_t slots = waited ? std::exchange(waits->second, 0) : 0;
     if (slots > 0) withhold_kept();
     Result<TensorId> made = make_durable(wanted, words, tensor);
@@ -72,25 +71,27 @@ Result<TensorId> Runtime::make_durable(const residency::TensorSpec &wanted,
     Result<TensorId> made = restore_tensor(wanted, *there);
     if (!made.ok()) return made;
     take_restored(wanted.name, true);
-    tensor->restored = true;
-    tensor->kept = true;
+    tensor->notes.with(mutex_).restored = true;
+    tensor->notes.with(mutex_).kept = true;
     return made;
 }
 
 void Runtime::expect_tensors(store::Manifest manifest)
 {
-    durable_->infos = durable_->generations->infos();
-    durable_->blocks = std::move(manifest.blocks);
-    durable_->packs.assign(durable_->blocks.size(), residency::kNone);
+    MutexLock lock(mutex_);
+    durable_->tensors.with(mutex_).infos = durable_->generations->infos();
+    durable_->tensors.with(mutex_).blocks = std::move(manifest.blocks);
+    durable_->tensors.with(mutex_).packs.assign(durable_->tensors.with(mutex_).blocks.size(),
+                                                residency::kNone);
     for (store::StoredTensor &tensor : manifest.tensors) {
         std::string name = tensor.name;
-        durable_->tensors[std::move(name)].tensor = std::move(tensor);
+        durable_->tensors.with(mutex_).tensors[std::move(name)].tensor = std::move(tensor);
     }
     for (store::StoredCount &count : manifest.counts) {
-        durable_->counts[std::move(count.name)].count = count.count;
+        durable_->tensors.with(mutex_).counts[std::move(count.name)].count = count.count;
     }
     for (const auto &[name, slots] : durable_->generations->slots_by_tensor()) {
-        durable_->not_made[name] = slots;
+        durable_->tensors.with(mutex_).not_made[name] = slots;
     }
     withhold_kept();
 }
@@ -99,12 +100,15 @@ void Runtime::expect_tensors(store::Manifest manifest)
 // kept of them, and the rest may be promised to nobody.
 void Runtime::withhold_kept()
 {
-    const uint64_t newest = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
-    std::erase_if(durable_->gone,
-                  [newest](const Durable::Gone &gone) { return gone.until <= newest; });
+    const uint64_t newest = durable_->tensors.with(mutex_).infos.empty()
+                                ? 0
+                                : durable_->tensors.with(mutex_).infos.front().id.number;
+    std::erase_if(durable_->tensors.with(mutex_).gone,
+                  [newest](const DurableTensors::Gone &gone) { return gone.until <= newest; });
     uint64_t blocks = 0;
-    for (const auto &[name, slots] : durable_->not_made) blocks += slots;
-    for (const Durable::Gone &gone : durable_->gone) blocks += gone.blocks;
+    for (const auto &[name, slots] : durable_->tensors.with(mutex_).not_made) blocks += slots;
+    for (const DurableTensors::Gone &gone : durable_->tensors.with(mutex_).gone)
+        blocks += gone.blocks;
     core_.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
 }
 
@@ -112,10 +116,15 @@ void Runtime::withhold_kept()
 // is kept until so many more are committed. One that is on its way has it, too.
 void Runtime::note_gone(uint64_t blocks, residency::PackId pack)
 {
-    if (blocks == 0 || (durable_->infos.empty() && !durable_->commits)) return;
-    uint64_t newest = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
-    if (durable_->commits) ++newest;
-    durable_->gone.push_back({blocks, newest + durable_->generations->kept_max(), pack});
+    if (blocks == 0 ||
+        (durable_->tensors.with(mutex_).infos.empty() && !durable_->tensors.with(mutex_).commits))
+        return;
+    uint64_t newest = durable_->tensors.with(mutex_).infos.empty()
+                          ? 0
+                          : durable_->tensors.with(mutex_).infos.front().id.number;
+    if (durable_->tensors.with(mutex_).commits) ++newest;
+    durable_->tensors.with(mutex_).gone.push_back(
+        {blocks, newest + durable_->generations->kept_max(), pack});
 }
 
 // Under the lock: slots that generations keep of its blocks at most.
@@ -130,28 +139,31 @@ uint64_t Runtime::kept_slots(TensorId tensor) const
 Status Runtime::freeze_durable(TensorId tensor, bool frozen)
 {
     const residency::PackId pack = core_.pack_of(tensor);
-    const auto kept = durable_->packs_kept.find(pack);
+    const auto kept = durable_->tensors.with(mutex_).packs_kept.find(pack);
     if (frozen) {
         const bool was = core_.is_frozen(tensor);
         const uint64_t copies = kept_slots(tensor);
         STW_TRY(core_.freeze(tensor, true));
         if (was || !core_.is_frozen(tensor)) return {};
-        if (kept != durable_->packs_kept.end() || durable_->commits) note_gone(copies, pack);
+        if (kept != durable_->tensors.with(mutex_).packs_kept.end() ||
+            durable_->tensors.with(mutex_).commits)
+            note_gone(copies, pack);
     } else {
-        std::vector<Durable::Gone> covered;
-        std::erase_if(durable_->gone, [&](const Durable::Gone &gone) {
+        std::vector<DurableTensors::Gone> covered;
+        std::erase_if(durable_->tensors.with(mutex_).gone, [&](const DurableTensors::Gone &gone) {
             if (gone.pack == pack) covered.push_back(gone);
             return gone.pack == pack;
         });
         withhold_kept();
         Status status = core_.freeze(tensor, false);
         if (!status.ok()) {
-            durable_->gone.insert(durable_->gone.end(), covered.begin(), covered.end());
+            durable_->tensors.with(mutex_).gone.insert(durable_->tensors.with(mutex_).gone.end(),
+                                                       covered.begin(), covered.end());
             withhold_kept();
             return status;
         }
     }
-    if (kept != durable_->packs_kept.end()) kept->second = kept_slots(tensor);
+    if (kept != durable_->tensors.with(mutex_).packs_kept.end()) kept->second = kept_slots(tensor);
     withhold_kept();
     return {};
 }
@@ -161,14 +173,14 @@ Status Runtime::check_thawed(const stw_tensor &tensor) const
 {
     constexpr uint32_t kBoth = STW_TENSOR_READ_ONLY | STW_TENSOR_DURABLE;
     if ((tensor.flags & kBoth) != kBoth) return {};
-    if (tensor.kept) {
+    if (tensor.notes.with(mutex_).kept) {
         return Status::error(STW_ERROR_INVALID,
                              "%s is frozen and durable, and a generation has what it "
                              "holds, of which there is one copy; let it be written again with "
                              "stw_tensor_freeze",
                              tensor_text(tensor.name).c_str());
     }
-    if (!durable_->commits) return {};
+    if (!durable_->tensors.with(mutex_).commits) return {};
     return Status::error(STW_ERROR_BUSY,
                          "%s is frozen and durable, and a commit is under way that may "
                          "have what it holds; write it before or behind that",
@@ -179,21 +191,22 @@ Status Runtime::check_thawed(const stw_tensor &tensor) const
 void Runtime::note_kept(const CommitWork &work)
 {
     uint64_t not_made = 0;
-    for (const auto &[name, slots] : durable_->not_made) not_made += slots;
+    for (const auto &[name, slots] : durable_->tensors.with(mutex_).not_made) not_made += slots;
     // These are in the generations up to the one before.
     if (not_made > 0) {
-        durable_->gone.push_back(
+        durable_->tensors.with(mutex_).gone.push_back(
             {not_made, work.generation - 1 + durable_->generations->kept_max()});
     }
-    durable_->not_made.clear();
+    durable_->tensors.with(mutex_).not_made.clear();
     for (stw_tensor *tensor : work.tensors) {
         if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
-        tensor->kept = true;
-        durable_->packs_kept[core_.pack_of(tensor->id)] = kept_slots(tensor->id);
+        tensor->notes.with(mutex_).kept = true;
+        durable_->tensors.with(mutex_).packs_kept[core_.pack_of(tensor->id)] =
+            kept_slots(tensor->id);
     }
-    durable_->tensors.clear();
-    durable_->counts.clear();
-    durable_->blocks_of_packs.clear();
+    durable_->tensors.with(mutex_).tensors.clear();
+    durable_->tensors.with(mutex_).counts.clear();
+    durable_->tensors.with(mutex_).blocks_of_packs.clear();
     withhold_kept();
 }
 
@@ -203,9 +216,11 @@ void Runtime::note_left_out(CommitWork *work)
 {
     std::set<std::string_view> made;
     for (const stw_tensor *tensor : work->tensors) made.insert(tensor->name);
-    const uint64_t resumed = durable_->infos.empty() ? 0 : durable_->infos.front().id.number;
+    const uint64_t resumed = durable_->tensors.with(mutex_).infos.empty()
+                                 ? 0
+                                 : durable_->tensors.with(mutex_).infos.front().id.number;
     const std::string *first = nullptr;
-    for (auto &[name, entry] : durable_->tensors) {
+    for (auto &[name, entry] : durable_->tensors.with(mutex_).tensors) {
         const bool there = (entry.tensor.flags & store::StoredTensor::kHasContents) != 0;
         if (!there || entry.taken || made.count(name) > 0) continue;
         ++work->left_out;
@@ -218,7 +233,7 @@ void Runtime::note_left_out(CommitWork *work)
                          "out",
                          name.c_str(), resumed)});
     }
-    for (auto &[name, count] : durable_->counts) {
+    for (auto &[name, count] : durable_->tensors.with(mutex_).counts) {
         if (count.count == 0 || count.taken || std::exchange(count.told, true)) continue;
         log_lines_.push_back(
             {STW_LOG_WARNING, "commit",
@@ -242,8 +257,9 @@ void Runtime::note_left_out(CommitWork *work)
 const store::StoredTensor *Runtime::find_restored(const std::string &name) const
 {
     if (!durable_.body) return nullptr;
-    const auto found = durable_->tensors.find(name);
-    if (found == durable_->tensors.end() || found->second.taken) return nullptr;
+    const auto found = durable_->tensors.with(mutex_).tensors.find(name);
+    if (found == durable_->tensors.with(mutex_).tensors.end() || found->second.taken)
+        return nullptr;
     const bool there = (found->second.tensor.flags & store::StoredTensor::kHasContents) != 0;
     return there ? &found->second.tensor : nullptr;
 }
@@ -252,8 +268,8 @@ const store::StoredTensor *Runtime::find_restored(const std::string &name) const
 void Runtime::take_restored(const std::string &name, bool taken)
 {
     if (!durable_.body) return;
-    const auto found = durable_->tensors.find(name);
-    if (found != durable_->tensors.end()) found->second.taken = taken;
+    const auto found = durable_->tensors.with(mutex_).tensors.find(name);
+    if (found != durable_->tensors.with(mutex_).tensors.end()) found->second.taken = taken;
 }
 
 Status Runtime::check_restored(const store::StoredTensor &there, const std::string &words)
@@ -300,7 +316,7 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
                              tensor_text(there.name).c_str(), there.offset, wanted.align_bytes);
     }
     for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);
-    if (stored.shares) stored.pack = durable_->packs[there.blocks[0]];
+    if (stored.shares) stored.pack = durable_->tensors.with(mutex_).packs[there.blocks[0]];
     Result<TensorId> made = core_.restore(wanted, stored);
     if (!made.ok()) return made;
     const residency::PackId pack = core_.pack_of(made.value());
@@ -309,7 +325,8 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
     Status status;
     for (uint32_t i = 0; i < there.blocks.size() && !joined && status.ok(); ++i) {
         if (there.blocks[i] == store::kNoBlock) continue;
-        status = engine_->store()->adopt(lies.first + i, durable_->blocks[there.blocks[i]]);
+        status = engine_->store()->adopt(lies.first + i,
+                                         durable_->tensors.with(mutex_).blocks[there.blocks[i]]);
     }
     if (!status.ok()) {
         Commands out;
@@ -318,10 +335,10 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
         for (const residency::PackId freed : out.freed_packs) release_pack(freed);
         return status;
     }
-    if (!joined) durable_->packs_kept[pack] = kept_slots(made.value());
+    if (!joined) durable_->tensors.with(mutex_).packs_kept[pack] = kept_slots(made.value());
     if (stored.shares && !joined) {
-        durable_->packs[there.blocks[0]] = pack;
-        durable_->blocks_of_packs[pack] = there.blocks[0];
+        durable_->tensors.with(mutex_).packs[there.blocks[0]] = pack;
+        durable_->tensors.with(mutex_).blocks_of_packs[pack] = there.blocks[0];
     }
     return made;
 }
@@ -330,27 +347,27 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
 void Runtime::forget_pack(residency::PackId pack)
 {
     if (!durable_.body) return;
-    for (Durable::Gone &gone : durable_->gone) {
+    for (DurableTensors::Gone &gone : durable_->tensors.with(mutex_).gone) {
         if (gone.pack == pack) gone.pack = residency::kNone;
     }
-    const auto kept = durable_->packs_kept.find(pack);
-    if (kept != durable_->packs_kept.end()) {
+    const auto kept = durable_->tensors.with(mutex_).packs_kept.find(pack);
+    if (kept != durable_->tensors.with(mutex_).packs_kept.end()) {
         note_gone(kept->second);
-        durable_->packs_kept.erase(kept);
+        durable_->tensors.with(mutex_).packs_kept.erase(kept);
         withhold_kept();
     }
-    const auto found = durable_->blocks_of_packs.find(pack);
-    if (found == durable_->blocks_of_packs.end()) return;
-    durable_->packs[found->second] = residency::kNone;
-    durable_->blocks_of_packs.erase(found);
+    const auto found = durable_->tensors.with(mutex_).blocks_of_packs.find(pack);
+    if (found == durable_->tensors.with(mutex_).blocks_of_packs.end()) return;
+    durable_->tensors.with(mutex_).packs[found->second] = residency::kNone;
+    durable_->tensors.with(mutex_).blocks_of_packs.erase(found);
 }
 
 uint64_t Runtime::restored_count(const std::string &name)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!durable_.body) return 0;
-    const auto found = durable_->counts.find(name);
-    if (found == durable_->counts.end()) return 0;
+    const auto found = durable_->tensors.with(mutex_).counts.find(name);
+    if (found == durable_->tensors.with(mutex_).counts.end()) return 0;
     found->second.taken = true;
     return found->second.count;
 }

@@ -26,6 +26,7 @@
 #include "lib/schedule/plan.h"
 #include "lib/store/manifest.h"
 #include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
 #include "lib/transfer/engine.h"
 #include "lib/update/devices.h"
 #include "lib/update/optimizer.h"
@@ -34,12 +35,10 @@
 #include <stepwell/driver.h>
 #include <stepwell/stepwell.h>
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -195,11 +194,11 @@ struct Waiter {
     Waiter &operator=(const Waiter &) = delete;
 
     residency::FetchId fetch = 0;
-    bool done = false;
+    Guarded<bool> done;  // by the runtime's lock. Before, what follows is the lock's too
     bool collected = false;
     Status status;
     std::vector<residency::Grant> grants;
-    std::condition_variable cv;
+    Condition cv;
     void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
     void *user = nullptr;
     FetchPlan plan;
@@ -451,19 +450,21 @@ private:
     Status open_durable(const stw_runtime_options &options, store::StoreOptions &store,
                         Status before, std::unique_ptr<store::Store> *store_out);
     void expect_tensors(store::Manifest manifest);
-    [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const;
-    void take_restored(const std::string &name, bool taken);
+    [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const
+        STW_REQUIRES(mutex_);
+    void take_restored(const std::string &name, bool taken) STW_REQUIRES(mutex_);
     static Status check_restored(const store::StoredTensor &there, const std::string &words);
     Result<residency::TensorId> restore_tensor(const residency::TensorSpec &wanted,
-                                               const store::StoredTensor &there);
-    void forget_pack(residency::PackId pack);
-    void withhold_kept();
-    void note_gone(uint64_t blocks, residency::PackId pack = residency::kNone);
-    [[nodiscard]] uint64_t kept_slots(residency::TensorId tensor) const;
-    Status freeze_durable(residency::TensorId tensor, bool frozen);
-    [[nodiscard]] Status check_thawed(const stw_tensor &tensor) const;
-    void note_kept(const CommitWork &work);
-    void note_left_out(CommitWork *work);
+                                               const store::StoredTensor &there)
+        STW_REQUIRES(mutex_);
+    void forget_pack(residency::PackId pack) STW_REQUIRES(mutex_);
+    void withhold_kept() STW_REQUIRES(mutex_);
+    void note_gone(uint64_t blocks, residency::PackId pack = residency::kNone) STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t kept_slots(residency::TensorId tensor) const STW_REQUIRES(mutex_);
+    Status freeze_durable(residency::TensorId tensor, bool frozen) STW_REQUIRES(mutex_);
+    [[nodiscard]] Status check_thawed(const stw_tensor &tensor) const STW_REQUIRES(mutex_);
+    void note_kept(const CommitWork &work) STW_REQUIRES(mutex_);
+    void note_left_out(CommitWork *work) STW_REQUIRES(mutex_);
     uint64_t restored_count(const std::string &name);
 
     // commit.cpp
@@ -475,16 +476,17 @@ private:
     Status await_claims(const CommitWork &work);
     struct BlockRun;
     struct KeptBlocks;
-    std::vector<BlockRun> runs_of(const CommitWork &work) const;
+    std::vector<BlockRun> runs_of(const CommitWork &work) const STW_REQUIRES(mutex_);
     Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
                      KeptBlocks *kept);
     store::StoredTensor describe_stored(const stw_tensor &tensor, bool empty,
-                                        const KeptBlocks &kept) const;
+                                        const KeptBlocks &kept) const STW_REQUIRES(mutex_);
     std::vector<OptimizerBody *> durable_optimizers();
     std::vector<store::StoredCount> count_updates();
     void end_commit(CommitWork &work, Status status, uint64_t generation);
-    [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const;
-    [[nodiscard]] Status no_generation(uint64_t generation) const;
+    [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const
+        STW_REQUIRES(mutex_);
+    [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(mutex_);
     void expect_bandwidths(const Tuning &tuning);
     void open_scratch(uint64_t bytes);
     Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
@@ -495,14 +497,14 @@ private:
     Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
 
     // shell.cpp: events in, commands out
-    template <class Body> void act(Body &&body)
+    template <class Body> void act(Body &&body) STW_EXCLUDES(mutex_)
     {
         std::vector<Waiter *> calls;
         std::vector<LogLine> lines;
         bool news = false;
         bool give_way = false;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             Commands out;
             body(core_, out);
             execute(out, calls);
@@ -517,56 +519,58 @@ private:
         if (give_way || stuck_.load(std::memory_order_relaxed) > 0) release_touches();
     }
     void forget_blocks(Commands &out);
-    Status discard_one(stw_tensor *tensor, Commands &out, Core &core);
-    void execute(Commands &out, std::vector<Waiter *> &calls);
+    Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(mutex_);
+    void execute(Commands &out, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
     // With no lock held: both are foreign code.
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
-    void submit_transfers(Commands &out);
+    void submit_transfers(Commands &out) STW_REQUIRES(mutex_);
     void swap_memory(Commands &out);
     stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
-    transfer::Job job_of(const residency::Transfer &transfer) const;
+    transfer::Job job_of(const residency::Transfer &transfer) const STW_REQUIRES(mutex_);
     char *pointer_of(residency::PlaceId place, residency::Slot slot,
-                     const residency::Transfer &transfer) const;
-    [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const;
+                     const residency::Transfer &transfer) const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const
+        STW_REQUIRES(mutex_);
     void answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
-                std::vector<Waiter *> &calls);
+                std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(mutex_);
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
-    void background(residency::TensorId tensor, const Status &status);
-    void drain_hits();
+    void background(residency::TensorId tensor, const Status &status) STW_REQUIRES(mutex_);
+    void drain_hits() STW_REQUIRES(mutex_);
     void run_timer();
-    void arm_timer(residency::Instant deadline);
+    void arm_timer(residency::Instant deadline) STW_REQUIRES(mutex_);
     [[nodiscard]] residency::Instant now() const;
 
     // fetch.cpp, granted.cpp, waiting.cpp, release.cpp
     residency::FetchAsked asked_of(const Waiter &waiter) const;
     Status start_fetch(Waiter &waiter);
-    void ask(Waiter &waiter, Commands &out);
+    void ask(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
     Status prepare_fetch(Waiter &waiter);
     Status sticky_errors(const FetchPlan &plan);
     void drop_scratches(FetchPlan &plan);
     Status check_places(const FetchPlan &plan) const;
     Status prepare_reduces(FetchPlan &plan);
-    Status make_scratch(Range &range);
-    bool ask_privately(residency::Refused &refused, Commands &out);
+    Status make_scratch(Range &range) STW_REQUIRES(mutex_);
+    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(mutex_);
     void drop_scratch(residency::TensorId scratch);
-    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out);
-    void break_deadlocks(std::vector<Waiter *> &calls);
-    std::vector<residency::Held> held_by_sleepers();
-    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const;
+    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(mutex_);
+    void break_deadlocks(std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(mutex_);
+    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(mutex_);
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
-                      residency::Instant begin, residency::Instant end);
+                      residency::Instant begin, residency::Instant end) STW_REQUIRES(mutex_);
     // The wait is put down to the tensor.
     void await(Waiter &waiter, residency::TensorId tensor);
-    void sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock, residency::Instant deadline,
-                  bool until_answered);
+    void sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
+        STW_REQUIRES(mutex_);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
     [[nodiscard]] Status tell_waiting(Status status);
     void log_timeout(const Status &status);
-    std::string describe_views(uint32_t lines_max);
+    std::string describe_views(uint32_t lines_max) STW_REQUIRES(mutex_);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     uint32_t pin_hit(const Range &range, uint64_t step);
@@ -577,9 +581,11 @@ private:
                           uint64_t step);
     static void describe_view(const Range &range, const Place &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
-    void *view_pointer(const Range &range, const residency::Grant &grant) const;
+    void *view_pointer(const Range &range, const residency::Grant &grant) const
+        STW_REQUIRES(mutex_);
     // Where it lies, if that is not where it is seen.
-    void *arena_pointer(const Range &range, const residency::Grant &grant) const;
+    void *arena_pointer(const Range &range, const residency::Grant &grant) const
+        STW_REQUIRES(mutex_);
     Status show_range(const Range &range, residency::PlaceId place, SlotRange slots);
     ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
     static Status device_shows(void *user, const transfer::Job &job);
@@ -622,7 +628,7 @@ private:
 
     // device_updates.cpp
     void open_device_updates(Place &place);
-    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const;
+    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const STW_REQUIRES(mutex_);
     Status order_update(const PieceFetch &fetch);
     void end_update(const PieceFetch &fetch);
     template <class Work> Status compute(uint64_t ticket, const char *what, Work &&work);
@@ -635,39 +641,43 @@ private:
     Status release_converted(const ViewSlot &slot, uint32_t flags);
     Status release_copy(stw_view &view, uint32_t flags);
     Status sticky_error(residency::TensorId tensor);
-    void note_access(residency::TensorId tensor);
-    void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread);
+    void note_access(residency::TensorId tensor) STW_REQUIRES(mutex_);
+    void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
+        STW_REQUIRES(mutex_);
     // Null for the library's own.
-    [[nodiscard]] stw_tensor *handle_of(residency::TensorId tensor) const
+    [[nodiscard]] stw_tensor *handle_of(residency::TensorId tensor) const STW_REQUIRES(mutex_)
     {
         return tensor < handles_.size() ? handles_[tensor] : nullptr;
     }
 
     static Status freed_meanwhile();
-    void end_early(Waiter &waiter, Core &core, Commands &out);
+    void end_early(Waiter &waiter, Core &core, Commands &out) STW_REQUIRES(mutex_);
 
     // touches.cpp: what is done at addresses without a view
     friend class Touches;
     Status open_touches(const stw_runtime_options &options);
     bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
-                    uint32_t index, bool writable);
+                    uint32_t index, bool writable) STW_REQUIRES(mutex_);
     void hide_block(residency::PlaceId place, residency::Slot slot);
-    stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out);
+    stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out) STW_REQUIRES(mutex_);
     Status serve_touch(const MemoryFault &fault);
     Status fetch_touched(const Range &range);
     Status fetch_once(FetchPlan plan, stw_view *views_out);
     void release_touches();
 
     // callbacks.cpp
-    void tell_end(Waiter &waiter);
-    Status start_callbacks();
+    void tell_end(Waiter &waiter) STW_REQUIRES(mutex_);
+    Status start_callbacks() STW_REQUIRES(mutex_);
     void stop_callbacks();
     void run_callbacks();
-    Status await_callbacks(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
+    Waiter *next_callback(stw_status *status_out) STW_EXCLUDES(mutex_);
+    void end_callback(Waiter *waiter) STW_EXCLUDES(mutex_);
+    Status await_callbacks(residency::Instant deadline) STW_REQUIRES(mutex_);
 
     // tiers.cpp
     residency::ClaimId claim_alone(residency::TensorId tensor);
-    void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const;
+    void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
+        STW_REQUIRES(mutex_);
 
     // optimizers.cpp
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
@@ -680,7 +690,15 @@ private:
                       update::Entry *entry_out);
     Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
     void forget_states(OptimizerBody &body, size_t keep, Commands &out);
-    OptimizerBody &body_of(const stw_optimizer *optimizer);
+    OptimizerBody &body_of(const stw_optimizer *optimizer) STW_EXCLUDES(mutex_);
+    [[nodiscard]] std::vector<stw_tensor *> held_by(const OptimizerBody &body) const
+        STW_EXCLUDES(mutex_);
+    // That holds it; null: none.
+    [[nodiscard]] const OptimizerBody *optimizer_of(const stw_tensor &tensor) const
+        STW_REQUIRES(mutex_)
+    {
+        return static_cast<const OptimizerBody *>(tensor.notes.with(mutex_).optimizer);
+    }
 
     // copy.cpp
     struct ChunkFetch;
@@ -700,16 +718,16 @@ private:
     Status copy_out(Waiter &waiter);
     Status prepare_snapshot(Waiter &waiter);
     bool next_chunk(Snapshot &work);
-    void ask_chunk(Snapshot &work, Core &core, Commands &out);
+    void ask_chunk(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
     void ask_ahead(Snapshot &work, Core &core, Commands &out);
     void give_chunk_back(Snapshot &work, Core &core, Commands &out);
-    void start_over(Snapshot &work, Core &core, Commands &out);
+    void start_over(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
     void drop_holds(Snapshot &work, Core &core, Commands &out);
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
-    void end_snapshot(Snapshot &work, Core &core, Commands &out);
+    void end_snapshot(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
     void copy_chunk(Snapshot &work);
-    [[nodiscard]] bool is_torn(Snapshot &work);
-    void sleep_follows(residency::FetchId before, residency::FetchId after);
+    [[nodiscard]] bool is_torn(Snapshot &work) STW_REQUIRES(mutex_);
+    void sleep_follows(residency::FetchId before, residency::FetchId after) STW_REQUIRES(mutex_);
     Status start_snapshot(Waiter &waiter);
     Status start_copier();
     void stop_copier();
@@ -735,7 +753,7 @@ private:
                       const stw_copy_options &options);
     Status reduce_over_ranks(stw_tensor *gradient, const void *local,
                              const stw_reduce_options &options);
-    void note_zeros(residency::TensorId tensor);
+    void note_zeros(residency::TensorId tensor) STW_REQUIRES(mutex_);
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
 
@@ -764,17 +782,18 @@ private:
                           residency::FetchAsked *asked_out);
     void leave_ranks();
     void close_ranks();
-    [[nodiscard]] bool ranks_idle() const;
+    [[nodiscard]] bool ranks_idle() const STW_REQUIRES(mutex_);
     // Collectives are the affair of whoever waits.
     [[nodiscard]] bool works_here() const;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
-    [[nodiscard]] bool ranks_stopped() const;
+    [[nodiscard]] bool ranks_stopped() const STW_REQUIRES(mutex_);
     void tell_ranks();
-    void queue_collective(std::unique_ptr<Collective> next);
-    bool work_one(std::unique_lock<std::mutex> &lock);
+    void queue_collective(std::unique_ptr<Collective> next) STW_REQUIRES(mutex_);
+    bool work_one() STW_REQUIRES(mutex_);
+    void run_collective(Collective &work) STW_EXCLUDES(mutex_);
     void lose_bucket();
-    bool wait_ranks(std::unique_lock<std::mutex> &lock, residency::Instant begin,
-                    residency::Instant deadline, const std::function<bool()> &done);
+    bool wait_ranks(residency::Instant begin, residency::Instant deadline,
+                    const std::function<bool()> &done) STW_REQUIRES(mutex_);
     static collective::Record record_of(collective::Kind kind,
                                         const std::vector<stw_tensor *> &tensors,
                                         const Status &status);
@@ -785,20 +804,21 @@ private:
                       uint64_t bytes, char *memory, bool writes);
     void hint_shards();
     [[nodiscard]] residency::PlaceId shard_place() const;
-    [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const;
-    Status make_whole(stw_tensor &tensor);
+    [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const
+        STW_REQUIRES(mutex_);
+    Status make_whole(stw_tensor &tensor) STW_REQUIRES(mutex_);
     Status check_gathered(const FetchPlan &plan) const;
     Status ask_wholes(Waiter &waiter);
     Status fetch_wholes(Waiter &waiter);
-    void queue_gathers();
-    void pump_wholes(Commands &out);
-    void answer_call(residency::WholeGranted granted, Commands &out);
-    void refuse_call(residency::WholeRefused refused, Commands &out);
-    void give_up_wholes(Waiter &waiter);
+    void queue_gathers() STW_REQUIRES(mutex_);
+    void pump_wholes(Commands &out) STW_REQUIRES(mutex_);
+    void answer_call(residency::WholeGranted granted, Commands &out) STW_REQUIRES(mutex_);
+    void refuse_call(residency::WholeRefused refused, Commands &out) STW_REQUIRES(mutex_);
+    void give_up_wholes(Waiter &waiter) STW_REQUIRES(mutex_);
     void undo_wholes(Waiter &waiter);
-    void release_wholes(Waiter &waiter, Commands &out);
-    void release_refused(Waiter &waiter, Commands &out);
-    bool end_wholes_early(Waiter &waiter, Commands &out);
+    void release_wholes(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
+    void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
+    bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
     void finish_gathered(Waiter &waiter);
     void run_gather(Collective &work);
     void lose_gather(const Collective &work, const Status &status);
@@ -810,16 +830,17 @@ private:
     Status make_bucket(uint64_t bytes);
     void run_keep(Collective &work);
     Status release_whole(const ViewSlot &view, bool by_gate, uint32_t flags);
-    Status write_shards(stw_tensor *tensor, Commands &out);
+    Status write_shards(stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
     Status await_gathers(stw_tensor *const *tensors, uint32_t n);
-    Status may_unshard(const stw_tensor &tensor, Commands &out);
-    void unshard(stw_tensor &tensor, Commands &out);
-    void update_shards(const stw_tensor *tensor, Commands &out);
+    Status may_unshard(const stw_tensor &tensor, Commands &out) STW_REQUIRES(mutex_);
+    void unshard(stw_tensor &tensor, Commands &out) STW_REQUIRES(mutex_);
+    void update_shards(const stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
     [[nodiscard]] std::optional<residency::Request> shard_request(const Range &range) const;
-    void note_gathered(const FetchPlan &plan);
-    Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes);
+    void note_gathered(const FetchPlan &plan) STW_REQUIRES(mutex_);
+    Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes)
+        STW_REQUIRES(mutex_);
     Status release_sum(const ViewSlot &view, uint32_t flags);
-    void drop_partial(residency::TensorId tensor, Commands &out);
+    void drop_partial(residency::TensorId tensor, Commands &out) STW_REQUIRES(mutex_);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, bool gives,
                         const Status &cause);
     Status agree_sum(collective::Record mine, SumAgreed *agreed);
@@ -842,25 +863,31 @@ private:
 
     // metadata.cpp
     static uint64_t name_bytes(size_t length);
-    [[nodiscard]] uint64_t metadata_bytes() const;
-    [[nodiscard]] std::string metadata_text() const;
-    [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const;
+    [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(mutex_);
+    [[nodiscard]] std::string metadata_text() const STW_REQUIRES(mutex_);
+    [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const
+        STW_REQUIRES(mutex_);
 
     // tensors.cpp
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
     Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
                      std::unique_ptr<Sharding> *sharding_out) const;
+    Status destroy_held(stw_tensor *const *tensors, uint32_t n, const OptimizerBody *holder)
+        STW_EXCLUDES(mutex_);
     Status register_tensor(const residency::TensorSpec &wanted, const std::string &words,
-                           stw_tensor *tensor);
+                           stw_tensor *tensor) STW_REQUIRES(mutex_);
     Result<residency::TensorId> make_tensor(const residency::TensorSpec &wanted,
-                                            const std::string &words, stw_tensor *tensor);
+                                            const std::string &words, stw_tensor *tensor)
+        STW_REQUIRES(mutex_);
     Result<residency::TensorId> make_durable(const residency::TensorSpec &wanted,
-                                             const std::string &words, stw_tensor *tensor);
+                                             const std::string &words, stw_tensor *tensor)
+        STW_REQUIRES(mutex_);
     Status check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const;
     [[nodiscard]] std::string words_of(const stw_tensor &tensor) const;
-    void prepare_tables(const residency::TensorSpec &wanted);
-    void unregister_tensor(stw_tensor *tensor, Commands &out);
-    void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor);
+    void prepare_tables(const residency::TensorSpec &wanted) STW_REQUIRES(mutex_);
+    void unregister_tensor(stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
+    void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
+        STW_REQUIRES(mutex_);
     [[nodiscard]] residency::PlaceId home_of_states(const OptimizerBody &body, uint64_t bytes);
 
     // budgets.cpp
@@ -871,13 +898,14 @@ private:
         residency::Instant begin = 0;
         residency::Instant deadline = 0;
     };
-    Status go_on_with(const BudgetChange &change) const;
+    Status go_on_with(const BudgetChange &change) const STW_EXCLUDES(mutex_);
+    [[nodiscard]] std::string name_of(residency::PlaceId place) const STW_EXCLUDES(mutex_);
     Status give_slots_back(const BudgetChange &change);
     Status take_slots_back(const BudgetChange &change);
-    [[nodiscard]] bool others_work(residency::PlaceId place) const;
-    Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const;
-    Status wait_for_budget(const BudgetChange &change, std::unique_lock<std::mutex> &lock,
-                           const char *what);
+    [[nodiscard]] bool others_work(residency::PlaceId place) const STW_REQUIRES(mutex_);
+    Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
+        STW_REQUIRES(mutex_);
+    Status wait_for_budget(const BudgetChange &change, const char *what) STW_REQUIRES(mutex_);
     Status shrink(const BudgetChange &change);
     Status wait_for_claims(const BudgetChange &change);
     Status empty_down_to(const BudgetChange &change);
@@ -886,7 +914,7 @@ private:
     Status give_memory_back(const BudgetChange &change);
     Status grow(const BudgetChange &change);
     Status take_memory_back(const BudgetChange &change);
-    [[nodiscard]] uint64_t update_window() const;  // bytes
+    [[nodiscard]] uint64_t update_window() const STW_REQUIRES(mutex_);  // bytes
     [[nodiscard]] Status check_cpu_room() const;
     bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
                          std::vector<stw_tensor *> *named);
@@ -897,65 +925,73 @@ private:
 
     // planning.cpp
     struct PlanPause;
-    [[nodiscard]] uint32_t phase_of(uint64_t step) const;
-    void note_fetch(const FetchPlan &plan);
-    void note_copies(const FetchPlan &plan);
-    void note_update(const residency::FetchAsked &asked);
+    void begin_pause() STW_EXCLUDES(mutex_);
+    void end_pause() STW_EXCLUDES(mutex_);
+    [[nodiscard]] uint32_t phase_of(uint64_t step) const STW_REQUIRES(mutex_);
+    void note_fetch(const FetchPlan &plan) STW_REQUIRES(mutex_);
+    void note_copies(const FetchPlan &plan) STW_REQUIRES(mutex_);
+    void note_update(const residency::FetchAsked &asked) STW_REQUIRES(mutex_);
     void note_fetched(uint32_t phase, schedule::Lane lane,
-                      const std::vector<residency::Request> &requests);
-    void note_update_end(const residency::Release &release);
-    void note_release(const residency::Request &view, uint64_t step, uint32_t flags);
-    void note_discard(schedule::Lane lane, residency::TensorId tensor);
-    void look_ahead(std::vector<Waiter *> &calls);
-    void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls);
-    bool make_lookahead(Phase &phase);
-    void end_hint(residency::FetchId fetch, const Status &status);
-    void take_bandwidths(const std::vector<observe::LinkTotal> &links);
+                      const std::vector<residency::Request> &requests) STW_REQUIRES(mutex_);
+    void note_update_end(const residency::Release &release) STW_REQUIRES(mutex_);
+    void note_release(const residency::Request &view, uint64_t step, uint32_t flags)
+        STW_REQUIRES(mutex_);
+    void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(mutex_);
+    void look_ahead(std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    bool make_lookahead(Phase &phase) STW_REQUIRES(mutex_);
+    void end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
+    void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(mutex_);
     void plan_now();
 
     // plans.cpp: of what stays, made beside the program
     void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
-    std::unique_ptr<PlanWork> plan_question(uint32_t phase);
-    uint64_t planning_bytes(const std::vector<const schedule::Step *> &steps) const;
+    std::unique_ptr<PlanWork> plan_question(uint32_t phase) STW_REQUIRES(mutex_);
+    uint64_t planning_bytes(const std::vector<const schedule::Step *> &steps) const
+        STW_REQUIRES(mutex_);
     std::vector<const schedule::Step *> describe_work(
-        const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const;
+        const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const STW_REQUIRES(mutex_);
     void prepare_plan(PlanWork &work) const;
-    bool make_plan_room(uint64_t bytes);
-    [[nodiscard]] uint64_t rank_bytes() const;
-    void note_line(uint32_t level, const char *topic, const Status &status);
-    void take_plan();
-    void follow_plan(uint32_t phase);
-    [[nodiscard]] PlanWork *plan_for(uint32_t phase);
-    [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const;
-    [[nodiscard]] uint64_t room_number() const;
-    [[nodiscard]] uint64_t plans_bytes() const;
+    bool make_plan_room(uint64_t bytes) STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t rank_bytes() const STW_REQUIRES(mutex_);
+    void note_line(uint32_t level, const char *topic, const Status &status) STW_REQUIRES(mutex_);
+    void take_plan() STW_REQUIRES(mutex_);
+    void follow_plan(uint32_t phase) STW_REQUIRES(mutex_);
+    [[nodiscard]] PlanWork *plan_for(uint32_t phase) STW_REQUIRES(mutex_);
+    [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
+        STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t room_number() const STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t plans_bytes() const STW_REQUIRES(mutex_);
     // Of metadata_bytes, what is used, with all that is kept for the trace and for plans.
-    [[nodiscard]] uint64_t metadata_taken() const
+    [[nodiscard]] uint64_t metadata_taken() const STW_REQUIRES(mutex_)
     {
         return metadata_bytes() - trace_.metadata_bytes() - plans_bytes() + trace_.limit() +
                plan_bytes_max_;
     }
-    void report_plans(report::ReportData &data) const;
-    [[nodiscard]] uint64_t computed_now(const std::vector<PlanWork::Turn> &round) const;
+    void report_plans(report::ReportData &data) const STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t computed_now(const std::vector<PlanWork::Turn> &round) const
+        STW_REQUIRES(mutex_);
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
 
     // model.cpp: for replays, of the way the phase's steps went last, else as they were declared.
     // EMPTY where there is none. Holds the lock while it copies.
     Result<StepModel> take_model(uint32_t phase) const;
-    void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const;
+    void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const
+        STW_REQUIRES(mutex_);
     void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
     static schedule::Step complete_step(schedule::Step step, const StepModel &model);
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
-        const std::vector<residency::TensorId> &used) const;
-    [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const;
+        const std::vector<residency::TensorId> &used) const STW_REQUIRES(mutex_);
+    [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const
+        STW_REQUIRES(mutex_);
     void make_links(const std::vector<observe::LinkTotal> &totals,
                     schedule::Machine *machine) const;
 
     // phases.cpp
-    void note_reduced(stw_tensor *gradient, uint64_t step);
-    void close_step(Phase &phase);
-    void sample_tiers(residency::Instant time);
+    void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(mutex_);
+    void close_step(Phase &phase) STW_REQUIRES(mutex_);
+    void sample_tiers(residency::Instant time) STW_REQUIRES(mutex_);
     // Of the host tier, for staging and scratch memory.
     [[nodiscard]] uint64_t kept_bytes() const
     {
@@ -964,39 +1000,41 @@ private:
     void empty_behind(residency::TensorId tensor);
 
     // scoring.cpp
-    [[nodiscard]] bool has_policy() const;
+    [[nodiscard]] bool has_policy() const STW_REQUIRES(mutex_);
     [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
-    [[nodiscard]] Status check_policy_room() const;
-    Status start_policy_thread();
-    Status await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns, bool closes);
+    [[nodiscard]] Status check_policy_room() const STW_REQUIRES(mutex_);
+    Status start_policy_thread() STW_REQUIRES(mutex_);
+    Status await_policy(uint64_t timeout_ns, bool closes) STW_REQUIRES(mutex_);
     Status end_policy(uint64_t timeout_ns);
-    void ask_policy();
-    void note_departures();
-    bool await_scoring(std::unique_lock<std::mutex> &lock);
+    void ask_policy() STW_REQUIRES(mutex_);
+    void note_departures() STW_REQUIRES(mutex_);
+    bool await_scoring() STW_REQUIRES(mutex_);
     void run_policy();
-    void score_place(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
-    residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes,
-                                     std::unique_lock<std::mutex> &lock);
-    void show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table);
-    residency::Instant apply_scores(residency::PlaceId place, std::unique_lock<std::mutex> &lock);
+    void score_place(residency::PlaceId place) STW_REQUIRES(mutex_);
+    residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes)
+        STW_REQUIRES(mutex_);
+    void show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table)
+        STW_REQUIRES(mutex_);
+    residency::Instant apply_scores(residency::PlaceId place) STW_REQUIRES(mutex_);
 
     // shared by fetches and copies
     uint32_t owner_number();
     Status check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const;
-    Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place);
-    Status address_pack(residency::TensorId tensor, stw_tensor *handle);
-    void release_pack(residency::PackId pack);
+    Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
+        STW_REQUIRES(mutex_);
+    Status address_pack(residency::TensorId tensor, stw_tensor *handle) STW_REQUIRES(mutex_);
+    void release_pack(residency::PackId pack) STW_REQUIRES(mutex_);
     std::vector<observe::LinkTotal> link_totals() const;
     void fill_report(report::ReportData &data);
     void report_drivers(report::ReportData &data);
-    void report_waste(report::ReportData &data) const;
-    void report_history(report::HistoryData &data) const;
+    void report_waste(report::ReportData &data) const STW_REQUIRES(mutex_);
+    void report_history(report::HistoryData &data) const STW_REQUIRES(mutex_);
     // stats.cpp
     void open_stats();
     void publish_stats();
-    [[nodiscard]] std::vector<report::TensorName> tensor_names() const;
-    bool wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline);
-    [[nodiscard]] Status interrupted_since(residency::Instant begin) const;
+    [[nodiscard]] std::vector<report::TensorName> tensor_names() const STW_REQUIRES(mutex_);
+    bool wait_progress(residency::Instant deadline) STW_REQUIRES(mutex_);
+    [[nodiscard]] Status interrupted_since(residency::Instant begin) const STW_REQUIRES(mutex_);
 
     stw_runtime *const handle_;
     const uint64_t serial_;
@@ -1026,66 +1064,76 @@ private:
     ViewTable views_;
 
     std::unique_ptr<Touches> touches_;  // null: a touch without a view is undefined
-
-    mutable std::mutex mutex_;  // core_ and all below it
-    Core core_;
-    schedule::Trace trace_;
-    schedule::Planned planned_{trace_};
-    std::vector<std::unique_ptr<PlanWork>> plans_made_;  // the oldest first; also those refused
-    const PlanWork *plan_followed_ = nullptr;            // of these
-    uint32_t plan_turn_ = 0;                             // in its round
-    uint64_t plan_deviations_ = 0;                       // of the phases, as of its last begin
-    uint64_t policies_changed_ = 0;
-    uint64_t plan_bytes_asked_ = 0;   // that the question under way may take; 0: none is
-    uint64_t plan_bytes_kept_ = 0;    // of plans_made_
-    uint64_t plan_bytes_max_ = 0;     // of metadata_bytes, for both
-    bool plan_refused_ = false;       // the system starts no thread for them
-    std::unique_ptr<HostPins> pins_;  // null: no device has streams, or there is no host tier
+    std::unique_ptr<HostPins> pins_;    // null: no device has streams, or there is no host tier
+    bool plans_ = true;                 // as opened
+    uint64_t plan_bytes_max_ = 0;       // of metadata_bytes, for plans made and the one being made
     Planner planner_{[this](PlanWork &work) { prepare_plan(work); }};
-    std::vector<observe::LinkTotal> bandwidths_;  // as of the last begin or end of a step
-    uint64_t lookahead_bytes_ = 0;                // of all phases
-    bool plans_ = true;
-    bool plan_due_ = false;                             // something changed that a plan goes by
-    residency::Instant plan_wake_ = residency::kNever;  // it looks again then
-    uint32_t plan_pauses_ = 0;                          // calls that wait for quiet
-    std::unordered_map<residency::FetchId, Waiter *> waiters_;
-    std::vector<LogLine> log_lines_;            // to be said when the lock is free
-    std::vector<residency::Sleeper> sleepers_;  // threads of the program in await() or wait()
-    std::condition_variable progress_;
-    uint64_t progress_made_ = 0;  // counts what may have changed for those who wait for it
+
+    mutable Mutex mutex_;
+    Core core_ STW_GUARDED_BY(mutex_);
+    schedule::Trace trace_ STW_GUARDED_BY(mutex_);
+    schedule::Planned planned_ STW_GUARDED_BY(mutex_){trace_};
+    // The oldest first; also those refused.
+    std::vector<std::unique_ptr<PlanWork>> plans_made_ STW_GUARDED_BY(mutex_);
+    const PlanWork *plan_followed_ STW_GUARDED_BY(mutex_)
+        STW_PT_GUARDED_BY(mutex_) = nullptr;               // of these
+    uint32_t plan_turn_ STW_GUARDED_BY(mutex_) = 0;        // in its round
+    uint64_t plan_deviations_ STW_GUARDED_BY(mutex_) = 0;  // of the phases, as of its last begin
+    uint64_t policies_changed_ STW_GUARDED_BY(mutex_) = 0;
+    // That the question under way may take; 0: none is.
+    uint64_t plan_bytes_asked_ STW_GUARDED_BY(mutex_) = 0;
+    uint64_t plan_bytes_kept_ STW_GUARDED_BY(mutex_) = 0;  // of plans_made_
+    bool plan_refused_ STW_GUARDED_BY(mutex_) = false;     // the system starts no thread for them
+    // As of the last begin or end of a step.
+    std::vector<observe::LinkTotal> bandwidths_ STW_GUARDED_BY(mutex_);
+    uint64_t lookahead_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of all phases
+    bool plan_due_ STW_GUARDED_BY(mutex_) = false;         // something changed that a plan goes by
+    residency::Instant plan_wake_ STW_GUARDED_BY(mutex_) =
+        residency::kNever;                             // it looks again then
+    uint32_t plan_pauses_ STW_GUARDED_BY(mutex_) = 0;  // calls that wait for quiet
+    std::unordered_map<residency::FetchId, Waiter *> waiters_ STW_GUARDED_BY(mutex_);
+    std::vector<LogLine> log_lines_ STW_GUARDED_BY(mutex_);  // to be said when the lock is free
+    // Threads of the program in await() or wait().
+    std::vector<residency::Sleeper> sleepers_ STW_GUARDED_BY(mutex_);
+    Condition progress_;
+    // Counts what may have changed for those who wait for it.
+    uint64_t progress_made_ STW_GUARDED_BY(mutex_) = 0;
     struct PackAddresses {
         uint32_t blocks = 0;
         void *at[residency::kDevicesMax] = {};  // per device; null: none
         std::unique_ptr<ShownTensor> shown[residency::kDevicesMax];
     };
-    std::vector<PackAddresses> pack_addresses_;  // by pack
-    std::map<std::string, stw_tensor *, std::less<>> names_;
-    stw_tensor *first_tensor_ = nullptr;
-    stw_tensor *last_tensor_ = nullptr;
-    std::vector<stw_tensor *> handles_;  // by id; null: the library's own
-    uint64_t tensors_made_ = 0;
-    uint64_t shown_bytes_ = 0;    // of tensors with an address of their own
-    uint64_t handles_bytes_ = 0;  // of the tensors' handles, names included
-    uint64_t tensors_live_ = 0;
-    uint64_t trained_bytes_ = 0;  // see count_trained()
-    uint64_t accesses_ = 0;       // of tensors, since open
-    uint32_t operations_ = 0;
-    std::vector<Snapshot *> snapshots_;  // under way
-    Waiter *callbacks_first_ = nullptr;  // operations that are over, in that order
-    Waiter *callbacks_last_ = nullptr;
-    uint32_t callbacks_freed_ = 0;  // of operations freed before they returned
-    uint64_t adopted_bytes_ = 0;    // of stw_reduce_adopt's, not given back
-    std::condition_variable callbacks_ready_;
-    bool callbacks_run_ = false;  // the thread does
-    bool callbacks_end_ = false;
+    std::vector<PackAddresses> pack_addresses_ STW_GUARDED_BY(mutex_);  // by pack
+    std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(mutex_);
+    stw_tensor *first_tensor_ STW_GUARDED_BY(mutex_) = nullptr;
+    stw_tensor *last_tensor_ STW_GUARDED_BY(mutex_) = nullptr;
+    std::vector<stw_tensor *> handles_ STW_GUARDED_BY(mutex_);  // by id; null: the library's own
+    uint64_t tensors_made_ STW_GUARDED_BY(mutex_) = 0;
+    uint64_t shown_bytes_ STW_GUARDED_BY(mutex_) = 0;    // of tensors with an address of their own
+    uint64_t handles_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of the tensors' handles, names included
+    uint64_t tensors_live_ STW_GUARDED_BY(mutex_) = 0;
+    uint64_t trained_bytes_ STW_GUARDED_BY(mutex_) = 0;  // see count_trained()
+    uint64_t accesses_ STW_GUARDED_BY(mutex_) = 0;       // of tensors, since open
+    uint32_t operations_ STW_GUARDED_BY(mutex_) = 0;
+    std::vector<Snapshot *> snapshots_ STW_GUARDED_BY(mutex_);  // under way
+    // Operations that are over, in that order.
+    Waiter *callbacks_first_ STW_GUARDED_BY(mutex_) = nullptr;
+    Waiter *callbacks_last_ STW_GUARDED_BY(mutex_) = nullptr;
+    // Of operations freed before they returned.
+    uint32_t callbacks_freed_ STW_GUARDED_BY(mutex_) = 0;
+    uint64_t adopted_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of stw_reduce_adopt's, not given back
+    Condition callbacks_ready_;
+    bool callbacks_run_ STW_GUARDED_BY(mutex_) = false;  // the thread does
+    bool callbacks_end_ STW_GUARDED_BY(mutex_) = false;
     pthread_t callbacks_thread_{};
-    std::vector<std::unique_ptr<Phase>> phases_;
-    observe::StepHistory steps_;
-    observe::StallLedger stalls_;
-    residency::Instant sampled_ns_ = 0;  // when bytes per tier were recorded last
-    residency::Instant drained_ns_ = 0;  // when the core heard of hits last
-    uint64_t hits_ = 0;                  // that it has heard of
-    uint64_t misses_ = 0;
+    std::vector<std::unique_ptr<Phase>> phases_ STW_GUARDED_BY(mutex_);
+    observe::StepHistory steps_ STW_GUARDED_BY(mutex_);
+    observe::StallLedger stalls_ STW_GUARDED_BY(mutex_);
+    // When bytes per tier were recorded last.
+    residency::Instant sampled_ns_ STW_GUARDED_BY(mutex_) = 0;
+    residency::Instant drained_ns_ STW_GUARDED_BY(mutex_) = 0;  // when the core heard of hits last
+    uint64_t hits_ STW_GUARDED_BY(mutex_) = 0;                  // that it has heard of
+    uint64_t misses_ STW_GUARDED_BY(mutex_) = 0;
     // Of the statistics page; the timer's thread alone uses it.
     struct Stats;
     struct StatsOwner {
@@ -1109,20 +1157,24 @@ private:
         std::unique_ptr<Durable> body;  // null: scratch alone
     };
     DurableOwner durable_;
-    bool ranks_news_ = false;             // of act(): tell_ranks() when the lock is given back
+    // Of act(): tell_ranks() when the lock is given back.
+    bool ranks_news_ STW_GUARDED_BY(mutex_) = false;
     stw_group *group_ = nullptr;          // that this runtime has for itself
     stw_group *replica_group_ = nullptr;  // and this one
-    std::unique_ptr<Scoring> scoring_;    // null until there is a policy
+    std::unique_ptr<Scoring> scoring_ STW_GUARDED_BY(mutex_)
+        STW_PT_GUARDED_BY(mutex_);                // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
-    std::vector<std::unique_ptr<OptimizerBody>> optimizers_;
-    Status first_error_;
-    std::unordered_map<residency::TensorId, Status> tensor_errors_;
-    std::set<residency::TensorId> zeros_owed_;  // empty, but read as zeros
-    residency::Instant timer_target_ = residency::kNever;
-    bool closing_ = false;
-    bool budget_changes_ = false;            // somebody is in set_budget()
-    bool touches_give_way_ = false;          // a fetch was asked for that may wait for theirs
-    residency::Instant interrupted_at_ = 0;  // waits that began before it end
+    std::vector<std::unique_ptr<OptimizerBody>> optimizers_ STW_GUARDED_BY(mutex_);
+    Status first_error_ STW_GUARDED_BY(mutex_);
+    std::unordered_map<residency::TensorId, Status> tensor_errors_ STW_GUARDED_BY(mutex_);
+    std::set<residency::TensorId> zeros_owed_ STW_GUARDED_BY(mutex_);  // empty, but read as zeros
+    residency::Instant timer_target_ STW_GUARDED_BY(mutex_) = residency::kNever;
+    bool closing_ STW_GUARDED_BY(mutex_) = false;
+    bool budget_changes_ STW_GUARDED_BY(mutex_) = false;  // somebody is in set_budget()
+    // A fetch was asked for that may wait for theirs.
+    bool touches_give_way_ STW_GUARDED_BY(mutex_) = false;
+    residency::Instant interrupted_at_ STW_GUARDED_BY(mutex_) =
+        0;  // waits that began before it end
 
     std::atomic<uint64_t> current_step_{0};
     std::atomic<uint32_t> stuck_{0};
@@ -1133,9 +1185,10 @@ private:
     std::thread timer_;
     // Copies of operations, a chunk at a time; the thread starts with the first one.
     std::thread copier_;
-    std::condition_variable copier_wakes_;
-    std::deque<Snapshot *> copier_queue_;  // their chunk was granted or refused
-    bool copier_stops_ = false;
+    Condition copier_wakes_;
+    // Their chunk was granted or refused.
+    std::deque<Snapshot *> copier_queue_ STW_GUARDED_BY(mutex_);
+    bool copier_stops_ STW_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace stepwell

@@ -53,7 +53,7 @@ Status Runtime::check_policy_room() const
 }
 
 // Under the lock: until no call is under way. A close is not interrupted, as no close is.
-Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeout_ns, bool closes)
+Status Runtime::await_policy(uint64_t timeout_ns, bool closes)
 {
     if (scoring_->started && pthread_equal(scoring_->thread, pthread_self())) {
         return Status::error(STW_ERROR_BUSY,
@@ -63,7 +63,7 @@ Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeou
     const residency::Instant begin = now();
     while (scoring_->calling) {
         if (!closes) STW_TRY(interrupted_since(begin));
-        if (wait_progress(lock, begin + timeout(timeout_ns))) continue;
+        if (wait_progress(begin + timeout(timeout_ns))) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "the victim policy's rank has not returned within %.3f s; nothing "
                              "was changed. Call again when it has",
@@ -74,11 +74,11 @@ Status Runtime::await_policy(std::unique_lock<std::mutex> &lock, uint64_t timeou
 
 Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!scoring_ && !policy) return {};
     if (!scoring_) scoring_ = std::make_unique<Scoring>();
     ++scoring_->changers;
-    Status status = await_policy(lock, timeout_ns, false);
+    Status status = await_policy(timeout_ns, false);
     if (status.ok() && policy && !scoring_->policy.rank) status = check_policy_room();
     if (status.ok() && policy && !scoring_->started) status = start_policy_thread();
     --scoring_->changers;
@@ -115,11 +115,12 @@ Status Runtime::start_policy_thread()
 // Before a close: no call of the program's code from here on.
 Status Runtime::end_policy(uint64_t timeout_ns)
 {
+    pthread_t thread{};
     {
-        std::unique_lock<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!scoring_ || !scoring_->started) return {};
         ++scoring_->changers;
-        Status status = await_policy(lock, timeout_ns, true);
+        Status status = await_policy(timeout_ns, true);
         --scoring_->changers;
         if (status.ok()) {
             scoring_->policy = {};
@@ -127,9 +128,10 @@ Status Runtime::end_policy(uint64_t timeout_ns)
         }
         scoring_->wake.notify_all();
         if (!status.ok()) return status;
+        thread = scoring_->thread;
     }
-    pthread_join(scoring_->thread, nullptr);
-    std::lock_guard<std::mutex> lock(mutex_);
+    pthread_join(thread, nullptr);
+    MutexLock lock(mutex_);
     scoring_->started = false;
     return {};
 }
@@ -158,7 +160,7 @@ void Runtime::note_departures()
 }
 
 // False when the runtime closes.
-bool Runtime::await_scoring(std::unique_lock<std::mutex> &lock)
+bool Runtime::await_scoring()
 {
     for (;;) {
         if (scoring_->stopping) return false;
@@ -166,28 +168,27 @@ bool Runtime::await_scoring(std::unique_lock<std::mutex> &lock)
         const residency::Instant time = now();
         if (wanted && time >= scoring_->not_before) return true;
         if (wanted) {
-            scoring_->wake.wait_for(lock, std::chrono::nanoseconds(scoring_->not_before - time));
+            (void)scoring_->wake.wait_until(mutex_, scoring_->not_before);
         } else {
-            scoring_->wake.wait(lock);
+            scoring_->wake.wait(mutex_);
         }
     }
 }
 
 void Runtime::run_policy()
 {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (await_scoring(lock)) {
+    MutexLock lock(mutex_);
+    while (await_scoring()) {
         const auto place = static_cast<PlaceId>(std::countr_zero(scoring_->due));
         scoring_->due &= ~(1u << place);
         scoring_->evictions[place] = core_.evictions(place);
         scoring_->calling = true;
         try {
-            score_place(place, lock);
+            score_place(place);
         } catch (const std::bad_alloc &) {
-            if (lock.owns_lock()) lock.unlock();
+            const MutexUnlock unlocked(mutex_);
             log_.print(STW_LOG_WARNING, "policy",
                        "no memory for a snapshot for the victim policy; its last scores stand");
-            lock.lock();
         }
         scoring_->calling = false;
         ++progress_made_;
@@ -195,16 +196,16 @@ void Runtime::run_policy()
     }
 }
 
-void Runtime::score_place(PlaceId place, std::unique_lock<std::mutex> &lock)
+void Runtime::score_place(PlaceId place)
 {
     const stw_victim_policy policy = scoring_->policy;
     const uint64_t turn = scoring_->turn;
     VictimTable &table = scoring_->table;
-    residency::Instant held = take_snapshot(place, policy.victim_bytes, lock);
+    residency::Instant held = take_snapshot(place, policy.victim_bytes);
     const auto n = static_cast<uint32_t>(table.named.size());
     table.answers.assign(n, 0.0);
-    lock.unlock();
     if (n > 0) {
+        const MutexUnlock unlocked(mutex_);
         const auto *victims = reinterpret_cast<const stw_victim *>(table.victims.data());
         policy.rank(policy.user, static_cast<uint32_t>(places_[place].tier), places_[place].device,
                     victims, n, table.answers.data());
@@ -213,22 +214,21 @@ void Runtime::score_place(PlaceId place, std::unique_lock<std::mutex> &lock)
         static_cast<uint64_t>(std::count_if(table.answers.begin(), table.answers.end(),
                                             [](double answer) { return std::isnan(answer); }));
     if (nans > 0 && !std::exchange(scoring_->told_nan, true)) {
+        const MutexUnlock unlocked(mutex_);
         log_.print(STW_LOG_WARNING, "policy",
                    "the victim policy answered %llu of %u tensors with a score that is not a "
                    "number; they count as 0. This is said once per policy",
                    static_cast<unsigned long long>(nans), n);
     }
-    lock.lock();
     if (turn != scoring_->turn || n == 0) return;
-    held += apply_scores(place, lock);
+    held += apply_scores(place);
     scoring_->unscored += nans;
     ++scoring_->calls[place];
     scoring_->not_before = now() + kPauseFactor * held;
 }
 
 // Returns how long it held the lock.
-residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes,
-                                          std::unique_lock<std::mutex> &lock)
+residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes)
 {
     VictimTable &table = scoring_->table;
     table.named.clear();
@@ -244,9 +244,8 @@ residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes,
         }
         held += now() - begin;
         if (next == residency::kNone) return held;
-        lock.unlock();
+        const MutexUnlock unlocked(mutex_);
         std::this_thread::yield();
-        lock.lock();
     }
 }
 
@@ -254,12 +253,13 @@ void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes,
 {
     stw_tensor *tensor = handle_of(candidate.tensor);
     if (!tensor) return;  // the library's own
+    const TensorNotes &notes = tensor->notes.with(mutex_);
     const residency::Policy &rules = core_.spec(candidate.tensor).policy;
     stw_victim victim{};
     victim.tensor = tensor;
     victim.bytes = candidate.bytes;
     victim.dirty_bytes = candidate.dirty_bytes;
-    victim.last_use = tensor->last_use == 0 ? residency::kNever : accesses_ - tensor->last_use;
+    victim.last_use = notes.last_use == 0 ? residency::kNever : accesses_ - notes.last_use;
     victim.next_use = candidate.next_use;
     victim.role = tensor->role;
     victim.retention = static_cast<uint32_t>(rules.retention);
@@ -269,11 +269,11 @@ void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes,
     const size_t at = table.victims.size();
     table.victims.resize(at + victim_bytes);
     std::memcpy(table.victims.data() + at, &victim, std::min<size_t>(victim_bytes, sizeof victim));
-    table.named.push_back({candidate.tensor, tensor->serial});
+    table.named.push_back({candidate.tensor, notes.serial});
 }
 
 // Tensors destroyed meanwhile are left out. Those of one block are never parted.
-residency::Instant Runtime::apply_scores(PlaceId place, std::unique_lock<std::mutex> &lock)
+residency::Instant Runtime::apply_scores(PlaceId place)
 {
     VictimTable &table = scoring_->table;
     residency::Instant held = 0;
@@ -284,7 +284,7 @@ residency::Instant Runtime::apply_scores(PlaceId place, std::unique_lock<std::mu
         for (; i < table.named.size(); ++i) {
             const VictimTable::Named &named = table.named[i];
             const stw_tensor *tensor = handle_of(named.id);
-            if (!tensor || tensor->serial != named.serial) continue;
+            if (!tensor || tensor->notes.with(mutex_).serial != named.serial) continue;
             const residency::PackId own = core_.pack_of(named.id);
             if (own != pack && table.scores.size() >= kPartWork) break;
             pack = own;
@@ -294,9 +294,8 @@ residency::Instant Runtime::apply_scores(PlaceId place, std::unique_lock<std::mu
         core_.score(place, table.scores.data(), table.scores.size());
         scoring_->scored[place] += table.scores.size();
         held += now() - begin;
-        lock.unlock();
+        const MutexUnlock unlocked(mutex_);
         std::this_thread::yield();
-        lock.lock();
     }
     return held;
 }

@@ -38,7 +38,7 @@ struct Runtime::Scoring {
     bool started = false;
     bool told_nan = false;  // of this policy
     pthread_t thread{};
-    std::condition_variable wake;
+    Condition wake;
     residency::Instant not_before = 0;
     std::array<uint64_t, residency::kPlacesMax> evictions{};  // when scored last
     std::array<uint64_t, residency::kPlacesMax> calls{};

@@ -79,7 +79,7 @@ void Runtime::submit_transfers(Commands &out)
         for (const residency::Transfer &transfer : transfers) {
             jobs.push_back(job_of(transfer));
             stw_tensor *handle = handle_of(transfer.tensor);
-            if (handle && transfer.to != nvme_place_) handle->moved = true;
+            if (handle && transfer.to != nvme_place_) handle->notes.with(mutex_).moved = true;
         }
         const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
         if (status.ok()) continue;
@@ -107,14 +107,14 @@ void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
     Commands again;
     bool more = false;
     for (residency::Granted &granted : out.granted) {
-        if (ranks_.body && ranks_->gathers.granted(granted, now(), again)) {
+        if (ranks_.body && ranks_->queue.with(mutex_).gathers.granted(granted, now(), again)) {
             more = true;
         } else {
             answer(granted.fetch, Status(), std::move(granted.grants), calls);
         }
     }
     for (residency::Refused &refused : out.refused) {
-        if (ranks_.body && ranks_->gathers.refused(refused, now(), again)) {
+        if (ranks_.body && ranks_->queue.with(mutex_).gathers.refused(refused, now(), again)) {
             more = true;
         } else if (ask_privately(refused, again)) {
             more = true;
@@ -156,7 +156,7 @@ void Runtime::answer(residency::FetchId fetch, Status status, std::vector<reside
     waiters_.erase(found);
     waiter.status = std::move(status);
     waiter.grants = std::move(grants);
-    waiter.done = true;
+    waiter.done.with(mutex_) = true;
     if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY)) note_fetch(waiter.plan);
     if (waiter.asynchronous) tell_end(waiter);
     if (waiter.call) {
@@ -168,15 +168,17 @@ void Runtime::answer(residency::FetchId fetch, Status status, std::vector<reside
 
 void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
 {
-    auto *runtime = static_cast<Runtime *>(user);
-    runtime->act([&](Core &core, Commands &out) {
-        const residency::Instant time = runtime->now();
-        for (uint32_t i = 0; i < n; ++i) {
-            core.transfer_done(list[i].id, list[i].status, time, out);
-        }
+    static_cast<Runtime *>(user)->end_transfers(list, n);
+}
+
+void Runtime::end_transfers(const transfer::Completion *list, uint32_t n)
+{
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        const residency::Instant time = now();
+        for (uint32_t i = 0; i < n; ++i) core.transfer_done(list[i].id, list[i].status, time, out);
         constexpr residency::Instant kSampleNs = 10'000'000;
-        if (time - runtime->sampled_ns_ >= kSampleNs) runtime->sample_tiers(time);
-        runtime->plan_due_ = true;
+        if (time - sampled_ns_ >= kSampleNs) sample_tiers(time);
+        plan_due_ = true;
     });
 }
 
@@ -214,6 +216,7 @@ void Runtime::drain_hits()
 {
     const residency::Instant since = std::exchange(drained_ns_, now());
     views_.drain_hits([&](const ViewTable::Heard &heard) {
+        mutex_.assume_held();
         stw_tensor *handle = handle_of(heard.tensor);
         const bool planned = plans_ && handle && heard.phase != 0;
         const auto phase = static_cast<uint32_t>(heard.phase - 1);
@@ -226,14 +229,14 @@ void Runtime::drain_hits()
         core_.touch(heard.tensor, heard.place);
         note_access(heard.tensor);
         ++hits_;
-        if (handle && handle->moved) note_use(*handle, since, heard.thread);
+        if (handle && handle->notes.with(mutex_).moved) note_use(*handle, since, heard.thread);
     });
 }
 
 // Under the lock. The first use of what was moved, for the timeline: between `begin` and now.
 void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
 {
-    tensor.moved = false;
+    tensor.notes.with(mutex_).moved = false;
     observe::Span span;
     span.start_ns = begin;
     span.end_ns = now();
@@ -246,15 +249,15 @@ void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t th
 void Runtime::note_access(residency::TensorId tensor)
 {
     ++accesses_;
-    if (stw_tensor *handle = handle_of(tensor)) handle->last_use = accesses_;
+    if (stw_tensor *handle = handle_of(tensor)) handle->notes.with(mutex_).last_use = accesses_;
 }
 
-bool Runtime::wait_progress(std::unique_lock<std::mutex> &lock, residency::Instant deadline)
+bool Runtime::wait_progress(residency::Instant deadline)
 {
     const residency::Instant time = now();
     if (time >= deadline) return false;
-    progress_.wait_for(lock, std::chrono::nanoseconds(
-                                 std::min<uint64_t>(deadline - time, 3600ull * 1000000000ull)));
+    (void)progress_.wait_until(mutex_,
+                               std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
     return true;
 }
 
@@ -264,7 +267,7 @@ void Runtime::run_timer()
     for (;;) {
         residency::Instant target;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             if (closing_) return;
             target = timer_target_ = std::min({core_.next_deadline(), stats_due_ns_, plan_wake_});
         }
@@ -278,7 +281,7 @@ void Runtime::run_timer()
             if (::read(timer_fd_, &count, sizeof count) < 0) continue;
         }
         if (now() >= stats_due_ns_) publish_stats();
-        act([this](Core &core, Commands &out) {
+        act([this](Core &core, Commands &out) STW_REQUIRES(mutex_) {
             core.tick(now(), out);
             plan_due_ |= plan_wake_ <= now();
             // What began to wait after the call is none of its business.
@@ -330,13 +333,13 @@ void Runtime::interrupt()
 
 Status Runtime::background_error()
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return first_error_;
 }
 
 void Runtime::clear_error()
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     first_error_ = Status();
     tensor_errors_.clear();
     errors_.store(0, std::memory_order_relaxed);
@@ -346,7 +349,7 @@ void Runtime::clear_error()
 Status Runtime::sticky_error(residency::TensorId tensor)
 {
     if (errors_.load(std::memory_order_relaxed) == 0) return {};
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = tensor_errors_.find(tensor);
     return found == tensor_errors_.end() ? Status() : found->second;
 }
@@ -359,12 +362,12 @@ Status Runtime::drain(uint64_t timeout_ns)
     const residency::Instant deadline = begin + timeout(timeout_ns);
     STW_TRY(drain_ranks(begin, deadline));
     if (pipeline_) STW_TRY(tell_waiting(pipeline_->drain(timeout(timeout_ns))));
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     // Between two of its chunks a copy waits for nothing.
     while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty() ||
            !ranks_idle()) {
         STW_TRY(interrupted_since(begin));
-        if (wait_progress(lock, deadline)) continue;
+        if (wait_progress(deadline)) continue;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
             "%u transfers, %u fetches and %zu copies were still under way when the timeout of %.3f "

@@ -157,8 +157,8 @@ std::vector<Collective *> Runtime::small_sums(Collective &front)
     if (!SmallSums::is_small(front)) return members;
     uint64_t bytes = SmallSums::bytes_of(front);
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (const std::unique_ptr<Collective> &next : ranks_->queue) {
+        MutexLock lock(mutex_);
+        for (const std::unique_ptr<Collective> &next : ranks_->queue.with(mutex_).collectives) {
             // What the pipeline still adds to may be behind the sum of the front, into its shard.
             if (!SmallSums::is_small(*next)) break;
             if (core_.claimed_by(next->source) != next->claim) break;
@@ -230,10 +230,10 @@ void Runtime::run_sums(SmallSums sums, const Status &put)
         Status left = sums.leave_first(ranks_->bucket_data(), mover());
         if (status.ok()) status = std::move(left);
     } else {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (uint64_t i = 1; i < count; ++i) {
-            taken.push_back(std::move(ranks_->queue.front()));
-            ranks_->queue.pop_front();
+            taken.push_back(std::move(ranks_->queue.with(mutex_).collectives.front()));
+            ranks_->queue.with(mutex_).collectives.pop_front();
             STW_ASSERT(taken.back().get() == sums.members()[i]);
         }
     }

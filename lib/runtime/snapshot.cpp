@@ -130,7 +130,7 @@ try {
     for (Range &range : plan.ranges) {
         if (!is_converted(range)) continue;
         Status made;
-        act([&](Core &, Commands &) { made = make_scratch(range); });
+        act([&](Core &, Commands &) STW_REQUIRES(mutex_) { made = make_scratch(range); });
         STW_TRY(std::move(made));
         STW_TRY(add(range));
         const bool direct = places_[range.place].cpu_access;
@@ -149,7 +149,7 @@ try {
     work->chunk.plan.step = plan.step;
     work->chunk.deadline = waiter.deadline;
     const std::vector<residency::TensorId> used = tensors_of(*work);
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         drain_hits();
         note_copies(plan);
         snapshots_.push_back(work.get());
@@ -167,7 +167,7 @@ try {
 bool Runtime::next_chunk(Snapshot &work)
 {
     bool asked = false;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         if (work.held) give_chunk_back(work, core, out);
         if (work.torn) start_over(work, core, out);
         const Waiter &whole = *work.whole;
@@ -211,7 +211,7 @@ void Runtime::ask_chunk(Snapshot &work, Core &core, Commands &out)
     asked.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                               at * part.from_size, work.count * part.from_size});
     work.chunk.begin = now();
-    work.chunk.done = false;
+    work.chunk.done.with(mutex_) = false;
     work.chunk.grants.clear();
     const residency::FetchId before = work.chunk.fetch;
     work.chunk.fetch = core.fetch(asked, now(), out);
@@ -329,9 +329,10 @@ bool Runtime::is_torn(Snapshot &work)
     if (part.version != version) return true;
     const bool last =
         work.next.part + 1 == work.parts.size() && work.next.at + work.count == part.end;
-    return last && std::any_of(work.parts.begin(), work.parts.end(), [&](const auto &at) {
-               return core_.version(at.tensor->id) != at.version;
-           });
+    return last && std::any_of(work.parts.begin(), work.parts.end(),
+                               [&](const auto &at) STW_REQUIRES(mutex_) {
+                                   return core_.version(at.tensor->id) != at.version;
+                               });
 }
 
 void Runtime::copy_chunk(Snapshot &work)
@@ -344,7 +345,7 @@ void Runtime::copy_chunk(Snapshot &work)
     void *to = nullptr;
     void *from = nullptr;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         work.held = true;
         work.torn = is_torn(work);
         update::Piece piece;

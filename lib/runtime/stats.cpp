@@ -65,7 +65,7 @@ void Runtime::publish_stats()
     }
     const residency::Instant time = now();
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         drain_hits();
         data.hits = hits_;
         data.misses = misses_;

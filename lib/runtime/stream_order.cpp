@@ -108,7 +108,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
         STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
         const void *pointer = nullptr;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            MutexLock lock(mutex_);
             pointer = arena_pointer(range, waiter.grants[i]);
         }
         const bool writes = range.access != STW_READ;
@@ -133,7 +133,7 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
 {
     HostPins::Range blocks;
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const MutexLock lock(mutex_);
         const SlotRange slots =
             slots_of(places_[grant.place], arena_pointer(range, grant), sum_bytes(range));
         blocks = {slots.first, slots.count};
@@ -141,7 +141,7 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
     if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
     const HostPins::Range all = pins_->registered_with(blocks);
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const MutexLock lock(mutex_);
         if (!core_.are_quiet(host_place_, all.first, all.count, range.tensor->id)) return;
     }
     pins_->join(blocks, all);
@@ -201,7 +201,7 @@ ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
 residency::SlotRun Runtime::run_of(const transfer::Job &job)
 {
     const residency::Slot slot = job.transfer.to_slot;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const residency::SlotRun run = core_.run_of(job.transfer.block, job.transfer.to);
     const bool is_there = run.first_slot + (job.shown_block - run.first_index) == slot;
     return is_there ? run : residency::SlotRun{job.shown_block, slot, 1};

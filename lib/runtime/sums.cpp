@@ -60,7 +60,7 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     bool adds = false;
     bool gives = true;
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.release(release, now(), out);
         drops |= ranks_stopped();
         if (drops) return;
@@ -99,8 +99,8 @@ void Runtime::drop_partial(TensorId tensor, Commands &out)
     const stw_tensor *handle = handle_of(tensor);
     if (!handle || !handle->sharding) return;
     const TensorId partial = std::exchange(handle->sharding->partial, residency::kNone);
-    if (partial != residency::kNone) ranks_->voided.push_back(partial);
-    std::erase_if(ranks_->voided, [&](TensorId gone) {
+    if (partial != residency::kNone) ranks_->queue.with(mutex_).voided.push_back(partial);
+    std::erase_if(ranks_->queue.with(mutex_).voided, [&](TensorId gone) STW_REQUIRES(mutex_) {
         return core_.may_destroy(gone, out).ok() && core_.destroy(gone, out).ok();
     });
 }
@@ -118,7 +118,7 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, co
     next->gives = gives;
     next->cause = cause;
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         status = write_shards(tensor, out);
         if (sharded) {
             const uint64_t size = tensor->element_bits / 8;
@@ -145,7 +145,7 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, co
         if (next->cause.ok()) next->cause = added;
         if (status.ok()) status = std::move(added);
     }
-    act([&](Core &, Commands &) { queue_collective(std::move(next)); });
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { queue_collective(std::move(next)); });
     return status;
 }
 
@@ -213,7 +213,7 @@ void Runtime::end_reduce(const Collective &work, const Status &status)
     stw_tensor &tensor = *work.tensors[0];
     const bool sharded = work.sums != residency::kNone;
     if (!status.ok()) fail(tensor.id, status);
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         if (!status.ok()) core.fail(sharded ? work.sums : work.source, status);
         core.unclaim_tensor(work.claim, work.source, false, out);
         if (sharded) core.unclaim_tensor(work.claim, work.sums, false, out);
@@ -347,7 +347,7 @@ std::shared_ptr<LocalVerdict> Runtime::queue_verdict(OptimizerBody &body,
     next->name = body.name;
     next->verdict = verdict;
     if (verdict) next->step = describe_step(body, parameters, step);
-    act([&](Core &, Commands &out) {
+    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
         if ((step.flags & STW_UPDATE_MEASURE) == 0) {
             for (const stw_tensor *parameter : parameters) update_shards(parameter, out);
         }

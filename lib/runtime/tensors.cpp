@@ -264,8 +264,6 @@ void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
     tensor->elements = elements;
     tensor->bytes = bytes;
     tensor->capacity_bytes = bytes;
-    tensor->contributions = 0;
-    tensor->read_touches = tensor->write_touches = 0;
     tensor->shard_begin = sharding ? sharding->shard.begin : 0;
     tensor->sharding = std::move(sharding);
     tensor->dtype = spec.dtype;
@@ -324,7 +322,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     fill_handle(spec, elements, bytes, std::move(sharding), tensor.get());
     Status status;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (*name && names_.count(name) > 0) {
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
@@ -370,14 +368,12 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, const std::
     tensor->id = id;
     tensor->runtime = handle_;
     tensor->doors = &core_.door(id, 0);
-    tensor->serial = ++tensors_made_;
-    tensor->created_ns = now();
-    tensor->last_use = 0;
-    tensor->optimizer = nullptr;
+    TensorNotes &notes = tensor->notes.with(mutex_);
+    notes.serial = ++tensors_made_;
+    notes.created_ns = now();
     count_trained(wanted, tensor);
-    tensor->next = nullptr;
-    tensor->previous = last_tensor_;
-    (last_tensor_ ? last_tensor_->next : first_tensor_) = tensor;
+    notes.previous = last_tensor_;
+    (last_tensor_ ? last_tensor_->notes.with(mutex_).next : first_tensor_) = tensor;
     last_tensor_ = tensor;
     if (id >= handles_.size()) handles_.resize(id + 1, nullptr);
     handles_[id] = tensor;
@@ -406,9 +402,9 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
         return {};
     };
     const auto undo = [&] {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (stw_tensor *tensor : made) {
-            if (tensor->restored) take_restored(tensor->name, false);
+            if (tensor->notes.with(mutex_).restored) take_restored(tensor->name, false);
             unregister_tensor(tensor, undone);
         }
         forget_blocks(undone);
@@ -431,6 +427,12 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
 
 Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 {
+    return destroy_held(tensors, n, nullptr);
+}
+
+// Those of an optimizer are destroyed by that alone.
+Status Runtime::destroy_held(stw_tensor *const *tensors, uint32_t n, const OptimizerBody *holder)
+{
     release_touches();
     std::vector<stw_tensor *> sorted(tensors, tensors + n);
     std::sort(sorted.begin(), sorted.end());
@@ -441,13 +443,13 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
     }
     STW_TRY(await_gathers(tensors, n));
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
-            if (tensors[i]->optimizer) {
-                status = Status::error(
-                    STW_ERROR_BUSY, "%s belongs to optimizer '%s'; destroy that first",
-                    tensor_text(tensors[i]->name).c_str(),
-                    static_cast<OptimizerBody *>(tensors[i]->optimizer)->name.c_str());
+            const OptimizerBody *body = optimizer_of(*tensors[i]);
+            if (body && body != holder) {
+                status = Status::error(STW_ERROR_BUSY,
+                                       "%s belongs to optimizer '%s'; destroy that first",
+                                       tensor_text(tensors[i]->name).c_str(), body->name.c_str());
             } else {
                 status = core.may_destroy(tensors[i]->id, out);
             }
@@ -461,7 +463,8 @@ Status Runtime::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 
 void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
-    if (tensor->trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
+    const TensorNotes &notes = tensor->notes.with(mutex_);
+    if (notes.trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
     for (ShownTensor *shown : tensor->shown) {
         if (shown) shown->end();
     }
@@ -473,8 +476,10 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
     zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
     const auto named = names_.find(tensor->name);
     if (named != names_.end() && named->second == tensor) names_.erase(named);
-    (tensor->previous ? tensor->previous->next : first_tensor_) = tensor->next;
-    (tensor->next ? tensor->next->previous : last_tensor_) = tensor->previous;
+    stw_tensor *before = notes.previous;
+    stw_tensor *after = notes.next;
+    (before ? before->notes.with(mutex_).next : first_tensor_) = after;
+    (after ? after->notes.with(mutex_).previous : last_tensor_) = before;
     tensor->runtime = nullptr;
     tensor->sharding.reset();
     handles_bytes_ -= sizeof(stw_tensor) + name_bytes(tensor->name.size());
@@ -485,7 +490,7 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 
 Status Runtime::find_tensor(const char *name, stw_tensor **tensor_out)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = names_.find(std::string_view(name));
     if (found == names_.end()) {
         return Status::error(STW_ERROR_NOT_FOUND, "there is no tensor named '%.300s'", name);
@@ -496,20 +501,20 @@ Status Runtime::find_tensor(const char *name, stw_tensor **tensor_out)
 
 Status Runtime::next_tensor(stw_tensor *previous, stw_tensor **next_out)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
-    *next_out = previous ? previous->next : first_tensor_;
+    MutexLock lock(mutex_);
+    *next_out = previous ? previous->notes.with(mutex_).next : first_tensor_;
     return {};
 }
 
 Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     const bool zeros = zeros_owed_.count(tensor->id) > 0;
     info.state =
         static_cast<uint32_t>(zeros ? residency::Contents::kValid : core_.contents(tensor->id));
-    info.restored = tensor->restored ? 1 : 0;
+    info.restored = tensor->notes.with(mutex_).restored ? 1 : 0;
     info.dtype = tensor->dtype;
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;
@@ -550,7 +555,7 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
     spec.name = tensor->name.c_str();
     spec.flags = tensor->flags;
     STW_TRY(check_durable(spec, wanted));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ++policies_changed_;
     return core_.set_policy(tensor->id, wanted);
 }
@@ -558,9 +563,9 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
 Status Runtime::freeze(stw_tensor *tensor, bool frozen)
 {
     release_touches();
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (const auto *body = static_cast<const OptimizerBody *>(tensor->optimizer)) {
-        const auto &held = body->held;
+    MutexLock lock(mutex_);
+    if (const OptimizerBody *body = optimizer_of(*tensor)) {
+        const auto &held = body->held.with(mutex_);
         if (frozen && std::find(held.begin(), held.end(), tensor) == held.end()) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s is a state of optimizer '%s', which writes it; freeze "
@@ -606,15 +611,14 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
     }
     // At once with the discard: an optimizer may be about to take it.
     Status status;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         drain_hits();
-        if (tensor->optimizer) {
+        if (const OptimizerBody *body = optimizer_of(*tensor)) {
             status = Status::error(STW_ERROR_BUSY,
                                    "%s belongs to optimizer '%s', whose entries and "
                                    "states have its elements; destroy that first, or use another "
                                    "tensor",
-                                   tensor_text(tensor->name).c_str(),
-                                   static_cast<OptimizerBody *>(tensor->optimizer)->name.c_str());
+                                   tensor_text(tensor->name).c_str(), body->name.c_str());
             return;
         }
         status = discard_one(tensor, out, core);
@@ -645,7 +649,7 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
     release_touches();
     STW_TRY(await_gathers(tensors, n));
     Status first;
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
             Status status = discard_one(tensors[i], out, core);
@@ -672,12 +676,12 @@ Status Runtime::write_zeros(const stw_tensor *tensor)
     if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
     uint64_t bytes = 0;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (zeros_owed_.count(tensor->id) == 0) return {};
         bytes = core_.spec(tensor->id).bytes;  // as created, and at least one
     }
     STW_TRY(pipeline_->zero(tensor->id, bytes));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     zeros_owed_.erase(tensor->id);
     zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
     return {};
@@ -689,7 +693,7 @@ Status Runtime::write_all_zeros()
     if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
     std::vector<stw_tensor *> owed;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         for (const TensorId tensor : zeros_owed_) {
             if (tensor < handles_.size() && handles_[tensor]) owed.push_back(handles_[tensor]);
         }
@@ -700,7 +704,7 @@ Status Runtime::write_all_zeros()
 
 Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (uint32_t i = 0; i < n; ++i) {
             core.advise(tensors[i]->id, static_cast<residency::Advice>(advice), out);
         }
@@ -732,7 +736,7 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
     *bytes_out = tensor->bytes;
     if (places_[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
         // What is gathered has an address of its own; the tensor's own pack is this rank's shard.
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         STW_TRY(make_whole(*tensor));
         *pointer_out = pack_addresses_[core_.pack_of(tensor->sharding->whole)].at[device];
         *bytes_out = tensor->sharding->elements() * (tensor->element_bits / 8);

@@ -10,7 +10,7 @@ residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n
 {
     release_touches();
     residency::ClaimId claim = 0;
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         drain_hits();
         claim = core.claim();
         for (uint32_t i = 0; i < n; ++i) core.claim_tensor(claim, tensors[i]);
@@ -23,7 +23,7 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 {
     release_touches();
     residency::ClaimId claim = 0;
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         drain_hits();
         claim = core.claim(true);
         core.claim_tensor(claim, tensor);
@@ -33,7 +33,7 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 
 void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.unclaim_tensor(claim, tensor, false, out);
         plan_due_ = true;  // a plan passes by what an update has
     });
@@ -41,7 +41,7 @@ void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
 
 void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor)
 {
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.unclaim_tensor(claim, tensor, true, out);
         note_discard(schedule::Lane::kUpdate, tensor);
     });
@@ -49,7 +49,7 @@ void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor
 
 void Runtime::fail(residency::TensorId tensor, const Status &cause)
 {
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         core.fail(tensor, cause);
         background(tensor, cause);
     });
@@ -57,13 +57,13 @@ void Runtime::fail(residency::TensorId tensor, const Status &cause)
 
 void Runtime::miss(residency::TensorId tensor, const Status &cause)
 {
-    act([&](Core &core, Commands &) { core.miss(tensor, cause); });
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) { core.miss(tensor, cause); });
 }
 
 void Runtime::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                        uint64_t *versions_out)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (uint32_t i = 0; i < n; ++i) {
         const residency::TensorId tensor = tensors[i];
         const bool settled = core_.claimed_by(tensor) == claim && !core_.in_use(tensor) &&
@@ -74,19 +74,19 @@ void Runtime::versions(residency::ClaimId claim, const residency::TensorId *tens
 
 residency::Contents Runtime::contents(residency::TensorId tensor)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return core_.contents(tensor);
 }
 
 uint64_t Runtime::version(residency::TensorId tensor)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return core_.version(tensor);
 }
 
 uint64_t Runtime::pack_offset(residency::TensorId tensor) const
 {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return core_.pack_offset(tensor);
 }
 
@@ -138,7 +138,7 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
         }
         void *pointers[update::kPiecesMax];
         {
-            std::lock_guard<std::mutex> lock(fetch->runtime->mutex_);
+            MutexLock lock(fetch->runtime->mutex_);
             for (uint32_t i = 0; i < fetch->count; ++i) {
                 fetch->places[i] = waiter.grants[i].place;
                 fetch->slots[i] = waiter.grants[i].slot;
@@ -147,7 +147,7 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
         }
         tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
     };
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         note_update(asked);
         mine->waiter.fetch = core.fetch(asked, now(), out);
         waiters_[mine->waiter.fetch] = &mine->waiter;
@@ -159,7 +159,7 @@ void Runtime::updates_wait()
     std::vector<Waiter *> calls;
     std::vector<LogLine> lines;
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!sleepers_.empty()) break_deadlocks(calls);
         lines.swap(log_lines_);
     }
@@ -170,7 +170,7 @@ void Runtime::release(uint64_t ticket, uint64_t far_pieces)
 {
     auto *mine = reinterpret_cast<PieceFetch *>(ticket);
     end_update(*mine);
-    act([&](Core &core, Commands &out) {
+    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         for (uint32_t i = 0; i < mine->count; ++i) {
             residency::Release release;
             release.tensor = mine->pieces[i].tensor;

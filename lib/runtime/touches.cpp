@@ -79,6 +79,7 @@ void Touches::run()
 bool Touches::show(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
                    bool writable)
 {
+    runtime_.mutex_.assume_held();  // by the core, which is called under it
     return runtime_.show_block(place, slot, pack, index, writable);
 }
 
@@ -170,6 +171,7 @@ Status Runtime::open_touches(const stw_runtime_options &options)
     }
     touches_ = std::make_unique<Touches>(*this);
     STW_TRY(touches_->open());
+    const MutexLock lock(mutex_);
     core_.set_aliases(touches_.get());
     return {};
 }
@@ -193,7 +195,7 @@ stw_tensor *Runtime::tensor_at(uintptr_t address, PlaceId *place_out)
 {
     stw_tensor *nearest = nullptr;
     uintptr_t begin = 0;
-    for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->next) {
+    for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->notes.with(mutex_).next) {
         const PackAddresses &pack = pack_addresses_[core_.pack_of(tensor->id)];
         for (PlaceId place = 0; place < host_place_; ++place) {
             const auto whole = reinterpret_cast<uintptr_t>(pack.at[place]);
@@ -214,7 +216,7 @@ try {
     Range range;
     bool writes = fault.writes;
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const MutexLock lock(mutex_);
         range.tensor = tensor_at(fault.address, &range.place);
         if (!range.tensor) {
             return Status::error(STW_ERROR_INVALID,
@@ -227,7 +229,8 @@ try {
             blocks.first + (blocks.offset + (fault.address - own)) / block_bytes_);
         // Where the processor does not say: what can be read faults because it is written.
         writes |= !FaultWatch::kSaysWrites && core_.is_mapped(block, range.place);
-        ++(writes ? range.tensor->write_touches : range.tensor->read_touches);
+        TensorNotes &notes = range.tensor->notes.with(mutex_);
+        ++(writes ? notes.write_touches : notes.read_touches);
     }
     range.access = writes ? STW_READ_WRITE : STW_READ;
     range.element_begin = range.tensor->shard_begin;
@@ -253,7 +256,7 @@ try {
                            "be fetched for that: %s",
                            range.tensor->name.c_str(), writes ? "written" : "read",
                            static_cast<unsigned long long>(fault.address), status.sentence());
-    act([&](Core &, Commands &) { background(range.tensor->id, status); });
+    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { background(range.tensor->id, status); });
     return status;
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve a touch without a view");
@@ -273,7 +276,7 @@ Status Runtime::fetch_touched(const Range &range)
     stw_view view{};
     residency::FetchId before = 0;
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const MutexLock lock(mutex_);
         before = core_.last_fetch();
     }
     STW_TRY(fetch(std::move(plan), &view));
@@ -282,7 +285,7 @@ Status Runtime::fetch_touched(const Range &range)
     // A fetch that was asked for in the meantime could not end this view, so end it here. An older
     // one waits for a view of the program: for that this view would end, and be made, again and
     // again.
-    act([&](Core &core, Commands &) {
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         touches_give_way_ |= core.is_awaited(range.tensor->id, before);
     });
     return {};

@@ -91,9 +91,10 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
     // What a collective has it gives back by itself, when the other ranks come.
     if (!ranks_idle()) return;
     for (;;) {
-        const bool blocked = std::any_of(
-            sleepers_.begin(), sleepers_.end(),
-            [this](const residency::Sleeper &sleeper) { return core_.is_blocked(sleeper.fetch); });
+        const bool blocked =
+            std::any_of(sleepers_.begin(), sleepers_.end(),
+                        [this](const residency::Sleeper &sleeper)
+                            STW_REQUIRES(mutex_) { return core_.is_blocked(sleeper.fetch); });
         if (!blocked) return;
         const residency::FetchId fetch = core_.find_deadlock(
             held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
@@ -113,15 +114,15 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
 }
 
 // Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
-void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
-                       residency::Instant deadline, bool until_answered)
+void Runtime::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
 {
-    if (waiter.done) return;
+    if (waiter.done.with(mutex_)) return;
     if (touches_ && touches_->any() && core_.waits_for_locks(waiter.fetch)) {
-        lock.unlock();
-        release_touches();
-        lock.lock();
-        if (waiter.done) return;
+        {
+            const MutexUnlock unlocked(mutex_);
+            release_touches();
+        }
+        if (waiter.done.with(mutex_)) return;
     }
     const residency::Instant begin = now();
     const bool copies = waiter.fetch == 0 && waiter.snapshot;
@@ -133,17 +134,16 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
     if (!calls.empty() || !log_lines_.empty()) {
         std::vector<LogLine> lines;
         lines.swap(log_lines_);
-        lock.unlock();
+        const MutexUnlock unlocked(mutex_);
         call_out(calls, lines);
-        lock.lock();
     }
-    while (!waiter.done) {
+    while (!waiter.done.with(mutex_)) {
         const residency::Instant time = now();
         if (time >= deadline || begin <= interrupted_at_) break;
-        if (works_here() && work_one(lock)) continue;  // what it waits for may be a sum over ranks
+        if (works_here() && work_one()) continue;  // what it waits for may be a sum over ranks
         // Where collectives are this thread's own affair, either of two may wake it.
         const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
-        waiter.cv.wait_for(lock, std::chrono::nanoseconds(std::min(deadline - time, longest)));
+        (void)waiter.cv.wait_until(mutex_, std::min(deadline, time + longest));
     }
     // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
     const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(),
@@ -153,16 +153,15 @@ void Runtime::sleep_on(Waiter &waiter, std::unique_lock<std::mutex> &lock,
 
 void Runtime::await(Waiter &waiter, residency::TensorId tensor)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (waiter.done) return;
+    MutexLock lock(mutex_);
+    if (waiter.done.with(mutex_)) return;
     const residency::Instant begin = now();
     const observe::NvtxRange range(observe::NvtxKind::kFetch);
-    while (!waiter.done) {
-        sleep_on(waiter, lock, waiter.deadline, true);
-        if (waiter.done) break;
-        lock.unlock();
-        act([&](Core &core, Commands &out) { core.tick(now(), out); });
-        lock.lock();
+    while (!waiter.done.with(mutex_)) {
+        sleep_on(waiter, waiter.deadline, true);
+        if (waiter.done.with(mutex_)) break;
+        const MutexUnlock unlocked(mutex_);
+        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) { core.tick(now(), out); });
     }
     add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, now());
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <ctime>
+#include <utility>
 
 #if defined(__clang__)
 #define STW_THREAD_ATTRIBUTE(x) __attribute__((x))
@@ -24,6 +25,7 @@
 #define STW_RELEASE(...)         STW_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
 #define STW_TRY_ACQUIRE(...)     STW_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 #define STW_EXCLUDES(...)        STW_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
+#define STW_ASSERTS_HELD(...)    STW_THREAD_ATTRIBUTE(assert_capability(__VA_ARGS__))
 #define STW_NO_THREAD_ANALYSIS   STW_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
 namespace stepwell {
@@ -39,6 +41,8 @@ public:
     void lock() STW_ACQUIRE() { pthread_mutex_lock(&mutex_); }
     void unlock() STW_RELEASE() { pthread_mutex_unlock(&mutex_); }
     bool try_lock() STW_TRY_ACQUIRE(true) { return pthread_mutex_trylock(&mutex_) == 0; }
+    // For a function that is called under the lock by what knows nothing of it. Nothing checks it.
+    void assume_held() STW_ASSERTS_HELD() {}
 
 private:
     friend class Condition;
@@ -48,12 +52,58 @@ private:
 class STW_SCOPED_CAPABILITY MutexLock {
 public:
     explicit MutexLock(Mutex &mutex) STW_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-    ~MutexLock() STW_RELEASE() { mutex_.unlock(); }
+    ~MutexLock() STW_RELEASE()
+    {
+        if (held_) mutex_.unlock();
+    }
     MutexLock(const MutexLock &) = delete;
     MutexLock &operator=(const MutexLock &) = delete;
 
+    // Before its end, and for good.
+    void unlock() STW_RELEASE()
+    {
+        held_ = false;
+        mutex_.unlock();
+    }
+
 private:
     Mutex &mutex_;
+    bool held_ = true;
+};
+
+// Gives a lock back that its caller holds, and takes it again at its end, an exception's too.
+class STW_SCOPED_CAPABILITY MutexUnlock {
+public:
+    explicit MutexUnlock(Mutex &mutex) STW_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+    ~MutexUnlock() STW_RELEASE() { mutex_.lock(); }
+    MutexUnlock(const MutexUnlock &) = delete;
+    MutexUnlock &operator=(const MutexUnlock &) = delete;
+
+private:
+    Mutex &mutex_;
+};
+
+// What a lock of another object guards, where that cannot be named: it is reached with the lock in
+// hand, and clang sees to it that it is held. A reference to it goes no farther than the lock.
+template <class T> class Guarded {
+public:
+    template <class... Arguments>
+    explicit Guarded(Arguments &&...arguments) : value_(std::forward<Arguments>(arguments)...)
+    {
+    }
+    T &with(const Mutex &mutex) STW_REQUIRES(mutex)
+    {
+        (void)mutex;
+        return value_;
+    }
+    const T &with(const Mutex &mutex) const STW_REQUIRES(mutex)
+    {
+        (void)mutex;
+        return value_;
+    }
+
+private:
+    T value_;
 };
 
 // A wait may end early for no reason: always in a loop around what is waited for.

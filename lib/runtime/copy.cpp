@@ -157,7 +157,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
             core.fail(tensor->id, half_written(*tensor, status));
         }
     });
-    if (exclusive) unclaim(copy.claim, tensor->id);
+    if (exclusive) unclaim(copy.claim, &tensor->id, 1, residency::kNone);
     log_timeout(status);
     return status;
 }

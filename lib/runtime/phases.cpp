@@ -215,7 +215,7 @@ void Runtime::empty_behind(residency::TensorId tensor)
         [](void *user, const Status &status, uint64_t ticket, void *const *) {
             auto *mine = static_cast<Emptying *>(user);
             if (status.ok()) mine->runtime->release(ticket, 0);
-            mine->runtime->unclaim_empty(mine->claim, mine->tensor);
+            mine->runtime->unclaim(mine->claim, &mine->tensor, 1, mine->tensor);
             delete mine;
         },
         work);

@@ -367,8 +367,8 @@ public:
 
     // ---- update::Tiers (tiers.cpp) --------------------------------------------------------------
     residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
-    void unclaim(residency::ClaimId claim, residency::TensorId tensor) override;
-    void unclaim_empty(residency::ClaimId claim, residency::TensorId tensor) override;
+    void unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                 residency::TensorId emptied) override;
     void fail(residency::TensorId tensor, const Status &cause) override;
     void miss(residency::TensorId tensor, const Status &cause) override;
     void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,

@@ -31,19 +31,15 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
     return claim;
 }
 
-void Runtime::unclaim(residency::ClaimId claim, residency::TensorId tensor)
+void Runtime::unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                      residency::TensorId emptied)
 {
     act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        core.unclaim_tensor(claim, tensor, false, out);
+        for (uint32_t i = 0; i < n; ++i) {
+            core.unclaim_tensor(claim, tensors[i], tensors[i] == emptied, out);
+            if (tensors[i] == emptied) note_discard(schedule::Lane::kUpdate, emptied);
+        }
         plan_due_ = true;  // a plan passes by what an update has
-    });
-}
-
-void Runtime::unclaim_empty(residency::ClaimId claim, residency::TensorId tensor)
-{
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        core.unclaim_tensor(claim, tensor, true, out);
-        note_discard(schedule::Lane::kUpdate, tensor);
     });
 }
 

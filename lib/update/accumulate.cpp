@@ -217,8 +217,8 @@ void AccumulateJob::end()
     } else if (measure != 0) {
         end_measure();
     }
-    pipeline.tiers.unclaim(claim, sum.gradient);
-    if (has_scratch()) pipeline.tiers.unclaim(claim, sum.scratch);
+    const TensorId tensors[] = {sum.gradient, sum.scratch};
+    pipeline.tiers.unclaim(claim, tensors, turn_count, kNone);
     {
         MutexLock lock(pipeline.mutex);
         pipeline.retire(*this);

@@ -491,14 +491,10 @@ void ParameterJob::tell_failure()
 
 void ParameterJob::leave(bool empties_gradient)
 {
-    Tiers &tiers = owner.pipeline.tiers;
-    for (uint32_t i = 0; i < turn_count; ++i) {
-        if (i == kGradient && empties_gradient) {
-            tiers.unclaim_empty(claim, layouts[i].tensor);
-        } else {
-            tiers.unclaim(claim, layouts[i].tensor);
-        }
-    }
+    TensorId tensors[kJobTensorsMax];
+    for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = layouts[i].tensor;
+    owner.pipeline.tiers.unclaim(claim, tensors, turn_count,
+                                 empties_gradient ? tensors[kGradient] : kNone);
     MutexLock lock(owner.pipeline.mutex);
     phase = StepPhase::kIdle;
     owner.pipeline.retire(*this);

@@ -45,11 +45,10 @@ public:
     // From now on other fetches of these tensors wait. Claims of one tensor are served first come
     // first served. No tensor is named twice. Never blocks.
     virtual ClaimId claim(const TensorId *tensors, uint32_t n) = 0;
-    // The tensor is done: others may have it. No piece of it is out. Also of a claim that was not
-    // served yet.
-    virtual void unclaim(ClaimId claim, TensorId tensor) = 0;
-    // The same, and the contents become EMPTY in one step (a used gradient).
-    virtual void unclaim_empty(ClaimId claim, TensorId tensor) = 0;
+    // The tensors are done: others may have them. No piece of one is out. Also of a claim that was
+    // not served yet. The contents of `emptied`, one of them (a used gradient), become EMPTY in the
+    // same step; kNone: of none. One call for all that a piece of work gives back at once.
+    virtual void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied) = 0;
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.
     virtual void fail(TensorId tensor, const Status &cause) = 0;

@@ -158,6 +158,12 @@ uint32_t FakeTiers::far_releases(TensorId tensor)
     return tensors_[tensor].far;
 }
 
+uint32_t FakeTiers::unclaims()
+{
+    MutexLock lock(mutex_);
+    return unclaims_;
+}
+
 uint32_t FakeTiers::fetches()
 {
     MutexLock lock(mutex_);
@@ -198,32 +204,28 @@ ClaimId FakeTiers::claim(const TensorId *tensors, uint32_t n)
 
 void FakeTiers::leave(ClaimId claim, TensorId id, bool empties)
 {
+    Tensor &tensor = tensors_[id];
+    const auto mine = std::find(tensor.claims.begin(), tensor.claims.end(), claim);
+    if (mine == tensor.claims.end()) {
+        fault("a tensor is unclaimed that is not claimed");
+        return;
+    }
+    if (tensor.out > 0) fault("a tensor is unclaimed while pieces of it are out");
+    tensor.claims.erase(mine);
+    if (empties) poison(tensor);
+    events_.push_back(
+        {empties ? Event::kUnclaimEmpty : Event::kUnclaim, id, 0, residency::Class::kIdle, 0});
+    changed_.notify_all();
+}
+
+void FakeTiers::unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied)
+{
     {
         MutexLock lock(mutex_);
-        Tensor &tensor = tensors_[id];
-        const auto mine = std::find(tensor.claims.begin(), tensor.claims.end(), claim);
-        if (mine == tensor.claims.end()) {
-            fault("a tensor is unclaimed that is not claimed");
-            return;
-        }
-        if (tensor.out > 0) fault("a tensor is unclaimed while pieces of it are out");
-        tensor.claims.erase(mine);
-        if (empties) poison(tensor);
-        events_.push_back(
-            {empties ? Event::kUnclaimEmpty : Event::kUnclaim, id, 0, residency::Class::kIdle, 0});
-        changed_.notify_all();
+        ++unclaims_;
+        for (uint32_t i = 0; i < n; ++i) leave(claim, tensors[i], tensors[i] == emptied);
     }
     answer_inline();
-}
-
-void FakeTiers::unclaim(ClaimId claim, TensorId tensor)
-{
-    leave(claim, tensor, false);
-}
-
-void FakeTiers::unclaim_empty(ClaimId claim, TensorId tensor)
-{
-    leave(claim, tensor, true);
 }
 
 void FakeTiers::fail(TensorId id, const Status &cause)

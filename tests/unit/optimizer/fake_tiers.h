@@ -58,6 +58,7 @@ public:
     uint64_t pinned_peak_bytes();        // blocks of granted pieces, counted per piece
     uint32_t far_releases(TensorId tensor);
     uint32_t fetches();
+    uint32_t unclaims();  // calls
     uint64_t version(TensorId tensor) override;
     PlaceId place_of(uint64_t ticket);
     // Pieces at a device are at addresses that nobody can use but through this.
@@ -67,8 +68,7 @@ public:
     }
 
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
-    void unclaim(ClaimId claim, TensorId tensor) override;
-    void unclaim_empty(ClaimId claim, TensorId tensor) override;
+    void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied) override;
     void fail(TensorId tensor, const Status &cause) override;
     void miss(TensorId tensor, const Status &cause) override;
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
@@ -114,7 +114,7 @@ private:
     };
 
     void main();
-    void leave(ClaimId claim, TensorId tensor, bool empties);
+    void leave(ClaimId claim, TensorId tensor, bool empties) STW_REQUIRES(mutex_);
     bool servable(const Ask &ask) STW_REQUIRES(mutex_);
     bool take(Answer &answer) STW_REQUIRES(mutex_);
     void grant(Answer &answer) STW_REQUIRES(mutex_);
@@ -140,6 +140,7 @@ private:
     uint64_t pinned_ STW_GUARDED_BY(mutex_) = 0;
     uint64_t pinned_peak_ STW_GUARDED_BY(mutex_) = 0;
     uint32_t fetches_ STW_GUARDED_BY(mutex_) = 0;
+    uint32_t unclaims_ STW_GUARDED_BY(mutex_) = 0;
     uint32_t grants_until_pause_ STW_GUARDED_BY(mutex_) = UINT32_MAX;
     bool stopping_ STW_GUARDED_BY(mutex_) = false;
 };

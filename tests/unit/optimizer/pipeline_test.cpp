@@ -74,6 +74,16 @@ TEST(Pipeline, ATensorIsGivenBackWithItsOwnLastChunk)
     ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
 }
 
+// One call each, however many tensors: of the runtime it takes the one lock.
+TEST(Pipeline, AnUpdateGivesAllOfItsTensorsBackAtOnce)
+{
+    World world({});
+    (void)add_some(world, 3, 9000);
+    ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_EQ(world.tiers.unclaims(), 3U);
+}
+
 StepOptions only(const Entry &entry)
 {
     StepOptions options;

@@ -5,6 +5,9 @@
  */
 #include "support.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 enum { ELEMENTS = 16384 + 77 }; /* a bit more than one block of 64 KiB in f32 */
 
 typedef struct trainee {
@@ -379,6 +382,46 @@ TEST(steps_leave_what_is_frozen_as_it_is)
     expect_all(here.parameter, 6);
     ok(stw_tensor_info_get(here.parameter, &info));
     assert_int_equal(info.frozen, 0);
+    machine_close(runtime);
+}
+
+typedef struct freezer {
+    stw_tensor *state;
+    atomic_int stops, tries, let;
+} freezer;
+
+static void *freeze_until_told(void *arg)
+{
+    freezer *mine = arg;
+    do {
+        if (stw_tensor_freeze(mine->state, 1) != STW_ERROR_INVALID) atomic_store(&mine->let, 1);
+        atomic_fetch_add(&mine->tries, 1);
+    } while (!atomic_load(&mine->stops));
+    return NULL;
+}
+
+/* Not even for a moment, while its optimizer tries to end and cannot. */
+TEST(a_state_is_its_optimizers_until_that_has_ended)
+{
+    stw_runtime *runtime = machine_open(*state);
+    trainee here = trainee_make(runtime, STW_BF16, 0);
+    freezer beside = {master_of(&here), 0, 0, 0};
+    stw_view view;
+    pthread_t thread;
+    int i;
+    ok(stw_tensor_fill(here.parameter, 8, NULL));
+    step_by(&here, 1);
+    ok(stw_runtime_drain(runtime, 0));
+    view = view_get(runtime, beside.state, STW_READ);
+    assert_int_equal(pthread_create(&thread, NULL, freeze_until_told, &beside), 0);
+    for (i = 0; i < 100 || atomic_load(&beside.tries) < 100; ++i) {
+        fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "open view");
+    }
+    atomic_store(&beside.stops, 1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(atomic_load(&beside.let), 0);
+    view_put(&view);
+    ok(stw_optimizer_destroy(here.optimizer));
     machine_close(runtime);
 }
 

@@ -232,6 +232,30 @@ void Runtime::end_hint(residency::FetchId fetch, const Status &status)
     }
 }
 
+// What is known of the disks and of copies is what plans are made with until transfers know better.
+void Runtime::expect_bandwidths(const Tuning &tuning)
+{
+    using transfer::Link;
+    const auto expect = [this](Link link, PlaceId memory, uint64_t bytes_per_s) {
+        if (bytes_per_s > 0) engine_->expect_bandwidth(link, memory, bytes_per_s);
+    };
+    for (PlaceId place = 0; place <= host_place_; ++place) {
+        const Place &at = places_[place];
+        if (!at.memory) continue;
+        const bool host = place == host_place_;
+        if (host || at.storage_reaches()) {
+            expect(host ? Link::kNvmeToHost : Link::kNvmeToDevice, place,
+                   tuning.read_bytes_per_s());
+            expect(host ? Link::kHostToNvme : Link::kDeviceToNvme, place,
+                   tuning.write_bytes_per_s());
+        }
+        if (!host && !at.cpu_access) {
+            expect(Link::kHostToDevice, place, tuning.host_copy_bytes_per_s());
+            expect(Link::kDeviceToHost, place, tuning.host_copy_bytes_per_s());
+        }
+    }
+}
+
 void Runtime::take_bandwidths(const std::vector<observe::LinkTotal> &links)
 {
     uint64_t speeds[residency::kPlacesMax][residency::kPlacesMax] = {};

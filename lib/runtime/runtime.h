@@ -487,7 +487,6 @@ private:
     [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const
         STW_REQUIRES(mutex_);
     [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(mutex_);
-    void expect_bandwidths(const Tuning &tuning);
     void open_scratch(uint64_t bytes);
     Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
     Status open_update(uint32_t asked);
@@ -941,6 +940,7 @@ private:
     void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
     bool make_lookahead(Phase &phase) STW_REQUIRES(mutex_);
     void end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
+    void expect_bandwidths(const Tuning &tuning);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(mutex_);
     void plan_now();
 

@@ -3,7 +3,6 @@
 // probe's, and a probe now. The first that knows a directory's file system is taken for it.
 #include "lib/runtime/tuning.h"
 
-#include "lib/runtime/runtime.h"
 #include "lib/store/probe.h"
 
 #include <algorithm>
@@ -318,31 +317,6 @@ uint64_t Tuning::write_bytes_per_s() const
         sum += known.entry->write.bytes_per_s;
     }
     return sum;
-}
-
-// What is known of the disks and of copies is what plans are made with until transfers know better.
-void Runtime::expect_bandwidths(const Tuning &tuning)
-{
-    using residency::PlaceId;
-    using transfer::Link;
-    const auto expect = [this](Link link, PlaceId memory, uint64_t bytes_per_s) {
-        if (bytes_per_s > 0) engine_->expect_bandwidth(link, memory, bytes_per_s);
-    };
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        const Place &at = places_[place];
-        if (!at.memory) continue;
-        const bool host = place == host_place_;
-        if (host || at.storage_reaches()) {
-            expect(host ? Link::kNvmeToHost : Link::kNvmeToDevice, place,
-                   tuning.read_bytes_per_s());
-            expect(host ? Link::kHostToNvme : Link::kDeviceToNvme, place,
-                   tuning.write_bytes_per_s());
-        }
-        if (!host && !at.cpu_access) {
-            expect(Link::kHostToDevice, place, tuning.host_copy_bytes_per_s());
-            expect(Link::kDeviceToHost, place, tuning.host_copy_bytes_per_s());
-        }
-    }
 }
 
 }  // namespace stepwell

@@ -49,7 +49,6 @@ private:
 
     void read_usual(const std::string &file);
     void use(const profile::Profile &profile, const char *source);
-    void look_at_directories();
     [[nodiscard]] bool may_probe() const;
     [[nodiscard]] bool wants_probe(uint32_t index) const;
     void probe_all(store::Store &store);

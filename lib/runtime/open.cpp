@@ -443,7 +443,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     }
     if (log_relay_) STW_TRY(log_relay_->start());
     // The store before the memory: a full disk is told before gigabytes were touched.
-    Tuning tuning(options, log_, services_);
+    profile::Tuning tuning(options, log_, services_);
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
     STW_TRY(open_memories(options));
@@ -520,7 +520,7 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     return {};
 }
 
-Status Runtime::store_options(const stw_runtime_options &options, const Tuning &tuning,
+Status Runtime::store_options(const stw_runtime_options &options, const profile::Tuning &tuning,
                               store::StoreOptions *store_out)
 {
     store::StoreOptions &store = *store_out;
@@ -559,7 +559,7 @@ Status Runtime::store_options(const stw_runtime_options &options, const Tuning &
     return {};
 }
 
-Status Runtime::open_store(const stw_runtime_options &options, Tuning &tuning,
+Status Runtime::open_store(const stw_runtime_options &options, profile::Tuning &tuning,
                            std::unique_ptr<store::Store> *store_out)
 {
     Status status = tuning.find();

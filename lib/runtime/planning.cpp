@@ -233,7 +233,7 @@ void Runtime::end_hint(residency::FetchId fetch, const Status &status)
 }
 
 // What is known of the disks and of copies is what plans are made with until transfers know better.
-void Runtime::expect_bandwidths(const Tuning &tuning)
+void Runtime::expect_bandwidths(const profile::Tuning &tuning)
 {
     using transfer::Link;
     const auto expect = [this](Link link, PlaceId memory, uint64_t bytes_per_s) {

@@ -11,6 +11,7 @@
 #include "lib/observe/step_history.h"
 #include "lib/observe/step_stats.h"
 #include "lib/observe/timeline.h"
+#include "lib/profile/tuning.h"
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
@@ -21,7 +22,6 @@
 #include "lib/runtime/slot_memory.h"
 #include "lib/runtime/streams.h"
 #include "lib/runtime/touches.h"
-#include "lib/runtime/tuning.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/plan.h"
 #include "lib/store/manifest.h"
@@ -418,9 +418,9 @@ private:
                        uint32_t near_node);
     Status open_devices(const stw_runtime_options &options, bool streams);
     [[nodiscard]] uint32_t near_node() const;
-    Status open_store(const stw_runtime_options &options, Tuning &tuning,
+    Status open_store(const stw_runtime_options &options, profile::Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
-    Status store_options(const stw_runtime_options &options, const Tuning &tuning,
+    Status store_options(const stw_runtime_options &options, const profile::Tuning &tuning,
                          store::StoreOptions *store_out);
 
     static residency::Config tiers_config(const stw_runtime_options &options, uint64_t whole_blocks,
@@ -940,7 +940,7 @@ private:
     void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
     bool make_lookahead(Phase &phase) STW_REQUIRES(mutex_);
     void end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
-    void expect_bandwidths(const Tuning &tuning);
+    void expect_bandwidths(const profile::Tuning &tuning);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(mutex_);
     void plan_now();
 

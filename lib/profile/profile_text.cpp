@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A profile as JSON, in and out. The only file of the library that knows the parser.
+#include "lib/profile/profile.h"
+
 #include "lib/report/json.h"
-#include "lib/runtime/profile.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claims about machine profiles as text and as files: what is good is taken, all else is refused
 // with a sentence that names the file and what is wrong in it.
-#include "lib/runtime/profile.h"
+#include "lib/profile/profile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order of belief: a profile the program named, alone; else the user's, the machine's, an earlier
 // probe's, and a probe now. The first that knows a directory's file system is taken for it.
-#include "lib/runtime/tuning.h"
+#include "lib/profile/tuning.h"
 
 #include "lib/store/probe.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace stepwell {
+namespace stepwell::profile {
 
 namespace {
 
@@ -19,7 +19,7 @@ constexpr uint64_t kProbeNs = 2'000'000'000;  // of all directories together
 constexpr uint64_t kProbeBudgetMin = uint64_t{1} << 30;
 
 // Of reads and writes in equal parts, one after the other.
-uint64_t both_ways(const profile::Directory &entry)
+uint64_t both_ways(const Directory &entry)
 {
     if (entry.mixed_bytes_per_s > 0) return entry.mixed_bytes_per_s;
     const auto read = static_cast<double>(entry.read.bytes_per_s);
@@ -38,7 +38,7 @@ Tuning::Tuning(const stw_runtime_options &options, observe::Log &log, const stw_
     : options_(options), log_(log), services_(services)
 {
     if (options.nvme_count == 0 && !is_named(options)) return;
-    machine_ = profile::this_machine();
+    machine_ = this_machine();
     report_.kernel = machine_.kernel;
     report_.processor = machine_.processor;
     report_.cores = machine_.cores;
@@ -48,7 +48,7 @@ Tuning::Tuning(const stw_runtime_options &options, observe::Log &log, const stw_
         if (options.nvme[i].driver_options) known.driver_options = options.nvme[i].driver_options;
         report::ProfileDirectoryReport line;
         line.path = known.path;
-        Result<profile::FileSystem> found = profile::file_system_of(options.nvme[i].path);
+        Result<FileSystem> found = file_system_of(options.nvme[i].path);
         if (found.ok()) {  // else the store says it, with more to say
             known.file_system = found.take();
             line.device = known.file_system->device;
@@ -66,7 +66,7 @@ Status Tuning::find()
 {
     if (is_named(options_) && *options_.profile_path == '\0') return {};
     if (is_named(options_)) {
-        Result<profile::Profile> named = profile::load(options_.profile_path);
+        Result<Profile> named = load(options_.profile_path);
         if (!named.ok()) return std::move(named.status());
         if (!(named.value().machine == machine_)) {
             log_.print(STW_LOG_WARNING, "profile",
@@ -86,19 +86,19 @@ Status Tuning::find()
         return {};
     }
     if (options_.nvme_count == 0) return {};
-    for (const std::string &file : profile::usual_files()) read_usual(file);
+    for (const std::string &file : usual_files()) read_usual(file);
     if ((options_.flags & STW_RUNTIME_NO_PROBE) != 0) return {};
     // Nobody wrote it by hand, so nobody has to hear of one that is of no use any more.
-    const std::string file = profile::cache_file();
+    const std::string file = cache_file();
     if (file.empty()) return {};
-    Result<profile::Profile> cached = profile::load(file);
+    Result<Profile> cached = load(file);
     if (cached.ok() && cached.value().machine == machine_) use(cached.value(), "cache");
     return {};
 }
 
 void Tuning::read_usual(const std::string &file)
 {
-    Result<profile::Profile> found = profile::load(file);
+    Result<Profile> found = load(file);
     if (!found.ok()) {
         if (found.status().code() == STW_ERROR_NOT_FOUND) return;
         log_.print(STW_LOG_WARNING, "profile", "%s It is left out.", found.status().sentence());
@@ -115,14 +115,14 @@ void Tuning::read_usual(const std::string &file)
                found.value().machine.kernel.c_str());
 }
 
-void Tuning::use(const profile::Profile &profile, const char *source)
+void Tuning::use(const Profile &profile, const char *source)
 {
     if (report_.host_copy_bytes_per_s == 0)
         report_.host_copy_bytes_per_s = profile.host_copy_bytes_per_s;
     for (size_t i = 0; i < known_.size(); ++i) {
         Known &known = known_[i];
         if (known.entry || !known.file_system) continue;
-        const profile::Directory *entry = profile.find(*known.file_system, known.driver_options);
+        const Directory *entry = profile.find(*known.file_system, known.driver_options);
         // `stepwell tune` measured the disk, whatever a program asks of the driver.
         if (!entry && source == kFromProfile) entry = profile.find(*known.file_system);
         if (!entry) continue;
@@ -136,14 +136,14 @@ void Tuning::use(const profile::Profile &profile, const char *source)
 // A probe has compared no drivers: what it ran with may only have taken over for a while.
 const char *Tuning::driver(uint32_t index) const
 {
-    const std::optional<profile::Directory> &entry = known_[index].entry;
+    const std::optional<Directory> &entry = known_[index].entry;
     const bool compared = entry && report_.directories[index].source == kFromProfile;
     return compared ? entry->driver.c_str() : kUsualDriver;
 }
 
 void Tuning::choose(uint32_t index, store::PathOptions &path) const
 {
-    const std::optional<profile::Directory> &entry = known_[index].entry;
+    const std::optional<Directory> &entry = known_[index].entry;
     if (!entry || entry->driver != path.ops->name) return;
     if (path.queue_depth != 0) return;
     path.queue_depth = std::max(entry->read.queue_depth, entry->write.queue_depth);
@@ -179,7 +179,7 @@ void Tuning::probe_all(store::Store &store)
     if (wanted.empty()) return;
     const uint64_t timeout_ns = options_.timeout_ns ? options_.timeout_ns : kProbeNs * 4;
     const uint64_t time_ns = std::min(kProbeNs, timeout_ns / 4) / wanted.size();
-    std::vector<profile::Directory> fresh;
+    std::vector<Directory> fresh;
     for (const uint32_t i : wanted) {
         probe_one(i, store, time_ns);
         if (known_[i].entry) fresh.push_back(*known_[i].entry);
@@ -197,41 +197,41 @@ void Tuning::probe_one(uint32_t index, store::Store &store, uint64_t time_ns)
         return;
     }
     const store::Probed &found = probed.value();
-    profile::Directory entry;
+    Directory entry;
     entry.path = known_[index].path;
     entry.file_system = *known_[index].file_system;
     entry.driver = store.ops(index).name;
     entry.driver_options = known_[index].driver_options;
     entry.read = {found.read_bytes_per_s, found.reads.bytes, found.reads.depth};
     entry.write = {found.write_bytes_per_s, found.writes.bytes, found.writes.depth};
-    profile::Profile now;
-    now.created = profile::now_text();
+    Profile now;
+    now.created = now_text();
     now.directories.push_back(std::move(entry));
     use(now, "probe");
 }
 
 // For the next open: what was kept before, and this in its place.
-void Tuning::keep(const std::vector<profile::Directory> &fresh)
+void Tuning::keep(const std::vector<Directory> &fresh)
 {
-    const std::string file = profile::cache_file();
+    const std::string file = cache_file();
     if (file.empty()) return;
-    profile::Profile kept;
-    Result<profile::Profile> before = profile::load(file);
+    Profile kept;
+    Result<Profile> before = load(file);
     if (before.ok() && before.value().machine == machine_) kept = before.take();
-    kept.created = profile::now_text();
+    kept.created = now_text();
     kept.by = "probe";
     kept.machine = machine_;
-    for (const profile::Directory &entry : fresh) {
-        std::erase_if(kept.directories, [&](const profile::Directory &old) {
+    for (const Directory &entry : fresh) {
+        std::erase_if(kept.directories, [&](const Directory &old) {
             return old.file_system == entry.file_system &&
                    old.driver_options == entry.driver_options;
         });
-        if (entry.driver_options.size() > profile::kTextBytesMax) continue;  // nobody could read it
-        if (kept.directories.size() == profile::kDirectoriesMax)
+        if (entry.driver_options.size() > kTextBytesMax) continue;  // nobody could read it
+        if (kept.directories.size() == kDirectoriesMax)
             kept.directories.erase(kept.directories.begin());
         kept.directories.push_back(entry);
     }
-    const Status saved = profile::save(kept, file);
+    const Status saved = save(kept, file);
     if (saved.ok()) return;
     log_.print(STW_LOG_INFO, "profile", "The next open probes again: %s", saved.sentence());
 }
@@ -255,7 +255,7 @@ void Tuning::apply(uint32_t index, store::Store &store)
     store::Requests reads = {asked.request_bytes, asked.queue_depth};
     store::Requests writes = reads;
     if (known_[index].entry) {
-        const profile::Directory &entry = *known_[index].entry;
+        const Directory &entry = *known_[index].entry;
         report::ProfileDirectoryReport &line = report_.directories[index];
         line.read_bytes_per_s = entry.read.bytes_per_s;
         line.write_bytes_per_s = entry.write.bytes_per_s;
@@ -319,4 +319,4 @@ uint64_t Tuning::write_bytes_per_s() const
     return sum;
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::profile

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where profiles lie, whom they are believed from, and what this machine calls itself.
+#include "lib/profile/profile.h"
+
 #include "lib/report/file.h"
-#include "lib/runtime/profile.h"
 
 #include "drivers/common/descriptor.h"
 #include "drivers/common/storage_file.h"

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "lib/observe/log.h"
+#include "lib/profile/profile.h"
 #include "lib/report/report.h"
-#include "lib/runtime/profile.h"
 #include "lib/store/store.h"
 
 #include <stepwell/runtime.h>
@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::profile {
 
 class Tuning {
 public:
@@ -43,26 +43,26 @@ private:
     struct Known {
         std::string path;
         std::string driver_options;
-        std::optional<profile::FileSystem> file_system;
-        std::optional<profile::Directory> entry;
+        std::optional<FileSystem> file_system;
+        std::optional<Directory> entry;
     };
 
     void read_usual(const std::string &file);
-    void use(const profile::Profile &profile, const char *source);
+    void use(const Profile &profile, const char *source);
     [[nodiscard]] bool may_probe() const;
     [[nodiscard]] bool wants_probe(uint32_t index) const;
     void probe_all(store::Store &store);
     void probe_one(uint32_t index, store::Store &store, uint64_t time_ns);
-    void keep(const std::vector<profile::Directory> &fresh);
+    void keep(const std::vector<Directory> &fresh);
     void apply(uint32_t index, store::Store &store);
     void say(uint32_t index, const store::Store &store) const;
 
     const stw_runtime_options &options_;
     observe::Log &log_;
     const stw_services &services_;
-    profile::Machine machine_;
+    Machine machine_;
     std::vector<Known> known_;  // as options_.nvme
     report::ProfileReport report_;
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::profile

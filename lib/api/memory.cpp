@@ -16,7 +16,7 @@ stw_status stw_host_alloc(stw_runtime *runtime, uint64_t bytes, uint64_t align_b
         if (!pointer_out) return Status::error(STW_ERROR_INVALID, "pointer_out is null");
         STW_TRY(check_flags(flags, STW_HOST_ZERO, "flags"));
         if (bytes == 0) return Status::error(STW_ERROR_INVALID, "bytes is 0");
-        const uint64_t align = align_bytes == 0 ? Slabs::kSlotBytesMin : align_bytes;
+        const uint64_t align = align_bytes == 0 ? memory::Slabs::kSlotBytesMin : align_bytes;
         if (!std::has_single_bit(align) || align > runtime->body->block_bytes()) {
             return Status::error(STW_ERROR_INVALID,
                                  "align_bytes is %" PRIu64 "; it is a power of two up to the "

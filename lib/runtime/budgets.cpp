@@ -329,7 +329,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
 {
     const Place &place = places_[change.place];
     if (place.slot_memory) return give_slots_back(change);
-    const HostPins::Pause pause(pins_.get());
+    const memory::HostPins::Pause pause(pins_.get());
     for (bool first = true;; first = false) {
         stw_status code = STW_OK;
         bool done = false;
@@ -379,7 +379,7 @@ Status Runtime::go_on_with(const BudgetChange &change) const
 // Of a device with streams: its work has to end first, for which nobody waits under the lock.
 Status Runtime::give_slots_back(const BudgetChange &change)
 {
-    SlotMemory &memory = *places_[change.place].slot_memory;
+    memory::SlotMemory &memory = *places_[change.place].slot_memory;
     act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
@@ -399,7 +399,7 @@ Status Runtime::give_slots_back(const BudgetChange &change)
 
 Status Runtime::take_slots_back(const BudgetChange &change)
 {
-    SlotMemory &memory = *places_[change.place].slot_memory;
+    memory::SlotMemory &memory = *places_[change.place].slot_memory;
     act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.after - std::min(change.after, backed);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Updates and sums on devices that compute. What the driver is asked for goes on a stream of its
 // own, which is ordered with the consumers' by the rules in streams.h.
-#include "lib/runtime/driver_error.h"
+#include "lib/memory/driver_error.h"
+#include "lib/memory/driver_reason.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/piece_fetch.h"
-#include "lib/transfer/driver_reason.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -99,7 +99,7 @@ Status Runtime::order_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
         const Place &at = places_[fetch.places[i]];
-        const SlotRange slot{fetch.slots[i], 1};
+        const memory::SlotRange slot{fetch.slots[i], 1};
         const bool writes = fetch.pieces[i].access != residency::Access::kRead;
         STW_TRY(when_not_busy([&]() -> Status {
             if (at.slot_memory) STW_TRY(at.slot_memory->await(slot));
@@ -113,7 +113,7 @@ Status Runtime::order_update(const PieceFetch &fetch)
 void Runtime::end_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
-        DeviceStreams *const streams = places_[fetch.places[i]].streams.get();
+        memory::DeviceStreams *const streams = places_[fetch.places[i]].streams.get();
         if (!streams) continue;
         const bool wrote = fetch.pieces[i].access != residency::Access::kRead;
         streams->end(streams->own(), {fetch.slots[i], 1}, wrote);
@@ -127,7 +127,7 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
     STW_TRY(order_update(fetch));
     const stw_status code = work(*at.ops, at.memory);
     if (code >= 0) return {};
-    const std::string reason = transfer::driver_reason(at.ops, at.memory, code);
+    const std::string reason = memory::driver_reason(at.ops, at.memory, code);
     std::string name;
     {
         MutexLock lock(mutex_);
@@ -183,7 +183,7 @@ Status Runtime::end_scan(PlaceId place, uint64_t scan, double *sums_out,
             code,
             "device %u gave no norm of a gradient (%s); it is lost, and what needs "
             "it fails from now on",
-            at.device, transfer::driver_reason(at.ops, at.memory, code).c_str());
+            at.device, memory::driver_reason(at.ops, at.memory, code).c_str());
     }
     *result_out = {result.nonfinite, result.maximum};
     return {};

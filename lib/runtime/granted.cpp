@@ -78,8 +78,8 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 [[gnu::always_inline]] inline uint32_t Runtime::pin_hit_on(const Range &range, uint64_t step,
                                                            void *stream)
 {
-    const DeviceStreams *streams = places_[range.place].streams.get();
-    DeviceStreams::Id id = 0;
+    const memory::DeviceStreams *streams = places_[range.place].streams.get();
+    memory::DeviceStreams::Id id = 0;
     if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return residency::kNone;
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return index;
@@ -99,15 +99,15 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, void *stream, stw_vie
 }
 
 // Of a pinned range: the stream has come behind all that was done there, or has done it itself.
-bool Runtime::is_ordered(uint32_t index, const Range &range, DeviceStreams::Id stream)
+bool Runtime::is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream)
 {
     const Place &place = places_[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
     const char *begin = place.base + door.offset.load(std::memory_order_relaxed);
-    const SlotRange slots = slots_of(place, begin + range.byte_begin, range.byte_count);
+    const memory::SlotRange slots = slots_of(place, begin + range.byte_begin, range.byte_count);
     views_.slot(index).first_slot = slots.first;
     if (place.shows) {
-        const ShownTensor *shown = range.tensor->shown[range.place];
+        const memory::ShownTensor *shown = range.tensor->shown[range.place];
         if (shown && place.shows_runs && range.byte_count != range.tensor->bytes) return false;
         const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes_);
         if (shown && !shown->shows(block, slots)) return false;

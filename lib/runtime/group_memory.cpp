@@ -38,7 +38,7 @@ Status Runtime::open_group_memory()
                                  "the other group works there; make both over one engine",
                                  groups[i]->driver());
         }
-        Result<DeviceStreams::Id> id = at.streams->id_of(groups[i]->stream());
+        Result<memory::DeviceStreams::Id> id = at.streams->id_of(groups[i]->stream());
         if (!id.ok()) {
             return Status::error(STW_ERROR_INVALID,
                                  "the group over '%s' is on another device than device %u, the "
@@ -111,7 +111,7 @@ Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes, uint
 {
     if (!is_of_group(memory)) return {};
     const Place &at = places_[ranks_->place];
-    const SlotRange slots = slots_of(at, memory, bytes);
+    const memory::SlotRange slots = slots_of(at, memory, bytes);
     return when_not_busy([&]() -> Status {
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         return writes ? at.streams->copies_behind(slots, copies)
@@ -165,10 +165,10 @@ Status Runtime::order_group(const void *memory, uint64_t bytes, bool writes)
 {
     if (bytes == 0 || !is_of_group(memory)) return {};
     const Place &at = places_[ranks_->place];
-    const SlotRange slots = slots_of(at, memory, bytes);
+    const memory::SlotRange slots = slots_of(at, memory, bytes);
     return when_not_busy([&]() -> Status {
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-        for (const DeviceStreams::Id stream : ranks_->streams) {
+        for (const memory::DeviceStreams::Id stream : ranks_->streams) {
             if (stream != 0) STW_TRY(at.streams->begin(stream, slots, writes));
         }
         return {};

@@ -18,10 +18,13 @@
 #include <string>
 #include <vector>
 
+namespace stepwell::memory {
+class ShownTensor;
+}  // namespace stepwell::memory
+
 namespace stepwell {
 
 class Runtime;
-class ShownTensor;
 struct Waiter;
 
 // What changes of a tensor while it lives, beside what the core has. Under the runtime's lock.
@@ -64,7 +67,7 @@ struct stw_tensor {
     uint64_t elements = 0;
     uint64_t bytes = 0;
     void *addresses[stepwell::residency::kDevicesMax] = {};  // for life, where a device maps
-    stepwell::ShownTensor *shown[stepwell::residency::kDevicesMax] = {};  // the runtime's
+    stepwell::memory::ShownTensor *shown[stepwell::residency::kDevicesMax] = {};  // the runtime's
     uint32_t dtype = 0;
     uint32_t element_bits = 0;
     std::unique_ptr<stepwell::Sharding> sharding;  // null: of this process alone

@@ -12,7 +12,8 @@ void Runtime::open_scratch(uint64_t bytes)
     stw_memory_info info{};
     info.struct_size = sizeof info;
     host.ops->info(host.memory, &info);
-    scratch_ = std::make_unique<Scratch>(host.base + (info.bytes - staging_bytes_ - bytes), bytes);
+    scratch_ =
+        std::make_unique<memory::Scratch>(host.base + (info.bytes - staging_bytes_ - bytes), bytes);
 }
 
 Result<void *> Runtime::take_scratch(uint64_t bytes, uint64_t align_bytes)

@@ -61,18 +61,18 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     const bool host = place == host_place_;
     stats.staging_bytes = host ? staging_bytes_ : 0;
     if (host && scratch_) {
-        const Scratch::Usage scratch = scratch_->usage();
+        const memory::Scratch::Usage scratch = scratch_->usage();
         stats.scratch_bytes = scratch.bytes;
         stats.scratch_used_bytes = scratch.used_bytes;
     }
     if (host && pins_) {
-        const HostPins::Stats pins = pins_->stats();
+        const memory::HostPins::Stats pins = pins_->stats();
         stats.registered_bytes = pins.bytes;
         stats.registering_bytes = pins.open_bytes;
         stats.registered_ns = pins.ns;
         stats.refused_slabs = pins.refused;
     }
-    if (const ShownTotals *shown = places_[place].shown.get()) {
+    if (const memory::ShownTotals *shown = places_[place].shown.get()) {
         stats.remapped_bytes = shown->bytes;
         stats.remapped_ns = shown->ns;
     }

@@ -2,7 +2,7 @@
 // Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads.
 // What fails half way leaves nothing open and no file behind.
 #include "lib/collective/bucket.h"
-#include "lib/runtime/driver_error.h"
+#include "lib/memory/driver_error.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/phases.h"
 #include "lib/runtime/ranks.h"
@@ -47,7 +47,7 @@ Status find_driver(const char *driver, const std::string &option, const Ops **op
 {
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     const stw_status code = drivers::find_driver(driver, ops_out, &error);
-    return code == STW_OK ? Status() : from_driver(code, error, option.c_str());
+    return code == STW_OK ? Status() : memory::from_driver(code, error, option.c_str());
 }
 
 const char *driver_of(const stw_device_options &device)
@@ -376,7 +376,8 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     options.near_node = near_node;
     options.options = place.options.empty() ? nullptr : place.options.c_str();
     const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
-    if (code != STW_OK) return from_driver(code, error, "the memory of a tier cannot be taken");
+    if (code != STW_OK)
+        return memory::from_driver(code, error, "the memory of a tier cannot be taken");
     stw_memory_info info{};
     info.struct_size = sizeof info;
     place.ops->info(place.memory, &info);
@@ -386,19 +387,19 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
     constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
     place.shows = (place.ops->capabilities & kShows) == kShows;
-    if (place.shows) place.shown = std::make_unique<ShownTotals>();
+    if (place.shows) place.shown = std::make_unique<memory::ShownTotals>();
     place.shows_runs = place.shows && (info.flags & STW_MEMORY_SHOWS_RUNS) != 0;
     place.shrinks = (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 &&
                     (info.flags & STW_MEMORY_STAYS) == 0;
     if ((place.ops->capabilities & STW_MEMORY_STREAMS) != 0) {
-        place.streams = std::make_unique<DeviceStreams>(place.ops, place.memory,
-                                                        static_cast<uint32_t>(bytes / block_bytes_),
-                                                        format_text("device %u", place.device));
+        place.streams = std::make_unique<memory::DeviceStreams>(
+            place.ops, place.memory, static_cast<uint32_t>(bytes / block_bytes_),
+            format_text("device %u", place.device));
         place.update_blocks = bytes / block_bytes_;
         open_device_updates(place);
     }
     if (place.streams && place.shrinks) {
-        place.slot_memory = std::make_unique<SlotMemory>(
+        place.slot_memory = std::make_unique<memory::SlotMemory>(
             place.ops, place.memory, place.streams.get(),
             static_cast<uint32_t>(bytes / block_bytes_), format_text("device %u", place.device));
     }

@@ -174,7 +174,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
         ViewSlot &slot = views_.slot(index);
         const uint64_t serial = slot.serial.load(std::memory_order_acquire);
         if ((serial & 1) == 0 || slot.step != step || slot.exported) continue;
-        DeviceStreams::Id id = 0;
+        memory::DeviceStreams::Id id = 0;
         if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
         (void)end_view(index, slot, id, STW_RELEASE_ABANDON);

@@ -111,7 +111,7 @@ struct Runtime::Ranks {
     // Where collectives work on a device's memory: their streams as that device knows them, and the
     // end of its arena as the bucket.
     bool on_device = false;
-    DeviceStreams::Id streams[2] = {};  // of the group, of the replicas
+    memory::DeviceStreams::Id streams[2] = {};  // of the group, of the replicas
     char *device_bucket = nullptr;
     uint64_t device_bucket_bytes = 0;
     uint64_t arena_bytes = 0;

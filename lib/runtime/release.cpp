@@ -28,7 +28,7 @@ Status Runtime::release(stw_view *views, uint32_t n, void *stream, uint32_t flag
 
 Status Runtime::release_one(stw_view &view, void *stream, uint32_t flags)
 {
-    DeviceStreams::Id id = 0;
+    memory::DeviceStreams::Id id = 0;
     if (views_.is_view_of(view.cookie, view.tensor)) {
         const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
         if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
@@ -49,13 +49,14 @@ Status Runtime::release_one(stw_view &view, void *stream, uint32_t flags)
     return end_view(index, slot, id, flags);
 }
 
-Status Runtime::end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id stream, uint32_t flags)
+Status Runtime::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
+                         uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
     if (const Place &at = places_[slot.place]; at.streams && slot.byte_count > 0) {
         const bool seen = at.shows && slot.scratch == residency::kNone;
         const bool part = at.shows_runs && slot.byte_count != tensor->bytes;
-        ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
+        memory::ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
         at.streams->end(stream, slots_of(slot), slot.access != STW_READ,
                         shown ? &shown->users() : nullptr);
     }

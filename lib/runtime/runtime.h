@@ -6,6 +6,11 @@
 
 #include "lib/collective/agreement.h"
 #include "lib/collective/partition.h"
+#include "lib/memory/host_pins.h"
+#include "lib/memory/scratch.h"
+#include "lib/memory/shown.h"
+#include "lib/memory/slot_memory.h"
+#include "lib/memory/streams.h"
 #include "lib/observe/log.h"
 #include "lib/observe/log_relay.h"
 #include "lib/observe/step_history.h"
@@ -15,12 +20,7 @@
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
-#include "lib/runtime/host_pins.h"
 #include "lib/runtime/planner.h"
-#include "lib/runtime/scratch.h"
-#include "lib/runtime/shown.h"
-#include "lib/runtime/slot_memory.h"
-#include "lib/runtime/streams.h"
 #include "lib/runtime/touches.h"
 #include "lib/runtime/views.h"
 #include "lib/schedule/plan.h"
@@ -64,14 +64,14 @@ struct Place {
     bool direct = false;  // storage reaches it, and the CPU only as storage's checksums do
     bool maps = false;
     bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
-    bool shows_runs = false;                  // ... of its whole alone
-    std::unique_ptr<ShownTotals> shown;       // null: it shows nothing
-    bool shrinks = false;                     // its memory can go back to the system
-    std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
-    std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
-    bool computes = false;                    // updates, on a stream of its own
-    uint32_t algorithms = 0;                  // those it knows: a bit for each number
-    uint64_t update_blocks = 0;               // its budget, or what that changes to if that is less
+    bool shows_runs = false;                          // ... of its whole alone
+    std::unique_ptr<memory::ShownTotals> shown;       // null: it shows nothing
+    bool shrinks = false;                             // its memory can go back to the system
+    std::unique_ptr<memory::DeviceStreams> streams;   // null: its consumers have none
+    std::unique_ptr<memory::SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
+    bool computes = false;                            // updates, on a stream of its own
+    uint32_t algorithms = 0;                          // those it knows: a bit for each number
+    uint64_t update_blocks = 0;  // its budget, or what that changes to if that is less
     std::string driver;
     std::string options;  // the driver's own text
     std::string remark;
@@ -585,16 +585,17 @@ private:
     // Where it lies, if that is not where it is seen.
     void *arena_pointer(const Range &range, const residency::Grant &grant) const
         STW_REQUIRES(mutex_);
-    Status show_range(const Range &range, residency::PlaceId place, SlotRange slots);
-    ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
+    Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
+    memory::ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
     static Status device_shows(void *user, const transfer::Job &job);
     residency::SlotRun run_of(const transfer::Job &job);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
                    const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);
-    Status end_view(uint32_t index, ViewSlot &slot, DeviceStreams::Id stream, uint32_t flags);
+    Status end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
+                    uint32_t flags);
 
-    bool is_ordered(uint32_t index, const Range &range, DeviceStreams::Id stream);
+    bool is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream);
 
     // stream_order.cpp: who comes behind whose work on a device
     Status begin_streams(const Waiter &waiter);
@@ -605,9 +606,10 @@ private:
     // runtime's time for a fetch has passed.
     Status when_not_busy(const std::function<Status()> &order) const;
     Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
-    Status stream_id(residency::PlaceId place, void *stream, DeviceStreams::Id *id_out);
-    [[nodiscard]] SlotRange slots_of(const Place &place, const void *pointer, uint64_t bytes) const;
-    [[nodiscard]] SlotRange slots_of(const ViewSlot &view) const;
+    Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);
+    [[nodiscard]] memory::SlotRange slots_of(const Place &place, const void *pointer,
+                                             uint64_t bytes) const;
+    [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
     static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                  bool writes);
     static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
@@ -1059,14 +1061,15 @@ private:
     uint64_t staging_bytes_ = 0;
     uint32_t staging_blocks_ = 0;
     uint64_t metadata_budget_ = 0;
-    std::unique_ptr<Scratch> scratch_;  // in the host tier's memory; null: none was kept
+    std::unique_ptr<memory::Scratch> scratch_;  // in the host tier's memory; null: none was kept
     std::unique_ptr<transfer::Engine> engine_;
     ViewTable views_;
 
     std::unique_ptr<Touches> touches_;  // null: a touch without a view is undefined
-    std::unique_ptr<HostPins> pins_;    // null: no device has streams, or there is no host tier
-    bool plans_ = true;                 // as opened
-    uint64_t plan_bytes_max_ = 0;       // of metadata_bytes, for plans made and the one being made
+    std::unique_ptr<memory::HostPins>
+        pins_;                     // null: no device has streams, or there is no host tier
+    bool plans_ = true;            // as opened
+    uint64_t plan_bytes_max_ = 0;  // of metadata_bytes, for plans made and the one being made
     Planner planner_{[this](PlanWork &work) { prepare_plan(work); }};
 
     mutable Mutex mutex_;
@@ -1101,7 +1104,7 @@ private:
     struct PackAddresses {
         uint32_t blocks = 0;
         void *at[residency::kDevicesMax] = {};  // per device; null: none
-        std::unique_ptr<ShownTensor> shown[residency::kDevicesMax];
+        std::unique_ptr<memory::ShownTensor> shown[residency::kDevicesMax];
     };
     std::vector<PackAddresses> pack_addresses_ STW_GUARDED_BY(mutex_);  // by pack
     std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(mutex_);

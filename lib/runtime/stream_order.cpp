@@ -19,7 +19,7 @@ Status Runtime::check_stream(void *stream)
     Status first;
     for (const Place &place : places_) {
         if (!place.streams) continue;
-        Result<DeviceStreams::Id> id = place.streams->id_of(stream);
+        Result<memory::DeviceStreams::Id> id = place.streams->id_of(stream);
         if (id.ok()) return {};
         if (first.ok()) first = std::move(id.status());
     }
@@ -50,11 +50,11 @@ Status Runtime::when_not_busy(const std::function<Status()> &order) const
 
 Status Runtime::check_stream_at(PlaceId place, void *stream)
 {
-    DeviceStreams::Id id = 0;
+    memory::DeviceStreams::Id id = 0;
     return places_[place].streams ? stream_id(place, stream, &id) : Status();
 }
 
-Status Runtime::stream_id(PlaceId place, void *stream, DeviceStreams::Id *id_out)
+Status Runtime::stream_id(PlaceId place, void *stream, memory::DeviceStreams::Id *id_out)
 {
     const Place &at = places_[place];
     if (stream == STW_STREAM_HOST) {
@@ -64,13 +64,13 @@ Status Runtime::stream_id(PlaceId place, void *stream, DeviceStreams::Id *id_out
                              "STW_STREAM_SYNCED",
                              at.device);
     }
-    Result<DeviceStreams::Id> id = at.streams->id_of(stream);
+    Result<memory::DeviceStreams::Id> id = at.streams->id_of(stream);
     if (!id.ok()) return std::move(id.status());
     *id_out = id.value();
     return {};
 }
 
-SlotRange Runtime::slots_of(const Place &place, const void *pointer, uint64_t bytes) const
+memory::SlotRange Runtime::slots_of(const Place &place, const void *pointer, uint64_t bytes) const
 {
     const auto begin = static_cast<uint64_t>(static_cast<const char *>(pointer) - place.base);
     const uint64_t first = begin / block_bytes_;
@@ -79,7 +79,7 @@ SlotRange Runtime::slots_of(const Place &place, const void *pointer, uint64_t by
 }
 
 // From its first on. One that is smaller than a block lies in one; a larger one begins a block.
-SlotRange Runtime::slots_of(const ViewSlot &view) const
+memory::SlotRange Runtime::slots_of(const ViewSlot &view) const
 {
     const bool buffer = view.scratch != residency::kNone;
     const uint64_t bytes = buffer ? buffer_bytes(view) : uint64_t{view.byte_count};
@@ -104,7 +104,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
         if (pins_ && waiter.grants[i].place == host_place_)
             join_registrations(range, waiter.grants[i]);
         if (!at.streams) continue;
-        DeviceStreams::Id id = 0;
+        memory::DeviceStreams::Id id = 0;
         STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
         const void *pointer = nullptr;
         {
@@ -112,7 +112,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
             pointer = arena_pointer(range, waiter.grants[i]);
         }
         const bool writes = range.access != STW_READ;
-        const SlotRange slots = slots_of(at, pointer, sum_bytes(range));
+        const memory::SlotRange slots = slots_of(at, pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
@@ -131,15 +131,15 @@ Status Runtime::begin_streams(const Waiter &waiter)
 // begins meanwhile is not seen: a copy that it starts is one of pageable memory for the moment.
 void Runtime::join_registrations(const Range &range, const residency::Grant &grant)
 {
-    HostPins::Range blocks;
+    memory::HostPins::Range blocks;
     {
         const MutexLock lock(mutex_);
-        const SlotRange slots =
+        const memory::SlotRange slots =
             slots_of(places_[grant.place], arena_pointer(range, grant), sum_bytes(range));
         blocks = {slots.first, slots.count};
     }
     if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
-    const HostPins::Range all = pins_->registered_with(blocks);
+    const memory::HostPins::Range all = pins_->registered_with(blocks);
     {
         const MutexLock lock(mutex_);
         if (!core_.are_quiet(host_place_, all.first, all.count, range.tensor->id)) return;
@@ -153,7 +153,7 @@ bool Runtime::is_joined(const Range &range) const
     const residency::Door &door = range.tensor->doors[range.place];
     const Place &host = places_[host_place_];
     const char *begin = host.base + door.offset.load(std::memory_order_relaxed) + range.byte_begin;
-    const SlotRange slots = slots_of(host, begin, range.byte_count);
+    const memory::SlotRange slots = slots_of(host, begin, range.byte_count);
     return slots.count == 1 || pins_->are_joined(slots.first, slots.count);
 }
 
@@ -162,10 +162,10 @@ Status Runtime::begin_whole(const Range &range, const residency::Grant &grant, v
 {
     const Place &at = places_[grant.place];
     if (!at.streams || range.byte_count == 0) return {};
-    DeviceStreams::Id id = 0;
+    memory::DeviceStreams::Id id = 0;
     STW_TRY(stream_id(grant.place, stream, &id));
     const char *whole = bytes_at(range.tensor->sharding->whole, grant);
-    const SlotRange slots = slots_of(at, whole + range.byte_begin, range.byte_count);
+    const memory::SlotRange slots = slots_of(at, whole + range.byte_begin, range.byte_count);
     return at.streams->begin(id, slots, range.access != STW_READ);
 }
 
@@ -174,22 +174,22 @@ Status Runtime::begin_export(const stw_view &view, void *stream)
     const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
     const Place &at = places_[slot.place];
     if (!at.streams || view.bytes == 0) return {};
-    DeviceStreams::Id id = 0;
+    memory::DeviceStreams::Id id = 0;
     STW_TRY(stream_id(slot.place, stream, &id));
     return at.streams->begin(id, slots_of(slot), slot.access != STW_READ);
 }
 
 // Most are seen already, when their transfers are done; those that needed none are shown here.
-Status Runtime::show_range(const Range &range, PlaceId place, SlotRange slots)
+Status Runtime::show_range(const Range &range, PlaceId place, memory::SlotRange slots)
 {
-    ShownTensor *shown = shown_of(range, place);
+    memory::ShownTensor *shown = shown_of(range, place);
     const auto block = static_cast<uint32_t>(range.byte_begin / block_bytes_);
     return shown && !shown->shows(block, slots) ? shown->show(block, slots) : Status();
 }
 
 // Null: what is asked for lies in the arena alone. Where a tensor is seen as one run that is so of
 // parts, which only the library itself asks for.
-ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
+memory::ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
 {
     const Place &at = places_[place];
     if (!at.shows || range.scratch != residency::kNone) return nullptr;
@@ -212,12 +212,12 @@ residency::SlotRun Runtime::run_of(const transfer::Job &job)
 Status Runtime::device_shows(void *user, const transfer::Job &job)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    auto *shown = static_cast<ShownTensor *>(job.shown);
-    const SlotRange slot{job.transfer.to_slot, 1};
+    auto *shown = static_cast<memory::ShownTensor *>(job.shown);
+    const memory::SlotRange slot{job.transfer.to_slot, 1};
     if (shown->shows(job.shown_block, slot)) return {};
     const Place &at = runtime->places_[job.transfer.to];
     const residency::SlotRun run = runtime->run_of(job);
-    const SlotRange slots{run.first_slot, run.count};
+    const memory::SlotRange slots{run.first_slot, run.count};
     if (at.shows_runs && run.count < shown->blocks()) return {};  // nobody has a view of that
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     Status status = shown->show(run.first_index, slots);
@@ -232,7 +232,7 @@ Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, 
     auto *runtime = static_cast<Runtime *>(user);
     const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
-    const SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    const memory::SlotRange slots = runtime->slots_of(at, pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
 }
@@ -253,7 +253,7 @@ Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer,
     auto *runtime = static_cast<Runtime *>(user);
     const Place &at = runtime->places_[memory];
     if (!at.streams || bytes == 0) return {};
-    const SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    const memory::SlotRange slots = runtime->slots_of(at, pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     return at.streams->await(slots, writes);
 }
@@ -329,7 +329,7 @@ void Runtime::pin_host_memory()
     stw_memory_info info{};
     info.struct_size = sizeof info;
     host.ops->info(host.memory, &info);
-    HostPins::Options options;
+    memory::HostPins::Options options;
     for (const Place &place : places_)
         if (place.streams) options.devices.push_back({place.ops, place.memory, place.device});
     if (options.devices.empty()) return;
@@ -340,7 +340,7 @@ void Runtime::pin_host_memory()
     options.scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;
     options.log = &log_;
     options.now_ns = [this] { return now(); };
-    pins_ = std::make_unique<HostPins>(std::move(options));
+    pins_ = std::make_unique<memory::HostPins>(std::move(options));
 }
 
 }  // namespace stepwell

@@ -125,7 +125,7 @@ Status Runtime::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
 try {
     const Place &at = places_[place];
     const uint32_t blocks = core_.pack_blocks(id);
-    const uint64_t bytes = ShownTensor::metadata_bytes(blocks);
+    const uint64_t bytes = memory::ShownTensor::metadata_bytes(blocks);
     if (metadata_taken() + bytes > metadata_budget_) {
         return Status::error(STW_ERROR_BUDGET,
                              "the tables of the library have no room for the address of %s: "
@@ -134,9 +134,9 @@ try {
                              tensor_text(core_.spec(id).name).c_str(), bytes_text(bytes).c_str(),
                              metadata_text().c_str());
     }
-    auto shown =
-        std::make_unique<ShownTensor>(at.ops, at.memory, at.streams.get(), at.slot_memory.get(),
-                                      block_bytes_, at.shows_runs, at.shown.get());
+    auto shown = std::make_unique<memory::ShownTensor>(at.ops, at.memory, at.streams.get(),
+                                                       at.slot_memory.get(), block_bytes_,
+                                                       at.shows_runs, at.shown.get());
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(
@@ -197,7 +197,7 @@ void Runtime::release_pack(residency::PackId pack)
     if (pack >= pack_addresses_.size()) return;
     for (PlaceId place = 0; place < host_place_; ++place) {
         const Place &at = places_[place];
-        if (const ShownTensor *shown = pack_addresses_[pack].shown[place].get())
+        if (const memory::ShownTensor *shown = pack_addresses_[pack].shown[place].get())
             shown_bytes_ -= shown->metadata_bytes();
         void *address = pack_addresses_[pack].at[place];
         if (!address) continue;
@@ -465,7 +465,7 @@ void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
     const TensorNotes &notes = tensor->notes.with(mutex_);
     if (notes.trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
-    for (ShownTensor *shown : tensor->shown) {
+    for (memory::ShownTensor *shown : tensor->shown) {
         if (shown) shown->end();
     }
     const Status status = core_.destroy(tensor->id, out);

@@ -3,7 +3,7 @@
 // They wait for work on a condition and for nothing else: never for storage or for a ring slot.
 // What is enqueued on a device is waited for by a thread beside the one that enqueues, so neither
 // directions nor devices ever wait for each other.
-#include "lib/transfer/driver_reason.h"
+#include "lib/memory/driver_reason.h"
 #include "lib/transfer/parts.h"
 
 #include <algorithm>
@@ -415,7 +415,7 @@ Status Engine::Parts::map_block(const Task &task) const
     const stw_status code = memory.ops->map(memory.memory, job.map_block, job.to_pointer);
     if (code >= 0) return {};
     return Status::error(code, "Mapping block %u of memory '%s' failed: %s.", job.map_block,
-                         memory.name.c_str(), status_text(code));
+                         memory.name.c_str(), memory::status_text(code));
 }
 
 Status Engine::Parts::show_block(const Task &task) const
@@ -449,7 +449,7 @@ Status Engine::Parts::copy_bytes(Task &task) const
                              "Clearing block %u (%" PRIu64 " bytes) in memory '%s' failed: "
                              "%s.",
                              job.transfer.block, bytes, memory.name.c_str(),
-                             driver_reason(memory.ops, memory.memory, code).c_str());
+                             memory::driver_reason(memory.ops, memory.memory, code).c_str());
     }
     case TransferKind::kMove:
     case TransferKind::kRelocate: break;
@@ -500,7 +500,7 @@ Status Engine::Parts::copy_failed(const Task &task, stw_status code) const
                          "Copying block %u (%" PRIu64 " bytes) from memory '%s' to '%s' "
                          "failed: %s.",
                          transfer.block, transfer.bytes, from.name.c_str(), to.name.c_str(),
-                         driver_reason(mover.ops, mover.memory, code).c_str());
+                         memory::driver_reason(mover.ops, mover.memory, code).c_str());
 }
 
 }  // namespace stepwell::transfer

@@ -4,8 +4,8 @@
 // wait in their driver's poll and are woken through it; copy threads wait on a condition.
 #pragma once
 
+#include "lib/memory/driver_reason.h"
 #include "lib/support/thread_annotations.h"
-#include "lib/transfer/driver_reason.h"
 #include "lib/transfer/links.h"
 #include "lib/transfer/task.h"
 

@@ -415,7 +415,7 @@ void StorageThread::refused(uint32_t index, stw_status code)
                                    store_.name(path_).c_str(), request.reads ? "read" : "write",
                                    task.job.transfer.block, wide(request.bytes),
                                    wide(task.place.offset + request.offset), request.errors,
-                                   status_text(code)));
+                                   memory::status_text(code)));
 }
 
 void StorageThread::try_again(uint32_t index, Status failure)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of jemalloc 5.3, as its manual page describes it, found by name at run time.
-#include "lib/runtime/jemalloc_arena.h"
+#include "lib/memory/jemalloc_arena.h"
 
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 constexpr int kNoThreadCache = 0x100;  // MALLOCX_TCACHE_NONE
@@ -157,4 +157,4 @@ uint64_t JemallocArena::bytes_of(void *pointer) const
     return functions_->size(pointer, 0);
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

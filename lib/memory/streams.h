@@ -24,7 +24,9 @@
 #include <memory>
 #include <string>
 
-namespace stepwell {
+namespace stepwell::memory {
+
+constexpr uint32_t kTriesMax = 60;  // of a driver that waits a second for the end of a capture
 
 struct SlotRange {
     residency::Slot first = 0;
@@ -167,4 +169,4 @@ private:
     std::array<Marks, kStreamsMax + 1> marks_ STW_GUARDED_BY(mutex_);  // by stream
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slabs against a model: pieces never overlap, what is given back is found again, and what is no
 // piece is refused.
-#include "lib/runtime/slabs.h"
+#include "lib/memory/slabs.h"
 
 #include <cstdlib>
 #include <map>
@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 constexpr uint64_t kPage = Slabs::kPageBytes;
@@ -164,4 +164,4 @@ TEST(Slabs, RandomPiecesNeverOverlapAndNoneIsLost)
 }
 
 }  // namespace
-}  // namespace stepwell
+}  // namespace stepwell::memory

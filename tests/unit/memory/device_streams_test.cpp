@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which copies of a device are made to wait for which marks, by the calls of a driver that does
 // nothing.
-#include "lib/runtime/streams.h"
+#include "lib/memory/streams.h"
 
 #include <atomic>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 // What it was told of copies: the mark, and which of them wait for it.
@@ -185,4 +185,4 @@ TEST_F(StreamsOfADevice, CopiesThatWereStartedTogetherHaveOneMark)
 }
 
 }  // namespace
-}  // namespace stepwell
+}  // namespace stepwell::memory

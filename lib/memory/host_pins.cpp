@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/runtime/host_pins.h"
+#include "lib/memory/host_pins.h"
 
 #include "lib/support/assert.h"
 #include "lib/support/signals.h"
@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 namespace {
 
@@ -526,4 +526,4 @@ std::string HostPins::remark(uint32_t device) const
     return "";
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

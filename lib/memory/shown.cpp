@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/runtime/shown.h"
+#include "lib/memory/shown.h"
 
-#include "lib/transfer/driver_reason.h"
+#include "lib/memory/driver_reason.h"
 
 #include <new>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 using residency::Slot;
 
@@ -91,9 +91,9 @@ try {
     }
     if (code >= 0) return {};
     return Status::error(code, "its blocks cannot be seen at its address: %s",
-                         transfer::driver_reason(ops_, memory_, code).c_str());
+                         driver_reason(ops_, memory_, code).c_str());
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory to show its blocks at its address");
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -29,7 +29,7 @@
 #include <thread>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 class HostPins {
 public:
@@ -202,4 +202,4 @@ private:
     std::thread thread_;
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

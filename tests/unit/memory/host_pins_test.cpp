@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of the host tier is registered with whom, by the addresses alone: the memory is not there.
-#include "lib/runtime/host_pins.h"
+#include "lib/memory/host_pins.h"
 
 #include <map>
 #include <mutex>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 constexpr uint64_t kBlock = 2 << 20;
@@ -341,4 +341,4 @@ TEST_F(HostPinsTest, NothingComesBackWhileItIsPaused)
 }
 
 }  // namespace
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a tensor's own address costs, by the calls of a driver that does nothing.
-#include "lib/runtime/shown.h"
+#include "lib/memory/shown.h"
 
 #include <cstdint>
 
 #include <gtest/gtest.h>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 constexpr uint64_t kShownBytes = 2 << 20;
@@ -64,4 +64,4 @@ TEST_F(AShownTensor, IsSeenInOneRunWhereHandlesHaveSeveralBlocks)
 }
 
 }  // namespace
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/runtime/slot_memory.h"
+#include "lib/memory/slot_memory.h"
 
-#include "lib/runtime/driver_error.h"
-#include "lib/transfer/driver_reason.h"
+#include "lib/memory/driver_error.h"
+#include "lib/memory/driver_reason.h"
 
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 using residency::Slot;
 
 namespace {
 
-constexpr uint32_t kTriesMax = 60;                  // of a driver that waits a second each time
 constexpr std::chrono::milliseconds kLookAgain{1};  // whether a capture is over
 
 }  // namespace
@@ -141,8 +140,7 @@ Status SlotMemory::cannot_give(stw_status code) const
     ops_->info(memory_, &info);
     const bool says_why = code == STW_ERROR_UNSUPPORTED && info.remark[0];
     return Status::error(code, "the memory of %s cannot be given back: %s", device_.c_str(),
-                         says_why ? info.remark
-                                  : transfer::driver_reason(ops_, memory_, code).c_str());
+                         says_why ? info.remark : driver_reason(ops_, memory_, code).c_str());
 }
 
 Status SlotMemory::take_back(Slot slot)
@@ -156,4 +154,4 @@ Status SlotMemory::take_back(Slot slot)
     return {};
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

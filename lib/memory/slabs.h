@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 class Slabs {
 public:
@@ -64,4 +64,4 @@ private:
     uint64_t pieces_ = 0;
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs are found in bins by length and join their free neighbours when they are given back; a page
 // becomes a slab with its first slot and a free run again with its last.
-#include "lib/runtime/slabs.h"
+#include "lib/memory/slabs.h"
 
 #include "lib/support/assert.h"
 
 #include <algorithm>
 #include <bit>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 constexpr uint64_t slot_bytes(uint32_t slab_class)
@@ -192,4 +192,4 @@ uint64_t Slabs::largest_bytes() const
     return 0;
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/runtime/streams.h"
+#include "lib/memory/streams.h"
 
 #include <stepwell/types.h>
 
-#include "lib/runtime/driver_error.h"
+#include "lib/memory/driver_error.h"
+#include "lib/memory/driver_reason.h"
 #include "lib/support/assert.h"
-#include "lib/transfer/driver_reason.h"
 
 #include <algorithm>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 namespace {
-
-constexpr uint32_t kTriesMax = 60;  // of a driver that waits a second for the end of a capture
 
 // Never that of another thread, as an address or a number of the system's may be.
 uint64_t this_thread()
@@ -54,8 +52,7 @@ Status DeviceStreams::failed(stw_status code, const char *what) const
     return Status::error(code,
                          "%s cannot be ordered behind the work of a stream of %s, which is lost or "
                          "was destroyed with work on it: %s",
-                         what, device_.c_str(),
-                         transfer::driver_reason(ops_, memory_, code).c_str());
+                         what, device_.c_str(), driver_reason(ops_, memory_, code).c_str());
 }
 
 // ----------------------------------------------------------------------------------- streams ----
@@ -493,4 +490,4 @@ void DeviceStreams::copy_arrived(SlotRange slots, uint64_t number)
     }
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

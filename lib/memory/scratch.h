@@ -4,15 +4,15 @@
 // reaches an allocator. Any thread.
 #pragma once
 
-#include "lib/runtime/jemalloc_arena.h"
-#include "lib/runtime/slabs.h"
+#include "lib/memory/jemalloc_arena.h"
+#include "lib/memory/slabs.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
 #include <memory>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 class Scratch {
 public:
@@ -47,4 +47,4 @@ private:
     uint64_t pieces_ STW_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -5,7 +5,7 @@
 // needs a slot before that.
 #pragma once
 
-#include "lib/runtime/streams.h"
+#include "lib/memory/streams.h"
 #include "lib/support/thread_annotations.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 // Any thread, several at once.
 class SlotMemory {
@@ -74,4 +74,4 @@ private:
     std::unique_ptr<std::atomic<uint32_t>[]> gone_;  // by slot
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces for the program, by one of two allocators.
-#include "lib/runtime/scratch.h"
+#include "lib/memory/scratch.h"
 
 #include <stepwell/types.h>
 
 #include <algorithm>
 #include <cinttypes>
 
-namespace stepwell {
+namespace stepwell::memory {
 namespace {
 
 // An arena rounds what it takes from its range by more than slabs do: not worth it in a small one.
@@ -118,4 +118,4 @@ uint64_t Scratch::metadata_bytes() const
     return slabs_.metadata_bytes() + begins_.capacity() * sizeof(uint64_t);
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace stepwell::transfer {
+namespace stepwell::memory {
 
 inline const char *status_text(stw_status code)
 {
@@ -29,4 +29,4 @@ inline std::string driver_reason(const stw_memory_ops *ops, stw_memory *memory, 
     return reason;
 }
 
-}  // namespace stepwell::transfer
+}  // namespace stepwell::memory

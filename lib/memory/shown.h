@@ -5,15 +5,15 @@
 // there meanwhile, which is nobody's business without a view.
 #pragma once
 
-#include "lib/runtime/slot_memory.h"
-#include "lib/runtime/streams.h"
+#include "lib/memory/slot_memory.h"
+#include "lib/memory/streams.h"
 #include "lib/support/thread_annotations.h"
 
 #include <atomic>
 #include <memory>
 #include <string>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 // What it took at one device.
 struct ShownTotals {
@@ -74,4 +74,4 @@ private:
     Mutex mutex_;                  // of show()
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

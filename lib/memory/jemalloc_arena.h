@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace stepwell {
+namespace stepwell::memory {
 
 class JemallocArena {
 public:
@@ -33,4 +33,4 @@ private:
     bool created_ = false;
 };
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

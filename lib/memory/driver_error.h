@@ -6,7 +6,7 @@
 
 #include "lib/support/status.h"
 
-namespace stepwell {
+namespace stepwell::memory {
 
 inline Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
 {
@@ -18,4 +18,4 @@ inline Status from_driver(stw_status code, const stw_driver_error &error, const 
     return status;
 }
 
-}  // namespace stepwell
+}  // namespace stepwell::memory

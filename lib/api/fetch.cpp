@@ -115,7 +115,7 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     range->tensor = tensor;
     range->access = at->access;
     range->scope = at->scope;
-    range->place = runtime->body->place_of(at->tier, at->device);
+    range->place = runtime->body->tiers().place_of(at->tier, at->device);
     if (!range->into && (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME)) {
         return no_views_at(*at);
     }
@@ -446,7 +446,7 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
             return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
                                  tensor_text(tensors[i]->name).c_str());
         }
-        const residency::PlaceId place = runtime->body->place_of(tier, device);
+        const residency::PlaceId place = runtime->body->tiers().place_of(tier, device);
         if (place == residency::kNoPlace || tier == STW_TIER_NVME) {
             return Status::error(STW_ERROR_INVALID,
                                  "nothing can be evicted from tier %u (%s), device %u: it is not "

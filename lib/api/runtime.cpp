@@ -303,7 +303,7 @@ stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t dev
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        const residency::PlaceId place = runtime->body->place_of(tier, device);
+        const residency::PlaceId place = runtime->body->tiers().place_of(tier, device);
         if (place == residency::kNoPlace) {
             return Status::error(STW_ERROR_INVALID,
                                  "the runtime was opened without tier %u, device %u, so it has no "

@@ -49,7 +49,7 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
                              bytes_text(bytes).c_str(), gradient.name.c_str(),
                              bytes_text(adopted_bytes_).c_str(),
                              bytes_text(update_window()).c_str(),
-                             core_.budget_blocks(host_place_) ? "host" : "device");
+                             core_.budget_blocks(tiers_.host()) ? "host" : "device");
     }
     adopted_bytes_ += bytes;
     if (waited) {

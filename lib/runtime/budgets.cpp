@@ -37,15 +37,14 @@ template <class Body> stw_status each_run(std::vector<Slot> slots, Body &&body)
 // What devices have registered is so no more before its memory goes.
 stw_status Runtime::give_back(PlaceId place, Slot first, uint32_t count)
 {
-    if (place == host_place_ && pins_) pins_->gone(first, count);
-    return places_[place].ops->give_back(places_[place].memory, first, count);
+    if (tiers_.is_host(place) && pins_) pins_->gone(first, count);
+    return tiers_[place].ops->give_back(tiers_[place].memory, first, count);
 }
 
 stw_status Runtime::take_back(PlaceId place, Slot first, uint32_t count, stw_driver_error *error)
 {
-    const stw_status code =
-        places_[place].ops->take_back(places_[place].memory, first, count, error);
-    if (code == STW_OK && place == host_place_ && pins_) pins_->back(first, count);
+    const stw_status code = tiers_[place].ops->take_back(tiers_[place].memory, first, count, error);
+    if (code == STW_OK && tiers_.is_host(place) && pins_) pins_->back(first, count);
     return code;
 }
 
@@ -53,7 +52,7 @@ stw_status Runtime::take_back(PlaceId place, Slot first, uint32_t count, stw_dri
 void Runtime::swap_memory(Commands &out)
 {
     for (const residency::Swap &swap : out.swaps) {
-        const Place &place = places_[swap.place];
+        const memory::Tier &place = tiers_[swap.place];
         if (place.slot_memory) {
             place.slot_memory->give(swap.bare);
             place.slot_memory->take(swap.backed);
@@ -70,8 +69,8 @@ void Runtime::swap_memory(Commands &out)
 // An update that was accepted must find room for one chunk somewhere, or end before there is none.
 bool Runtime::others_work(PlaceId place) const
 {
-    for (PlaceId other = 0; other <= host_place_; ++other) {
-        if (other == place || !places_[other].memory || !places_[other].cpu_access) continue;
+    for (PlaceId other = 0; other <= tiers_.host(); ++other) {
+        if (other == place || !tiers_[other].memory || !tiers_[other].cpu_access) continue;
         if (core_.budget_blocks(other) >= update::kPiecesNeeded) return true;
     }
     return false;
@@ -82,12 +81,12 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
 {
     // Of the host tier a part is not the core's.
     const uint64_t scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;
-    const uint64_t kept_bytes = place == host_place_ ? staging_bytes_ + scratch_bytes : 0;
+    const uint64_t kept_bytes = tiers_.is_host(place) ? staging_bytes_ + scratch_bytes : 0;
     const uint64_t kept = kept_bytes / block_bytes_;
     const uint64_t blocks = bytes / block_bytes_;
     const uint64_t most = core_.slots(place) + kept;
-    const Place &at = places_[place];
-    if (place != nvme_place_ && !at.shrinks) {
+    const memory::Tier &at = tiers_[place];
+    if (!tiers_.is_nvme(place) && !at.shrinks) {
         const bool says_why = at.streams && !at.remark.empty();
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the driver '%s' of %s cannot give memory back, so its budget stays "
@@ -106,7 +105,7 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
         status.mutable_detail().free_bytes = most * block_bytes_;
         return status;
     }
-    const bool works = place != nvme_place_ && places_[place].cpu_access && !others_work(place);
+    const bool works = !tiers_.is_nvme(place) && tiers_[place].cpu_access && !others_work(place);
     const uint64_t floor = std::min<uint64_t>(most, kept + (works ? update::kPiecesNeeded : 0u));
     const bool nothing = blocks == 0 && kept == 0;
     if (blocks < floor && !nothing) {
@@ -130,8 +129,8 @@ Status Runtime::check_cpu_room() const
 {
     MutexLock lock(mutex_);
     bool had_room = false;
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        if (!places_[place].memory || !places_[place].cpu_access) continue;
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        if (!tiers_[place].memory || !tiers_[place].cpu_access) continue;
         if (core_.budget_blocks(place) > 0) return {};
         had_room = true;
     }
@@ -148,8 +147,8 @@ Status Runtime::check_update_room(const OptimizerBody &body,
 {
     MutexLock lock(mutex_);
     uint64_t room = 0;
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
         if (at.memory && at.cpu_access) room = std::max(room, core_.budget_blocks(place));
     }
@@ -182,9 +181,9 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "a part of the %s tier's budget is agreed between the ranks of the "
                              "group, for gathered tensors; it cannot change while they are open",
-                             report::tier_name(static_cast<uint32_t>(places_[place].tier)));
+                             report::tier_name(static_cast<uint32_t>(tiers_[place].kind)));
     }
-    if (durable_.body && place == nvme_place_) {
+    if (durable_.body && tiers_.is_nvme(place)) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the nvme tier keeps the store '%s', whose files have the size that "
                              "they were made with; open another store with another budget",
@@ -201,12 +200,12 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
         STW_TRY(blocks_of_budget(place, bytes, &change.after));
         budget_changes_ = true;
         change.before = static_cast<uint32_t>(core_.budget_blocks(place));
-        places_[place].update_blocks = std::min(change.before, change.after);
+        update_blocks_[place] = std::min(change.before, change.after);
     }
     Status status = change.after < change.before ? shrink(change) : grow(change);
     MutexLock lock(mutex_);
     budget_changes_ = false;
-    places_[place].update_blocks = core_.budget_blocks(place);
+    update_blocks_[place] = core_.budget_blocks(place);
     ++progress_made_;
     progress_.notify_all();
     if (!status.ok()) return status;
@@ -238,11 +237,11 @@ Status Runtime::shrink(const BudgetChange &change)
     });
     STW_TRY(std::move(refused));
     Status status = empty_down_to(change);
-    if (status.ok() && change.place == nvme_place_) status = shrink_store(change);
+    if (status.ok() && tiers_.is_nvme(change.place)) status = shrink_store(change);
     act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
         core.set_budget(change.place, status.ok() ? change.after : change.before, out);
     });
-    if (status.ok() && change.place != nvme_place_) status = give_memory_back(change);
+    if (status.ok() && !tiers_.is_nvme(change.place)) status = give_memory_back(change);
     return status;
 }
 
@@ -250,8 +249,8 @@ Status Runtime::shrink(const BudgetChange &change)
 // a device that computes.
 Status Runtime::wait_for_claims(const BudgetChange &change)
 {
-    if (change.place == nvme_place_) return {};
-    const Place &at = places_[change.place];
+    if (tiers_.is_nvme(change.place)) return {};
+    const memory::Tier &at = tiers_[change.place];
     MutexLock lock(mutex_);
     const bool few = change.after < update::kPiecesNeeded;
     const bool works = at.cpu_access && !others_work(change.place);
@@ -302,7 +301,7 @@ Status Runtime::shrink_store(const BudgetChange &change)
         {
             MutexLock lock(mutex_);
             seen = progress_made_;
-            out_of_use = core_.slots(nvme_place_) - change.after;
+            out_of_use = core_.slots(tiers_.nvme()) - change.after;
         }
         Status status = store.shrink(out_of_use - store.resting_slots());
         if (status.code() != STW_ERROR_BUSY) return status;
@@ -314,7 +313,7 @@ Status Runtime::shrink_store(const BudgetChange &change)
 // Without the lock, since it waits for copies: what is to go next, and hardly ever anything else.
 void Runtime::unpin_before(const BudgetChange &change)
 {
-    if (change.place != host_place_ || !pins_) return;
+    if (!tiers_.is_host(change.place) || !pins_) return;
     std::vector<Slot> slots;
     act([&](Core &core, Commands &)
             STW_REQUIRES(mutex_) { slots = core.next_bare(change.place, kSlotsAtOnce); });
@@ -327,7 +326,7 @@ void Runtime::unpin_before(const BudgetChange &change)
 // In pieces, so that nobody waits long for the lock.
 Status Runtime::give_memory_back(const BudgetChange &change)
 {
-    const Place &place = places_[change.place];
+    const memory::Tier &place = tiers_[change.place];
     if (place.slot_memory) return give_slots_back(change);
     const memory::HostPins::Pause pause(pins_.get());
     for (bool first = true;; first = false) {
@@ -379,7 +378,7 @@ Status Runtime::go_on_with(const BudgetChange &change) const
 // Of a device with streams: its work has to end first, for which nobody waits under the lock.
 Status Runtime::give_slots_back(const BudgetChange &change)
 {
-    memory::SlotMemory &memory = *places_[change.place].slot_memory;
+    memory::SlotMemory &memory = *tiers_[change.place].slot_memory;
     act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
@@ -399,7 +398,7 @@ Status Runtime::give_slots_back(const BudgetChange &change)
 
 Status Runtime::take_slots_back(const BudgetChange &change)
 {
-    memory::SlotMemory &memory = *places_[change.place].slot_memory;
+    memory::SlotMemory &memory = *tiers_[change.place].slot_memory;
     act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.after - std::min(change.after, backed);
@@ -422,7 +421,7 @@ Status Runtime::take_slots_back(const BudgetChange &change)
 Status Runtime::grow(const BudgetChange &change)
 {
     Status status;
-    if (change.place == nvme_place_) {
+    if (tiers_.is_nvme(change.place)) {
         if (change.after > change.before) {
             status = engine_->store()->grow(change.after - change.before);
         }
@@ -437,7 +436,7 @@ Status Runtime::grow(const BudgetChange &change)
 
 Status Runtime::take_memory_back(const BudgetChange &change)
 {
-    const Place &place = places_[change.place];
+    const memory::Tier &place = tiers_[change.place];
     if (place.slot_memory) return take_slots_back(change);
     for (bool done = false; !done;) {
         stw_status code = STW_OK;

@@ -262,7 +262,7 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
     asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.deadline = work.deadline;
     for (size_t i = 0; i < n; ++i) {
-        asked.requests.push_back({runs[i].tensor->id, Access::kRead, nvme_place_,
+        asked.requests.push_back({runs[i].tensor->id, Access::kRead, tiers_.nvme(),
                                   runs[i].byte_begin, runs[i].byte_count});
     }
     Waiter waiter;

@@ -169,7 +169,7 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
     Range range;
     range.tensor = tensor;
     range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;
-    range.place = nearest_place_;
+    range.place = tiers_.nearest();
     waiter.plan.ranges.push_back(range);
     waiter.owner = owner;
     std::string name;

@@ -14,7 +14,7 @@ namespace stepwell {
 using residency::PlaceId;
 
 // A device without kernels is none that computes: its tensors are updated in the host tier.
-void Runtime::open_device_updates(Place &place)
+void Runtime::open_device_updates(memory::Tier &place)
 {
     if ((place.ops->capabilities & STW_MEMORY_UPDATES) == 0) return;
     void *stream = nullptr;
@@ -42,8 +42,8 @@ void Runtime::open_device_updates(Place &place)
 std::vector<update::WindowOptions> Runtime::device_windows() const
 {
     std::vector<update::WindowOptions> windows;
-    for (PlaceId place = 0; place < host_place_; ++place) {
-        if (!places_[place].computes) continue;
+    for (PlaceId place = 0; place < tiers_.host(); ++place) {
+        if (!tiers_[place].computes) continue;
         const uint64_t blocks = std::max<uint64_t>(core_.budget_blocks(place) / 2, 4);
         windows.push_back({place, blocks * block_bytes_});
     }
@@ -55,9 +55,9 @@ PlaceId Runtime::place_for(uint32_t algorithm, const residency::TensorId *kept, 
 {
     MutexLock lock(mutex_);
     const PlaceId place = core_.spec(kept[0]).policy.home;
-    if (place >= host_place_ || !places_[place].computes) return residency::kAnyCpuPlace;
-    if (places_[place].update_blocks < update::kPiecesNeeded) return residency::kAnyCpuPlace;
-    const bool known = algorithm < 32 && (places_[place].algorithms >> algorithm & 1) != 0;
+    if (!tiers_.is_device(place) || !tiers_[place].computes) return residency::kAnyCpuPlace;
+    if (update_blocks_[place] < update::kPiecesNeeded) return residency::kAnyCpuPlace;
+    const bool known = tiers_[place].updates_with(algorithm);
     if (algorithm != kSum && !known) return residency::kAnyCpuPlace;
     const auto may_be_there = [&](residency::TensorId tensor) STW_REQUIRES(mutex_) {
         return (core_.spec(tensor).policy.allowed & (1u << place)) != 0;
@@ -75,7 +75,7 @@ PlaceId Runtime::place_for(uint32_t algorithm, const residency::TensorId *kept, 
 void Runtime::count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
 {
     const PlaceId home = wanted.policy.home;
-    const bool state = wanted.role == STW_ROLE_OPTIMIZER_STATE && home < host_place_;
+    const bool state = wanted.role == STW_ROLE_OPTIMIZER_STATE && tiers_.is_device(home);
     const bool trained = state || wanted.role == STW_ROLE_PARAM || wanted.role == STW_ROLE_GRAD;
     tensor->notes.with(mutex_).trained = trained;
     if (trained) trained_bytes_ += wanted.bytes;
@@ -85,20 +85,20 @@ void Runtime::count_trained(const residency::TensorSpec &wanted, stw_tensor *ten
 // the other half is for activations and for what is worked on. A function of the calls alone.
 PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
 {
-    const Place &nearest = places_[nearest_place_];
+    const memory::Tier &nearest = tiers_[tiers_.nearest()];
     const bool is_ours = body.algorithm < 32 && (nearest.algorithms >> body.algorithm & 1) != 0;
     if (preset_ != STW_PRESET_AUTO || body.has_policy || ranks_.body || !is_ours)
         return residency::kNoPlace;
     MutexLock lock(mutex_);
-    const uint64_t half = core_.budget_blocks(nearest_place_) / 2 * block_bytes_;
-    return trained_bytes_ + bytes <= half ? nearest_place_ : PlaceId{residency::kNoPlace};
+    const uint64_t half = core_.budget_blocks(tiers_.nearest()) / 2 * block_bytes_;
+    return trained_bytes_ + bytes <= half ? tiers_.nearest() : PlaceId{residency::kNoPlace};
 }
 
 // What is begun next comes behind what others do with the pieces.
 Status Runtime::order_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
-        const Place &at = places_[fetch.places[i]];
+        const memory::Tier &at = tiers_[fetch.places[i]];
         const memory::SlotRange slot{fetch.slots[i], 1};
         const bool writes = fetch.pieces[i].access != residency::Access::kRead;
         STW_TRY(when_not_busy([&]() -> Status {
@@ -113,7 +113,7 @@ Status Runtime::order_update(const PieceFetch &fetch)
 void Runtime::end_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
-        memory::DeviceStreams *const streams = places_[fetch.places[i]].streams.get();
+        memory::DeviceStreams *const streams = tiers_[fetch.places[i]].streams.get();
         if (!streams) continue;
         const bool wrote = fetch.pieces[i].access != residency::Access::kRead;
         streams->end(streams->own(), {fetch.slots[i], 1}, wrote);
@@ -123,7 +123,7 @@ void Runtime::end_update(const PieceFetch &fetch)
 template <class Work> Status Runtime::compute(uint64_t ticket, const char *what, Work &&work)
 {
     const auto &fetch = *reinterpret_cast<const PieceFetch *>(ticket);
-    const Place &at = places_[fetch.places[0]];
+    const memory::Tier &at = tiers_[fetch.places[0]];
     STW_TRY(order_update(fetch));
     const stw_status code = work(*at.ops, at.memory);
     if (code >= 0) return {};
@@ -174,7 +174,7 @@ Result<uint64_t> Runtime::start_scan(uint64_t ticket, const stw_scan_work &work)
 Status Runtime::end_scan(PlaceId place, uint64_t scan, double *sums_out,
                          kernels::ScanResult *result_out)
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     stw_scan_result result{};
     result.struct_size = sizeof result;
     const stw_status code = at.ops->scan_end(at.memory, scan, sums_out, &result);

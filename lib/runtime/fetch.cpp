@@ -31,18 +31,6 @@ residency::Access buffer_access(uint32_t access)
     return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
 }
 
-PlaceId Runtime::place_of(uint32_t tier, uint32_t device) const
-{
-    PlaceId place = residency::kNoPlace;
-    if (tier == STW_TIER_DEFAULT && device == 0) return nearest_place_;
-    const bool on_device = tier == STW_TIER_DEVICE || tier == STW_TIER_DEFAULT;
-    if (on_device && device < host_place_) place = static_cast<PlaceId>(device);
-    if (tier == STW_TIER_HOST && device == 0) place = host_place_;
-    if (tier == STW_TIER_NVME) return engine_->store() ? nvme_place_ : residency::kNoPlace;
-    if (place == residency::kNoPlace || !places_[place].memory) return residency::kNoPlace;
-    return place;
-}
-
 uint32_t Runtime::owner_number()
 {
     const ThreadState *state = views_.thread_state();
@@ -134,7 +122,7 @@ Status Runtime::check_places(const FetchPlan &plan) const
 {
     MutexLock lock(mutex_);
     for (const Range &range : plan.ranges) {
-        const Place &at = places_[range.place];
+        const memory::Tier &at = tiers_[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
         if (part && at.shows_runs && range.tensor->shown[range.place]) {
             return Status::error(STW_ERROR_INVALID,
@@ -152,7 +140,7 @@ Status Runtime::check_places(const FetchPlan &plan) const
                              "%s cannot be fetched at the %s tier: its policy's "
                              "allowed_tiers leave that tier out",
                              tensor_text(range.tensor->name).c_str(),
-                             report::tier_name(static_cast<uint32_t>(places_[range.place].tier)));
+                             report::tier_name(static_cast<uint32_t>(tiers_[range.place].kind)));
     }
     return {};
 }
@@ -308,8 +296,8 @@ void Runtime::count_pinning_views(ErrorDetail &detail)
     if (detail.pinned_bytes == 0) return;
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         if (!views_.is_open(index)) continue;
-        const Place &at = places_[views_.slot(index).place];
-        const bool there = static_cast<uint32_t>(at.tier) == detail.tier;
+        const memory::Tier &at = tiers_[views_.slot(index).place];
+        const bool there = static_cast<uint32_t>(at.kind) == detail.tier;
         detail.pinned_views += there && at.device == detail.device;
     }
 }

@@ -154,7 +154,7 @@ Status Runtime::read_shard(const stw_tensor &tensor, residency::ClaimId claim, u
 bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin)
 {
     const stw_tensor &tensor = *work.tensors[0];
-    if (!places_[ranks_->place].maps || tensor.bytes == 0 ||
+    if (!tiers_[ranks_->place].maps || tensor.bytes == 0 ||
         tensor.bytes != tensor.sharding->partition.shard_bytes()) {
         return false;
     }

@@ -65,7 +65,7 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     if (!ViewTable::push_hit(*state, range.tensor->id, range.place, step)) {
         push_after_drain(*state, range.tensor->id, range.place, step);
     }
-    const Place &place = places_[range.place];
+    const memory::Tier &place = tiers_[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
     char *own = place.maps || place.shows
                     ? static_cast<char *>(range.tensor->addresses[range.place])
@@ -78,13 +78,13 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 [[gnu::always_inline]] inline uint32_t Runtime::pin_hit_on(const Range &range, uint64_t step,
                                                            void *stream)
 {
-    const memory::DeviceStreams *streams = places_[range.place].streams.get();
+    const memory::DeviceStreams *streams = tiers_[range.place].streams.get();
     memory::DeviceStreams::Id id = 0;
     if (streams ? !streams->knows(stream, &id) : is_a_stream(stream)) return residency::kNone;
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return index;
     const bool is_ready = streams ? is_ordered(index, range, id)
-                                  : !pins_ || range.place != host_place_ || is_joined(range);
+                                  : !pins_ || !tiers_.is_host(range.place) || is_joined(range);
     if (is_ready) return index;
     undo_hit(index);
     return residency::kNone;
@@ -101,10 +101,10 @@ bool Runtime::fetch_hit(const Range &range, uint64_t step, void *stream, stw_vie
 // Of a pinned range: the stream has come behind all that was done there, or has done it itself.
 bool Runtime::is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream)
 {
-    const Place &place = places_[range.place];
+    const memory::Tier &place = tiers_[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
     const char *begin = place.base + door.offset.load(std::memory_order_relaxed);
-    const memory::SlotRange slots = slots_of(place, begin + range.byte_begin, range.byte_count);
+    const memory::SlotRange slots = place.slots_of(begin + range.byte_begin, range.byte_count);
     views_.slot(index).first_slot = slots.first;
     if (place.shows) {
         const memory::ShownTensor *shown = range.tensor->shown[range.place];
@@ -134,7 +134,7 @@ bool Runtime::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *s
 
 bool Runtime::add_hit(HitChain *chain, const Range &range, uint64_t step)
 {
-    if (places_[range.place].streams) return false;
+    if (tiers_[range.place].streams) return false;
     const uint32_t index = pin_hit(range, step);
     if (index == residency::kNone) return false;
     views_.slot(index).next = residency::kNone;
@@ -181,8 +181,8 @@ void Runtime::undo_hit(uint32_t index)
     (void)release_one(view, STW_STREAM_SYNCED, 0);
 }
 
-void Runtime::describe_view(const Range &range, const Place &place, void *pointer, uint64_t cookie,
-                            stw_view *view_out)
+void Runtime::describe_view(const Range &range, const memory::Tier &place, void *pointer,
+                            uint64_t cookie, stw_view *view_out)
 {
     view_out->pointer = pointer;
     view_out->bytes = range.byte_count;
@@ -192,7 +192,7 @@ void Runtime::describe_view(const Range &range, const Place &place, void *pointe
     view_out->cookie = cookie;
     view_out->access = range.access;
     view_out->scope = range.scope;
-    view_out->tier = static_cast<uint32_t>(place.tier);
+    view_out->tier = static_cast<uint32_t>(place.kind);
     view_out->device = place.device;
 }
 
@@ -205,7 +205,7 @@ void *Runtime::view_pointer(const Range &range, const residency::Grant &grant) c
 
 void *Runtime::arena_pointer(const Range &range, const residency::Grant &grant) const
 {
-    const Place &at = places_[grant.place];
+    const memory::Tier &at = tiers_[grant.place];
     if (!at.maps) {
         return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
     }
@@ -240,7 +240,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         for (const uint32_t slot : slots) views_.give_slot(state, slot);
         undo_grants(plan, waiter.grants);
         undo_wholes(waiter);
-        log_failures();
+        tiers_.log_failures(log_);
         return ordered;
     }
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
@@ -257,12 +257,12 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
     waiter.whole_grants.clear();
     for (Range range : plan.absent) {
         range.element_count = range.byte_count = 0;
-        describe_view(range, places_[range.place], nullptr, kCopyCookie, &views_out[range.index]);
+        describe_view(range, tiers_[range.place], nullptr, kCopyCookie, &views_out[range.index]);
     }
     for (const Range &range : plan.copied) {
         stw_view &out = views_out[range.index];
         void *pointer = range.element_count > 0 ? range.into : nullptr;
-        describe_view(range, places_[host_place_], pointer, kCopyCookie, &out);
+        describe_view(range, tiers_[tiers_.host()], pointer, kCopyCookie, &out);
         out.bytes = view_bytes(range);
     }
     return {};
@@ -298,8 +298,8 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
         pointer = static_cast<char *>(pointer) + range.byte_begin;
         there = pointer;
     }
-    const Place &at = places_[grant.place];
-    if (at.streams && pointer) view.first_slot = slots_of(at, there, view_bytes(range)).first;
+    const memory::Tier &at = tiers_[grant.place];
+    if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;
     if (range.access == STW_REDUCE && pointer) {
         at.ops->zero(at.memory, pointer, sum_bytes(range));
     }

@@ -17,7 +17,7 @@ using residency::PlaceId;
 Status Runtime::open_group_memory()
 {
     Ranks &ranks = *ranks_.body;
-    const Place &at = places_[ranks.place];
+    const memory::Tier &at = tiers_[ranks.place];
     ranks.on_device = at.streams && ranks.group.stream();
     if (!ranks.on_device) {
         if (at.cpu_access && ranks.group.takes_host_memory()) return {};
@@ -49,9 +49,7 @@ Status Runtime::open_group_memory()
         }
         ranks.streams[i] = id.value();
     }
-    stw_memory_info info{};
-    info.struct_size = sizeof info;
-    at.ops->info(at.memory, &info);
+    const stw_memory_info info = at.info();
     uint64_t used = 0;
     {
         MutexLock lock(mutex_);
@@ -70,7 +68,7 @@ Status Runtime::register_group_memory(bool asked)
     Ranks &ranks = *ranks_.body;
     collective::Group &group = ranks.group;
     if (asked) {
-        const Status status = group.register_memory(places_[ranks.place].base, ranks.arena_bytes);
+        const Status status = group.register_memory(tiers_[ranks.place].base, ranks.arena_bytes);
         ranks.registered = status.ok();
         if (!status.ok()) log_.print(STW_LOG_WARNING, group.driver(), "%s", status.sentence());
     }
@@ -94,14 +92,14 @@ void Runtime::leave_group_memory()
     const collective::Group *groups[] = {&ranks_->group, ranks_->replicas};
     for (const collective::Group *group : groups)
         if (ranks_->on_device && group) (void)forget_stream(group->stream());
-    if (ranks_->registered) ranks_->group.unregister_memory(places_[ranks_->place].base);
+    if (ranks_->registered) ranks_->group.unregister_memory(tiers_[ranks_->place].base);
     ranks_->registered = false;
 }
 
 bool Runtime::is_of_group(const void *memory) const
 {
     if (!ranks_->on_device) return false;
-    const auto begin = static_cast<const char *>(memory) - places_[ranks_->place].base;
+    const auto begin = static_cast<const char *>(memory) - tiers_[ranks_->place].base;
     return begin >= 0 && static_cast<uint64_t>(begin) < ranks_->arena_bytes;
 }
 
@@ -110,8 +108,8 @@ bool Runtime::is_of_group(const void *memory) const
 Status Runtime::order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies)
 {
     if (!is_of_group(memory)) return {};
-    const Place &at = places_[ranks_->place];
-    const memory::SlotRange slots = slots_of(at, memory, bytes);
+    const memory::Tier &at = tiers_[ranks_->place];
+    const memory::SlotRange slots = at.slots_of(memory, bytes);
     return when_not_busy([&]() -> Status {
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         return writes ? at.streams->copies_behind(slots, copies)
@@ -127,7 +125,7 @@ Status Runtime::move_bytes(void *to, const void *from, uint64_t bytes)
         std::memcpy(to, from, bytes);
         return {};
     }
-    const Place &at = places_[ranks_->place];
+    const memory::Tier &at = tiers_[ranks_->place];
     const uint32_t copies = is_of_group(to) ? STW_COPIES_IN : STW_COPIES_OUT;
     STW_TRY(order_copy(from, bytes, false, copies));
     STW_TRY(order_copy(to, bytes, true, copies));
@@ -152,7 +150,7 @@ Status Runtime::zero_bytes(void *memory, uint64_t bytes)
         std::memset(memory, 0, bytes);
         return {};
     }
-    const Place &at = places_[ranks_->place];
+    const memory::Tier &at = tiers_[ranks_->place];
     STW_TRY(order_copy(memory, bytes, true, STW_COPIES_IN));
     const stw_status code = at.ops->zero(at.memory, memory, bytes);
     if (code == STW_OK) return {};
@@ -164,8 +162,8 @@ Status Runtime::zero_bytes(void *memory, uint64_t bytes)
 Status Runtime::order_group(const void *memory, uint64_t bytes, bool writes)
 {
     if (bytes == 0 || !is_of_group(memory)) return {};
-    const Place &at = places_[ranks_->place];
-    const memory::SlotRange slots = slots_of(at, memory, bytes);
+    const memory::Tier &at = tiers_[ranks_->place];
+    const memory::SlotRange slots = at.slots_of(memory, bytes);
     return when_not_busy([&]() -> Status {
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         for (const memory::DeviceStreams::Id stream : ranks_->streams) {

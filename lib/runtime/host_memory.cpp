@@ -8,12 +8,9 @@ namespace stepwell {
 void Runtime::open_scratch(uint64_t bytes)
 {
     if (bytes == 0) return;
-    const Place &host = places_[host_place_];
-    stw_memory_info info{};
-    info.struct_size = sizeof info;
-    host.ops->info(host.memory, &info);
-    scratch_ =
-        std::make_unique<memory::Scratch>(host.base + (info.bytes - staging_bytes_ - bytes), bytes);
+    const memory::Tier &host = tiers_[tiers_.host()];
+    scratch_ = std::make_unique<memory::Scratch>(
+        host.base + (host.info().bytes - staging_bytes_ - bytes), bytes);
 }
 
 Result<void *> Runtime::take_scratch(uint64_t bytes, uint64_t align_bytes)

@@ -23,7 +23,7 @@ uint64_t Runtime::name_bytes(size_t length)
 uint64_t Runtime::metadata_bytes() const
 {
     uint64_t streams = 0;
-    for (const Place &place : places_) {
+    for (const memory::Tier &place : tiers_) {
         if (place.streams) streams += place.streams->metadata_bytes();
         if (place.slot_memory) streams += place.slot_memory->metadata_bytes();
     }

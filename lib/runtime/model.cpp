@@ -111,7 +111,7 @@ uint64_t copy_bytes_of(const residency::Config &config)
 // Under the lock. Blocks that other tensors cannot give up: pinned there, or with nowhere to go.
 std::vector<uint32_t> Runtime::blocks_of_others(const std::vector<TensorId> &used) const
 {
-    std::vector<uint32_t> blocks(places_.size());
+    std::vector<uint32_t> blocks(tiers_.nvme() + 1);
     std::unordered_set<PackId> counted;
     for (const TensorId id : used) {
         if (id < handles_.size() && handles_[id]) counted.insert(core_.pack_of(id));
@@ -121,12 +121,12 @@ std::vector<uint32_t> Runtime::blocks_of_others(const std::vector<TensorId> &use
         if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
         const residency::Policy &policy = core_.spec(tensor->id).policy;
         PlaceId place = kNoPlace;
-        for (PlaceId at = 0; at <= nvme_place_; ++at) {
+        for (PlaceId at = 0; at <= tiers_.nvme(); ++at) {
             const bool open = core_.budget_bytes(at) > 0;
             if (open && (policy.allowed & (1u << at)) != 0) place = at;
         }
         if (policy.retention == residency::Retention::kPin) place = policy.home;
-        if (place >= nvme_place_) continue;
+        if (place >= tiers_.nvme()) continue;
         if (!counted.insert(core_.pack_of(tensor->id)).second) continue;
         blocks[place] += core_.pack_blocks(tensor->id);
     }
@@ -138,13 +138,13 @@ residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) cons
 {
     residency::Config config;
     config.block_bytes = block_bytes_;
-    for (PlaceId at = 0; at <= nvme_place_; ++at) {
+    for (PlaceId at = 0; at <= tiers_.nvme(); ++at) {
         residency::PlaceConfig place;
-        place.tier = places_[at].tier;
-        place.device = places_[at].device;
-        place.cpu_access = places_[at].cpu_access;
-        place.direct = places_[at].direct;
-        place.maps = places_[at].maps;
+        place.tier = tiers_[at].kind;
+        place.device = tiers_[at].device;
+        place.cpu_access = tiers_[at].cpu_access;
+        place.direct = tiers_[at].direct;
+        place.maps = tiers_[at].maps;
         const uint64_t blocks = core_.budget_bytes(at) / block_bytes_;
         place.blocks = static_cast<uint32_t>(blocks - std::min<uint64_t>(blocks, others[at]));
         config.places.push_back(place);
@@ -161,23 +161,23 @@ void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
         const auto device = static_cast<PlaceId>(total.device);
         const auto speed = static_cast<double>(total.bytes_per_s);
         switch (total.link) {
-        case STW_LINK_NVME_TO_HOST: speeds[nvme_place_][host_place_] = speed; break;
-        case STW_LINK_HOST_TO_NVME: speeds[host_place_][nvme_place_] = speed; break;
-        case STW_LINK_HOST_TO_DEVICE: speeds[host_place_][device] = speed; break;
-        case STW_LINK_DEVICE_TO_HOST: speeds[device][host_place_] = speed; break;
-        case STW_LINK_NVME_TO_DEVICE: speeds[nvme_place_][device] = speed; break;
-        case STW_LINK_DEVICE_TO_NVME: speeds[device][nvme_place_] = speed; break;
+        case STW_LINK_NVME_TO_HOST: speeds[tiers_.nvme()][tiers_.host()] = speed; break;
+        case STW_LINK_HOST_TO_NVME: speeds[tiers_.host()][tiers_.nvme()] = speed; break;
+        case STW_LINK_HOST_TO_DEVICE: speeds[tiers_.host()][device] = speed; break;
+        case STW_LINK_DEVICE_TO_HOST: speeds[device][tiers_.host()] = speed; break;
+        case STW_LINK_NVME_TO_DEVICE: speeds[tiers_.nvme()][device] = speed; break;
+        case STW_LINK_DEVICE_TO_NVME: speeds[device][tiers_.nvme()] = speed; break;
         default: break;
         }
     }
     const auto speed_of = [&](PlaceId from, PlaceId to) {
         if (speeds[from][to] > 0) return speeds[from][to];
         if (speeds[to][from] > 0) return speeds[to][from];
-        return from == nvme_place_ || to == nvme_place_ ? kNvmeBytesPerS : kCopyBytesPerS;
+        return tiers_.is_nvme(from) || tiers_.is_nvme(to) ? kNvmeBytesPerS : kCopyBytesPerS;
     };
     const std::vector<residency::PlaceConfig> &places = machine->config.places;
-    for (PlaceId from = 0; from <= nvme_place_; ++from) {
-        for (PlaceId to = 0; to <= nvme_place_; ++to) {
+    for (PlaceId from = 0; from <= tiers_.nvme(); ++from) {
+        for (PlaceId to = 0; to <= tiers_.nvme(); ++to) {
             if (from == to || places[from].blocks == 0 || places[to].blocks == 0) continue;
             schedule::Link link;
             link.from = from;
@@ -185,12 +185,13 @@ void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
             link.bytes_per_s = speed_of(from, to);
             // Across a bus it is two hops by way of the host, and the slower one counts.
             const auto behind_bus = [&](PlaceId at) {
-                return at < host_place_ && !places_[at].storage_reaches();
+                return tiers_.is_device(at) && !tiers_[at].storage_reaches();
             };
-            const bool by_host =
-                from != host_place_ && to != host_place_ && (behind_bus(from) || behind_bus(to));
+            const bool by_host = !tiers_.is_host(from) && !tiers_.is_host(to) &&
+                                 (behind_bus(from) || behind_bus(to));
             if (by_host && speeds[from][to] == 0) {
-                link.bytes_per_s = std::min(speed_of(from, host_place_), speed_of(host_place_, to));
+                link.bytes_per_s =
+                    std::min(speed_of(from, tiers_.host()), speed_of(tiers_.host(), to));
             }
             machine->links.push_back(link);
         }
@@ -199,7 +200,7 @@ void Runtime::make_links(const std::vector<observe::LinkTotal> &totals,
     for (const bool reads : {true, false}) {
         schedule::LinkGroup disk;
         for (schedule::Link &link : machine->links) {
-            if ((reads ? link.from : link.to) != nvme_place_) continue;
+            if ((reads ? link.from : link.to) != tiers_.nvme()) continue;
             link.group = static_cast<uint32_t>(machine->groups.size());
             disk.bytes_per_s = std::max(disk.bytes_per_s, link.bytes_per_s);
         }
@@ -229,7 +230,7 @@ void Runtime::settle_model(const std::vector<observe::LinkTotal> &totals, StepMo
     residency::Config &config = model->machine.config;
     config.tensors_max = static_cast<uint32_t>(model->specs.size()) + 1;
     // A replay counts every slot, and what is gone may have been there one after the other.
-    residency::PlaceConfig &nvme = config.places[nvme_place_];
+    residency::PlaceConfig &nvme = config.places[tiers_.nvme()];
     if (nvme.blocks > 0) {
         uint64_t stored = 0;
         for (const residency::TensorSpec &spec : model->specs) {

@@ -31,8 +31,8 @@ std::vector<observe::LinkTotal> Runtime::link_totals() const
 {
     std::vector<observe::LinkTotal> totals;
     for (const uint32_t link : kLinkNumbers) {
-        const PlaceId first = ends_at_host(link) ? host_place_ : 0;
-        const PlaceId end = ends_at_host(link) ? host_place_ + 1 : host_place_;
+        const PlaceId first = ends_at_host(link) ? tiers_.host() : 0;
+        const PlaceId end = ends_at_host(link) ? tiers_.host() + 1 : tiers_.host();
         for (PlaceId memory = first; memory < end; ++memory) {
             const transfer::LinkStats stats =
                 engine_->link_stats(static_cast<transfer::Link>(link), memory);
@@ -47,9 +47,9 @@ std::vector<observe::LinkTotal> Runtime::link_totals() const
 
 Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out)
 {
-    PlaceId place = place_of(tier, device);
+    PlaceId place = tiers_.place_of(tier, device);
     if (place == residency::kNoPlace && (tier == STW_TIER_HOST || tier == STW_TIER_NVME)) {
-        place = tier == STW_TIER_HOST ? host_place_ : nvme_place_;
+        place = tier == STW_TIER_HOST ? tiers_.host() : tiers_.nvme();
     }
     if (place == residency::kNoPlace) {
         return Status::error(STW_ERROR_INVALID, "there is no tier %u (%s) with device %u", tier,
@@ -58,7 +58,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
     MutexLock lock(mutex_);
     const residency::PlaceUsage usage = core_.usage(place);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
-    const bool host = place == host_place_;
+    const bool host = tiers_.is_host(place);
     stats.staging_bytes = host ? staging_bytes_ : 0;
     if (host && scratch_) {
         const memory::Scratch::Usage scratch = scratch_->usage();
@@ -72,7 +72,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.registered_ns = pins.ns;
         stats.refused_slabs = pins.refused;
     }
-    if (const memory::ShownTotals *shown = places_[place].shown.get()) {
+    if (const memory::ShownTotals *shown = tiers_[place].shown.get()) {
         stats.remapped_bytes = shown->bytes;
         stats.remapped_ns = shown->ns;
     }
@@ -111,8 +111,8 @@ Status Runtime::link_stats(uint32_t link, uint32_t device, stw_link_stats *stats
     const bool known =
         std::find(std::begin(kLinkNumbers), std::end(kLinkNumbers), link) != std::end(kLinkNumbers);
     if (link == STW_LINK_RANKS) return rank_stats(stats_out);
-    const PlaceId memory = ends_at_host(link) ? host_place_ : static_cast<PlaceId>(device);
-    if (!known || (!ends_at_host(link) && device >= std::max<uint32_t>(host_place_, 1))) {
+    const PlaceId memory = ends_at_host(link) ? tiers_.host() : static_cast<PlaceId>(device);
+    if (!known || (!ends_at_host(link) && device >= std::max<uint32_t>(tiers_.host(), 1))) {
         return Status::error(STW_ERROR_INVALID, "there is no link %u of device %u", link, device);
     }
     const transfer::LinkStats from = engine_->link_stats(static_cast<transfer::Link>(link), memory);
@@ -174,10 +174,10 @@ Status Runtime::rank_stats(stw_link_stats *stats_out) const
 
 Status Runtime::device_info(uint32_t device, stw_device_info *info_out)
 {
-    if (device >= host_place_ || !places_[device].memory) {
+    if (!tiers_.is_device(device) || !tiers_[device].memory) {
         return Status::error(STW_ERROR_INVALID, "there is no device %u", device);
     }
-    const Place &place = places_[device];
+    const memory::Tier &place = tiers_[device];
     stw_device_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     info.ordinal = place.ordinal;
@@ -289,16 +289,14 @@ void Runtime::log_timeout(const Status &status)
 
 void Runtime::report_drivers(report::ReportData &data)
 {
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (!at.memory) continue;
-        stw_memory_info info{};
-        info.struct_size = sizeof info;
-        at.ops->info(at.memory, &info);
+        const stw_memory_info info = at.info();
         report::DriverReport driver;
         driver.kind = "memory";
         driver.name = at.driver;
-        driver.used_for = place == host_place_ ? "host" : format_text("device %u", at.device);
+        driver.used_for = tiers_.is_host(place) ? "host" : format_text("device %u", at.device);
         driver.remark = at.remark;
         const std::string pins = pins_ ? pins_->remark(at.device) : "";
         if (at.streams && !pins.empty()) driver.remark += (at.remark.empty() ? "" : " ") + pins;
@@ -338,14 +336,14 @@ void Runtime::fill_report(report::ReportData &data)
     data.elapsed_ns = now() - opened_ns_;
     data.threads = update_threads_;
     data.threads_why = update_threads_why_;
-    for (PlaceId place = 0; place <= nvme_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
+        const memory::Tier &at = tiers_[place];
         report::TierReport tier;
-        tier.tier = static_cast<uint32_t>(at.tier);
+        tier.tier = static_cast<uint32_t>(at.kind);
         tier.device = at.device;
-        if (place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
+        if (tiers_.place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
         (void)tier_stats(tier.tier, tier.device, &tier.stats);
-        if (place == host_place_ && scratch_) tier.scratch_allocator = scratch_->allocator();
+        if (tiers_.is_host(place) && scratch_) tier.scratch_allocator = scratch_->allocator();
         MutexLock lock(mutex_);
         tier.promised_bytes = core_.usage(place).promised_blocks * block_bytes_;
         data.tiers.push_back(tier);

@@ -290,6 +290,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
                      ? std::make_unique<observe::LogRelay>(options.log, options.log_user)
                      : nullptr),
       log_(log_options(options, log_relay_.get())),
+      tiers_(options.device_count),
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(tiers_config(options, whole_blocks, bucket_blocks(options)))
 {
@@ -303,8 +304,9 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
         static_cast<Runtime *>(user)->log_.line(level, topic, line);
     };
     opened_ns_ = now();
-    host_place_ = static_cast<PlaceId>(options.device_count);
-    nvme_place_ = static_cast<PlaceId>(options.device_count + 1);
+    update_blocks_.assign(options.device_count + 2, 0);
+    for (uint32_t i = 0; i < options.device_count; ++i)
+        update_blocks_[i] = options.devices[i].budget_bytes / block_bytes_;
 }
 
 Runtime::~Runtime()
@@ -320,9 +322,7 @@ Runtime::~Runtime()
         }
     }
     pack_addresses_.clear();
-    for (Place &place : places_) {
-        if (place.memory) place.ops->close(place.memory);
-    }
+    tiers_.close();
     if (timer_fd_ >= 0) ::close(timer_fd_);
 }
 
@@ -361,7 +361,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *h
 }
 
 // `near_node`: as in stw_memory_options.
-Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
+Status Runtime::open_memory(memory::Tier &place, const char *driver, uint64_t bytes,
                             uint64_t address_bytes, uint32_t near_node)
 {
     STW_TRY(find_driver(driver, "the driver of a tier", &place.ops));
@@ -378,9 +378,8 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
     const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
     if (code != STW_OK)
         return memory::from_driver(code, error, "the memory of a tier cannot be taken");
-    stw_memory_info info{};
-    info.struct_size = sizeof info;
-    place.ops->info(place.memory, &info);
+    const stw_memory_info info = place.info();
+    place.block_bytes = block_bytes_;
     place.base = static_cast<char *>(info.base);
     place.remark = info.remark;
     place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
@@ -395,7 +394,6 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
         place.streams = std::make_unique<memory::DeviceStreams>(
             place.ops, place.memory, static_cast<uint32_t>(bytes / block_bytes_),
             format_text("device %u", place.device));
-        place.update_blocks = bytes / block_bytes_;
         open_device_updates(place);
     }
     if (place.streams && place.shrinks) {
@@ -412,17 +410,12 @@ Status Runtime::open_memory(Place &place, const char *driver, uint64_t bytes,
 Status Runtime::open_tiers(const stw_runtime_options &options)
 {
     for (uint32_t i = 0; i < options.device_count; ++i) {
-        places_.emplace_back();
-        places_.back().tier = Tier::kDevice;
-        places_.back().device = i;
-        places_.back().ordinal = options.devices[i].ordinal;
-        places_.back().direct = shares_host(options, i);
+        memory::Tier &tier = tiers_.opening(static_cast<PlaceId>(i));
+        tier.ordinal = options.devices[i].ordinal;
+        tier.direct = shares_host(options, i);
         const char *text = options.devices[i].driver_options;
-        places_.back().options = text ? text : "";
+        tier.options = text ? text : "";
     }
-    places_.emplace_back();
-    places_.emplace_back();
-    places_.back().tier = Tier::kNvme;
     staging_blocks_ = staging_blocks_of(options);
     staging_bytes_ = staging_blocks_ * block_bytes_;
     const uint64_t host_blocks = options.host_bytes / block_bytes_;
@@ -447,6 +440,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     profile::Tuning tuning(options, log_, services_);
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
+    if (store) tiers_.add_nvme();
     STW_TRY(open_memories(options));
     STW_TRY(open_touches(options));
     open_scratch(scratch_blocks * block_bytes_);
@@ -476,23 +470,11 @@ Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0 || device_can(options.devices[i], STW_MEMORY_STREAMS) != streams) continue;
-        STW_TRY(open_memory(places_[i], driver_of(options.devices[i]), blocks * block_bytes_,
-                            address_bytes_of(tiers_config(options, 0, 0)), 0));
+        STW_TRY(open_memory(tiers_.opening(static_cast<PlaceId>(i)), driver_of(options.devices[i]),
+                            blocks * block_bytes_, address_bytes_of(tiers_config(options, 0, 0)),
+                            0));
     }
     return {};
-}
-
-// Of the first device behind a bus that knows: the host tier goes there.
-uint32_t Runtime::near_node() const
-{
-    for (const Place &place : places_) {
-        if (!place.streams) continue;
-        stw_memory_info info{};
-        info.struct_size = sizeof info;
-        place.ops->info(place.memory, &info);
-        if (info.numa_node >= 0) return static_cast<uint32_t>(info.numa_node) + 1;
-    }
-    return 0;
 }
 
 // First those that know where the host's memory should be, then the host: it reserves no addresses,
@@ -502,17 +484,12 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     const uint64_t host_blocks = options.host_bytes / block_bytes_;
     STW_TRY(open_devices(options, true));
     if (host_blocks > 0) {
-        STW_TRY(
-            open_memory(places_[host_place_], "host", host_blocks * block_bytes_, 0, near_node()));
+        STW_TRY(open_memory(tiers_.opening(tiers_.host()), "host", host_blocks * block_bytes_, 0,
+                            tiers_.near_node()));
     }
     STW_TRY(open_devices(options, false));
-    nearest_place_ = host_place_;
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        if (!places_[place].memory) continue;
-        nearest_place_ = place;
-        break;
-    }
-    if (!places_[nearest_place_].memory) {
+    tiers_.opened();
+    if (!tiers_[tiers_.nearest()].memory) {
         return Status::error(STW_ERROR_INVALID,
                              "neither a device nor the host tier has a budget of one block (%s); "
                              "set host_bytes or a device's budget_bytes",
@@ -590,21 +567,18 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     share_disks(from, &options);
     options.services = &services_;
     options.store = std::move(store);
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        const Place &at = places_[place];
-        const std::string name = at.tier == Tier::kHost ? std::string("the host tier")
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
+        const std::string name = at.kind == Tier::kHost ? std::string("the host tier")
                                                         : format_text("device %u", at.device);
         // A tier without a budget needs no staging either.
         const bool direct = at.cpu_access || !at.memory;
-        options.memories.push_back({at.ops, at.memory, at.tier, direct, name, at.direct});
+        options.memories.push_back({at.ops, at.memory, at.kind, direct, name, at.direct});
     }
     options.block_bytes = block_bytes_;
     if (staging_blocks_ > 0) {
-        const Place &host = places_[host_place_];
-        stw_memory_info info{};
-        info.struct_size = sizeof info;
-        host.ops->info(host.memory, &info);
-        options.staging = host.base + (info.bytes - staging_bytes_);
+        const memory::Tier &host = tiers_[tiers_.host()];
+        options.staging = host.base + (host.info().bytes - staging_bytes_);
         options.staging_read_blocks = staging_blocks_ / 2;
         options.staging_write_blocks = staging_blocks_ / 2;
     }

@@ -38,8 +38,8 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 // Half of the room that the CPU works in: the rest stays for what the program holds.
 uint64_t Runtime::update_window() const
 {
-    uint64_t room = core_.budget_blocks(host_place_);
-    if (room == 0) room = core_.budget_blocks(nearest_place_);
+    uint64_t room = core_.budget_blocks(tiers_.host());
+    if (room == 0) room = core_.budget_blocks(tiers_.nearest());
     return std::max<uint64_t>(room / 2, 4) * block_bytes_;
 }
 
@@ -235,7 +235,7 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     if (body.has_policy) spec.policy = &body.policy;
     if (home != residency::kNoPlace) {
         on_device.home = STW_TIER_DEVICE;
-        on_device.home_device = places_[home].device;
+        on_device.home_device = tiers_[home].device;
         spec.policy = &on_device;
     }
     OwnedState state{parameter, name, nullptr};

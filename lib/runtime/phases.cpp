@@ -120,14 +120,14 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 void Runtime::sample_tiers(residency::Instant time)
 {
     sampled_ns_ = time;
-    for (residency::PlaceId place = 0; place <= nvme_place_; ++place) {
+    for (residency::PlaceId place = 0; place <= tiers_.nvme(); ++place) {
         observe::Span sample;
         sample.start_ns = sample.end_ns = time;
         sample.kind = observe::SpanKind::kTierBytes;
-        sample.lane = static_cast<uint16_t>(places_[place].tier);
-        sample.detail = places_[place].device;
+        sample.lane = static_cast<uint16_t>(tiers_[place].kind);
+        sample.detail = tiers_[place].device;
         sample.bytes = core_.used_blocks(place) * block_bytes_;
-        if (place == host_place_) sample.bytes += kept_bytes();
+        if (tiers_.is_host(place)) sample.bytes += kept_bytes();
         timeline_->record(sample);
     }
 }
@@ -175,7 +175,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
         const uint64_t serial = slot.serial.load(std::memory_order_acquire);
         if ((serial & 1) == 0 || slot.step != step || slot.exported) continue;
         memory::DeviceStreams::Id id = 0;
-        if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
+        if (tiers_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
         (void)end_view(index, slot, id, STW_RELEASE_ABANDON);
     }

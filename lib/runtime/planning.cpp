@@ -198,7 +198,7 @@ void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
     const Instant wake = lookahead.wake();
     const bool rests = phase.step == 0 && wake != residency::kNever;
     plan_wake_ = std::min(plan_wake_, rests ? std::max(wake, time + kRestNs) : wake);
-    for (PlaceId place = 0; place <= host_place_; ++place) {
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == residency::kNever) continue;
         Commands out;
@@ -212,7 +212,7 @@ bool Runtime::make_lookahead(Phase &phase)
     if (phase.lookahead) return true;
     const uint64_t needed = schedule::Lookahead::metadata_bytes_max();
     if (metadata_taken() + needed > metadata_budget_) return false;
-    phase.lookahead = std::make_unique<schedule::Lookahead>(host_place_, nvme_place_);
+    phase.lookahead = std::make_unique<schedule::Lookahead>(tiers_.host(), tiers_.nvme());
     lookahead_bytes_ += needed;
     take_bandwidths(bandwidths_);
     return true;
@@ -239,10 +239,10 @@ void Runtime::expect_bandwidths(const profile::Tuning &tuning)
     const auto expect = [this](Link link, PlaceId memory, uint64_t bytes_per_s) {
         if (bytes_per_s > 0) engine_->expect_bandwidth(link, memory, bytes_per_s);
     };
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (!at.memory) continue;
-        const bool host = place == host_place_;
+        const bool host = tiers_.is_host(place);
         if (host || at.storage_reaches()) {
             expect(host ? Link::kNvmeToHost : Link::kNvmeToDevice, place,
                    tuning.read_bytes_per_s());
@@ -262,23 +262,24 @@ void Runtime::take_bandwidths(const std::vector<observe::LinkTotal> &links)
     for (const observe::LinkTotal &link : links) {
         const auto device = static_cast<PlaceId>(link.device);
         switch (link.link) {
-        case STW_LINK_NVME_TO_HOST: speeds[nvme_place_][host_place_] = link.bytes_per_s; break;
-        case STW_LINK_HOST_TO_DEVICE: speeds[host_place_][device] = link.bytes_per_s; break;
-        case STW_LINK_NVME_TO_DEVICE: speeds[nvme_place_][device] = link.bytes_per_s; break;
+        case STW_LINK_NVME_TO_HOST: speeds[tiers_.nvme()][tiers_.host()] = link.bytes_per_s; break;
+        case STW_LINK_HOST_TO_DEVICE: speeds[tiers_.host()][device] = link.bytes_per_s; break;
+        case STW_LINK_NVME_TO_DEVICE: speeds[tiers_.nvme()][device] = link.bytes_per_s; break;
         default: break;
         }
     }
     for (const std::unique_ptr<Phase> &phase : phases_) {
         if (!phase->lookahead) continue;
-        for (PlaceId to = 0; to < host_place_; ++to) {
+        for (PlaceId to = 0; to < tiers_.host(); ++to) {
             // Across a ring it is two hops, and the slower one counts.
             const uint64_t hops =
-                std::min(speeds[nvme_place_][host_place_], speeds[host_place_][to]);
-            const uint64_t direct = speeds[nvme_place_][to];
-            phase->lookahead->set_bandwidth(nvme_place_, to, direct ? direct : hops);
-            phase->lookahead->set_bandwidth(host_place_, to, speeds[host_place_][to]);
+                std::min(speeds[tiers_.nvme()][tiers_.host()], speeds[tiers_.host()][to]);
+            const uint64_t direct = speeds[tiers_.nvme()][to];
+            phase->lookahead->set_bandwidth(tiers_.nvme(), to, direct ? direct : hops);
+            phase->lookahead->set_bandwidth(tiers_.host(), to, speeds[tiers_.host()][to]);
         }
-        phase->lookahead->set_bandwidth(nvme_place_, host_place_, speeds[nvme_place_][host_place_]);
+        phase->lookahead->set_bandwidth(tiers_.nvme(), tiers_.host(),
+                                        speeds[tiers_.nvme()][tiers_.host()]);
     }
     if (&links != &bandwidths_) bandwidths_ = links;
 }

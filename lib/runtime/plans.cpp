@@ -29,7 +29,7 @@ constexpr size_t kSeenLeast = 8;      // steps that differ, where there is no ro
 uint64_t Runtime::room_number() const
 {
     uint64_t number = policies_changed_;
-    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+    for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
         number = number * 0x9e3779b97f4a7c15 + core_.budget_bytes(place) / block_bytes_ + 1;
     }
     return number;
@@ -45,7 +45,7 @@ uint64_t Runtime::plans_bytes() const
 // Of all packs, at each tier that has an order.
 uint64_t Runtime::rank_bytes() const
 {
-    return uint64_t{core_.pack_ids()} * (host_place_ + 1) * (residency::kRankBytes + kNodeBytes);
+    return uint64_t{core_.pack_ids()} * (tiers_.host() + 1) * (residency::kRankBytes + kNodeBytes);
 }
 
 // Under the lock. Plans that are not followed go for it.
@@ -84,7 +84,7 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     if (!usual && !work->varies) return nullptr;
     // Where nothing had to leave there is nothing to choose.
     uint64_t evictions = 0;
-    for (PlaceId place = 0; place < nvme_place_; ++place) evictions += core_.evictions(place);
+    for (PlaceId place = 0; place < tiers_.nvme(); ++place) evictions += core_.evictions(place);
     const bool declared = round.front().way->declared;
     if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
     std::vector<const schedule::Step *> steps = describe_work(round, work.get());
@@ -362,14 +362,14 @@ void Runtime::fill_plan(const schedule::Plan &plan, report::PlanReport *report) 
 // STW_LINK_*
 uint32_t Runtime::link_between(const schedule::Link &link) const
 {
-    const bool from_device = link.from < host_place_;
-    const bool to_device = link.to < host_place_;
+    const bool from_device = tiers_.is_device(link.from);
+    const bool to_device = tiers_.is_device(link.to);
     if (from_device && to_device) return STW_LINK_DEVICE_TO_HOST;  // by way of it
     if (from_device)
-        return link.to == host_place_ ? STW_LINK_DEVICE_TO_HOST : STW_LINK_DEVICE_TO_NVME;
+        return tiers_.is_host(link.to) ? STW_LINK_DEVICE_TO_HOST : STW_LINK_DEVICE_TO_NVME;
     if (to_device)
-        return link.from == host_place_ ? STW_LINK_HOST_TO_DEVICE : STW_LINK_NVME_TO_DEVICE;
-    return link.from == host_place_ ? STW_LINK_HOST_TO_NVME : STW_LINK_NVME_TO_HOST;
+        return tiers_.is_host(link.from) ? STW_LINK_HOST_TO_DEVICE : STW_LINK_NVME_TO_DEVICE;
+    return tiers_.is_host(link.from) ? STW_LINK_HOST_TO_NVME : STW_LINK_NVME_TO_HOST;
 }
 
 }  // namespace stepwell

@@ -10,17 +10,15 @@ using residency::PlaceId;
 residency::Policy Runtime::default_policy(uint32_t role) const
 {
     residency::Policy policy;
-    for (PlaceId place = 0; place <= nvme_place_; ++place) {
-        const bool there =
-            place == nvme_place_ ? engine_->store() != nullptr : places_[place].memory != nullptr;
-        if (there) policy.allowed |= 1u << place;
+    for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
+        if (tiers_.has(place)) policy.allowed |= 1u << place;
     }
-    PlaceId home = nvme_place_;
+    PlaceId home = tiers_.nvme();
     const bool passes =
         role == STW_ROLE_GRAD || role == STW_ROLE_ACTIVATION || role == STW_ROLE_CACHE;
-    if (passes) home = host_place_;
+    if (passes) home = tiers_.host();
     if (preset_ == STW_PRESET_ZERO_OFFLOAD) {
-        home = role == STW_ROLE_PARAM ? nearest_place_ : host_place_;
+        home = role == STW_ROLE_PARAM ? tiers_.nearest() : tiers_.host();
     }
     while (home > 0 && !(policy.allowed & (1u << home))) --home;
     while (!(policy.allowed & (1u << home))) ++home;
@@ -38,8 +36,8 @@ Status Runtime::to_policy(const stw_policy *from, uint32_t role,
     }
     if (from->allowed_tiers) {
         uint32_t allowed = 0;
-        for (PlaceId place = 0; place <= nvme_place_; ++place) {
-            const uint32_t bit = 1u << (static_cast<uint32_t>(places_[place].tier) - 1);
+        for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
+            const uint32_t bit = 1u << (static_cast<uint32_t>(tiers_[place].kind) - 1);
             if (from->allowed_tiers & bit) allowed |= 1u << place;
         }
         policy.allowed &= allowed;
@@ -50,7 +48,7 @@ Status Runtime::to_policy(const stw_policy *from, uint32_t role,
                              from->allowed_tiers);
     }
     if (from->home != STW_TIER_DEFAULT) {
-        const PlaceId home = place_of(from->home, from->home_device);
+        const PlaceId home = tiers_.place_of(from->home, from->home_device);
         if (home == residency::kNoPlace || !(policy.allowed & (1u << home))) {
             return Status::error(STW_ERROR_INVALID,
                                  "policy.home %u is a tier that does not exist here or that "
@@ -60,7 +58,7 @@ Status Runtime::to_policy(const stw_policy *from, uint32_t role,
         policy.home = home;
     }
     while (!(policy.allowed & (1u << policy.home))) {
-        policy.home = static_cast<PlaceId>((policy.home + 1) % (nvme_place_ + 1));
+        policy.home = static_cast<PlaceId>((policy.home + 1) % (tiers_.nvme() + 1));
     }
     policy.retention = static_cast<residency::Retention>(from->retention);
     policy.priority = from->priority;

@@ -89,7 +89,7 @@ Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *block
 Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_blocks)
 {
     if (whole_blocks == 0) return {};
-    ranks_.body = std::make_unique<Ranks>(*this, options.group, nearest_place_, whole_blocks);
+    ranks_.body = std::make_unique<Ranks>(*this, options.group, tiers_.nearest(), whole_blocks);
     ranks_->replicas = replicas_of(options);
     collective::Group &group = ranks_->group;
     collective::NodeOptions node;
@@ -159,10 +159,10 @@ void Runtime::share_disks(const stw_runtime_options &options, transfer::EngineOp
 Status Runtime::open_ranks()
 {
     if (!ranks_.body) return {};
-    ranks_->place = nearest_place_;
+    ranks_->place = tiers_.nearest();
     {
         MutexLock lock(mutex_);
-        ranks_->queue.with(mutex_).gathers.set_place(nearest_place_);
+        ranks_->queue.with(mutex_).gathers.set_place(tiers_.nearest());
     }
     STW_TRY(open_group_memory());
     if (works_here()) return {};
@@ -429,7 +429,7 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, u
 // Where shards of wholes are brought ahead: a tier farther than the wholes', if there is one.
 PlaceId Runtime::shard_place() const
 {
-    return places_[host_place_].memory ? host_place_ : nearest_place_;
+    return tiers_[tiers_.host()].memory ? tiers_.host() : tiers_.nearest();
 }
 
 // Of all gathers that are queued the shards in their order, a few blocks ahead of their copy: disks

@@ -31,7 +31,7 @@ Status Runtime::release_one(stw_view &view, void *stream, uint32_t flags)
     memory::DeviceStreams::Id id = 0;
     if (views_.is_view_of(view.cookie, view.tensor)) {
         const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
-        if (places_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
+        if (tiers_[slot.place].streams) STW_TRY(stream_id(slot.place, stream, &id));
     }
     if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(check_stream(stream));
     const uint32_t index =
@@ -53,7 +53,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::
                          uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
-    if (const Place &at = places_[slot.place]; at.streams && slot.byte_count > 0) {
+    if (const memory::Tier &at = tiers_[slot.place]; at.streams && slot.byte_count > 0) {
         const bool seen = at.shows && slot.scratch == residency::kNone;
         const bool part = at.shows_runs && slot.byte_count != tensor->bytes;
         memory::ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
@@ -145,7 +145,7 @@ Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags
     if (view.access == STW_READ || !whole || view.byte_count == 0 || (flags & kMoves) != 0) {
         return {};
     }
-    if (!pipeline_ || !places_[view.place].cpu_access) return {};
+    if (!pipeline_ || !tiers_[view.place].cpu_access) return {};
     Measured measured;
     try {
         std::vector<update::ElementRange> parts;

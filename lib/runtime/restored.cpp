@@ -28,7 +28,7 @@ Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Poli
                              "with a store_name",
                              tensor_text(name).c_str());
     }
-    if ((policy.allowed & (1u << nvme_place_)) != 0) return {};
+    if ((policy.allowed & (1u << tiers_.nvme())) != 0) return {};
     return Status::error(STW_ERROR_INVALID,
                          "%s is durable, and its policy does not allow the nvme tier, "
                          "which keeps it",

@@ -8,9 +8,7 @@
 #include "lib/collective/partition.h"
 #include "lib/memory/host_pins.h"
 #include "lib/memory/scratch.h"
-#include "lib/memory/shown.h"
-#include "lib/memory/slot_memory.h"
-#include "lib/memory/streams.h"
+#include "lib/memory/tiers.h"
 #include "lib/observe/log.h"
 #include "lib/observe/log_relay.h"
 #include "lib/observe/step_history.h"
@@ -51,33 +49,6 @@ namespace stepwell {
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
 // Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
 constexpr uint32_t kReleaseNothing = 1u << 31;
-
-// One tier with its ordinal, as the shell has it; places of the core have the same numbers.
-struct Place {
-    residency::Tier tier = residency::Tier::kHost;
-    uint32_t device = 0;
-    int32_t ordinal = 0;                  // of the driver's devices
-    const stw_memory_ops *ops = nullptr;  // null: nvme, or absent
-    stw_memory *memory = nullptr;
-    char *base = nullptr;
-    bool cpu_access = false;
-    bool direct = false;  // storage reaches it, and the CPU only as storage's checksums do
-    bool maps = false;
-    bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
-    bool shows_runs = false;                          // ... of its whole alone
-    std::unique_ptr<memory::ShownTotals> shown;       // null: it shows nothing
-    bool shrinks = false;                             // its memory can go back to the system
-    std::unique_ptr<memory::DeviceStreams> streams;   // null: its consumers have none
-    std::unique_ptr<memory::SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
-    bool computes = false;                            // updates, on a stream of its own
-    uint32_t algorithms = 0;                          // those it knows: a bit for each number
-    uint64_t update_blocks = 0;  // its budget, or what that changes to if that is less
-    std::string driver;
-    std::string options;  // the driver's own text
-    std::string remark;
-
-    [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
-};
 
 struct PieceFetch;
 
@@ -277,8 +248,6 @@ public:
                  uint64_t timeout_ns);
     // budgets.cpp. In force when it returns OK, else as before.
     Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
-    // Resolves STW_TIER_DEFAULT and the ordinal; kNoPlace when there is no such tier.
-    [[nodiscard]] residency::PlaceId place_of(uint32_t tier, uint32_t device) const;
 
     Status poll(stw_operation *operation);
     Status wait(stw_operation *operation, uint64_t timeout_ns);
@@ -360,6 +329,7 @@ public:
         return timeout_ns ? timeout_ns : timeout_default_ns_;
     }
     [[nodiscard]] ViewTable &views() { return views_; }
+    [[nodiscard]] const memory::TierSet &tiers() const { return tiers_; }
     [[nodiscard]] uint64_t current_step() const
     {
         return current_step_.load(std::memory_order_relaxed);
@@ -414,10 +384,9 @@ private:
     // open.cpp
     Status open_tiers(const stw_runtime_options &options);
     Status open_memories(const stw_runtime_options &options);
-    Status open_memory(Place &place, const char *driver, uint64_t bytes, uint64_t address_bytes,
-                       uint32_t near_node);
+    Status open_memory(memory::Tier &place, const char *driver, uint64_t bytes,
+                       uint64_t address_bytes, uint32_t near_node);
     Status open_devices(const stw_runtime_options &options, bool streams);
-    [[nodiscard]] uint32_t near_node() const;
     Status open_store(const stw_runtime_options &options, profile::Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
     Status store_options(const stw_runtime_options &options, const profile::Tuning &tuning,
@@ -578,7 +547,7 @@ private:
     void open_hit(uint32_t index, const Range &range, uint64_t step, stw_view *view_out);
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                           uint64_t step);
-    static void describe_view(const Range &range, const Place &place, void *pointer,
+    static void describe_view(const Range &range, const memory::Tier &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const
         STW_REQUIRES(mutex_);
@@ -601,14 +570,11 @@ private:
     Status begin_streams(const Waiter &waiter);
     void join_registrations(const Range &range, const residency::Grant &grant);
     [[nodiscard]] bool is_joined(const Range &range) const;
-    void log_failures();  // of drivers' calls
     // Of what no caller could ask for again: tried until no stream records a graph any more, or the
     // runtime's time for a fetch has passed.
     Status when_not_busy(const std::function<Status()> &order) const;
     Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);
-    [[nodiscard]] memory::SlotRange slots_of(const Place &place, const void *pointer,
-                                             uint64_t bytes) const;
     [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
     static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                  bool writes);
@@ -628,7 +594,7 @@ private:
     void pin_host_memory();
 
     // device_updates.cpp
-    void open_device_updates(Place &place);
+    void open_device_updates(memory::Tier &place);
     [[nodiscard]] std::vector<update::WindowOptions> device_windows() const STW_REQUIRES(mutex_);
     Status order_update(const PieceFetch &fetch);
     void end_update(const PieceFetch &fetch);
@@ -1054,10 +1020,7 @@ private:
     observe::Log log_;
     stw_services services_{};
     std::unique_ptr<observe::Timeline> timeline_;
-    std::vector<Place> places_;  // devices, host, nvme
-    residency::PlaceId host_place_ = 0;
-    residency::PlaceId nvme_place_ = 0;
-    residency::PlaceId nearest_place_ = 0;
+    memory::TierSet tiers_;
     uint64_t staging_bytes_ = 0;
     uint32_t staging_blocks_ = 0;
     uint64_t metadata_budget_ = 0;
@@ -1174,6 +1137,8 @@ private:
     residency::Instant timer_target_ STW_GUARDED_BY(mutex_) = residency::kNever;
     bool closing_ STW_GUARDED_BY(mutex_) = false;
     bool budget_changes_ STW_GUARDED_BY(mutex_) = false;  // somebody is in set_budget()
+    // By place, of devices with streams: the budget, or what it changes to if that is less.
+    std::vector<uint64_t> update_blocks_ STW_GUARDED_BY(mutex_);
     // A fetch was asked for that may wait for theirs.
     bool touches_give_way_ STW_GUARDED_BY(mutex_) = false;
     residency::Instant interrupted_at_ STW_GUARDED_BY(mutex_) =

@@ -34,7 +34,7 @@ uint64_t Runtime::policy_bytes(uint64_t tensors) const
 {
     constexpr uint64_t kEntry =
         sizeof(stw_victim) + sizeof(VictimTable::Named) + sizeof(double) + sizeof(residency::Score);
-    return tensors * (2 * kEntry + (host_place_ + 1) * (residency::kRankBytes + kScoreNodeBytes));
+    return tensors * (2 * kEntry + (tiers_.host() + 1) * (residency::kRankBytes + kScoreNodeBytes));
 }
 
 Status Runtime::check_policy_room() const
@@ -140,8 +140,8 @@ Status Runtime::end_policy(uint64_t timeout_ns)
 void Runtime::ask_policy()
 {
     if (!has_policy()) return;
-    for (PlaceId place = 0; place <= host_place_; ++place) {
-        if (places_[place].memory) scoring_->due |= 1u << place;
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
+        if (tiers_[place].memory) scoring_->due |= 1u << place;
     }
     scoring_->wake.notify_all();
 }
@@ -150,7 +150,7 @@ void Runtime::ask_policy()
 void Runtime::note_departures()
 {
     if (!has_policy()) return;
-    for (PlaceId place = 0; place <= host_place_; ++place) {
+    for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         const uint64_t left = core_.evictions(place) - scoring_->evictions[place];
         if (left == 0 || (scoring_->due & (1u << place)) != 0) continue;
         if (left < core_.slots(place) / kEvictedShare) continue;
@@ -207,7 +207,7 @@ void Runtime::score_place(PlaceId place)
     if (n > 0) {
         const MutexUnlock unlocked(mutex_);
         const auto *victims = reinterpret_cast<const stw_victim *>(table.victims.data());
-        policy.rank(policy.user, static_cast<uint32_t>(places_[place].tier), places_[place].device,
+        policy.rank(policy.user, static_cast<uint32_t>(tiers_[place].kind), tiers_[place].device,
                     victims, n, table.answers.data());
     }
     const uint64_t nans =

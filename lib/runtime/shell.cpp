@@ -30,7 +30,7 @@ residency::Instant Runtime::now() const
 char *Runtime::pointer_of(PlaceId place, residency::Slot slot,
                           const residency::Transfer &transfer) const
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     if (!at.maps || !is_at_address(place, transfer.block))
         return at.base + static_cast<uint64_t>(slot) * block_bytes_;
     return static_cast<char *>(pack_addresses_[transfer.pack].at[place]) + transfer.pack_offset;
@@ -47,7 +47,7 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     transfer::Job job;
     job.transfer = transfer;
     const auto is_memory = [this](PlaceId place) {
-        return place != residency::kNoPlace && place != nvme_place_;
+        return place != residency::kNoPlace && !tiers_.is_nvme(place);
     };
     if (is_memory(transfer.from)) {
         job.from_memory = transfer.from;
@@ -56,9 +56,9 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     if (is_memory(transfer.to)) {
         job.to_memory = transfer.to;
         job.to_pointer = pointer_of(transfer.to, transfer.to_slot, transfer);
-        if (places_[transfer.to].maps && !core_.guards(transfer.block, transfer.to))
+        if (tiers_[transfer.to].maps && !core_.guards(transfer.block, transfer.to))
             job.map_block = transfer.to_slot;
-        if (places_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
+        if (tiers_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
             job.shown = pack_addresses_[transfer.pack].shown[transfer.to].get();
             job.shown_block = static_cast<uint32_t>(transfer.pack_offset / block_bytes_);
         }
@@ -79,7 +79,7 @@ void Runtime::submit_transfers(Commands &out)
         for (const residency::Transfer &transfer : transfers) {
             jobs.push_back(job_of(transfer));
             stw_tensor *handle = handle_of(transfer.tensor);
-            if (handle && transfer.to != nvme_place_) handle->notes.with(mutex_).moved = true;
+            if (handle && !tiers_.is_nvme(transfer.to)) handle->notes.with(mutex_).moved = true;
         }
         const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
         if (status.ok()) continue;
@@ -190,7 +190,7 @@ void Runtime::engine_span(void *user, const transfer::Span &span)
     out.end_ns = span.end_ns;
     out.kind = observe::SpanKind::kTransfer;
     out.lane = static_cast<uint16_t>(span.link);
-    out.detail = span.memory < runtime->host_place_ ? span.memory : 0;
+    out.detail = span.memory < runtime->tiers_.host() ? span.memory : 0;
     out.id = observe::transfer_id(span.block, span.tensor);
     out.bytes = span.bytes;
     runtime->timeline_->record(out);

@@ -77,8 +77,8 @@ bool Runtime::copy_resident(const FetchPlan &plan)
     for (Range range : plan.copied) {
         bool hit = false;
         stw_view view;
-        for (range.place = 0; !hit && range.place <= host_place_; ++range.place) {
-            const Place &place = places_[range.place];
+        for (range.place = 0; !hit && range.place <= tiers_.host(); ++range.place) {
+            const memory::Tier &place = tiers_[range.place];
             hit = range.byte_count > 0 && place.memory && place.cpu_access &&
                   fetch_hit(range, plan.step, STW_STREAM_HOST, &view);
         }
@@ -133,7 +133,7 @@ try {
         act([&](Core &, Commands &) STW_REQUIRES(mutex_) { made = make_scratch(range); });
         STW_TRY(std::move(made));
         STW_TRY(add(range));
-        const bool direct = places_[range.place].cpu_access;
+        const bool direct = tiers_[range.place].cpu_access;
         work->parts.back().place = direct ? range.place : residency::kAnyCpuPlace;
     }
     work->runtime = this;

@@ -49,11 +49,11 @@ void Runtime::publish_stats()
     data.process_start = stats.last.process_start;
     data.name = name_;
     data.version = stw_version_string();
-    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+    for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
         report::TierReport tier;
-        tier.tier = static_cast<uint32_t>(places_[place].tier);
-        tier.device = places_[place].device;
-        if (place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
+        tier.tier = static_cast<uint32_t>(tiers_[place].kind);
+        tier.device = tiers_[place].device;
+        if (tiers_.place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
         (void)tier_stats(tier.tier, tier.device, &tier.stats);
         data.tiers.push_back(tier);
     }

@@ -17,7 +17,7 @@ Status Runtime::check_stream(void *stream)
 {
     if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
     Status first;
-    for (const Place &place : places_) {
+    for (const memory::Tier &place : tiers_) {
         if (!place.streams) continue;
         Result<memory::DeviceStreams::Id> id = place.streams->id_of(stream);
         if (id.ok()) return {};
@@ -33,7 +33,7 @@ Status Runtime::check_stream(void *stream)
 Status Runtime::forget_stream(void *stream)
 {
     if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
-    for (const Place &place : places_)
+    for (const memory::Tier &place : tiers_)
         if (place.streams) STW_TRY(place.streams->forget(stream));
     return {};
 }
@@ -51,12 +51,12 @@ Status Runtime::when_not_busy(const std::function<Status()> &order) const
 Status Runtime::check_stream_at(PlaceId place, void *stream)
 {
     memory::DeviceStreams::Id id = 0;
-    return places_[place].streams ? stream_id(place, stream, &id) : Status();
+    return tiers_[place].streams ? stream_id(place, stream, &id) : Status();
 }
 
 Status Runtime::stream_id(PlaceId place, void *stream, memory::DeviceStreams::Id *id_out)
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     if (stream == STW_STREAM_HOST) {
         return Status::error(STW_ERROR_INVALID,
                              "no stream is given, and device %u has streams: pass the one that "
@@ -68,14 +68,6 @@ Status Runtime::stream_id(PlaceId place, void *stream, memory::DeviceStreams::Id
     if (!id.ok()) return std::move(id.status());
     *id_out = id.value();
     return {};
-}
-
-memory::SlotRange Runtime::slots_of(const Place &place, const void *pointer, uint64_t bytes) const
-{
-    const auto begin = static_cast<uint64_t>(static_cast<const char *>(pointer) - place.base);
-    const uint64_t first = begin / block_bytes_;
-    const uint64_t last = bytes == 0 ? first : (begin + bytes - 1) / block_bytes_;
-    return {static_cast<residency::Slot>(first), static_cast<uint32_t>(last - first + 1)};
 }
 
 // From its first on. One that is smaller than a block lies in one; a larger one begins a block.
@@ -99,9 +91,9 @@ Status Runtime::begin_streams(const Waiter &waiter)
     const FetchPlan &plan = waiter.plan;
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
         const Range &range = plan.ranges[i];
-        const Place &at = places_[waiter.grants[i].place];
+        const memory::Tier &at = tiers_[waiter.grants[i].place];
         if (range.byte_count == 0) continue;
-        if (pins_ && waiter.grants[i].place == host_place_)
+        if (pins_ && tiers_.is_host(waiter.grants[i].place))
             join_registrations(range, waiter.grants[i]);
         if (!at.streams) continue;
         memory::DeviceStreams::Id id = 0;
@@ -112,7 +104,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
             pointer = arena_pointer(range, waiter.grants[i]);
         }
         const bool writes = range.access != STW_READ;
-        const memory::SlotRange slots = slots_of(at, pointer, sum_bytes(range));
+        const memory::SlotRange slots = at.slots_of(pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.shows) STW_TRY(show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
@@ -135,14 +127,14 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
     {
         const MutexLock lock(mutex_);
         const memory::SlotRange slots =
-            slots_of(places_[grant.place], arena_pointer(range, grant), sum_bytes(range));
+            tiers_[grant.place].slots_of(arena_pointer(range, grant), sum_bytes(range));
         blocks = {slots.first, slots.count};
     }
     if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
     const memory::HostPins::Range all = pins_->registered_with(blocks);
     {
         const MutexLock lock(mutex_);
-        if (!core_.are_quiet(host_place_, all.first, all.count, range.tensor->id)) return;
+        if (!core_.are_quiet(tiers_.host(), all.first, all.count, range.tensor->id)) return;
     }
     pins_->join(blocks, all);
 }
@@ -151,28 +143,28 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
 bool Runtime::is_joined(const Range &range) const
 {
     const residency::Door &door = range.tensor->doors[range.place];
-    const Place &host = places_[host_place_];
+    const memory::Tier &host = tiers_[tiers_.host()];
     const char *begin = host.base + door.offset.load(std::memory_order_relaxed) + range.byte_begin;
-    const memory::SlotRange slots = slots_of(host, begin, range.byte_count);
+    const memory::SlotRange slots = host.slots_of(begin, range.byte_count);
     return slots.count == 1 || pins_->are_joined(slots.first, slots.count);
 }
 
 // What was gathered is there: the stream comes behind others that have views of it.
 Status Runtime::begin_whole(const Range &range, const residency::Grant &grant, void *stream)
 {
-    const Place &at = places_[grant.place];
+    const memory::Tier &at = tiers_[grant.place];
     if (!at.streams || range.byte_count == 0) return {};
     memory::DeviceStreams::Id id = 0;
     STW_TRY(stream_id(grant.place, stream, &id));
     const char *whole = bytes_at(range.tensor->sharding->whole, grant);
-    const memory::SlotRange slots = slots_of(at, whole + range.byte_begin, range.byte_count);
+    const memory::SlotRange slots = at.slots_of(whole + range.byte_begin, range.byte_count);
     return at.streams->begin(id, slots, range.access != STW_READ);
 }
 
 Status Runtime::begin_export(const stw_view &view, void *stream)
 {
     const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
-    const Place &at = places_[slot.place];
+    const memory::Tier &at = tiers_[slot.place];
     if (!at.streams || view.bytes == 0) return {};
     memory::DeviceStreams::Id id = 0;
     STW_TRY(stream_id(slot.place, stream, &id));
@@ -191,7 +183,7 @@ Status Runtime::show_range(const Range &range, PlaceId place, memory::SlotRange 
 // parts, which only the library itself asks for.
 memory::ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     if (!at.shows || range.scratch != residency::kNone) return nullptr;
     const bool part = at.shows_runs && range.byte_count != range.tensor->bytes;
     return part ? nullptr : range.tensor->shown[place];
@@ -215,7 +207,7 @@ Status Runtime::device_shows(void *user, const transfer::Job &job)
     auto *shown = static_cast<memory::ShownTensor *>(job.shown);
     const memory::SlotRange slot{job.transfer.to_slot, 1};
     if (shown->shows(job.shown_block, slot)) return {};
-    const Place &at = runtime->places_[job.transfer.to];
+    const memory::Tier &at = runtime->tiers_[job.transfer.to];
     const residency::SlotRun run = runtime->run_of(job);
     const memory::SlotRange slots{run.first_slot, run.count};
     if (at.shows_runs && run.count < shown->blocks()) return {};  // nobody has a view of that
@@ -230,9 +222,9 @@ Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, 
                               bool writes, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    const Place &at = runtime->places_[memory];
+    const memory::Tier &at = runtime->tiers_[memory];
     if (!at.streams || bytes == 0) return {};
-    const memory::SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    const memory::SlotRange slots = at.slots_of(pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
 }
@@ -241,19 +233,19 @@ bool Runtime::device_waits(void *user, uint32_t memory, const void *pointer, uin
                            bool writes, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    const Place &at = runtime->places_[memory];
+    const memory::Tier &at = runtime->tiers_[memory];
     if (!at.streams || bytes == 0) return false;
     const uint32_t copies = into ? STW_COPIES_IN : STW_COPIES_OUT;
-    return at.streams->would_wait(runtime->slots_of(at, pointer, bytes), writes, copies);
+    return at.streams->would_wait(at.slots_of(pointer, bytes), writes, copies);
 }
 
 Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
                                bool writes)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    const Place &at = runtime->places_[memory];
+    const memory::Tier &at = runtime->tiers_[memory];
     if (!at.streams || bytes == 0) return {};
-    const memory::SlotRange slots = runtime->slots_of(at, pointer, bytes);
+    const memory::SlotRange slots = at.slots_of(pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
     return at.streams->await(slots, writes);
 }
@@ -262,8 +254,8 @@ uint64_t Runtime::device_started(void *user, uint32_t memory, const void *pointe
                                  uint64_t mark)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    const Place &at = runtime->places_[memory];
-    return at.streams->copy_started(runtime->slots_of(at, pointer, bytes), mark);
+    const memory::Tier &at = runtime->tiers_[memory];
+    return at.streams->copy_started(at.slots_of(pointer, bytes), mark);
 }
 
 // Who waits for the bytes comes behind the copy on a stream.
@@ -278,35 +270,21 @@ void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, u
                              uint64_t number)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    const Place &at = runtime->places_[memory];
-    at.streams->copy_arrived(runtime->slots_of(at, pointer, bytes), number);
+    const memory::Tier &at = runtime->tiers_[memory];
+    at.streams->copy_arrived(at.slots_of(pointer, bytes), number);
 }
 
 void Runtime::device_hold(void *user, uint32_t memory, bool into)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->begin(runtime->places_[memory].memory, into);
+    if (runtime->pins_) runtime->pins_->begin(runtime->tiers_[memory].memory, into);
 }
 
 void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark)
 {
     auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->end(runtime->places_[memory].memory, into, mark);
-    runtime->log_failures();
-}
-
-// No lock is held here, which a log callback of the program's might want.
-void Runtime::log_failures()
-{
-    for (const Place &place : places_) {
-        if (!place.memory || (place.ops->capabilities & STW_MEMORY_SAYS_WHY) == 0) continue;
-        stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        while (place.ops->next_failure(place.memory, &error) != 0) {
-            log_.print(STW_LOG_WARNING, place.ops->name,
-                       "Device %u: %s. Of this call and error that is said once.", place.device,
-                       error.sentence);
-        }
-    }
+    if (runtime->pins_) runtime->pins_->end(runtime->tiers_[memory].memory, into, mark);
+    runtime->tiers_.log_failures(runtime->log_);
 }
 
 bool Runtime::device_registered(void *user, const void *pointer)
@@ -324,17 +302,14 @@ bool Runtime::device_joined(void *user, const void *pointer)
 // Copies between the host tier and a device with streams then need no buffer between.
 void Runtime::pin_host_memory()
 {
-    const Place &host = places_[host_place_];
+    const memory::Tier &host = tiers_[tiers_.host()];
     if (!host.memory) return;
-    stw_memory_info info{};
-    info.struct_size = sizeof info;
-    host.ops->info(host.memory, &info);
     memory::HostPins::Options options;
-    for (const Place &place : places_)
+    for (const memory::Tier &place : tiers_)
         if (place.streams) options.devices.push_back({place.ops, place.memory, place.device});
     if (options.devices.empty()) return;
     options.base = host.base;
-    options.bytes = info.bytes;
+    options.bytes = host.info().bytes;
     options.block_bytes = block_bytes_;
     options.staging_bytes = staging_bytes_;
     options.scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;

@@ -88,8 +88,8 @@ Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding 
 {
     const char *name = spec.name ? spec.name : "";
     bool any = false;
-    for (PlaceId place = 0; place < host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place < tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (!at.memory) continue;
         any = true;
         if (!at.maps && !at.shows) {
@@ -123,7 +123,7 @@ Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding 
 
 Status Runtime::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
 try {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     const uint32_t blocks = core_.pack_blocks(id);
     const uint64_t bytes = memory::ShownTensor::metadata_bytes(blocks);
     if (metadata_taken() + bytes > metadata_budget_) {
@@ -163,8 +163,8 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
     PackAddresses &addresses = pack_addresses_[pack];
     const uint64_t bytes = core_.pack_blocks(id) * block_bytes_;
     addresses.blocks = core_.pack_blocks(id);
-    for (PlaceId place = 0; place < host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place < tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (handle) {  // it may have been another tensor's
             handle->shown[place] = nullptr;
             handle->addresses[place] = nullptr;
@@ -195,8 +195,8 @@ void Runtime::release_pack(residency::PackId pack)
 {
     forget_pack(pack);
     if (pack >= pack_addresses_.size()) return;
-    for (PlaceId place = 0; place < host_place_; ++place) {
-        const Place &at = places_[place];
+    for (PlaceId place = 0; place < tiers_.host(); ++place) {
+        const memory::Tier &at = tiers_[place];
         if (const memory::ShownTensor *shown = pack_addresses_[pack].shown[place].get())
             shown_bytes_ -= shown->metadata_bytes();
         void *address = pack_addresses_[pack].at[place];
@@ -298,8 +298,9 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     wanted.guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding.get()));
-        wanted.no_packing = touches_ || std::any_of(places_.begin(), places_.end(),
-                                                    [](const Place &place) { return place.shows; });
+        wanted.no_packing =
+            touches_ || std::any_of(tiers_.begin(), tiers_.end(),
+                                    [](const memory::Tier &place) { return place.shows; });
     }
     STW_TRY(to_policy(spec.policy, spec.role, &wanted.policy));
     STW_TRY(check_durable(spec, wanted.policy));
@@ -519,9 +520,9 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;
     const uint32_t mask = core_.residence(tensor->id);
-    for (PlaceId place = 0; place <= nvme_place_; ++place) {
+    for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
         if (!(mask & (1u << place))) continue;
-        info.residence |= 1u << (static_cast<uint32_t>(places_[place].tier) - 1);
+        info.residence |= 1u << (static_cast<uint32_t>(tiers_[place].kind) - 1);
     }
     std::copy(std::begin(tensor->shape), std::end(tensor->shape), std::begin(info.shape));
     info.partition = STW_PARTITION_LOCAL;
@@ -720,9 +721,9 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
                              "%s was created with STW_TENSOR_NO_ADDRESS; create it without",
                              tensor_text(tensor->name).c_str());
     }
-    const bool there = device < host_place_ && places_[device].memory &&
-                       (places_[device].maps || tensor->shown[device]);
-    if (!there && device < host_place_ && places_[device].shows) {
+    const bool there = tiers_.is_device(device) && tiers_[device].memory &&
+                       (tiers_[device].maps || tensor->shown[device]);
+    if (!there && tiers_.is_device(device) && tiers_[device].shows) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "device %u gives an address of their own to tensors of "
                              "STW_TENSOR_FIXED_ADDRESS alone, and %s is none",
@@ -734,7 +735,7 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
     }
     *pointer_out = tensor->addresses[device];
     *bytes_out = tensor->bytes;
-    if (places_[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
+    if (tiers_[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
         // What is gathered has an address of its own; the tensor's own pack is this rank's shard.
         MutexLock lock(mutex_);
         STW_TRY(make_whole(*tensor));

@@ -88,7 +88,7 @@ uint64_t Runtime::pack_offset(residency::TensorId tensor) const
 
 void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
 {
-    const Place &at = places_[grant.place];
+    const memory::Tier &at = tiers_[grant.place];
     const residency::TensorBlocks blocks = core_.blocks_of(piece.tensor);
     const auto block = static_cast<residency::BlockId>(
         blocks.first + (blocks.offset + piece.byte_begin) / block_bytes_);

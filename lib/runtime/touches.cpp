@@ -160,7 +160,7 @@ Status Runtime::open_touches(const stw_runtime_options &options)
                              "what all ranks fetch together no fault of one can; open the runtime "
                              "without one of them");
     }
-    const bool any = std::any_of(places_.begin(), places_.end(), [](const Place &place) {
+    const bool any = std::any_of(tiers_.begin(), tiers_.end(), [](const memory::Tier &place) {
         return place.memory && (place.ops->capabilities & STW_MEMORY_CAN_PROTECT) != 0;
     });
     if (!any) {
@@ -179,14 +179,14 @@ Status Runtime::open_touches(const stw_runtime_options &options)
 bool Runtime::show_block(PlaceId place, residency::Slot slot, residency::PackId pack,
                          uint32_t index, bool writable)
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     char *address = static_cast<char *>(pack_addresses_[pack].at[place]) + index * block_bytes_;
     return at.ops->map_as(at.memory, slot, address, writable) == STW_OK;
 }
 
 void Runtime::hide_block(PlaceId place, residency::Slot slot)
 {
-    const Place &at = places_[place];
+    const memory::Tier &at = tiers_[place];
     (void)at.ops->home(at.memory, slot);
 }
 
@@ -197,7 +197,7 @@ stw_tensor *Runtime::tensor_at(uintptr_t address, PlaceId *place_out)
     uintptr_t begin = 0;
     for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->notes.with(mutex_).next) {
         const PackAddresses &pack = pack_addresses_[core_.pack_of(tensor->id)];
-        for (PlaceId place = 0; place < host_place_; ++place) {
+        for (PlaceId place = 0; place < tiers_.host(); ++place) {
             const auto whole = reinterpret_cast<uintptr_t>(pack.at[place]);
             const auto own = reinterpret_cast<uintptr_t>(tensor->addresses[place]);
             const bool inside = own != 0 && own <= address &&

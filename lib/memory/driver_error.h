@@ -4,14 +4,15 @@
 
 #include <stepwell/driver.h>
 
+#include "lib/memory/driver_reason.h"
 #include "lib/support/status.h"
 
 namespace stepwell::memory {
 
 inline Status from_driver(stw_status code, const stw_driver_error &error, const char *what)
 {
-    Status status = Status::error(code, "%s: %s", what,
-                                  error.sentence[0] ? error.sentence : stw_status_string(code));
+    Status status =
+        Status::error(code, "%s: %s", what, error.sentence[0] ? error.sentence : status_text(code));
     status.mutable_detail().os_errno = error.os_errno;
     status.mutable_detail().needed_bytes = error.needed_bytes;
     status.mutable_detail().free_bytes = error.free_bytes;

@@ -15,7 +15,7 @@ inline const char *status_text(stw_status code)
     if (code == (value)) return text;
     STW_STATUS_MAP(STW_STATUS_TEXT)
 #undef STW_STATUS_TEXT
-    return "an unknown status";
+    return "a status this version does not know";
 }
 
 // Of the last operation that this thread called.

@@ -586,9 +586,8 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
     options.done_user = this;
     options.span = engine_span;
     options.span_user = this;
-    options.order = {this,          device_before,     device_waits,   device_hold,
-                     device_let_go, device_registered, device_joined,  device_started,
-                     device_shows,  device_ordered,    device_arrived, device_awaited};
+    open_ordering();
+    options.order = ordering_.get();
     Result<std::unique_ptr<transfer::Engine>> opened = transfer::Engine::open(std::move(options));
     if (!opened.ok()) return std::move(opened.status());
     engine_ = opened.take();

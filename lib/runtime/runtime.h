@@ -26,6 +26,7 @@
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 #include "lib/transfer/engine.h"
+#include "lib/transfer/stream_ordering.h"
 #include "lib/update/devices.h"
 #include "lib/update/optimizer.h"
 #include "lib/update/tiers.h"
@@ -556,8 +557,6 @@ private:
         STW_REQUIRES(mutex_);
     Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
     memory::ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
-    static Status device_shows(void *user, const transfer::Job &job);
-    residency::SlotRun run_of(const transfer::Job &job);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
                    const Waiter &waiter, stw_view *views_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);
@@ -576,22 +575,8 @@ private:
     Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);
     [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
-    static Status device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                 bool writes);
-    static Status device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                bool writes, bool into);
-    static bool device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                             bool writes, bool into);
-    static uint64_t device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                   uint64_t mark);
-    static void device_ordered(void *user, residency::TransferId transfer);
-    static void device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                               uint64_t number);
-    static void device_hold(void *user, uint32_t memory, bool into);
-    static bool device_registered(void *user, const void *pointer);
-    static bool device_joined(void *user, const void *pointer);
-    static void device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark);
     void pin_host_memory();
+    void open_ordering();
 
     // device_updates.cpp
     void open_device_updates(memory::Tier &place);
@@ -1025,6 +1010,7 @@ private:
     uint32_t staging_blocks_ = 0;
     uint64_t metadata_budget_ = 0;
     std::unique_ptr<memory::Scratch> scratch_;  // in the host tier's memory; null: none was kept
+    std::unique_ptr<transfer::StreamOrdering> ordering_;
     std::unique_ptr<transfer::Engine> engine_;
     ViewTable views_;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which work on a device comes behind which: of a view when it is opened and when it ends, of a
-// copy before it begins. The rules are in streams.h; here is where the blocks are.
+// Which work on a device comes behind which: of a view when it is opened and when it ends. The
+// rules are in streams.h; here is where the blocks are. Of copies that is StreamOrdering.
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 
@@ -189,116 +189,6 @@ memory::ShownTensor *Runtime::shown_of(const Range &range, PlaceId place) const
     return part ? nullptr : range.tensor->shown[place];
 }
 
-// What lies beside a block that is copied, or will.
-residency::SlotRun Runtime::run_of(const transfer::Job &job)
-{
-    const residency::Slot slot = job.transfer.to_slot;
-    MutexLock lock(mutex_);
-    const residency::SlotRun run = core_.run_of(job.transfer.block, job.transfer.to);
-    const bool is_there = run.first_slot + (job.shown_block - run.first_index) == slot;
-    return is_there ? run : residency::SlotRun{job.shown_block, slot, 1};
-}
-
-// The first block of a tensor that comes is shown with all that lie beside it, by one call of the
-// driver. The others may leave meanwhile, but not this one.
-Status Runtime::device_shows(void *user, const transfer::Job &job)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    auto *shown = static_cast<memory::ShownTensor *>(job.shown);
-    const memory::SlotRange slot{job.transfer.to_slot, 1};
-    if (shown->shows(job.shown_block, slot)) return {};
-    const memory::Tier &at = runtime->tiers_[job.transfer.to];
-    const residency::SlotRun run = runtime->run_of(job);
-    const memory::SlotRange slots{run.first_slot, run.count};
-    if (at.shows_runs && run.count < shown->blocks()) return {};  // nobody has a view of that
-    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    Status status = shown->show(run.first_index, slots);
-    const residency::SlotRun now = status.ok() ? run : runtime->run_of(job);
-    if (now.first_slot == run.first_slot && now.count >= run.count) return status;
-    return shown->show(job.shown_block, slot);
-}
-
-Status Runtime::device_before(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                              bool writes, bool into)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    const memory::Tier &at = runtime->tiers_[memory];
-    if (!at.streams || bytes == 0) return {};
-    const memory::SlotRange slots = at.slots_of(pointer, bytes);
-    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return at.streams->before_copy(slots, writes, into ? STW_COPIES_IN : STW_COPIES_OUT);
-}
-
-bool Runtime::device_waits(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                           bool writes, bool into)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    const memory::Tier &at = runtime->tiers_[memory];
-    if (!at.streams || bytes == 0) return false;
-    const uint32_t copies = into ? STW_COPIES_IN : STW_COPIES_OUT;
-    return at.streams->would_wait(at.slots_of(pointer, bytes), writes, copies);
-}
-
-Status Runtime::device_awaited(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                               bool writes)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    const memory::Tier &at = runtime->tiers_[memory];
-    if (!at.streams || bytes == 0) return {};
-    const memory::SlotRange slots = at.slots_of(pointer, bytes);
-    if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    return at.streams->await(slots, writes);
-}
-
-uint64_t Runtime::device_started(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                                 uint64_t mark)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    const memory::Tier &at = runtime->tiers_[memory];
-    return at.streams->copy_started(at.slots_of(pointer, bytes), mark);
-}
-
-// Who waits for the bytes comes behind the copy on a stream.
-void Runtime::device_ordered(void *user, residency::TransferId transfer)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    runtime->act(
-        [&](Core &core, Commands &out) { core.transfer_ordered(transfer, runtime->now(), out); });
-}
-
-void Runtime::device_arrived(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                             uint64_t number)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    const memory::Tier &at = runtime->tiers_[memory];
-    at.streams->copy_arrived(at.slots_of(pointer, bytes), number);
-}
-
-void Runtime::device_hold(void *user, uint32_t memory, bool into)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->begin(runtime->tiers_[memory].memory, into);
-}
-
-void Runtime::device_let_go(void *user, uint32_t memory, bool into, const uint64_t *mark)
-{
-    auto *runtime = static_cast<Runtime *>(user);
-    if (runtime->pins_) runtime->pins_->end(runtime->tiers_[memory].memory, into, mark);
-    runtime->tiers_.log_failures(runtime->log_);
-}
-
-bool Runtime::device_registered(void *user, const void *pointer)
-{
-    const auto *runtime = static_cast<Runtime *>(user);
-    return runtime->pins_ && runtime->pins_->is_registered(pointer);
-}
-
-bool Runtime::device_joined(void *user, const void *pointer)
-{
-    const auto *runtime = static_cast<Runtime *>(user);
-    return runtime->pins_ && runtime->pins_->is_joined(pointer);
-}
-
 // Copies between the host tier and a device with streams then need no buffer between.
 void Runtime::pin_host_memory()
 {
@@ -316,6 +206,23 @@ void Runtime::pin_host_memory()
     options.log = &log_;
     options.now_ns = [this] { return now(); };
     pins_ = std::make_unique<memory::HostPins>(std::move(options));
+}
+
+// What copies are ordered by, and what they ask the core.
+void Runtime::open_ordering()
+{
+    transfer::StreamOrdering::Options options;
+    options.tiers = &tiers_;
+    options.pins = &pins_;
+    options.log = &log_;
+    options.ordered = [this](residency::TransferId transfer) {
+        act([&](Core &core, Commands &out) { core.transfer_ordered(transfer, now(), out); });
+    };
+    options.run_of = [this](const residency::Transfer &transfer) {
+        const MutexLock lock(mutex_);
+        return core_.run_of(transfer.block, transfer.to);
+    };
+    ordering_ = std::make_unique<transfer::StreamOrdering>(std::move(options));
 }
 
 }  // namespace stepwell

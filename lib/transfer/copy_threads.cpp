@@ -223,7 +223,7 @@ bool Engine::Parts::may_start(const Task &task) const
 {
     const Job &job = task.job;
     if (!task.status.ok()) return false;  // refused before it had a route
-    if (job.transfer.kind != TransferKind::kMove || options.order.before == nullptr) return false;
+    if (job.transfer.kind != TransferKind::kMove || options.order == nullptr) return false;
     if (task.route == Route::kCopy && !options.memories[job.to_memory].cpu_access &&
         !options.memories[job.from_memory].cpu_access) {
         return false;
@@ -245,9 +245,8 @@ void Engine::Parts::set_waiting_apart(Batch &batch, Batch &rest) const
     if (batch.size() == 1) return;
     const auto waits = [this](const Task *task) {
         const Sides sides = sides_of(*task);
-        return options.order.waits(options.order.user, sides.device,
-                                   sides.into ? sides.target : sides.source,
-                                   task->job.transfer.bytes, sides.into, sides.into);
+        return options.order->waits(sides.device, sides.into ? sides.target : sides.source,
+                                    task->job.transfer.bytes, sides.into, sides.into);
     };
     const auto first = std::stable_partition(batch.begin(), batch.end(),
                                              [&](const Task *task) { return !waits(task); });
@@ -281,10 +280,10 @@ void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
         return true;
     };
     batch.erase(std::remove_if(batch.begin(), batch.end(), goes_unseen), batch.end());
-    const DeviceOrder &order = options.order;
+    CopyOrdering &order = *options.order;
     for (const Task *task : batch) {
         if (!sides_of(*task).into || !enter_hook()) continue;
-        order.ordered(order.user, task->job.transfer.id);
+        order.ordered(task->job.transfer.id);
         leave_hook();
     }
     hand_over(lane, batch);
@@ -307,14 +306,14 @@ void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
 // What it brings is seen where its tensor is from now on. False: it is not, and the copy is over.
 bool Engine::Parts::show_started(Task &task, const Sides &sides)
 {
-    const DeviceOrder &order = options.order;
+    CopyOrdering &order = *options.order;
     const Memory &memory = options.memories[sides.device];
     const uint64_t bytes = task.job.transfer.bytes;
-    task.order_number = order.started(order.user, sides.device, sides.target, bytes, task.mark);
+    task.order_number = order.started(sides.device, sides.target, bytes, task.mark);
     task.status = show_block(task);
     if (task.status.ok()) return true;
     (void)memory.ops->wait(memory.memory, task.mark);
-    order.arrived(order.user, sides.device, sides.target, bytes, task.order_number);
+    order.arrived(sides.device, sides.target, bytes, task.order_number);
     return false;
 }
 
@@ -322,7 +321,7 @@ bool Engine::Parts::show_started(Task &task, const Sides &sides)
 uint32_t Engine::Parts::join_copies(Batch &batch, stw_memory_copy *list, uint32_t *copy_of) const
 {
     const bool into = sides_of(*batch.front()).into;
-    const DeviceOrder &order = options.order;
+    CopyOrdering &order = *options.order;
     std::sort(batch.begin(), batch.end(), [this](const Task *a, const Task *b) {
         return sides_of(*a).target < sides_of(*b).target;
     });
@@ -335,7 +334,7 @@ uint32_t Engine::Parts::join_copies(Batch &batch, stw_memory_copy *list, uint32_
             before != nullptr &&
             static_cast<const char *>(before->destination) + before->bytes == sides.target &&
             static_cast<const char *>(before->source) + before->bytes == sides.source &&
-            order.joined(order.user, into ? sides.source : sides.target);
+            order.joined(into ? sides.source : sides.target);
         if (beside) {
             before->bytes += bytes;
         } else {
@@ -351,14 +350,14 @@ void Engine::Parts::enqueue_copies(Batch &batch)
 {
     const Sides first = sides_of(*batch.front());
     const Memory &memory = options.memories[first.device];
-    const DeviceOrder &order = options.order;
+    CopyOrdering &order = *options.order;
     std::array<stw_memory_copy, kBatchMax> list{};
     std::array<uint32_t, kBatchMax> copy_of{};
-    order.hold(order.user, first.device, first.into);
+    order.hold(first.device, first.into);
     const uint32_t n = join_copies(batch, list.data(), copy_of.data());
     bool together = n > 1 && (memory.ops->capabilities & STW_MEMORY_CAN_BATCH) != 0;
     for (uint32_t i = 0; together && i < n; ++i)
-        together = order.registered(order.user, first.into ? list[i].source : list[i].destination);
+        together = order.registered(first.into ? list[i].source : list[i].destination);
     std::array<uint64_t, kBatchMax> marks{};
     std::array<stw_status, kBatchMax> codes{};
     const uint64_t *last = nullptr;
@@ -368,7 +367,7 @@ void Engine::Parts::enqueue_copies(Batch &batch)
                                                       list[at].source, list[at].bytes, &marks[at]);
         if (codes[at] >= 0) last = &marks[at];
     }
-    order.let_go(order.user, first.device, first.into, last);
+    order.let_go(first.device, first.into, last);
     for (size_t i = 0; i < batch.size(); ++i) {
         const uint32_t at = together ? 0 : copy_of[i];
         batch[i]->mark = marks[at];
@@ -394,8 +393,8 @@ void Engine::Parts::await_copies(CopyLane &lane, const Batch &batch, Outbox &out
         const Sides sides = sides_of(*task);
         if (code < 0) task->status = copy_failed(*task, code);
         if (code >= 0 && sides.into) {
-            options.order.arrived(options.order.user, sides.device, sides.target,
-                                  task->job.transfer.bytes, task->order_number);
+            options.order->arrived(sides.device, sides.target, task->job.transfer.bytes,
+                                   task->order_number);
         }
         end_copy(*task, outbox);
     }
@@ -421,8 +420,8 @@ Status Engine::Parts::map_block(const Task &task) const
 Status Engine::Parts::show_block(const Task &task) const
 {
     const bool leaves = task.route == Route::kWriteStaged;
-    if (task.job.shown == nullptr || leaves || options.order.shows == nullptr) return {};
-    Status status = options.order.shows(options.order.user, task.job);
+    if (task.job.shown == nullptr || leaves || options.order == nullptr) return {};
+    Status status = options.order->shows(task.job);
     if (status.ok()) return status;
     return Status::error(status.code(), "Block %u of memory '%s': %s.", task.job.transfer.block,
                          options.memories[task.job.to_memory].name.c_str(), status.sentence());
@@ -460,8 +459,8 @@ Status Engine::Parts::copy_bytes(Task &task) const
 Status Engine::Parts::order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                                  bool into) const
 {
-    if (options.order.before == nullptr || options.memories[memory].cpu_access) return {};
-    return options.order.before(options.order.user, memory, pointer, bytes, writes, into);
+    if (options.order == nullptr || options.memories[memory].cpu_access) return {};
+    return options.order->before(memory, pointer, bytes, writes, into);
 }
 
 // A memory copies inside itself and to and from host memory, so of two memories the one that

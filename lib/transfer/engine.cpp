@@ -93,7 +93,7 @@ void Engine::Parts::prepare()
     }
     lanes.push_back(std::make_unique<CopyLane>());
     for (const Memory &memory : options.memories) {
-        const bool starts = options.order.before != nullptr && memory.has_streams();
+        const bool starts = options.order != nullptr && memory.has_streams();
         lanes_of.push_back(starts ? static_cast<uint32_t>(lanes.size()) : 0);
         for (int i = 0; starts && i < 2; ++i) {
             lanes.push_back(std::make_unique<CopyLane>());

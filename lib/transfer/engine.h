@@ -11,11 +11,16 @@
 #include "lib/residency/types.h"
 #include "lib/store/store.h"
 #include "lib/support/status.h"
+#include "lib/transfer/copy_ordering.h"
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
+
+namespace stepwell::memory {
+class ShownTensor;
+}  // namespace stepwell::memory
 
 namespace stepwell::transfer {
 
@@ -47,8 +52,8 @@ struct Job {
     void *to_pointer = nullptr;
     // Arena block of to_memory that is mapped to to_pointer before anything else; kNoMap: none.
     uint32_t map_block = kNoMap;
-    // For DeviceOrder::shows, of a tensor that is seen at an address of its own; null: it is not.
-    void *shown = nullptr;
+    // For CopyOrdering::shows, of a tensor that is seen at an address of its own; null: it is not.
+    memory::ShownTensor *shown = nullptr;
     uint32_t shown_block = 0;
 };
 
@@ -85,7 +90,7 @@ struct Memory {
     residency::Tier tier = residency::Tier::kHost;
     bool cpu_access = false;  // storage reads into it and writes from it directly
     std::string name;         // for sentences: "host", "device 0"
-    // With STW_MEMORY_STREAMS: storage reaches it as well, behind DeviceOrder::await; copies are
+    // With STW_MEMORY_STREAMS: storage reaches it as well, behind CopyOrdering::await; copies are
     // the driver's all the same.
     bool direct = false;
 
@@ -95,42 +100,6 @@ struct Memory {
     {
         return !cpu_access && (ops->capabilities & STW_MEMORY_STREAMS) != 0;
     }
-};
-
-// What comes behind what in memories with STW_MEMORY_STREAMS. On engine threads, several at once,
-// no lock held; they must not call the engine. Null: there is no such memory.
-struct DeviceOrder {
-    void *user = nullptr;
-    // Bytes are about to be read or, with `writes`, written, by a copy into the memory or, without
-    // `into`, out of it. An error fails the job.
-    Status (*before)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
-                     bool into) = nullptr;
-    // Whether `before` would make such copies wait for work on streams, which they do not yet.
-    bool (*waits)(void *user, uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
-                  bool into) = nullptr;
-    // Around what starts copies between the memory and the host. `mark`: behind them; null: none
-    // was started, or they are over.
-    void (*hold)(void *user, uint32_t memory, bool into) = nullptr;
-    void (*let_go)(void *user, uint32_t memory, bool into, const uint64_t *mark) = nullptr;
-    // Between the two: this block of the host's memory needs no buffer of the driver's.
-    bool (*registered)(void *user, const void *pointer) = nullptr;
-    // And so does the block before it, in one copy with this one.
-    bool (*joined)(void *user, const void *pointer) = nullptr;
-    // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
-    uint64_t (*started)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                        uint64_t mark) = nullptr;
-    // The block is where it goes, or on its way there behind what was started, and is to be seen
-    // at its own address. Before `ordered`. An error fails the job.
-    Status (*shows)(void *user, const Job &job) = nullptr;
-    // After `started`: who comes behind the mark may use the bytes. The completion comes later.
-    void (*ordered)(void *user, residency::TransferId transfer) = nullptr;
-    // The bytes are there.
-    void (*arrived)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                    uint64_t number) = nullptr;
-    // As `before`, for storage in memory that it reaches: returns when what comes before is over.
-    // On a thread that does nothing else. An error fails the job.
-    Status (*await)(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                    bool writes) = nullptr;
 };
 
 struct EngineOptions {
@@ -168,7 +137,7 @@ struct EngineOptions {
     bool (*may_send)(void *user, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
-    DeviceOrder order;
+    CopyOrdering *order = nullptr;  // borrowed until the engine is gone; null: no streams
 };
 
 class Engine {

@@ -10,7 +10,7 @@ bool Engine::Parts::is_ordered(const Task &task) const
 {
     if (task.route != Route::kRead && task.route != Route::kWrite) return false;
     const uint32_t memory = is_read(task) ? task.job.to_memory : task.job.from_memory;
-    return options.memories[memory].direct && options.order.await != nullptr;
+    return options.memories[memory].direct && options.order != nullptr;
 }
 
 Task *Engine::Parts::take_ordered()
@@ -38,8 +38,7 @@ void Engine::Parts::order_main()
         if (task == nullptr) break;
         const bool reads = is_read(*task);
         const uint32_t memory = reads ? task->job.to_memory : task->job.from_memory;
-        task->status = options.order.await(options.order.user, memory, task->data,
-                                           task->job.transfer.bytes, reads);
+        task->status = options.order->await(memory, task->data, task->job.transfer.bytes, reads);
         if (task->status.ok()) {
             queue_path(*task);
         } else {

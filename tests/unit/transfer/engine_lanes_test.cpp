@@ -105,7 +105,7 @@ struct StreamDevice {
 };
 
 // Two such devices and a host, no storage.
-class EngineLanes : public ::testing::Test {
+class EngineLanes : public ::testing::Test, protected NoWork {
 protected:
     static constexpr uint32_t kBlocks = 600;
     static constexpr uint32_t kHostMemory = 2;
@@ -125,30 +125,7 @@ protected:
         }
         options.memories.push_back({&FakeMemory::ops(), reinterpret_cast<stw_memory *>(&host_),
                                     residency::Tier::kHost, true, "host"});
-        options.order.user = this;
-        options.order.before = [](void *user, uint32_t, const void *pointer, uint64_t, bool, bool) {
-            return static_cast<EngineLanes *>(user)->order(pointer);
-        };
-        options.order.waits = [](void *user, uint32_t, const void *pointer, uint64_t, bool, bool) {
-            return static_cast<EngineLanes *>(user)->waits_ == pointer;
-        };
-        options.order.hold = [](void *, uint32_t, bool) {};
-        options.order.let_go = [](void *, uint32_t, bool, const uint64_t *) {};
-        options.order.registered = [](void *, const void *) { return true; };
-        options.order.joined = [](void *user, const void *pointer) {
-            // Borders are at the blocks that it says.
-            const auto *self = static_cast<EngineLanes *>(user);
-            const char *base = self->arenas_[kHostMemory].data();
-            const auto at = static_cast<uint64_t>(static_cast<const char *>(pointer) - base);
-            return at / kBlock % self->border_ != 0;
-        };
-        options.order.started = [](void *, uint32_t, const void *, uint64_t, uint64_t) {
-            return uint64_t{1};
-        };
-        options.order.ordered = [](void *user, residency::TransferId) {
-            ++static_cast<EngineLanes *>(user)->ordered_;
-        };
-        options.order.arrived = [](void *, uint32_t, const void *, uint64_t, uint64_t) {};
+        options.order = this;
         options.done = [](void *user, Completion *list, uint32_t n) {
             auto &self = *static_cast<EngineLanes *>(user);
             MutexLock lock(self.mutex_);
@@ -163,13 +140,25 @@ protected:
         ASSERT_TRUE(opened.ok()) << opened.status().sentence();
         engine_ = opened.take();
     }
-    Status order(const void *pointer)
+    Status before(uint32_t, const void *pointer, uint64_t, bool, bool) override
     {
         if (records_ != pointer) return {};
         const uint32_t tries = ++tries_;
         while (tries == pauses_at_) std::this_thread::yield();
         return Status::error(STW_ERROR_BUSY, "A stream records a graph.");
     }
+    bool waits(uint32_t, const void *pointer, uint64_t, bool, bool) override
+    {
+        return waits_ == pointer;
+    }
+    // Borders are at the blocks that it says.
+    bool joined(const void *pointer) override
+    {
+        const char *base = arenas_[kHostMemory].data();
+        const auto at = static_cast<uint64_t>(static_cast<const char *>(pointer) - base);
+        return at / kBlock % border_ != 0;
+    }
+    void ordered(residency::TransferId) override { ++ordered_; }
     void TearDown() override
     {
         for (StreamDevice &device : devices_) device.pass();

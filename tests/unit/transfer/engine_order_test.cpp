@@ -264,24 +264,22 @@ TEST(EngineOrder, EveryHopIsASpan)
 }
 
 // Work on streams, in a memory that storage reaches: nothing of a block is touched before its turn.
-struct Work {
+struct Work : NoWork {
     Mutex mutex;
     Condition changed;
     bool is_over STW_GUARDED_BY(mutex) = false;
     std::vector<std::pair<const void *, bool>> asked STW_GUARDED_BY(mutex);  // and whether written
     const void *lost = nullptr;
 
-    static Status await(void *user, uint32_t memory, const void *pointer, uint64_t bytes,
-                        bool writes)
+    Status await(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) override
     {
-        auto &work = *static_cast<Work *>(user);
         EXPECT_EQ(memory, kDevice);
         EXPECT_EQ(bytes, kBlock);
-        MutexLock lock(work.mutex);
-        work.asked.emplace_back(pointer, writes);
-        work.changed.notify_all();
-        while (!work.is_over) work.changed.wait(work.mutex);
-        if (pointer == work.lost) return Status::error(STW_ERROR_DEVICE, "the device is lost");
+        MutexLock lock(mutex);
+        asked.emplace_back(pointer, writes);
+        changed.notify_all();
+        while (!is_over) changed.wait(mutex);
+        if (pointer == lost) return Status::error(STW_ERROR_DEVICE, "the device is lost");
         return {};
     }
     void wait_asked()
@@ -295,19 +293,12 @@ struct Work {
         is_over = true;
         changed.notify_all();
     }
-    transfer::DeviceOrder order()
-    {
-        transfer::DeviceOrder made;
-        made.user = this;
-        made.await = await;
-        return made;
-    }
 };
 
 TEST(EngineOrder, StorageBeginsWhenWorkOnStreamsIsOver)
 {
     Work work;
-    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 8);
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = &work}, 8);
     rig.by_itself();
     rig.fill(kDevice, 5, 99);
     const uint64_t first = rig.submit(rig.read(0, kDevice, 0));
@@ -339,7 +330,7 @@ TEST(EngineOrder, StorageBeginsWhenWorkOnStreamsIsOver)
 TEST(EngineOrder, WhatCannotBeOrderedIsAFailedJobAndNoRequest)
 {
     Work work;
-    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 2);
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = &work}, 2);
     rig.by_itself();
     work.lost = rig.at(kDevice, 0);
     work.end();
@@ -352,9 +343,8 @@ TEST(EngineOrder, AWriteThatFindsNoSlotIsAFailedJob)
 {
     RigOptions options;
     options.blocks = 4;
-    options.order.before = [](void *, uint32_t, const void *, uint64_t, bool, bool) {
-        return Status();
-    };
+    NoWork nothing;
+    options.order = &nothing;
     Filled rig(options, 4);
     rig.by_itself();
     rig.fill(kHost, 1, 99);
@@ -366,7 +356,7 @@ TEST(EngineOrder, AWriteThatFindsNoSlotIsAFailedJob)
 TEST(EngineOrder, ACloseEndsWhatWaitsForWorkOnStreams)
 {
     Work work;
-    Filled rig({.device_cpu_access = false, .device_direct = true, .order = work.order()}, 4);
+    Filled rig({.device_cpu_access = false, .device_direct = true, .order = &work}, 4);
     rig.by_itself();
     const uint64_t first = rig.submit(rig.read(0, kDevice, 0));
     work.wait_asked();

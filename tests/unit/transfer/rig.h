@@ -73,6 +73,22 @@ struct FakeMemory {
     }
 };
 
+// Nothing waits for anything.
+class NoWork : public transfer::CopyOrdering {
+public:
+    Status before(uint32_t, const void *, uint64_t, bool, bool) override { return {}; }
+    bool waits(uint32_t, const void *, uint64_t, bool, bool) override { return false; }
+    void hold(uint32_t, bool) override {}
+    void let_go(uint32_t, bool, const uint64_t *) override {}
+    bool registered(const void *) override { return true; }
+    bool joined(const void *) override { return true; }
+    uint64_t started(uint32_t, const void *, uint64_t, uint64_t) override { return 1; }
+    Status shows(const Job &) override { return {}; }
+    void ordered(residency::TransferId) override {}
+    void arrived(uint32_t, const void *, uint64_t, uint64_t) override {}
+    Status await(uint32_t, const void *, uint64_t, bool) override { return {}; }
+};
+
 struct RigOptions {
     uint32_t paths = 1;
     uint32_t depth = 32;
@@ -92,7 +108,7 @@ struct RigOptions {
     bool (*may_send)(void *, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *, uint32_t path) = nullptr;
     void *share_user = nullptr;
-    transfer::DeviceOrder order = {};
+    transfer::CopyOrdering *order = nullptr;
 };
 
 class Rig {

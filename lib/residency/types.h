@@ -78,7 +78,7 @@ struct TensorSpec {
     bool reads_zero = false;  // zeros until written, instead of EMPTY; where blocks are shared, a
                               // discard leaves it EMPTY and the shell writes the zeros
     bool read_only = false;
-    bool agreed = false;      // a gathered whole: leaves only when told to (see agreed.h)
+    bool agreed = false;      // a gathered whole: leaves only when told to (see lib/gathering)
     bool no_packing = false;  // a block of its own even when small
     bool guarded = false;     // its address may be touched without a view, see aliases.h
     bool durable = false;     // generations have it: it shares blocks with such alone

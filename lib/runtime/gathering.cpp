@@ -45,7 +45,7 @@ Layout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
 
 void Runtime::run_gather(Collective &work)
 {
-    const residency::StartGather &start = work.start;
+    const gathering::StartGather &start = work.start;
     const collective::Group &group = ranks_->group;
     const Layout layout = layout_of(work.tensors, group.size());
     const uint64_t rank_bytes = layout.rank_bytes;

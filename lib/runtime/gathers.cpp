@@ -10,9 +10,9 @@
 
 namespace stepwell {
 
+using gathering::WholeEnd;
+using gathering::WholeId;
 using residency::Access;
-using residency::WholeEnd;
-using residency::WholeId;
 
 namespace {
 
@@ -80,7 +80,7 @@ Status Runtime::make_whole(stw_tensor &tensor)
     const residency::TensorId whole = made.value();
     Status status = address_pack(whole, nullptr);
     if (status.ok()) {
-        residency::WholeTensors tensors;
+        gathering::WholeTensors tensors;
         tensors.shard = tensor.id;
         tensors.whole = whole;
         tensors.shard_bytes = tensor.bytes;
@@ -183,8 +183,8 @@ void Runtime::queue_gathers()
 // Under the lock: what the decisions have come to since the last time.
 void Runtime::pump_wholes(Commands &out)
 {
-    residency::WholeCommands commands = ranks_->queue.with(mutex_).gathers.pump();
-    for (residency::StartGather &start : commands.starts) {
+    gathering::WholeCommands commands = ranks_->queue.with(mutex_).gathers.pump();
+    for (gathering::StartGather &start : commands.starts) {
         const auto place = std::find_if(
             ranks_->queue.with(mutex_).collectives.begin(),
             ranks_->queue.with(mutex_).collectives.end(), [&](const auto &at) {
@@ -194,10 +194,10 @@ void Runtime::pump_wholes(Commands &out)
         (*place)->start = std::move(start);
         (*place)->started = true;
     }
-    for (residency::WholeGranted &granted : commands.granted) {
+    for (gathering::WholeGranted &granted : commands.granted) {
         answer_call(std::move(granted), out);
     }
-    for (residency::WholeRefused &refused : commands.refused) {
+    for (gathering::WholeRefused &refused : commands.refused) {
         refuse_call(std::move(refused), out);
     }
     if (!commands.starts.empty() || !commands.granted.empty() || !commands.refused.empty()) {
@@ -217,7 +217,7 @@ RankQueue::Call RankQueue::end_call(uint64_t number)
     return call;
 }
 
-void Runtime::answer_call(residency::WholeGranted granted, Commands &out)
+void Runtime::answer_call(gathering::WholeGranted granted, Commands &out)
 {
     const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(granted.call);
     residency::Grant nothing;
@@ -233,7 +233,7 @@ void Runtime::answer_call(residency::WholeGranted granted, Commands &out)
     }
 }
 
-void Runtime::refuse_call(residency::WholeRefused refused, Commands &out)
+void Runtime::refuse_call(gathering::WholeRefused refused, Commands &out)
 {
     const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(refused.call);
     if (call.waiter) {

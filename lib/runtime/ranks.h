@@ -8,7 +8,7 @@
 #include "lib/collective/disk_share.h"
 #include "lib/collective/group.h"
 #include "lib/collective/node.h"
-#include "lib/residency/agreed.h"
+#include "lib/gathering/agreed.h"
 #include "lib/runtime/runtime.h"
 #include "lib/support/thread_annotations.h"
 #include "lib/update/verdict.h"
@@ -53,7 +53,7 @@ struct Collective {
     std::vector<stw_tensor *> tensors;  // whose; under the claim, so they live
     residency::ClaimId claim = 0;
     // kGather
-    residency::StartGather start;
+    gathering::StartGather start;
     bool started = false;  // its memory is there, cannot be had, or is not wanted
     uint64_t hinted = 0;   // bytes of the shards, one behind the other, that hints were given for
     // kReduce: the sums of `source` go to `sums`, or where that is none stay in it
@@ -74,16 +74,16 @@ struct Collective {
 struct RankQueue {
     RankQueue(residency::Core &core, residency::PlaceId place, uint64_t whole_blocks);
 
-    residency::WholeGathers gathers;
+    gathering::WholeGathers gathers;
     std::vector<stw_tensor *> wholes;  // by their number in the ledger
     std::deque<std::unique_ptr<Collective>> collectives;
     Collective *working = nullptr;  // what was the front
-    residency::GatherId gathers_queued = 0;
+    gathering::GatherId gathers_queued = 0;
     // Fetches of wholes, by the ledger's number of the call, until they are answered. One that was
     // given up has no waiter any more: its pins go with the answer.
     struct Call {
         Waiter *waiter = nullptr;
-        std::vector<residency::WholeId> wholes;
+        std::vector<gathering::WholeId> wholes;
         residency::Access access = residency::Access::kRead;
         bool absent = false;
     };

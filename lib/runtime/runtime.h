@@ -127,10 +127,10 @@ namespace store {
 struct GenerationInfo;
 }  // namespace store
 
-namespace residency {
+namespace gathering {
 struct WholeGranted;
 struct WholeRefused;
-}  // namespace residency
+}  // namespace gathering
 
 class LocalVerdict;
 struct Collective;
@@ -764,8 +764,8 @@ private:
     Status fetch_wholes(Waiter &waiter);
     void queue_gathers() STW_REQUIRES(mutex_);
     void pump_wholes(Commands &out) STW_REQUIRES(mutex_);
-    void answer_call(residency::WholeGranted granted, Commands &out) STW_REQUIRES(mutex_);
-    void refuse_call(residency::WholeRefused refused, Commands &out) STW_REQUIRES(mutex_);
+    void answer_call(gathering::WholeGranted granted, Commands &out) STW_REQUIRES(mutex_);
+    void refuse_call(gathering::WholeRefused refused, Commands &out) STW_REQUIRES(mutex_);
     void give_up_wholes(Waiter &waiter) STW_REQUIRES(mutex_);
     void undo_wholes(Waiter &waiter);
     void release_wholes(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);

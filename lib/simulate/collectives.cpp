@@ -10,8 +10,8 @@
 namespace stepwell::simulate {
 namespace {
 
+using gathering::WholeId;
 using residency::Access;
-using residency::WholeId;
 
 constexpr uint64_t kOwner = kLanes + 1;  // whose fetches are not of a lane
 constexpr uint32_t kUrgency = 3;         // of what is time, not bytes
@@ -88,8 +88,8 @@ void World::call_updates(Rank &rank)
 
 Status World::pump_gathers(Rank &rank)
 {
-    residency::WholeCommands commands = rank.gathers.pump();
-    for (residency::StartGather &start : commands.starts) {
+    gathering::WholeCommands commands = rank.gathers.pump();
+    for (gathering::StartGather &start : commands.starts) {
         if (!start.status.ok()) return std::move(start.status);
         const auto work =
             std::find_if(rank.collectives.begin(), rank.collectives.end(),
@@ -101,7 +101,7 @@ Status World::pump_gathers(Rank &rank)
         prepare(rank, **work,
                 {{slice, Access::kRead, kDevicePlace, 0, layout_.specs[slice].bytes}});
     }
-    for (const residency::WholeGranted &granted : commands.granted) {
+    for (const gathering::WholeGranted &granted : commands.granted) {
         const auto call = rank.calls.find(granted.call);
         STW_ASSERT(call != rank.calls.end());
         rank.wholes[program_.ops[call->second].tile].push_back(granted.grants[0]);

@@ -3,7 +3,7 @@
 // and rank.cpp.
 #pragma once
 
-#include "lib/residency/agreed.h"
+#include "lib/gathering/agreed.h"
 #include "lib/residency/command_loop.h"
 #include "lib/schedule/lookahead.h"
 #include "lib/simulate/world.h"
@@ -21,10 +21,10 @@ struct World::View {
 // In the order in which all ranks were asked for them: a gather, or a sum.
 struct World::Collective {
     uint32_t tile = 0;
-    residency::GatherId gather = 0;  // 0: a sum
+    gathering::GatherId gather = 0;  // 0: a sum
     residency::ClaimId claim = 0;  // of a sum, since it was called: an update that is called later
                                    // comes later
-    residency::StartGather start;  // of a gather: the wholes' memory is here
+    gathering::StartGather start;  // of a gather: the wholes' memory is here
     residency::FetchId preparing = 0;
     std::vector<residency::Request> requests;
     std::vector<residency::Grant> grants;  // of these, once they are here
@@ -85,14 +85,14 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     std::vector<Instant> ended;
     std::vector<std::vector<View>> views;  // by tensor
     std::unordered_map<residency::FetchId, OpId> fetches;
-    residency::WholeGathers gathers;
-    std::vector<residency::WholeId> whole_of;           // by tile
+    gathering::WholeGathers gathers;
+    std::vector<gathering::WholeId> whole_of;           // by tile
     std::vector<uint32_t> tile_of;                      // by whole
     std::map<uint64_t, OpId> calls;                     // of the gathers that are not answered
     std::vector<std::vector<residency::Grant>> wholes;  // by tile: views of the whole that are open
     std::deque<std::unique_ptr<Collective>> collectives;
-    residency::GatherId gathers_queued = 0;
-    residency::GatherId gathers_before = 0;  // the step
+    gathering::GatherId gathers_queued = 0;
+    gathering::GatherId gathers_before = 0;  // the step
     uint64_t collectives_begun = 0;
     std::vector<residency::ClaimId> updating;  // by tile, until its update is over
     std::vector<Arrival> arrivals;             // by tile

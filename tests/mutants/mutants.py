@@ -3,9 +3,9 @@
 """Planted bugs: every one must be found by its judge, and the code as it is must pass.
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
-folder and linked with the other objects of its judge: the simulations for lib/residency and
-lib/schedule, the unit tests of the engine for lib/transfer, those of the bound for lib/schedule,
-ranks that commit and crash for generations in lib/store and lib/collective.
+folder and linked with the other objects of its judge: the simulations for lib/residency,
+lib/gathering and lib/schedule, the unit tests of the engine for lib/transfer, those of the bound
+for lib/schedule, ranks that commit and crash for generations in lib/store and lib/collective.
 The tree is never touched. What was compiled before is used again as long as its text and all
 headers are the same.
 """
@@ -38,7 +38,8 @@ class Judge:
 
 def simulation(mode, seeds):
     return Judge("lib/residency",
-                 ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT, "tests/simulation/*.cpp"],
+                 ["lib/residency/*.cpp", "lib/gathering/*.cpp", "lib/schedule/*.cpp", *SUPPORT,
+                  "tests/simulation/*.cpp"],
                  [], [mode, "1", str(seeds)], r"failed by (seed \d+ after \d+ events: .*)")
 
 
@@ -141,15 +142,15 @@ MUTANTS = [
      "    note_mapped(slot, kNone);\n",
      "",
      "a slot that lost its memory counts as being at its block's address still"),
-    ("absence-forgotten", "ranks", "agreed.cpp",
+    ("absence-forgotten", "ranks", "lib/gathering/agreed.cpp",
      "    if (partial_[whole]) ledger_.leave_last(whole);\n",
      "",
      "a whole that one rank has not stays there for all, and the next fetch gathers nothing"),
-    ("absent-and-unaware", "ranks", "agreed.cpp",
+    ("absent-and-unaware", "ranks", "lib/gathering/agreed.cpp",
      "    hollow_[whole] = absent;\n",
      "",
      "a rank that was absent takes its whole for gathered"),
-    ("absent-from-the-failure", "troubled", "agreed.cpp",
+    ("absent-from-the-failure", "troubled", "lib/gathering/agreed.cpp",
      "        failed_[whole] = status;\n",
      "",
      "a rank that was absent does not hear that the collective failed, and decides otherwise"),
@@ -218,7 +219,7 @@ MUTANTS = [
      "    note_waste(id, place);\n",
      "",
      "a block that a plan brought for nothing counts as neither used nor wasted"),
-    ("timing-decides-a-gather", "ranks", "agreed.cpp",
+    ("timing-decides-a-gather", "ranks", "lib/gathering/agreed.cpp",
      "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
      "    if (running_.empty() && !wholes.empty()) {\n"
      "        bool dropped = false;\n"
@@ -227,7 +228,7 @@ MUTANTS = [
      "    }\n"
      "    WholeDecision decision = ledger_.fetch(wholes, access);\n",
      "a whole is gathered again when no collective happens to be running"),
-    ("update-overtakes-a-gather", "ranks", "agreed.cpp",
+    ("update-overtakes-a-gather", "ranks", "lib/gathering/agreed.cpp",
      ("    core_.claim_tensor(bucket.claim, tensors_[whole].shard);\n",
       "    asked.claim = queue_.front().claim;\n"),
      ("",
@@ -236,7 +237,7 @@ MUTANTS = [
       "    }\n"
       "    asked.claim = queue_.front().claim;\n"),
      "an update that was called later changes the shard before it is gathered, on some ranks"),
-    ("failed-gather-is-granted", "troubled", "agreed.cpp",
+    ("failed-gather-is-granted", "troubled", "lib/gathering/agreed.cpp",
      ("        if (!status.ok() && !leaves) core_.fail(tensors.whole, status);\n",
       "[this](WholeId whole) { return !failed_[whole].ok(); }"),
      ("        if (!status.ok() && !leaves) core_.mark_valid(tensors.whole);\n",
@@ -501,10 +502,10 @@ class Builder:
         self.build = arguments.build
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
-        folders = ["lib/collective", "lib/observe", "lib/residency", "lib/schedule", "lib/store",
-                   "lib/support",
-                   "lib/transfer", "tests/generations", "tests/ranks", "tests/simulation",
-                   "tests/unit/schedule", "tests/unit/transfer", "include/stepwell"]
+        folders = ["lib/collective", "lib/gathering", "lib/memory", "lib/observe", "lib/residency",
+                   "lib/schedule", "lib/store", "lib/support", "lib/transfer", "tests/generations",
+                   "tests/ranks", "tests/simulation", "tests/unit/schedule",
+                   "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).glob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)

@@ -3,7 +3,7 @@
 // own delays and its own local load. What is agreed must come out the same on all of them.
 #pragma once
 
-#include "lib/residency/agreed.h"
+#include "lib/gathering/agreed.h"
 #include "tests/simulation/machine.h"
 #include "tests/simulation/simulation.h"
 
@@ -11,6 +11,8 @@
 #include <memory>
 
 namespace stepwell::simulation {
+
+using namespace gathering;
 
 // One call of the program that all ranks run.
 struct RankCall {

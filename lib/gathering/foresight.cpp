@@ -3,9 +3,9 @@
 // again in the backward pass begins as it did in the forward pass and goes on in another way, so
 // that the last few fetches do not say which of the two it is. Where it does something else, the
 // last two fetches say where it may be now.
-#include "lib/residency/foresight.h"
+#include "lib/gathering/foresight.h"
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
 
 void Foresight::fetched(WholeId whole, bool changed)
 {
@@ -49,4 +49,4 @@ void Foresight::forget_half()
     if (barred_.size() > remembers_max_) barred_.clear();
 }
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/residency/ledger.h"
+#include "lib/gathering/ledger.h"
 
 #include "lib/support/assert.h"
 
 #include <algorithm>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
 namespace {
 
 // A whole of at most one part in so many of a bucket is small.
@@ -307,4 +307,4 @@ void WholeLedger::drop(WholeId id)
     whole.ahead = false;
 }
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -3,9 +3,9 @@
 // timing it follows and never asks. Under the shell's lock; no clock, no OS.
 #pragma once
 
+#include "lib/gathering/ledger.h"
 #include "lib/residency/command_loop.h"
 #include "lib/residency/core.h"
-#include "lib/residency/ledger.h"
 #include "lib/residency/types.h"
 
 #include <cstdint>
@@ -16,7 +16,19 @@
 #include <utility>
 #include <vector>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
+
+using residency::ClaimId;
+using residency::Commands;
+using residency::Core;
+using residency::EventHook;
+using residency::FetchId;
+using residency::Grant;
+using residency::Granted;
+using residency::Instant;
+using residency::PlaceId;
+using residency::Refused;
+using residency::TensorId;
 
 // A collective the shell has to start; they are issued by rising number on every rank. First it
 // brings this rank's shards into their places in the wholes, piece by piece under the claim, so
@@ -177,4 +189,4 @@ private:
     std::string decisions_;
 };
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -4,7 +4,7 @@
 // decides the same. Never told that anything completed: that comes at another time on every rank.
 #pragma once
 
-#include "lib/residency/foresight.h"
+#include "lib/gathering/foresight.h"
 #include "lib/residency/types.h"
 
 #include <cstdint>
@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
+
+using residency::Access;
 
 using GatherId = uint64_t;  // counts collectives: the same number is the same one on all ranks
 
@@ -132,4 +134,4 @@ private:
     std::vector<Whole> wholes_;
 };
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Foresight: what will be fetched next, by what followed the last time.
-#include "lib/residency/foresight.h"
+#include "lib/gathering/foresight.h"
 
 #include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
 namespace {
 
 using testing::ElementsAre;
@@ -115,4 +115,4 @@ TEST(Foresight, WhatItRemembersIsBounded)
 }
 
 }  // namespace
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/residency/agreed.h"
+#include "lib/gathering/agreed.h"
 
 #include "lib/support/assert.h"
 
 #include <algorithm>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
+
+using residency::FetchAsked;
+using residency::kFetchWaitRoom;
+using residency::Release;
+using residency::Request;
+
 namespace {
 
 unsigned long long number(uint64_t value)
@@ -388,4 +394,4 @@ WholeCommands WholeGathers::pump()
     return commands;
 }
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -12,7 +12,9 @@
 #include <unordered_set>
 #include <vector>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
+
+using residency::kNone;
 
 using WholeId = uint32_t;
 
@@ -53,4 +55,4 @@ private:
     WholeId last_ = kNone;
 };
 
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ledger of gathered wholes: decisions by the order of calls alone.
-#include "lib/residency/agreed.h"
+#include "lib/gathering/agreed.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace stepwell::residency {
+namespace stepwell::gathering {
 namespace {
 
 using testing::ElementsAre;
@@ -219,4 +219,4 @@ TEST_F(LedgerAheadTest, NothingIsDroppedThatIsPinned)
 }
 
 }  // namespace
-}  // namespace stepwell::residency
+}  // namespace stepwell::gathering

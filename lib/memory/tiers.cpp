@@ -3,11 +3,79 @@
 
 #include <stepwell/types.h>
 
+#include "lib/memory/driver_error.h"
+
 #include <algorithm>
 
 namespace stepwell::memory {
 
 using residency::PlaceId;
+
+Status Tier::open(const stw_services &services, const TierOptions &asked, observe::Log &log)
+{
+    ops = asked.ops;
+    driver = ops->name;
+    block_bytes = asked.block_bytes;
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    stw_memory_options wanted{};
+    wanted.struct_size = sizeof wanted;
+    wanted.ordinal = ordinal;
+    wanted.bytes = asked.bytes;
+    wanted.block_bytes = static_cast<uint32_t>(block_bytes);
+    wanted.address_bytes = asked.address_bytes;
+    wanted.near_node = asked.near_node;
+    wanted.options = options.empty() ? nullptr : options.c_str();
+    const stw_status code = ops->open(&services, &wanted, &memory, &error);
+    if (code != STW_OK) return from_driver(code, error, "the memory of a tier cannot be taken");
+    const stw_memory_info about = info();
+    base = static_cast<char *>(about.base);
+    remark = about.remark;
+    cpu_access = (ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
+    maps = (ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
+    constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
+    shows = (ops->capabilities & kShows) == kShows;
+    if (shows) shown = std::make_unique<ShownTotals>();
+    shows_runs = shows && (about.flags & STW_MEMORY_SHOWS_RUNS) != 0;
+    shrinks =
+        (ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 && (about.flags & STW_MEMORY_STAYS) == 0;
+    const auto blocks = static_cast<uint32_t>(asked.bytes / block_bytes);
+    const std::string name = format_text("device %u", device);
+    if ((ops->capabilities & STW_MEMORY_STREAMS) != 0) {
+        streams = std::make_unique<DeviceStreams>(ops, memory, blocks, name);
+        find_updates(log);
+    }
+    if (streams && shrinks) {
+        slot_memory = std::make_unique<SlotMemory>(ops, memory, streams.get(), blocks, name);
+    }
+    // What a device with streams cannot do is told to whoever asks for it.
+    const uint32_t level = streams ? STW_LOG_INFO : STW_LOG_WARNING;
+    if (about.remark[0]) log.print(level, ops->name, "%s", about.remark);
+    return {};
+}
+
+// A device without kernels is none that computes: its tensors are updated in the host tier.
+void Tier::find_updates(observe::Log &log)
+{
+    if ((ops->capabilities & STW_MEMORY_UPDATES) == 0) return;
+    void *stream = nullptr;
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    if (ops->update_stream(memory, &stream, &error) >= 0 && streams->take_own(stream).ok()) {
+        computes = true;
+        for (uint32_t algorithm = 0; algorithm < 32; ++algorithm) {
+            stw_update_work nothing{};
+            nothing.struct_size = sizeof nothing;
+            nothing.algorithm = algorithm;
+            nothing.values_dtype = nothing.gradient_dtype = nothing.states_dtype = STW_F32;
+            const bool known = ops->update_start(memory, &nothing) == STW_OK;
+            if (known) algorithms |= 1u << algorithm;
+        }
+        return;
+    }
+    if (!remark.empty()) remark += ' ';
+    remark += format_text("Tensors at home on device %u are updated in the host tier: %s", device,
+                          error.sentence);
+    log.print(STW_LOG_INFO, ops->name, "%s", error.sentence);
+}
 
 stw_memory_info Tier::info() const
 {

@@ -20,6 +20,15 @@
 
 namespace stepwell::memory {
 
+// Of a tier's memory, as stw_memory_options.
+struct TierOptions {
+    const stw_memory_ops *ops = nullptr;
+    uint64_t bytes = 0;
+    uint64_t block_bytes = 0;
+    uint64_t address_bytes = 0;
+    uint32_t near_node = 0;
+};
+
 struct Tier {
     residency::Tier kind = residency::Tier::kHost;
     uint32_t device = 0;
@@ -43,6 +52,9 @@ struct Tier {
     std::string options;  // the driver's own text
     std::string remark;
 
+    // Takes the memory; `ordinal`, `direct` and `options` are set before. What the driver remarks
+    // is logged. Errors: the driver's.
+    Status open(const stw_services &services, const TierOptions &asked, observe::Log &log);
     [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
     [[nodiscard]] bool updates_with(uint32_t algorithm) const
     {
@@ -58,6 +70,9 @@ struct Tier {
     }
     // As the driver says it; of a tier that has memory.
     [[nodiscard]] stw_memory_info info() const;
+
+private:
+    void find_updates(observe::Log &log);
 };
 
 class TierSet {

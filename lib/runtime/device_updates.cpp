@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Updates and sums on devices that compute. What the driver is asked for goes on a stream of its
 // own, which is ordered with the consumers' by the rules in streams.h.
-#include "lib/memory/driver_error.h"
 #include "lib/memory/driver_reason.h"
 #include "lib/runtime/optimizers.h"
 #include "lib/runtime/piece_fetch.h"
@@ -12,31 +11,6 @@
 namespace stepwell {
 
 using residency::PlaceId;
-
-// A device without kernels is none that computes: its tensors are updated in the host tier.
-void Runtime::open_device_updates(memory::Tier &place)
-{
-    if ((place.ops->capabilities & STW_MEMORY_UPDATES) == 0) return;
-    void *stream = nullptr;
-    stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    if (place.ops->update_stream(place.memory, &stream, &error) >= 0 &&
-        place.streams->take_own(stream).ok()) {
-        place.computes = true;
-        for (uint32_t algorithm = 0; algorithm < 32; ++algorithm) {
-            stw_update_work nothing{};
-            nothing.struct_size = sizeof nothing;
-            nothing.algorithm = algorithm;
-            nothing.values_dtype = nothing.gradient_dtype = nothing.states_dtype = STW_F32;
-            const bool known = place.ops->update_start(place.memory, &nothing) == STW_OK;
-            if (known) place.algorithms |= 1u << algorithm;
-        }
-        return;
-    }
-    if (!place.remark.empty()) place.remark += ' ';
-    place.remark += format_text("Tensors at home on device %u are updated in the host tier: %s",
-                                place.device, error.sentence);
-    log_.print(STW_LOG_INFO, place.ops->name, "%s", error.sentence);
-}
 
 // As for the host, half of it.
 std::vector<update::WindowOptions> Runtime::device_windows() const

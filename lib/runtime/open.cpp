@@ -360,51 +360,11 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *h
     return runtime.release();
 }
 
-// `near_node`: as in stw_memory_options.
-Status Runtime::open_memory(memory::Tier &place, const char *driver, uint64_t bytes,
-                            uint64_t address_bytes, uint32_t near_node)
+Status Runtime::open_memory(PlaceId place, const char *driver, memory::TierOptions asked)
 {
-    STW_TRY(find_driver(driver, "the driver of a tier", &place.ops));
-    place.driver = place.ops->name;
-    stw_driver_error error = STW_DRIVER_ERROR_INIT;
-    stw_memory_options options{};
-    options.struct_size = sizeof options;
-    options.ordinal = place.ordinal;
-    options.bytes = bytes;
-    options.block_bytes = static_cast<uint32_t>(block_bytes_);
-    options.address_bytes = address_bytes;
-    options.near_node = near_node;
-    options.options = place.options.empty() ? nullptr : place.options.c_str();
-    const stw_status code = place.ops->open(&services_, &options, &place.memory, &error);
-    if (code != STW_OK)
-        return memory::from_driver(code, error, "the memory of a tier cannot be taken");
-    const stw_memory_info info = place.info();
-    place.block_bytes = block_bytes_;
-    place.base = static_cast<char *>(info.base);
-    place.remark = info.remark;
-    place.cpu_access = (place.ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
-    place.maps = (place.ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
-    constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
-    place.shows = (place.ops->capabilities & kShows) == kShows;
-    if (place.shows) place.shown = std::make_unique<memory::ShownTotals>();
-    place.shows_runs = place.shows && (info.flags & STW_MEMORY_SHOWS_RUNS) != 0;
-    place.shrinks = (place.ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 &&
-                    (info.flags & STW_MEMORY_STAYS) == 0;
-    if ((place.ops->capabilities & STW_MEMORY_STREAMS) != 0) {
-        place.streams = std::make_unique<memory::DeviceStreams>(
-            place.ops, place.memory, static_cast<uint32_t>(bytes / block_bytes_),
-            format_text("device %u", place.device));
-        open_device_updates(place);
-    }
-    if (place.streams && place.shrinks) {
-        place.slot_memory = std::make_unique<memory::SlotMemory>(
-            place.ops, place.memory, place.streams.get(),
-            static_cast<uint32_t>(bytes / block_bytes_), format_text("device %u", place.device));
-    }
-    // What a device with streams cannot do is told to whoever asks for it.
-    const uint32_t level = place.streams ? STW_LOG_INFO : STW_LOG_WARNING;
-    if (info.remark[0]) log_.print(level, place.ops->name, "%s", info.remark);
-    return {};
+    STW_TRY(find_driver(driver, "the driver of a tier", &asked.ops));
+    asked.block_bytes = block_bytes_;
+    return tiers_.opening(place).open(services_, asked, log_);
 }
 
 Status Runtime::open_tiers(const stw_runtime_options &options)
@@ -470,9 +430,10 @@ Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
     for (uint32_t i = 0; i < options.device_count; ++i) {
         const uint64_t blocks = options.devices[i].budget_bytes / block_bytes_;
         if (blocks == 0 || device_can(options.devices[i], STW_MEMORY_STREAMS) != streams) continue;
-        STW_TRY(open_memory(tiers_.opening(static_cast<PlaceId>(i)), driver_of(options.devices[i]),
-                            blocks * block_bytes_, address_bytes_of(tiers_config(options, 0, 0)),
-                            0));
+        memory::TierOptions asked;
+        asked.bytes = blocks * block_bytes_;
+        asked.address_bytes = address_bytes_of(tiers_config(options, 0, 0));
+        STW_TRY(open_memory(static_cast<PlaceId>(i), driver_of(options.devices[i]), asked));
     }
     return {};
 }
@@ -484,8 +445,10 @@ Status Runtime::open_memories(const stw_runtime_options &options)
     const uint64_t host_blocks = options.host_bytes / block_bytes_;
     STW_TRY(open_devices(options, true));
     if (host_blocks > 0) {
-        STW_TRY(open_memory(tiers_.opening(tiers_.host()), "host", host_blocks * block_bytes_, 0,
-                            tiers_.near_node()));
+        memory::TierOptions asked;
+        asked.bytes = host_blocks * block_bytes_;
+        asked.near_node = tiers_.near_node();
+        STW_TRY(open_memory(tiers_.host(), "host", asked));
     }
     STW_TRY(open_devices(options, false));
     tiers_.opened();

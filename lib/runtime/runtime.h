@@ -385,8 +385,7 @@ private:
     // open.cpp
     Status open_tiers(const stw_runtime_options &options);
     Status open_memories(const stw_runtime_options &options);
-    Status open_memory(memory::Tier &place, const char *driver, uint64_t bytes,
-                       uint64_t address_bytes, uint32_t near_node);
+    Status open_memory(residency::PlaceId place, const char *driver, memory::TierOptions asked);
     Status open_devices(const stw_runtime_options &options, bool streams);
     Status open_store(const stw_runtime_options &options, profile::Tuning &tuning,
                       std::unique_ptr<store::Store> *store_out);
@@ -579,7 +578,6 @@ private:
     void open_ordering();
 
     // device_updates.cpp
-    void open_device_updates(memory::Tier &place);
     [[nodiscard]] std::vector<update::WindowOptions> device_windows() const STW_REQUIRES(mutex_);
     Status order_update(const PieceFetch &fetch);
     void end_update(const PieceFetch &fetch);

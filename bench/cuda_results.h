@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scripts/bench.py makes of pairs, made by the program: no Python is where this one is carried
+// What bench/bench.py makes of pairs, made by the program: no Python is where this one is carried
 // to. One figure a line, in the same form.
 #pragma once
 

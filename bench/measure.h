@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the bench programs share: a clock, medians, --name value arguments, and how they give up.
 // They see the public API only, print one JSON object a line on stdout, and leave interleaving
-// with the reference, ratios and spreads to scripts/bench.py.
+// with the reference, ratios and spreads to bench/bench.py.
 #pragma once
 
 #include <stepwell/stepwell.h>

@@ -2,7 +2,7 @@
 """One way to train a model, in a process of its own: stepwell.torch, plain PyTorch, or a peer.
 
 Prints JSON objects, one a line. A process is one configuration, so that its peak of resident memory
-is that configuration's. scripts/bench_torch.py runs them in turn.
+is that configuration's. bench/bench_torch.py runs them in turn.
 
 usage: torch_bench.py WHAT [--dir DIRECTORY] [--steps N] [--small]
 WHAT: plain-fused, plain-foreach, plain-loop: AdamW's three forms in torch

@@ -216,7 +216,8 @@ void Runtime::open_ordering()
     options.pins = &pins_;
     options.log = &log_;
     options.ordered = [this](residency::TransferId transfer) {
-        act([&](Core &core, Commands &out) { core.transfer_ordered(transfer, now(), out); });
+        act([&](Core &core, Commands &out)
+                STW_REQUIRES(mutex_) { core.transfer_ordered(transfer, now(), out); });
     };
     options.run_of = [this](const residency::Transfer &transfer) {
         const MutexLock lock(mutex_);

@@ -9,7 +9,7 @@ source=$1
 . "$source/tests/packaging/tap.sh"
 
 # A tree that nothing can be built from.
-cp -r "$source/dev" "$source/scripts" "$work"
+cp -r "$source/dev" "$source/scripts" "$source/bench" "$work"
 helps() {
     (cd "$work" && ./dev "$@") | grep '^usage: '
     [[ ! -e $work/build ]]

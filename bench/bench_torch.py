@@ -423,4 +423,4 @@ def peer_results(runs, residents):
 
 
 if __name__ == "__main__":
-    sys.exit("this is a part of scripts/bench.py: ./dev bench torch")
+    sys.exit("this is a part of bench/bench.py: ./dev bench torch")

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure Stepwell beside its references, interleaved, in one run.
 
-usage: scripts/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                        [predict] [simulate] [ranks] [commit] [torch] [--nvme DIR] [--json FILE]
-                        [--pairs N] [--bytes N]
-                        [--train-pairs N] [--train-steps N]
-                        [--torch-pairs N] [--torch-steps N] [--torch-small]
-                        [--only ROW ...]
+usage: bench/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
+                      [predict] [simulate] [ranks] [commit] [torch] [--nvme DIR] [--json FILE]
+                      [--pairs N] [--bytes N]
+                      [--train-pairs N] [--train-steps N]
+                      [--torch-pairs N] [--torch-steps N] [--torch-small]
+                      [--only ROW ...]
 
 Without a group all of them are measured, in one run and into one JSON file.
 

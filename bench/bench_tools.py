@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/bench.py measures with: programs that answer commands, fio, and pairs in turn."""
+"""What bench/bench.py measures with: programs that answer commands, fio, and pairs in turn."""
 
 import json
 import math

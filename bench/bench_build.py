@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure what a newcomer waits for: each command of the README in an empty clone, without ccache.
 
-usage: scripts/bench_build.py [--json FILE]
+usage: bench/bench_build.py [--json FILE]
 
 Wall time, and processor time of all that a command started. Packages are installed before, so that
 no download counts. Takes about 45 minutes on two cores.
